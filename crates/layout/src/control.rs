@@ -1,0 +1,120 @@
+//! The control memory of a VM: a small sealed file that this VM and the host daemon share with nobody else.
+//!
+//! ```text
+//! 0x00000   ControlHeader (identity; the two session lines)
+//! 0x01000   ring host -> guest (message ring, CAPACITY data bytes)
+//! 0x12000   ring guest -> host
+//! 0x40000   end
+//! ```
+//!
+//! # Session
+//!
+//! A session is one pair of daemon incarnations. Either may die at any time, so the rings are set up anew for each
+//! session, and each side writes only its own line:
+//!
+//! 1. The guest daemon starts (or sees that `host_epoch` is not the one it accepted): it stores a fresh random
+//!    `guest_epoch`, its `boot_id` first, and rings the host's vector 0.
+//! 2. The host sees a `guest_epoch` it has not accepted: it resets its own words of both rings (producer of the first,
+//!    consumer of the second), stores a fresh random `host_epoch`, then `host_ack = guest_epoch`, and rings vector 0.
+//! 3. The guest sees `host_ack == guest_epoch`: it resets its own words of both rings, then stores
+//!    `guest_ack = host_epoch`, and rings. It may produce and consume from here on.
+//! 4. The host sees `guest_ack == host_epoch`: it may produce and consume.
+//!
+//! A host daemon that starts stores `host_ack = 0` and a fresh `host_epoch`, and rings; the guest begins at 1.
+//! Each store named above is a release, each look an acquire.
+
+use crate::{Name, ring};
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of the control memory (a power of two, since it is a PCI BAR).
+pub const SIZE: usize = 256 << 10;
+/// Data bytes of each control ring.
+pub const CAPACITY: usize = 64 << 10;
+/// Offset of the ring from host to guest.
+pub const TO_GUEST: usize = 0x1000;
+/// Offset of the ring from guest to host.
+pub const TO_HOST: usize = 0x12000;
+
+const _: () = assert!(TO_GUEST + ring::footprint(CAPACITY) <= TO_HOST);
+const _: () = assert!(TO_HOST + ring::footprint(CAPACITY) <= SIZE && SIZE.is_power_of_two());
+
+/// First word of a [`ControlHeader`]: `GINNELCT`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"GINNELCT");
+/// Version of the control memory. Zero in memory means "not ready yet".
+pub const VERSION: u32 = 1;
+
+/// What stands at the beginning of the control memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ControlHeader {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`VERSION`], published last.
+    pub version: u32,
+    /// This VM's member number; also its ivshmem peer id.
+    pub member: u32,
+    /// Doorbell vectors of each member.
+    pub vectors: u32,
+    /// Zero.
+    pub reserved: [u32; 11],
+    /// Written by the host.
+    pub host: HostLine,
+    /// Written by the guest.
+    pub guest: GuestLine,
+    /// The VM's name.
+    pub name: Name,
+}
+
+/// The host's session line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct HostLine {
+    /// Random, never zero; changes with each session.
+    pub epoch: u64,
+    /// The guest epoch that the host has accepted, or zero.
+    pub ack: u64,
+    /// Zero.
+    pub reserved: [u64; 6],
+}
+
+/// The guest's session line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct GuestLine {
+    /// Random, never zero; changes with each session.
+    pub epoch: u64,
+    /// The host epoch that the guest has accepted.
+    pub ack: u64,
+    /// The guest kernel's `/proc/sys/kernel/random/boot_id`. Another value means: the VM has rebooted, and every
+    /// endpoint of the earlier boot is dead.
+    pub boot_id: [u8; 16],
+    /// 1 if the guest can receive interrupts (MSI-X through VFIO), 0 if it polls.
+    pub interrupts: u32,
+    /// Zero.
+    pub reserved: [u32; 7],
+}
+
+const _: () = assert!(size_of::<ControlHeader>() == 256);
+const _: () = assert!(offset_of!(ControlHeader, version) == 8);
+const _: () = assert!(offset_of!(ControlHeader, host) == 64);
+const _: () = assert!(offset_of!(ControlHeader, guest) == 128);
+const _: () = assert!(offset_of!(ControlHeader, name) == 192);
+
+/// Offset of the `version` word.
+pub const VERSION_AT: usize = offset_of!(ControlHeader, version);
+/// Offset of [`HostLine::epoch`].
+pub const HOST_EPOCH: usize = offset_of!(ControlHeader, host) + offset_of!(HostLine, epoch);
+/// Offset of [`HostLine::ack`].
+pub const HOST_ACK: usize = offset_of!(ControlHeader, host) + offset_of!(HostLine, ack);
+/// Offset of [`GuestLine::epoch`].
+pub const GUEST_EPOCH: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, epoch);
+/// Offset of [`GuestLine::ack`].
+pub const GUEST_ACK: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, ack);
+/// Offset of [`GuestLine::boot_id`].
+pub const GUEST_BOOT_ID: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, boot_id);
+/// Offset of [`GuestLine::interrupts`].
+pub const GUEST_INTERRUPTS: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, interrupts);
+
+/// Doorbell vector of a member that its daemon listens on. The others belong to endpoints.
+pub const DAEMON_VECTOR: u32 = 0;

@@ -1,0 +1,30 @@
+//! What lies in shared memory and on sockets: structures, offsets and versions, and nothing else.
+//!
+//! Both sides of every boundary compile this crate. It allocates nothing, calls nobody and contains no unsafe code.
+//! Every size and offset is asserted at compile time beside its structure. Values that select a meaning are open
+//! newtypes: an unknown one is data that its reader refuses, never undefined behaviour.
+//!
+//! All integers are little-endian; the crate refuses to build for a big-endian machine.
+#![no_std]
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("the formats are little-endian and are read in place");
+
+pub mod channel;
+pub mod control;
+pub mod name;
+pub mod relay;
+pub mod ring;
+pub mod segment;
+pub mod wire;
+
+pub use name::Name;
+
+/// Bytes in a cache line. Words with different writers never share one.
+pub const CACHE_LINE: usize = 64;
+
+/// The page of the smallest mapping, and the alignment of every channel block.
+pub const PAGE: usize = 4096;
+
+/// Member number of the host in every installation.
+pub const HOST_MEMBER: u32 = 0;

@@ -1,0 +1,129 @@
+//! What the two daemons of a VM say to each other in the control rings.
+//!
+//! Each message is an [`Envelope`] and its content. The guest's daemon passes on what its programs say, packet by
+//! packet, as [`RelayKind::DATA`] of a numbered client, and their answers back; file descriptors stay where they
+//! are: the guest's daemon adds its own to `ATTACHED`.
+//!
+//! | kind | direction | content |
+//! |---|---|---|
+//! | `SEGMENTS` | to guest | [`Segment`]s: all that this VM has. Sent first in a session and whenever it changes |
+//! | `ENDPOINTS` | to guest | [`Endpoint`]s that this VM's earlier guest daemon had. Sent second; empty after a reboot. More than fit come in further messages |
+//! | `OPEN` | to host | [`Open`]: a program has connected |
+//! | `DATA` | both | one packet of the attach protocol |
+//! | `CLOSE` | both | nothing: the program, or the host, has ended the connection |
+//! | `GONE` | to host | [`Endpoint`]: this process is dead (found by its pid after a restart of the guest's daemon) |
+//! | `MAPPED` | to host | [`Mapped`]: how a segment is mapped in the guest, and how fast it copies |
+
+use crate::{Name, wire};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Kind of a relay message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct RelayKind(pub u32);
+
+#[expect(missing_docs, reason = "the table on top of the module says what each is")]
+impl RelayKind {
+    pub const SEGMENTS: Self = Self(1);
+    pub const ENDPOINTS: Self = Self(2);
+    pub const OPEN: Self = Self(3);
+    pub const DATA: Self = Self(4);
+    pub const CLOSE: Self = Self(5);
+    pub const GONE: Self = Self(6);
+    pub const MAPPED: Self = Self(7);
+}
+
+/// In front of each message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Envelope {
+    /// What follows.
+    pub kind: RelayKind,
+    /// Number of the guest's client, chosen by the guest's daemon, unique in a session; 0 where none is meant.
+    pub client: u32,
+}
+const _: () = assert!(size_of::<Envelope>() == 8);
+
+/// The longest relay message.
+pub const MAX_MESSAGE: usize = size_of::<Envelope>() + wire::MAX_PACKET;
+const _: () = assert!(MAX_MESSAGE <= crate::ring::max_message(crate::control::CAPACITY));
+
+/// A program in the guest. Believed for that guest only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Open {
+    /// Its process number in the guest.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// When the process started (field 22 of `/proc/PID/stat`), so that a reused pid is not taken for it.
+    pub started: u64,
+}
+const _: () = assert!(size_of::<Open>() == 24);
+
+/// An endpoint in the guest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Endpoint {
+    /// Number of the endpoint.
+    pub endpoint: u32,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Process number in the guest.
+    pub pid: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Start time of that process.
+    pub started: u64,
+}
+const _: () = assert!(size_of::<Endpoint>() == 24);
+
+/// A segment that the VM has a share in.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Segment {
+    /// Its name.
+    pub name: Name,
+    /// Its uuid, which stands in the header of the right memory device.
+    pub uuid: [u8; 16],
+    /// Its bytes.
+    pub size: u64,
+    /// Zero.
+    pub reserved: u64,
+}
+const _: () = assert!(size_of::<Segment>() == 96);
+
+/// How a segment's bytes reach the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct MappingKind(pub u32);
+
+impl MappingKind {
+    /// Not found in the guest.
+    pub const NONE: Self = Self(0);
+    /// `ivshmem-plain`, mapped from sysfs `resource2`.
+    pub const BAR: Self = Self(1);
+    /// `virtio-pmem`, mapped from `/dev/dax*`.
+    pub const DAX: Self = Self(2);
+}
+
+/// What the guest found.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Mapped {
+    /// Which segment.
+    pub name: Name,
+    /// How it is mapped.
+    pub kind: MappingKind,
+    /// Zero.
+    pub reserved: u32,
+    /// Measured copy speed out of the mapping, in MB/s. A few hundred or less means uncached.
+    pub read_mb_s: u32,
+    /// Measured copy speed into it, in MB/s.
+    pub write_mb_s: u32,
+}
+const _: () = assert!(size_of::<Mapped>() == 80);

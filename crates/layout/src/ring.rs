@@ -1,0 +1,147 @@
+//! A ring: one producer, one consumer, and a power of two of data bytes.
+//!
+//! ```text
+//! offset   writer     word
+//! 0x000    producer   tail        u64  bytes ever published (byte-stream rings only)
+//! 0x040    producer   space_armed u32  wake token of a producer that sleeps for space, 0 = awake
+//! 0x080    consumer   head        u64  bytes ever released
+//! 0x0c0    consumer   data_armed  u32  wake token of a consumer that sleeps for data, 0 = awake
+//! 0x100    producer*  producer_state u32 (SideState)
+//! 0x140    consumer*  consumer_state u32 (SideState)
+//! 0x180               reserved, zero
+//! 0x200               data[capacity]
+//! ```
+//!
+//! `*` the daemon also writes [`SideState::DEAD`] there when it knows that the side has died. Every hot word has one
+//! writer and a cache line of its own.
+//!
+//! # Message rings
+//!
+//! The data part holds records, each aligned to a cache line: a 64-bit [`RecordHeader`], then the payload. There is no
+//! shared tail: the consumer polls the header of the next record, so a message of up to 56 bytes costs one cache line.
+//! A header is zero until its record is published; before the producer publishes a record it zeroes the header behind
+//! it, so the consumer never takes an old payload for a header. A record is contiguous; what is left at the end of the
+//! ring is covered by a [`RecordKind::PAD`] record.
+
+/// Offset of the producer's published byte count (byte-stream rings).
+pub const TAIL: usize = 0x000;
+/// Offset of the producer's wake token.
+pub const SPACE_ARMED: usize = 0x040;
+/// Offset of the consumer's released byte count.
+pub const HEAD: usize = 0x080;
+/// Offset of the consumer's wake token.
+pub const DATA_ARMED: usize = 0x0c0;
+/// Offset of the producer's [`SideState`].
+pub const PRODUCER_STATE: usize = 0x100;
+/// Offset of the consumer's [`SideState`].
+pub const CONSUMER_STATE: usize = 0x140;
+/// Bytes in front of the data.
+pub const HEADER: usize = 0x200;
+
+/// The smallest ring, in data bytes.
+pub const MIN_CAPACITY: usize = 4096;
+/// The largest ring, in data bytes. Keeps every record length within [`RecordHeader::LEN_BITS`].
+pub const MAX_CAPACITY: usize = 1 << 28;
+
+/// Bytes of a record's header.
+pub const RECORD_HEADER: usize = 8;
+/// Alignment of records.
+pub const RECORD_ALIGN: usize = crate::CACHE_LINE;
+
+/// Whether `capacity` may be the data size of a ring.
+pub const fn valid_capacity(capacity: u64) -> bool {
+    capacity.is_power_of_two() && capacity >= MIN_CAPACITY as u64 && capacity <= MAX_CAPACITY as u64
+}
+
+/// Bytes that a ring occupies, header and data. `capacity` must be valid.
+pub const fn footprint(capacity: usize) -> usize {
+    HEADER + capacity
+}
+
+/// The longest message in a ring of `capacity` data bytes. A quarter, so that a message always finds room in an empty
+/// ring, whatever padding the end of the ring needs and although the consumer returns space in eighths.
+pub const fn max_message(capacity: usize) -> usize {
+    capacity / 4 - RECORD_HEADER
+}
+
+/// Bytes that a record with `len` bytes of payload occupies.
+pub const fn record_span(len: usize) -> usize {
+    (RECORD_HEADER + len).next_multiple_of(RECORD_ALIGN)
+}
+
+/// What one side of a ring says of itself. Open: unknown values are an error for the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SideState(pub u32);
+
+impl SideState {
+    /// Not yet set up by its owner (what fresh memory says). The other side may already work.
+    pub const NEW: Self = Self(0);
+    /// In use.
+    pub const OPEN: Self = Self(1);
+    /// Producer: nothing more will be published. Consumer: nothing more will be taken.
+    pub const FINISHED: Self = Self(2);
+    /// The process that had this side has died; written by the daemon.
+    pub const DEAD: Self = Self(3);
+}
+
+/// Kind of a record. Four bits; unknown values are corruption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordKind(pub u8);
+
+impl RecordKind {
+    /// A message.
+    pub const DATA: Self = Self(1);
+    /// Nothing; fills the ring up to its end.
+    pub const PAD: Self = Self(2);
+}
+
+/// The 64-bit word in front of each record: stamp (32 bits, high), kind (4 bits), payload length (28 bits).
+///
+/// The stamp is derived from the record's position, with its top bit set, so a header is never zero, and a reader
+/// that has lost its place notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader(pub u64);
+
+impl RecordHeader {
+    /// Bits of the length.
+    pub const LEN_BITS: u32 = 28;
+
+    /// The header of a record at `position` (bytes since the ring began).
+    pub const fn new(kind: RecordKind, position: u64, len: usize) -> Self {
+        Self((Self::stamp(position) as u64) << 32 | ((kind.0 & 0xf) as u64) << Self::LEN_BITS | len as u64 & 0xfff_ffff)
+    }
+
+    const fn stamp(position: u64) -> u32 {
+        (position / RECORD_ALIGN as u64) as u32 | 1 << 31
+    }
+
+    /// Whether this header was written for `position`.
+    pub const fn is_for(self, position: u64) -> bool {
+        (self.0 >> 32) as u32 == Self::stamp(position)
+    }
+
+    /// Kind of the record.
+    pub const fn kind(self) -> RecordKind {
+        RecordKind((self.0 >> Self::LEN_BITS) as u8 & 0xf)
+    }
+
+    /// Bytes of payload.
+    pub const fn len(self) -> usize {
+        (self.0 & ((1 << Self::LEN_BITS) - 1)) as usize
+    }
+
+    /// Whether the payload is empty.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
+const _: () = {
+    let h = RecordHeader::new(RecordKind::PAD, 0x1_2345_6780, 77);
+    assert!(h.is_for(0x1_2345_6780) && !h.is_for(0x1_2345_67c0) && h.len() == 77 && h.kind().0 == 2);
+    assert!(MAX_CAPACITY <= 1 << RecordHeader::LEN_BITS);
+    // A padding record and the longest message, each with a zeroed header behind it, fit even if the consumer sits on
+    // the eighth that it has not returned yet.
+    let c = MIN_CAPACITY;
+    assert!(2 * record_span(max_message(c)) + RECORD_ALIGN <= c - c / 8);
+};

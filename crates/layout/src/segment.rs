@@ -1,0 +1,95 @@
+//! A segment: one shared file, and the header that lets a guest recognise its memory device.
+//!
+//! ```text
+//! 0          4 KiB      8 KiB                2 MiB              2 MiB + 64 KiB                size
+//! +----------+----------+--------------------+-----------------+-----------------------------+
+//! | unused   | DAX info | unused             | SegmentHeader   | arena: channel blocks       |
+//! |          | block    |                    | (+ spare pages) | (pages that the daemon      |
+//! |          | (if dax) |                    |                 |  hands out)                 |
+//! +----------+----------+--------------------+-----------------+-----------------------------+
+//! ```
+//!
+//! The first 2 MiB belong to the memory device (virtio-pmem's DAX info block), for both kinds of device, so that one
+//! file serves both. The header is a copy for readers: the daemon writes it and never reads it back.
+
+use crate::Name;
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes reserved in front of every segment and slice. The header stands right behind them.
+pub const RESERVED: u64 = 2 << 20;
+
+/// Sizes of segments are multiples of this.
+pub const SIZE_UNIT: u64 = 2 << 20;
+
+/// The smallest segment: the reserved part and one unit for use.
+pub const MIN_SIZE: u64 = 2 * SIZE_UNIT;
+
+/// Where the arena begins, counted from the start of the segment.
+pub const ARENA: u64 = RESERVED + (64 << 10);
+
+/// First word of a [`SegmentHeader`]: `GINNELSG`.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"GINNELSG");
+
+/// Version of the segment format. Zero in memory means "not ready yet".
+pub const VERSION: u32 = 1;
+
+/// What stands at [`RESERVED`] in every segment. `version` is published last (release) and read first (acquire).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SegmentHeader {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`VERSION`], published last; zero while the daemon is writing.
+    pub version: u32,
+    /// Page in which rights and mappings of this segment are counted, in bytes.
+    pub page: u32,
+    /// Names this segment among all. A secret of its members: it is how a guest tells its memory devices apart, and a
+    /// neighbour who is not a member cannot forge it.
+    pub uuid: [u8; 16],
+    /// Bytes of the whole segment.
+    pub size: u64,
+    /// [`ARENA`].
+    pub arena: u64,
+    /// Bytes of the arena.
+    pub arena_len: u64,
+    /// Counts the starts of the daemon that wrote this.
+    pub generation: u64,
+    /// The segment's name.
+    pub name: Name,
+}
+
+const _: () = assert!(size_of::<SegmentHeader>() == 128);
+const _: () = assert!(offset_of!(SegmentHeader, version) == 8);
+const _: () = assert!(offset_of!(SegmentHeader, uuid) == 16);
+const _: () = assert!(offset_of!(SegmentHeader, size) == 32);
+const _: () = assert!(offset_of!(SegmentHeader, name) == 64);
+
+impl SegmentHeader {
+    /// Offset of `version` from the start of the segment.
+    pub const VERSION_AT: u64 = RESERVED + offset_of!(SegmentHeader, version) as u64;
+}
+
+/// Rounds a wished size up to one that both kinds of memory device can take: a multiple of [`SIZE_UNIT`] and, because
+/// a PCI BAR needs it, a power of two if `bar`. `None` if no such size exists.
+pub const fn usable_size(wish: u64, bar: bool) -> Option<u64> {
+    let wish = if wish < MIN_SIZE { MIN_SIZE } else { wish };
+    match wish.checked_next_multiple_of(SIZE_UNIT) {
+        Some(size) if bar => size.checked_next_power_of_two(),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_fit_the_devices() {
+        assert_eq!(usable_size(0, true), Some(4 << 20));
+        assert_eq!(usable_size(5 << 20, false), Some(6 << 20));
+        assert_eq!(usable_size(5 << 20, true), Some(8 << 20));
+        assert_eq!(usable_size(256 << 20, true), Some(256 << 20));
+        assert_eq!(usable_size(u64::MAX, true), None);
+    }
+}
