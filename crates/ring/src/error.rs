@@ -1,0 +1,112 @@
+//! What can go wrong: not now, never again, or broken.
+
+use thiserror::Error;
+
+/// A word in the ring that no correct peer writes. Named by the rule it breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Corrupt {
+    /// A record header that was written for another position.
+    #[error("record header {header:#018x} does not belong at position {position}")]
+    Stamp {
+        /// The word found.
+        header: u64,
+        /// Bytes since the ring began.
+        position: u64,
+    },
+    /// A record of an unknown kind.
+    #[error("unknown record kind {0}")]
+    Kind(u8),
+    /// A record longer than the ring allows, or that passes its end.
+    #[error("record of {len} bytes at position {position} does not fit the ring")]
+    Length {
+        /// The length claimed.
+        len: usize,
+        /// Bytes since the ring began.
+        position: u64,
+    },
+    /// A padding record that does not end where the ring ends.
+    #[error("padding of {len} bytes at position {position} does not end at the end of the ring")]
+    Padding {
+        /// The length claimed.
+        len: usize,
+        /// Bytes since the ring began.
+        position: u64,
+    },
+    /// A consumer's counter that went back, or past what was published.
+    #[error("the consumer claims to have released {head} bytes of {tail} published ({seen} before)")]
+    Head {
+        /// The counter found.
+        head: u64,
+        /// What it said before.
+        seen: u64,
+        /// What has been published.
+        tail: u64,
+    },
+    /// A producer's counter that went back, or further ahead than the ring is long.
+    #[error("the producer claims to have published {tail} bytes, with {head} released ({seen} before)")]
+    Tail {
+        /// The counter found.
+        tail: u64,
+        /// What it said before.
+        seen: u64,
+        /// What has been released.
+        head: u64,
+    },
+    /// A side state of no known meaning.
+    #[error("unknown side state {0}")]
+    State(u32),
+}
+
+/// Why nothing was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RecvError {
+    /// Nothing is there now.
+    #[error("nothing to receive now")]
+    Empty,
+    /// The producer has finished, and everything has been received.
+    #[error("the peer has finished sending")]
+    Finished,
+    /// The producer's process has died, and everything it published has been received.
+    #[error("the peer has died")]
+    PeerDead,
+    /// The producer, or somebody else in the segment, has broken the ring.
+    #[error("corrupt ring: {0}")]
+    Corrupt(#[from] Corrupt),
+    /// The memory is gone: the segment's file was truncated.
+    #[error("the segment's memory is gone (its file was truncated)")]
+    Broken,
+}
+
+/// Why nothing was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// No room now.
+    #[error("no room to send now")]
+    Full,
+    /// The message can never fit.
+    #[error("a message of {len} bytes; this ring takes at most {max}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The longest that fits.
+        max: usize,
+    },
+    /// This side has finished already.
+    #[error("sending after finish")]
+    AfterFinish,
+    /// The consumer takes nothing more.
+    #[error("the peer has closed the channel")]
+    Closed,
+    /// The consumer's process has died.
+    #[error("the peer has died")]
+    PeerDead,
+    /// The consumer, or somebody else in the segment, has broken the ring.
+    #[error("corrupt ring: {0}")]
+    Corrupt(#[from] Corrupt),
+    /// The memory is gone: the segment's file was truncated.
+    #[error("the segment's memory is gone (its file was truncated)")]
+    Broken,
+}

@@ -1,0 +1,24 @@
+//! Rings between two parties that do not trust each other, and the one way to wait on them.
+//!
+//! A ring has one producer and one consumer. What lies in memory is drawn in [`ginnel_layout::ring`]; this crate is
+//! what the two sides do with it:
+//!
+//! - [`message`]: messages with boundaries. One cache line moves for a small message.
+//! - [`stream`]: a stream of bytes.
+//! - [`wait`]: poll, sleep, or both in turn; and when to ring the doorbell.
+//!
+//! Each side keeps its own state in private memory and takes from the ring only what it has checked: a header, a
+//! counter, a state word, each loaded once. What does not hold up is [`Corrupt`], an error that ends the ring; it is
+//! never a panic, a hang or an access outside the ring. "Not now" ([`RecvError::Empty`], [`SendError::Full`]) is a
+//! different variant from "the peer is broken".
+//!
+//! There is no unsafe code here: all access goes through [`ginnel_shmem::Memory`].
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod message;
+mod side;
+pub mod stream;
+pub mod wait;
+
+pub use error::{Corrupt, RecvError, SendError};

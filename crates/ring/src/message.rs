@@ -1,0 +1,456 @@
+//! Messages with boundaries.
+//!
+//! ```text
+//!            consumed        published                 free
+//!      ______________________________________________________________
+//! data |     .........|R R R R R R R R R|0                           |
+//!      ------------------------------------------------------------------
+//!                     ^ consumer's position        ^ producer's position, its header zero
+//! ```
+//!
+//! The producer claims room for a record, fills it in place, commits it, and publishes all committed records at once by
+//! writing the header of the *first* of them last. The consumer polls the header at its position: zero means not yet.
+//! Dropping a claim abandons it; nothing of it was visible.
+
+use crate::error::{Corrupt, RecvError, SendError};
+use crate::side;
+use crate::wait::{Armed, Bell, Waitable};
+use ginnel_layout::ring::{
+    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER, RecordHeader, RecordKind,
+    SPACE_ARMED, SideState, record_span,
+};
+use ginnel_shmem::{Memory, SharedSlice};
+
+/// Where in the data a position lies, from the start of the ring.
+#[inline]
+fn at(position: u64, capacity: usize) -> usize {
+    HEADER + (position as usize & (capacity - 1))
+}
+
+/// Checks what a ring is built on: `memory` is exactly one ring.
+fn check(capacity: usize, len: usize) {
+    assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
+    assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
+}
+
+/// The sending side.
+pub struct Producer<M: Memory> {
+    memory: M,
+    capacity: usize,
+    /// Where the next record goes.
+    tail: u64,
+    /// How much the consumer has released, as last seen.
+    head: u64,
+    /// The first committed but unpublished record, whose header is held back.
+    held: Option<(u64, RecordHeader)>,
+    finished: bool,
+    armed: Armed,
+    bell: Bell,
+    /// How much the sleeping producer wants to claim.
+    wanted: usize,
+}
+
+impl<M: Memory> Producer<M> {
+    /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
+    /// other. Panics if the capacity is not valid or the ring does not fit.
+    pub fn new(memory: M, capacity: usize) -> Self {
+        check(capacity, memory.len());
+        memory.store_relaxed_u32(SPACE_ARMED, 0);
+        memory.store_relaxed_u64(HEADER, 0);
+        // The daemon may have declared this side dead already; then it stays so.
+        if SideState(memory.load_relaxed_u32(PRODUCER_STATE)) != SideState::DEAD {
+            memory.store_release_u32(PRODUCER_STATE, SideState::OPEN.0);
+        }
+        Self {
+            memory,
+            capacity,
+            tail: 0,
+            head: 0,
+            held: None,
+            finished: false,
+            armed: Armed::new(SPACE_ARMED),
+            bell: Bell::new(DATA_ARMED),
+            wanted: 0,
+        }
+    }
+
+    /// The longest message.
+    pub fn max_message(&self) -> usize {
+        ring::max_message(self.capacity)
+    }
+
+    /// Claims room for a message of `len` bytes. Nothing is visible to the consumer until it is committed and published.
+    #[inline]
+    pub fn claim(&mut self, len: usize) -> Result<Claim<'_, M>, SendError> {
+        let position = self.reserve(len)?;
+        Ok(Claim { producer: self, position, len })
+    }
+
+    /// Finds room; returns the position of the record, after a padding record if need be.
+    #[inline]
+    fn reserve(&mut self, len: usize) -> Result<u64, SendError> {
+        if self.finished {
+            return Err(SendError::AfterFinish);
+        }
+        if len > self.max_message() {
+            return Err(SendError::TooLong { len, max: self.max_message() });
+        }
+        side::consumer_ended(&self.memory)?;
+        let span = record_span(len);
+        let to_end = self.capacity - (self.tail as usize & (self.capacity - 1));
+        let padding = if to_end < span { to_end } else { 0 };
+        // One line more, for the zero header behind the record.
+        let need = padding + span + RECORD_ALIGN;
+        if self.free() < need {
+            self.refresh_head()?;
+            if self.free() < need {
+                return Err(SendError::Full);
+            }
+        }
+        if padding > 0 {
+            let header = RecordHeader::new(RecordKind::PAD, self.tail, padding - RECORD_HEADER);
+            self.enqueue(self.tail, header);
+            self.tail += padding as u64;
+        }
+        Ok(self.tail)
+    }
+
+    fn free(&self) -> usize {
+        self.capacity - (self.tail - self.head) as usize
+    }
+
+    /// Looks at how much the consumer has released.
+    fn refresh_head(&mut self) -> Result<(), SendError> {
+        if self.memory.is_broken() {
+            return Err(SendError::Broken);
+        }
+        // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
+        // Pairs with: `Consumer::return_space`.
+        let head = self.memory.load_acquire_u64(HEAD);
+        if head < self.head || head > self.tail || !head.is_multiple_of(RECORD_ALIGN as u64) {
+            return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// Writes a record's header, or holds it back if it is the first of the batch.
+    #[inline]
+    fn enqueue(&mut self, position: u64, header: RecordHeader) {
+        if self.held.is_none() {
+            self.held = Some((position, header));
+        } else {
+            self.memory.store_relaxed_u64(at(position, self.capacity), header.0);
+        }
+    }
+
+    /// Makes all committed messages visible at once. True if the consumer sleeps and its doorbell must be rung.
+    #[inline]
+    #[must_use = "the consumer may have to be woken"]
+    pub fn publish(&mut self) -> bool {
+        let Some((position, header)) = self.held.take() else { return false };
+        self.memory.store_relaxed_u64(at(self.tail, self.capacity), 0);
+        // ORDER ring.publish: payloads, the headers of the rest of the batch, and the zero behind it, before this.
+        // Pairs with: `Consumer::poll`.
+        self.memory.store_release_u64(at(position, self.capacity), header.0);
+        self.bell.needed(&self.memory)
+    }
+
+    /// Copies a message in and publishes it. True if the consumer's doorbell must be rung.
+    #[inline]
+    pub fn send(&mut self, message: &[u8]) -> Result<bool, SendError> {
+        let claim = self.claim(message.len())?;
+        claim.slice().write(0, message);
+        claim.commit(message.len());
+        Ok(self.publish())
+    }
+
+    /// Says that nothing more comes, after publishing what is committed. True if the consumer's doorbell must be rung.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn finish(&mut self) -> bool {
+        let woken = self.publish();
+        self.finished = true;
+        side::finish_producing(&self.memory);
+        self.bell.needed(&self.memory) || woken
+    }
+
+    /// Sets what [`Waitable::ready`] means: room for a message of `len` bytes, or an error.
+    pub fn want(&mut self, len: usize) -> &mut Self {
+        self.wanted = len;
+        self
+    }
+
+    /// The memory of the ring.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Bytes published and not yet released by the consumer, as last seen.
+    pub fn in_flight(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+}
+
+impl<M: Memory> Waitable for Producer<M> {
+    fn ready(&mut self) -> bool {
+        // Only asks; a padding record that `reserve` may have queued stays held back until the next publish.
+        !matches!(self.reserve(self.wanted), Err(SendError::Full)) || self.memory.is_broken()
+    }
+    fn arm(&mut self) {
+        self.armed.arm(&self.memory);
+    }
+    fn disarm(&mut self) {
+        self.armed.disarm(&self.memory);
+    }
+}
+
+/// Room for one message. Dropping it abandons it.
+#[must_use = "a claim does nothing until it is committed"]
+pub struct Claim<'p, M: Memory> {
+    producer: &'p mut Producer<M>,
+    position: u64,
+    len: usize,
+}
+
+impl<M: Memory> Claim<'_, M> {
+    /// The bytes to fill.
+    #[inline]
+    pub fn slice(&self) -> SharedSlice<'_, M> {
+        SharedSlice::new(
+            &self.producer.memory,
+            at(self.position, self.producer.capacity) + RECORD_HEADER,
+            self.len,
+        )
+    }
+
+    /// Makes the first `len` bytes a message, to be seen at the next [`Producer::publish`]. A `len` beyond what was
+    /// claimed is cut to it.
+    #[inline]
+    pub fn commit(self, len: usize) {
+        let len = len.min(self.len);
+        self.producer.enqueue(self.position, RecordHeader::new(RecordKind::DATA, self.position, len));
+        self.producer.tail = self.position + record_span(len) as u64;
+    }
+
+    /// Commits and publishes. True if the consumer's doorbell must be rung.
+    #[inline]
+    #[must_use = "the consumer may have to be woken"]
+    pub fn publish(self, len: usize) -> bool {
+        let len = len.min(self.len);
+        let Self { producer, position, .. } = self;
+        producer.enqueue(position, RecordHeader::new(RecordKind::DATA, position, len));
+        producer.tail = position + record_span(len) as u64;
+        producer.publish()
+    }
+}
+
+/// The receiving side.
+pub struct Consumer<M: Memory> {
+    memory: M,
+    capacity: usize,
+    /// Where the next record is expected.
+    position: u64,
+    /// What the producer knows us to have released.
+    returned: u64,
+    /// The record at `position`, once seen and checked.
+    current: Option<usize>,
+    /// The producer waits for space that was returned while looking; its doorbell is due.
+    owed: bool,
+    armed: Armed,
+    bell: Bell,
+}
+
+impl<M: Memory> Consumer<M> {
+    /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
+    /// other. Panics if the capacity is not valid or the ring does not fit.
+    pub fn new(memory: M, capacity: usize) -> Self {
+        check(capacity, memory.len());
+        memory.store_relaxed_u64(HEAD, 0);
+        memory.store_relaxed_u32(DATA_ARMED, 0);
+        if SideState(memory.load_relaxed_u32(CONSUMER_STATE)) != SideState::DEAD {
+            memory.store_release_u32(CONSUMER_STATE, SideState::OPEN.0);
+        }
+        Self {
+            memory,
+            capacity,
+            position: 0,
+            returned: 0,
+            current: None,
+            owed: false,
+            armed: Armed::new(DATA_ARMED),
+            bell: Bell::new(SPACE_ARMED),
+        }
+    }
+
+    /// Looks whether a message is there. [`RecvError::Empty`] is the only error that can pass.
+    #[inline]
+    pub fn poll(&mut self) -> Result<(), RecvError> {
+        if self.current.is_some() {
+            return Ok(());
+        }
+        // ORDER ring.publish: the payload and the header behind it are seen once this header is.
+        // Pairs with: `Producer::publish`.
+        let header = self.memory.load_acquire_u64(at(self.position, self.capacity));
+        if header == 0 {
+            return self.empty();
+        }
+        self.accept(RecordHeader(header))
+    }
+
+    /// Checks a header, which may be anything.
+    #[inline]
+    fn accept(&mut self, header: RecordHeader) -> Result<(), RecvError> {
+        let position = self.position;
+        if !header.is_for(position) {
+            // A broken mapping reads as zeros only from some moment on.
+            return Err(if self.memory.is_broken() {
+                RecvError::Broken
+            } else {
+                Corrupt::Stamp { header: header.0, position }.into()
+            });
+        }
+        let len = header.len();
+        let to_end = self.capacity - (position as usize & (self.capacity - 1));
+        match header.kind() {
+            RecordKind::DATA => {
+                if len > ring::max_message(self.capacity) || record_span(len) > to_end {
+                    return Err(Corrupt::Length { len, position }.into());
+                }
+                self.current = Some(len);
+                Ok(())
+            }
+            RecordKind::PAD => {
+                // A producer pads only in front of a record that did not fit; never at the start of the ring, so two
+                // in a row are impossible and this recursion is one deep.
+                if to_end == self.capacity || len + RECORD_HEADER != to_end {
+                    return Err(Corrupt::Padding { len, position }.into());
+                }
+                self.advance(to_end);
+                self.poll()
+            }
+            RecordKind(kind) => Err(Corrupt::Kind(kind).into()),
+        }
+    }
+
+    /// Nothing is published. Before we say so: return what space is left to return, and see whether more can come.
+    #[inline]
+    fn empty(&mut self) -> Result<(), RecvError> {
+        if self.returned != self.position {
+            self.return_space();
+        }
+        if self.memory.is_broken() {
+            return Err(RecvError::Broken);
+        }
+        let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
+        // The state may have been set after a last record that we looked for too early.
+        match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
+            0 => Err(end),
+            header => self.accept(RecordHeader(header)),
+        }
+    }
+
+    /// The next message, in place. It stays until it is released; dropping the value keeps it for the next call.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Message<'_, M>, RecvError> {
+        self.poll()?;
+        match self.current {
+            Some(len) => Ok(Message { consumer: self, len }),
+            None => Err(RecvError::Empty),
+        }
+    }
+
+    /// Copies the next message into `into` and releases it. Returns its length; if that is more than `into` has, the
+    /// rest is lost.
+    #[inline]
+    pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
+        let message = self.peek()?;
+        let len = message.len();
+        message.slice().read(0, into);
+        message.release();
+        Ok(len)
+    }
+
+    #[inline]
+    fn advance(&mut self, span: usize) {
+        self.current = None;
+        self.position += span as u64;
+        // In eighths: the producer's look at our counter then costs one cache line for many messages.
+        if self.position - self.returned >= self.capacity as u64 / 8 {
+            self.return_space();
+        }
+    }
+
+    fn return_space(&mut self) {
+        self.returned = self.position;
+        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
+        self.memory.store_release_u64(HEAD, self.position);
+        self.owed |= self.bell.needed(&self.memory);
+    }
+
+    /// Whether the producer's doorbell must be rung, because it sleeps and space has been returned. To be asked after
+    /// receiving; answers true once.
+    #[inline]
+    #[must_use = "the producer may have to be woken"]
+    pub fn take_owed(&mut self) -> bool {
+        std::mem::take(&mut self.owed)
+    }
+
+    /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
+    #[must_use = "the producer may have to be woken"]
+    pub fn finish(&mut self) -> bool {
+        side::finish_consuming(&self.memory);
+        self.bell.needed(&self.memory) || self.take_owed()
+    }
+
+    /// The memory of the ring.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+}
+
+impl<M: Memory> Waitable for Consumer<M> {
+    #[inline]
+    fn ready(&mut self) -> bool {
+        !matches!(self.poll(), Err(RecvError::Empty))
+    }
+    fn arm(&mut self) {
+        self.armed.arm(&self.memory);
+    }
+    fn disarm(&mut self) {
+        self.armed.disarm(&self.memory);
+    }
+}
+
+/// A received message, still in the ring.
+pub struct Message<'c, M: Memory> {
+    consumer: &'c mut Consumer<M>,
+    len: usize,
+}
+
+impl<M: Memory> Message<'_, M> {
+    /// Bytes of payload.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if the payload is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The payload. A hostile peer can still change it: copy what must not change before checking it.
+    #[inline]
+    pub fn slice(&self) -> SharedSlice<'_, M> {
+        SharedSlice::new(
+            &self.consumer.memory,
+            at(self.consumer.position, self.consumer.capacity) + RECORD_HEADER,
+            self.len,
+        )
+    }
+
+    /// Gives the room back to the producer.
+    #[inline]
+    pub fn release(self) {
+        self.consumer.advance(record_span(self.len));
+    }
+}

@@ -1,0 +1,356 @@
+//! A stream of bytes.
+//!
+//! Two counters that only grow: the producer's tail (bytes published) and the consumer's head (bytes released). Each
+//! side keeps its own and a cached copy of the other's, and looks at the real one only when the cached one leaves it
+//! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in.
+
+use crate::error::{Corrupt, RecvError, SendError};
+use crate::side;
+use crate::wait::{Armed, Bell, Waitable};
+use ginnel_layout::ring::{
+    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED, SideState, TAIL,
+};
+use ginnel_shmem::{Memory, SharedSlice};
+
+fn check(capacity: usize, len: usize) {
+    assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
+    assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
+}
+
+/// Long copies are handed over in pieces of this part of the ring.
+const PIECES: usize = 8;
+
+/// The writing side.
+pub struct Producer<M: Memory> {
+    memory: M,
+    capacity: usize,
+    tail: u64,
+    head: u64,
+    finished: bool,
+    armed: Armed,
+    bell: Bell,
+}
+
+impl<M: Memory> Producer<M> {
+    /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
+    /// other. Panics if the capacity is not valid or the ring does not fit.
+    pub fn new(memory: M, capacity: usize) -> Self {
+        check(capacity, memory.len());
+        memory.store_relaxed_u32(SPACE_ARMED, 0);
+        memory.store_release_u64(TAIL, 0);
+        if SideState(memory.load_relaxed_u32(PRODUCER_STATE)) != SideState::DEAD {
+            memory.store_release_u32(PRODUCER_STATE, SideState::OPEN.0);
+        }
+        Self {
+            memory,
+            capacity,
+            tail: 0,
+            head: 0,
+            finished: false,
+            armed: Armed::new(SPACE_ARMED),
+            bell: Bell::new(DATA_ARMED),
+        }
+    }
+
+    fn free(&self) -> usize {
+        self.capacity - (self.tail - self.head) as usize
+    }
+
+    /// Room for at least `least` bytes (of a ring that may hold more), or why not.
+    fn room(&mut self, least: usize) -> Result<usize, SendError> {
+        if self.finished {
+            return Err(SendError::AfterFinish);
+        }
+        side::consumer_ended(&self.memory)?;
+        if self.free() < least {
+            if self.memory.is_broken() {
+                return Err(SendError::Broken);
+            }
+            // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
+            // Pairs with: `Consumer::return_space`.
+            let head = self.memory.load_acquire_u64(HEAD);
+            if head < self.head || head > self.tail {
+                return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
+            }
+            self.head = head;
+        }
+        match self.free() {
+            0 => Err(SendError::Full),
+            free => Ok(free),
+        }
+    }
+
+    /// Room for at most `most` bytes in one run, to be filled in place.
+    pub fn claim(&mut self, most: usize) -> Result<Room<'_, M>, SendError> {
+        let start = self.tail as usize & (self.capacity - 1);
+        let run = self.capacity - start;
+        let len = self.room(most.min(self.capacity / PIECES))?.min(most).min(run);
+        Ok(Room { producer: self, start: HEADER + start, len })
+    }
+
+    /// Copies in as much of `from` as there is room for, in pieces that are published as they come; `ring` is called
+    /// where the consumer's doorbell must be rung. Returns how many bytes went, at least one unless `from` is empty.
+    pub fn write(&mut self, from: &[u8], mut ring: impl FnMut()) -> Result<usize, SendError> {
+        let mut sent = 0;
+        while sent < from.len() {
+            let piece = (from.len() - sent).min(self.capacity / PIECES);
+            match self.claim(piece) {
+                Ok(room) => {
+                    let n = room.slice().write(0, &from[sent..]);
+                    if room.publish(n) {
+                        ring();
+                    }
+                    sent += n;
+                }
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Says that nothing more comes. True if the consumer's doorbell must be rung.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn finish(&mut self) -> bool {
+        self.finished = true;
+        side::finish_producing(&self.memory);
+        self.bell.needed(&self.memory)
+    }
+
+    /// The memory of the ring.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Bytes published and not yet released by the consumer, as last seen.
+    pub fn in_flight(&self) -> usize {
+        (self.tail - self.head) as usize
+    }
+}
+
+impl<M: Memory> Waitable for Producer<M> {
+    fn ready(&mut self) -> bool {
+        !matches!(self.room(1), Err(SendError::Full)) || self.memory.is_broken()
+    }
+    fn arm(&mut self) {
+        self.armed.arm(&self.memory);
+    }
+    fn disarm(&mut self) {
+        self.armed.disarm(&self.memory);
+    }
+}
+
+/// Room in the ring. Dropping it abandons it.
+#[must_use = "room does nothing until it is published"]
+pub struct Room<'p, M: Memory> {
+    producer: &'p mut Producer<M>,
+    start: usize,
+    len: usize,
+}
+
+impl<M: Memory> Room<'_, M> {
+    /// The bytes to fill.
+    #[inline]
+    pub fn slice(&self) -> SharedSlice<'_, M> {
+        SharedSlice::new(&self.producer.memory, self.start, self.len)
+    }
+
+    /// Makes the first `len` bytes part of the stream (cut to what was claimed). True if the consumer's doorbell must be
+    /// rung.
+    #[inline]
+    #[must_use = "the consumer may have to be woken"]
+    pub fn publish(self, len: usize) -> bool {
+        let producer = self.producer;
+        producer.tail += len.min(self.len) as u64;
+        // ORDER stream.publish: the bytes before the counter. Pairs with: `Consumer::poll`.
+        producer.memory.store_release_u64(TAIL, producer.tail);
+        producer.bell.needed(&producer.memory)
+    }
+}
+
+/// The reading side.
+pub struct Consumer<M: Memory> {
+    memory: M,
+    capacity: usize,
+    head: u64,
+    returned: u64,
+    tail: u64,
+    owed: bool,
+    armed: Armed,
+    bell: Bell,
+}
+
+impl<M: Memory> Consumer<M> {
+    /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
+    /// other. Panics if the capacity is not valid or the ring does not fit.
+    pub fn new(memory: M, capacity: usize) -> Self {
+        check(capacity, memory.len());
+        memory.store_relaxed_u64(HEAD, 0);
+        memory.store_relaxed_u32(DATA_ARMED, 0);
+        if SideState(memory.load_relaxed_u32(CONSUMER_STATE)) != SideState::DEAD {
+            memory.store_release_u32(CONSUMER_STATE, SideState::OPEN.0);
+        }
+        Self {
+            memory,
+            capacity,
+            head: 0,
+            returned: 0,
+            tail: 0,
+            owed: false,
+            armed: Armed::new(DATA_ARMED),
+            bell: Bell::new(SPACE_ARMED),
+        }
+    }
+
+    /// Looks whether bytes are there, and how many. [`RecvError::Empty`] is the only error that can pass.
+    #[inline]
+    pub fn poll(&mut self) -> Result<usize, RecvError> {
+        if self.tail == self.head {
+            self.refresh_tail()?;
+            if self.tail == self.head {
+                self.empty()?;
+            }
+        }
+        Ok((self.tail - self.head) as usize)
+    }
+
+    fn refresh_tail(&mut self) -> Result<(), RecvError> {
+        // ORDER stream.publish: the bytes are seen once the counter is. Pairs with: `Room::publish`.
+        let tail = self.memory.load_acquire_u64(TAIL);
+        if tail < self.tail || tail - self.head > self.capacity as u64 {
+            return Err(if self.memory.is_broken() {
+                RecvError::Broken
+            } else {
+                Corrupt::Tail { tail, seen: self.tail, head: self.head }.into()
+            });
+        }
+        self.tail = tail;
+        Ok(())
+    }
+
+    /// Nothing is published. Before we say so: return what space is left to return, and see whether more can come.
+    fn empty(&mut self) -> Result<(), RecvError> {
+        if self.returned != self.head {
+            self.return_space();
+        }
+        if self.memory.is_broken() {
+            return Err(RecvError::Broken);
+        }
+        let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
+        // The state may have been set after a last publish that we looked for too early.
+        self.refresh_tail()?;
+        if self.tail == self.head { Err(end) } else { Ok(()) }
+    }
+
+    /// The bytes that are there, in place, as one run; what passes the end of the ring comes with the next call.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Bytes<'_, M>, RecvError> {
+        let available = self.poll()?;
+        let start = self.head as usize & (self.capacity - 1);
+        let len = available.min(self.capacity - start);
+        Ok(Bytes { consumer: self, start: HEADER + start, len })
+    }
+
+    /// Copies out as much as is there and fits, in pieces whose room goes back as they are done; `ring` is called
+    /// where the producer's doorbell must be rung. Returns how many bytes came, at least one unless `into` is empty.
+    pub fn read(&mut self, into: &mut [u8], mut ring: impl FnMut()) -> Result<usize, RecvError> {
+        let mut got = 0;
+        while got < into.len() {
+            let piece = (into.len() - got).min(self.capacity / PIECES);
+            match self.peek() {
+                Ok(bytes) => {
+                    let n = bytes.slice().read(0, &mut into[got..got + piece]);
+                    bytes.release(n);
+                    got += n;
+                }
+                Err(error) if got == 0 => {
+                    if self.take_owed() {
+                        ring();
+                    }
+                    return Err(error);
+                }
+                Err(_) => break,
+            }
+            if self.take_owed() {
+                ring();
+            }
+        }
+        if self.take_owed() {
+            ring();
+        }
+        Ok(got)
+    }
+
+    fn return_space(&mut self) {
+        self.returned = self.head;
+        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::room`.
+        self.memory.store_release_u64(HEAD, self.head);
+        self.owed |= self.bell.needed(&self.memory);
+    }
+
+    /// Whether the producer's doorbell must be rung, because it sleeps and space has been returned. To be asked after
+    /// receiving; answers true once.
+    #[must_use = "the producer may have to be woken"]
+    pub fn take_owed(&mut self) -> bool {
+        std::mem::take(&mut self.owed)
+    }
+
+    /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
+    #[must_use = "the producer may have to be woken"]
+    pub fn finish(&mut self) -> bool {
+        side::finish_consuming(&self.memory);
+        self.bell.needed(&self.memory) || self.take_owed()
+    }
+
+    /// The memory of the ring.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+}
+
+impl<M: Memory> Waitable for Consumer<M> {
+    fn ready(&mut self) -> bool {
+        !matches!(self.poll(), Err(RecvError::Empty))
+    }
+    fn arm(&mut self) {
+        self.armed.arm(&self.memory);
+    }
+    fn disarm(&mut self) {
+        self.armed.disarm(&self.memory);
+    }
+}
+
+/// Received bytes, still in the ring. Dropping the value keeps them for the next call.
+pub struct Bytes<'c, M: Memory> {
+    consumer: &'c mut Consumer<M>,
+    start: usize,
+    len: usize,
+}
+
+impl<M: Memory> Bytes<'_, M> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes. A hostile peer can still change them: copy what must not change before checking it.
+    #[inline]
+    pub fn slice(&self) -> SharedSlice<'_, M> {
+        SharedSlice::new(&self.consumer.memory, self.start, self.len)
+    }
+
+    /// Gives the first `len` bytes' room back to the producer (cut to what is there).
+    #[inline]
+    pub fn release(self, len: usize) {
+        let consumer = self.consumer;
+        consumer.head += len.min(self.len) as u64;
+        if consumer.head - consumer.returned >= (consumer.capacity / PIECES) as u64 {
+            consumer.return_space();
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The one way to wait, and the one way to know whether somebody must be woken.
+//!
+//! # The fence pair
+//!
+//! A consumer that finds nothing wants to sleep; a producer that has published wants to skip the doorbell if the
+//! consumer is awake. Each writes one word and then reads the other's:
+//!
+//! ```text
+//! consumer (arm, look again, sleep)          producer (publish, notify?)
+//!   C1  armed := token                         P1  publish
+//!   C2  full fence                             P2  full fence
+//!   C3  look: published?  -> no: sleep         P3  armed?  -> yes: ring
+//! ```
+//!
+//! Without the fences a CPU may do its load before its own store is visible (even x86 does), and then both look too
+//! early: the consumer sleeps, the producer does not ring, and nobody ever wakes. With both fences, one of the two
+//! comes first in the single order of all full fences: if C2, then P3 sees the token and rings; if P2, then C3 sees
+//! what was published and does not sleep. A producer that waits for space plays the consumer's part with the roles
+//! exchanged; locks and completion queues will use the same pair. It is implemented here ([`Armed::arm`],
+//! [`Bell::needed`]) and nowhere else, and modelled with loom in `tests/loom.rs`.
+//!
+//! Waking costs the sleeper's side a doorbell (tens of microseconds), so the token is a counter: a producer rings once
+//! for each arming, not once for each message. Each word has one writer; nothing here needs an atomic read-modify-write.
+//!
+//! A neighbour who scribbles on the words can cause needless doorbells and missed ones on its own ring. A missed one
+//! is bounded by the caller's timeout, and without one the daemon still wakes the sleeper when the peer dies.
+
+use ginnel_shmem::Memory;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitMode {
+    /// Look until it is there. Lowest latency; uses a CPU.
+    Poll,
+    /// Sleep at once. Uses no CPU; each wake costs a doorbell.
+    Interrupt,
+    /// Look for as long as the budget, then sleep. A budget of about the cost of a doorbell is never worse than twice
+    /// the better of the two.
+    Adaptive {
+        /// How long to look.
+        budget: Duration,
+    },
+}
+
+impl WaitMode {
+    /// The default budget of [`WaitMode::Adaptive`].
+    pub const DEFAULT_BUDGET: Duration = Duration::from_micros(100);
+}
+
+impl Default for WaitMode {
+    fn default() -> Self {
+        Self::Adaptive { budget: Self::DEFAULT_BUDGET }
+    }
+}
+
+/// Sleeps until the own doorbell has been rung.
+pub trait Sleeper {
+    /// Returns when the doorbell has rung since the last return, or at the deadline, or for no reason. An error means
+    /// that this side cannot sleep at all.
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()>;
+}
+
+/// Something that can be waited for.
+pub trait Waitable {
+    /// Whether the wait is over: the thing is there, or it will never be.
+    fn ready(&mut self) -> bool;
+    /// Tells the other side that we are about to sleep ([`Armed::arm`]).
+    fn arm(&mut self);
+    /// We are awake again.
+    fn disarm(&mut self);
+}
+
+/// How many looks pass between two looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 64;
+
+/// Waits until `what` is ready. `Ok(false)` if the deadline came first.
+pub fn wait<W: Waitable + ?Sized>(
+    what: &mut W,
+    mode: WaitMode,
+    sleeper: &mut dyn Sleeper,
+    deadline: Option<Instant>,
+) -> io::Result<bool> {
+    if what.ready() {
+        return Ok(true);
+    }
+    match mode {
+        WaitMode::Poll => return Ok(spin(what, deadline)),
+        WaitMode::Interrupt => {}
+        WaitMode::Adaptive { budget } => {
+            let end = Instant::now() + budget;
+            if spin(what, Some(deadline.map_or(end, |d| d.min(end)))) {
+                return Ok(true);
+            }
+        }
+    }
+    loop {
+        what.arm();
+        if what.ready() {
+            what.disarm();
+            return Ok(true);
+        }
+        if deadline.is_some_and(|d| Instant::now() >= d) {
+            what.disarm();
+            return Ok(false);
+        }
+        let slept = sleeper.sleep(deadline);
+        what.disarm();
+        slept?;
+        if what.ready() {
+            return Ok(true);
+        }
+    }
+}
+
+fn spin<W: Waitable + ?Sized>(what: &mut W, deadline: Option<Instant>) -> bool {
+    loop {
+        for _ in 0..LOOKS_PER_CLOCK {
+            if what.ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if deadline.is_some_and(|d| Instant::now() >= d) {
+            return false;
+        }
+    }
+}
+
+/// The sleeper's end of a wake word.
+#[derive(Debug)]
+pub struct Armed {
+    at: usize,
+    token: u32,
+}
+
+impl Armed {
+    /// The wake word at `at`, which this side writes.
+    pub fn new(at: usize) -> Self {
+        Self { at, token: 0 }
+    }
+
+    /// Says "ring me", with a fresh token. The caller must look once more before it sleeps.
+    pub fn arm<M: Memory>(&mut self, memory: &M) {
+        self.token = self.token.checked_add(1).unwrap_or(1);
+        memory.store_relaxed_u32(self.at, self.token);
+        // ORDER wait.fence: the token before the coming look at the ring. Pairs with: `Bell::needed`.
+        memory.full_fence();
+    }
+
+    /// Says "I am awake".
+    pub fn disarm<M: Memory>(&mut self, memory: &M) {
+        memory.store_relaxed_u32(self.at, 0);
+    }
+}
+
+/// The waker's end of a wake word.
+#[derive(Debug)]
+pub struct Bell {
+    at: usize,
+    rung: u32,
+}
+
+impl Bell {
+    /// The wake word at `at`, which the other side writes.
+    pub fn new(at: usize) -> Self {
+        Self { at, rung: 0 }
+    }
+
+    /// After something was published: whether the doorbell must be rung for it.
+    pub fn needed<M: Memory>(&mut self, memory: &M) -> bool {
+        // ORDER wait.fence: what was published before the coming look at the token. Pairs with: `Armed::arm`.
+        memory.full_fence();
+        let token = memory.load_relaxed_u32(self.at);
+        if token == 0 || token == self.rung {
+            return false;
+        }
+        self.rung = token;
+        true
+    }
+}

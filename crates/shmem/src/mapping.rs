@@ -1,0 +1,276 @@
+//! A real mapping: a file's pages, or anonymous ones.
+
+use crate::guard;
+use crate::memory::{Memory, WORDWISE};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Loads only; a store would fault.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// Mapped memory, or a part of it. Clones and parts share the mapping, which ends with the last of them.
+#[derive(Clone)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    whole: Arc<Whole>,
+}
+
+struct Whole {
+    start: NonNull<u8>,
+    len: usize,
+    broken: AtomicBool,
+    guard: Option<guard::Slot>,
+}
+
+// SAFETY: the pointer leads to a mapping that lives as long as `whole`; all access to it is through atomics and raw
+// copies, which any thread may do.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+// SAFETY: as above; `start` is only used to unmap.
+unsafe impl Send for Whole {}
+// SAFETY: as above.
+unsafe impl Sync for Whole {}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        // The guard must stop knowing the range before the kernel can give it to somebody else.
+        self.guard.take();
+        // SAFETY: `start` and `len` are of a mapping that this value made and that nobody uses any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Mapping {
+    /// Maps `len` bytes of `file` from `offset`, shared. If the file is truncated later, the process survives: see
+    /// [`Memory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours.
+    pub fn of_file(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> io::Result<Self> {
+        let prot = match protection {
+            Protection::Read => ProtFlags::READ,
+            Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset) }?;
+        Self::wrap(start.cast(), len, true)
+    }
+
+    /// Plain private memory, zeroed; for tests, and for rings within one process.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }?;
+        Self::wrap(start.cast(), len, false)
+    }
+
+    fn wrap(start: *mut u8, len: usize, guarded: bool) -> io::Result<Self> {
+        let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        let mut whole = Arc::new(Whole { start, len, broken: AtomicBool::new(false), guard: None });
+        if guarded {
+            let slot = guard::watch(start.as_ptr() as usize, len, &raw const whole.broken)?;
+            // Nobody else holds the Arc yet, so this always succeeds.
+            if let Some(whole) = Arc::get_mut(&mut whole) {
+                whole.guard = Some(slot);
+            }
+        }
+        Ok(Self { start, len, whole })
+    }
+
+    /// The `len` bytes from `at`, or `None` if they are not all inside.
+    pub fn part(&self, at: usize, len: usize) -> Option<Self> {
+        let end = at.checked_add(len)?;
+        if end > self.len {
+            return None;
+        }
+        // SAFETY: `at` is within the mapping, as just checked.
+        let start = unsafe { self.start.add(at) };
+        Some(Self { start, len, whole: self.whole.clone() })
+    }
+
+    /// Declares the memory broken, for all its users in this process.
+    pub fn mark_broken(&self) {
+        self.whole.broken.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn pointer(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "access outside the mapping");
+        // SAFETY: `at` is within the mapping, as just checked.
+        unsafe { self.start.as_ptr().add(at) }
+    }
+
+    #[inline]
+    fn word32(&self, at: usize) -> &AtomicU32 {
+        let p = self.pointer(at, 4).cast::<u32>();
+        assert!(p.is_aligned(), "misaligned word");
+        // SAFETY: inside the mapping, aligned, and only ever accessed atomically by us; it lives while `self` does.
+        unsafe { AtomicU32::from_ptr(p) }
+    }
+
+    #[inline]
+    fn word64(&self, at: usize) -> &AtomicU64 {
+        let p = self.pointer(at, 8).cast::<u64>();
+        assert!(p.is_aligned(), "misaligned word");
+        // SAFETY: inside the mapping, aligned, and only ever accessed atomically by us; it lives while `self` does.
+        unsafe { AtomicU64::from_ptr(p) }
+    }
+
+    pub(crate) fn write_to(&self, at: usize, len: usize, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let p = self.pointer(at, len);
+        // SAFETY: the kernel reads `len` bytes inside the mapping; if they have gone away it reports EFAULT.
+        let n = unsafe { libc::write(fd.as_raw_fd(), p.cast(), len) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    pub(crate) fn read_from(&self, at: usize, len: usize, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let p = self.pointer(at, len);
+        // SAFETY: the kernel writes at most `len` bytes inside the mapping; if they have gone away it reports EFAULT.
+        let n = unsafe { libc::read(fd.as_raw_fd(), p.cast(), len) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl Memory for Mapping {
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
+    }
+    #[inline]
+    fn load_relaxed_u32(&self, at: usize) -> u32 {
+        self.word32(at).load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn load_acquire_u32(&self, at: usize) -> u32 {
+        self.word32(at).load(Ordering::Acquire)
+    }
+    #[inline]
+    fn store_relaxed_u32(&self, at: usize, value: u32) {
+        self.word32(at).store(value, Ordering::Relaxed);
+    }
+    #[inline]
+    fn store_release_u32(&self, at: usize, value: u32) {
+        self.word32(at).store(value, Ordering::Release);
+    }
+    #[inline]
+    fn load_relaxed_u64(&self, at: usize) -> u64 {
+        self.word64(at).load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn load_acquire_u64(&self, at: usize) -> u64 {
+        self.word64(at).load(Ordering::Acquire)
+    }
+    #[inline]
+    fn store_relaxed_u64(&self, at: usize, value: u64) {
+        self.word64(at).store(value, Ordering::Relaxed);
+    }
+    #[inline]
+    fn store_release_u64(&self, at: usize, value: u64) {
+        self.word64(at).store(value, Ordering::Release);
+    }
+    #[inline]
+    fn full_fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) {
+        if into.len() <= WORDWISE && (at | into.len()) & 7 == 0 {
+            for (i, chunk) in into.chunks_exact_mut(8).enumerate() {
+                chunk.copy_from_slice(&self.load_relaxed_u64(at + 8 * i).to_ne_bytes());
+            }
+            return;
+        }
+        let from = self.pointer(at, into.len());
+        // SAFETY: both runs have `into.len()` bytes, and `into` is private memory, so they do not overlap. That a peer
+        // may write the source meanwhile is the assumption on top of the crate.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+    }
+
+    #[inline]
+    fn write(&self, at: usize, from: &[u8]) {
+        if from.len() <= WORDWISE && (at | from.len()) & 7 == 0 {
+            let (words, _) = from.as_chunks::<8>();
+            for (i, word) in words.iter().enumerate() {
+                self.store_relaxed_u64(at + 8 * i, u64::from_ne_bytes(*word));
+            }
+            return;
+        }
+        let to = self.pointer(at, from.len());
+        // SAFETY: as in `read`, in the other direction.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    #[inline]
+    fn is_broken(&self) -> bool {
+        self.whole.broken.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    fn file(len: u64) -> File {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn two_mappings_of_a_file_are_one_memory() {
+        let file = file(8192);
+        let a = Mapping::of_file(&file, 0, 8192, Protection::ReadWrite).unwrap();
+        let b = Mapping::of_file(&file, 4096, 4096, Protection::ReadWrite).unwrap();
+        a.store_release_u64(4096 + 64, 7);
+        assert_eq!(b.load_acquire_u64(64), 7);
+        for len in [1, 7, 8, 24, 64, 65, 1000] {
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x5a).collect();
+            a.write(4096 + 200, &bytes);
+            let mut back = vec![0; len];
+            b.read(200, &mut back);
+            assert_eq!(back, bytes);
+        }
+    }
+
+    #[test]
+    fn a_truncated_file_breaks_the_mapping_and_nothing_else() {
+        let (gone, kept) = (file(1 << 20), file(4096));
+        let a = Mapping::of_file(&gone, 0, 1 << 20, Protection::ReadWrite).unwrap();
+        let b = Mapping::of_file(&kept, 0, 4096, Protection::ReadWrite).unwrap();
+        a.store_relaxed_u32(0, 1);
+        b.store_relaxed_u32(0, 2);
+        gone.set_len(0).unwrap();
+        assert!(!a.is_broken());
+        assert_eq!(a.load_relaxed_u32(0), 0, "reads as zero");
+        assert!(a.is_broken() && !b.is_broken());
+        a.store_relaxed_u32(512 << 10, 3);
+        let mut bytes = [1; 100];
+        a.read(999, &mut bytes);
+        assert_eq!(bytes, [0; 100]);
+        assert_eq!(b.load_relaxed_u32(0), 2);
+    }
+
+    #[test]
+    fn parts_are_checked() {
+        let m = Mapping::anonymous(4096).unwrap();
+        assert!(m.part(4096, 0).is_some() && m.part(4000, 97).is_none() && m.part(usize::MAX, 2).is_none());
+    }
+
+    #[test]
+    #[should_panic = "outside the mapping"]
+    fn outside_is_refused() {
+        Mapping::anonymous(4096).unwrap().load_relaxed_u32(4096);
+    }
+}

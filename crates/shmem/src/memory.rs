@@ -1,0 +1,126 @@
+//! The access trait.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Copies of at most this many bytes are done word by word with atomics where both offset and length are multiples
+/// of eight; longer ones by `memcpy`.
+pub const WORDWISE: usize = 64;
+
+/// A run of memory that others may read and write at any time.
+///
+/// Offsets are counted from the start of the run. An offset outside it, or a misaligned word, is a bug of the caller
+/// (never something that a peer can cause, because no offset comes from shared memory unchecked) and panics like a
+/// slice index. Clones name the same memory.
+pub trait Memory: Clone {
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// True if there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Loads without ordering.
+    fn load_relaxed_u32(&self, at: usize) -> u32;
+    /// Loads; what the writer did before its release store is seen afterwards.
+    fn load_acquire_u32(&self, at: usize) -> u32;
+    /// Stores without ordering.
+    fn store_relaxed_u32(&self, at: usize, value: u32);
+    /// Stores; everything done before is seen by whoever acquires this value.
+    fn store_release_u32(&self, at: usize, value: u32);
+
+    /// Loads without ordering.
+    fn load_relaxed_u64(&self, at: usize) -> u64;
+    /// Loads; what the writer did before its release store is seen afterwards.
+    fn load_acquire_u64(&self, at: usize) -> u64;
+    /// Stores without ordering.
+    fn store_relaxed_u64(&self, at: usize, value: u64);
+    /// Stores; everything done before is seen by whoever acquires this value.
+    fn store_release_u64(&self, at: usize, value: u64);
+
+    /// Orders all earlier stores of this thread before all its later loads, as seen by everybody (store-load fence).
+    fn full_fence(&self);
+
+    /// Copies out.
+    fn read(&self, at: usize, into: &mut [u8]);
+    /// Copies in.
+    fn write(&self, at: usize, from: &[u8]);
+
+    /// Whether the memory has gone away (its file was truncated). Its bytes then read as zero and keep nothing.
+    fn is_broken(&self) -> bool {
+        false
+    }
+}
+
+/// Part of a mapping, handed to programs that want to work in place.
+///
+/// The peer may still write to it, so there is no reference to its bytes: copy with [`SharedSlice::read`] and
+/// [`SharedSlice::write`], or take the raw pointer and its rules.
+#[derive(Clone, Copy)]
+pub struct SharedSlice<'a, M: Memory> {
+    memory: &'a M,
+    at: usize,
+    len: usize,
+}
+
+impl<'a, M: Memory> SharedSlice<'a, M> {
+    /// The `len` bytes of `memory` from `at`. Panics if they are not inside.
+    pub fn new(memory: &'a M, at: usize, len: usize) -> Self {
+        assert!(at.checked_add(len).is_some_and(|end| end <= memory.len()), "slice outside its memory");
+        Self { memory, at, len }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies out from `at`; returns how many bytes there were.
+    pub fn read(&self, at: usize, into: &mut [u8]) -> usize {
+        let n = into.len().min(self.len.saturating_sub(at));
+        if n > 0 {
+            self.memory.read(self.at + at, &mut into[..n]);
+        }
+        n
+    }
+
+    /// Copies in at `at`; returns how many bytes found room.
+    pub fn write(&self, at: usize, from: &[u8]) -> usize {
+        let n = from.len().min(self.len.saturating_sub(at));
+        if n > 0 {
+            self.memory.write(self.at + at, &from[..n]);
+        }
+        n
+    }
+
+    /// All bytes, copied.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.read(0, &mut bytes);
+        bytes
+    }
+}
+
+impl SharedSlice<'_, crate::Mapping> {
+    /// Where the bytes lie. Whoever follows the pointer must use raw or atomic access (a peer may write at any time)
+    /// and stop when the borrow behind this slice ends.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.pointer(self.at, self.len)
+    }
+
+    /// Writes the bytes to a file or socket; the kernel copies straight from here. May write fewer.
+    pub fn write_to(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.memory.write_to(self.at, self.len, fd)
+    }
+
+    /// Reads from a file or socket into the bytes; the kernel copies straight to here. Returns 0 at its end.
+    pub fn read_from(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.memory.read_from(self.at, self.len, fd)
+    }
+}
