@@ -360,13 +360,13 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// Copies the next message into `into` and releases it. Returns its length; if that is more than `into` has, the
-    /// rest is lost.
+    /// rest is lost. Ask [`Consumer::take_owed`] afterwards.
     #[inline]
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
         let message = self.peek()?;
         let len = message.len();
         message.slice().read(0, into);
-        message.release();
+        message.consumer.advance(record_span(len));
         Ok(len)
     }
 
@@ -448,9 +448,10 @@ impl<M: Memory> Message<'_, M> {
         )
     }
 
-    /// Gives the room back to the producer.
+    /// Gives the room back to the producer. True if the producer's doorbell must be rung.
     #[inline]
-    pub fn release(self) {
+    pub fn release(self) -> bool {
         self.consumer.advance(record_span(self.len));
+        self.consumer.take_owed()
     }
 }

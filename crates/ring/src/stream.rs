@@ -260,7 +260,9 @@ impl<M: Memory> Consumer<M> {
             match self.peek() {
                 Ok(bytes) => {
                     let n = bytes.slice().read(0, &mut into[got..got + piece]);
-                    bytes.release(n);
+                    if bytes.release(n) {
+                        ring();
+                    }
                     got += n;
                 }
                 Err(error) if got == 0 => {
@@ -270,9 +272,6 @@ impl<M: Memory> Consumer<M> {
                     return Err(error);
                 }
                 Err(_) => break,
-            }
-            if self.take_owed() {
-                ring();
             }
         }
         if self.take_owed() {
@@ -344,13 +343,15 @@ impl<M: Memory> Bytes<'_, M> {
         SharedSlice::new(&self.consumer.memory, self.start, self.len)
     }
 
-    /// Gives the first `len` bytes' room back to the producer (cut to what is there).
+    /// Gives the first `len` bytes' room back to the producer (cut to what is there). True if the producer's doorbell
+    /// must be rung.
     #[inline]
-    pub fn release(self, len: usize) {
+    pub fn release(self, len: usize) -> bool {
         let consumer = self.consumer;
         consumer.head += len.min(self.len) as u64;
         if consumer.head - consumer.returned >= (consumer.capacity / PIECES) as u64 {
             consumer.return_space();
         }
+        consumer.take_owed()
     }
 }
