@@ -1,0 +1,72 @@
+//! Which acceleration the VMs get: KVM where a stock guest really boots with it, else TCG.
+
+use std::fmt;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cache;
+use crate::kernel::Kernel;
+
+/// A guest that boots at all with KVM says hello in far less.
+pub(crate) const PROBE: Duration = Duration::from_secs(10);
+
+/// How QEMU runs the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// The processor's virtualisation.
+    Kvm,
+    /// Emulation: real QEMU, real kernel, and slow.
+    Tcg,
+}
+
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg",
+        })
+    }
+}
+
+impl Accel {
+    /// What `GINNEL_ACCEL` (`kvm`, `tcg` or `auto`) says, else what is known of this kernel, QEMU and boot of the host,
+    /// else what `probe` finds out.
+    ///
+    /// `/dev/kvm` that opens is no proof: under some hypervisors a guest then hangs.
+    pub(crate) fn choose(kernel: &Kernel, qemu: &Path, probe: impl FnOnce() -> Result<()>) -> Result<Accel> {
+        match std::env::var("GINNEL_ACCEL").as_deref() {
+            Ok("kvm") => return Ok(Accel::Kvm),
+            Ok("tcg") => return Ok(Accel::Tcg),
+            Ok("auto" | "") | Err(_) => {}
+            Ok(other) => bail!("GINNEL_ACCEL is '{other}'; it may be kvm, tcg or auto"),
+        }
+        if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+            return Ok(Accel::Tcg);
+        }
+        let mut hasher = DefaultHasher::new();
+        let host_boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("no boot id")?;
+        (&kernel.image, &kernel.release, qemu, host_boot).hash(&mut hasher);
+        let known = cache::dir()?.join(format!("accel-{:016x}", hasher.finish()));
+        match fs::read_to_string(&known).as_deref().map(str::trim) {
+            Ok("kvm") => return Ok(Accel::Kvm),
+            Ok("tcg") => return Ok(Accel::Tcg),
+            _ => {}
+        }
+        let accel = if probe().is_ok() { Accel::Kvm } else { Accel::Tcg };
+        fs::write(&known, format!("{accel}\n"))
+            .with_context(|| format!("cannot write {}", known.display()))?;
+        Ok(accel)
+    }
+
+    /// QEMU's arguments.
+    pub(crate) fn qemu_args(self) -> [&'static str; 4] {
+        match self {
+            Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The folder that keeps what is slow to make: the kernel, base images, the answer whether KVM works.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+
+/// `$GINNEL_VM_CACHE`, or `vm-cache` in cargo's target folder. Made if it is not there.
+pub fn dir() -> Result<PathBuf> {
+    let dir = match std::env::var_os("GINNEL_VM_CACHE") {
+        Some(dir) => PathBuf::from(dir),
+        None => target_dir().join("vm-cache"),
+    };
+    fs::create_dir_all(&dir).with_context(|| {
+        format!("cannot make the cache folder {}; set GINNEL_VM_CACHE to another", dir.display())
+    })?;
+    Ok(dir)
+}
+
+/// Keeps other processes from filling the cache at the same time. Blocks until they are done.
+pub fn lock() -> Result<File> {
+    let path = dir()?.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
+/// Cargo marks the top of its target folder with a `CACHEDIR.TAG`; the build script's output lies below it.
+fn target_dir() -> &'static Path {
+    let out = Path::new(env!("OUT_DIR"));
+    out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).unwrap_or(out)
+}

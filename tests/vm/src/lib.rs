@@ -1,0 +1,59 @@
+//! Boots stock virtual machines for tests, benches and the demo: the distribution's kernel and QEMU, a file system made
+//! of busybox and of whatever host programs a test wants, an agent that runs commands.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use std::time::Duration;
+//! use vmtest::Bed;
+//!
+//! let bed = Bed::new("hello")?;
+//! let a = bed.vm("a").network().start()?; // both boot at once
+//! let b = bed.vm("b").network().memory_mib(512).boot()?;
+//! a.wait_ready()?;
+//! let server = a.spawn("nc -l -p 7 -e echo hello")?;
+//! let said = b.run(&format!("nc {} 7", a.address()?))?.ok()?.stdout;
+//! assert_eq!(said, "hello\n");
+//! server.wait(Duration::from_secs(5))?.ok()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A bed takes the whole machine: only one lives at a time, and others wait for their turn. So run tests with
+//! `--test-threads=1`; otherwise the waiting counts as time of the test.
+//!
+//! | environment | meaning |
+//! |---|---|
+//! | `GINNEL_ACCEL` | `kvm`, `tcg` or `auto` (the default: KVM if a guest boots with it) |
+//! | `GINNEL_QEMU` | the QEMU to use |
+//! | `GINNEL_KERNEL`, `GINNEL_MODULES` | a kernel image and its `/lib/modules/RELEASE` |
+//! | `GINNEL_VM_CACHE` | where kernel and base image are kept; `vm-cache` in cargo's target folder if not set |
+//! | `GINNEL_NO_SKIP` | `1`: a test that would be [skipped](require) fails |
+
+mod accel;
+mod bed;
+mod cache;
+mod cpio;
+mod image;
+mod kernel;
+mod libs;
+mod link;
+mod modules;
+mod net;
+mod process;
+#[allow(dead_code)] // each side uses its half
+mod protocol;
+mod qmp;
+mod record;
+#[doc(hidden)]
+pub mod skip;
+mod vm;
+
+pub use accel::Accel;
+pub use bed::Bed;
+pub use image::base as prepare_image;
+pub use kernel::Kernel;
+pub use net::HOST as HOST_ADDRESS;
+pub use process::HostJob;
+pub use protocol::Exit;
+pub use record::Output;
+pub use vm::{Job, Vm, VmBuilder};

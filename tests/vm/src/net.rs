@@ -1,0 +1,92 @@
+//! A bed's network: a namespace with a bridge, and one tap a VM.
+//!
+//! The namespace is anonymous, and its devices live in it alone: all of it ends with the last process inside.
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::image::which;
+use crate::process::Launcher;
+
+const BRIDGE: &str = "bridge";
+const PREFIX: u8 = 24;
+
+/// The bridge's address, which is the host for the guests.
+pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 1);
+
+pub(crate) struct Network {
+    /// The namespace, for threads that want to enter it.
+    pub namespace: OwnedFd,
+}
+
+/// Where one VM is attached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub index: u8,
+}
+
+impl Network {
+    /// Moves all processes that the launcher starts from now on to a network of their own.
+    pub fn new(launcher: &Launcher) -> Result<Network> {
+        which("ip", "iproute2")?;
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "a VM with a network needs a namespace, a bridge and taps: run as root"
+        );
+        let namespace = launcher.leave_network()?;
+        ip(launcher, "link set lo up")?;
+        ip(launcher, &format!("link add {BRIDGE} type bridge"))?;
+        ip(launcher, &format!("address add {HOST}/{PREFIX} dev {BRIDGE}"))?;
+        ip(launcher, &format!("link set {BRIDGE} up"))?;
+        Ok(Network { namespace })
+    }
+
+    /// Makes a VM's tap, unless an earlier boot of it has.
+    pub fn attach(&self, launcher: &Launcher, place: Place) -> Result<()> {
+        let tap = place.tap();
+        if ip(launcher, &format!("link show {tap}")).is_ok() {
+            return Ok(());
+        }
+        ip(launcher, &format!("tuntap add dev {tap} mode tap"))?;
+        ip(launcher, &format!("link set {tap} master {BRIDGE} up"))
+    }
+}
+
+impl Place {
+    pub fn address(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 213, 0, 10 + self.index)
+    }
+
+    /// The address as the guest sets it.
+    pub fn with_prefix(self) -> String {
+        format!("{}/{PREFIX}", self.address())
+    }
+
+    /// QEMU's arguments.
+    pub fn qemu_args(self) -> [String; 4] {
+        let (tap, last) = (self.tap(), self.index);
+        [
+            "-netdev".into(),
+            format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost=off"),
+            "-device".into(),
+            format!("virtio-net-pci,netdev=net,mac=52:54:00:67:6c:{last:02x},romfile="),
+        ]
+    }
+
+    fn tap(self) -> String {
+        format!("tap{}", self.index)
+    }
+}
+
+fn ip(launcher: &Launcher, args: &str) -> Result<()> {
+    let words: Vec<String> = args.split(' ').map(str::to_owned).collect();
+    let output = launcher
+        .call(move || Command::new("ip").args(words).output())?
+        .context("cannot run ip; install iproute2")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`ip {args}` failed: {}", errors.trim());
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Tests that cannot run here say so, loudly enough to be counted.
+
+use std::io::Write;
+
+/// Ends the test, which must return a `Result`, unless the condition holds.
+///
+/// Prints `SKIPPED test: reason` on standard error, past the test runner's capture. With `GINNEL_NO_SKIP=1` in the
+/// environment a skipped test fails instead.
+///
+/// ```
+/// fn counts_numa_nodes() -> anyhow::Result<()> {
+///     vmtest::require!(std::path::Path::new("/sys/devices/system/node").exists(), "no NUMA nodes in {}", "/sys");
+///     Ok(())
+/// }
+/// ```
+#[macro_export]
+macro_rules! require {
+    ($condition:expr, $($reason:tt)+) => {
+        if !$condition {
+            fn here() {}
+            $crate::skip::skipped(std::any::type_name_of_val(&here), &format!($($reason)+));
+            return Ok(());
+        }
+    };
+}
+
+#[doc(hidden)]
+pub fn skipped(here: &str, reason: &str) {
+    let test = here.trim_end_matches("::here").trim_end_matches("::{{closure}}");
+    let line = format!("SKIPPED {test}: {reason}");
+    assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
+    // Not eprintln: the test runner keeps that to itself when a test passes.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
