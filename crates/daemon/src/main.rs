@@ -1,0 +1,39 @@
+//! `ginneld`: the host role, the guest role, and the keeper that both may have.
+
+use clap::{Parser, Subcommand};
+use ginnel_daemon::{guest, host, keeper};
+use std::process::ExitCode;
+
+/// The control daemon of Ginnel.
+#[derive(Parser)]
+#[command(name = "ginneld", version)]
+struct Cli {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Serve the programs and the VMs of this host.
+    Host(host::Args),
+    /// Serve the programs of this VM.
+    Guest(guest::Args),
+    /// Hold file descriptors for a daemon while it is away.
+    #[command(hide = true)]
+    Keeper(keeper::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().role {
+        Role::Host(args) => host::run(args),
+        Role::Guest(args) => guest::run(args),
+        Role::Keeper(args) => keeper::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ginneld: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Seqpacket sockets with file descriptors.

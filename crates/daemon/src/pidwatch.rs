@@ -1,0 +1,1 @@
+//! Processes, told apart from their successors.
