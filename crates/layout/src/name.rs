@@ -84,7 +84,8 @@ impl Name {
                 return Err(NameError::BadByte { byte, at });
             }
         }
-        str::from_utf8(text).map_err(|e| NameError::BadByte { byte: text[e.valid_up_to()], at: e.valid_up_to() })
+        str::from_utf8(text)
+            .map_err(|e| NameError::BadByte { byte: text[e.valid_up_to()], at: e.valid_up_to() })
     }
 
     /// The text, or `"?"` where the bytes are no name. For messages to people.

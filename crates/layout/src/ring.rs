@@ -108,7 +108,11 @@ impl RecordHeader {
 
     /// The header of a record at `position` (bytes since the ring began).
     pub const fn new(kind: RecordKind, position: u64, len: usize) -> Self {
-        Self((Self::stamp(position) as u64) << 32 | ((kind.0 & 0xf) as u64) << Self::LEN_BITS | len as u64 & 0xfff_ffff)
+        Self(
+            (Self::stamp(position) as u64) << 32
+                | ((kind.0 & 0xf) as u64) << Self::LEN_BITS
+                | len as u64 & 0xfff_ffff,
+        )
     }
 
     const fn stamp(position: u64) -> u32 {

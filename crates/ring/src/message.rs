@@ -16,8 +16,8 @@ use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Waitable};
 use ginnel_layout::ring::{
-    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER, RecordHeader, RecordKind,
-    SPACE_ARMED, SideState, record_span,
+    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER,
+    RecordHeader, RecordKind, SPACE_ARMED, SideState, record_span,
 };
 use ginnel_shmem::{Memory, SharedSlice};
 

@@ -22,7 +22,11 @@ struct Watched {
 }
 
 static TABLE: [Watched; SLOTS] = [const {
-    Watched { start: AtomicUsize::new(FREE), len: AtomicUsize::new(0), broken: AtomicPtr::new(ptr::null_mut()) }
+    Watched {
+        start: AtomicUsize::new(FREE),
+        len: AtomicUsize::new(0),
+        broken: AtomicPtr::new(ptr::null_mut()),
+    }
 }; SLOTS];
 const FREE: usize = 0;
 const FILLING: usize = 1;

@@ -1,0 +1,189 @@
+//! What both kinds of channel share: the block in the segment, the peer, the doorbell, and the end.
+
+use crate::doorbell::Doorbell;
+use crate::endpoint::Inner;
+use crate::error::Error;
+use crate::waiter::Waiter;
+use ginnel_layout::channel::{self, ChannelKind};
+use ginnel_layout::{ring, wire};
+use ginnel_ring::wait::WaitMode;
+use ginnel_shmem::Mapping;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A kind of channel: [`crate::MessageChannel`] or [`crate::StreamChannel`].
+pub trait Channel: Sized + sealed::Build {
+    /// The kind on the wire.
+    const KIND: ChannelKind;
+}
+
+pub(crate) mod sealed {
+    pub trait Build {
+        fn build(pipe: super::Pipe) -> Self;
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Number of its member; 0 is the host.
+    pub member: u32,
+    /// Name of its member.
+    pub member_name: String,
+    /// Number of its endpoint.
+    pub endpoint: u32,
+    /// Epoch of that number.
+    pub epoch: u32,
+    /// What it calls itself.
+    pub name: String,
+}
+
+/// Facts about a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChannelInfo {
+    /// Number of the channel; never used again in this installation.
+    pub id: u64,
+    /// Data bytes of each of its two rings.
+    pub capacity: usize,
+    /// Who is at the other end.
+    pub peer: Peer,
+}
+
+/// What one half of a channel has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages, or calls on a stream.
+    pub operations: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// Doorbells rung for the peer.
+    pub rings: u64,
+    /// Operations that had to wait.
+    pub waits: u64,
+}
+
+/// What the two halves of a channel hold together. Dropped with the last of them, which closes the channel.
+pub(crate) struct Shared {
+    pub endpoint: Arc<Inner>,
+    pub info: ChannelInfo,
+    pub doorbell: Doorbell,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.endpoint.close_channel(self.info.id);
+    }
+}
+
+/// A channel before its rings are given a meaning.
+pub struct Pipe {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) capacity: usize,
+    pub(crate) output: Mapping,
+    pub(crate) input: Mapping,
+    mode: WaitMode,
+}
+
+impl Pipe {
+    /// Checks what the daemon says of a channel, and finds its rings.
+    pub(crate) fn new(
+        endpoint: Arc<Inner>,
+        wire: &wire::Channel,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Self, Error> {
+        let bad = |what| endpoint.protocol(what);
+        if !ring::valid_capacity(wire.capacity) {
+            return Err(bad("a channel with an impossible capacity"));
+        }
+        let capacity = wire.capacity as usize;
+        let block = usize::try_from(wire.offset)
+            .ok()
+            .filter(|offset| offset.is_multiple_of(ginnel_layout::PAGE))
+            .and_then(|offset| endpoint.memory.part(offset, channel::footprint(capacity)))
+            .ok_or_else(|| bad("a channel outside its segment"))?;
+        let (output, input) = channel::rings(capacity, wire.initiator != 0);
+        let ring =
+            |at| block.part(at, ring::footprint(capacity)).ok_or_else(|| bad("a ring outside its channel"));
+        let doorbell = match wire.bell_kind {
+            wire::BellKind::EVENT => {
+                Doorbell::Event(fds.pop().ok_or_else(|| bad("a channel without its doorbell"))?)
+            }
+            wire::BellKind::REGISTER => {
+                let registers = endpoint.registers.clone();
+                Doorbell::Register(
+                    registers.ok_or_else(|| bad("a doorbell register that was never sent"))?,
+                    wire.bell,
+                )
+            }
+            wire::BellKind::NONE => Doorbell::None,
+            _ => return Err(bad("an unknown kind of doorbell")),
+        };
+        let (output, input) = (ring(output)?, ring(input)?);
+        let info = ChannelInfo {
+            id: wire.channel,
+            capacity,
+            peer: Peer {
+                member: wire.peer_member,
+                member_name: wire.peer_member_name.as_str().into(),
+                endpoint: wire.peer_endpoint,
+                epoch: wire.peer_epoch,
+                name: wire.peer_name.as_str().into(),
+            },
+        };
+        let mode = endpoint.mode;
+        Ok(Self { shared: Arc::new(Shared { endpoint, info, doorbell }), capacity, output, input, mode })
+    }
+
+    pub(crate) fn waiter(&self) -> Waiter {
+        Waiter::new(self.mode, self.shared.endpoint.event.clone())
+    }
+}
+
+/// The methods that all four halves share. Each half has the fields `shared`, `waiter`, `counters` and `$ring`.
+macro_rules! half {
+    ($half:ty, $ring:ident) => {
+        impl $half {
+            /// How this half waits. The default is adaptive.
+            pub fn set_mode(&mut self, mode: $crate::WaitMode) {
+                self.waiter.mode = mode;
+            }
+
+            /// How long operations of this half may wait; `None`, the default, means for ever.
+            pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
+                self.waiter.timeout = timeout;
+            }
+
+            /// Whether operations of this half return [`Error::WouldBlock`] instead of waiting.
+            pub fn set_nonblocking(&mut self, nonblocking: bool) {
+                self.waiter.begin(&mut self.$ring);
+                self.waiter.nonblocking = nonblocking;
+            }
+
+            /// A file descriptor for poll and epoll. After an operation has returned [`Error::WouldBlock`], it becomes
+            /// readable when another try is worth it (which may still say [`Error::WouldBlock`]). An error in a VM
+            /// without interrupts.
+            pub fn poll_fd(&mut self) -> Result<std::os::fd::BorrowedFd<'_>, Error> {
+                self.waiter.fd()
+            }
+
+            /// What this half has done so far.
+            pub fn counters(&self) -> $crate::Counters {
+                $crate::Counters { waits: self.waiter.waits, ..self.counters }
+            }
+
+            /// Facts about the channel.
+            pub fn info(&self) -> &$crate::ChannelInfo {
+                &self.shared.info
+            }
+
+            #[inline]
+            fn ring_if(&mut self, needed: bool) {
+                if needed {
+                    self.counters.rings += 1;
+                    self.shared.doorbell.ring();
+                }
+            }
+        }
+    };
+}
+pub(crate) use half;

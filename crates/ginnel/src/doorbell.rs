@@ -1,0 +1,131 @@
+//! Waking a peer, and being woken.
+
+use ginnel_ring::wait::Sleeper;
+use ginnel_shmem::device::Registers;
+use rustix::event::{EventfdFlags, PollFlags, epoll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How to wake one peer.
+pub(crate) enum Doorbell {
+    /// An eventfd of the host.
+    Event(OwnedFd),
+    /// The doorbell register of a guest's control device, and what to store there.
+    Register(Arc<Registers>, u32),
+    /// The peer never sleeps on a doorbell.
+    None,
+}
+
+impl Doorbell {
+    /// Rings. One system call on the host, one MMIO store in a guest; never blocks.
+    pub fn ring(&self) {
+        match self {
+            Self::Event(event) => ring_event(event.as_fd()),
+            Self::Register(registers, value) => registers.ring(*value),
+            Self::None => {}
+        }
+    }
+}
+
+/// Adds one to an eventfd.
+///
+/// Nobody reads the eventfds of endpoints (see [`Bed`]), so a counter that somebody has driven to its end would stay
+/// there and swallow all later rings. It is reset then; a reader that is waiting sees the edge all the same.
+fn ring_event(event: BorrowedFd<'_>) {
+    let one = 1u64.to_ne_bytes();
+    if rustix::io::write(event, &one) == Err(Errno::AGAIN) {
+        let _ = rustix::io::read(event, &mut [0u8; 8]);
+        let _ = rustix::io::write(event, &one);
+    }
+}
+
+/// Where one side of a channel sleeps: an edge-triggered epoll of its own on the endpoint's eventfd.
+///
+/// The eventfd belongs to a vector, which several channels, threads and even processes may share. So nobody reads it:
+/// each sleeper has its own epoll, and an edge reaches all of them. It costs one system call to sleep and one for
+/// the ringer, and a ring for a neighbour on the same vector is just a needless look.
+pub(crate) struct Bed {
+    event: Option<BorrowedEvent>,
+    epoll: Option<OwnedFd>,
+    nap: Duration,
+}
+
+/// The endpoint's eventfd, shared by all its channels.
+pub(crate) type BorrowedEvent = Arc<OwnedFd>;
+
+/// Naps of a side without interrupts: from the first to the last, doubling.
+const FIRST_NAP: Duration = Duration::from_micros(50);
+const LAST_NAP: Duration = Duration::from_millis(1);
+
+impl Bed {
+    pub fn new(event: Option<BorrowedEvent>) -> Self {
+        Self { event, epoll: None, nap: FIRST_NAP }
+    }
+
+    /// The epoll, made at the first need. `None` without interrupts.
+    pub fn epoll(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
+        let Some(event) = &self.event else { return Ok(None) };
+        if self.epoll.is_none() {
+            let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            epoll::add(
+                &fd,
+                event,
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::IN | epoll::EventFlags::ET,
+            )?;
+            self.epoll = Some(fd);
+        }
+        Ok(self.epoll.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Forgets rings that have come so far, so that the epoll's readiness means a new one.
+    pub fn drain(&mut self) {
+        if let Some(epoll) = &self.epoll {
+            let _ = wait(epoll.as_fd(), Some(Duration::ZERO));
+        }
+    }
+
+    /// A side that was woken by work starts its naps short again.
+    pub fn rested(&mut self) {
+        self.nap = FIRST_NAP;
+    }
+}
+
+fn wait(epoll: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<usize, Errno> {
+    let timeout = timeout.and_then(|t| rustix::event::Timespec::try_from(t).ok());
+    let mut events =
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 1];
+    epoll::wait(epoll, &mut events, timeout.as_ref())
+}
+
+impl Sleeper for Bed {
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let nap = self.nap;
+        match self.epoll()? {
+            Some(epoll) => match wait(epoll, left) {
+                Ok(_) | Err(Errno::INTR) => Ok(()),
+                Err(errno) => Err(errno.into()),
+            },
+            None => {
+                // No interrupts in this guest: looking from time to time is all that is left.
+                std::thread::sleep(left.map_or(nap, |left| left.min(nap)));
+                self.nap = (nap * 2).min(LAST_NAP);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// An eventfd for waking threads of this process.
+pub(crate) fn private_event() -> rustix::io::Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Whether an event is there within the deadline.
+pub(crate) fn readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> bool {
+    crate::connection::wait(fd, PollFlags::IN, deadline)
+}

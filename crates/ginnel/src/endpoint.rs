@@ -1,0 +1,555 @@
+//! An attached process.
+
+use crate::channel::{Channel, Pipe};
+use crate::connection::{Connection, Lost, Packet, protocol};
+use crate::doorbell::{BorrowedEvent, private_event};
+use crate::error::Error;
+use crate::listener::Listener;
+use ginnel_layout::Name;
+use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
+use ginnel_ring::wait::WaitMode;
+use ginnel_shmem::device::Registers;
+use ginnel_shmem::{Mapping, Protection};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How long an operation that needs the daemon waits for one that is being restarted.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a daemon that is there may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Between two tries to reach a daemon: from the first to the last, doubling.
+const FIRST_RETRY: Duration = Duration::from_millis(5);
+const LAST_RETRY: Duration = Duration::from_millis(200);
+
+/// How to attach. The defaults are right for most programs.
+#[derive(Clone, Debug)]
+pub struct AttachOptions {
+    /// The daemon's socket. Default: `$GINNEL_SOCKET`, else [`wire::SOCKET`].
+    pub socket: PathBuf,
+    /// What this endpoint calls itself, for people. Default: the program's name.
+    pub name: Option<String>,
+    /// How channels wait unless told otherwise.
+    pub mode: WaitMode,
+}
+
+impl Default for AttachOptions {
+    fn default() -> Self {
+        let socket = std::env::var_os("GINNEL_SOCKET").map_or_else(|| wire::SOCKET.into(), PathBuf::from);
+        Self { socket, name: None, mode: WaitMode::default() }
+    }
+}
+
+/// How to open a channel.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChannelOptions {
+    /// Data bytes of each ring, rounded up to a power of two; the larger wish of the two sides counts. 0: the daemon's
+    /// default. A message may be a quarter of it.
+    pub capacity: usize,
+    /// For connecting: how long to wait for somebody to listen. 0: not at all.
+    pub patience: Duration,
+    /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
+    pub backlog: u32,
+}
+
+/// An attached process: a share in a segment, a place to listen and connect from. Clones are the same endpoint, which
+/// ends when the last clone, listener and channel is gone. May be used from several threads.
+#[derive(Clone)]
+pub struct Endpoint(Arc<Inner>);
+
+impl Endpoint {
+    /// Attaches to a segment through the daemon of this host or VM.
+    pub fn attach(segment: &str) -> Result<Self, Error> {
+        Self::attach_with(segment, &AttachOptions::default())
+    }
+
+    /// Attaches as `options` say. Waits a moment for a daemon that is being restarted, not for one that was never there.
+    pub fn attach_with(segment: &str, options: &AttachOptions) -> Result<Self, Error> {
+        let name = match &options.name {
+            Some(name) => parse_name(name)?,
+            None => program_name(),
+        };
+        Inner::attach(parse_name(segment)?, name, options).map(|inner| Self(Arc::new(inner)))
+    }
+
+    /// Listens at `name` in the segment.
+    pub fn listen<C: Channel>(&self, name: &str) -> Result<Listener<C>, Error> {
+        self.listen_with(name, &ChannelOptions::default())
+    }
+
+    /// Listens as `options` say.
+    pub fn listen_with<C: Channel>(
+        &self,
+        name: &str,
+        options: &ChannelOptions,
+    ) -> Result<Listener<C>, Error> {
+        let body = wire::Listen {
+            name: parse_name(name)?,
+            kind: C::KIND.0,
+            backlog: options.backlog,
+            capacity: round(options.capacity),
+        };
+        let packet = self.0.request(Kind::LISTEN, body.as_bytes())?;
+        let (answer, _) = packet.into_body::<wire::Listening>(Kind::LISTENING, &self.0.path)?;
+        Ok(Listener::new(self.0.clone(), answer.listener))
+    }
+
+    /// Opens a channel to who listens at `name` in the segment. The peer need not have accepted yet.
+    pub fn connect<C: Channel>(&self, name: &str) -> Result<C, Error> {
+        self.connect_with(name, &ChannelOptions::default())
+    }
+
+    /// Opens a channel as `options` say.
+    pub fn connect_with<C: Channel>(&self, name: &str, options: &ChannelOptions) -> Result<C, Error> {
+        let body = wire::Connect {
+            name: parse_name(name)?,
+            kind: C::KIND.0,
+            reserved: 0,
+            capacity: round(options.capacity),
+            nonce: self.0.nonce.fetch_add(1, Ordering::Relaxed),
+        };
+        let deadline = Instant::now() + options.patience;
+        let mut pause = FIRST_RETRY;
+        loop {
+            let packet = self.0.request(Kind::CONNECT, body.as_bytes())?;
+            match packet.into_body::<wire::Channel>(Kind::CHANNEL, &self.0.path) {
+                Err(error) if error.code() == Some(ErrorCode::REFUSED) && Instant::now() < deadline => {
+                    // Nobody listens yet. The daemon keeps no queue of hopes, so ask again now and then.
+                    std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                    pause = (pause * 2).min(LAST_RETRY);
+                }
+                Err(error) => return Err(error),
+                Ok((channel, fds)) => return Ok(C::build(Pipe::new(self.0.clone(), &channel, fds)?)),
+            }
+        }
+    }
+
+    /// What the daemon knows, as JSON (see `ginnel status --json`). In a VM: of the segments it has a share in.
+    pub fn inspect(&self) -> Result<String, Error> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut control = self.0.lock();
+        let mut text = Vec::new();
+        let mut packet = self.0.ask(&mut control, Kind::INSPECT, &[], deadline)?;
+        loop {
+            if packet.header.kind != Kind::TEXT {
+                return packet.into_body::<[u8; 0]>(Kind::TEXT, &self.0.path).map(|_| String::new());
+            }
+            text.extend_from_slice(&packet.body);
+            if packet.header.flags & wire::Header::MORE == 0 {
+                return String::from_utf8(text).map_err(|_| self.0.protocol("a status that is not UTF-8"));
+            }
+            let request = packet.header.request;
+            packet = self.0.answer(&mut control, request, deadline)?;
+        }
+    }
+
+    /// Number of the member that this endpoint belongs to; 0 is the host.
+    pub fn member(&self) -> u32 {
+        self.0.identity.member
+    }
+
+    /// Number of this endpoint, and its epoch.
+    pub fn number(&self) -> (u32, u32) {
+        (self.0.identity.endpoint, self.0.identity.epoch)
+    }
+
+    /// The segment's bytes that are mapped, for programs with a layout of their own. The daemon's blocks lie in it.
+    pub fn memory(&self) -> &Mapping {
+        &self.0.memory
+    }
+
+    /// Whether this endpoint can sleep. A VM without interrupts can only look from time to time.
+    pub fn has_interrupts(&self) -> bool {
+        self.0.event.is_some()
+    }
+
+    /// The segment's page, in bytes.
+    pub fn page(&self) -> usize {
+        self.0.identity.page as usize
+    }
+}
+
+/// A capacity as it goes on the wire.
+fn round(capacity: usize) -> u64 {
+    if capacity == 0 {
+        return 0;
+    }
+    capacity.max(ginnel_layout::ring::MIN_CAPACITY).checked_next_power_of_two().unwrap_or(usize::MAX) as u64
+}
+
+fn parse_name(name: &str) -> Result<Name, Error> {
+    Name::new(name).map_err(|reason| Error::Name { name: name.into(), reason })
+}
+
+/// The program's name, as far as it can be one here.
+fn program_name() -> Name {
+    let name = std::env::current_exe().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+    name.and_then(|name| Name::new(&name).ok()).or_else(|| Name::new("program").ok()).unwrap_or(Name::NONE)
+}
+
+/// A connection that waits to be accepted.
+pub(crate) struct Incoming {
+    pub channel: wire::Channel,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// What an endpoint holds.
+pub(crate) struct Inner {
+    pub path: PathBuf,
+    pub memory: Mapping,
+    /// The eventfd of our vector; none in a VM without interrupts.
+    pub event: Option<BorrowedEvent>,
+    /// The doorbell registers, in a VM.
+    pub registers: Option<Arc<Registers>>,
+    pub mode: WaitMode,
+    identity: wire::Attached,
+    attach: wire::Attach,
+    nonce: AtomicU64,
+    control: Mutex<Control>,
+    /// Readable when a listener may have something to accept: the socket, the inbox, or the retry timer.
+    pub accept_poll: OwnedFd,
+    inbox: OwnedFd,
+    retry: OwnedFd,
+}
+
+/// What needs the socket, one thread at a time.
+pub(crate) struct Control {
+    connection: Option<Connection>,
+    next_request: u32,
+    /// Connections to our listeners that nobody has accepted yet.
+    waiting: HashMap<u32, VecDeque<Incoming>>,
+    /// Channels that were announced to us and are not closed: a new daemon may announce them again.
+    known: HashSet<u64>,
+    /// What to tell the daemon when there is one again.
+    unsaid: Vec<(Kind, Vec<u8>)>,
+    pause: Duration,
+    retry_at: Option<Instant>,
+}
+
+impl Inner {
+    fn attach(segment: Name, name: Name, options: &AttachOptions) -> Result<Self, Error> {
+        let attach = wire::Attach { segment, name, ..wire::Attach::new_zeroed() };
+        let path = &options.socket;
+        let deadline = Instant::now() + PATIENCE;
+        let mut pause = FIRST_RETRY;
+        let (connection, packet) = loop {
+            match introduce(path, &attach) {
+                Ok((_, packet)) if packet.is_unavailable() && Instant::now() < deadline => {}
+                Ok(done) => break done,
+                // A socket that refuses, or a connection that breaks, is what a daemon's restart looks like.
+                Err(Introduction::Lost(Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE))
+                    if Instant::now() < deadline => {}
+                Err(Introduction::Lost(errno)) => {
+                    return Err(Error::NoDaemon { path: path.clone(), source: errno.into() });
+                }
+                Err(Introduction::Refused(error)) => return Err(error),
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LAST_RETRY);
+        };
+        let (identity, fds) = packet.into_body::<wire::Attached>(Kind::ATTACHED, path)?;
+        let mut fds = fds.into_iter();
+        let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
+        let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
+        let memory = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
+        let len =
+            usize::try_from(identity.segment_len).map_err(|_| protocol(path, "an impossible segment"))?;
+        let memory = Mapping::of_file(&memory, identity.map_offset, len, Protection::ReadWrite)
+            .map_err(Error::io("mapping the segment"))?;
+        let registers = registers
+            .map(|fd| Registers::map(&fd).map(Arc::new))
+            .transpose()
+            .map_err(Error::io("mapping the doorbell registers"))?;
+
+        let inbox = private_event().map_err(Error::system("making an eventfd"))?;
+        let retry = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(Error::system("making a timer"))?;
+        let accept_poll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        let inner = Self {
+            path: path.clone(),
+            memory,
+            event: event.map(Arc::new),
+            registers,
+            mode: options.mode,
+            attach: wire::Attach {
+                endpoint: identity.endpoint,
+                epoch: identity.epoch,
+                token: identity.token,
+                ..attach
+            },
+            identity,
+            nonce: AtomicU64::new(1),
+            control: Mutex::new(Control {
+                connection: None,
+                next_request: 1,
+                waiting: HashMap::new(),
+                known: HashSet::new(),
+                unsaid: Vec::new(),
+                pause: FIRST_RETRY,
+                retry_at: None,
+            }),
+            accept_poll,
+            inbox,
+            retry,
+        };
+        inner.watch(inner.inbox.as_fd())?;
+        inner.watch(inner.retry.as_fd())?;
+        inner.watch(connection.as_fd())?;
+        inner.lock().connection = Some(connection);
+        Ok(inner)
+    }
+
+    fn watch(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<(), Error> {
+        epoll::add(&self.accept_poll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(Error::system("watching the daemon's socket"))
+    }
+
+    pub fn protocol(&self, what: &'static str) -> Error {
+        protocol(&self.path, what)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        // A thread that panicked while it held the lock left nothing half done that matters: at worst a lost answer.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the daemon, waiting for its successor if need be.
+    pub fn request(&self, kind: Kind, body: &[u8]) -> Result<Packet, Error> {
+        self.ask(&mut self.lock(), kind, body, Instant::now() + PATIENCE)
+    }
+
+    /// All requests may be repeated: a daemon that has died may or may not have heard the first.
+    fn ask(
+        &self,
+        control: &mut Control,
+        kind: Kind,
+        body: &[u8],
+        deadline: Instant,
+    ) -> Result<Packet, Error> {
+        loop {
+            self.connected(control, deadline)?;
+            let request = control.next_request;
+            control.next_request = request.checked_add(1).unwrap_or(1);
+            let answer = match &control.connection {
+                Some(connection) => connection.send(kind, request, body, Some(deadline)),
+                None => continue,
+            };
+            if answer.is_err() {
+                self.lost(control);
+            } else {
+                match self.answer(control, request, Instant::now() + ANSWER) {
+                    Ok(packet) if !packet.is_unavailable() => return Ok(packet),
+                    Ok(packet) if Instant::now() >= deadline => return Ok(packet),
+                    Ok(_) => std::thread::sleep(FIRST_RETRY * 4),
+                    Err(error) if Instant::now() >= deadline => return Err(error),
+                    Err(_) => self.lost(control),
+                }
+            }
+        }
+    }
+
+    /// The answer to a request; events that come before it are kept.
+    fn answer(&self, control: &mut Control, request: u32, deadline: Instant) -> Result<Packet, Error> {
+        loop {
+            let received = match &control.connection {
+                Some(connection) => connection.receive(Some(deadline)),
+                None => Err(Lost(Errno::NOTCONN)),
+            };
+            match received {
+                Ok(Some(packet)) if packet.header.request == request => return Ok(packet),
+                Ok(Some(packet)) => self.event(control, packet),
+                Ok(None) => return Err(Error::TimedOut),
+                Err(Lost(errno)) => {
+                    return Err(Error::NoDaemon { path: self.path.clone(), source: errno.into() });
+                }
+            }
+        }
+    }
+
+    /// Keeps what the daemon says unasked.
+    fn event(&self, control: &mut Control, packet: Packet) {
+        if packet.header.kind != Kind::INCOMING {
+            return;
+        }
+        // A malformed event costs the connection it announces, nothing else.
+        let Some(channel) = wire::body::<wire::Channel>(&packet.body) else { return };
+        if control.known.insert(channel.channel) {
+            control
+                .waiting
+                .entry(channel.listener)
+                .or_default()
+                .push_back(Incoming { channel, fds: packet.fds });
+            let _ = rustix::io::write(&self.inbox, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn lost(&self, control: &mut Control) {
+        control.connection = None;
+        control.pause = FIRST_RETRY;
+        self.retry_in(control, FIRST_RETRY);
+    }
+
+    fn retry_in(&self, control: &mut Control, pause: Duration) {
+        control.retry_at = Some(Instant::now() + pause);
+        let value = Timespec::try_from(pause).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        let _ = timerfd_settime(&self.retry, TimerfdTimerFlags::empty(), &once);
+    }
+
+    /// Waits until there is a daemon that knows us.
+    fn connected(&self, control: &mut Control, deadline: Instant) -> Result<(), Error> {
+        while control.connection.is_none() {
+            match self.reconnect(control) {
+                Ok(()) => return Ok(()),
+                Err(Introduction::Refused(error)) => return Err(error),
+                Err(Introduction::Lost(errno)) if Instant::now() >= deadline => {
+                    return Err(Error::NoDaemon { path: self.path.clone(), source: errno.into() });
+                }
+                Err(Introduction::Lost(_)) => std::thread::sleep(control.pause),
+            }
+        }
+        Ok(())
+    }
+
+    /// One try.
+    fn reconnect(&self, control: &mut Control) -> Result<(), Introduction> {
+        let tried = introduce(&self.path, &self.attach).and_then(|(connection, packet)| {
+            if packet.is_unavailable() {
+                return Err(Introduction::Lost(Errno::AGAIN));
+            }
+            packet.into_body::<wire::Attached>(Kind::ATTACHED, &self.path).map_err(Introduction::Refused)?;
+            self.watch(connection.as_fd()).map_err(Introduction::Refused)?;
+            Ok(connection)
+        });
+        match tried {
+            Ok(connection) => {
+                control.connection = Some(connection);
+                control.retry_at = None;
+                control.pause = FIRST_RETRY;
+                let deadline = Instant::now() + ANSWER;
+                for (kind, body) in std::mem::take(&mut control.unsaid) {
+                    let _ = self.say(control, kind, &body, deadline);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                control.pause = (control.pause * 2).min(LAST_RETRY);
+                let pause = control.pause;
+                self.retry_in(control, pause);
+                Err(error)
+            }
+        }
+    }
+
+    fn say(&self, control: &mut Control, kind: Kind, body: &[u8], deadline: Instant) -> Result<(), Error> {
+        let request = control.next_request;
+        control.next_request = request.checked_add(1).unwrap_or(1);
+        let sent = match &control.connection {
+            Some(connection) => connection.send(kind, request, body, Some(deadline)).is_ok(),
+            None => false,
+        };
+        if !sent || self.answer(control, request, deadline).is_err() {
+            self.lost(control);
+            control.unsaid.push((kind, body.to_vec()));
+        }
+        Ok(())
+    }
+
+    /// Tells the daemon something that needs no answer. If there is none just now, its successor hears it.
+    fn tell(&self, kind: Kind, body: &[u8]) {
+        let mut control = self.lock();
+        if control.connection.is_none() {
+            control.unsaid.push((kind, body.to_vec()));
+        } else {
+            let _ = self.say(&mut control, kind, body, Instant::now() + Duration::from_secs(1));
+        }
+    }
+
+    /// The next connection to a listener, if there is one.
+    pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
+        let mut control = self.lock();
+        let control = &mut *control;
+        if control.connection.is_none() && control.retry_at.is_none_or(|at| Instant::now() >= at) {
+            let _ = rustix::io::read(&self.retry, &mut [0u8; 8]);
+            if let Err(Introduction::Refused(error)) = self.reconnect(control) {
+                return Err(error);
+            }
+        }
+        while let Some(connection) = &control.connection {
+            match connection.receive(Some(Instant::now())) {
+                Ok(Some(packet)) => self.event(control, packet),
+                Ok(None) => break,
+                Err(_) => self.lost(control),
+            }
+        }
+        let incoming = control.waiting.get_mut(&listener).and_then(VecDeque::pop_front);
+        if control.waiting.values().all(VecDeque::is_empty) {
+            let _ = rustix::io::read(&self.inbox, &mut [0u8; 8]);
+        }
+        Ok(incoming)
+    }
+
+    /// Tells the daemon that we have a channel that it announced.
+    pub fn accepted(&self, channel: u64) {
+        self.tell(Kind::ACCEPTED, wire::ChannelRef { channel }.as_bytes());
+    }
+
+    /// Our side of a channel is closed.
+    pub fn close_channel(&self, channel: u64) {
+        self.tell(Kind::CLOSE, wire::ChannelRef { channel }.as_bytes());
+        self.lock().known.remove(&channel);
+    }
+
+    /// Nobody listens any more; what waits is refused.
+    pub fn unlisten(&self, listener: u32) {
+        self.tell(Kind::UNLISTEN, wire::Listening { listener, reserved: 0 }.as_bytes());
+        let waiting = self.lock().waiting.remove(&listener).unwrap_or_default();
+        for incoming in waiting {
+            self.close_channel(incoming.channel.channel);
+        }
+    }
+}
+
+/// Why a connection to the daemon did not come about.
+enum Introduction {
+    /// There is none, or it went away meanwhile.
+    Lost(Errno),
+    /// It does not want us.
+    Refused(Error),
+}
+
+impl From<Lost> for Introduction {
+    fn from(Lost(errno): Lost) -> Self {
+        Self::Lost(errno)
+    }
+}
+
+/// Connects, greets and attaches; returns the answer to `ATTACH`.
+fn introduce(path: &Path, attach: &wire::Attach) -> Result<(Connection, Packet), Introduction> {
+    let deadline = Some(Instant::now() + ANSWER);
+    let connection = Connection::open(path).map_err(Introduction::Lost)?;
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+    let receive = || match connection.receive(deadline)? {
+        Some(packet) => Ok(packet),
+        None => Err(Introduction::Lost(Errno::TIMEDOUT)),
+    };
+    connection.send(Kind::HELLO, 1, hello.as_bytes(), deadline)?;
+    let (hello, _) =
+        receive()?.into_body::<wire::HelloOk>(Kind::HELLO_OK, path).map_err(Introduction::Refused)?;
+    if hello.version != wire::VERSION {
+        return Err(Introduction::Refused(protocol(path, "another protocol version")));
+    }
+    connection.send(Kind::ATTACH, 2, attach.as_bytes(), deadline)?;
+    let packet = receive()?;
+    Ok((connection, packet))
+}

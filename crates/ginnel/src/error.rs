@@ -1,0 +1,164 @@
+//! What can go wrong, for callers.
+
+use ginnel_layout::wire::ErrorCode;
+use ginnel_ring::{Corrupt, RecvError, SendError};
+use std::io;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why an operation failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing can be done now, and the handle is non-blocking.
+    #[error("the operation would block")]
+    WouldBlock,
+    /// The timeout came first.
+    #[error("timed out")]
+    TimedOut,
+    /// The peer has finished sending, and everything has been received.
+    #[error("the peer has finished sending")]
+    Finished,
+    /// The peer receives nothing more.
+    #[error("the peer has closed the channel")]
+    Closed,
+    /// The peer's process, or its VM, has died. What it had sent has been received.
+    #[error("the peer has died")]
+    PeerDead,
+    /// Somebody in the segment has broken the channel; it is of no more use.
+    #[error("corrupt channel: {0}")]
+    Corrupt(#[from] Corrupt),
+    /// The segment's memory is gone (its file was truncated).
+    #[error("the segment's memory is gone: its file was truncated")]
+    Broken,
+    /// A message longer than the channel's rings allow.
+    #[error("a message of {len} bytes: this channel takes at most {max}; open it with a larger capacity")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The longest that fits.
+        max: usize,
+    },
+    /// The message is longer than the buffer; it is still there.
+    #[error("the next message has {len} bytes and the buffer {buffer}; it stays until received")]
+    BufferTooSmall {
+        /// The message's length.
+        len: usize,
+        /// The buffer's.
+        buffer: usize,
+    },
+    /// Sending after `finish`.
+    #[error("sending after finish")]
+    AfterFinish,
+    /// The daemon refuses.
+    #[error("{text}")]
+    Refused {
+        /// Why.
+        code: ErrorCode,
+        /// For people: what, where, and the fix.
+        text: String,
+    },
+    /// No daemon answers.
+    #[error("no ginnel daemon at {path}: {source}; start `ginneld host` (or `ginneld guest` in a VM)")]
+    NoDaemon {
+        /// Its socket.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The daemon says something that is not in the protocol.
+    #[error("the daemon at {path} broke the attach protocol: {what}")]
+    Protocol {
+        /// Its socket.
+        path: PathBuf,
+        /// What was wrong.
+        what: &'static str,
+    },
+    /// A name that is none.
+    #[error("bad name {name:?}: {reason}")]
+    Name {
+        /// As given.
+        name: String,
+        /// What is wrong with it.
+        reason: ginnel_layout::name::NameError,
+    },
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::System { what, source: errno.into() }
+    }
+
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    /// The daemon's code, if it refused.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+}
+
+impl From<RecvError> for Error {
+    fn from(error: RecvError) -> Self {
+        match error {
+            RecvError::Empty => Self::WouldBlock,
+            RecvError::Finished => Self::Finished,
+            RecvError::PeerDead => Self::PeerDead,
+            RecvError::Corrupt(corrupt) => Self::Corrupt(corrupt),
+            // `Broken`, and whatever a later version adds: the channel is of no more use.
+            _ => Self::Broken,
+        }
+    }
+}
+
+impl From<SendError> for Error {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Full => Self::WouldBlock,
+            SendError::TooLong { len, max } => Self::TooLong { len, max },
+            SendError::AfterFinish => Self::AfterFinish,
+            SendError::Closed => Self::Closed,
+            SendError::PeerDead => Self::PeerDead,
+            SendError::Corrupt(corrupt) => Self::Corrupt(corrupt),
+            // As above.
+            _ => Self::Broken,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::WouldBlock => io::ErrorKind::WouldBlock,
+            Error::TimedOut => io::ErrorKind::TimedOut,
+            Error::Finished => io::ErrorKind::UnexpectedEof,
+            Error::Closed => io::ErrorKind::BrokenPipe,
+            Error::PeerDead => io::ErrorKind::ConnectionReset,
+            Error::Corrupt(_) | Error::Protocol { .. } => io::ErrorKind::InvalidData,
+            Error::TooLong { .. } | Error::BufferTooSmall { .. } | Error::Name { .. } => {
+                io::ErrorKind::InvalidInput
+            }
+            Error::Refused { code: ErrorCode::REFUSED, .. } => io::ErrorKind::ConnectionRefused,
+            Error::Refused { code: ErrorCode::DENIED, .. } => io::ErrorKind::PermissionDenied,
+            Error::Refused { code: ErrorCode::IN_USE, .. } => io::ErrorKind::AddrInUse,
+            Error::Refused { code: ErrorCode::NO_SEGMENT | ErrorCode::NOT_FOUND, .. } => {
+                io::ErrorKind::NotFound
+            }
+            Error::NoDaemon { source, .. } | Error::System { source, .. } => source.kind(),
+            _ => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}

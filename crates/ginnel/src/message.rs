@@ -1,0 +1,316 @@
+//! Message channels.
+
+use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
+use crate::error::Error;
+use crate::waiter::Waiter;
+use crate::{ChannelInfo, WaitMode};
+use ginnel_layout::channel::ChannelKind;
+use ginnel_ring::message::{self, Consumer, Producer};
+use ginnel_ring::{RecvError, SendError};
+use ginnel_shmem::{Mapping, SharedSlice};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Messages in both directions, each received whole and in order. Split it to use the directions in two threads.
+pub struct MessageChannel {
+    sender: MessageSender,
+    receiver: MessageReceiver,
+}
+
+/// The sending half of a [`MessageChannel`]. Dropping it finishes.
+pub struct MessageSender {
+    ring: Producer<Mapping>,
+    waiter: Waiter,
+    counters: Counters,
+    shared: Arc<Shared>,
+}
+
+/// The receiving half of a [`MessageChannel`]. Dropping it closes this direction: the peer's next send fails.
+pub struct MessageReceiver {
+    ring: Consumer<Mapping>,
+    waiter: Waiter,
+    counters: Counters,
+    shared: Arc<Shared>,
+}
+
+half!(MessageSender, ring);
+half!(MessageReceiver, ring);
+
+impl Channel for MessageChannel {
+    const KIND: ChannelKind = ChannelKind::MESSAGE;
+}
+
+impl sealed::Build for MessageChannel {
+    fn build(pipe: Pipe) -> Self {
+        Self {
+            sender: MessageSender {
+                waiter: pipe.waiter(),
+                ring: Producer::new(pipe.output.clone(), pipe.capacity),
+                counters: Counters::default(),
+                shared: pipe.shared.clone(),
+            },
+            receiver: MessageReceiver {
+                waiter: pipe.waiter(),
+                ring: Consumer::new(pipe.input.clone(), pipe.capacity),
+                counters: Counters::default(),
+                shared: pipe.shared,
+            },
+        }
+    }
+}
+
+impl MessageChannel {
+    /// The two halves, for two threads.
+    pub fn split(self) -> (MessageSender, MessageReceiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// The sending half.
+    pub fn sender(&mut self) -> &mut MessageSender {
+        &mut self.sender
+    }
+
+    /// The receiving half.
+    pub fn receiver(&mut self) -> &mut MessageReceiver {
+        &mut self.receiver
+    }
+
+    /// See [`MessageSender::send`].
+    #[inline]
+    pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
+        self.sender.send(message)
+    }
+
+    /// See [`MessageReceiver::recv`].
+    pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
+        self.receiver.recv()
+    }
+
+    /// See [`MessageReceiver::recv_into`].
+    #[inline]
+    pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        self.receiver.recv_into(buffer)
+    }
+
+    /// Sets how both halves wait.
+    pub fn set_mode(&mut self, mode: WaitMode) {
+        self.sender.set_mode(mode);
+        self.receiver.set_mode(mode);
+    }
+
+    /// Sets how long operations of both halves may wait.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.sender.set_timeout(timeout);
+        self.receiver.set_timeout(timeout);
+    }
+
+    /// Facts about the channel.
+    pub fn info(&self) -> &ChannelInfo {
+        self.sender.info()
+    }
+
+    /// The longest message.
+    pub fn max_message(&self) -> usize {
+        self.sender.max_message()
+    }
+}
+
+impl MessageSender {
+    /// Sends a message. Waits while the ring is full.
+    #[inline]
+    pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            match self.ring.send(message) {
+                Ok(ring) => {
+                    self.counted(message.len());
+                    self.ring_if(ring);
+                    return Ok(());
+                }
+                Err(SendError::Full) => self.wait_for_room(message.len())?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Claims room for a message of up to `len` bytes, to be written in place. Waits while the ring is full.
+    pub fn claim(&mut self, len: usize) -> Result<Claim<'_>, Error> {
+        self.waiter.begin(&mut self.ring);
+        while !self.room(len)? {
+            self.wait_for_room(len)?;
+        }
+        // Room was found and nobody else takes it, so this cannot be `Full`.
+        let inner = self.ring.claim(len)?;
+        Ok(Claim { inner, counters: &mut self.counters, shared: &self.shared })
+    }
+
+    fn room(&mut self, len: usize) -> Result<bool, Error> {
+        match self.ring.claim(len) {
+            Ok(_abandoned) => Ok(true),
+            Err(SendError::Full) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes all committed messages visible at once. Needed after [`Claim::commit`] only.
+    pub fn publish(&mut self) {
+        let ring = self.ring.publish();
+        self.ring_if(ring);
+    }
+
+    /// Says that nothing more comes; the peer receives the rest, then [`Error::Finished`].
+    pub fn finish(&mut self) {
+        let ring = self.ring.finish();
+        self.ring_if(ring);
+    }
+
+    /// The longest message.
+    pub fn max_message(&self) -> usize {
+        self.ring.max_message()
+    }
+
+    #[cold]
+    fn wait_for_room(&mut self, len: usize) -> Result<(), Error> {
+        // What is committed must go out first, or the peer could never make room.
+        self.publish();
+        self.waiter.wait(self.ring.want(len))
+    }
+
+    #[inline]
+    fn counted(&mut self, len: usize) {
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+    }
+}
+
+impl Drop for MessageSender {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Room for one message, in the ring. Dropping it sends nothing.
+#[must_use = "a claim sends nothing until it is sent or committed"]
+pub struct Claim<'a> {
+    inner: message::Claim<'a, Mapping>,
+    counters: &'a mut Counters,
+    shared: &'a Shared,
+}
+
+impl Claim<'_> {
+    /// The bytes to fill.
+    pub fn slice(&self) -> SharedSlice<'_, Mapping> {
+        self.inner.slice()
+    }
+
+    /// Sends the first `len` bytes.
+    pub fn send(self, len: usize) {
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+        if self.inner.publish(len) {
+            self.counters.rings += 1;
+            self.shared.doorbell.ring();
+        }
+    }
+
+    /// Makes the first `len` bytes a message that goes out with the next [`MessageSender::publish`] or send.
+    pub fn commit(self, len: usize) {
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+        self.inner.commit(len);
+    }
+}
+
+impl MessageReceiver {
+    /// Receives a message into `buffer`; returns its length. Waits while there is none. A message longer than the buffer
+    /// is [`Error::BufferTooSmall`], and stays.
+    #[inline]
+    pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let message = self.peek()?;
+        let len = message.len();
+        if len > buffer.len() {
+            return Err(Error::BufferTooSmall { len, buffer: buffer.len() });
+        }
+        message.slice().read(0, buffer);
+        message.release();
+        Ok(len)
+    }
+
+    /// Receives a message. Waits while there is none.
+    pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
+        let message = self.peek()?;
+        let bytes = message.slice().to_vec();
+        message.release();
+        Ok(bytes)
+    }
+
+    /// The next message, in place. Waits while there is none. It stays until it is released.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Message<'_>, Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            match self.ring.poll() {
+                Ok(()) => break,
+                Err(RecvError::Empty) => self.wait_for_message()?,
+                Err(error) => {
+                    let owed = self.ring.take_owed();
+                    self.ring_if(owed);
+                    return Err(error.into());
+                }
+            }
+        }
+        let inner = self.ring.peek()?;
+        Ok(Message { inner, counters: &mut self.counters, shared: &self.shared })
+    }
+
+    #[inline]
+    fn wait_for_message(&mut self) -> Result<(), Error> {
+        let owed = self.ring.take_owed();
+        self.ring_if(owed);
+        self.waiter.wait(&mut self.ring)
+    }
+}
+
+impl Drop for MessageReceiver {
+    fn drop(&mut self) {
+        let ring = self.ring.finish();
+        self.ring_if(ring);
+    }
+}
+
+/// A received message, still in the ring. Dropping it keeps it for the next call.
+pub struct Message<'a> {
+    inner: message::Message<'a, Mapping>,
+    counters: &'a mut Counters,
+    shared: &'a Shared,
+}
+
+impl Message<'_> {
+    /// Bytes of payload.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// True if the payload is empty.
+    pub fn is_empty(&self) -> bool {
+        self.inner.is_empty()
+    }
+
+    /// The payload. A hostile peer can still change it: copy what must not change before checking it.
+    #[inline]
+    pub fn slice(&self) -> SharedSlice<'_, Mapping> {
+        self.inner.slice()
+    }
+
+    /// Gives the room back to the peer.
+    #[inline]
+    pub fn release(self) {
+        self.counters.operations += 1;
+        self.counters.bytes += self.inner.len() as u64;
+        if self.inner.release() {
+            self.counters.rings += 1;
+            self.shared.doorbell.ring();
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Stream channels.
+
+use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
+use crate::error::Error;
+use crate::waiter::Waiter;
+use crate::{ChannelInfo, WaitMode};
+use ginnel_layout::channel::ChannelKind;
+use ginnel_ring::stream::{self, Consumer, Producer};
+use ginnel_ring::{RecvError, SendError};
+use ginnel_shmem::{Mapping, SharedSlice};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A stream of bytes in both directions, like a TCP connection. Split it to use the directions in two threads.
+pub struct StreamChannel {
+    sender: StreamSender,
+    receiver: StreamReceiver,
+}
+
+/// The sending half of a [`StreamChannel`]. Dropping it finishes.
+pub struct StreamSender {
+    ring: Producer<Mapping>,
+    waiter: Waiter,
+    counters: Counters,
+    shared: Arc<Shared>,
+}
+
+/// The receiving half of a [`StreamChannel`]. Dropping it closes this direction: the peer's next send fails.
+pub struct StreamReceiver {
+    ring: Consumer<Mapping>,
+    waiter: Waiter,
+    counters: Counters,
+    shared: Arc<Shared>,
+}
+
+half!(StreamSender, ring);
+half!(StreamReceiver, ring);
+
+impl Channel for StreamChannel {
+    const KIND: ChannelKind = ChannelKind::STREAM;
+}
+
+impl sealed::Build for StreamChannel {
+    fn build(pipe: Pipe) -> Self {
+        Self {
+            sender: StreamSender {
+                waiter: pipe.waiter(),
+                ring: Producer::new(pipe.output.clone(), pipe.capacity),
+                counters: Counters::default(),
+                shared: pipe.shared.clone(),
+            },
+            receiver: StreamReceiver {
+                waiter: pipe.waiter(),
+                ring: Consumer::new(pipe.input.clone(), pipe.capacity),
+                counters: Counters::default(),
+                shared: pipe.shared,
+            },
+        }
+    }
+}
+
+impl StreamChannel {
+    /// The two halves, for two threads.
+    pub fn split(self) -> (StreamSender, StreamReceiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// The sending half.
+    pub fn sender(&mut self) -> &mut StreamSender {
+        &mut self.sender
+    }
+
+    /// The receiving half.
+    pub fn receiver(&mut self) -> &mut StreamReceiver {
+        &mut self.receiver
+    }
+
+    /// Sets how both halves wait.
+    pub fn set_mode(&mut self, mode: WaitMode) {
+        self.sender.set_mode(mode);
+        self.receiver.set_mode(mode);
+    }
+
+    /// Sets how long operations of both halves may wait.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.sender.set_timeout(timeout);
+        self.receiver.set_timeout(timeout);
+    }
+
+    /// Facts about the channel.
+    pub fn info(&self) -> &ChannelInfo {
+        self.sender.info()
+    }
+}
+
+impl StreamSender {
+    /// Sends some of `bytes`; returns how many, at least one unless `bytes` is empty. Waits while the ring is full.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            let Self { ring, shared, counters, .. } = self;
+            let sent = ring.write(bytes, || {
+                counters.rings += 1;
+                shared.doorbell.ring();
+            });
+            match sent {
+                Ok(n) => {
+                    self.counters.operations += 1;
+                    self.counters.bytes += n as u64;
+                    return Ok(n);
+                }
+                Err(SendError::Full) => self.waiter.wait(&mut self.ring)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends all of `bytes`. A timeout counts for each piece; after an error it is unknown how many have gone.
+    pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let n = self.send(bytes)?;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Room for at most `most` bytes in one run, to be written in place. Waits while the ring is full.
+    pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            match self.ring.claim(most) {
+                Ok(_abandoned) => break,
+                Err(SendError::Full) => self.waiter.wait(&mut self.ring)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let inner = self.ring.claim(most)?;
+        Ok(Room { inner, counters: &mut self.counters, shared: &self.shared })
+    }
+
+    /// Says that nothing more comes; the peer receives the rest, then the end.
+    pub fn finish(&mut self) {
+        let ring = self.ring.finish();
+        self.ring_if(ring);
+    }
+}
+
+impl Drop for StreamSender {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// [`Error::WouldBlock`] and the others become the [`io::Error`] of that kind.
+impl io::Write for StreamSender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.send(bytes)?)
+    }
+    /// Nothing is held back, so there is nothing to do.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Room in the stream. Dropping it sends nothing.
+#[must_use = "room sends nothing until it is sent"]
+pub struct Room<'a> {
+    inner: stream::Room<'a, Mapping>,
+    counters: &'a mut Counters,
+    shared: &'a Shared,
+}
+
+impl Room<'_> {
+    /// The bytes to fill.
+    pub fn slice(&self) -> SharedSlice<'_, Mapping> {
+        self.inner.slice()
+    }
+
+    /// Sends the first `len` bytes.
+    pub fn send(self, len: usize) {
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+        if self.inner.publish(len) {
+            self.counters.rings += 1;
+            self.shared.doorbell.ring();
+        }
+    }
+}
+
+impl StreamReceiver {
+    /// Receives what is there, up to the buffer's length; returns how many bytes, 0 at the end of the stream (or for an
+    /// empty buffer). Waits while there is nothing.
+    pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            let Self { ring, shared, counters, .. } = self;
+            let got = ring.read(buffer, || {
+                counters.rings += 1;
+                shared.doorbell.ring();
+            });
+            match got {
+                Ok(n) => {
+                    self.counters.operations += 1;
+                    self.counters.bytes += n as u64;
+                    return Ok(n);
+                }
+                Err(RecvError::Finished) => return Ok(0),
+                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The bytes that are there, in place, as one run. Waits while there are none; [`Error::Finished`] at the end.
+    pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
+        self.waiter.begin(&mut self.ring);
+        loop {
+            let polled = self.ring.poll();
+            if polled.is_err() {
+                let owed = self.ring.take_owed();
+                self.ring_if(owed);
+            }
+            match polled {
+                Ok(_) => break,
+                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let inner = self.ring.peek()?;
+        Ok(Bytes { inner, counters: &mut self.counters, shared: &self.shared })
+    }
+}
+
+impl Drop for StreamReceiver {
+    fn drop(&mut self) {
+        let ring = self.ring.finish();
+        self.ring_if(ring);
+    }
+}
+
+/// The end of the stream is `Ok(0)`; a dead peer is [`io::ErrorKind::ConnectionReset`].
+impl io::Read for StreamReceiver {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self.recv(buffer)?)
+    }
+}
+
+impl io::Write for StreamChannel {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.sender.write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Read for StreamChannel {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receiver.read(buffer)
+    }
+}
+
+/// Received bytes, still in the ring. Dropping the value keeps them for the next call.
+pub struct Bytes<'a> {
+    inner: stream::Bytes<'a, Mapping>,
+    counters: &'a mut Counters,
+    shared: &'a Shared,
+}
+
+impl Bytes<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.inner.is_empty()
+    }
+
+    /// The bytes. A hostile peer can still change them: copy what must not change before checking it.
+    pub fn slice(&self) -> SharedSlice<'_, Mapping> {
+        self.inner.slice()
+    }
+
+    /// Gives the room of the first `len` bytes back to the peer.
+    pub fn release(self, len: usize) {
+        self.counters.operations += 1;
+        self.counters.bytes += len.min(self.inner.len()) as u64;
+        if self.inner.release(len) {
+            self.counters.rings += 1;
+            self.shared.doorbell.ring();
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! How one half of a channel waits: mode, timeout, non-blocking use.
+
+use crate::doorbell::{Bed, BorrowedEvent};
+use crate::error::Error;
+use ginnel_ring::wait::{self, WaitMode, Waitable};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+pub(crate) struct Waiter {
+    pub mode: WaitMode,
+    pub timeout: Option<Duration>,
+    pub nonblocking: bool,
+    bed: Bed,
+    /// A non-blocking call has said "not now" and left the doorbell armed for the caller's poll.
+    armed: bool,
+    /// Waits that did not end at the first look.
+    pub waits: u64,
+}
+
+impl Waiter {
+    pub fn new(mode: WaitMode, event: Option<BorrowedEvent>) -> Self {
+        Self { mode, timeout: None, nonblocking: false, bed: Bed::new(event), armed: false, waits: 0 }
+    }
+
+    /// Waits until `what` is ready, as this half is set up to wait.
+    pub fn wait<W: Waitable>(&mut self, what: &mut W) -> Result<(), Error> {
+        self.waits += 1;
+        if self.nonblocking {
+            return self.arm(what);
+        }
+        let deadline = self.timeout.map(|t| Instant::now() + t);
+        match wait::wait(what, self.mode, &mut self.bed, deadline) {
+            Ok(true) => {
+                self.bed.rested();
+                Ok(())
+            }
+            Ok(false) => Err(Error::TimedOut),
+            Err(error) => Err(Error::io("sleeping on a doorbell")(error)),
+        }
+    }
+
+    /// Leaves the doorbell armed, so that the file descriptor becomes readable when another try is worth it.
+    fn arm<W: Waitable>(&mut self, what: &mut W) -> Result<(), Error> {
+        self.bed.epoll().map_err(Error::io("making an epoll"))?;
+        self.bed.drain();
+        what.arm();
+        if what.ready() {
+            what.disarm();
+            return Ok(());
+        }
+        self.armed = true;
+        Err(Error::WouldBlock)
+    }
+
+    /// At the start of each operation: takes back what a non-blocking call has left armed.
+    #[inline]
+    pub fn begin<W: Waitable>(&mut self, what: &mut W) {
+        if self.armed {
+            self.armed = false;
+            what.disarm();
+            self.bed.drain();
+        }
+    }
+
+    /// For poll and epoll: readable after [`Error::WouldBlock`], once another try is worth it.
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
+        self.bed.epoll().map_err(Error::io("making an epoll"))?.ok_or(Error::System {
+            what: "no file descriptor to wait on: this VM has no interrupts (see `ginnel status`)",
+            source: std::io::ErrorKind::Unsupported.into(),
+        })
+    }
+}
