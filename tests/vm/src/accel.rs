@@ -56,7 +56,13 @@ impl Accel {
             Ok("tcg") => return Ok(Accel::Tcg),
             _ => {}
         }
-        let accel = if probe().is_ok() { Accel::Kvm } else { Accel::Tcg };
+        let accel = match probe() {
+            Ok(()) => Accel::Kvm,
+            Err(why) => {
+                eprintln!("no KVM, as a guest does not boot with it: {why}");
+                Accel::Tcg
+            }
+        };
         fs::write(&known, format!("{accel}\n"))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(accel)
@@ -65,8 +71,14 @@ impl Accel {
     /// QEMU's arguments.
     pub(crate) fn qemu_args(self) -> [&'static str; 4] {
         match self {
+            // QEMU 7.2 offers AMD guests a register of Intel's that newer host kernels then refuse to set.
+            Accel::Kvm if is_amd() => ["-accel", "kvm", "-cpu", "host,arch-capabilities=off"],
             Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
         }
     }
+}
+
+fn is_amd() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("AuthenticAMD"))
 }

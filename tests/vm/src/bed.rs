@@ -20,7 +20,9 @@ use crate::kernel::Kernel;
 use crate::net::{Network, Place};
 use crate::process::{HostJob, Launcher};
 use crate::record::Output;
+use crate::undertaker::Undertaker;
 use crate::vm::{Machine, VmBuilder};
+use crate::vmlinux::unpacked;
 
 /// How long a bed waits for its turn: one test that boots VMs fills a small machine.
 const TURN: Duration = Duration::from_secs(30 * 60);
@@ -31,8 +33,8 @@ const HOST_COMMAND: Duration = Duration::from_secs(120);
 /// VMs and what they share.
 ///
 /// There is one bed at a time on a machine; [`Bed::new`] waits for its turn. Dropping the bed (and a panic that does)
-/// kills its VMs and host commands and removes its network and its files. When the whole program is killed, the kernel
-/// does the same, but for the files, which the next bed sweeps away.
+/// kills its VMs and host commands; with it and the last handle of a VM go its network and its files. The same happens
+/// when the whole program is killed, but the files stay until the next bed sweeps them away.
 pub struct Bed {
     inner: Arc<Inner>,
 }
@@ -40,8 +42,11 @@ pub struct Bed {
 pub(crate) struct Inner {
     // Dropped in this order: processes and their network, then their files, then the turn.
     pub launcher: Launcher,
+    undertaker: Undertaker,
     network: OnceLock<Network>,
     pub kernel: Kernel,
+    /// The kernel as QEMU loads it.
+    pub vmlinux: PathBuf,
     pub qemu: PathBuf,
     accel: OnceLock<Accel>,
     state: Mutex<State>,
@@ -53,7 +58,7 @@ pub(crate) struct Inner {
 struct State {
     places: BTreeMap<String, Place>,
     machines: Vec<(String, Weak<Machine>)>,
-    jobs: Vec<Weak<HostJob>>,
+    jobs: Vec<Arc<HostJob>>,
 }
 
 impl Bed {
@@ -72,10 +77,13 @@ impl Bed {
             .prefix(&format!("{BED_PREFIX}{name}-"))
             .tempdir()
             .context("cannot make a temporary folder")?;
+        let kernel = Kernel::find()?;
         let inner = Inner {
             launcher: Launcher::new()?,
+            undertaker: Undertaker::new()?,
             network: OnceLock::new(),
-            kernel: Kernel::find()?,
+            vmlinux: unpacked(&kernel.image)?,
+            kernel,
             qemu,
             accel: OnceLock::new(),
             state: Mutex::default(),
@@ -136,9 +144,10 @@ impl Bed {
     /// Starts a program on the host. Its standard streams are the harness's.
     pub fn host_spawn_command(&self, name: &str, command: Command) -> Result<Arc<HostJob>> {
         let job = Arc::new(HostJob::start(&self.inner.launcher, name, command)?);
+        self.inner.undertaker.note(job.pid())?;
         let mut state = self.inner.state();
-        state.jobs.retain(|job| job.strong_count() > 0);
-        state.jobs.push(Arc::downgrade(&job));
+        state.jobs.retain(|job| job.is_running());
+        state.jobs.push(job.clone());
         Ok(job)
     }
 
@@ -167,7 +176,7 @@ impl Drop for Bed {
         let mut state = self.inner.state();
         let machines: Vec<_> =
             state.machines.drain(..).filter_map(|(_, machine)| machine.upgrade()).collect();
-        let jobs: Vec<_> = state.jobs.drain(..).filter_map(|job| job.upgrade()).collect();
+        let jobs = std::mem::take(&mut state.jobs);
         drop(state);
         for job in jobs {
             let _ = job.kill(9);

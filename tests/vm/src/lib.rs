@@ -34,6 +34,7 @@ mod bed;
 mod cache;
 mod cpio;
 mod image;
+pub mod installation;
 mod kernel;
 mod libs;
 mod link;
@@ -46,7 +47,9 @@ mod qmp;
 mod record;
 #[doc(hidden)]
 pub mod skip;
+mod undertaker;
 mod vm;
+mod vmlinux;
 
 pub use accel::Accel;
 pub use bed::Bed;

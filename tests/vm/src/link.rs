@@ -86,10 +86,10 @@ impl Link {
                 _ => {}
             }
             if let Some(why) = &state.closed {
-                bail!("the agent will not come: {why}");
+                bail!("{why}");
             }
             let left = deadline.checked_duration_since(Instant::now());
-            let left = left.with_context(|| format!("the agent did not come within {timeout:?}"))?;
+            let left = left.context("its agent does not answer")?;
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

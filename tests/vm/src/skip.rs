@@ -26,9 +26,32 @@ macro_rules! require {
 
 #[doc(hidden)]
 pub fn skipped(here: &str, reason: &str) {
-    let test = here.trim_end_matches("::here").trim_end_matches("::{{closure}}");
-    let line = format!("SKIPPED {test}: {reason}");
+    let line = line(here, reason);
     assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
     // Not eprintln: the test runner keeps that to itself when a test passes.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn line(here: &str, reason: &str) -> String {
+    let test = here.trim_end_matches("::here").trim_end_matches("::{{closure}}");
+    format!("SKIPPED {test}: {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_line_names_the_test() {
+        fn here() {}
+        let line = super::line(std::any::type_name_of_val(&here), "no fun");
+        assert_eq!(line, "SKIPPED vmtest::skip::tests::the_line_names_the_test: no fun");
+    }
+
+    #[test]
+    fn what_is_required_and_there_skips_nothing() {
+        fn test() -> Result<(), String> {
+            crate::require!(1 + 1 == 2, "arithmetic of {}", 2);
+            Err("went on".into())
+        }
+        assert_eq!(test(), Err("went on".into()));
+    }
 }

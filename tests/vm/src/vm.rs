@@ -197,8 +197,8 @@ impl VmBuilder {
             Some(accel) => accel,
             None => self.bed.accel()?,
         };
-        let place = self.bed.place(&self.name)?;
-        if self.network {
+        let place = if self.network { Some(self.bed.place(&self.name)?) } else { None };
+        if let Some(place) = place {
             self.bed.network()?.attach(&self.bed.launcher, place)?;
         }
 
@@ -219,7 +219,7 @@ impl VmBuilder {
         let process = Process::adopt(child, move |exit| on_exit.close(&format!("QEMU ended with {exit}")))?;
         let machine = Arc::new(Machine {
             name: self.name.clone(),
-            place: self.network.then_some(place),
+            place,
             accel,
             process,
             link,
@@ -235,9 +235,9 @@ impl VmBuilder {
         Ok(vm)
     }
 
-    fn overlay(&self, place: Place) -> Overlay {
+    fn overlay(&self, place: Option<Place>) -> Overlay {
         let mut conf = format!("VM_NAME='{}'\nVM_MODULES='{}'\n", self.name, self.load.join(" "));
-        let address = if self.network { place.with_prefix() } else { String::new() };
+        let address = place.map(Place::with_prefix).unwrap_or_default();
         conf += &format!("VM_ADDRESS='{address}'\n");
         let shares = self.shares.iter().enumerate().map(|(n, (_, guest))| format!("share{n}:{guest}"));
         conf += &format!("VM_SHARES='{}'\n", shares.collect::<Vec<_>>().join(" "));
@@ -247,7 +247,7 @@ impl VmBuilder {
         overlay
     }
 
-    fn command(&self, accel: Accel, place: Place, paths: &Paths) -> Command {
+    fn command(&self, accel: Accel, place: Option<Place>, paths: &Paths) -> Command {
         let mut command = Command::new(&self.bed.qemu);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-name", &self.name]);
         command.args(accel.qemu_args());
@@ -260,7 +260,7 @@ impl VmBuilder {
         command.arg("-smp").arg(format!("{},maxcpus={}", self.cpus, self.cpus.max(2)));
         let max_memory = self.max_memory_mib.map(|mib| format!(",slots=8,maxmem={mib}M")).unwrap_or_default();
         command.arg("-m").arg(format!("{}M{max_memory}", self.memory_mib));
-        command.arg("-kernel").arg(&self.bed.kernel.image).arg("-initrd").arg(&paths.initrd);
+        command.arg("-kernel").arg(&self.bed.vmlinux).arg("-initrd").arg(&paths.initrd);
         let iommu = self.iommu.then_some("intel_iommu=on");
         let args = ["console=ttyS0", "quiet"].into_iter().chain(iommu);
         let args = args.chain(self.kernel_args.iter().map(String::as_str));
@@ -270,7 +270,7 @@ impl VmBuilder {
         command.args(["-device", "virtio-serial-pci", "-chardev"]);
         command.arg(format!("socket,id=agent,path={},server=on,wait=off", paths.agent.display()));
         command.arg("-device").arg(format!("virtserialport,chardev=agent,name={PORT}"));
-        if self.network {
+        if let Some(place) = place {
             command.args(place.qemu_args());
         }
         for (n, (host, _)) in self.shares.iter().enumerate() {
@@ -355,6 +355,14 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether the kernel has panicked in the first boot.
+    fn died_booting(&self) -> bool {
+        let first = self.boot.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        first
+            && String::from_utf8_lossy(&fs::read(&self.paths.console).unwrap_or_default())
+                .contains("Kernel panic")
+    }
+
     fn qmp(&self) -> Result<Arc<Qmp>> {
         let qmp = self.qmp.lock().unwrap_or_else(PoisonError::into_inner);
         qmp.clone().context("QEMU's control socket is not open")
@@ -389,7 +397,7 @@ impl Vm {
 
     /// Runs a shell command in the guest, for at most this long; then it is killed and that is an error.
     pub fn run_within(&self, timeout: Duration, command: &str) -> Result<Output> {
-        let job = self.spawn(command)?;
+        let job = self.spawn_within(timeout.min(PROMPT), command)?;
         job.wait(timeout).inspect_err(|_| {
             let _ = job.kill(9);
         })
@@ -399,9 +407,13 @@ impl Vm {
     ///
     /// Write `exec PROGRAM` when the job's process shall be the program itself.
     pub fn spawn(&self, command: &str) -> Result<Job> {
+        self.spawn_within(PROMPT, command)
+    }
+
+    fn spawn_within(&self, timeout: Duration, command: &str) -> Result<Job> {
         let start = || {
             let (id, record) = self.machine.link.spawn(command)?;
-            let pid = record.wait_started(command, PROMPT)?;
+            let pid = record.wait_started(command, timeout)?;
             Ok(Job { machine: self.machine.clone(), command: command.to_owned(), id, pid, record })
         };
         start().map_err(|e| self.explain(e))
@@ -482,7 +494,18 @@ impl Vm {
 
     fn wait_boot(&self, old: Option<&str>) -> Result<()> {
         let timeout = self.machine.boot_timeout;
-        let boot = self.machine.link.wait_ready(old, timeout).map_err(|e| self.explain(e))?;
+        let deadline = Instant::now() + timeout;
+        let boot = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.machine.link.wait_ready(old, left.min(Duration::from_secs(1))) {
+                Ok(boot) => break boot,
+                // A kernel that has given up stays where it is: no need to wait for the end of the time.
+                Err(e) if left.is_zero() || !self.is_running() || self.machine.died_booting() => {
+                    return Err(self.explain(e.context(format!("the guest did not boot within {timeout:?}"))));
+                }
+                Err(_) => {}
+            }
+        };
         *self.machine.boot.lock().unwrap_or_else(PoisonError::into_inner) = Some(boot);
         Ok(())
     }

@@ -1,0 +1,56 @@
+//! Host jobs of a test that was killed: the kernel takes the shell along, but not what the shell has started.
+//!
+//! So each bed has a small process that knows their process groups, waits at a pipe for the bed's end, and if that end
+//! was not announced, kills them.
+
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+const SCRIPT: &str = r#"
+groups=
+while read -r line; do
+    test "$line" = done && exit
+    groups="$groups -$line"
+done
+kill -9 $groups
+"#;
+
+pub(crate) struct Undertaker(Mutex<Child>);
+
+impl Undertaker {
+    pub fn new() -> Result<Undertaker> {
+        let child = Command::new("/bin/sh")
+            .args(["-c", SCRIPT])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0) // a signal from the terminal must not reach it
+            .spawn()
+            .context("cannot start a shell")?;
+        Ok(Undertaker(Mutex::new(child)))
+    }
+
+    /// Remembers a process group.
+    pub fn note(&self, group: u32) -> Result<()> {
+        self.tell(&group.to_string()).context("the bed's undertaker is gone")
+    }
+
+    fn tell(&self, line: &str) -> std::io::Result<()> {
+        let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut child.stdin {
+            Some(stdin) => stdin.write_all(format!("{line}\n").as_bytes()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Undertaker {
+    fn drop(&mut self) {
+        let _ = self.tell("done");
+        let _ = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).wait();
+    }
+}
