@@ -30,6 +30,7 @@
 //! | `GINNEL_NO_SKIP` | `1`: a test that would be [skipped](require) fails |
 
 mod accel;
+mod artifact;
 mod bed;
 mod cache;
 mod cpio;
@@ -50,8 +51,10 @@ pub mod skip;
 mod undertaker;
 mod vm;
 mod vmlinux;
+mod wait;
 
 pub use accel::Accel;
+pub use artifact::artifact;
 pub use bed::Bed;
 pub use image::base as prepare_image;
 pub use kernel::Kernel;
@@ -60,3 +63,4 @@ pub use process::HostJob;
 pub use protocol::Exit;
 pub use record::Output;
 pub use vm::{Job, Vm, VmBuilder};
+pub use wait::wait_until;

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vmtest::{Accel, Bed, Exit, HOST_ADDRESS, Vm, require};
+use vmtest::{Accel, Bed, Exit, HOST_ADDRESS, Vm, require, wait_until};
 
 const SOON: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
@@ -102,11 +102,7 @@ fn a_child_left_behind_does_not_hold_up_its_job(a: &Vm) -> Result<()> {
     assert_eq!(out.stdout, "early\n");
     ensure!(begun.elapsed() < LONG, "the job waited for its child");
     a.run("echo x > /tmp/go")?.ok()?;
-    let until = Instant::now() + SOON;
-    while job.said().0 != "early\nlate\n" {
-        ensure!(Instant::now() < until, "what the child said is lost: {:?}", job.said());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("what the child said is heard", SOON, || Ok(job.said().0 == "early\nlate\n"))?;
     Ok(())
 }
 
@@ -311,15 +307,8 @@ impl Traces {
     }
 
     fn are_gone(&self) -> Result<()> {
-        let until = Instant::now() + SOON;
-        loop {
-            let left = self.left();
-            if left.is_empty() {
-                return Ok(());
-            }
-            ensure!(Instant::now() < until, "left behind: {left:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("nothing is left behind", SOON, || Ok(self.left().is_empty()))
+            .with_context(|| format!("left behind: {:?}", self.left()))
     }
 
     fn left(&self) -> Vec<String> {
