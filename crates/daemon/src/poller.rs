@@ -1,1 +1,96 @@
-//! The event loop's epoll.
+//! The event loop's epoll: file descriptors in, tokens out. Level-triggered.
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Events fetched with one call; more come with the next.
+const BATCH: usize = 64;
+
+/// One descriptor that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// As given to [`Poller::add`].
+    pub token: u64,
+    /// There is something to read, or the peer has gone.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
+    /// The peer has gone, or the descriptor has an error.
+    pub hung_up: bool,
+}
+
+/// What to wait for. Hang-up is always waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// Something to read.
+    pub read: bool,
+    /// Room to write.
+    pub write: bool,
+}
+
+impl Interest {
+    /// Only something to read.
+    pub const READ: Self = Self { read: true, write: false };
+
+    fn flags(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, self.read);
+        flags.set(epoll::EventFlags::OUT, self.write);
+        flags
+    }
+}
+
+/// An epoll.
+#[derive(Debug)]
+pub struct Poller(OwnedFd);
+
+impl Poller {
+    /// Makes one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    /// Waits for `interest` on `fd` from now on.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(token), interest.flags())?)
+    }
+
+    /// Changes what is waited for.
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), interest.flags())?)
+    }
+
+    /// Waits no more. A descriptor must be removed before it is closed if it has been passed on to somebody, because
+    /// epoll holds on to the open file, not to the number.
+    pub fn remove(&self, fd: impl AsFd) {
+        // Fails only if it is not there, which is what is wanted.
+        let _ = epoll::delete(&self.0, fd);
+    }
+
+    /// Waits until something is ready, at most `timeout`, and replaces the contents of `ready`.
+    pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
+        ready.clear();
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; BATCH];
+        let n = match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
+            Ok(n) => n,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        ready.extend(events[..n].iter().map(|event| {
+            let (flags, data) = (event.flags, event.data);
+            let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+            Ready {
+                token: data.u64(),
+                readable: hung_up || flags.contains(epoll::EventFlags::IN),
+                writable: flags.contains(epoll::EventFlags::OUT),
+                hung_up,
+            }
+        }));
+        Ok(())
+    }
+}
