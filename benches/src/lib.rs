@@ -1,1 +1,9 @@
-//! Measurements.
+//! Measures Ginnel beside its alternatives, in the same run on the same machine.
+//!
+//! - `bench-peer` is one end of one measurement: it runs on the host and in guests, and prints one JSON line.
+//! - `bench-channel` sets up the daemon and the VMs, runs the peers in pairs, and writes the table and
+//!   `target/bench/channel.json`.
+
+pub mod measure;
+pub mod report;
+pub mod world;

@@ -1,0 +1,315 @@
+//! One end of one measurement, on the host or in a guest. `serve` prints `listening` when the other end may come; `time`
+//! prints one JSON line.
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, StreamChannel, WaitMode};
+use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, stop};
+use ginnel_bench::measure::doorbell::Doorbell;
+use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
+use ginnel_bench::measure::pingpong::Echo;
+use ginnel_bench::measure::{Timing, pin, pingpong, transfer};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    end: End,
+}
+
+#[derive(Subcommand)]
+enum End {
+    /// The end that answers.
+    Serve(What),
+    /// The end that measures.
+    Time(What),
+}
+
+#[derive(Args, Clone)]
+struct What {
+    kind: Kind,
+    /// Segment of the channel, or whose bare memory is used.
+    #[arg(long, default_value = "bench")]
+    segment: String,
+    /// Address of a socket.
+    #[arg(long, default_value = "")]
+    address: String,
+    /// Bytes of a message or chunk.
+    #[arg(long, default_value_t = 8)]
+    size: usize,
+    /// Round trips, or transfers.
+    #[arg(long, default_value_t = 20000)]
+    rounds: u32,
+    /// Chunks in a transfer.
+    #[arg(long, default_value_t = 1)]
+    count: u64,
+    /// Data bytes of the rings.
+    #[arg(long, default_value_t = 0)]
+    capacity: usize,
+    #[arg(long, default_value = "poll")]
+    mode: Mode,
+    /// Sleep as long between two round trips, in microseconds.
+    #[arg(long, default_value_t = 0)]
+    pause: u64,
+    /// The CPU to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq)]
+enum Kind {
+    Bare,
+    Message,
+    Unix,
+    Tcp,
+    Pipe,
+    Doorbell,
+    DoubleBuffer,
+    Stream,
+    TcpStream,
+    Copying,
+    InPlace,
+    Attach,
+    Idle,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    Poll,
+    Interrupt,
+    Adaptive,
+}
+
+impl What {
+    fn endpoint(&self) -> Result<Endpoint> {
+        let mode = match self.mode {
+            Mode::Poll => WaitMode::Poll,
+            Mode::Interrupt => WaitMode::Interrupt,
+            Mode::Adaptive => WaitMode::default(),
+        };
+        let options = AttachOptions { mode, ..AttachOptions::default() };
+        Ok(Endpoint::attach_with(&self.segment, &options)?)
+    }
+
+    fn channel<C: ginnel::Channel>(&self) -> Result<C> {
+        let options =
+            ChannelOptions { capacity: self.capacity, patience: Duration::from_secs(10), ..Default::default() };
+        Ok(self.endpoint()?.connect_with("bench", &options)?)
+    }
+
+    fn accept<C: ginnel::Channel>(&self) -> Result<C> {
+        let listener = self.endpoint()?.listen::<C>("bench")?;
+        println!("listening");
+        Ok(listener.accept_timeout(Duration::from_secs(60))?)
+    }
+
+    /// The path of the daemon's socket.
+    fn socket(&self) -> std::path::PathBuf {
+        AttachOptions::default().socket
+    }
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().end {
+        End::Serve(what) => {
+            what.cpu.inspect(|cpu| pin(*cpu));
+            serve(&what)
+        }
+        End::Time(what) => {
+            what.cpu.inspect(|cpu| pin(*cpu));
+            println!("{}", serde_json::to_string(&time(&what)?)?);
+            Ok(())
+        }
+    }
+}
+
+fn serve(what: &What) -> Result<()> {
+    match what.kind {
+        Kind::Bare => {
+            let endpoint = what.endpoint()?;
+            println!("listening");
+            bare_pong(endpoint.memory());
+            Ok(())
+        }
+        Kind::Message | Kind::Idle | Kind::Attach => serve_messages(what.accept()?),
+        Kind::Unix => {
+            let listener = UnixListener::bind(&what.address)?;
+            println!("listening");
+            let (stream, _) = listener.accept()?;
+            Bytes { input: stream.try_clone()?, output: stream }.serve(what.size)
+        }
+        Kind::Tcp => {
+            let stream = accept_tcp(&what.address)?;
+            Bytes { input: stream.try_clone()?, output: stream }.serve(what.size)
+        }
+        Kind::Pipe => Bytes { input: std::io::stdin(), output: std::io::stdout() }.serve(what.size),
+        Kind::Doorbell => Doorbell::open(&what.socket(), &what.segment, false)?.serve(),
+        Kind::DoubleBuffer => {
+            let endpoint = what.endpoint()?;
+            let mut target = vec![0; what.size];
+            let mut buffers = DoubleBuffer::new(endpoint.memory().clone(), what.size, true);
+            println!("listening");
+            loop {
+                buffers.drain(&mut target);
+            }
+        }
+        Kind::Stream => {
+            let (mut to, mut from) = what.accept::<StreamChannel>()?.split();
+            let mut chunk = vec![0; what.size];
+            while transfer::drain_stream(&mut from, &mut to, &mut chunk, what.count)? {}
+            Ok(())
+        }
+        Kind::TcpStream => {
+            let mut stream = accept_tcp(&what.address)?;
+            let mut chunk = vec![0; what.size];
+            use std::io::{Read, Write};
+            loop {
+                for _ in 0..what.count {
+                    if stream.read_exact(&mut chunk).is_err() {
+                        return Ok(());
+                    }
+                }
+                stream.write_all(&[1])?;
+            }
+        }
+        Kind::Copying => {
+            let (mut to, mut from) = what.accept::<MessageChannel>()?.split();
+            let mut chunk = vec![0; what.size];
+            while transfer::drain_copying(&mut from, &mut to, &mut chunk, what.count)? {}
+            Ok(())
+        }
+        Kind::InPlace => {
+            let (mut to, mut from) = what.accept::<MessageChannel>()?.split();
+            while transfer::drain_in_place(&mut from, &mut to, what.count)? {}
+            Ok(())
+        }
+    }
+}
+
+fn accept_tcp(address: &str) -> Result<TcpStream> {
+    let listener = TcpListener::bind(address).with_context(|| format!("binding {address}"))?;
+    println!("listening");
+    let (stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn connect_tcp(address: &str) -> Result<TcpStream> {
+    let stream = TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn time(what: &What) -> Result<Timing> {
+    let total = what.size as u64 * what.count;
+    match what.kind {
+        Kind::Bare => {
+            let endpoint = what.endpoint()?;
+            let timing = pingpong::run(&mut BarePing::new(endpoint.memory().clone()), what.size, what.rounds);
+            stop(endpoint.memory());
+            timing
+        }
+        Kind::Message if what.pause > 0 => paused(what),
+        Kind::Message => pingpong::run(&mut Channel(what.channel()?), what.size, what.rounds),
+        Kind::Unix => {
+            let stream = UnixStream::connect(&what.address)?;
+            pingpong::run(&mut Bytes { input: stream.try_clone()?, output: stream }, what.size, what.rounds)
+        }
+        Kind::Tcp => {
+            let stream = connect_tcp(&what.address)?;
+            pingpong::run(&mut Bytes { input: stream.try_clone()?, output: stream }, what.size, what.rounds)
+        }
+        Kind::Pipe => {
+            let mut child = Command::new(std::env::current_exe()?)
+                .args(["serve", "pipe", "--size", &what.size.to_string(), "--cpu", "1"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?;
+            let (Some(output), Some(input)) = (child.stdin.take(), child.stdout.take()) else {
+                bail!("no pipes to the other end")
+            };
+            let timing = pingpong::run(&mut Bytes { input, output }, what.size, what.rounds);
+            child.wait()?;
+            timing
+        }
+        Kind::Doorbell => {
+            pingpong::run(&mut Doorbell::open(&what.socket(), &what.segment, true)?, what.size, what.rounds)
+        }
+        Kind::DoubleBuffer => {
+            let endpoint = what.endpoint()?;
+            let source = vec![0x5a; what.size];
+            let mut buffers = DoubleBuffer::new(endpoint.memory().clone(), what.size, false);
+            transfer::run(total, what.rounds, || {
+                buffers.fill(&source, what.count);
+                Ok(())
+            })
+        }
+        Kind::Stream => {
+            let (mut to, mut from) = what.channel::<StreamChannel>()?.split();
+            let chunk = vec![0x5a; what.size];
+            transfer::run(total, what.rounds, || transfer::fill_stream(&mut to, &mut from, &chunk, what.count))
+        }
+        Kind::TcpStream => {
+            use std::io::{Read, Write};
+            let mut stream = connect_tcp(&what.address)?;
+            let chunk = vec![0x5a; what.size];
+            transfer::run(total, what.rounds, || {
+                for _ in 0..what.count {
+                    stream.write_all(&chunk)?;
+                }
+                Ok(stream.read_exact(&mut [0])?)
+            })
+        }
+        Kind::Copying => {
+            let (mut to, mut from) = what.channel::<MessageChannel>()?.split();
+            let mut chunk = vec![0x5a; what.size];
+            transfer::run(total, what.rounds, || {
+                transfer::fill_copying(&mut to, &mut from, &mut chunk, what.count)
+            })
+        }
+        Kind::InPlace => {
+            let (mut to, mut from) = what.channel::<MessageChannel>()?.split();
+            transfer::run(total, what.rounds, || {
+                transfer::fill_in_place(&mut to, &mut from, what.size, what.count)
+            })
+        }
+        Kind::Attach => {
+            let begin = Instant::now();
+            let mut channel = what.channel::<MessageChannel>()?;
+            channel.send(b"first")?;
+            channel.recv()?;
+            Ok(Timing::of(vec![begin.elapsed().as_nanos() as f64], f64::NAN))
+        }
+        Kind::Idle => idle(what),
+    }
+}
+
+/// One exchange at a time, with a pause before each that does not count.
+fn paused(what: &What) -> Result<Timing> {
+    let mut echo = Channel(what.channel()?);
+    let mut message = vec![0x5a; what.size];
+    let mut samples = Vec::new();
+    for _ in 0..what.rounds {
+        std::thread::sleep(Duration::from_micros(what.pause));
+        let begin = Instant::now();
+        echo.exchange(&mut message)?;
+        samples.push(begin.elapsed().as_nanos() as f64 / 2.0);
+    }
+    Ok(Timing::of(samples, f64::NAN))
+}
+
+/// Both ends of a channel wait for nothing for as long as `--rounds` seconds; `cpu` tells what this end used.
+fn idle(what: &What) -> Result<Timing> {
+    let mut channel = what.channel::<MessageChannel>()?;
+    channel.send(b"hello")?;
+    channel.recv()?;
+    channel.set_timeout(Some(Duration::from_secs(what.rounds.into())));
+    let cpu = ginnel_bench::measure::cpu_seconds();
+    let begin = Instant::now();
+    let Err(ginnel::Error::TimedOut) = channel.recv() else { bail!("something came where nothing was sent") };
+    let used = ginnel_bench::measure::cpu_seconds() - cpu;
+    Ok(Timing::of(vec![begin.elapsed().as_nanos() as f64], used / begin.elapsed().as_secs_f64()))
+}

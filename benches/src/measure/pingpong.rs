@@ -1,0 +1,33 @@
+//! Round trips: half of one is the figure.
+
+use super::{Timing, cpu_seconds};
+use anyhow::Result;
+use std::time::Instant;
+
+/// Something that can send a message and get one back.
+pub trait Echo {
+    /// Sends `message` and waits for as many bytes.
+    fn exchange(&mut self, message: &mut [u8]) -> Result<()>;
+}
+
+/// Round trips in one sample. Reading the clock costs a good part of one round trip, more so in an emulated guest.
+const BATCH: u32 = 32;
+
+/// Times `rounds` round trips of `size` bytes; nanoseconds one way.
+pub fn run(echo: &mut dyn Echo, size: usize, rounds: u32) -> Result<Timing> {
+    let mut message = vec![0x5a; size];
+    for _ in 0..(rounds / 10).min(1000) {
+        echo.exchange(&mut message)?;
+    }
+    let batch = BATCH.min(rounds);
+    let mut samples = Vec::with_capacity((rounds / batch) as usize);
+    let (cpu, start) = (cpu_seconds(), Instant::now());
+    for _ in 0..rounds / batch {
+        let begin = Instant::now();
+        for _ in 0..batch {
+            echo.exchange(&mut message)?;
+        }
+        samples.push(begin.elapsed().as_nanos() as f64 / f64::from(batch) / 2.0);
+    }
+    Ok(Timing::of(samples, (cpu_seconds() - cpu) / start.elapsed().as_secs_f64()))
+}

@@ -1,0 +1,113 @@
+//! Moving many bytes one way. The sending end times, from the first byte to the word that all have arrived.
+
+use super::{Timing, cpu_seconds};
+use anyhow::{Context, Result, ensure};
+use ginnel::{MessageReceiver, MessageSender, StreamReceiver, StreamSender};
+use std::time::Instant;
+
+/// Cache lines are touched one word each: the work of a program that makes or reads data.
+const LINE: usize = 64;
+
+/// Times `rounds` runs of `once`, each moving `bytes`; gigabytes a second.
+pub fn run(bytes: u64, rounds: u32, mut once: impl FnMut() -> Result<()>) -> Result<Timing> {
+    once()?;
+    let mut samples = Vec::new();
+    let (cpu, start) = (cpu_seconds(), Instant::now());
+    for _ in 0..rounds {
+        let begin = Instant::now();
+        once()?;
+        samples.push(bytes as f64 / begin.elapsed().as_nanos() as f64);
+    }
+    Ok(Timing::of(samples, (cpu_seconds() - cpu) / start.elapsed().as_secs_f64()))
+}
+
+/// Sends `count` chunks into a stream, then waits for one byte back.
+pub fn fill_stream(to: &mut StreamSender, back: &mut StreamReceiver, chunk: &[u8], count: u64) -> Result<()> {
+    for _ in 0..count {
+        to.send_all(chunk)?;
+    }
+    ensure!(back.recv(&mut [0])? == 1, "the other end has gone");
+    Ok(())
+}
+
+/// Receives `count` chunks of a stream, then sends one byte. False at the end of the stream.
+pub fn drain_stream(from: &mut StreamReceiver, back: &mut StreamSender, chunk: &mut [u8], count: u64) -> Result<bool> {
+    let mut left = chunk.len() as u64 * count;
+    let mut filled = 0;
+    while left > 0 {
+        let n = from.recv(&mut chunk[filled..])?;
+        if n == 0 {
+            return Ok(false);
+        }
+        left -= n as u64;
+        filled = (filled + n) % chunk.len();
+    }
+    back.send_all(&[1])?;
+    Ok(true)
+}
+
+/// Writes one word into each line of a message of one's own and sends it (which copies), `count` times.
+pub fn fill_copying(to: &mut MessageSender, back: &mut MessageReceiver, chunk: &mut [u8], count: u64) -> Result<()> {
+    for turn in 0..count {
+        for line in chunk.chunks_exact_mut(LINE) {
+            line[..8].copy_from_slice(&turn.to_le_bytes());
+        }
+        to.send(chunk)?;
+    }
+    back.recv().context("the other end has gone")?;
+    Ok(())
+}
+
+/// Does the same in the ring.
+pub fn fill_in_place(to: &mut MessageSender, back: &mut MessageReceiver, len: usize, count: u64) -> Result<()> {
+    for turn in 0..count {
+        let claim = to.claim(len)?;
+        let slice = claim.slice();
+        for line in 0..len / LINE {
+            slice.write(line * LINE, &turn.to_le_bytes());
+        }
+        claim.send(len);
+    }
+    back.recv().context("the other end has gone")?;
+    Ok(())
+}
+
+/// Receives `count` messages (which copies) and reads one word of each line. False when the peer has finished.
+pub fn drain_copying(from: &mut MessageReceiver, back: &mut MessageSender, chunk: &mut [u8], count: u64) -> Result<bool> {
+    let mut sum = 0u64;
+    for _ in 0..count {
+        let len = match from.recv_into(chunk) {
+            Ok(len) => len,
+            Err(ginnel::Error::Finished) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        for line in chunk[..len].as_chunks::<LINE>().0 {
+            sum = sum.wrapping_add(u64::from_le_bytes([
+                line[0], line[1], line[2], line[3], line[4], line[5], line[6], line[7],
+            ]));
+        }
+    }
+    back.send(&sum.to_le_bytes())?;
+    Ok(true)
+}
+
+/// Does the same in the ring.
+pub fn drain_in_place(from: &mut MessageReceiver, back: &mut MessageSender, count: u64) -> Result<bool> {
+    let mut sum = 0u64;
+    for _ in 0..count {
+        let message = match from.peek() {
+            Ok(message) => message,
+            Err(ginnel::Error::Finished) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let slice = message.slice();
+        for line in 0..slice.len() / LINE {
+            let mut word = [0; 8];
+            slice.read(line * LINE, &mut word);
+            sum = sum.wrapping_add(u64::from_le_bytes(word));
+        }
+        message.release();
+    }
+    back.send(&sum.to_le_bytes())?;
+    Ok(true)
+}

@@ -1,0 +1,130 @@
+//! Rows, the table, and `target/bench/NAME.json`.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Times.
+    Lower,
+    /// Rates.
+    Higher,
+}
+
+/// One comparison: Ginnel against one peer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub case: String,
+    /// Unit of both values.
+    pub unit: &'static str,
+    /// Which way is better.
+    pub better: Better,
+    /// Ginnel's median.
+    pub ginnel: f64,
+    /// Name of the alternative.
+    pub peer: String,
+    /// The alternative's median.
+    pub peer_value: f64,
+    /// How many times better than the peer; above 1 wins.
+    pub ratio: f64,
+    /// The ratio asked for, or null.
+    pub target: Option<f64>,
+    /// Spread and circumstances.
+    pub note: String,
+}
+
+impl Row {
+    /// Whether the ratio asked for is reached; true where none is asked for.
+    pub fn reached(&self) -> bool {
+        self.target.is_none_or(|target| self.ratio >= target)
+    }
+}
+
+/// Collects rows.
+#[derive(Default)]
+pub struct Report {
+    rows: Vec<Row>,
+}
+
+/// The middle one of some figures.
+pub fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+impl Report {
+    /// Adds a comparison of paired runs: `ginnel[i]` was measured right beside `peer[i]`. The ratio is the median of the
+    /// pairs' ratios, so a machine whose speed drifts does not decide it.
+    #[expect(clippy::too_many_arguments, reason = "a row has that many columns")]
+    pub fn pairs(
+        &mut self,
+        case: impl Into<String>,
+        unit: &'static str,
+        better: Better,
+        ginnel: &[f64],
+        peer: &str,
+        peers: &[f64],
+        target: Option<f64>,
+        note: &str,
+    ) {
+        let ratio = |(g, p): (&f64, &f64)| if better == Better::Lower { p / g } else { g / p };
+        let ratios: Vec<f64> = ginnel.iter().zip(peers).map(ratio).collect();
+        let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = ratios.iter().copied().fold(0.0, f64::max);
+        let spread = if ratios.len() > 1 { format!("ratios {low:.2} to {high:.2} in {} pairs", ratios.len()) } else { "one pair".into() };
+        let row = Row {
+            case: case.into(),
+            unit,
+            better,
+            ginnel: median(ginnel.to_vec()),
+            peer: peer.into(),
+            peer_value: median(peers.to_vec()),
+            ratio: median(ratios),
+            target,
+            note: if note.is_empty() { spread } else { format!("{spread}; {note}") },
+        };
+        println!("{}", line(&row));
+        self.rows.push(row);
+    }
+
+    /// Prints the table and writes the file.
+    pub fn finish(&self, name: &str) -> Result<()> {
+        println!("\n{HEADER}");
+        for row in &self.rows {
+            println!("{}", line(row));
+        }
+        let missed = self.rows.iter().filter(|row| !row.reached()).count();
+        println!("{} rows, {missed} below their target", self.rows.len());
+        let path = folder()?.join(format!("{name}.json"));
+        std::fs::write(&path, serde_json::to_string_pretty(&self.rows)? + "\n")
+            .with_context(|| format!("writing {}", path.display()))?;
+        println!("written: {}", path.display());
+        Ok(())
+    }
+}
+
+const HEADER: &str =
+    "case                                               ginnel        peer                         peer value   ratio  target  spread";
+
+fn line(row: &Row) -> String {
+    let target = row.target.map_or_else(|| "-".into(), |t| format!("{t:.2}{}", if row.reached() { "" } else { " !" }));
+    format!(
+        "{:<46} {:>10.4} {:<6} {:<28} {:>10.4} {:>7.2} {:>7}  {}",
+        row.case, row.ginnel, row.unit, row.peer, row.peer_value, row.ratio, target, row.note
+    )
+}
+
+/// `target/bench` of the workspace.
+fn folder() -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).join("target"),
+        PathBuf::from,
+    );
+    let folder = target.join("bench");
+    std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    Ok(folder)
+}

@@ -1,0 +1,146 @@
+//! Where the peers run: the host, and two VMs of one installation.
+
+use crate::measure::Timing;
+use anyhow::{Context, Result};
+use std::time::Duration;
+use vmtest::installation::{Installation, Plan, program};
+use vmtest::{Bed, Job, Vm};
+
+/// How long one measurement may take.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// One end's place.
+#[derive(Clone, Copy)]
+pub enum Place<'w> {
+    /// A process of the host, kept on one CPU.
+    Host(usize),
+    /// A process in a VM.
+    Vm(&'w Vm),
+}
+
+/// An installation with two segments: `bench` for channels, `bare` for floors.
+pub struct World<'b> {
+    /// The bed that it lives in.
+    pub bed: &'b Bed,
+    /// The installation.
+    pub ginnel: Installation<'b>,
+}
+
+impl<'b> World<'b> {
+    /// Starts the daemon. Needs no VM.
+    pub fn new(bed: &'b Bed) -> Result<Self> {
+        let members = ["host", "a", "b"];
+        let ginnel = Plan::new(bed)
+            .vm("a")
+            .vm("b")
+            .segment("bench", 256, &members)
+            .segment("bare", 64, &members)
+            .config("[limits]\nmax_ring = \"32M\"\nbytes_per_endpoint = \"128M\"")
+            .start()?;
+        Ok(Self { bed, ginnel })
+    }
+
+    /// Boots both VMs and their daemons.
+    pub fn boot(&self, memory_mib: u32, share: &str) -> Result<Vec<(Vm, Job)>> {
+        let mut vms = Vec::new();
+        for name in ["a", "b"] {
+            let mut vm = self
+                .ginnel
+                .vm(name)?
+                .memory_mib(if name == "a" { memory_mib } else { 512 })
+                .program(program("bench-peer")?)
+                .program("/usr/bin/ssh")
+                .program("/usr/bin/scp");
+            if name == "a" {
+                vm = vm.share(share, "/share");
+            }
+            vms.push(vm.start()?);
+        }
+        vms.into_iter()
+            .map(|vm| {
+                vm.wait_ready()?;
+                let daemon = self.ginnel.start_guest(&vm)?;
+                Ok((vm, daemon))
+            })
+            .collect()
+    }
+
+    /// Measures with one end at `server` and the timing end at `client`.
+    pub fn time(&self, server: Place<'_>, client: Place<'_>, args: &str) -> Result<Timing> {
+        self.pair(server, client, args, args)
+    }
+
+    /// The same with different arguments for the two.
+    pub fn pair(&self, server: Place<'_>, client: Place<'_>, serve: &str, time: &str) -> Result<Timing> {
+        let result = self.pair_inner(server, client, serve, time);
+        result.with_context(|| format!("measuring `bench-peer time {time}`"))
+    }
+
+    fn pair_inner(&self, server: Place<'_>, client: Place<'_>, serve: &str, time: &str) -> Result<Timing> {
+        let running = Running::start(self, server, serve)?;
+        let said = match client {
+            Place::Host(cpu) => {
+                let command = format!("exec bench-peer time {time} --cpu {cpu}");
+                let job = self.bed.host_spawn(&self.ginnel.on_host(&command)?)?;
+                job.wait(PATIENCE)?.ok()?.stdout
+            }
+            Place::Vm(vm) => vm.run_within(PATIENCE, &format!("bench-peer time {time}"))?.ok()?.stdout,
+        };
+        drop(running);
+        let line = said.lines().last().unwrap_or_default();
+        serde_json::from_str(line).with_context(|| format!("not a timing: {said:?}"))
+    }
+
+    /// Measures without another end.
+    pub fn alone(&self, args: &str) -> Result<Timing> {
+        let job = self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
+        let said = job.wait(PATIENCE)?.ok()?.stdout;
+        serde_json::from_str(said.trim()).with_context(|| format!("not a timing: {said:?}"))
+    }
+}
+
+/// An end that serves; ended when dropped.
+pub enum Running {
+    /// On the host.
+    Host(std::sync::Arc<vmtest::HostJob>),
+    /// In a VM.
+    Vm(Job),
+}
+
+impl Running {
+    /// Starts it and waits until the other end may come.
+    pub fn start(world: &World<'_>, place: Place<'_>, args: &str) -> Result<Self> {
+        let running = match place {
+            Place::Host(cpu) => {
+                let command = format!("exec bench-peer serve {args} --cpu {cpu}");
+                Self::Host(world.bed.host_spawn(&world.ginnel.on_host(&command)?)?)
+            }
+            Place::Vm(vm) => Self::Vm(vm.spawn(&format!("exec bench-peer serve {args}"))?),
+        };
+        let limit = Duration::from_secs(30);
+        match &running {
+            Self::Host(job) => job.wait_for_line("listening", limit)?,
+            Self::Vm(job) => job.wait_for_line("listening", limit)?,
+        };
+        Ok(running)
+    }
+
+    /// Its process number, in its place.
+    pub fn pid(&self) -> u32 {
+        match self {
+            Self::Host(job) => job.pid(),
+            Self::Vm(job) => job.pid(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Most have ended by themselves when their client went.
+        let limit = Duration::from_secs(10);
+        match self {
+            Self::Host(job) => drop(job.kill(9).and_then(|()| job.wait(limit))),
+            Self::Vm(job) => drop(job.kill(9).and_then(|()| job.wait(limit))),
+        }
+    }
+}
