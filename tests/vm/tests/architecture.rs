@@ -1,0 +1,41 @@
+//! Dependencies point down only (docs/principles.md).
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+/// Who may use whom, among the crates of this workspace.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("ginnel-layout", &[]),
+    ("ginnel-shmem", &[]),
+    ("ginnel-ring", &["ginnel-layout", "ginnel-shmem"]),
+    ("ginnel", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
+    ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
+    ("ginnel-capi", &["ginnel"]),
+    ("ginnel-cli", &["ginnel", "ginnel-layout"]),
+    ("vmtest", &[]),
+    ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
+];
+
+#[test]
+fn arrows_point_down() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    for package in packages {
+        let name = package["name"].as_str().expect("a name");
+        let may = allowed.get(name).unwrap_or_else(|| panic!("{name} is not in the list of this test"));
+        for dependency in package["dependencies"].as_array().expect("a list") {
+            let on = dependency["name"].as_str().expect("a name");
+            // What only tests use may point anywhere.
+            if dependency["kind"].is_null() && allowed.contains_key(on) {
+                assert!(may.contains(&on), "{name} must not depend on {on}");
+            }
+        }
+    }
+    assert_eq!(packages.len(), ALLOWED.len(), "a crate of the list is gone");
+}
