@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -270,22 +270,25 @@ impl Turn {
         ensure!(!mine(), "this thread has a bed already; boot several VMs in one bed");
         let temp = std::env::temp_dir();
         let path = temp.join(format!("ginnel-vm-{}.lock", rustix::process::geteuid().as_raw()));
-        let lock = File::options().create(true).append(true).open(&path);
-        let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+        let lock = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+        let holder = || fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
         let begun = Instant::now();
         let mut told = false;
         while let Err(e) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             ensure!(e == rustix::io::Errno::WOULDBLOCK, "cannot lock {}: {e}", path.display());
             if begun.elapsed() > TURN {
-                bail!("another test has been booting VMs for {TURN:?}; see `fuser {}`", path.display());
+                bail!("process {} has been booting VMs for {TURN:?} ({})", holder(), path.display());
             }
             if !told && begun.elapsed() > Duration::from_secs(5) {
-                eprintln!("waiting for another test's VMs");
+                eprintln!("waiting for the VMs of process {}", holder());
                 told = true;
             }
             thread::sleep(Duration::from_millis(50));
         }
         *HOLDER.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
+        lock.set_len(0)?;
+        writeln!(lock, "{}", std::process::id())?;
         let turn = Turn { _lock: lock };
         sweep(&temp).context("cannot remove what a killed test left")?;
         Ok(turn)

@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
-    ("vmtest", &[]),
+    ("vmtest", &["ginnel"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
 ];
 
