@@ -55,7 +55,7 @@ pub use ginnel_layout::channel::ChannelKind;
 pub use ginnel_layout::wire::ErrorCode;
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
-pub use ginnel_shmem::{Mapping, SharedSlice};
+pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
 pub use listener::Listener;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
