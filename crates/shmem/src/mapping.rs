@@ -126,6 +126,20 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(p) }
     }
 
+    #[inline]
+    pub(crate) fn stripes(&self, at: usize, len: usize, mut f: impl FnMut([u64; 4])) -> usize {
+        let words = self.pointer(at, len).cast::<u64>();
+        assert!(words.is_aligned(), "misaligned words");
+        let stripes = len / 32;
+        for stripe in 0..stripes {
+            // SAFETY: inside the mapping, as `pointer` has checked for all `len` bytes; aligned; accessed atomically.
+            f(std::array::from_fn(|i| unsafe {
+                AtomicU64::from_ptr(words.add(4 * stripe + i)).load(Ordering::Relaxed)
+            }));
+        }
+        32 * stripes
+    }
+
     pub(crate) fn write_to(&self, at: usize, len: usize, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let p = self.pointer(at, len);
         // SAFETY: the kernel reads `len` bytes inside the mapping; if they have gone away it reports EFAULT.
@@ -242,6 +256,18 @@ mod tests {
             b.read(200, &mut back);
             assert_eq!(back, bytes);
         }
+    }
+
+    #[test]
+    fn stripes_are_the_words_in_order() {
+        let m = Mapping::anonymous(4096).unwrap();
+        let bytes: Vec<u8> = (0..107u8).collect();
+        m.write(8, &bytes);
+        let mut seen = Vec::new();
+        let slice = crate::SharedSlice::new(&m, 0, 115).skip(8);
+        let n = slice.stripes(|words| seen.extend(words.iter().flat_map(|w| w.to_le_bytes())));
+        assert_eq!((n, seen.as_slice()), (96, &bytes[..96]));
+        assert_eq!(slice.skip(107).len(), 0);
     }
 
     #[test]

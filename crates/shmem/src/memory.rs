@@ -99,6 +99,12 @@ impl<'a, M: Memory> SharedSlice<'a, M> {
         n
     }
 
+    /// The bytes behind the first `n`. Panics if there are fewer.
+    pub fn skip(&self, n: usize) -> Self {
+        assert!(n <= self.len, "skipping more than there is");
+        Self::new(self.memory, self.at + n, self.len - n)
+    }
+
     /// All bytes, copied.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -112,6 +118,13 @@ impl SharedSlice<'_, crate::Mapping> {
     /// and stop when the borrow behind this slice ends.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.pointer(self.at, self.len)
+    }
+
+    /// Calls `f` with one run of 32 bytes after the other, each word loaded once, and returns how many bytes there were in
+    /// whole runs. For checksums: what was seen is what was summed. Panics if the slice is not aligned to 8.
+    #[inline]
+    pub fn stripes(&self, f: impl FnMut([u64; 4])) -> usize {
+        self.memory.stripes(self.at, self.len, f)
     }
 
     /// Writes the bytes to a file or socket; the kernel copies straight from here. May write fewer.
