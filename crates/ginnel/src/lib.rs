@@ -40,6 +40,7 @@
 
 mod channel;
 mod connection;
+mod daemon;
 mod doorbell;
 mod endpoint;
 mod error;
@@ -49,6 +50,7 @@ mod stream;
 mod waiter;
 
 pub use channel::{Channel, ChannelInfo, Counters, Peer};
+pub use daemon::Daemon;
 pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
 pub use error::Error;
 pub use ginnel_layout::channel::ChannelKind;
