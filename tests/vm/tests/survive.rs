@@ -1,0 +1,347 @@
+//! What must survive: the death of daemons, programs, VMs and guest kernels; pauses; hostile neighbours; a truncated file.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vmtest::installation::{Installation, Plan, program};
+use vmtest::{Bed, Job, Vm};
+
+/// A peer must be told within this time.
+const TOLD: Duration = Duration::from_millis(100);
+const PROMPT: Duration = Duration::from_secs(30);
+
+/// A VM with its guest daemon.
+struct Guest {
+    vm: Vm,
+    daemon: Job,
+}
+
+impl Guest {
+    fn load(&self, what: &str) -> Result<Job> {
+        self.vm.spawn(&format!("exec load {what}"))
+    }
+}
+
+/// Boots VMs of an installation at the same time.
+fn boot<const N: usize>(ginnel: &Installation<'_>, names: [&str; N]) -> Result<[Guest; N]> {
+    let mut vms = Vec::new();
+    for name in names {
+        vms.push(ginnel.vm(name)?.program(program("load")?).start()?);
+    }
+    let mut guests = Vec::new();
+    for vm in vms {
+        vm.wait_ready()?;
+        let daemon = ginnel.start_guest(&vm)?;
+        guests.push(Guest { vm, daemon });
+    }
+    guests.try_into().map_err(|_| anyhow::anyhow!("as many guests as names"))
+}
+
+fn host_load(bed: &Bed, ginnel: &Installation<'_>, what: &str) -> Result<std::sync::Arc<vmtest::HostJob>> {
+    bed.host_spawn(&ginnel.on_host(&format!("exec load {what}"))?)
+}
+
+/// How long a command takes there and back: what a test's own means add to what it measures.
+fn round_trip(vm: &Vm) -> Result<Duration> {
+    let begin = Instant::now();
+    vm.run("true")?.ok()?;
+    Ok(begin.elapsed())
+}
+
+/// Numbers that look random and are the same each time.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn daemons_killed_under_load_lose_nothing() -> Result<()> {
+    let kills: u64 = if std::env::var_os("GINNEL_SOAK").is_some() { 1000 } else { 100 };
+    let bed = Bed::new("daemon-kills")?;
+    let ginnel =
+        Plan::new(&bed).vm("a").vm("b").vm("c").segment("web", 64, &["host", "a", "b", "c"]).start()?;
+    let [a, mut b] = boot(&ginnel, ["a", "b"])?;
+
+    let echo = a.load("echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    let seconds = kills * 2;
+    // One pair of VMs, one host and VM; and an endpoint in a VM that opens channels all the time.
+    let vm_to_vm = b.load(&format!("drive web echo {seconds}"))?;
+    vm_to_vm.wait_for_line("connected", PROMPT)?;
+    let host_to_vm = host_load(&bed, &ginnel, &format!("drive web echo {seconds}"))?;
+    host_to_vm.wait_for_line("connected", PROMPT)?;
+    let churn = b.load(&format!("churn web echo {seconds}"))?;
+    churn.wait_for_line("churning", PROMPT)?;
+
+    let mut state = 0x5eed;
+    let mut slowest = Duration::ZERO;
+    let begin = Instant::now();
+    for turn in 0..kills {
+        // At a random moment: this is what sleeping is for.
+        std::thread::sleep(Duration::from_millis(random(&mut state) % 400));
+        if turn % 2 == 0 {
+            ginnel.kill_daemon()?;
+            let restart = Instant::now();
+            ginnel.start_daemon()?;
+            bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?;
+            slowest = slowest.max(restart.elapsed());
+        } else {
+            b.daemon.kill_process(9)?;
+            b.daemon.wait(PROMPT)?;
+            b.daemon = ginnel.start_guest(&b.vm)?;
+        }
+        for (job, what) in [(&vm_to_vm, "VM to VM"), (&churn, "churn")] {
+            ensure!(job.is_running() || begin.elapsed().as_secs() >= seconds, "{what}: {:?}", job.said());
+        }
+    }
+    println!(
+        "{kills} kills in {:?}; slowest restart of the host daemon to its answer: {slowest:?}",
+        begin.elapsed()
+    );
+    ensure!(slowest < Duration::from_secs(1), "a restarted daemon took {slowest:?} to answer");
+
+    let rest = Duration::from_secs(seconds + 60);
+    for (what, said) in [
+        ("VM to VM", vm_to_vm.wait(rest)?.ok()?.stdout),
+        ("host to VM", host_to_vm.wait(rest)?.ok()?.stdout),
+        ("channels opened", churn.wait(rest)?.ok()?.stdout),
+    ] {
+        ensure!(said.contains("done"), "{what}: {said}");
+        println!("{what}: {}", said.lines().last().unwrap_or_default());
+    }
+
+    // A VM that boots after all that talks to one from before.
+    let [c] = boot(&ginnel, ["c"])?;
+    c.vm.run("load drive web echo 1")?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn the_death_of_a_program_a_vm_and_a_kernel_is_told() -> Result<()> {
+    let bed = Bed::new("deaths")?;
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let [a, b] = boot(&ginnel, ["a", "b"])?;
+
+    // A program in a VM.
+    let echo = a.load("echo web echo")?;
+    let first = echo.wait_for_line("listening", PROMPT)?;
+    let at_host = host_load(&bed, &ginnel, "hold web echo")?;
+    at_host.wait_for_line("holding", PROMPT)?;
+    let in_vm = b.load("hold web echo")?;
+    in_vm.wait_for_line("holding", PROMPT)?;
+    let means = round_trip(&a.vm)?;
+    let begin = Instant::now();
+    echo.kill_process(9)?;
+    at_host.wait_for_line("told dead", PROMPT)?;
+    let told = begin.elapsed();
+    in_vm.wait_for_line("told dead", PROMPT)?;
+    let told_vm = begin.elapsed();
+    println!("program killed: host told after {told:?}, other VM after {told_vm:?} (means: {means:?})");
+    ensure!(told < TOLD + means, "the host's program was told after {told:?}");
+    ensure!(told_vm < TOLD + 2 * means, "the other VM's program was told after {told_vm:?}");
+    at_host.kill(9)?;
+    in_vm.kill(9)?;
+
+    // Its successor takes the name, and its number with another epoch.
+    let echo = a.load("echo web echo")?;
+    let second = echo.wait_for_line("listening", PROMPT)?;
+    ensure!(first != second, "the same number and epoch: {first}");
+
+    // A paused VM is not dead.
+    let at_host = host_load(&bed, &ginnel, "hold web echo")?;
+    at_host.wait_for_line("holding", PROMPT)?;
+    let in_vm = b.load("hold web echo")?;
+    in_vm.wait_for_line("holding", PROMPT)?;
+    a.vm.pause()?;
+    std::thread::sleep(Duration::from_secs(2));
+    a.vm.resume()?;
+    a.vm.run("true")?.ok()?;
+    ensure!(
+        !at_host.said().0.contains("told") && !in_vm.said().0.contains("told"),
+        "a paused VM was taken for dead"
+    );
+
+    // A guest kernel: known to the host when the guest's next daemon says hello.
+    a.vm.reboot_and_wait()?;
+    let _daemon = ginnel.start_guest(&a.vm)?;
+    at_host.wait_for_line("told dead", PROMPT)?;
+    in_vm.wait_for_line("told dead", PROMPT)?;
+    at_host.kill(9)?;
+    in_vm.kill(9)?;
+
+    // A whole VM.
+    let echo = a.load("echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    let at_host = host_load(&bed, &ginnel, "hold web echo")?;
+    at_host.wait_for_line("holding", PROMPT)?;
+    let in_vm = b.load("hold web echo")?;
+    in_vm.wait_for_line("holding", PROMPT)?;
+    let begin = Instant::now();
+    a.vm.kill_qemu()?;
+    at_host.wait_for_line("told dead", PROMPT)?;
+    let told = begin.elapsed();
+    in_vm.wait_for_line("told dead", PROMPT)?;
+    println!("QEMU killed: host told after {told:?}");
+    ensure!(told < TOLD, "the host's program was told after {told:?}");
+    at_host.kill(9)?;
+    in_vm.kill(9)?;
+
+    // Everything has come back.
+    let deadline = Instant::now() + PROMPT;
+    loop {
+        let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
+        let status: serde_json::Value = serde_json::from_str(&status)?;
+        let count = |what: &str| status[what].as_array().map_or(0, Vec::len);
+        if count("channels") == 0 && count("endpoints") == 0 {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "left over: {status:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    // And the VM comes back under its name, and talks.
+    let [a] = boot(&ginnel, ["a"])?;
+    let echo = a.load("echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    b.vm.run("load drive web echo 1")?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn a_hostile_guest_harms_only_its_own_segments() -> Result<()> {
+    let seconds = 60;
+    let bed = Bed::new("hostile")?;
+    let ginnel = Plan::new(&bed)
+        .vm("a")
+        .vm("b")
+        .segment("shared", 32, &["host", "a", "b"])
+        .segment("private", 32, &["host", "b"])
+        .start()?;
+    let [a, b] = boot(&ginnel, ["a", "b"])?;
+
+    // Channels in the segment that `a` can write, between others and with itself; and one in a segment that it cannot.
+    let shared = host_load(&bed, &ginnel, "echo shared echo")?;
+    shared.wait_for_line("listening", PROMPT)?;
+    let private = host_load(&bed, &ginnel, "echo private echo")?;
+    private.wait_for_line("listening", PROMPT)?;
+    let untouched = b.load(&format!("drive private echo {}", seconds + 5))?;
+    untouched.wait_for_line("connected", PROMPT)?;
+
+    let scribble = a.load(&format!("scribble shared {seconds}"))?;
+    scribble.wait_for_line("scribbling", PROMPT)?;
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut ends = std::collections::BTreeMap::<String, u32>::new();
+    while Instant::now() < end {
+        for result in [
+            b.vm.run("timeout 5 load drive shared echo 1")?,
+            host_load(&bed, &ginnel, "drive shared echo 1")?.wait(Duration::from_secs(60))?,
+        ] {
+            // Any error is right, and so is luck; a panic or a signal is not.
+            let panicked = result.stderr.contains("panicked") || result.stderr.contains("memory allocation");
+            ensure!(!panicked, "a victim panicked: {}", result.stderr);
+            let code = result.code();
+            ensure!(
+                matches!(code, Some(0 | 1 | 124 | 143)),
+                "a victim ended with {code:?}: {}",
+                result.stderr
+            );
+            let what = result.stderr.lines().last().unwrap_or("ok");
+            let what: String = what.chars().filter(|c| !c.is_ascii_digit()).take(40).collect();
+            *ends.entry(what).or_default() += 1;
+        }
+        let status = bed.host(&ginnel.on_host("ginnel status --json")?)?;
+        ensure!(status.code() == Some(0), "the daemon does not answer: {}", status.stderr);
+    }
+    println!("victims ended with: {ends:?}");
+    scribble.wait(PROMPT)?.ok()?;
+    ensure!(shared.is_running(), "the server in the scribbled segment ended: {:?}", shared.said());
+    ensure!(
+        !shared.said().1.contains("panicked"),
+        "the server in the scribbled segment panicked: {:?}",
+        shared.said()
+    );
+    let said = untouched.wait(PROMPT)?.ok()?.stdout;
+    ensure!(said.contains("done"), "the channel in the other segment: {said}");
+    ensure!(ginnel.daemon()?.is_running(), "the daemon ended");
+
+    // Afterwards the segment is usable again, by everybody.
+    let fresh = host_load(&bed, &ginnel, "echo shared fresh")?;
+    fresh.wait_for_line("listening", PROMPT)?;
+    b.vm.run("load drive shared fresh 1")?.ok()?;
+    a.vm.run("load drive shared fresh 1")?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn a_truncated_segment_is_broken_and_nothing_else() -> Result<()> {
+    let bed = Bed::new("truncated")?;
+    let ginnel = Plan::new(&bed).segment("gone", 16, &["host"]).segment("kept", 16, &["host"]).start()?;
+    let mut jobs = Vec::new();
+    for segment in ["gone", "kept"] {
+        let echo = host_load(&bed, &ginnel, &format!("echo {segment} echo"))?;
+        echo.wait_for_line("listening", PROMPT)?;
+        let drive = host_load(&bed, &ginnel, &format!("drive {segment} echo 5"))?;
+        drive.wait_for_line("connected", PROMPT)?;
+        let hold = host_load(&bed, &ginnel, &format!("hold {segment} echo"))?;
+        hold.wait_for_line("holding", PROMPT)?;
+        jobs.push((echo, drive, hold));
+    }
+    let file = std::fs::File::options().write(true).open(ginnel.segment_file("gone"))?;
+    file.set_len(0)?;
+
+    let [(gone_echo, gone_drive, gone_hold), (_kept_echo, kept_drive, kept_hold)] = &jobs[..] else {
+        anyhow::bail!("two segments")
+    };
+    let drive = gone_drive.wait(PROMPT)?;
+    ensure!(
+        drive.code() == Some(1),
+        "the driver of the truncated segment ended with {:?}: {}",
+        drive.code(),
+        drive.stderr
+    );
+    ensure!(drive.stderr.contains("truncated"), "it does not say why: {}", drive.stderr);
+    gone_hold.wait_for_line("told broken", PROMPT)?;
+    ensure!(gone_echo.is_running(), "the server died: {:?}", gone_echo.said());
+
+    // The daemon says so, refuses new work there, and serves the other.
+    let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
+    let status: serde_json::Value = serde_json::from_str(&status)?;
+    let broken = |name: &str| {
+        let segments = status["segments"].as_array().context("no segments in the status").cloned()?;
+        let found =
+            segments.iter().find(|s| s["name"] == name).context("the segment is not in the status")?;
+        anyhow::Ok(found["broken"].as_bool().unwrap_or(false))
+    };
+    ensure!(broken("gone")? && !broken("kept")?, "status: {status:#}");
+    let refused = host_load(&bed, &ginnel, "drive gone echo 1")?.wait(PROMPT)?;
+    ensure!(refused.code() == Some(1), "a channel was opened in a broken segment");
+    println!("refused: {}", refused.stderr.lines().last().unwrap_or_default());
+    kept_drive.wait(PROMPT)?.ok()?;
+    ensure!(!kept_hold.said().0.contains("told"), "the other segment was touched: {:?}", kept_hold.said());
+    ensure!(ginnel.daemon()?.is_running(), "the daemon ended");
+    Ok(())
+}
+
+#[test]
+fn streams_half_close_between_vms_and_host() -> Result<()> {
+    let bed = Bed::new("streams")?;
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let [a, b] = boot(&ginnel, ["a", "b"])?;
+    let server = a.load("stream-in web bytes")?;
+    server.wait_for_line("listening", PROMPT)?;
+    b.vm.run("load stream-out web bytes 32")?.ok()?;
+    server.wait(PROMPT)?.ok()?;
+
+    let server = host_load(&bed, &ginnel, "stream-in web bytes")?;
+    server.wait_for_line("listening", PROMPT)?;
+    a.vm.run("load stream-out web bytes 32")?.ok()?;
+    server.wait(PROMPT)?.ok()?;
+
+    let server = b.load("stream-in web bytes")?;
+    server.wait_for_line("listening", PROMPT)?;
+    host_load(&bed, &ginnel, "stream-out web bytes 32")?.wait(PROMPT)?.ok()?;
+    server.wait(PROMPT)?.ok()?;
+    Ok(())
+}
