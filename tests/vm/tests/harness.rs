@@ -271,7 +271,7 @@ fn a_vm_that_cannot_boot_says_why() -> Result<()> {
     let begun = Instant::now();
     let error = bed.vm("a").kernel_arg("rdinit=/no/such").kernel_arg("panic=0").boot().map(drop).unwrap_err();
     let error = format!("{error:#}");
-    assert!(error.contains("the guest did not boot") && error.contains("Kernel panic"), "{error}");
+    assert!(error.contains("kernel panicked") && error.contains("Unable to mount root fs"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(100), "a panic is seen before the time is up");
 
     let error = bed.vm("a").module("no_such_module").start().map(drop).unwrap_err();
