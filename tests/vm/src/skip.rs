@@ -39,12 +39,7 @@ fn line(here: &str, reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn the_line_names_the_test() {
-        fn here() {}
-        let line = super::line(std::any::type_name_of_val(&here), "no fun");
-        assert_eq!(line, "SKIPPED vmtest::skip::tests::the_line_names_the_test: no fun");
-    }
+    use std::process::Command;
 
     #[test]
     fn what_is_required_and_there_skips_nothing() {
@@ -53,5 +48,28 @@ mod tests {
             Err("went on".into())
         }
         assert_eq!(test(), Err("went on".into()));
+    }
+
+    #[test]
+    fn a_skipped_test_passes_and_is_seen_or_fails_on_demand() {
+        let run = |no_skip: &str| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "skip::tests::requires_the_impossible", "--ignored"])
+                .env("GINNEL_NO_SKIP", no_skip)
+                .output()
+                .unwrap()
+        };
+        let skipped = run("0");
+        let line = "SKIPPED vmtest::skip::tests::requires_the_impossible: no 3 wishes\n";
+        assert!(skipped.status.success());
+        assert_eq!(String::from_utf8_lossy(&skipped.stderr), line);
+        assert!(!run("1").status.success());
+    }
+
+    #[test]
+    #[ignore = "a part of a_skipped_test_passes_and_is_seen_or_fails_on_demand, which starts it"]
+    fn requires_the_impossible() -> Result<(), String> {
+        crate::require!(std::path::Path::new("/no/such/lamp").exists(), "no {} wishes", 3);
+        Err("went on".into())
     }
 }

@@ -373,12 +373,16 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.kill();
+        if thread::panicking() {
+            eprintln!("{:#}", self.explain(anyhow!("the test panicked")));
+        }
     }
 }
 
 /// A running VM. Dropping it kills it.
 ///
-/// Errors of commands that did not run show the end of the guest's console and of what QEMU said.
+/// The end of the guest's console and of what QEMU said are shown when a test panics, and with the error of a command
+/// that did not run.
 pub struct Vm {
     machine: Arc<Machine>,
 }

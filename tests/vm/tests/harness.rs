@@ -24,10 +24,12 @@ fn is_root() -> bool {
 fn two_vms_do_what_they_are_asked() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
     let bed = Bed::new("two")?;
+    let begun = Instant::now();
     let a = bed.vm("a").network().memory_mib(512).start()?;
     let b = bed.vm("b").network().memory_mib(512).start()?;
     a.wait_ready()?;
     b.wait_ready()?;
+    eprintln!("two guests booted in {:.2?}", begun.elapsed());
     assert_ne!(a.boot_id()?, b.boot_id()?);
 
     commands_bring_back_status_and_streams(&a)?;
@@ -186,7 +188,9 @@ fn a_reboot_is_another_boot_in_the_same_qemu(a: &Vm, b: &Vm) -> Result<()> {
     let (boot, pid) = (a.boot_id()?, a.qemu_pid());
     a.run("touch /tmp/gone")?.ok()?;
     let job = a.spawn("exec sleep 1000")?;
+    let begun = Instant::now();
     a.reboot_and_wait()?;
+    eprintln!("rebooted in {:.2?}", begun.elapsed());
     assert_ne!(a.boot_id()?, boot);
     assert_eq!(a.qemu_pid(), pid);
     let error = job.wait(SOON).unwrap_err().to_string();
