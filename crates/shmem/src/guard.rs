@@ -4,39 +4,76 @@
 //! whole of it and sets its flag; the faulting instruction then goes on, on zeros, and the library reports the
 //! segment as broken at its next look. All else goes to whoever handled SIGBUS before.
 //!
-//! The table is read inside a signal handler, so it is a fixed array of atomics: no lock, no allocation.
+//! The table is read inside a signal handler, so it is a fixed array of atomics: no lock, no allocation. A slot may
+//! change hands while a handler reads it, so each has a version (a seqlock): a handler must not put together the start
+//! of one mapping and the length of the next. The slot it looks for cannot change, because whoever faults in a mapping
+//! holds it.
 
 use std::io;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 
 /// Most mappings that one process can have watched at a time.
 const SLOTS: usize = 1024;
 
 struct Watched {
-    /// Start of the range; 0 while the slot is free, 1 while it is being filled.
+    /// Even: stable. Odd: somebody is changing the slot.
+    version: AtomicUsize,
+    /// Start of the range; 0 while the slot is free.
     start: AtomicUsize,
     len: AtomicUsize,
     broken: AtomicPtr<AtomicBool>,
 }
 
-static TABLE: [Watched; SLOTS] = [const {
-    Watched {
-        start: AtomicUsize::new(FREE),
-        len: AtomicUsize::new(0),
-        broken: AtomicPtr::new(ptr::null_mut()),
+impl Watched {
+    const fn free() -> Self {
+        Self {
+            version: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            broken: AtomicPtr::new(ptr::null_mut()),
+        }
     }
-}; SLOTS];
-const FREE: usize = 0;
-const FILLING: usize = 1;
+
+    /// Puts a range into the slot, or takes it out, if `now` is still its version and nobody else is at it.
+    fn set(&self, now: usize, start: usize, len: usize, broken: *mut AtomicBool) -> bool {
+        if self.version.compare_exchange(now, now | 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // ORDER guard.slot: the odd version before the words, the words before the even version.
+        // Pairs with: `Watched::get`.
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.broken.store(broken, Ordering::Relaxed);
+        self.version.store((now | 1).wrapping_add(1), Ordering::Release);
+        true
+    }
+
+    /// Start, length and flag of one and the same mapping, if there is one.
+    fn get(&self) -> Option<(usize, usize, *mut AtomicBool)> {
+        // ORDER guard.slot: the version before the words, the words before the second look at the version.
+        // Pairs with: `Watched::set`.
+        let version = self.version.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        let len = self.len.load(Ordering::Relaxed);
+        let broken = self.broken.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let same = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
+        (same && start != 0).then_some((start, len, broken))
+    }
+}
+
+static TABLE: [Watched; SLOTS] = [const { Watched::free() }; SLOTS];
 
 /// A place in the table; gives it up when dropped.
 pub(crate) struct Slot(&'static Watched);
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.start.store(FREE, Ordering::Release);
+        // Only the holder of a slot in use changes it, so this succeeds.
+        self.0.set(self.0.version.load(Ordering::Relaxed), 0, 0, ptr::null_mut());
     }
 }
 
@@ -44,11 +81,11 @@ impl Drop for Slot {
 pub(crate) fn watch(start: usize, len: usize, broken: *const AtomicBool) -> io::Result<Slot> {
     install()?;
     for slot in &TABLE {
-        if slot.start.compare_exchange(FREE, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            slot.len.store(len, Ordering::Relaxed);
-            slot.broken.store(broken.cast_mut(), Ordering::Relaxed);
-            // ORDER guard.start: length and flag must be seen before the start. Pairs with: `handler`.
-            slot.start.store(start, Ordering::Release);
+        let version = slot.version.load(Ordering::Acquire);
+        if version & 1 == 0
+            && slot.start.load(Ordering::Relaxed) == 0
+            && slot.set(version, start, len, broken.cast_mut())
+        {
             return Ok(Slot(slot));
         }
     }
@@ -82,9 +119,8 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo.
     let address = unsafe { (*info).si_addr() } as usize;
     for slot in &TABLE {
-        // ORDER guard.start. Pairs with: `watch`.
-        let start = slot.start.load(Ordering::Acquire);
-        if start <= FILLING || address < start || address - start >= slot.len.load(Ordering::Relaxed) {
+        let Some((start, len, broken)) = slot.get() else { continue };
+        if address < start || address - start >= len {
             continue;
         }
         // SAFETY: the range is a mapping of ours (the slot is given up before it is unmapped); laying zero pages over
@@ -92,7 +128,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         let laid = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
-                slot.len.load(Ordering::Relaxed),
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                 -1,
@@ -103,7 +139,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
             break;
         }
         // SAFETY: the flag lives as long as the slot is taken.
-        unsafe { (*slot.broken.load(Ordering::Relaxed)).store(true, Ordering::Relaxed) };
+        unsafe { (*broken).store(true, Ordering::Relaxed) };
         return;
     }
     pass_on(signal, info, context);

@@ -6,8 +6,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 /// What a mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ struct Whole {
     start: NonNull<u8>,
     len: usize,
     broken: AtomicBool,
-    guard: Option<guard::Slot>,
+    guard: OnceLock<guard::Slot>,
 }
 
 // SAFETY: the pointer leads to a mapping that lives as long as `whole`; all access to it is through atomics and raw
@@ -76,13 +76,11 @@ impl Mapping {
 
     fn wrap(start: *mut u8, len: usize, guarded: bool) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned null"))?;
-        let mut whole = Arc::new(Whole { start, len, broken: AtomicBool::new(false), guard: None });
+        let whole = Arc::new(Whole { start, len, broken: AtomicBool::new(false), guard: OnceLock::new() });
         if guarded {
             let slot = guard::watch(start.as_ptr() as usize, len, &raw const whole.broken)?;
-            // Nobody else holds the Arc yet, so this always succeeds.
-            if let Some(whole) = Arc::get_mut(&mut whole) {
-                whole.guard = Some(slot);
-            }
+            // Just made, so it is not set yet.
+            let _ = whole.guard.set(slot);
         }
         Ok(Self { start, len, whole })
     }
