@@ -32,6 +32,6 @@ mod mapping;
 mod memory;
 
 #[cfg(loom)]
-pub use loom_memory::LoomMemory;
+pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};
 pub use memory::{Memory, SharedSlice, WORDWISE};

@@ -1,29 +1,86 @@
 //! Memory for the loom model checker.
 
 use crate::Memory;
-use loom::sync::Arc;
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// A run of 64-bit words that loom explores. 32-bit words occupy a 64-bit one (at multiples of eight); bulk copies go
-/// word by word without ordering, so a missing release or acquire shows as an old value.
+/// A run of 64-bit words that loom explores. 32-bit words occupy a 64-bit one (at multiples of eight). Bulk copies go
+/// word by word without ordering, so a missing release or acquire shows as an old value; and they are also watched for
+/// data races, because loom never lets a load see a store that its execution has not done yet, which hides that a
+/// copy out must come before the next copy in.
+///
+/// Each word costs time in every execution, so a model names the words that it uses; touching another one panics.
+///
+/// A clone can be made to forget one kind of ordering ([`LoomMemory::without`]): a model that still passes then
+/// proves nothing.
 #[derive(Clone)]
-pub struct LoomMemory(Arc<Vec<AtomicU64>>);
+pub struct LoomMemory {
+    len: usize,
+    words: Arc<BTreeMap<usize, Word>>,
+    forgets: Option<Order>,
+}
+
+struct Word {
+    value: AtomicU64,
+    /// Holds nothing; knows who has copied to or from the word, and in what order.
+    copies: UnsafeCell<()>,
+}
+
+// SAFETY: nothing lies in the cell; that threads meet there is what loom is asked to report.
+unsafe impl Sync for Word {}
+// SAFETY: as above.
+unsafe impl Send for Word {}
+
+/// An ordering that [`LoomMemory::without`] takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Acquire loads become relaxed.
+    Acquire,
+    /// Release stores become relaxed.
+    Release,
+    /// Full fences do nothing.
+    Fence,
+}
+
+impl Word {
+    fn new() -> Self {
+        Self { value: AtomicU64::new(0), copies: UnsafeCell::new(()) }
+    }
+}
 
 impl LoomMemory {
-    /// `len` zero bytes.
-    pub fn new(len: usize) -> Self {
-        Self(Arc::new((0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect()))
+    /// `len` bytes, zero, of which the words at the given offsets exist. To be made inside the model.
+    pub fn new(len: usize, words: impl IntoIterator<Item = usize>) -> Self {
+        let words = words.into_iter().inspect(|at| assert!(at % 8 == 0 && at + 8 <= len, "no word at {at}"));
+        Self { len, words: Arc::new(words.map(|at| (at, Word::new())).collect()), forgets: None }
+    }
+
+    /// The same memory, for a party whose code lacks an ordering.
+    pub fn without(&self, order: Order) -> Self {
+        Self { forgets: Some(order), ..self.clone() }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at % 8 == 0, "misaligned word");
-        &self.0[at / 8]
+        &self.at(at).value
+    }
+
+    fn at(&self, at: usize) -> &Word {
+        match self.words.get(&at) {
+            Some(word) => word,
+            None => panic!("the model touches the word at {at:#x}, which it does not have"),
+        }
+    }
+
+    fn unless(&self, order: Order, strong: Ordering) -> Ordering {
+        if self.forgets == Some(order) { Ordering::Relaxed } else { strong }
     }
 }
 
 impl Memory for LoomMemory {
     fn len(&self) -> usize {
-        self.0.len() * 8
+        self.len
     }
     fn load_relaxed_u32(&self, at: usize) -> u32 {
         self.load_relaxed_u64(at) as u32
@@ -41,25 +98,29 @@ impl Memory for LoomMemory {
         self.word(at).load(Ordering::Relaxed)
     }
     fn load_acquire_u64(&self, at: usize) -> u64 {
-        self.word(at).load(Ordering::Acquire)
+        self.word(at).load(self.unless(Order::Acquire, Ordering::Acquire))
     }
     fn store_relaxed_u64(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Relaxed);
     }
     fn store_release_u64(&self, at: usize, value: u64) {
-        self.word(at).store(value, Ordering::Release);
+        self.word(at).store(value, self.unless(Order::Release, Ordering::Release));
     }
     fn full_fence(&self) {
-        fence(Ordering::SeqCst);
+        if self.forgets != Some(Order::Fence) {
+            fence(Ordering::SeqCst);
+        }
     }
     fn read(&self, at: usize, into: &mut [u8]) {
         for (i, chunk) in into.chunks_mut(8).enumerate() {
+            self.at(at + 8 * i).copies.with(|_| ());
             let word = self.load_relaxed_u64(at + 8 * i).to_ne_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
     fn write(&self, at: usize, from: &[u8]) {
         for (i, chunk) in from.chunks(8).enumerate() {
+            self.at(at + 8 * i).copies.with_mut(|_| ());
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
             self.store_relaxed_u64(at + 8 * i, u64::from_ne_bytes(word));
