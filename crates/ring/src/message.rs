@@ -43,7 +43,8 @@ pub struct Producer<M: Memory> {
     head: u64,
     /// The first committed but unpublished record, whose header is held back.
     held: Option<(u64, RecordHeader)>,
-    finished: bool,
+    /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
+    ended: Option<SendError>,
     armed: Armed,
     bell: Bell,
     /// How much the sleeping producer wants to claim.
@@ -67,7 +68,7 @@ impl<M: Memory> Producer<M> {
             tail: 0,
             head: 0,
             held: None,
-            finished: false,
+            ended: None,
             armed: Armed::new(SPACE_ARMED),
             bell: Bell::new(DATA_ARMED),
             wanted: 0,
@@ -89,20 +90,24 @@ impl<M: Memory> Producer<M> {
     /// Finds room; returns the position of the record, after a padding record if need be.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<u64, SendError> {
-        if self.finished {
-            return Err(SendError::AfterFinish);
+        if let Some(ended) = self.ended {
+            return Err(ended);
         }
         if len > self.max_message() {
             return Err(SendError::TooLong { len, max: self.max_message() });
         }
-        side::consumer_ended(&self.memory)?;
+        if let Err(end) = side::consumer_ended(&self.memory) {
+            return Err(*self.ended.insert(end));
+        }
         let span = record_span(len);
         let to_end = self.capacity - (self.tail as usize & (self.capacity - 1));
         let padding = if to_end < span { to_end } else { 0 };
         // One line more, for the zero header behind the record.
         let need = padding + span + RECORD_ALIGN;
         if self.free() < need {
-            self.refresh_head()?;
+            if let Err(end) = self.refresh_head() {
+                return Err(*self.ended.insert(end));
+            }
             if self.free() < need {
                 return Err(SendError::Full);
             }
@@ -121,12 +126,13 @@ impl<M: Memory> Producer<M> {
 
     /// Looks at how much the consumer has released.
     fn refresh_head(&mut self) -> Result<(), SendError> {
-        if self.memory.is_broken() {
-            return Err(SendError::Broken);
-        }
         // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
         // Pairs with: `Consumer::return_space`.
         let head = self.memory.load_acquire_u64(HEAD);
+        // Asked afterwards, because this load may be the first to find the memory gone.
+        if self.memory.is_broken() {
+            return Err(SendError::Broken);
+        }
         if head < self.head || head > self.tail || !head.is_multiple_of(RECORD_ALIGN as u64) {
             return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
         }
@@ -169,7 +175,7 @@ impl<M: Memory> Producer<M> {
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         let woken = self.publish();
-        self.finished = true;
+        self.ended.get_or_insert(SendError::AfterFinish);
         side::finish_producing(&self.memory);
         self.bell.needed(&self.memory) || woken
     }
@@ -244,6 +250,17 @@ impl<M: Memory> Claim<'_, M> {
     }
 }
 
+/// What the consumer knows of the record at its position.
+#[derive(Clone, Copy)]
+enum Next {
+    /// To be looked for.
+    Unknown,
+    /// A message of so many bytes, seen and checked.
+    Message(usize),
+    /// There will never be one. Once set, it stays: a peer cannot talk itself back into order.
+    Never(RecvError),
+}
+
 /// The receiving side.
 pub struct Consumer<M: Memory> {
     memory: M,
@@ -252,8 +269,7 @@ pub struct Consumer<M: Memory> {
     position: u64,
     /// What the producer knows us to have released.
     returned: u64,
-    /// The record at `position`, once seen and checked.
-    current: Option<usize>,
+    next: Next,
     /// The producer waits for space that was returned while looking; its doorbell is due.
     owed: bool,
     armed: Armed,
@@ -275,7 +291,7 @@ impl<M: Memory> Consumer<M> {
             capacity,
             position: 0,
             returned: 0,
-            current: None,
+            next: Next::Unknown,
             owed: false,
             armed: Armed::new(DATA_ARMED),
             bell: Bell::new(SPACE_ARMED),
@@ -285,8 +301,10 @@ impl<M: Memory> Consumer<M> {
     /// Looks whether a message is there. [`RecvError::Empty`] is the only error that can pass.
     #[inline]
     pub fn poll(&mut self) -> Result<(), RecvError> {
-        if self.current.is_some() {
-            return Ok(());
+        match self.next {
+            Next::Unknown => {}
+            Next::Message(_) => return Ok(()),
+            Next::Never(end) => return Err(end),
         }
         // ORDER ring.publish: the payload and the header behind it are seen once this header is.
         // Pairs with: `Producer::publish`.
@@ -303,33 +321,40 @@ impl<M: Memory> Consumer<M> {
         let position = self.position;
         if !header.is_for(position) {
             // A broken mapping reads as zeros only from some moment on.
-            return Err(if self.memory.is_broken() {
+            return Err(self.end(if self.memory.is_broken() {
                 RecvError::Broken
             } else {
                 Corrupt::Stamp { header: header.0, position }.into()
-            });
+            }));
         }
         let len = header.len();
         let to_end = self.capacity - (position as usize & (self.capacity - 1));
         match header.kind() {
             RecordKind::DATA => {
                 if len > ring::max_message(self.capacity) || record_span(len) > to_end {
-                    return Err(Corrupt::Length { len, position }.into());
+                    return Err(self.end(Corrupt::Length { len, position }.into()));
                 }
-                self.current = Some(len);
+                self.next = Next::Message(len);
                 Ok(())
             }
             RecordKind::PAD => {
                 // A producer pads only in front of a record that did not fit; never at the start of the ring, so two
                 // in a row are impossible and this recursion is one deep.
                 if to_end == self.capacity || len + RECORD_HEADER != to_end {
-                    return Err(Corrupt::Padding { len, position }.into());
+                    return Err(self.end(Corrupt::Padding { len, position }.into()));
                 }
                 self.advance(to_end);
                 self.poll()
             }
-            RecordKind(kind) => Err(Corrupt::Kind(kind).into()),
+            RecordKind(kind) => Err(self.end(Corrupt::Kind(kind).into())),
         }
+    }
+
+    /// Nothing comes after this.
+    #[cold]
+    fn end(&mut self, why: RecvError) -> RecvError {
+        self.next = Next::Never(why);
+        why
     }
 
     /// Nothing is published. Before we say so: return what space is left to return, and see whether more can come.
@@ -339,12 +364,12 @@ impl<M: Memory> Consumer<M> {
             self.return_space();
         }
         if self.memory.is_broken() {
-            return Err(RecvError::Broken);
+            return Err(self.end(RecvError::Broken));
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
         // The state may have been set after a last record that we looked for too early.
         match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
-            0 => Err(end),
+            0 => Err(self.end(end)),
             header => self.accept(RecordHeader(header)),
         }
     }
@@ -353,9 +378,10 @@ impl<M: Memory> Consumer<M> {
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_, M>, RecvError> {
         self.poll()?;
-        match self.current {
-            Some(len) => Ok(Message { consumer: self, len }),
-            None => Err(RecvError::Empty),
+        match self.next {
+            Next::Message(len) => Ok(Message { consumer: self, len }),
+            Next::Unknown => Err(RecvError::Empty),
+            Next::Never(end) => Err(end),
         }
     }
 
@@ -366,13 +392,17 @@ impl<M: Memory> Consumer<M> {
         let message = self.peek()?;
         let len = message.len();
         message.slice().read(0, into);
+        // Bytes copied while the memory went away are zeros, not the message.
+        if message.consumer.memory.is_broken() {
+            return Err(message.consumer.end(RecvError::Broken));
+        }
         message.consumer.advance(record_span(len));
         Ok(len)
     }
 
     #[inline]
     fn advance(&mut self, span: usize) {
-        self.current = None;
+        self.next = Next::Unknown;
         self.position += span as u64;
         // In eighths: the producer's look at our counter then costs one cache line for many messages.
         if self.position - self.returned >= self.capacity as u64 / 8 {

@@ -26,7 +26,8 @@ pub struct Producer<M: Memory> {
     capacity: usize,
     tail: u64,
     head: u64,
-    finished: bool,
+    /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
+    ended: Option<SendError>,
     armed: Armed,
     bell: Bell,
 }
@@ -46,7 +47,7 @@ impl<M: Memory> Producer<M> {
             capacity,
             tail: 0,
             head: 0,
-            finished: false,
+            ended: None,
             armed: Armed::new(SPACE_ARMED),
             bell: Bell::new(DATA_ARMED),
         }
@@ -58,26 +59,37 @@ impl<M: Memory> Producer<M> {
 
     /// Room for at least `least` bytes (of a ring that may hold more), or why not.
     fn room(&mut self, least: usize) -> Result<usize, SendError> {
-        if self.finished {
-            return Err(SendError::AfterFinish);
+        if let Some(ended) = self.ended {
+            return Err(ended);
         }
-        side::consumer_ended(&self.memory)?;
-        if self.free() < least {
-            if self.memory.is_broken() {
-                return Err(SendError::Broken);
-            }
-            // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
-            // Pairs with: `Consumer::return_space`.
-            let head = self.memory.load_acquire_u64(HEAD);
-            if head < self.head || head > self.tail {
-                return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
-            }
-            self.head = head;
+        if let Err(end) = side::consumer_ended(&self.memory) {
+            return Err(*self.ended.insert(end));
+        }
+        if self.free() < least
+            && let Err(end) = self.refresh_head()
+        {
+            return Err(*self.ended.insert(end));
         }
         match self.free() {
             0 => Err(SendError::Full),
             free => Ok(free),
         }
+    }
+
+    /// Looks at how much the consumer has released.
+    fn refresh_head(&mut self) -> Result<(), SendError> {
+        // ORDER ring.release: the consumer has done with these bytes before we overwrite them.
+        // Pairs with: `Consumer::return_space`.
+        let head = self.memory.load_acquire_u64(HEAD);
+        // Asked afterwards, because this load may be the first to find the memory gone.
+        if self.memory.is_broken() {
+            return Err(SendError::Broken);
+        }
+        if head < self.head || head > self.tail {
+            return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
+        }
+        self.head = head;
+        Ok(())
     }
 
     /// Room for at most `most` bytes in one run, to be filled in place.
@@ -112,7 +124,7 @@ impl<M: Memory> Producer<M> {
     /// Says that nothing more comes. True if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
-        self.finished = true;
+        self.ended.get_or_insert(SendError::AfterFinish);
         side::finish_producing(&self.memory);
         self.bell.needed(&self.memory)
     }
@@ -175,6 +187,8 @@ pub struct Consumer<M: Memory> {
     head: u64,
     returned: u64,
     tail: u64,
+    /// Why nothing more can come. Once set, it stays: a peer cannot talk itself back into order.
+    ended: Option<RecvError>,
     owed: bool,
     armed: Armed,
     bell: Bell,
@@ -196,6 +210,7 @@ impl<M: Memory> Consumer<M> {
             head: 0,
             returned: 0,
             tail: 0,
+            ended: None,
             owed: false,
             armed: Armed::new(DATA_ARMED),
             bell: Bell::new(SPACE_ARMED),
@@ -206,12 +221,26 @@ impl<M: Memory> Consumer<M> {
     #[inline]
     pub fn poll(&mut self) -> Result<usize, RecvError> {
         if self.tail == self.head {
-            self.refresh_tail()?;
-            if self.tail == self.head {
-                self.empty()?;
-            }
+            self.look()?;
         }
         Ok((self.tail - self.head) as usize)
+    }
+
+    #[inline]
+    fn look(&mut self) -> Result<(), RecvError> {
+        if let Some(ended) = self.ended {
+            return Err(ended);
+        }
+        let mut seen = self.refresh_tail();
+        if seen.is_ok() && self.tail == self.head {
+            seen = self.empty();
+        }
+        if let Err(end) = seen
+            && !matches!(end, RecvError::Empty)
+        {
+            self.ended = Some(end);
+        }
+        seen
     }
 
     fn refresh_tail(&mut self) -> Result<(), RecvError> {
@@ -277,12 +306,16 @@ impl<M: Memory> Consumer<M> {
         if self.take_owed() {
             ring();
         }
+        // Bytes copied while the memory went away are zeros, not the stream.
+        if self.memory.is_broken() {
+            return Err(*self.ended.insert(RecvError::Broken));
+        }
         Ok(got)
     }
 
     fn return_space(&mut self) {
         self.returned = self.head;
-        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::room`.
+        // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
         self.memory.store_release_u64(HEAD, self.head);
         self.owed |= self.bell.needed(&self.memory);
     }

@@ -89,8 +89,10 @@ pub fn wait<W: Waitable + ?Sized>(
         WaitMode::Poll => return Ok(spin(what, deadline)),
         WaitMode::Interrupt => {}
         WaitMode::Adaptive { budget } => {
-            let end = Instant::now() + budget;
-            if spin(what, Some(deadline.map_or(end, |d| d.min(end)))) {
+            // A budget beyond what the clock can say has no end of its own.
+            let end = Instant::now().checked_add(budget);
+            let first = [end, deadline].into_iter().flatten().min();
+            if spin(what, first) {
                 return Ok(true);
             }
         }
