@@ -1,0 +1,495 @@
+//! Models of the rings and of the wait protocol: loom runs the real code in every order of threads, and with every old
+//! value that the stated orderings let a load return.
+//!
+//!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-ring --test loom        (or: scripts/loom)
+//!
+//! A side that sleeps when it should not is a deadlock, which loom reports. Messages are of the greatest length, so that
+//! five of them go around the smallest ring, but only one word of each is written and read.
+//!
+//! The last part shows that the models can fail: the same models over a memory in which one side lacks one ordering.
+//! `scripts/loom mutants` does the same with one line of the rings' source removed at a time.
+#![cfg(loom)]
+
+use ginnel_layout::ring::{
+    CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RecordHeader, RecordKind, SPACE_ARMED,
+    SideState, TAIL, footprint, max_message, record_span,
+};
+use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
+use ginnel_ring::{RecvError, SendError, message, stream};
+use ginnel_shmem::{LoomMemory, Memory, Order};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use std::io;
+use std::time::Instant;
+
+const CAPACITY: usize = 4096;
+/// The longest message; four of them fill the ring.
+const LONG: usize = max_message(CAPACITY);
+const _: () = assert!(record_span(LONG) * 4 == CAPACITY);
+
+/// Explores `model` with at most this many preemptions, or as many as LOOM_MAX_PREEMPTIONS says.
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.check(model);
+}
+
+/// A ring's memory: all its control words, and the first two words of the lines at these offsets of the data.
+fn ring(lines: &[usize]) -> LoomMemory {
+    let control = [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE];
+    let data = lines.iter().flat_map(|at| [HEADER + at, HEADER + at + 8]);
+    LoomMemory::new(footprint(CAPACITY), control.into_iter().chain(data))
+}
+
+/// Lines at which records begin when all of them are long.
+const LONG_LINES: [usize; 4] = [0, 1024, 2048, 3072];
+
+/// Where one side sleeps; the other has a clone to wake it with.
+#[derive(Clone)]
+struct Bed(Arc<(Mutex<bool>, Condvar)>);
+
+impl Bed {
+    fn new() -> Self {
+        Self(Arc::new((Mutex::new(false), Condvar::new())))
+    }
+    fn ring_if(&self, needed: bool) {
+        if needed {
+            *self.0.0.lock().unwrap() = true;
+            self.0.1.notify_one();
+        }
+    }
+}
+
+impl Sleeper for Bed {
+    fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
+        let mut rung = self.0.0.lock().unwrap();
+        while !*rung {
+            rung = self.0.1.wait(rung).unwrap();
+        }
+        *rung = false;
+        Ok(())
+    }
+}
+
+fn sleep_until(what: &mut impl Waitable, bed: &mut Bed) {
+    assert!(wait(what, WaitMode::Interrupt, bed, None).unwrap());
+}
+
+/// Sends a message of `len` bytes that begins with `value`; sleeps where there is no room.
+fn send(
+    producer: &mut message::Producer<LoomMemory>,
+    len: usize,
+    value: u64,
+    own: &mut Bed,
+    peer: &Bed,
+) -> Result<(), SendError> {
+    loop {
+        match producer.claim(len) {
+            Ok(claim) => {
+                claim.slice().write(0, &value.to_ne_bytes());
+                peer.ring_if(claim.publish(len));
+                return Ok(());
+            }
+            Err(SendError::Full) => sleep_until(producer.want(len), own),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Receives a message, sleeping where there is none; returns its length and first word.
+fn recv(
+    consumer: &mut message::Consumer<LoomMemory>,
+    own: &mut Bed,
+    peer: &Bed,
+) -> Result<(usize, u64), RecvError> {
+    loop {
+        match consumer.peek() {
+            Ok(message) => {
+                let mut word = [0; 8];
+                message.slice().read(0, &mut word);
+                let len = message.len();
+                peer.ring_if(message.release());
+                return Ok((len, u64::from_ne_bytes(word)));
+            }
+            Err(RecvError::Empty) => {
+                peer.ring_if(consumer.take_owed());
+                sleep_until(consumer, own);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+type MessagePair = (message::Producer<LoomMemory>, message::Consumer<LoomMemory>);
+
+/// Both ends of a ring; each may see the memory in its own way.
+fn messages(producer: LoomMemory, consumer: LoomMemory) -> MessagePair {
+    (message::Producer::new(producer, CAPACITY), message::Consumer::new(consumer, CAPACITY))
+}
+
+fn both(memory: LoomMemory) -> (LoomMemory, LoomMemory) {
+    (memory.clone(), memory)
+}
+
+/// The messages of the given lengths arrive, in order and whole, then the end.
+fn deliver(lens: &'static [usize], (mut producer, mut consumer): MessagePair) {
+    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
+    let sender = thread::spawn(move || {
+        for (i, &len) in lens.iter().enumerate() {
+            send(&mut producer, len, 100 + i as u64, &mut awake_producer, &to_consumer).unwrap();
+        }
+        to_consumer.ring_if(producer.finish());
+    });
+    for (i, &len) in lens.iter().enumerate() {
+        assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Ok((len, 100 + i as u64)));
+    }
+    assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Err(RecvError::Finished));
+    sender.join().unwrap();
+}
+
+/// The same over a stream: as many runs of `RUN` bytes, each of which begins with its number.
+const RUN: usize = 1024;
+
+fn pour(
+    runs: usize,
+    (mut producer, mut consumer): (stream::Producer<LoomMemory>, stream::Consumer<LoomMemory>),
+) {
+    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
+    let writer = thread::spawn(move || {
+        let mut written = 0;
+        while written < runs * RUN {
+            match producer.claim(RUN) {
+                Ok(room) => {
+                    // The reader returns whole runs, so there is room for a whole run or none.
+                    assert_eq!(room.slice().len(), RUN);
+                    room.slice().write(0, &(100 + written as u64).to_ne_bytes());
+                    to_consumer.ring_if(room.publish(RUN));
+                    written += RUN;
+                }
+                Err(SendError::Full) => sleep_until(&mut producer, &mut awake_producer),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        to_consumer.ring_if(producer.finish());
+    });
+    let mut read = 0;
+    loop {
+        match consumer.peek() {
+            Ok(bytes) => {
+                assert_eq!(bytes.len() % RUN, 0);
+                let mut word = [0; 8];
+                bytes.slice().read(0, &mut word);
+                assert_eq!(u64::from_ne_bytes(word), 100 + read as u64);
+                to_producer.ring_if(bytes.release(RUN));
+                read += RUN;
+            }
+            Err(RecvError::Empty) => {
+                to_producer.ring_if(consumer.take_owed());
+                sleep_until(&mut consumer, &mut awake_consumer);
+            }
+            Err(error) => {
+                assert_eq!((error, read), (RecvError::Finished, runs * RUN));
+                break;
+            }
+        }
+    }
+    writer.join().unwrap();
+}
+
+fn streams(p: LoomMemory, c: LoomMemory) -> (stream::Producer<LoomMemory>, stream::Consumer<LoomMemory>) {
+    (stream::Producer::new(p, CAPACITY), stream::Consumer::new(c, CAPACITY))
+}
+
+#[test]
+fn messages_arrive_over_the_wrap_with_both_sides_sleeping() {
+    explore(3, || {
+        let (p, c) = both(ring(&LONG_LINES));
+        deliver(&[LONG; 5], messages(p, c));
+    });
+}
+
+#[test]
+fn messages_arrive_over_padding() {
+    // The fourth leaves half a message's room in front of the end of the ring, so padding goes before the fifth.
+    explore(2, || {
+        let (p, c) = both(ring(&[0, 1024, 2048, 3072, 3584]));
+        deliver(&[LONG, LONG, LONG, 504, LONG, LONG], messages(p, c));
+    });
+}
+
+#[test]
+fn a_stream_arrives_over_the_wrap_with_both_sides_sleeping() {
+    explore(2, || {
+        let (p, c) = both(ring(&LONG_LINES));
+        pour(5, streams(p, c));
+    });
+}
+
+/// The consumer copies a message out and returns its room, into which the producer copies at once.
+fn reuse((mut producer, mut consumer): MessagePair) {
+    const LENS: [usize; 5] = [504, LONG, LONG, LONG, 440];
+    for len in LENS {
+        let _ = producer.claim(len).unwrap().publish(len);
+    }
+    let (mut awake_producer, nobody) = (Bed::new(), Bed::new());
+    let to_producer = awake_producer.clone();
+    let sender = thread::spawn(move || {
+        // Padding of one line, then the beginning of the ring, which the first two messages have to leave.
+        sleep_until(producer.want(LONG), &mut awake_producer);
+        let claim = producer.claim(LONG).unwrap();
+        claim.slice().write(512, &1u64.to_ne_bytes());
+        nobody.ring_if(claim.publish(LONG));
+    });
+    for _ in 0..2 {
+        let message = consumer.peek().unwrap();
+        message.slice().read(0, &mut [0; 8]);
+        to_producer.ring_if(message.release());
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn room_comes_back_after_the_copy() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 512, 1536, 2560, 3584, 4032, 1024]));
+        reuse(messages(p, c));
+    });
+}
+
+/// Three messages committed, one publish: whoever sees the first has all three.
+fn batch((mut producer, mut consumer): MessagePair) {
+    let mut bed = Bed::new();
+    let to_consumer = bed.clone();
+    let sender = thread::spawn(move || {
+        for value in 0..3u64 {
+            let claim = producer.claim(8).unwrap();
+            claim.slice().write(0, &value.to_ne_bytes());
+            claim.commit(8);
+        }
+        to_consumer.ring_if(producer.publish());
+    });
+    sleep_until(&mut consumer, &mut bed);
+    for value in 0..3u64 {
+        let mut word = [0; 8];
+        assert_eq!(consumer.recv(&mut word), Ok(8), "message {value} of the batch");
+        assert_eq!(u64::from_ne_bytes(word), value);
+    }
+    assert_eq!(consumer.poll(), Err(RecvError::Empty));
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_batch_is_seen_whole() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64, 128, 192]));
+        batch(messages(p, c));
+    });
+}
+
+/// A payload of the first round is a perfect header for a record of the second. The consumer must find the zero that
+/// is laid over it, never the payload.
+fn old_payload((mut producer, mut consumer): MessagePair) {
+    let second = CAPACITY as u64 + 64;
+    let forged = RecordHeader::new(RecordKind::DATA, second, 8);
+    for i in 0..4 {
+        let claim = producer.claim(LONG).unwrap();
+        if i == 0 {
+            // Offset 64 of the ring, behind the header of 8 bytes.
+            claim.slice().write(56, &forged.0.to_ne_bytes());
+        }
+        let _ = claim.publish(LONG);
+        consumer.peek().unwrap().release();
+    }
+    let mut bed = Bed::new();
+    let to_consumer = bed.clone();
+    let sender = thread::spawn(move || to_consumer.ring_if(producer.send(&7u64.to_ne_bytes()).unwrap()));
+    sleep_until(&mut consumer, &mut bed);
+    assert_eq!(consumer.recv(&mut [0; 8]), Ok(8));
+    assert_eq!(consumer.poll(), Err(RecvError::Empty), "the forged header was taken for one");
+    sender.join().unwrap();
+}
+
+#[test]
+fn old_payload_is_never_a_header() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64, 1024, 2048, 3072]));
+        old_payload(messages(p, c));
+    });
+}
+
+/// The last message and the end come in this order, whether the end is said by the producer or by the daemon.
+fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
+    let (mut producer, mut consumer) = messages(producer, consumer);
+    let mut bed = Bed::new();
+    let (to_consumer, nobody) = (bed.clone(), Bed::new());
+    let sender = thread::spawn(move || {
+        let woken = producer.send(&7u64.to_ne_bytes()).unwrap();
+        if state == SideState::DEAD {
+            // What the daemon does, whose knowledge of the death comes after it: state, then a ring without asking.
+            producer.memory().store_release_u32(PRODUCER_STATE, state.0);
+            to_consumer.ring_if(true);
+        } else {
+            to_consumer.ring_if(producer.finish() || woken);
+        }
+    });
+    let end = if state == SideState::DEAD { RecvError::PeerDead } else { RecvError::Finished };
+    assert_eq!(recv(&mut consumer, &mut bed, &nobody), Ok((8, 7)));
+    assert_eq!(recv(&mut consumer, &mut bed, &nobody), Err(end));
+    sender.join().unwrap();
+}
+
+#[test]
+fn the_last_message_comes_before_the_end() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64]));
+        last_message(SideState::FINISHED, p, c);
+    });
+}
+
+#[test]
+fn the_last_message_of_the_dead_comes_before_their_death() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64]));
+        last_message(SideState::DEAD, p, c);
+    });
+}
+
+#[test]
+fn the_last_bytes_of_a_stream_come_before_its_end() {
+    explore(3, || {
+        let (p, c) = both(ring(&LONG_LINES));
+        pour(1, streams(p, c));
+    });
+}
+
+/// A producer sleeps in front of a full ring while the consumer closes its side.
+fn close((mut producer, mut consumer): MessagePair) {
+    let (mut bed, nobody) = (Bed::new(), Bed::new());
+    let to_producer = bed.clone();
+    let sender = thread::spawn(move || {
+        for value in 0..4 {
+            match send(&mut producer, LONG, value, &mut bed, &nobody) {
+                Ok(()) => assert!(value < 3, "the fourth never fits"),
+                Err(error) => return assert_eq!(error, SendError::Closed),
+            }
+        }
+    });
+    to_producer.ring_if(consumer.finish());
+    sender.join().unwrap();
+}
+
+#[test]
+fn closing_wakes_a_producer_that_waits_for_room() {
+    explore(3, || {
+        let (p, c) = both(ring(&LONG_LINES));
+        close(messages(p, c));
+    });
+}
+
+// What follows must fail. Each test takes one ordering away from one side; loom must find the history in which that
+// loses a wake-up (a deadlock) or shows an old value (an assertion of the model).
+
+/// A sleeper that nobody wakes.
+const ASLEEP: &[&str] = &["deadlock"];
+/// A copy that is not ordered with another party's copy of the same bytes, or what comes of it.
+const RACE: &[&str] = &["Causality violation", "assertion"];
+
+/// Runs `model`, which must fail with a panic whose message contains one of `how`.
+fn must_fail(how: &[&str], model: impl Fn() + Sync + Send + 'static) {
+    let failure = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| explore(3, model)));
+    let panic = failure.expect_err("the model passes although an ordering is missing");
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
+    assert!(how.iter().any(|how| text.contains(how)), "expected {how:?}, failed with {text:?}");
+}
+
+#[test]
+fn without_the_fence_of_the_waker_a_wake_up_is_lost() {
+    must_fail(ASLEEP, || {
+        let memory = ring(&LONG_LINES);
+        deliver(&[LONG; 1], messages(memory.without(Order::Fence), memory));
+    });
+}
+
+#[test]
+fn without_the_fence_of_the_sleeper_a_wake_up_is_lost() {
+    must_fail(ASLEEP, || {
+        let memory = ring(&LONG_LINES);
+        deliver(&[LONG; 1], messages(memory.clone(), memory.without(Order::Fence)));
+    });
+}
+
+#[test]
+fn without_the_release_of_publish_an_old_payload_is_read() {
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        deliver(&[LONG; 1], messages(memory.without(Order::Release), memory));
+    });
+}
+
+#[test]
+fn without_the_acquire_of_poll_an_old_payload_is_read() {
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        deliver(&[LONG; 1], messages(memory.clone(), memory.without(Order::Acquire)));
+    });
+}
+
+#[test]
+fn without_release_or_acquire_a_batch_is_torn() {
+    must_fail(RACE, || {
+        let memory = ring(&[0, 64, 128, 192]);
+        batch(messages(memory.without(Order::Release), memory));
+    });
+    must_fail(RACE, || {
+        let memory = ring(&[0, 64, 128, 192]);
+        batch(messages(memory.clone(), memory.without(Order::Acquire)));
+    });
+}
+
+#[test]
+fn without_the_release_of_publish_old_payload_is_a_header() {
+    must_fail(RACE, || {
+        let memory = ring(&[0, 64, 1024, 2048, 3072]);
+        old_payload(messages(memory.without(Order::Release), memory));
+    });
+}
+
+#[test]
+fn without_the_release_of_space_a_message_is_overwritten() {
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        let memory = ring(&[0, 512, 1536, 2560, 3584, 4032, 1024]);
+        reuse(messages(memory.clone(), memory.without(Order::Release)));
+    });
+    must_fail(RACE, || {
+        let memory = ring(&[0, 512, 1536, 2560, 3584, 4032, 1024]);
+        reuse(messages(memory.without(Order::Acquire), memory));
+    });
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        pour(5, streams(memory.clone(), memory.without(Order::Release)));
+    });
+}
+
+#[test]
+fn without_release_the_end_overtakes_the_last_message() {
+    must_fail(RACE, || {
+        let memory = ring(&[0, 64]);
+        last_message(SideState::FINISHED, memory.without(Order::Release), memory);
+    });
+}
+
+#[test]
+fn without_release_or_acquire_a_stream_is_read_too_early() {
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        pour(1, streams(memory.without(Order::Release), memory));
+    });
+    must_fail(RACE, || {
+        let memory = ring(&LONG_LINES);
+        pour(1, streams(memory.clone(), memory.without(Order::Acquire)));
+    });
+}
