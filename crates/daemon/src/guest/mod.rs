@@ -1,6 +1,36 @@
-//! The guest role.
+//! The guest role: finds the VM's devices and serves the attach protocol to its programs, on behalf of the host's daemon.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`pci`] | ivshmem functions, as sysfs shows them |
+//! | [`control`] | the control device: private memory and doorbells |
+//! | [`memory_device`], [`segments`], [`speed`] | which device is which segment, and how fast it is |
+//! | [`vfio`] | interrupts |
+//! | [`clients`], [`relay`], [`daemon`] | programs, what is passed on for them, the loop |
 
-use std::path::PathBuf;
+mod clients;
+mod control;
+mod daemon;
+mod memory_device;
+mod pci;
+mod relay;
+mod segments;
+mod speed;
+mod vfio;
+
+use crate::{logging, packet};
+use anyhow::{Context, Result};
+use control::Control;
+use daemon::Daemon;
+use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::net::SocketType;
+use segments::Segments;
+use std::fs::{self, File, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use vfio::Interrupts;
 
 /// Arguments of `ginneld guest`.
 #[derive(Debug, clap::Args)]
@@ -8,9 +38,170 @@ pub struct Args {
     /// Where the attach socket and the keeper's socket are.
     #[arg(long, value_name = "DIR", default_value = "/run/ginnel")]
     pub runtime_dir: PathBuf,
+    /// Permissions of the attach socket, octal: who may write to it may attach.
+    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_mode)]
+    pub socket_mode: u32,
+    /// Group of the attach socket: a name or a number.
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+    /// Use no interrupts even if there is an IOMMU: programs that wait poll.
+    #[arg(long)]
+    pub poll: bool,
+    /// How much is logged: error, warn, info, debug, trace. GINNEL_LOG overrides it.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log: String,
+    /// Log as JSON, one event a line.
+    #[arg(long)]
+    pub log_json: bool,
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "permissions are an octal number up to 0777".into())
 }
 
 /// Runs until it is told to end.
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("the guest role is not in this build yet")
+pub fn run(args: Args) -> Result<()> {
+    logging::start(&args.log, args.log_json);
+    let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
+    let dir = &args.runtime_dir;
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let _lock = lock(dir)?;
+    let stop = stop_signals()?;
+    allow_descriptors();
+
+    let control = Control::find(sysfs)?;
+    let me = control.identity;
+    tracing::info!(member = me.member, "this VM is {}, its control device is {}", me.name, control.function);
+    if let Err(error) = control.check_position() {
+        tracing::error!("doorbells will not reach their programs: {error:#}");
+    }
+    let interrupts = interrupts(&args, &control, sysfs, dev);
+    let path = dir.join("ginnel.sock");
+    let listener = listen(&path, &args)?;
+    let daemon =
+        Daemon::new(listener, &stop, control, interrupts, boot_id()?, Segments::new(sysfs.to_owned()))?;
+    notify(sd_notify::NotifyState::Ready);
+    tracing::info!("listening at {}", path.display());
+    let result = daemon.run();
+    notify(sd_notify::NotifyState::Stopping);
+    let _ = fs::remove_file(&path);
+    tracing::info!("stopped");
+    result
+}
+
+/// Interrupts, or a line that says why there are none and what to do.
+fn interrupts(args: &Args, control: &Control, sysfs: &Path, dev: &Path) -> Option<Interrupts> {
+    if args.poll {
+        tracing::info!("no interrupts, as asked: programs that wait poll");
+        return None;
+    }
+    match Interrupts::set_up(&control.function, control.identity.vectors, sysfs, dev) {
+        Ok(interrupts) => {
+            tracing::info!("{} interrupt vectors", interrupts.events.len());
+            Some(interrupts)
+        }
+        Err(error) => {
+            tracing::warn!("no interrupts, programs that wait poll: {error:#}");
+            None
+        }
+    }
+}
+
+/// Two guest daemons would write the same session line.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("ginneld.lock");
+    let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| anyhow::anyhow!("another ginneld runs already (it holds {})", path.display()))?;
+    Ok(file)
+}
+
+/// Readable once SIGTERM or SIGINT has come.
+fn stop_signals() -> Result<UnixStream> {
+    let (read, write) = UnixStream::pair().context("cannot make a socket pair")?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let write = write.try_clone().context("cannot duplicate a descriptor")?;
+        signal_hook::low_level::pipe::register(signal, write).context("cannot handle signals")?;
+    }
+    Ok(read)
+}
+
+/// Two descriptors for each program; the usual soft limit is below that.
+fn allow_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum.map(|maximum| maximum.min(1 << 16)).or(Some(1 << 16));
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+fn boot_id() -> Result<[u8; 16]> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    parse_uuid(text.trim()).with_context(|| format!("{path} says '{}', which is no uuid", text.trim()))
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    (digits.len() == 32).then(|| number.to_be_bytes())
+}
+
+fn listen(path: &Path, args: &Args) -> Result<OwnedFd> {
+    // Nobody may connect before the permissions are what they shall be.
+    let old = rustix::process::umask(Mode::from_raw_mode(0o777));
+    let listener = packet::listen_at(path, SocketType::SEQPACKET);
+    rustix::process::umask(old);
+    let listener = listener.with_context(|| {
+        format!("cannot listen at {} (a path of at most {} bytes)", path.display(), packet::MAX_PATH)
+    })?;
+    if let Some(group) = &args.socket_group {
+        let number = match group.parse() {
+            Ok(number) => number,
+            Err(_) => nix::unistd::Group::from_name(group)
+                .ok()
+                .flatten()
+                .with_context(|| format!("there is no group {group}"))?
+                .gid
+                .as_raw(),
+        };
+        std::os::unix::fs::chown(path, None, Some(number))
+            .with_context(|| format!("cannot give {} to group {group}", path.display()))?;
+    }
+    fs::set_permissions(path, Permissions::from_mode(args.socket_mode))
+        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
+    Ok(listener)
+}
+
+fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(false, &[state]) {
+        tracing::warn!("cannot notify systemd: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_32_digits() {
+        let uuid = parse_uuid("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9").unwrap();
+        assert_eq!((uuid[0], uuid[15]), (0x0a, 0xf9));
+        assert!(
+            parse_uuid("").is_none() && parse_uuid("1-2").is_none() && parse_uuid(&"x".repeat(32)).is_none()
+        );
+    }
+
+    #[test]
+    fn permissions_are_octal() {
+        assert_eq!(parse_mode("0666"), Ok(0o666));
+        assert!(parse_mode("1777").is_err() && parse_mode("9").is_err());
+    }
+
+    #[test]
+    fn one_daemon_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let _lock = lock(dir.path()).unwrap();
+        assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
+    }
 }

@@ -1,0 +1,230 @@
+//! The programs of this guest that have connected.
+
+use crate::packet::{self, Gone, Packet, PacketSocket};
+use crate::pidwatch::Process;
+use crate::poller::{Interest, Poller};
+use anyhow::{Context, Result, ensure};
+use ginnel_layout::relay;
+use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Most connections at a time.
+const MAX: usize = 1024;
+/// Most of them from one user other than root.
+const MAX_PER_USER: usize = 256;
+/// Bytes that may wait for a program that does not read.
+const OUT_LIMIT: usize = 64 << 10;
+/// The first epoll token of clients; each has two.
+pub const FIRST_TOKEN: u64 = 16;
+
+/// A packet to a program, with file descriptors.
+pub type Answer = (Vec<u8>, Vec<Arc<OwnedFd>>);
+
+/// A connected program.
+pub struct Client {
+    socket: PacketSocket,
+    /// Readable when the process has ended, even if a child still has the socket.
+    ended: OwnedFd,
+    process: Process,
+    uid: u32,
+    gid: u32,
+    interest: Interest,
+    /// It has said `HELLO`.
+    pub greeted: bool,
+    /// The host knows it.
+    pub opened: bool,
+}
+
+impl Client {
+    /// Who it is, for the host.
+    pub fn open(&self) -> relay::Open {
+        let Process { pid, started } = self.process;
+        relay::Open { pid, uid: self.uid, gid: self.gid, reserved: 0, started }
+    }
+
+    /// The next packet, if there is one. Longer than any packet may be, or with descriptors: `truncated`.
+    pub fn receive(&self) -> Result<Option<Packet>, Gone> {
+        self.socket.receive(wire::MAX_PACKET, 0)
+    }
+}
+
+/// All of them, by the number that the host knows them by.
+pub struct Clients {
+    poller: Rc<Poller>,
+    all: BTreeMap<u32, Client>,
+    next: u32,
+    /// Somebody has been turned away, and that was said.
+    full: bool,
+}
+
+/// What an epoll token stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// The client's socket.
+    Socket(u32),
+    /// The end of its process.
+    Ended(u32),
+}
+
+impl Token {
+    /// The meaning of a token from [`FIRST_TOKEN`] up.
+    pub fn of(token: u64) -> Self {
+        let client = ((token - FIRST_TOKEN) / 2) as u32;
+        if token.is_multiple_of(2) { Self::Socket(client) } else { Self::Ended(client) }
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::Socket(client) => FIRST_TOKEN + 2 * u64::from(client),
+            Self::Ended(client) => FIRST_TOKEN + 2 * u64::from(client) + 1,
+        }
+    }
+}
+
+impl Clients {
+    /// None yet.
+    pub fn new(poller: Rc<Poller>) -> Self {
+        Self { poller, all: BTreeMap::new(), next: 1, full: false }
+    }
+
+    /// Takes in a program that has connected. An error means that it was turned away.
+    pub fn admit(&mut self, fd: OwnedFd) -> Result<()> {
+        let peer = packet::peer(std::os::fd::AsFd::as_fd(&fd)).context("cannot see who has connected")?;
+        let of_user = self.all.values().filter(|client| client.uid == peer.uid).count();
+        if self.all.len() >= MAX || (peer.uid != 0 && of_user >= MAX_PER_USER) {
+            if !std::mem::replace(&mut self.full, true) {
+                tracing::warn!(
+                    uid = peer.uid,
+                    "too many programs have connected ({of_user} of this user); one is refused"
+                );
+            }
+            return Ok(());
+        }
+        ensure!(
+            peer.pid != 0,
+            "a program in another process namespace has connected, which cannot be watched"
+        );
+        let process =
+            Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
+        let ended = process.watch().context("cannot watch a process")?;
+        let ended = ended.with_context(|| format!("process {} has ended already", peer.pid))?;
+        let id = self.free_number();
+        let interest = Interest::READ;
+        self.poller.add(&fd, Token::Socket(id).number(), interest).context("cannot watch a connection")?;
+        self.poller.add(&ended, Token::Ended(id).number(), interest).context("cannot watch a process")?;
+        let socket = PacketSocket::new(fd, OUT_LIMIT);
+        let (uid, gid) = (peer.uid, peer.gid);
+        let client = Client { socket, ended, process, uid, gid, interest, greeted: false, opened: false };
+        self.all.insert(id, client);
+        Ok(())
+    }
+
+    fn free_number(&mut self) -> u32 {
+        loop {
+            let id = self.next;
+            self.next = id.checked_add(1).unwrap_or(1);
+            if !self.all.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// The client of this number.
+    pub fn get(&mut self, id: u32) -> Option<&mut Client> {
+        self.all.get_mut(&id)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Numbers of those that the host knows.
+    pub fn opened(&self) -> Vec<u32> {
+        self.all.iter().filter(|(_, client)| client.opened).map(|(id, _)| *id).collect()
+    }
+
+    /// Ends a connection; the client as it was.
+    pub fn remove(&mut self, id: u32) -> Option<Client> {
+        let client = self.all.remove(&id)?;
+        self.poller.remove(&client.socket);
+        self.poller.remove(&client.ended);
+        self.full = false;
+        Some(client)
+    }
+
+    /// Sends a packet, or has it wait. An error means that the client is to be removed.
+    pub fn answer(&mut self, id: u32, (bytes, fds): Answer) -> Result<(), Gone> {
+        let Some(client) = self.all.get_mut(&id) else { return Ok(()) };
+        client.socket.send(bytes, fds)?;
+        client.watch_for_room(id, &self.poller);
+        Ok(())
+    }
+
+    /// Sends what waits, now that there is room.
+    pub fn flush(&mut self, id: u32) -> Result<(), Gone> {
+        let Some(client) = self.all.get_mut(&id) else { return Ok(()) };
+        client.socket.flush()?;
+        client.watch_for_room(id, &self.poller);
+        Ok(())
+    }
+
+    /// Reads no more from this client until [`Clients::resume`].
+    pub fn pause(&mut self, id: u32) {
+        if let Some(client) = self.all.get_mut(&id) {
+            client.set_interest(id, Interest { read: false, ..client.interest }, &self.poller);
+        }
+    }
+
+    /// Reads from all again.
+    pub fn resume(&mut self) {
+        for (id, client) in &mut self.all {
+            client.set_interest(*id, Interest { read: true, ..client.interest }, &self.poller);
+        }
+    }
+}
+
+impl Client {
+    fn watch_for_room(&mut self, id: u32, poller: &Poller) {
+        self.set_interest(id, Interest { write: self.socket.queued() > 0, ..self.interest }, poller);
+    }
+
+    fn set_interest(&mut self, id: u32, interest: Interest, poller: &Poller) {
+        if self.interest != interest {
+            self.interest = interest;
+            // Fails only for want of memory; then the client waits until something else moves it.
+            let _: io::Result<()> = poller.modify(&self.socket, Token::Socket(id).number(), interest);
+        }
+    }
+}
+
+/// A packet with a body.
+pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Answer {
+    let header = Header { kind, flags: 0, request };
+    ([header.as_bytes(), body].concat(), Vec::new())
+}
+
+/// A packet that refuses a request.
+pub fn refusal(request: u32, code: ErrorCode, text: &str) -> Answer {
+    packet(Kind::ERROR, request, &[wire::Error { code, reserved: 0 }.as_bytes(), text.as_bytes()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_told_apart() {
+        for client in [0, 1, 77, u32::MAX] {
+            for token in [Token::Socket(client), Token::Ended(client)] {
+                assert!(token.number() >= FIRST_TOKEN);
+                assert_eq!(Token::of(token.number()), token);
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The guest's daemon: what it is made of, and its loop.
+
+use super::clients::{Clients, FIRST_TOKEN, Token};
+use super::control::Control;
+use super::segments::Segments;
+use super::vfio::Interrupts;
+use crate::link::GuestLink;
+use crate::poller::{Interest, Poller, Ready};
+use anyhow::{Context, Result};
+use ginnel_layout::control::DAEMON_VECTOR;
+use ginnel_layout::relay::{self, RelayKind};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+// Epoll tokens; clients have those from `FIRST_TOKEN`.
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const BELL: u64 = 2;
+/// The process of an endpoint of an earlier daemon, by the endpoint's number.
+const ORPHANS: u64 = 1 << 40;
+
+/// Without interrupts, how often the link is looked at: after something has happened, when nothing has for a while, and
+/// when nobody is connected.
+const FIRST_NAP: Duration = Duration::from_millis(1);
+const LAST_NAP: Duration = Duration::from_millis(20);
+const LONE_NAP: Duration = Duration::from_millis(200);
+/// How often is tried again what nothing will announce: that descriptors are free, that a lost host daemon is back.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the daemon is made of.
+pub struct Daemon {
+    poller: Rc<Poller>,
+    pub(super) listener: OwnedFd,
+    accepting: bool,
+    pub(super) control: Control,
+    pub(super) interrupts: Option<Interrupts>,
+    pub(super) link: GuestLink,
+    /// There is a session with the host's daemon.
+    pub(super) up: bool,
+    pub(super) clients: Clients,
+    pub(super) segments: Segments,
+    /// What the link's ring has not taken. While there is something, no program is read from.
+    pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
+    /// Endpoints of an earlier daemon whose programs have not come back yet, and the end of their processes.
+    pub(super) orphans: BTreeMap<u32, (relay::Endpoint, OwnedFd)>,
+    nap: Duration,
+}
+
+impl Daemon {
+    /// Ready to run; `stop` becomes readable when it is to end.
+    pub fn new(
+        listener: OwnedFd,
+        stop: impl AsFd,
+        control: Control,
+        interrupts: Option<Interrupts>,
+        boot_id: [u8; 16],
+        segments: Segments,
+    ) -> Result<Self> {
+        let poller = Rc::new(Poller::new().context("cannot make an epoll")?);
+        poller.add(&listener, LISTENER, Interest::READ).context("cannot wait for programs")?;
+        poller.add(&stop, STOP, Interest::READ).context("cannot wait for signals")?;
+        if let Some(interrupts) = &interrupts {
+            let bell = interrupts.events.get(DAEMON_VECTOR as usize).context("no vector for the daemon")?;
+            poller.add(bell, BELL, Interest::READ).context("cannot wait for interrupts")?;
+        }
+        let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
+        Ok(Self {
+            clients: Clients::new(poller.clone()),
+            poller,
+            listener,
+            accepting: true,
+            control,
+            interrupts,
+            link,
+            up: false,
+            segments,
+            outbox: VecDeque::new(),
+            orphans: BTreeMap::new(),
+            nap: FIRST_NAP,
+        })
+    }
+
+    /// Serves until it is told to stop.
+    pub fn run(mut self) -> Result<()> {
+        let mut ready = Vec::new();
+        loop {
+            let busy = self.look_at_link();
+            self.send_outbox();
+            if self.link.take_ring() {
+                self.control.ring_host();
+            }
+            let timeout = self.timeout(busy);
+            self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
+            for event in &ready {
+                if event.token == STOP {
+                    self.link.close();
+                    self.control.ring_host();
+                    return Ok(());
+                }
+                self.handle(*event);
+            }
+            if !ready.is_empty() {
+                self.nap = FIRST_NAP;
+            } else if !busy {
+                self.idle();
+            }
+        }
+    }
+
+    /// How long there is nothing to do. `None`: until something comes.
+    fn timeout(&mut self, busy: bool) -> Option<Duration> {
+        if busy {
+            self.nap = FIRST_NAP;
+            return Some(Duration::ZERO);
+        }
+        if self.up && self.segments.is_due() {
+            return Some(Duration::ZERO);
+        }
+        if self.interrupts.is_some() {
+            return (!self.up || !self.accepting).then_some(RETRY);
+        }
+        let nap = self.nap;
+        self.nap = (nap * 2).min(if self.clients.is_empty() { LONE_NAP } else { LAST_NAP });
+        Some(nap)
+    }
+
+    /// Nothing has come within the timeout.
+    fn idle(&mut self) {
+        if !self.accepting {
+            self.set_accepting(true);
+        }
+        if self.up
+            && let Some(told) = self.segments.measure_next()
+        {
+            self.tell(RelayKind::MAPPED, 0, told.as_bytes());
+        }
+    }
+
+    fn handle(&mut self, event: Ready) {
+        match event.token {
+            LISTENER => self.accept(),
+            BELL => {
+                // Reset before the look at the link, which comes next.
+                if let Some(interrupts) = &self.interrupts {
+                    let _ = rustix::io::read(&interrupts.events[DAEMON_VECTOR as usize], &mut [0u8; 8]);
+                }
+            }
+            orphan if orphan >= ORPHANS => self.orphan_ended((orphan - ORPHANS) as u32),
+            client if client >= FIRST_TOKEN => match Token::of(client) {
+                Token::Ended(id) => self.drop_client(id),
+                Token::Socket(id) => {
+                    if event.writable && self.clients.flush(id).is_err() {
+                        self.drop_client(id);
+                    } else if event.readable {
+                        self.read_client(id);
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// Whether programs that connect are taken in.
+    pub(super) fn set_accepting(&mut self, accepting: bool) {
+        let interest = Interest { read: accepting, write: false };
+        if self.poller.modify(&self.listener, LISTENER, interest).is_ok() {
+            self.accepting = accepting;
+        }
+    }
+
+    /// Watches the process of an endpoint that has not come back yet.
+    pub(super) fn watch_orphan(&mut self, endpoint: relay::Endpoint, ended: OwnedFd) -> Result<()> {
+        self.poller.add(&ended, ORPHANS + u64::from(endpoint.endpoint), Interest::READ)?;
+        self.orphans.insert(endpoint.endpoint, (endpoint, ended));
+        Ok(())
+    }
+}

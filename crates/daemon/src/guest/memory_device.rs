@@ -1,0 +1,240 @@
+//! Where in this guest a segment's memory is found: the interface that hides which kind of device carries it.
+//!
+//! The host says which segments there are ([`relay::Segment`]); a device says which segment it is by the uuid in its
+//! header. Only members can read that header, and the list comes over the private control memory, so a device with the
+//! right uuid is the right one, unless another member of a second segment has copied the uuid there: then two devices
+//! claim it, and neither is believed.
+
+use super::pci::{self, Function};
+use anyhow::{Context, Result, ensure};
+use ginnel_layout::PAGE;
+use ginnel_layout::relay::{self, MappingKind};
+use ginnel_layout::segment::{self, SegmentHeader};
+use ginnel_shmem::{Mapping, Memory, Protection};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A device whose memory is a segment.
+pub struct MemoryDevice {
+    /// What kind of device.
+    pub kind: MappingKind,
+    /// Where it is, for people.
+    pub place: String,
+    /// Which segment, as its header says.
+    uuid: [u8; 16],
+    /// Bytes of memory.
+    len: u64,
+    /// The file to map.
+    pub memory: Arc<OwnedFd>,
+    /// Where in the file the segment begins.
+    pub offset: u64,
+}
+
+/// Why a segment cannot be used in this guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// No device says that it is this segment.
+    NoDevice,
+    /// More than one does.
+    Ambiguous(Vec<String>),
+    /// The device is smaller than the segment.
+    Short {
+        /// Where it is.
+        place: String,
+        /// Its bytes.
+        has: u64,
+        /// The segment's bytes.
+        needs: u64,
+    },
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => write!(
+                f,
+                "this VM has no memory device for it; add the lines that `ginnel qemu-args` prints on the host \
+                 (-object memory-backend-file,... -device ivshmem-plain,memdev=...) to its QEMU"
+            ),
+            Self::Ambiguous(places) => write!(
+                f,
+                "several devices claim to be it ({}); a member of another segment may have forged its header: \
+                 look at who can write to these segments",
+                places.join(", ")
+            ),
+            Self::Short { place, has, needs } => {
+                write!(
+                    f,
+                    "{place} has {has} bytes of memory and the segment {needs}; give both the same size"
+                )
+            }
+        }
+    }
+}
+
+/// All memory devices of this guest.
+#[derive(Default)]
+pub struct MemoryDevices(Vec<MemoryDevice>);
+
+impl MemoryDevices {
+    /// Looks for them. A device that is no segment of ours, or not yet, is left out.
+    pub fn scan(sysfs: &Path) -> Result<Self> {
+        let mut devices = Vec::new();
+        for function in pci::ivshmem_functions(sysfs)? {
+            match of_bar(&function) {
+                Ok(device) => devices.extend(device),
+                Err(error) => tracing::warn!("{function} cannot be used: {error:#}"),
+            }
+        }
+        Ok(Self(devices))
+    }
+
+    /// The device of a segment.
+    pub fn find(&self, segment: &relay::Segment) -> Result<&MemoryDevice, Missing> {
+        let mut claims = self.0.iter().filter(|device| device.uuid == segment.uuid);
+        let device = claims.next().ok_or(Missing::NoDevice)?;
+        let others: Vec<_> = claims.map(|other| other.place.clone()).collect();
+        if !others.is_empty() {
+            return Err(Missing::Ambiguous([vec![device.place.clone()], others].concat()));
+        }
+        if device.len < segment.size {
+            return Err(Missing::Short { place: device.place.clone(), has: device.len, needs: segment.size });
+        }
+        Ok(device)
+    }
+}
+
+/// An `ivshmem-plain` whose BAR2 is a segment.
+fn of_bar(function: &Function) -> Result<Option<MemoryDevice>> {
+    let Some(bar) = function.bar(2).filter(|_| !function.has_doorbells()) else { return Ok(None) };
+    if bar.len < segment::MIN_SIZE {
+        return Ok(None);
+    }
+    function.enable()?;
+    let memory = function.open_bar(2)?;
+    let header = Mapping::of_file(&memory, segment::RESERVED, PAGE, Protection::Read).map_err(|error| {
+        let why = pci::why_unmapped(&error);
+        anyhow::Error::new(error).context(format!("cannot map its memory{why}"))
+    })?;
+    let uuid = read_uuid(&header).with_context(|| format!("{function} is no usable segment"))?;
+    Ok(uuid.map(|uuid| MemoryDevice {
+        kind: MappingKind::BAR,
+        place: function.to_string(),
+        uuid,
+        len: bar.len,
+        memory: Arc::new(memory),
+        offset: 0,
+    }))
+}
+
+/// The uuid that a segment's header says. `None` if it is something else, or not written yet. All members can write
+/// there, so nothing else of it is believed.
+fn read_uuid(header: &impl Memory) -> Result<Option<[u8; 16]>> {
+    // ORDER segment.header: the version is published last. Pairs with: the host daemon's writing of it.
+    let version = header.load_acquire_u32((SegmentHeader::VERSION_AT - segment::RESERVED) as usize);
+    let mut bytes = [0; size_of::<SegmentHeader>()];
+    header.read(0, &mut bytes);
+    let header: SegmentHeader = zerocopy::transmute!(bytes);
+    if header.magic != segment::MAGIC || version == 0 {
+        return Ok(None);
+    }
+    ensure!(
+        version == segment::VERSION,
+        "its format has version {version}, this daemon knows {}; use the same release of ginneld on host and guest",
+        segment::VERSION
+    );
+    Ok(Some(header.uuid))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::pci::tests::Tree;
+    use super::*;
+    use ginnel_layout::Name;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    const SIZE: u64 = 4 << 20;
+
+    pub fn segment(uuid: u8, size: u64) -> relay::Segment {
+        relay::Segment { name: Name::new("web").unwrap(), uuid: [uuid; 16], size, reserved: 0 }
+    }
+
+    pub fn header(uuid: u8) -> SegmentHeader {
+        let mut header = SegmentHeader::new_zeroed();
+        header.magic = segment::MAGIC;
+        header.version = segment::VERSION;
+        header.uuid = [uuid; 16];
+        header
+    }
+
+    pub fn add(tree: &Tree, address: &str, len: u64, header: SegmentHeader) {
+        let folder = tree.ivshmem(address, &[(0, 0xfebd_6000, 256), (2, 0x8_0000_0000, len)]);
+        let memory = File::options().write(true).open(folder.join("resource2")).unwrap();
+        memory.write_all_at(header.as_bytes(), segment::RESERVED).unwrap();
+    }
+
+    #[test]
+    fn a_segment_is_found_by_its_uuid() {
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        add(&tree, "0000:00:06.0", SIZE, header(6));
+        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let device = devices.find(&segment(6, SIZE)).map_err(|e| e.to_string()).unwrap();
+        assert_eq!((device.place.as_str(), device.kind), ("PCI device 0000:00:06.0", MappingKind::BAR));
+        let memory =
+            Mapping::of_file(&device.memory, device.offset, SIZE as usize, Protection::ReadWrite).unwrap();
+        assert_eq!(memory.load_relaxed_u64(segment::RESERVED as usize), segment::MAGIC);
+    }
+
+    #[test]
+    fn one_that_is_not_there_is_named_with_the_fix() {
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let missing = devices.find(&segment(6, SIZE)).err().unwrap();
+        assert!(missing.to_string().contains("ginnel qemu-args"), "{missing}");
+    }
+
+    #[test]
+    fn two_devices_of_one_uuid_are_both_refused() {
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        add(&tree, "0000:00:06.0", SIZE, header(5));
+        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let missing = devices.find(&segment(5, SIZE)).err().unwrap();
+        assert_eq!(
+            missing,
+            Missing::Ambiguous(vec!["PCI device 0000:00:05.0".into(), "PCI device 0000:00:06.0".into()])
+        );
+    }
+
+    #[test]
+    fn a_device_smaller_than_its_segment_is_refused() {
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let missing = devices.find(&segment(5, 2 * SIZE)).err().unwrap();
+        assert!(matches!(missing, Missing::Short { has: SIZE, .. }), "{missing}");
+    }
+
+    #[test]
+    fn what_is_no_segment_is_left_out() {
+        let tree = Tree::new();
+        let broken = |change: fn(&mut SegmentHeader)| {
+            let mut header = header(5);
+            change(&mut header);
+            header
+        };
+        add(&tree, "0000:00:01.0", SIZE, broken(|h| h.magic = 1));
+        add(&tree, "0000:00:02.0", SIZE, broken(|h| h.version = 0));
+        add(&tree, "0000:00:03.0", SIZE, broken(|h| h.version = 99));
+        tree.ivshmem("0000:00:04.0", &[(2, 0, 1 << 20)]);
+        tree.ivshmem("0000:00:05.0", &[]);
+        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        assert!(devices.find(&segment(5, SIZE)).is_err());
+    }
+}

@@ -1,0 +1,303 @@
+//! PCI functions as sysfs shows them.
+//!
+//! The folder of sysfs is a parameter, so that the parsing is tested on a tree of plain files.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Red Hat's vendor number, and ivshmem's device number.
+const IVSHMEM: (u32, u32) = (0x1af4, 0x1110);
+/// The flag of a resource that is memory (`IORESOURCE_MEM`), not ports.
+const MEMORY: u64 = 0x200;
+
+/// A base address register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// Physical address in the guest.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// An ivshmem function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// `0000:00:03.0`.
+    pub address: String,
+    /// Its folder in sysfs.
+    path: PathBuf,
+    bars: [Option<Bar>; 6],
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PCI device {}", self.address)
+    }
+}
+
+/// All ivshmem functions below `sysfs`, in the order of their addresses. One that cannot be read is left out, with a
+/// line in the log.
+pub fn ivshmem_functions(sysfs: &Path) -> Result<Vec<Function>> {
+    let folder = sysfs.join("bus/pci/devices");
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("cannot list {}", folder.display())),
+    };
+    let mut functions = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot list {}", folder.display()))?.path();
+        match Function::read(&path) {
+            Ok(Some(function)) => functions.push(function),
+            Ok(None) => {}
+            // It may have been unplugged just now.
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+    functions.sort_by(|a, b| a.address.cmp(&b.address));
+    Ok(functions)
+}
+
+impl Function {
+    /// Reads a device's folder. `None` if it is not an ivshmem.
+    fn read(path: &Path) -> Result<Option<Self>> {
+        if (hex(path, "vendor")?, hex(path, "device")?) != IVSHMEM {
+            return Ok(None);
+        }
+        let address = path.file_name().and_then(|name| name.to_str());
+        let address = address.with_context(|| format!("{} has no name", path.display()))?.to_owned();
+        let bars = bars(&text(path, "resource")?).with_context(|| format!("{}/resource", path.display()))?;
+        Ok(Some(Self { address, path: path.to_owned(), bars }))
+    }
+
+    /// A base address register that is memory, if the device has it.
+    pub fn bar(&self, index: usize) -> Option<Bar> {
+        self.bars.get(index).copied().flatten()
+    }
+
+    /// Whether it has doorbells (`ivshmem-doorbell`), which need a table of MSI-X vectors; else it is an
+    /// `ivshmem-plain`.
+    pub fn has_doorbells(&self) -> bool {
+        self.bar(1).is_some()
+    }
+
+    /// Makes the device answer to accesses, if nobody has done so yet.
+    pub fn enable(&self) -> Result<()> {
+        if text(&self.path, "enable")?.trim() != "0" {
+            return Ok(());
+        }
+        let file = self.path.join("enable");
+        fs::write(&file, "1").with_context(|| format!("cannot enable {self}: writing to {}", file.display()))
+    }
+
+    /// Opens a base address register; all that can be done with the file is to map it.
+    pub fn open_bar(&self, index: usize) -> Result<OwnedFd> {
+        let path = self.path.join(format!("resource{index}"));
+        let file = File::options().read(true).write(true).open(&path);
+        Ok(file.with_context(|| format!("cannot open {}", path.display()))?.into())
+    }
+
+    /// The driver that it is bound to.
+    pub fn driver(&self) -> Option<String> {
+        Some(fs::read_link(self.path.join("driver")).ok()?.file_name()?.to_str()?.to_owned())
+    }
+
+    /// The number of its IOMMU group; `None` without an IOMMU.
+    pub fn iommu_group(&self) -> Option<u32> {
+        fs::read_link(self.path.join("iommu_group")).ok()?.file_name()?.to_str()?.parse().ok()
+    }
+
+    /// Binds it to a driver, which is loaded. Refuses to take it away from another.
+    pub fn bind(&self, sysfs: &Path, driver: &str) -> Result<()> {
+        match self.driver() {
+            Some(bound) if bound == driver => return Ok(()),
+            Some(bound) => bail!(
+                "{self} is bound to the driver {bound}; unbind it (echo {} > {}/driver/unbind)",
+                self.address,
+                self.path.display()
+            ),
+            None => {}
+        }
+        let write = |path: &Path, what: &str| {
+            fs::write(path, what).with_context(|| format!("cannot write '{what}' to {}", path.display()))
+        };
+        write(&self.path.join("driver_override"), driver)?;
+        write(&sysfs.join("bus/pci/drivers_probe"), &self.address)?;
+        ensure!(
+            self.driver().as_deref() == Some(driver),
+            "the driver {driver} did not take {self}; the kernel's log says why (dmesg)"
+        );
+        Ok(())
+    }
+}
+
+/// A mapping of a base address register was refused: what to do about it.
+pub fn why_unmapped(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            "; the kernel is locked down (secure boot), which forbids it: boot without secure boot or lockdown"
+        }
+        Some(libc::EINVAL | libc::EBUSY) => "; another driver uses the device, unbind it",
+        _ => "",
+    }
+}
+
+fn text(folder: &Path, file: &str) -> Result<String> {
+    let path = folder.join(file);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn hex(folder: &Path, file: &str) -> Result<u32> {
+    let text = text(folder, file)?;
+    parse_hex(text.trim()).and_then(|n| u32::try_from(n).ok()).with_context(|| {
+        format!("{}/{file} says '{}', which is no hexadecimal number", folder.display(), text.trim())
+    })
+}
+
+fn parse_hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+/// The first six lines of sysfs `resource`: `start end flags`, the end included, all zero where there is none.
+fn bars(text: &str) -> Result<[Option<Bar>; 6]> {
+    let mut bars = [None; 6];
+    for (bar, line) in bars.iter_mut().zip(text.lines()) {
+        let numbers: Option<Vec<u64>> = line.split_whitespace().map(parse_hex).collect();
+        let Some([start, end, flags]) = numbers.as_deref() else {
+            bail!("the line '{line}' is not three numbers")
+        };
+        if flags & MEMORY != 0 && end > start {
+            *bar = Some(Bar { start: *start, len: (end - start).saturating_add(1) });
+        }
+    }
+    Ok(bars)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::os::unix::fs::symlink;
+
+    /// A tree of plain files that looks like sysfs.
+    pub struct Tree {
+        pub root: tempfile::TempDir,
+    }
+
+    impl Tree {
+        pub fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir_all(root.path().join("bus/pci/devices")).unwrap();
+            Self { root }
+        }
+
+        pub fn path(&self) -> &Path {
+            self.root.path()
+        }
+
+        /// Adds a device with these registers: index, start, bytes. Their files are there and zero.
+        pub fn device(&self, address: &str, id: (&str, &str), bars: &[(usize, u64, u64)]) -> PathBuf {
+            let folder = self.path().join("bus/pci/devices").join(address);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("vendor"), format!("{}\n", id.0)).unwrap();
+            fs::write(folder.join("device"), format!("{}\n", id.1)).unwrap();
+            fs::write(folder.join("enable"), "1\n").unwrap();
+            let mut lines = vec!["0x0000000000000000 0x0000000000000000 0x0000000000000000".to_owned(); 13];
+            for &(index, start, len) in bars {
+                lines[index] = format!("{start:#018x} {:#018x} {:#018x}", start + len - 1, 0x14220c);
+                File::create(folder.join(format!("resource{index}"))).unwrap().set_len(len).unwrap();
+            }
+            fs::write(folder.join("resource"), lines.join("\n") + "\n").unwrap();
+            folder
+        }
+
+        pub fn ivshmem(&self, address: &str, bars: &[(usize, u64, u64)]) -> PathBuf {
+            self.device(address, ("0x1af4", "0x1110"), bars)
+        }
+    }
+
+    #[test]
+    fn finds_ivshmem_among_others_and_tells_the_two_kinds_apart() {
+        let tree = Tree::new();
+        tree.device("0000:00:01.0", ("0x8086", "0x29c0"), &[(0, 0xf000_0000, 4096)]);
+        tree.ivshmem("0000:00:05.0", &[(0, 0xfebd_6000, 256), (2, 0x8_0000_0000, 1 << 28)]);
+        let doorbell = [(0, 0xfebd_5000, 256), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, 1 << 18)];
+        tree.ivshmem("0000:00:04.0", &doorbell);
+        let found = ivshmem_functions(tree.path()).unwrap();
+        let addresses: Vec<_> = found.iter().map(|f| (f.address.as_str(), f.has_doorbells())).collect();
+        assert_eq!(addresses, [("0000:00:04.0", true), ("0000:00:05.0", false)]);
+        assert_eq!(found[1].bar(2), Some(Bar { start: 0x8_0000_0000, len: 1 << 28 }));
+        assert_eq!((found[1].bar(1), found[1].bar(9)), (None, None));
+    }
+
+    #[test]
+    fn a_machine_without_pci_has_none() {
+        assert_eq!(ivshmem_functions("/nonexistent".as_ref()).unwrap(), []);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_read_hides_nothing() {
+        let tree = Tree::new();
+        let broken = tree.ivshmem("0000:00:03.0", &[]);
+        fs::write(broken.join("resource"), "rubbish\n").unwrap();
+        let gone = tree.ivshmem("0000:00:04.0", &[]);
+        fs::remove_file(gone.join("vendor")).unwrap();
+        tree.ivshmem("0000:00:05.0", &[(2, 0, 1 << 22)]);
+        assert_eq!(ivshmem_functions(tree.path()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn driver_and_group_are_names_of_links() {
+        let tree = Tree::new();
+        let folder = tree.ivshmem("0000:00:03.0", &[]);
+        let function = &ivshmem_functions(tree.path()).unwrap()[0];
+        assert_eq!((function.driver(), function.iommu_group()), (None, None));
+        symlink("../../../drivers/vfio-pci", folder.join("driver")).unwrap();
+        symlink("../../../kernel/iommu_groups/7", folder.join("iommu_group")).unwrap();
+        assert_eq!((function.driver().as_deref(), function.iommu_group()), (Some("vfio-pci"), Some(7)));
+        function.bind(tree.path(), "vfio-pci").unwrap();
+        let error = function.bind(tree.path(), "uio").unwrap_err().to_string();
+        assert!(error.contains("bound to the driver vfio-pci; unbind it"), "{error}");
+    }
+
+    #[test]
+    fn a_driver_that_does_not_take_the_device_is_an_error() {
+        let tree = Tree::new();
+        tree.ivshmem("0000:00:03.0", &[]);
+        let function = &ivshmem_functions(tree.path()).unwrap()[0];
+        let error = function.bind(tree.path(), "vfio-pci").unwrap_err().to_string();
+        assert!(error.contains("did not take PCI device 0000:00:03.0"), "{error}");
+        let asked = fs::read_to_string(tree.path().join("bus/pci/drivers_probe")).unwrap();
+        assert_eq!(asked, "0000:00:03.0");
+    }
+
+    #[test]
+    fn a_device_is_enabled_once() {
+        let tree = Tree::new();
+        let folder = tree.ivshmem("0000:00:03.0", &[]);
+        let function = &ivshmem_functions(tree.path()).unwrap()[0];
+        for (before, after) in [("0\n", "1"), ("2\n", "2\n")] {
+            fs::write(folder.join("enable"), before).unwrap();
+            function.enable().unwrap();
+            assert_eq!(fs::read_to_string(folder.join("enable")).unwrap(), after);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_resource_file_is_parsed_or_refused(text in "[0-9a-fx \n]{0,200}") {
+            let _ = bars(&text);
+        }
+
+        #[test]
+        fn what_the_kernel_prints_is_read_back(start in any::<u32>(), len in 2u64..1 << 40) {
+            let start = u64::from(start) << 12;
+            let text = format!("{:#018x} {:#018x} 0x0000000000140204\n", start, start + len - 1);
+            prop_assert_eq!(bars(&text).unwrap()[0], Some(Bar { start, len }));
+        }
+    }
+}

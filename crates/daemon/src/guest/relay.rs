@@ -1,0 +1,261 @@
+//! What the guest's daemon passes on, and the little that it answers itself.
+//!
+//! It decides nothing: `HELLO` is answered here, all else goes to the host's daemon and comes back, and on the way back
+//! an `ATTACHED` gets the file descriptors that only this guest has.
+
+use super::clients::{Answer, packet, refusal};
+use super::daemon::Daemon;
+use crate::link::{Event, SendRefused};
+use crate::packet::accept;
+use crate::pidwatch::Process;
+use ginnel_layout::relay::{Endpoint, RelayKind};
+use ginnel_layout::wire::{self, Attached, ErrorCode, Fds, Header, Kind};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Events of the link, packets of one client, and new clients, that are handled before others have their turn.
+const TURN: usize = 64;
+
+impl Daemon {
+    // ---- to the host ----
+
+    /// Says something to the host's daemon, at the latest when its ring has room. Without a session it is for nobody.
+    pub(super) fn tell(&mut self, kind: RelayKind, client: u32, body: &[u8]) {
+        if !self.up {
+            return;
+        }
+        if self.outbox.is_empty() && self.link.send(kind, client, body) != Err(SendRefused::Full) {
+            return; // Sent, or the session is broken, which the next look at the link says.
+        }
+        self.outbox.push_back((kind, client, body.to_vec()));
+    }
+
+    /// Sends what waits, as far as the ring takes it; then programs may go on.
+    pub(super) fn send_outbox(&mut self) {
+        if self.outbox.is_empty() {
+            return;
+        }
+        while let Some((kind, client, body)) = self.outbox.front() {
+            if self.link.send(*kind, *client, body) == Err(SendRefused::Full) {
+                return;
+            }
+            self.outbox.pop_front();
+        }
+        self.clients.resume();
+    }
+
+    // ---- programs ----
+
+    /// Takes in programs that have connected.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..TURN {
+            match accept(self.listener.as_fd()) {
+                Ok(None) => return,
+                Ok(Some(fd)) => {
+                    if let Err(error) = self.clients.admit(fd) {
+                        tracing::warn!("a program was turned away: {error:#}");
+                    }
+                }
+                Err(errno) => {
+                    tracing::error!("cannot accept a connection: {errno}; trying again in a second");
+                    return self.set_accepting(false);
+                }
+            }
+        }
+    }
+
+    /// A program has said something, or has gone.
+    pub(super) fn read_client(&mut self, id: u32) {
+        for _ in 0..TURN {
+            if !self.outbox.is_empty() {
+                return self.clients.pause(id);
+            }
+            let Some(client) = self.clients.get(id) else { return };
+            match client.receive() {
+                Ok(None) => return,
+                Ok(Some(packet)) if packet.truncated => {
+                    let text =
+                        format!("a packet is at most {} bytes and carries no descriptors", wire::MAX_PACKET);
+                    return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
+                }
+                Ok(Some(packet)) => self.client_says(id, &packet.bytes),
+                Err(_) => return self.drop_client(id),
+            }
+        }
+    }
+
+    fn client_says(&mut self, id: u32, bytes: &[u8]) {
+        let Some(client) = self.clients.get(id) else { return };
+        let Some((header, body)) = wire::split(bytes) else {
+            return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, "a packet shorter than its header"));
+        };
+        if !client.greeted || header.kind == Kind::HELLO {
+            return self.greet(id, header, body);
+        }
+        if !self.up {
+            let text = "the host's daemon does not answer; it may be restarting (on the host: systemctl status ginneld)";
+            return self.answer(id, refusal(header.request, ErrorCode::UNAVAILABLE, text));
+        }
+        if header.kind == Kind::ATTACH
+            && let Some(attach) = wire::body::<wire::Attach>(body)
+            && let Some(Err(missing)) = self.segments.named(&attach.segment)
+        {
+            let text = format!("segment {}: {missing}", attach.segment);
+            return self.answer(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text));
+        }
+        if !std::mem::replace(&mut client.opened, true) {
+            let who = client.open();
+            self.tell(RelayKind::OPEN, id, who.as_bytes());
+        }
+        self.tell(RelayKind::DATA, id, bytes);
+    }
+
+    fn greet(&mut self, id: u32, header: Header, body: &[u8]) {
+        let Some(hello) = wire::body::<wire::Hello>(body).filter(|_| header.kind == Kind::HELLO) else {
+            let text = "a connection begins with HELLO";
+            return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
+        };
+        if hello.version != wire::VERSION {
+            let text = format!("this daemon speaks version {} of the attach protocol", wire::VERSION);
+            return self.end_client(id, refusal(header.request, ErrorCode::VERSION, &text));
+        }
+        if let Some(client) = self.clients.get(id) {
+            client.greeted = true;
+        }
+        let me = self.control.identity;
+        let ok = wire::HelloOk { version: wire::VERSION, member: me.member, features: 0, name: me.name };
+        self.answer(id, packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
+    }
+
+    /// Answers a program; one that does not read is given up.
+    fn answer(&mut self, id: u32, answer: Answer) {
+        if let Err(gone) = self.clients.answer(id, answer) {
+            tracing::debug!(client = id, "{gone}");
+            self.drop_client(id);
+        }
+    }
+
+    /// A last word, and the end of the connection.
+    fn end_client(&mut self, id: u32, answer: Answer) {
+        self.answer(id, answer);
+        self.drop_client(id);
+    }
+
+    /// The end of a connection.
+    pub(super) fn drop_client(&mut self, id: u32) {
+        if self.clients.remove(id).is_some_and(|client| client.opened) {
+            self.tell(RelayKind::CLOSE, id, &[]);
+        }
+    }
+
+    // ---- from the host ----
+
+    /// Handles what the host's daemon says. True if there may be more.
+    pub(super) fn look_at_link(&mut self) -> bool {
+        for _ in 0..TURN {
+            match self.link.step() {
+                Event::Idle => return false,
+                Event::Up(_) => {
+                    tracing::info!("session with the host's daemon");
+                    self.up = true;
+                }
+                Event::Down => {
+                    tracing::warn!("the session with the host's daemon has ended; waiting for the next");
+                    self.up = false;
+                    self.outbox.clear();
+                    self.orphans.clear(); // The next session brings them again.
+                    for id in self.clients.opened() {
+                        self.clients.remove(id); // They come back and say which endpoint they are.
+                    }
+                    self.clients.resume();
+                }
+                Event::Message { kind, client, body } => self.host_says(kind, client, body),
+            }
+        }
+        true
+    }
+
+    fn host_says(&mut self, kind: RelayKind, client: u32, body: Vec<u8>) {
+        match kind {
+            RelayKind::DATA => self.pass_to_client(client, body),
+            RelayKind::CLOSE => {
+                // The host knows, so there is nothing to tell it.
+                self.clients.remove(client);
+            }
+            RelayKind::SEGMENTS => {
+                for missing in self.segments.learn(&body) {
+                    self.tell(RelayKind::MAPPED, 0, missing.as_bytes());
+                }
+            }
+            RelayKind::ENDPOINTS => {
+                let (endpoints, rest) = body.as_chunks::<{ size_of::<Endpoint>() }>();
+                if !rest.is_empty() {
+                    tracing::error!(
+                        "a list of endpoints has {} bytes; is the host's daemon another release?",
+                        body.len()
+                    );
+                }
+                endpoints.iter().for_each(|bytes| self.await_program(zerocopy::transmute!(*bytes)));
+            }
+            RelayKind(other) => tracing::warn!("the host's daemon says something unknown ({other})"),
+        }
+    }
+
+    /// An endpoint of an earlier daemon: its program comes back by itself, unless it is dead.
+    fn await_program(&mut self, endpoint: Endpoint) {
+        let process = Process { pid: endpoint.pid, started: endpoint.started };
+        let watched = match process.watch() {
+            Ok(None) => return self.tell(RelayKind::GONE, 0, endpoint.as_bytes()),
+            Ok(Some(ended)) => self.watch_orphan(endpoint, ended),
+            Err(errno) => Err(errno.into()),
+        };
+        if let Err(error) = watched {
+            tracing::warn!("cannot watch process {}, an endpoint: {error:#}", endpoint.pid);
+        }
+    }
+
+    /// The process of such an endpoint has ended.
+    pub(super) fn orphan_ended(&mut self, endpoint: u32) {
+        if let Some((endpoint, _)) = self.orphans.remove(&endpoint) {
+            self.tell(RelayKind::GONE, 0, endpoint.as_bytes());
+        }
+    }
+
+    fn pass_to_client(&mut self, id: u32, bytes: Vec<u8>) {
+        let Some((header, body)) = wire::split(&bytes) else { return self.drop_client(id) };
+        if header.kind != Kind::ATTACHED {
+            return self.answer(id, (bytes, Vec::new()));
+        }
+        match wire::body::<Attached>(body) {
+            Some(attached) => match self.complete(attached) {
+                Ok((attached, fds)) => {
+                    let (bytes, _) = packet(Kind::ATTACHED, header.request, attached.as_bytes());
+                    self.answer(id, (bytes, fds));
+                }
+                Err(text) => self.end_client(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text)),
+            },
+            None => self.drop_client(id),
+        }
+    }
+
+    /// Adds this guest's descriptors to the host's answer. Nothing but mapping can be done with the files, and waiting
+    /// (or, which harms only endpoints of the same vector, ringing) with the event.
+    fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<std::os::fd::OwnedFd>>), String> {
+        if self.orphans.get(&attached.endpoint).is_some_and(|(orphan, _)| orphan.epoch == attached.epoch) {
+            self.orphans.remove(&attached.endpoint); // It is back.
+        }
+        let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
+        let mut attached = Attached { map_offset: device.offset, fds: Fds(Fds::MEMORY), ..attached };
+        let mut fds = vec![device.memory.clone()];
+        let vector = attached.vector as usize;
+        let event = self.interrupts.as_ref().and_then(|i| i.events.get(vector)).filter(|_| vector != 0);
+        if let Some(event) = event {
+            attached.fds.0 |= Fds::EVENT;
+            fds.push(event.clone());
+        }
+        attached.fds.0 |= Fds::REGISTERS;
+        fds.push(self.control.registers_file.clone());
+        Ok((attached, fds))
+    }
+}

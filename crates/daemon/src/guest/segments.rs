@@ -1,0 +1,192 @@
+//! What this guest knows of its segments: their list, which comes from the host; their devices, which it finds; and how
+//! fast these are, which it measures.
+
+use super::memory_device::{MemoryDevice, MemoryDevices, Missing};
+use super::speed::Speed;
+use ginnel_layout::Name;
+use ginnel_layout::relay::{self, MappingKind};
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+
+/// The segments of this VM.
+pub struct Segments {
+    sysfs: PathBuf,
+    list: Vec<relay::Segment>,
+    devices: MemoryDevices,
+    /// Measured once for each segment and place.
+    speeds: HashMap<([u8; 16], String), Speed>,
+    /// To be measured, when there is time.
+    due: VecDeque<Name>,
+}
+
+/// What to tell the host of a segment.
+fn mapped(name: Name, kind: MappingKind, speed: Option<Speed>) -> relay::Mapped {
+    let (read_mb_s, write_mb_s) = speed.map_or((0, 0), |speed| (speed.read, speed.write));
+    relay::Mapped { name, kind, reserved: 0, read_mb_s, write_mb_s }
+}
+
+impl Segments {
+    /// None yet.
+    pub fn new(sysfs: PathBuf) -> Self {
+        let (devices, due) = (MemoryDevices::default(), VecDeque::new());
+        Self { sysfs, list: Vec::new(), devices, speeds: HashMap::new(), due }
+    }
+
+    /// Takes the host's list for the truth, and looks for the devices. Returns what can be said at once: the segments
+    /// that are missing here. The others come from [`Segments::measure_next`].
+    pub fn learn(&mut self, body: &[u8]) -> Vec<relay::Mapped> {
+        let (segments, rest) = body.as_chunks::<{ size_of::<relay::Segment>() }>();
+        if !rest.is_empty() {
+            tracing::error!(
+                "the host daemon's list of segments has {} bytes; is it another release?",
+                body.len()
+            );
+            return Vec::new();
+        }
+        self.list = segments.iter().map(|bytes| zerocopy::transmute!(*bytes)).collect();
+        self.due.clear();
+        self.scan();
+        let mut missing = Vec::new();
+        for segment in &self.list {
+            match self.devices.find(segment) {
+                Ok(_) => self.due.push_back(segment.name),
+                Err(why) => {
+                    tracing::warn!("segment {} is missing in this VM: {why}", segment.name);
+                    missing.push(mapped(segment.name, MappingKind::NONE, None));
+                }
+            }
+        }
+        missing
+    }
+
+    fn scan(&mut self) {
+        match MemoryDevices::scan(&self.sysfs) {
+            Ok(devices) => self.devices = devices,
+            Err(error) => tracing::error!("{error:#}"),
+        }
+    }
+
+    /// The device of the segment of this name; `None` if this VM has no such segment. Looks again for one that was
+    /// missing: it may have been plugged in.
+    pub fn named(&mut self, name: &Name) -> Option<Result<&MemoryDevice, Missing>> {
+        let segment = *self.list.iter().find(|segment| segment.name == *name)?;
+        if self.devices.find(&segment).is_err() {
+            self.scan();
+            if self.devices.find(&segment).is_ok() {
+                self.due.push_back(segment.name);
+            }
+        }
+        Some(self.devices.find(&segment))
+    }
+
+    /// The device of the segment with this uuid.
+    pub fn with_uuid(&mut self, uuid: &[u8; 16]) -> Result<&MemoryDevice, Missing> {
+        let name = self.list.iter().find(|segment| segment.uuid == *uuid).map(|segment| segment.name);
+        name.and_then(|name| self.named(&name)).unwrap_or(Err(Missing::NoDevice))
+    }
+
+    /// Whether something is left to measure.
+    pub fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Measures the next segment, and returns what to tell the host. Takes some ten milliseconds.
+    pub fn measure_next(&mut self) -> Option<relay::Mapped> {
+        let name = self.due.pop_front()?;
+        let segment = self.list.iter().find(|segment| segment.name == name)?;
+        let device = self.devices.find(segment).ok()?;
+        let key = (segment.uuid, device.place.clone());
+        if let Some(speed) = self.speeds.get(&key) {
+            return Some(mapped(name, device.kind, Some(*speed)));
+        }
+        let speed = match Speed::measure(device) {
+            Ok(speed) => speed,
+            Err(error) => {
+                tracing::warn!("segment {name} cannot be measured: {error:#}");
+                return Some(mapped(name, device.kind, None));
+            }
+        };
+        let Speed { read, write } = speed;
+        tracing::info!(read_mb_s = read, write_mb_s = write, "segment {name} is {}", device.place);
+        if speed.looks_uncached() {
+            tracing::warn!(
+                "segment {name} is slow (reads {read} MB/s, writes {write} MB/s): its mapping looks uncached; a \
+                 device that is passed through to this VM can be the cause, and a virtio-pmem device is always cached"
+            );
+        }
+        self.speeds.insert(key, speed);
+        Some(mapped(name, device.kind, Some(speed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory_device::tests::{add, header, segment};
+    use super::super::pci::tests::Tree;
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    const SIZE: u64 = 4 << 20;
+
+    fn named(name: &str, uuid: u8) -> relay::Segment {
+        relay::Segment { name: Name::new(name).unwrap(), ..segment(uuid, SIZE) }
+    }
+
+    #[test]
+    fn the_list_is_matched_with_the_devices() {
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        let mut segments = Segments::new(tree.path().to_owned());
+        let missing = segments.learn([named("here", 5), named("gone", 6)].as_bytes());
+        let gone = Name::new("gone").unwrap();
+        assert_eq!(missing.iter().map(|m| (m.name, m.kind)).collect::<Vec<_>>(), [(gone, MappingKind::NONE)]);
+        assert!(segments.named(&Name::new("here").unwrap()).unwrap().is_ok());
+        assert!(segments.named(&gone).unwrap().is_err());
+        assert!(segments.named(&Name::new("never").unwrap()).is_none());
+        assert!(segments.with_uuid(&[5; 16]).is_ok() && segments.with_uuid(&[7; 16]).is_err());
+
+        let told = segments.measure_next().unwrap();
+        assert_eq!((told.name.as_str(), told.kind), ("here", MappingKind::BAR));
+        assert!(told.read_mb_s > 0 && told.write_mb_s > 0);
+        assert!(!segments.is_due() && segments.measure_next().is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_plugged_in_later_is_found_when_it_is_asked_for() {
+        let tree = Tree::new();
+        let mut segments = Segments::new(tree.path().to_owned());
+        assert_eq!(segments.learn([named("late", 5)].as_bytes()).len(), 1);
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        assert!(segments.named(&Name::new("late").unwrap()).unwrap().is_ok());
+        assert_eq!(segments.measure_next().unwrap().kind, MappingKind::BAR);
+    }
+
+    #[test]
+    fn a_list_of_the_wrong_length_changes_nothing() {
+        let tree = Tree::new();
+        let mut segments = Segments::new(tree.path().to_owned());
+        segments.learn([named("a", 5)].as_bytes());
+        assert!(segments.learn(&[1; 95]).is_empty());
+        assert!(segments.named(&Name::new("a").unwrap()).is_some());
+    }
+
+    #[test]
+    fn measuring_touches_only_the_reserved_front() {
+        use std::os::unix::fs::FileExt;
+        let tree = Tree::new();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        let path = tree.path().join("bus/pci/devices/0000:00:05.0/resource2");
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let arena = vec![0xa5; (SIZE - ginnel_layout::segment::ARENA) as usize];
+        file.write_all_at(&arena, ginnel_layout::segment::ARENA).unwrap();
+        file.write_all_at(&[0x5a; 8192], 0).unwrap();
+        let mut before = vec![0; SIZE as usize];
+        file.read_exact_at(&mut before, 0).unwrap();
+        let mut segments = Segments::new(tree.path().to_owned());
+        segments.learn([named("a", 5)].as_bytes());
+        segments.measure_next().unwrap();
+        let mut after = vec![0; SIZE as usize];
+        file.read_exact_at(&mut after, 0).unwrap();
+        assert!(before == after, "not a byte has changed");
+    }
+}
