@@ -1,0 +1,550 @@
+/*
+ * Ginnel: channels between virtual machines on one host, and between them and the host.
+ *
+ * Generated from crates/capi by scripts/header-check; change it there.
+ * SPDX-License-Identifier: Apache-2.0 OR MIT
+ *
+ * A process attaches to a segment, which makes it an endpoint. Endpoints of one segment listen and
+ * connect by name; what they get is a channel, of messages or of bytes, that lies in shared memory
+ * and needs neither kernel nor daemon to be used. The manual pages begin with ginnel(7).
+ *
+ * What holds for all functions:
+ *
+ * - Result. A function returns 0 or a number that is not negative, or a negative ginnel_status. Then
+ *   ginnel_last_error() has the details, per thread. errno means nothing. The errors named at a function
+ *   are those that a correct program can meet; mistakes in a call (-201 and below), GINNEL_ERR_SYSTEM and
+ *   GINNEL_ERR_INTERNAL are possible everywhere.
+ * - Pointers. Handles are opaque; they come from this library and are used until they are freed, once,
+ *   by the function that the type names (NULL is allowed there). Strings end with a zero and are UTF-8;
+ *   the library keeps no pointer that it is given. Other pointers lead to what the function says. A NULL
+ *   where something is needed is GINNEL_ERR_NULL.
+ * - Structures begin with their size, which the caller sets in every case (to sizeof the structure), so
+ *   that programs and libraries of different versions fit together. Options start as all zeros.
+ * - Time is in nanoseconds; a negative timeout means for ever. Sizes are in bytes.
+ * - Threads. Endpoints and listeners may be used by any number of threads at once. In a channel, one
+ *   thread may send while another receives; more than one per direction need a lock of their own.
+ * - Waiting is not interrupted by signals. Functions that do not say that they block do not.
+ * - fork(2): afterwards a handle is used in one of the two processes only.
+ * - The first attach installs a handler for SIGBUS, so that a truncated segment is an error and not the
+ *   end of the process. It passes on what does not lie in a segment.
+ */
+
+
+#ifndef GINNEL_H
+#define GINNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* The version of this header; see ginnel_version(). */
+#define GINNEL_VERSION "0.1.0"
+#define GINNEL_VERSION_MAJOR 0
+#define GINNEL_VERSION_MINOR 1
+
+// What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
+// another meaning; later versions may add some. They are grouped:
+//
+//   -1 ...    not now; nothing is wrong
+//   -101 ...  the channel has come to an end, or is broken
+//   -201 ...  a mistake in the call
+//   -300 ...  the daemon refuses
+//   -401 ...  the daemon, or this machine, is not as needed
+//   -501 ...  a bug in this library
+typedef enum ginnel_status {
+    // Done.
+    GINNEL_OK = 0,
+    // Not now, and the handle is non-blocking: wait for its file descriptor and try again.
+    GINNEL_ERR_WOULD_BLOCK = -1,
+    // The timeout came first. Nothing was sent or received; try again when you like.
+    GINNEL_ERR_TIMED_OUT = -2,
+    // The peer has finished sending, and everything has been received.
+    GINNEL_ERR_FINISHED = -101,
+    // The peer has closed the channel: it receives nothing more.
+    GINNEL_ERR_CLOSED = -102,
+    // The peer's process, or its VM, has died. What it had sent can be received first.
+    GINNEL_ERR_PEER_DEAD = -103,
+    // Somebody in the segment wrote what no correct program writes; the channel is of no more use.
+    GINNEL_ERR_CORRUPT = -104,
+    // The segment's memory is gone (its file was truncated, or the daemon has declared it broken).
+    GINNEL_ERR_BROKEN = -105,
+    // A null pointer where something is needed.
+    GINNEL_ERR_NULL = -201,
+    // An argument outside its range.
+    GINNEL_ERR_INVALID = -202,
+    // A name or an address that is none.
+    GINNEL_ERR_NAME = -203,
+    // A channel, or a listener, of the other kind.
+    GINNEL_ERR_KIND = -204,
+    // The message is longer than the channel takes; open it with a larger capacity.
+    GINNEL_ERR_TOO_LONG = -205,
+    // The message is longer than the buffer. It is still there.
+    GINNEL_ERR_BUFFER_TOO_SMALL = -206,
+    // Sending after ginnel_channel_finish().
+    GINNEL_ERR_AFTER_FINISH = -207,
+    // A claim is open: send, commit or abort it first.
+    GINNEL_ERR_CLAIMED = -208,
+    // Nothing is claimed, or nothing is peeked at.
+    GINNEL_ERR_NOT_CLAIMED = -209,
+    // The daemon refuses, for a reason that this version of the library does not know.
+    GINNEL_ERR_REFUSED_OTHERWISE = -300,
+    // The daemon does not understand the library.
+    GINNEL_ERR_NOT_UNDERSTOOD = -301,
+    // Daemon and library have no common protocol version.
+    GINNEL_ERR_VERSION = -302,
+    // No segment of that name, or this machine has no share in it.
+    GINNEL_ERR_NO_SEGMENT = -303,
+    // This user may not.
+    GINNEL_ERR_DENIED = -304,
+    // Nobody listens at that name.
+    GINNEL_ERR_REFUSED = -305,
+    // Somebody listens at that name already.
+    GINNEL_ERR_IN_USE = -306,
+    // A limit is reached: endpoints, channels, bytes, or connections that wait to be accepted.
+    GINNEL_ERR_LIMIT = -307,
+    // The segment has no room.
+    GINNEL_ERR_NO_MEMORY = -308,
+    // The daemon does not know this endpoint any more.
+    GINNEL_ERR_STALE = -309,
+    // The daemon knows no such thing.
+    GINNEL_ERR_NOT_FOUND = -312,
+    // The daemon that decides cannot be reached just now.
+    GINNEL_ERR_UNAVAILABLE = -313,
+    // No daemon answers.
+    GINNEL_ERR_NO_DAEMON = -401,
+    // The daemon said something that is not in the protocol.
+    GINNEL_ERR_PROTOCOL = -402,
+    // A system call failed; ginnel_last_error() says which, and how.
+    GINNEL_ERR_SYSTEM = -403,
+    // This machine cannot do that: a VM without interrupts has no file descriptor to wait on.
+    GINNEL_ERR_UNSUPPORTED = -404,
+    // A bug in this library. The handle is of no more use, but for closing it.
+    GINNEL_ERR_INTERNAL = -501,
+} ginnel_status;
+
+// What goes through a channel.
+typedef enum ginnel_kind {
+    // Messages, each received whole and in order: ginnel_message_send() and its family.
+    GINNEL_MESSAGE = 1,
+    // A stream of bytes, like TCP: ginnel_stream_send() and its family.
+    GINNEL_STREAM = 2,
+} ginnel_kind;
+
+// How to wait for a peer.
+typedef enum ginnel_wait {
+    // Look for as long as a budget, then sleep. The default.
+    GINNEL_WAIT_ADAPTIVE = 0,
+    // Look until it is there. Lowest latency; uses a CPU.
+    GINNEL_WAIT_POLL = 1,
+    // Sleep at once. Uses no CPU; each wake costs a doorbell, some tens of microseconds.
+    GINNEL_WAIT_INTERRUPT = 2,
+} ginnel_wait;
+
+// A direction of a channel, seen from this side. Some functions take both at once: GINNEL_SEND | GINNEL_RECEIVE.
+typedef enum ginnel_direction {
+    // What this side sends.
+    GINNEL_SEND = 1,
+    // What this side receives.
+    GINNEL_RECEIVE = 2,
+} ginnel_direction;
+
+// A channel of either kind, with two directions that are independent: one thread may send while another receives, but
+// no two may send at once, or receive at once. Made by ginnel_connect(), ginnel_endpoint_connect() or ginnel_accept(),
+// freed by ginnel_channel_close().
+typedef struct ginnel_channel ginnel_channel;
+
+// An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
+// once. Made by ginnel_attach(), freed by ginnel_detach().
+typedef struct ginnel_endpoint ginnel_endpoint;
+
+// A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
+// ginnel_endpoint_listen(), freed by ginnel_listener_close().
+typedef struct ginnel_listener ginnel_listener;
+
+// How to attach. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_attach_options {
+    // sizeof(ginnel_attach_options).
+    size_t size;
+    // Path of the daemon's socket. NULL: $GINNEL_SOCKET, else /run/ginnel/ginnel.sock.
+    const char *socket;
+    // What this endpoint calls itself, for people. NULL: the program's name.
+    const char *name;
+    // How channels wait unless told otherwise: one of GINNEL_WAIT_*.
+    int wait;
+    // For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    uint64_t budget_ns;
+} ginnel_attach_options;
+
+// Facts about an endpoint.
+typedef struct ginnel_endpoint_info {
+    // sizeof(ginnel_endpoint_info).
+    size_t size;
+    // Number of the member (host or VM) that the endpoint belongs to; 0 is the host.
+    uint32_t member;
+    // Number of the endpoint.
+    uint32_t endpoint;
+    // Epoch of that number: tells the endpoint from earlier ones that had the same number.
+    uint32_t epoch;
+    // 1 if this endpoint can sleep; 0 in a VM without interrupts, where waiting is looking from time to time.
+    uint32_t interrupts;
+    // Page of the segment, in bytes.
+    size_t page;
+} ginnel_endpoint_info;
+
+// How to open a channel. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_channel_options {
+    // sizeof(ginnel_channel_options).
+    size_t size;
+    // Bytes that each direction holds, rounded up to a power of two; the larger wish of the two sides counts. 0: the
+    // daemon's default. A message may be a quarter of it.
+    size_t capacity;
+    // For connecting: how long to wait for somebody to listen, in nanoseconds. 0: not at all.
+    uint64_t patience_ns;
+    // For listening: how many connections may wait to be accepted. 0: the daemon's default.
+    uint32_t backlog;
+} ginnel_channel_options;
+
+// What one direction of a channel has done so far, on this side.
+typedef struct ginnel_counters {
+    // sizeof(ginnel_counters).
+    size_t size;
+    // Messages, or calls on a stream.
+    uint64_t operations;
+    // Bytes of payload.
+    uint64_t bytes;
+    // Doorbells rung for the peer.
+    uint64_t rings;
+    // Operations that had to wait.
+    uint64_t waits;
+} ginnel_counters;
+
+// Facts about a channel, and who is at its other end.
+typedef struct ginnel_channel_info {
+    // sizeof(ginnel_channel_info).
+    size_t size;
+    // Number of the channel; never used again in this installation.
+    uint64_t id;
+    // Bytes that each direction holds.
+    size_t capacity;
+    // The longest message, in bytes; 0 for a stream, which has no such limit.
+    size_t max_message;
+    // GINNEL_MESSAGE or GINNEL_STREAM.
+    int kind;
+    // Number of the peer's member (host or VM); 0 is the host.
+    uint32_t peer_member;
+    // Number of the peer's endpoint.
+    uint32_t peer_endpoint;
+    // Epoch of that number.
+    uint32_t peer_epoch;
+    // Name of the peer's member.
+    char peer_member_name[64];
+    // What the peer's endpoint calls itself.
+    char peer_name[64];
+} ginnel_channel_info;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the library that runs, for example "0.1.0"; GINNEL_VERSION is that of the header. Never NULL, never to
+// be freed. Any thread; does not block.
+const char *ginnel_version(void);
+
+// What a status means, in a few fixed words. Never NULL, never to be freed. Any thread; does not block.
+const char *ginnel_strerror(int status);
+
+// What went wrong in the last call of this thread that failed: what, where, and often the fix. Empty if none has. Never
+// NULL, never to be freed; valid until this thread's next failing call. Does not block.
+const char *ginnel_last_error(void);
+
+// What the daemon knows of members, segments, endpoints, listeners and channels, as JSON: what `ginnel status --json`
+// prints. On the host it is all; in a VM, what concerns the segments that the VM has a share in. `socket` is the path of
+// the daemon's socket; NULL: $GINNEL_SOCKET, else /run/ginnel/ginnel.sock. On success `*json` is the caller's, to be
+// freed with ginnel_string_free(); on failure it is NULL.
+//
+// Blocks for the daemon's answer, for a few seconds where the daemon is being restarted. Any thread. Errors:
+// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNAVAILABLE, GINNEL_ERR_PROTOCOL.
+int ginnel_inspect(const char *socket,
+                   char **json);
+
+// Frees a text that this library has handed out. NULL is allowed. Any thread; does not block.
+void ginnel_string_free(char *string);
+
+// Attaches to a segment through the daemon of this machine. `options` may be NULL. On success `*endpoint` is the
+// caller's, to be freed with ginnel_detach(); on failure it is NULL.
+//
+// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted; where there never was one it
+// fails at once. Any thread. Errors: GINNEL_ERR_NO_DAEMON, GINNEL_ERR_NO_SEGMENT, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT,
+// GINNEL_ERR_NAME.
+int ginnel_attach(const char *segment,
+                  const struct ginnel_attach_options *options,
+                  struct ginnel_endpoint **endpoint);
+
+// Frees an endpoint. Its listeners and channels go on; it ends for the daemon when the last of them is closed. NULL is
+// allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
+void ginnel_detach(struct ginnel_endpoint *endpoint);
+
+// Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
+int ginnel_endpoint_get_info(const struct ginnel_endpoint *endpoint,
+                             struct ginnel_endpoint_info *info);
+
+// Attaches to the segment of `address`, which is "segment/name", and listens at that name. `kind` is GINNEL_MESSAGE or
+// GINNEL_STREAM; `options` may be NULL. On success `*listener` is the caller's, to be freed with
+// ginnel_listener_close(); on failure it is NULL. The endpoint lives as long as the listener and its channels.
+//
+// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_listen().
+int ginnel_listen(const char *address,
+                  int kind,
+                  const struct ginnel_channel_options *options,
+                  struct ginnel_listener **listener);
+
+// Listens at a name in the endpoint's segment. On success `*listener` is the caller's, to be freed with
+// ginnel_listener_close(); on failure it is NULL.
+//
+// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted. Any thread. Errors:
+// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+int ginnel_endpoint_listen(const struct ginnel_endpoint *endpoint,
+                           const char *name,
+                           int kind,
+                           const struct ginnel_channel_options *options,
+                           struct ginnel_listener **listener);
+
+// Attaches to the segment of `address`, which is "segment/name", and opens a channel to who listens at that name.
+// `kind` is GINNEL_MESSAGE or GINNEL_STREAM; `options` may be NULL. On success `*channel` is the caller's, to be freed
+// with ginnel_channel_close(); on failure it is NULL. The endpoint lives as long as the channel.
+//
+// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_connect().
+int ginnel_connect(const char *address,
+                   int kind,
+                   const struct ginnel_channel_options *options,
+                   struct ginnel_channel **channel);
+
+// Opens a channel to who listens at a name in the endpoint's segment. The peer need not have accepted yet. On success
+// `*channel` is the caller's, to be freed with ginnel_channel_close(); on failure it is NULL.
+//
+// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted, and for as long as
+// `options->patience_ns` where nobody listens. Any thread. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
+// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+int ginnel_endpoint_connect(const struct ginnel_endpoint *endpoint,
+                            const char *name,
+                            int kind,
+                            const struct ginnel_channel_options *options,
+                            struct ginnel_channel **channel);
+
+// Takes the next connection. The channel is of the listener's kind. On success `*channel` is the caller's, to be freed
+// with ginnel_channel_close(); on failure it is NULL.
+//
+// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Goes on through
+// restarts of the daemon. Any thread. Errors: GINNEL_ERR_TIMED_OUT; GINNEL_ERR_WOULD_BLOCK for a timeout of 0.
+int ginnel_accept(const struct ginnel_listener *listener,
+                  int64_t timeout_ns,
+                  struct ginnel_channel **channel);
+
+// A file descriptor for poll(2) and epoll(7): readable when ginnel_accept() with a timeout of 0 is worth a try (which
+// may still say GINNEL_ERR_WOULD_BLOCK). It belongs to the listener's endpoint: do not read or close it, nor use it
+// after the listener is closed. Any thread; does not block.
+int ginnel_listener_fd(const struct ginnel_listener *listener);
+
+// Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
+// allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
+void ginnel_listener_close(struct ginnel_listener *listener);
+
+// How long operations in these directions may wait, in nanoseconds: 0 means one look, a negative number (the default)
+// for ever. After that they return GINNEL_ERR_TIMED_OUT.
+//
+// Counts as an operation in these directions (one thread at a time each); does not block.
+int ginnel_channel_set_timeout(struct ginnel_channel *channel,
+                               int directions,
+                               int64_t timeout_ns);
+
+// How operations in these directions wait: one of GINNEL_WAIT_*. `budget_ns` is for GINNEL_WAIT_ADAPTIVE: how long to
+// look before sleeping, in nanoseconds; 0 means the default, 100000. Where it is not set it is what was said at
+// ginnel_attach().
+//
+// Counts as an operation in these directions (one thread at a time each); does not block.
+int ginnel_channel_set_wait(struct ginnel_channel *channel,
+                            int directions,
+                            int wait,
+                            uint64_t budget_ns);
+
+// Whether operations in these directions return GINNEL_ERR_WOULD_BLOCK instead of waiting; 0 (the default) means no.
+//
+// Counts as an operation in these directions (one thread at a time each); does not block.
+int ginnel_channel_set_nonblocking(struct ginnel_channel *channel,
+                                   int directions,
+                                   int nonblocking);
+
+// A file descriptor for poll(2) and epoll(7), or a negative status. After an operation in this direction has returned
+// GINNEL_ERR_WOULD_BLOCK, it becomes readable (POLLIN, for both directions) when another try is worth it, which may
+// still say GINNEL_ERR_WOULD_BLOCK; it says nothing at other times, so always try first. It belongs to the channel: do
+// not read or close it, nor use it after the channel is closed.
+//
+// Counts as an operation in this direction (one thread at a time); does not block. Errors: GINNEL_ERR_UNSUPPORTED in a
+// VM without interrupts.
+int ginnel_channel_fd(struct ginnel_channel *channel,
+                      int direction);
+
+// Fills in `*counters`, whose `size` the caller has set, for one direction.
+//
+// Counts as an operation in this direction (one thread at a time); does not block.
+int ginnel_channel_get_counters(struct ginnel_channel *channel,
+                                int direction,
+                                struct ginnel_counters *counters);
+
+// Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
+int ginnel_channel_get_info(const struct ginnel_channel *channel, struct ginnel_channel_info *info);
+
+// Half-close: says that nothing more comes from this side. The peer receives the rest, then GINNEL_ERR_FINISHED (or 0,
+// the end of its stream). Receiving goes on. An open claim is aborted, messages that are committed go out.
+//
+// An operation of the sending direction (one thread at a time); does not block.
+int ginnel_channel_finish(struct ginnel_channel *channel);
+
+// Closes a channel and frees it: the peer receives what was sent, then the end, and its sends fail with
+// GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells
+// the daemon, for at most a second.
+void ginnel_channel_close(struct ginnel_channel *channel);
+
+// Sends a message of `len` bytes, which may be 0. The bytes are the caller's again when it returns. Messages that are
+// committed go out before it.
+//
+// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors:
+// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT, GINNEL_ERR_TOO_LONG, GINNEL_ERR_CLAIMED, GINNEL_ERR_AFTER_FINISH,
+// GINNEL_ERR_CLOSED, GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+int ginnel_message_send(struct ginnel_channel *channel,
+                        const void *data,
+                        size_t len);
+
+// Claims room for a message of up to `len` bytes, to be written in place: `*data` points to it, aligned to 8 bytes,
+// until it is sent, committed or aborted, or the channel is finished or closed. Nothing is visible to the peer before.
+//
+// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors: those of
+// ginnel_message_send().
+int ginnel_message_claim(struct ginnel_channel *channel,
+                         size_t len,
+                         void **data);
+
+// Sends the first `len` bytes of what is claimed, and all that is committed before.
+//
+// An operation of the sending direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED;
+// GINNEL_ERR_INVALID if `len` is more than was claimed, and the claim stays; GINNEL_ERR_CLOSED, GINNEL_ERR_PEER_DEAD,
+// GINNEL_ERR_CORRUPT or GINNEL_ERR_BROKEN, and the claim is gone.
+int ginnel_message_send_claimed(struct ginnel_channel *channel,
+                                size_t len);
+
+// Makes the first `len` bytes of what is claimed a message that goes out with the next ginnel_message_publish(),
+// ginnel_message_send() or ginnel_message_send_claimed(). So a batch costs the peer one look.
+//
+// An operation of the sending direction (one thread at a time); does not block. Errors: those of
+// ginnel_message_send_claimed().
+int ginnel_message_commit(struct ginnel_channel *channel,
+                          size_t len);
+
+// Lets all committed messages go out at once. A claim that is open stays open.
+//
+// An operation of the sending direction (one thread at a time); does not block.
+int ginnel_message_publish(struct ginnel_channel *channel);
+
+// Gives up what is claimed, if anything; nothing of it is ever seen.
+//
+// An operation of the sending direction (one thread at a time); does not block.
+int ginnel_message_abort(struct ginnel_channel *channel);
+
+// Receives a message into `buffer`, which has room for `len` bytes; returns the message's length, or a negative status.
+// 0 is an empty message; the end is GINNEL_ERR_FINISHED.
+//
+// An operation of the receiving direction (one thread at a time); blocks while there is no message. Errors:
+// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT; GINNEL_ERR_BUFFER_TOO_SMALL, and the message stays;
+// GINNEL_ERR_FINISHED, GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+ssize_t ginnel_message_recv(struct ginnel_channel *channel,
+                            void *buffer,
+                            size_t len);
+
+// Looks at the next message in place: `*data` points to its `*len` bytes, aligned to 8, until it is released or
+// received, or the channel is closed. Looking again yields the same message. A hostile peer can still change the
+// bytes: copy what must not change before checking it.
+//
+// An operation of the receiving direction (one thread at a time); blocks while there is no message. Errors: those of
+// ginnel_message_recv(), but for GINNEL_ERR_BUFFER_TOO_SMALL.
+int ginnel_message_peek(struct ginnel_channel *channel,
+                        const void **data,
+                        size_t *len);
+
+// Ends the look at a message and gives its room back to the peer.
+//
+// An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
+// without a ginnel_message_peek() before.
+int ginnel_message_release(struct ginnel_channel *channel);
+
+// Sends some of `len` bytes; returns how many, at least one unless `len` is 0, or a negative status.
+//
+// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors:
+// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT, GINNEL_ERR_CLAIMED, GINNEL_ERR_AFTER_FINISH, GINNEL_ERR_CLOSED,
+// GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+ssize_t ginnel_stream_send(struct ginnel_channel *channel,
+                           const void *data,
+                           size_t len);
+
+// Sends all of `len` bytes. The timeout counts for each piece that goes. After an error it is not known how many have
+// gone; non-blocking programs use ginnel_stream_send().
+//
+// An operation of the sending direction (one thread at a time); blocks until all have gone. Errors: those of
+// ginnel_stream_send().
+int ginnel_stream_send_all(struct ginnel_channel *channel,
+                           const void *data,
+                           size_t len);
+
+// Claims room for at most `most` bytes of the stream, in one run, to be written in place: `*data` points to `*len` bytes
+// (at least one, if `most` is not 0) until they are sent or aborted, or the channel is finished or closed.
+//
+// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors: those of
+// ginnel_stream_send().
+int ginnel_stream_claim(struct ginnel_channel *channel,
+                        size_t most,
+                        void **data,
+                        size_t *len);
+
+// Sends the first `len` bytes of what is claimed.
+//
+// An operation of the sending direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED;
+// GINNEL_ERR_INVALID if `len` is more than was claimed, and the claim stays; GINNEL_ERR_CLOSED, GINNEL_ERR_PEER_DEAD,
+// GINNEL_ERR_CORRUPT or GINNEL_ERR_BROKEN, and the claim is gone.
+int ginnel_stream_send_claimed(struct ginnel_channel *channel,
+                               size_t len);
+
+// Gives up what is claimed, if anything; nothing of it is ever seen.
+//
+// An operation of the sending direction (one thread at a time); does not block.
+int ginnel_stream_abort(struct ginnel_channel *channel);
+
+// Receives what is there into `buffer`, which has room for `len` bytes; returns how many bytes came, 0 at the end of
+// the stream (or for a `len` of 0), or a negative status.
+//
+// An operation of the receiving direction (one thread at a time); blocks while there is nothing. Errors:
+// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT, GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+ssize_t ginnel_stream_recv(struct ginnel_channel *channel,
+                           void *buffer,
+                           size_t len);
+
+// Looks at the bytes that are there, in place and as one run: `*data` points to `*len` of them (at least one) until they
+// are released or received, or the channel is closed. Looking again yields them again, perhaps with more behind. A
+// hostile peer can still change the bytes: copy what must not change before checking it.
+//
+// An operation of the receiving direction (one thread at a time); blocks while there is nothing. Errors: those of
+// ginnel_stream_recv(), and GINNEL_ERR_FINISHED at the end of the stream.
+int ginnel_stream_peek(struct ginnel_channel *channel,
+                       const void **data,
+                       size_t *len);
+
+// Ends the look at the first `len` bytes and gives their room back to the peer; the rest stays for the next look.
+//
+// An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
+// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
+int ginnel_stream_release(struct ginnel_channel *channel,
+                          size_t len);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* GINNEL_H */

@@ -1,0 +1,218 @@
+//! Where C meets Rust: pointers in, pointers out, errors and panics.
+
+use crate::status::Status::{GINNEL_ERR_INTERNAL, GINNEL_ERR_INVALID, GINNEL_ERR_NAME, GINNEL_ERR_NULL};
+use crate::status::{Failure, Status};
+use libc::{c_int, ssize_t};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::time::Duration;
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+/// Runs the body of a function that returns a status.
+pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
+    match guarded(body) {
+        Ok(()) => Status::GINNEL_OK as c_int,
+        Err(failure) => failure.record(),
+    }
+}
+
+/// Runs the body of a function that returns a number of bytes, or a status.
+pub(crate) fn length(body: impl FnOnce() -> Outcome<usize>) -> ssize_t {
+    match guarded(body) {
+        // No run of memory is longer.
+        Ok(length) => ssize_t::try_from(length).unwrap_or(ssize_t::MAX),
+        Err(failure) => failure.record() as ssize_t,
+    }
+}
+
+/// Runs the body of a function that returns a file descriptor, or a status.
+pub(crate) fn descriptor(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+    guarded(body).unwrap_or_else(Failure::record)
+}
+
+/// Ends a handle; null is none.
+pub(crate) unsafe fn close<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: the caller passes a handle that `give` has made and that nobody uses any more.
+        let handle = unsafe { Box::from_raw(handle) };
+        let _ = guarded(|| {
+            drop(handle);
+            Ok(())
+        })
+        .map_err(Failure::record);
+    }
+}
+
+/// A panic is a bug of ours and must not unwind into C.
+fn guarded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("");
+        Err(Failure::new(GINNEL_ERR_INTERNAL, format!("bug in the library, please report it: {text}")))
+    })
+}
+
+/// `given!(borrow(endpoint))`: applies one of the functions below to an argument of the C function around it, which ends
+/// with the error if there is one. Errors name the argument.
+#[allow(clippy::macro_metavars_in_unsafe)] // What is expanded there is one call and its plain arguments.
+macro_rules! given {
+    ($look:ident($argument:ident $(, $more:expr)*)) => {
+        // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
+        unsafe { $look($argument, stringify!($argument) $(, $more)*) }?
+    };
+}
+pub(crate) use given;
+
+fn null(name: &str) -> Failure {
+    Failure::new(GINNEL_ERR_NULL, format!("{name} is NULL"))
+}
+
+pub(crate) fn invalid(detail: impl Into<String>) -> Failure {
+    Failure::new(GINNEL_ERR_INVALID, detail)
+}
+
+/// A handle that several threads may use.
+pub(crate) unsafe fn borrow<'a, T>(handle: *const T, name: &str) -> Outcome<&'a T> {
+    // SAFETY: null, or a handle that `give` has made and that nobody closes meanwhile.
+    unsafe { handle.as_ref() }.ok_or_else(|| null(name))
+}
+
+/// Where a result goes. It may hold anything until it is written.
+pub(crate) unsafe fn place<'a, T>(result: *mut T, name: &str) -> Outcome<&'a mut MaybeUninit<T>> {
+    // SAFETY: null, or room for a `T`, which `MaybeUninit` does not take for one.
+    unsafe { result.cast::<MaybeUninit<T>>().as_mut() }.ok_or_else(|| null(name))
+}
+
+/// Where a new handle goes. Null until there is one.
+pub(crate) unsafe fn birthplace<'a, T>(result: *mut *mut T, name: &str) -> Outcome<&'a mut *mut T> {
+    // SAFETY: as for `place`.
+    Ok(unsafe { place(result, name) }?.write(ptr::null_mut()))
+}
+
+/// Hands a new handle to C.
+pub(crate) fn give<T>(place: &mut *mut T, value: T) {
+    *place = Box::into_raw(Box::new(value));
+}
+
+/// A C string, which must be text.
+pub(crate) unsafe fn text<'a>(string: *const c_char, name: &str) -> Outcome<&'a str> {
+    if string.is_null() {
+        return Err(null(name));
+    }
+    // SAFETY: not null, and a string as C has them.
+    let string = unsafe { CStr::from_ptr(string) };
+    string.to_str().map_err(|_| Failure::new(GINNEL_ERR_NAME, format!("{name} {string:?} is not UTF-8")))
+}
+
+/// Bytes to send. They may lie in shared memory (somebody forwards what it peeks at), where a peer can write while
+/// they are copied: they go into nothing but one copy, on the assumption that stands on top of the `shmem` crate.
+pub(crate) unsafe fn bytes<'a>(data: *const c_void, name: &str, len: usize) -> Outcome<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(null(name));
+    }
+    if len > isize::MAX as usize {
+        return Err(invalid(format!("{name} has {len} bytes")));
+    }
+    // SAFETY: not null, and the caller says that `len` bytes are there.
+    Ok(unsafe { std::slice::from_raw_parts(data.cast(), len) })
+}
+
+/// Room for received bytes, which are copied into it and never read from it.
+pub(crate) unsafe fn room<'a>(buffer: *mut c_void, name: &str, len: usize) -> Outcome<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if buffer.is_null() {
+        return Err(null(name));
+    }
+    if len > isize::MAX as usize {
+        return Err(invalid(format!("{name} has {len} bytes")));
+    }
+    // SAFETY: not null, and the caller says that `len` bytes are there, for this call alone.
+    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), len) })
+}
+
+/// A structure that grows from version to version. Its first member is its size, as the program that calls was compiled.
+///
+/// # Safety
+///
+/// `repr(C)`, begins with a `usize`, and all zeros are a valid value.
+pub(crate) unsafe trait Growing: Copy {}
+
+/// No structure of ours comes near; a size beyond it was never set.
+const LARGEST: usize = 4096;
+
+unsafe fn size_of_given<T>(structure: *const T, name: &str) -> Outcome<usize> {
+    // SAFETY: not null, and begins with its size.
+    let size = unsafe { structure.cast::<usize>().read() };
+    if !(size_of::<usize>()..=LARGEST).contains(&size) {
+        return Err(invalid(format!("{name}->size is {size}; set it to sizeof *{name}")));
+    }
+    Ok(size)
+}
+
+/// Options; null means all zeros. What an older program does not know is zero; what a newer one knows must be.
+pub(crate) unsafe fn chosen<T: Growing>(options: *const T, name: &str) -> Outcome<T> {
+    // SAFETY: all zeros are a valid value, says the trait.
+    let mut known: T = unsafe { MaybeUninit::zeroed().assume_init() };
+    if options.is_null() {
+        return Ok(known);
+    }
+    // SAFETY: not null.
+    let size = unsafe { size_of_given(options, name) }?;
+    // SAFETY: the structure has `size` bytes, of which no more are copied than there is room for.
+    unsafe {
+        ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut known).cast(), size.min(size_of::<T>()))
+    };
+    for at in size_of::<T>()..size {
+        // SAFETY: still within the structure.
+        if unsafe { options.cast::<u8>().add(at).read() } != 0 {
+            return Err(invalid(format!(
+                "{name} has a member that this version of the library does not know"
+            )));
+        }
+    }
+    Ok(known)
+}
+
+/// Fills in a structure, as far as the program that calls knows it.
+pub(crate) unsafe fn fill<T: Growing>(structure: *mut T, name: &str, value: T) -> Outcome<()> {
+    if structure.is_null() {
+        return Err(null(name));
+    }
+    // SAFETY: not null.
+    let size = unsafe { size_of_given(structure, name) }?.min(size_of::<T>());
+    // SAFETY: the structure has at least `size` bytes, and the value too.
+    unsafe { ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), structure.cast::<u8>(), size) };
+    // SAFETY: it begins with its size.
+    unsafe { structure.cast::<usize>().write(size) };
+    Ok(())
+}
+
+/// A text for C to keep, until it is freed.
+pub(crate) fn give_text(place: &mut *mut c_char, text: String) -> Outcome<()> {
+    let text =
+        CString::new(text).map_err(|_| Failure::new(GINNEL_ERR_INTERNAL, "a text with a zero byte"))?;
+    *place = text.into_raw();
+    Ok(())
+}
+
+/// A name in an array of fixed size, ended by a zero. A longer one (there is none) is cut.
+pub(crate) fn name_array(name: &str) -> [c_char; 64] {
+    let mut array = [0; 64];
+    for (to, from) in array[..63].iter_mut().zip(name.bytes()) {
+        *to = from as c_char;
+    }
+    array
+}
+
+/// A timeout in nanoseconds; negative means for ever.
+pub(crate) fn timeout(ns: i64) -> Option<Duration> {
+    u64::try_from(ns).ok().map(Duration::from_nanos)
+}

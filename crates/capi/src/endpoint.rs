@@ -1,0 +1,137 @@
+//! Attaching.
+
+use crate::boundary::{
+    Growing, Outcome, birthplace, borrow, chosen, close, fill, give, given, invalid, status, text,
+};
+use ginnel::WaitMode;
+use libc::c_int;
+use std::ffi::c_char;
+use std::time::Duration;
+
+/// An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
+/// once. Made by ginnel_attach(), freed by ginnel_detach().
+pub struct Endpoint(pub(crate) ginnel::Endpoint);
+
+/// How to wait for a peer.
+#[repr(C)]
+#[allow(non_camel_case_types)] // The names are C's.
+pub enum Wait {
+    /// Look for as long as a budget, then sleep. The default.
+    GINNEL_WAIT_ADAPTIVE = 0,
+    /// Look until it is there. Lowest latency; uses a CPU.
+    GINNEL_WAIT_POLL = 1,
+    /// Sleep at once. Uses no CPU; each wake costs a doorbell, some tens of microseconds.
+    GINNEL_WAIT_INTERRUPT = 2,
+}
+
+/// A wait mode as C has it.
+pub(crate) fn wait_mode(mode: c_int, budget_ns: u64) -> Outcome<WaitMode> {
+    const ADAPTIVE: c_int = Wait::GINNEL_WAIT_ADAPTIVE as c_int;
+    const POLL: c_int = Wait::GINNEL_WAIT_POLL as c_int;
+    const INTERRUPT: c_int = Wait::GINNEL_WAIT_INTERRUPT as c_int;
+    match (mode, budget_ns) {
+        (ADAPTIVE, 0) => Ok(WaitMode::default()),
+        (ADAPTIVE, ns) => Ok(WaitMode::Adaptive { budget: Duration::from_nanos(ns) }),
+        (POLL, _) => Ok(WaitMode::Poll),
+        (INTERRUPT, _) => Ok(WaitMode::Interrupt),
+        _ => Err(invalid(format!("{mode} is no wait mode; use one of GINNEL_WAIT_*"))),
+    }
+}
+
+/// How to attach. Fill it with zeros, set `size`, then what you want otherwise.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AttachOptions {
+    /// sizeof(ginnel_attach_options).
+    pub size: usize,
+    /// Path of the daemon's socket. NULL: $GINNEL_SOCKET, else /run/ginnel/ginnel.sock.
+    pub socket: *const c_char,
+    /// What this endpoint calls itself, for people. NULL: the program's name.
+    pub name: *const c_char,
+    /// How channels wait unless told otherwise: one of GINNEL_WAIT_*.
+    pub wait: c_int,
+    /// For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    pub budget_ns: u64,
+}
+// SAFETY: as the trait asks.
+unsafe impl Growing for AttachOptions {}
+
+/// Facts about an endpoint.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EndpointInfo {
+    /// sizeof(ginnel_endpoint_info).
+    pub size: usize,
+    /// Number of the member (host or VM) that the endpoint belongs to; 0 is the host.
+    pub member: u32,
+    /// Number of the endpoint.
+    pub endpoint: u32,
+    /// Epoch of that number: tells the endpoint from earlier ones that had the same number.
+    pub epoch: u32,
+    /// 1 if this endpoint can sleep; 0 in a VM without interrupts, where waiting is looking from time to time.
+    pub interrupts: u32,
+    /// Page of the segment, in bytes.
+    pub page: usize,
+}
+// SAFETY: as the trait asks.
+unsafe impl Growing for EndpointInfo {}
+
+/// Attaches to a segment through the daemon of this machine. `options` may be NULL. On success `*endpoint` is the
+/// caller's, to be freed with ginnel_detach(); on failure it is NULL.
+///
+/// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted; where there never was one it
+/// fails at once. Any thread. Errors: GINNEL_ERR_NO_DAEMON, GINNEL_ERR_NO_SEGMENT, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT,
+/// GINNEL_ERR_NAME.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_attach(
+    segment: *const c_char,
+    options: *const AttachOptions,
+    endpoint: *mut *mut Endpoint,
+) -> c_int {
+    status(|| {
+        let place = given!(birthplace(endpoint));
+        let segment = given!(text(segment));
+        let asked = given!(chosen(options));
+        let mut attach = ginnel::AttachOptions::default();
+        let (socket, name) = (asked.socket, asked.name);
+        if !socket.is_null() {
+            attach.socket = given!(text(socket)).into();
+        }
+        if !name.is_null() {
+            attach.name = Some(given!(text(name)).into());
+        }
+        attach.mode = wait_mode(asked.wait, asked.budget_ns)?;
+        give(place, Endpoint(ginnel::Endpoint::attach_with(segment, &attach)?));
+        Ok(())
+    })
+}
+
+/// Frees an endpoint. Its listeners and channels go on; it ends for the daemon when the last of them is closed. NULL is
+/// allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_detach(endpoint: *mut Endpoint) {
+    // SAFETY: the caller vouches for it.
+    unsafe { close(endpoint) }
+}
+
+/// Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_endpoint_get_info(
+    endpoint: *const Endpoint,
+    info: *mut EndpointInfo,
+) -> c_int {
+    status(|| {
+        let Endpoint(of) = given!(borrow(endpoint));
+        let (number, epoch) = of.number();
+        let facts = EndpointInfo {
+            size: 0,
+            member: of.member(),
+            endpoint: number,
+            epoch,
+            interrupts: of.has_interrupts().into(),
+            page: of.page(),
+        };
+        given!(fill(info, facts));
+        Ok(())
+    })
+}

@@ -1,0 +1,234 @@
+//! Listening, connecting, accepting.
+
+use crate::boundary::{
+    Growing, Outcome, birthplace, borrow, chosen, close, descriptor, give, given, invalid, status, text,
+    timeout,
+};
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
+use ginnel::{MessageChannel, StreamChannel};
+use libc::c_int;
+use std::ffi::c_char;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+/// What goes through a channel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types)] // The names are C's.
+pub enum Kind {
+    /// Messages, each received whole and in order: ginnel_message_send() and its family.
+    GINNEL_MESSAGE = 1,
+    /// A stream of bytes, like TCP: ginnel_stream_send() and its family.
+    GINNEL_STREAM = 2,
+}
+
+impl Kind {
+    fn new(kind: c_int) -> Outcome<Self> {
+        [Self::GINNEL_MESSAGE, Self::GINNEL_STREAM]
+            .into_iter()
+            .find(|known| *known as c_int == kind)
+            .ok_or_else(|| invalid(format!("{kind} is no kind; use GINNEL_MESSAGE or GINNEL_STREAM")))
+    }
+}
+
+/// A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
+/// ginnel_endpoint_listen(), freed by ginnel_listener_close().
+pub struct Listener(Inner);
+
+enum Inner {
+    Message(ginnel::Listener<MessageChannel>),
+    Stream(ginnel::Listener<StreamChannel>),
+}
+
+/// How to open a channel. Fill it with zeros, set `size`, then what you want otherwise.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ChannelOptions {
+    /// sizeof(ginnel_channel_options).
+    pub size: usize,
+    /// Bytes that each direction holds, rounded up to a power of two; the larger wish of the two sides counts. 0: the
+    /// daemon's default. A message may be a quarter of it.
+    pub capacity: usize,
+    /// For connecting: how long to wait for somebody to listen, in nanoseconds. 0: not at all.
+    pub patience_ns: u64,
+    /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
+    pub backlog: u32,
+}
+// SAFETY: as the trait asks.
+unsafe impl Growing for ChannelOptions {}
+
+impl ChannelOptions {
+    fn in_rust(self) -> ginnel::ChannelOptions {
+        ginnel::ChannelOptions {
+            capacity: self.capacity,
+            patience: Duration::from_nanos(self.patience_ns),
+            backlog: self.backlog,
+        }
+    }
+}
+
+fn listen_at(
+    endpoint: &ginnel::Endpoint,
+    name: &str,
+    kind: Kind,
+    options: ChannelOptions,
+) -> Outcome<Listener> {
+    let options = options.in_rust();
+    Ok(Listener(match kind {
+        Kind::GINNEL_MESSAGE => Inner::Message(endpoint.listen_with(name, &options)?),
+        Kind::GINNEL_STREAM => Inner::Stream(endpoint.listen_with(name, &options)?),
+    }))
+}
+
+fn connect_to(
+    endpoint: &ginnel::Endpoint,
+    name: &str,
+    kind: Kind,
+    options: ChannelOptions,
+) -> Outcome<Channel> {
+    let options = options.in_rust();
+    Ok(match kind {
+        Kind::GINNEL_MESSAGE => endpoint.connect_with::<MessageChannel>(name, &options)?.into(),
+        Kind::GINNEL_STREAM => endpoint.connect_with::<StreamChannel>(name, &options)?.into(),
+    })
+}
+
+/// Attaches to the segment of `address`, which is "segment/name", and listens at that name. `kind` is GINNEL_MESSAGE or
+/// GINNEL_STREAM; `options` may be NULL. On success `*listener` is the caller's, to be freed with
+/// ginnel_listener_close(); on failure it is NULL. The endpoint lives as long as the listener and its channels.
+///
+/// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_listen().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listen(
+    address: *const c_char,
+    kind: c_int,
+    options: *const ChannelOptions,
+    listener: *mut *mut Listener,
+) -> c_int {
+    status(|| {
+        let place = given!(birthplace(listener));
+        let (segment, name) = ginnel::split(given!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
+        give(place, listen_at(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        Ok(())
+    })
+}
+
+/// Listens at a name in the endpoint's segment. On success `*listener` is the caller's, to be freed with
+/// ginnel_listener_close(); on failure it is NULL.
+///
+/// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted. Any thread. Errors:
+/// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_endpoint_listen(
+    endpoint: *const Endpoint,
+    name: *const c_char,
+    kind: c_int,
+    options: *const ChannelOptions,
+    listener: *mut *mut Listener,
+) -> c_int {
+    status(|| {
+        let place = given!(birthplace(listener));
+        let Endpoint(endpoint) = given!(borrow(endpoint));
+        let name = given!(text(name));
+        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
+        give(place, listen_at(endpoint, name, kind, options)?);
+        Ok(())
+    })
+}
+
+/// Attaches to the segment of `address`, which is "segment/name", and opens a channel to who listens at that name.
+/// `kind` is GINNEL_MESSAGE or GINNEL_STREAM; `options` may be NULL. On success `*channel` is the caller's, to be freed
+/// with ginnel_channel_close(); on failure it is NULL. The endpoint lives as long as the channel.
+///
+/// Blocks like ginnel_attach(). Any thread. Errors: those of ginnel_attach() and ginnel_endpoint_connect().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_connect(
+    address: *const c_char,
+    kind: c_int,
+    options: *const ChannelOptions,
+    channel: *mut *mut Channel,
+) -> c_int {
+    status(|| {
+        let place = given!(birthplace(channel));
+        let (segment, name) = ginnel::split(given!(text(address)))?;
+        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
+        give(place, connect_to(&ginnel::Endpoint::attach(segment)?, name, kind, options)?);
+        Ok(())
+    })
+}
+
+/// Opens a channel to who listens at a name in the endpoint's segment. The peer need not have accepted yet. On success
+/// `*channel` is the caller's, to be freed with ginnel_channel_close(); on failure it is NULL.
+///
+/// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted, and for as long as
+/// `options->patience_ns` where nobody listens. Any thread. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
+/// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_endpoint_connect(
+    endpoint: *const Endpoint,
+    name: *const c_char,
+    kind: c_int,
+    options: *const ChannelOptions,
+    channel: *mut *mut Channel,
+) -> c_int {
+    status(|| {
+        let place = given!(birthplace(channel));
+        let Endpoint(endpoint) = given!(borrow(endpoint));
+        let name = given!(text(name));
+        let (kind, options) = (Kind::new(kind)?, given!(chosen(options)));
+        give(place, connect_to(endpoint, name, kind, options)?);
+        Ok(())
+    })
+}
+
+/// Takes the next connection. The channel is of the listener's kind. On success `*channel` is the caller's, to be freed
+/// with ginnel_channel_close(); on failure it is NULL.
+///
+/// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Goes on through
+/// restarts of the daemon. Any thread. Errors: GINNEL_ERR_TIMED_OUT; GINNEL_ERR_WOULD_BLOCK for a timeout of 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_accept(
+    listener: *const Listener,
+    timeout_ns: i64,
+    channel: *mut *mut Channel,
+) -> c_int {
+    fn accept<C: ginnel::Channel>(of: &ginnel::Listener<C>, timeout_ns: i64) -> Result<C, ginnel::Error> {
+        match timeout(timeout_ns) {
+            Some(Duration::ZERO) => of.try_accept(),
+            Some(timeout) => of.accept_timeout(timeout),
+            None => of.accept(),
+        }
+    }
+    status(|| {
+        let place = given!(birthplace(channel));
+        let accepted = match given!(borrow(listener)) {
+            Listener(Inner::Message(of)) => accept(of, timeout_ns)?.into(),
+            Listener(Inner::Stream(of)) => accept(of, timeout_ns)?.into(),
+        };
+        give(place, accepted);
+        Ok(())
+    })
+}
+
+/// A file descriptor for poll(2) and epoll(7): readable when ginnel_accept() with a timeout of 0 is worth a try (which
+/// may still say GINNEL_ERR_WOULD_BLOCK). It belongs to the listener's endpoint: do not read or close it, nor use it
+/// after the listener is closed. Any thread; does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int {
+    descriptor(|| {
+        Ok(match given!(borrow(listener)) {
+            Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
+            Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),
+        })
+    })
+}
+
+/// Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
+/// allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listener_close(listener: *mut Listener) {
+    // SAFETY: the caller vouches for it.
+    unsafe { close(listener) }
+}

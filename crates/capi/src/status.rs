@@ -1,0 +1,248 @@
+//! Errors: a number for programs, a fixed text for the number, and a detailed text of the last one.
+
+use ginnel::{Error, ErrorCode};
+use libc::c_int;
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+use Status::*;
+
+/// What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
+/// another meaning; later versions may add some. They are grouped:
+///
+///   -1 ...    not now; nothing is wrong
+///   -101 ...  the channel has come to an end, or is broken
+///   -201 ...  a mistake in the call
+///   -300 ...  the daemon refuses
+///   -401 ...  the daemon, or this machine, is not as needed
+///   -501 ...  a bug in this library
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types)] // The names are C's.
+pub enum Status {
+    /// Done.
+    GINNEL_OK = 0,
+
+    /// Not now, and the handle is non-blocking: wait for its file descriptor and try again.
+    GINNEL_ERR_WOULD_BLOCK = -1,
+    /// The timeout came first. Nothing was sent or received; try again when you like.
+    GINNEL_ERR_TIMED_OUT = -2,
+
+    /// The peer has finished sending, and everything has been received.
+    GINNEL_ERR_FINISHED = -101,
+    /// The peer has closed the channel: it receives nothing more.
+    GINNEL_ERR_CLOSED = -102,
+    /// The peer's process, or its VM, has died. What it had sent can be received first.
+    GINNEL_ERR_PEER_DEAD = -103,
+    /// Somebody in the segment wrote what no correct program writes; the channel is of no more use.
+    GINNEL_ERR_CORRUPT = -104,
+    /// The segment's memory is gone (its file was truncated, or the daemon has declared it broken).
+    GINNEL_ERR_BROKEN = -105,
+
+    /// A null pointer where something is needed.
+    GINNEL_ERR_NULL = -201,
+    /// An argument outside its range.
+    GINNEL_ERR_INVALID = -202,
+    /// A name or an address that is none.
+    GINNEL_ERR_NAME = -203,
+    /// A channel, or a listener, of the other kind.
+    GINNEL_ERR_KIND = -204,
+    /// The message is longer than the channel takes; open it with a larger capacity.
+    GINNEL_ERR_TOO_LONG = -205,
+    /// The message is longer than the buffer. It is still there.
+    GINNEL_ERR_BUFFER_TOO_SMALL = -206,
+    /// Sending after ginnel_channel_finish().
+    GINNEL_ERR_AFTER_FINISH = -207,
+    /// A claim is open: send, commit or abort it first.
+    GINNEL_ERR_CLAIMED = -208,
+    /// Nothing is claimed, or nothing is peeked at.
+    GINNEL_ERR_NOT_CLAIMED = -209,
+
+    /// The daemon refuses, for a reason that this version of the library does not know.
+    GINNEL_ERR_REFUSED_OTHERWISE = -300,
+    /// The daemon does not understand the library.
+    GINNEL_ERR_NOT_UNDERSTOOD = -301,
+    /// Daemon and library have no common protocol version.
+    GINNEL_ERR_VERSION = -302,
+    /// No segment of that name, or this machine has no share in it.
+    GINNEL_ERR_NO_SEGMENT = -303,
+    /// This user may not.
+    GINNEL_ERR_DENIED = -304,
+    /// Nobody listens at that name.
+    GINNEL_ERR_REFUSED = -305,
+    /// Somebody listens at that name already.
+    GINNEL_ERR_IN_USE = -306,
+    /// A limit is reached: endpoints, channels, bytes, or connections that wait to be accepted.
+    GINNEL_ERR_LIMIT = -307,
+    /// The segment has no room.
+    GINNEL_ERR_NO_MEMORY = -308,
+    /// The daemon does not know this endpoint any more.
+    GINNEL_ERR_STALE = -309,
+    /// The daemon knows no such thing.
+    GINNEL_ERR_NOT_FOUND = -312,
+    /// The daemon that decides cannot be reached just now.
+    GINNEL_ERR_UNAVAILABLE = -313,
+
+    /// No daemon answers.
+    GINNEL_ERR_NO_DAEMON = -401,
+    /// The daemon said something that is not in the protocol.
+    GINNEL_ERR_PROTOCOL = -402,
+    /// A system call failed; ginnel_last_error() says which, and how.
+    GINNEL_ERR_SYSTEM = -403,
+    /// This machine cannot do that: a VM without interrupts has no file descriptor to wait on.
+    GINNEL_ERR_UNSUPPORTED = -404,
+
+    /// A bug in this library. The handle is of no more use, but for closing it.
+    GINNEL_ERR_INTERNAL = -501,
+}
+
+/// Every status and its text.
+const TEXTS: &[(Status, &CStr)] = &[
+    (GINNEL_OK, c"success"),
+    (GINNEL_ERR_WOULD_BLOCK, c"the operation would block"),
+    (GINNEL_ERR_TIMED_OUT, c"timed out"),
+    (GINNEL_ERR_FINISHED, c"the peer has finished sending"),
+    (GINNEL_ERR_CLOSED, c"the peer has closed the channel"),
+    (GINNEL_ERR_PEER_DEAD, c"the peer has died"),
+    (GINNEL_ERR_CORRUPT, c"the channel is corrupt"),
+    (GINNEL_ERR_BROKEN, c"the segment's memory is gone"),
+    (GINNEL_ERR_NULL, c"null pointer"),
+    (GINNEL_ERR_INVALID, c"argument outside its range"),
+    (GINNEL_ERR_NAME, c"bad name"),
+    (GINNEL_ERR_KIND, c"channel of the other kind"),
+    (GINNEL_ERR_TOO_LONG, c"message too long for the channel"),
+    (GINNEL_ERR_BUFFER_TOO_SMALL, c"message longer than the buffer"),
+    (GINNEL_ERR_AFTER_FINISH, c"sending after finish"),
+    (GINNEL_ERR_CLAIMED, c"a claim is open"),
+    (GINNEL_ERR_NOT_CLAIMED, c"nothing claimed or peeked at"),
+    (GINNEL_ERR_REFUSED_OTHERWISE, c"refused by the daemon"),
+    (GINNEL_ERR_NOT_UNDERSTOOD, c"not understood by the daemon"),
+    (GINNEL_ERR_VERSION, c"no common protocol version"),
+    (GINNEL_ERR_NO_SEGMENT, c"no such segment"),
+    (GINNEL_ERR_DENIED, c"permission denied"),
+    (GINNEL_ERR_REFUSED, c"nobody listens at that name"),
+    (GINNEL_ERR_IN_USE, c"somebody listens at that name already"),
+    (GINNEL_ERR_LIMIT, c"limit reached"),
+    (GINNEL_ERR_NO_MEMORY, c"no room in the segment"),
+    (GINNEL_ERR_STALE, c"endpoint no longer known to the daemon"),
+    (GINNEL_ERR_NOT_FOUND, c"not found"),
+    (GINNEL_ERR_UNAVAILABLE, c"daemon unavailable"),
+    (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
+    (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
+    (GINNEL_ERR_SYSTEM, c"system call failed"),
+    (GINNEL_ERR_UNSUPPORTED, c"not supported on this machine"),
+    (GINNEL_ERR_INTERNAL, c"bug in the library"),
+];
+
+fn text_of(status: c_int) -> Option<&'static CStr> {
+    TEXTS.iter().find(|(known, _)| *known as c_int == status).map(|(_, text)| *text)
+}
+
+/// Why a function failed.
+pub(crate) struct Failure {
+    status: Status,
+    /// More than the status says by itself.
+    detail: Option<String>,
+}
+
+impl Failure {
+    pub fn new(status: Status, detail: impl Into<String>) -> Self {
+        Self { status, detail: Some(detail.into()) }
+    }
+
+    /// Keeps the text for ginnel_last_error(); returns the number.
+    pub fn record(self) -> c_int {
+        let text = match self.detail {
+            // A zero byte can only come from a name that C passed, and C cannot pass one; cut there all the same.
+            Some(text) => CString::new(text)
+                .unwrap_or_else(|e| {
+                    let end = e.nul_position();
+                    CString::new(&e.into_vec()[..end]).unwrap_or_default()
+                })
+                .into(),
+            None => Cow::Borrowed(text_of(self.status as c_int).unwrap_or_default()),
+        };
+        // A thread that is ending has no place for the text any more.
+        let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+        self.status as c_int
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self { status, detail: None }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let status = status_of(&error);
+        // The first two groups are what loops meet all the time: no text is made for them, but for what is broken.
+        let plain = status as c_int > GINNEL_ERR_CORRUPT as c_int;
+        Self { status, detail: (!plain).then(|| error.to_string()) }
+    }
+}
+
+fn status_of(error: &Error) -> Status {
+    match error {
+        Error::WouldBlock => GINNEL_ERR_WOULD_BLOCK,
+        Error::TimedOut => GINNEL_ERR_TIMED_OUT,
+        Error::Finished => GINNEL_ERR_FINISHED,
+        Error::Closed => GINNEL_ERR_CLOSED,
+        Error::PeerDead => GINNEL_ERR_PEER_DEAD,
+        Error::Corrupt(_) => GINNEL_ERR_CORRUPT,
+        Error::Broken => GINNEL_ERR_BROKEN,
+        Error::TooLong { .. } => GINNEL_ERR_TOO_LONG,
+        Error::BufferTooSmall { .. } => GINNEL_ERR_BUFFER_TOO_SMALL,
+        Error::AfterFinish => GINNEL_ERR_AFTER_FINISH,
+        Error::Name { .. } => GINNEL_ERR_NAME,
+        Error::Refused { code, .. } => refused(*code),
+        Error::NoDaemon { .. } => GINNEL_ERR_NO_DAEMON,
+        Error::Protocol { .. } => GINNEL_ERR_PROTOCOL,
+        Error::System { source, .. } if source.kind() == std::io::ErrorKind::Unsupported => {
+            GINNEL_ERR_UNSUPPORTED
+        }
+        Error::System { .. } => GINNEL_ERR_SYSTEM,
+        // What the Rust library may add before this table does.
+        _ => GINNEL_ERR_INTERNAL,
+    }
+}
+
+/// The daemon's codes. Those that say what the library can also say by itself have one number for both.
+fn refused(code: ErrorCode) -> Status {
+    match code {
+        ErrorCode::PROTOCOL => GINNEL_ERR_NOT_UNDERSTOOD,
+        ErrorCode::VERSION => GINNEL_ERR_VERSION,
+        ErrorCode::NO_SEGMENT => GINNEL_ERR_NO_SEGMENT,
+        ErrorCode::DENIED => GINNEL_ERR_DENIED,
+        ErrorCode::REFUSED => GINNEL_ERR_REFUSED,
+        ErrorCode::IN_USE => GINNEL_ERR_IN_USE,
+        ErrorCode::LIMIT => GINNEL_ERR_LIMIT,
+        ErrorCode::NO_MEMORY => GINNEL_ERR_NO_MEMORY,
+        ErrorCode::STALE => GINNEL_ERR_STALE,
+        ErrorCode::KIND => GINNEL_ERR_KIND,
+        ErrorCode::BROKEN => GINNEL_ERR_BROKEN,
+        ErrorCode::NOT_FOUND => GINNEL_ERR_NOT_FOUND,
+        ErrorCode::UNAVAILABLE => GINNEL_ERR_UNAVAILABLE,
+        ErrorCode::INVALID => GINNEL_ERR_INVALID,
+        _ => GINNEL_ERR_REFUSED_OTHERWISE,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
+}
+
+/// What a status means, in a few fixed words. Never NULL, never to be freed. Any thread; does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_strerror(status: c_int) -> *const c_char {
+    text_of(status).unwrap_or(c"unknown status").as_ptr()
+}
+
+/// What went wrong in the last call of this thread that failed: what, where, and often the fix. Empty if none has. Never
+/// NULL, never to be freed; valid until this thread's next failing call. Does not block.
+#[unsafe(no_mangle)]
+pub extern "C" fn ginnel_last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}

@@ -1,0 +1,147 @@
+//! Streams of bytes.
+
+use crate::boundary::{bytes, given, length, place, room, status};
+use crate::channel::{Channel, receiving, sending, unclaimed, used};
+use libc::{c_int, ssize_t};
+use std::ffi::c_void;
+
+/// Sends some of `len` bytes; returns how many, at least one unless `len` is 0, or a negative status.
+///
+/// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors:
+/// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT, GINNEL_ERR_CLAIMED, GINNEL_ERR_AFTER_FINISH, GINNEL_ERR_CLOSED,
+/// GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_send(
+    channel: *mut Channel,
+    data: *const c_void,
+    len: usize,
+) -> ssize_t {
+    length(|| {
+        let (sender, claimed) = given!(sending(channel)).stream()?;
+        unclaimed(claimed)?;
+        Ok(sender.send(given!(bytes(data, len)))?)
+    })
+}
+
+/// Sends all of `len` bytes. The timeout counts for each piece that goes. After an error it is not known how many have
+/// gone; non-blocking programs use ginnel_stream_send().
+///
+/// An operation of the sending direction (one thread at a time); blocks until all have gone. Errors: those of
+/// ginnel_stream_send().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_send_all(
+    channel: *mut Channel,
+    data: *const c_void,
+    len: usize,
+) -> c_int {
+    status(|| {
+        let (sender, claimed) = given!(sending(channel)).stream()?;
+        unclaimed(claimed)?;
+        Ok(sender.send_all(given!(bytes(data, len)))?)
+    })
+}
+
+/// Claims room for at most `most` bytes of the stream, in one run, to be written in place: `*data` points to `*len` bytes
+/// (at least one, if `most` is not 0) until they are sent or aborted, or the channel is finished or closed.
+///
+/// An operation of the sending direction (one thread at a time); blocks while the channel is full. Errors: those of
+/// ginnel_stream_send().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_claim(
+    channel: *mut Channel,
+    most: usize,
+    data: *mut *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    status(|| {
+        let (data, len) = (given!(place(data)), given!(place(len)));
+        let (sender, claimed) = given!(sending(channel)).stream()?;
+        unclaimed(claimed)?;
+        let claim = sender.claim(most)?;
+        let slice = claim.slice();
+        data.write(slice.as_ptr().cast());
+        *claimed = Some(*len.write(slice.len()));
+        Ok(())
+    })
+}
+
+/// Sends the first `len` bytes of what is claimed.
+///
+/// An operation of the sending direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED;
+/// GINNEL_ERR_INVALID if `len` is more than was claimed, and the claim stays; GINNEL_ERR_CLOSED, GINNEL_ERR_PEER_DEAD,
+/// GINNEL_ERR_CORRUPT or GINNEL_ERR_BROKEN, and the claim is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_send_claimed(channel: *mut Channel, len: usize) -> c_int {
+    status(|| {
+        let (sender, claimed) = given!(sending(channel)).stream()?;
+        sender.claim(used(claimed, len)?)?.send(len);
+        Ok(())
+    })
+}
+
+/// Gives up what is claimed, if anything; nothing of it is ever seen.
+///
+/// An operation of the sending direction (one thread at a time); does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_abort(channel: *mut Channel) -> c_int {
+    status(|| {
+        let (_, claimed) = given!(sending(channel)).stream()?;
+        *claimed = None;
+        Ok(())
+    })
+}
+
+/// Receives what is there into `buffer`, which has room for `len` bytes; returns how many bytes came, 0 at the end of
+/// the stream (or for a `len` of 0), or a negative status.
+///
+/// An operation of the receiving direction (one thread at a time); blocks while there is nothing. Errors:
+/// GINNEL_ERR_WOULD_BLOCK, GINNEL_ERR_TIMED_OUT, GINNEL_ERR_PEER_DEAD, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_recv(
+    channel: *mut Channel,
+    buffer: *mut c_void,
+    len: usize,
+) -> ssize_t {
+    length(|| {
+        let (receiver, peeked) = given!(receiving(channel)).stream()?;
+        let got = receiver.recv(given!(room(buffer, len)))?;
+        *peeked = None;
+        Ok(got)
+    })
+}
+
+/// Looks at the bytes that are there, in place and as one run: `*data` points to `*len` of them (at least one) until they
+/// are released or received, or the channel is closed. Looking again yields them again, perhaps with more behind. A
+/// hostile peer can still change the bytes: copy what must not change before checking it.
+///
+/// An operation of the receiving direction (one thread at a time); blocks while there is nothing. Errors: those of
+/// ginnel_stream_recv(), and GINNEL_ERR_FINISHED at the end of the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_peek(
+    channel: *mut Channel,
+    data: *mut *const c_void,
+    len: *mut usize,
+) -> c_int {
+    status(|| {
+        let (data, len) = (given!(place(data)), given!(place(len)));
+        let (receiver, peeked) = given!(receiving(channel)).stream()?;
+        let run = receiver.peek()?;
+        data.write(run.slice().as_ptr().cast());
+        *peeked = Some(*len.write(run.len()));
+        Ok(())
+    })
+}
+
+/// Ends the look at the first `len` bytes and gives their room back to the peer; the rest stays for the next look.
+///
+/// An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
+/// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_stream_release(channel: *mut Channel, len: usize) -> c_int {
+    status(|| {
+        let (receiver, peeked) = given!(receiving(channel)).stream()?;
+        used(peeked, len)?;
+        receiver.peek()?.release(len);
+        Ok(())
+    })
+}
