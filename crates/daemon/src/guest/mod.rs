@@ -180,28 +180,4 @@ fn notify(state: sd_notify::NotifyState<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_uuid_is_32_digits() {
-        let uuid = parse_uuid("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9").unwrap();
-        assert_eq!((uuid[0], uuid[15]), (0x0a, 0xf9));
-        assert!(
-            parse_uuid("").is_none() && parse_uuid("1-2").is_none() && parse_uuid(&"x".repeat(32)).is_none()
-        );
-    }
-
-    #[test]
-    fn permissions_are_octal() {
-        assert_eq!(parse_mode("0666"), Ok(0o666));
-        assert!(parse_mode("1777").is_err() && parse_mode("9").is_err());
-    }
-
-    #[test]
-    fn one_daemon_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let _lock = lock(dir.path()).unwrap();
-        assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
-    }
-}
+mod tests;

@@ -1,0 +1,468 @@
+//! The daemon as a whole, on devices made of files, with the test as the host's daemon at the other end of the link.
+//! Real devices and interrupts are tested in VMs (`tests/vm/tests/guest_daemon.rs`).
+
+use super::memory_device::tests::{add, header};
+use super::pci::tests::Tree;
+use super::*;
+use crate::link::{Event, HostLink};
+use crate::packet::Packet;
+use crate::pidwatch::Process;
+use ginnel_layout::relay::{self, MappingKind, RelayKind};
+use ginnel_layout::wire::{self, ErrorCode, Fds, Header, Kind};
+use ginnel_layout::{Name, control as format};
+use ginnel_shmem::{Mapping, Memory, Protection};
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+const SIZE: u64 = 4 << 20;
+const SOON: Duration = Duration::from_secs(20);
+
+/// A VM of files, its daemon in a thread, and the host's end of its link.
+struct Bed {
+    tree: Tree,
+    dir: tempfile::TempDir,
+    memory: Mapping,
+    stop: UnixStream,
+    daemon: Option<JoinHandle<Result<()>>>,
+}
+
+impl Bed {
+    /// The daemon runs; nobody is at the host's end yet.
+    fn new() -> Self {
+        let tree = Tree::new();
+        let bars = [(0, 0xfebd_5000, 4096), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, format::SIZE as u64)];
+        let file = tree.ivshmem("0000:00:03.0", &bars).join("resource2");
+        let file = File::options().read(true).write(true).open(file).unwrap();
+        let memory = Mapping::of_file(&file, 0, format::SIZE, Protection::ReadWrite).unwrap();
+        add(&tree, "0000:00:05.0", SIZE, header(5));
+        let dir = tempfile::tempdir().unwrap();
+        let mut bed = Self { tree, dir, memory, stop: UnixStream::pair().unwrap().0, daemon: None };
+        bed.host(); // For its header.
+        bed.start();
+        bed
+    }
+
+    fn start(&mut self) {
+        let (read, write) = UnixStream::pair().unwrap();
+        self.stop = write;
+        let path = self.socket();
+        let sysfs = self.tree.path().to_owned();
+        let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
+        let control = Control::find(&sysfs).unwrap();
+        self.daemon = Some(std::thread::spawn(move || {
+            Daemon::new(listener, &read, control, None, [7; 16], Segments::new(sysfs))?.run()
+        }));
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("ginnel.sock")
+    }
+
+    fn host(&self) -> HostLink {
+        HostLink::new(self.memory.clone(), 3, 8, Name::new("vm-a").unwrap())
+    }
+
+    /// A host's daemon, with a session.
+    fn session(&self) -> HostLink {
+        let mut host = self.host();
+        assert!(matches!(next(&mut host), Event::Up(info) if info.boot_id == [7; 16] && !info.interrupts));
+        host
+    }
+
+    /// A program that has said `HELLO`.
+    fn program(&self) -> Program {
+        let program = Program::connect(self);
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        program.say(Kind::HELLO, 1, hello.as_bytes());
+        let (header, body) = program.hears();
+        assert_eq!((header.kind, header.request), (Kind::HELLO_OK, 1));
+        let ok: wire::HelloOk = wire::body(&body).unwrap();
+        assert_eq!((ok.version, ok.member, ok.name.as_str()), (wire::VERSION, 3, "vm-a"));
+        program
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        drop(std::mem::replace(&mut self.stop, UnixStream::pair().unwrap().0));
+        let result = self.daemon.take().unwrap().join();
+        if !std::thread::panicking() {
+            result.unwrap().unwrap();
+        }
+    }
+}
+
+/// The next event that is not `Idle`.
+fn next(host: &mut HostLink) -> Event {
+    let deadline = Instant::now() + SOON;
+    loop {
+        match host.step() {
+            Event::Idle => assert!(Instant::now() < deadline, "nothing comes from the guest"),
+            event => return event,
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn next_message(host: &mut HostLink) -> (RelayKind, u32, Vec<u8>) {
+    match next(host) {
+        Event::Message { kind, client, body } => (kind, client, body),
+        other => panic!("{other:?}"),
+    }
+}
+
+struct Program(OwnedFd);
+
+impl Program {
+    fn connect(bed: &Bed) -> Self {
+        Self(packet::connect_to(&bed.socket()).unwrap())
+    }
+
+    fn say(&self, kind: Kind, request: u32, body: &[u8]) {
+        let bytes = [Header { kind, flags: 0, request }.as_bytes(), body].concat();
+        packet::send::<OwnedFd>(self.0.as_fd(), &bytes, &[]).unwrap();
+    }
+
+    fn receive(&self) -> Result<Packet, packet::Gone> {
+        let timeout = rustix::event::Timespec::try_from(SOON).unwrap();
+        let mut polled = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
+        assert_ne!(rustix::event::poll(&mut polled, Some(&timeout)), Ok(0), "the daemon says nothing");
+        packet::receive(self.0.as_fd(), wire::MAX_PACKET, 4)
+    }
+
+    fn hears(&self) -> (Header, Vec<u8>) {
+        let packet = self.receive().unwrap();
+        let (header, body) = wire::split(&packet.bytes).unwrap();
+        (header, body.to_vec())
+    }
+
+    fn is_refused(&self, request: u32) -> (ErrorCode, String) {
+        let (header, body) = self.hears();
+        assert_eq!((header.kind, header.request), (Kind::ERROR, request));
+        let (error, text) = <wire::Error as zerocopy::FromBytes>::read_from_prefix(&body).unwrap();
+        (error.code, String::from_utf8(text.to_vec()).unwrap())
+    }
+
+    /// Whether there is an answer, or the end of the connection, now.
+    fn has_something(&self) -> bool {
+        let mut polled = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut polled, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(self.receive(), Err(packet::Gone::Closed))
+    }
+}
+
+fn segment(name: &str, uuid: u8) -> relay::Segment {
+    relay::Segment { name: Name::new(name).unwrap(), uuid: [uuid; 16], size: SIZE, reserved: 0 }
+}
+
+fn attach(segment: &str) -> wire::Attach {
+    let mut attach = wire::Attach::new_zeroed();
+    attach.segment = Name::new(segment).unwrap();
+    attach
+}
+
+/// Has the host tell of a segment that is there and of one that is not; takes in what the guest says about them.
+fn tell_segments(host: &mut HostLink) {
+    host.send(RelayKind::SEGMENTS, 0, [segment("web", 5), segment("gone", 6)].as_bytes()).unwrap();
+    let told: Vec<relay::Mapped> = (0..2)
+        .map(|_| <relay::Mapped as zerocopy::FromBytes>::read_from_bytes(&next_message(host).2).unwrap())
+        .collect();
+    assert_eq!((told[0].name.as_str(), told[0].kind), ("gone", MappingKind::NONE));
+    assert_eq!((told[1].name.as_str(), told[1].kind), ("web", MappingKind::BAR));
+    assert!(told[1].read_mb_s > 0 && told[1].write_mb_s > 0);
+}
+
+#[test]
+fn a_program_and_the_host_hear_each_other() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    program.say(Kind::LISTEN, 2, b"anything");
+    let (kind, client, body) = next_message(&mut host);
+    let open: relay::Open = wire::body(&body).unwrap();
+    let me = Process::of(std::process::id()).unwrap();
+    assert_eq!((kind, open.pid, open.started), (RelayKind::OPEN, me.pid, me.started));
+    assert_eq!(open.uid, rustix::process::getuid().as_raw());
+    let (kind, data_client, body) = next_message(&mut host);
+    assert_eq!((kind, data_client), (RelayKind::DATA, client));
+    let (header, content) = wire::split(&body).unwrap();
+    assert_eq!((header.kind, header.request, content), (Kind::LISTEN, 2, &b"anything"[..]));
+
+    let answer = [Header { kind: Kind::OK, flags: 0, request: 2 }.as_bytes(), b"fine"].concat();
+    host.send(RelayKind::DATA, client, &answer).unwrap();
+    let (header, body) = program.hears();
+    assert_eq!((header.kind, header.request, body.as_slice()), (Kind::OK, 2, &b"fine"[..]));
+
+    drop(program);
+    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+    host.send(RelayKind::DATA, client, &answer).unwrap(); // For nobody.
+    bed.program();
+}
+
+#[test]
+fn the_host_can_end_a_connection() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    program.say(Kind::INSPECT, 2, &[]);
+    let (_, client, _) = next_message(&mut host);
+    host.send(RelayKind::CLOSE, client, &[]).unwrap();
+    assert!(program.is_closed());
+}
+
+#[test]
+fn an_answer_to_attach_gets_what_only_the_guest_has() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    tell_segments(&mut host);
+    let program = bed.program();
+    program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+    let (_, client, _) = next_message(&mut host);
+    next_message(&mut host);
+    let mut attached = wire::Attached::new_zeroed();
+    (attached.member, attached.vector, attached.uuid, attached.segment_len) = (3, 2, [5; 16], SIZE);
+    (attached.map_offset, attached.fds) = (99, Fds(0xff)); // Not the host's to say.
+    let answer =
+        [Header { kind: Kind::ATTACHED, flags: 0, request: 2 }.as_bytes(), attached.as_bytes()].concat();
+    host.send(RelayKind::DATA, client, &answer).unwrap();
+
+    let packet = program.receive().unwrap();
+    let (header, body) = wire::split(&packet.bytes).unwrap();
+    let attached: wire::Attached = wire::body(body).unwrap();
+    assert_eq!((header.kind, header.request, attached.member), (Kind::ATTACHED, 2, 3));
+    assert_eq!(
+        (attached.map_offset, attached.fds),
+        (0, Fds(Fds::MEMORY | Fds::REGISTERS)),
+        "no interrupts here"
+    );
+    let memory = Mapping::of_file(&packet.fds[0], 0, SIZE as usize, Protection::ReadWrite).unwrap();
+    assert_eq!(
+        memory.load_relaxed_u64(ginnel_layout::segment::RESERVED as usize),
+        ginnel_layout::segment::MAGIC
+    );
+    assert_eq!(packet.fds.len(), 2);
+}
+
+#[test]
+fn a_segment_without_device_is_refused_with_the_fix() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    tell_segments(&mut host);
+    let program = bed.program();
+    program.say(Kind::ATTACH, 2, attach("gone").as_bytes());
+    let (code, text) = program.is_refused(2);
+    assert_eq!(code, ErrorCode::NO_SEGMENT);
+    assert!(text.contains("segment gone") && text.contains("ginnel qemu-args"), "{text}");
+    // One that the guest has never heard of is the host's to refuse.
+    program.say(Kind::ATTACH, 3, attach("never").as_bytes());
+    assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
+}
+
+#[test]
+fn without_a_host_requests_are_refused_for_the_moment() {
+    let bed = Bed::new();
+    let program = bed.program();
+    program.say(Kind::INSPECT, 2, &[]);
+    assert_eq!(program.is_refused(2).0, ErrorCode::UNAVAILABLE);
+    let mut host = bed.session();
+    program.say(Kind::INSPECT, 3, &[]);
+    assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
+}
+
+#[test]
+fn a_new_host_daemon_finds_no_clients_of_the_old() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let (idle, busy) = (bed.program(), bed.program());
+    busy.say(Kind::INSPECT, 2, &[]);
+    next_message(&mut host);
+    drop(host);
+    let mut host = bed.session();
+    assert!(busy.is_closed());
+    idle.say(Kind::INSPECT, 2, &[]);
+    assert_eq!(next_message(&mut host).0, RelayKind::OPEN, "who had asked for nothing stays");
+}
+
+#[test]
+fn a_daemon_that_stops_says_so_and_its_successor_goes_on() {
+    let mut bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    drop(std::mem::replace(&mut bed.stop, UnixStream::pair().unwrap().0));
+    bed.daemon.take().unwrap().join().unwrap().unwrap();
+    assert_eq!(next(&mut host), Event::Down);
+    assert!(program.is_closed());
+    bed.start();
+    assert!(matches!(next(&mut host), Event::Up(_)));
+    bed.program().say(Kind::INSPECT, 1, &[]);
+    assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
+}
+
+#[test]
+fn endpoints_of_dead_processes_are_reported_at_once_and_others_when_they_die() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let process = Process::of(child.id()).unwrap();
+    let endpoint =
+        |endpoint, started| relay::Endpoint { endpoint, epoch: 1, pid: process.pid, reserved: 0, started };
+    let (alive, reused) = (endpoint(4, process.started), endpoint(5, process.started + 1));
+    host.send(RelayKind::ENDPOINTS, 0, [alive, reused].as_bytes()).unwrap();
+    assert_eq!(next_message(&mut host), (RelayKind::GONE, 0, reused.as_bytes().to_vec()));
+    assert_eq!(host.step(), Event::Idle);
+    child.kill().unwrap();
+    assert_eq!(next_message(&mut host), (RelayKind::GONE, 0, alive.as_bytes().to_vec()));
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_full_ring_holds_programs_up_and_loses_nothing() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    let many = 200u32; // Eight times what the ring holds.
+    let sender = std::thread::spawn(move || {
+        for request in 0..many {
+            program.say(Kind::INSPECT, request, &[request as u8; 4000]);
+        }
+        program
+    });
+    let (_, client, _) = next_message(&mut host);
+    for request in 0..many {
+        let (kind, from, body) = next_message(&mut host);
+        let (header, content) = wire::split(&body).unwrap();
+        assert_eq!((kind, from, header.request), (RelayKind::DATA, client, request));
+        assert_eq!(content, [request as u8; 4000]);
+    }
+    drop(sender.join().unwrap());
+    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+}
+
+#[test]
+fn who_breaks_the_protocol_is_told_and_shown_the_door() {
+    let bed = Bed::new();
+    let _host = bed.session();
+    let hello = |version| wire::Hello { version, reserved: 0, features: 0 };
+
+    let program = Program::connect(&bed);
+    program.say(Kind::ATTACH, 9, attach("web").as_bytes());
+    let (code, text) = program.is_refused(9);
+    assert!(code == ErrorCode::PROTOCOL && text.contains("begins with HELLO") && program.is_closed());
+
+    let program = Program::connect(&bed);
+    program.say(Kind::HELLO, 1, hello(99).as_bytes());
+    assert_eq!(program.is_refused(1).0, ErrorCode::VERSION);
+    assert!(program.is_closed());
+
+    let program = Program::connect(&bed);
+    program.say(Kind::HELLO, 1, b"short");
+    assert_eq!(program.is_refused(1).0, ErrorCode::PROTOCOL);
+
+    let program = bed.program();
+    packet::send::<OwnedFd>(program.0.as_fd(), b"tiny", &[]).unwrap();
+    assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
+    assert!(program.is_closed());
+
+    let program = bed.program();
+    packet::send::<OwnedFd>(program.0.as_fd(), &[0; wire::MAX_PACKET + 1], &[]).unwrap();
+    assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
+
+    let program = bed.program();
+    packet::send(program.0.as_fd(), &[0; 20], &[File::open("/dev/null").unwrap()]).unwrap();
+    assert_eq!(program.is_refused(0).0, ErrorCode::PROTOCOL);
+    bed.program();
+}
+
+#[test]
+fn a_program_that_never_reads_is_given_up_and_others_are_served() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let deaf = bed.program();
+    deaf.say(Kind::INSPECT, 2, &[]);
+    let (_, client, _) = next_message(&mut host);
+    next_message(&mut host);
+    let long = [Header { kind: Kind::TEXT, flags: 1, request: 2 }.as_bytes(), &[b'x'; 8000][..]].concat();
+    let deadline = Instant::now() + SOON;
+    loop {
+        assert!(Instant::now() < deadline, "it is never given up");
+        let _ = host.send(RelayKind::DATA, client, &long);
+        match host.step() {
+            Event::Message { kind: RelayKind::CLOSE, client: closed, .. } if closed == client => break,
+            Event::Idle => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    bed.program();
+}
+
+#[test]
+fn nonsense_from_the_host_is_survived() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    program.say(Kind::INSPECT, 2, &[]);
+    let (_, client, _) = next_message(&mut host);
+    next_message(&mut host);
+    for (kind, client, body) in [
+        (RelayKind(77), 0, &b"?"[..]),
+        (RelayKind::SEGMENTS, 0, &[1; 95]),
+        (RelayKind::ENDPOINTS, 0, &[1; 23]),
+        (RelayKind::DATA, 999, &[1; 100]),
+        (RelayKind::CLOSE, 999, &[]),
+        (RelayKind::DATA, client, &[1; 3]),
+    ] {
+        host.send(kind, client, body).unwrap();
+    }
+    assert!(program.is_closed());
+    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+    bed.program();
+}
+
+#[test]
+fn a_uuid_is_32_digits() {
+    let uuid = parse_uuid("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9").unwrap();
+    assert_eq!((uuid[0], uuid[15]), (0x0a, 0xf9));
+    assert!(parse_uuid("").is_none() && parse_uuid("1-2").is_none() && parse_uuid(&"x".repeat(32)).is_none());
+}
+
+#[test]
+fn permissions_are_octal() {
+    assert_eq!(parse_mode("0666"), Ok(0o666));
+    assert!(parse_mode("1777").is_err() && parse_mode("9").is_err());
+}
+
+#[test]
+fn one_daemon_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let _lock = lock(dir.path()).unwrap();
+    assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
+}
+
+#[test]
+fn there_is_a_limit_to_connections_and_room_again_when_some_have_gone() {
+    allow_descriptors();
+    let bed = Bed::new();
+    let mut held: Vec<Program> = (0..1500).map(|_| Program::connect(&bed)).collect();
+    // Whoever connects now comes after all of them, and there is no room.
+    assert!(held[1499].is_closed());
+    let served = held.iter().take_while(|program| !program.has_something()).count();
+    assert!((256..=1024).contains(&served), "{served} are served");
+    held.clear();
+    let deadline = Instant::now() + SOON;
+    loop {
+        let program = Program::connect(&bed);
+        // May be turned away before it has said a word.
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        let bytes =
+            [Header { kind: Kind::HELLO, flags: 0, request: 1 }.as_bytes(), hello.as_bytes()].concat();
+        if packet::send::<OwnedFd>(program.0.as_fd(), &bytes, &[]).is_ok() && !program.is_closed() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "there is no room again");
+    }
+}
