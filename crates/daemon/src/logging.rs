@@ -6,7 +6,8 @@ use tracing_subscriber::EnvFilter;
 /// `json` may be asked for too. A second call changes nothing.
 pub fn start(level: &str, json: bool) {
     let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // Refused only if somebody has started it already.
     let _ = if json {
         builder.json().try_init()

@@ -23,7 +23,8 @@ impl Process {
 
     /// Whether it still runs. One that has ended and waits for its parent does not.
     pub fn is_alive(&self) -> bool {
-        look(self.pid).is_some_and(|(state, started)| started == self.started && !matches!(state, 'Z' | 'X' | 'x'))
+        look(self.pid)
+            .is_some_and(|(state, started)| started == self.started && !matches!(state, 'Z' | 'X' | 'x'))
     }
 
     /// A descriptor that becomes readable when the process ends; `None` if it has.

@@ -1,5 +1,30 @@
 //! The host role: the authority over members, segments, endpoints and channels of this machine.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`config`] | the configuration file |
+//! | [`broker`], `requests` | the state machine of the attach protocol |
+//! | [`books`], [`record`], [`arena`] | its state, and the changes that lead there |
+//! | [`journal`] | these changes on disk |
+//! | [`segments`], [`members`] | files, mappings and descriptors |
+//! | [`server`], `clients` | the event loop, sockets |
+//! | `startup` | from a configuration and a journal to a running daemon |
 
+pub mod arena;
+pub mod books;
+pub mod broker;
+pub mod clients;
+pub mod config;
+pub mod journal;
+pub mod members;
+pub mod record;
+pub mod reply;
+mod requests;
+pub mod segments;
+pub mod server;
+mod startup;
+
+use config::{Config, LogFormat};
 use std::path::PathBuf;
 
 /// Arguments of `ginneld host`.
@@ -14,6 +39,11 @@ pub struct Args {
 }
 
 /// Runs until it is told to end.
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("the host role is not in this build yet")
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let config = Config::read(&args.config)?;
+    if args.check {
+        return startup::check(&config);
+    }
+    crate::logging::start(&config.log, config.log_format == LogFormat::Json);
+    startup::run(config)
 }

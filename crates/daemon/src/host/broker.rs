@@ -1,0 +1,479 @@
+//! The broker: who may attach, listen and connect, and what follows from it.
+//!
+//! A state machine. Requests go in, and what is to be done comes out as [`Effect`]s, in the order in which they must be
+//! done: shared memory and doorbells, then the journal, then the answer. A daemon that is killed between two of
+//! them does, or is asked for, the same again after its restart: marks and rings may be repeated, and an answer that
+//! was not given is asked for again. Programs on the host and programs in guests are the same here, but for how a
+//! doorbell is named.
+
+use super::books::Books;
+use super::config::{Access, Limits, MemberLimits};
+use super::record::{Hex16, Record};
+use super::reply::{self, Refusal};
+use crate::pidwatch::Process;
+use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
+use ginnel_layout::{HOST_MEMBER, Name, channel, control};
+use std::collections::BTreeMap;
+use tracing::{error, info};
+use zerocopy::IntoBytes;
+
+/// A connection to the attach socket, or one that a guest's daemon passes on. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// The member that it runs in.
+    pub member: u32,
+    /// Its process, in that member's count.
+    pub process: Process,
+    /// Its user.
+    pub uid: u32,
+    /// Its groups.
+    pub groups: Vec<u32>,
+}
+
+impl Who {
+    /// Whether it runs in a VM. Doorbells are registers there, and file descriptors do not reach it from here.
+    pub fn is_relayed(&self) -> bool {
+        self.member != HOST_MEMBER
+    }
+}
+
+/// A descriptor that goes along with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FdRef {
+    /// A segment's file.
+    Memory(Name),
+    /// The eventfd of a member's vector.
+    Event(u32, u32),
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Make a block ready for use: zero the headers of its rings.
+    Zero {
+        /// The segment.
+        segment: Name,
+        /// Where the block lies.
+        offset: u64,
+        /// Data bytes of each ring.
+        capacity: u64,
+    },
+    /// Write a side's state into a ring.
+    Mark {
+        /// The segment.
+        segment: Name,
+        /// Where the word lies.
+        at: u64,
+        /// What to write.
+        state: SideState,
+    },
+    /// Ring a doorbell.
+    Ring {
+        /// Whose.
+        member: u32,
+        /// Which.
+        vector: u32,
+    },
+    /// Write a record, which has been applied, into the journal.
+    Record(Record),
+    /// Send a packet.
+    Send {
+        /// To whom.
+        client: ClientId,
+        /// The packet.
+        packet: Vec<u8>,
+        /// What goes along, for a client on the host.
+        fds: Vec<FdRef>,
+    },
+    /// End a connection, after what was sent.
+    Disconnect(ClientId),
+    /// Watch an endpoint's process (on the host), and report its end with [`Broker::endpoint_died`].
+    Watch {
+        /// The endpoint.
+        endpoint: u32,
+        /// Its epoch.
+        epoch: u32,
+        /// Its process.
+        process: Process,
+    },
+    /// Watch it no longer.
+    Unwatch {
+        /// The endpoint.
+        endpoint: u32,
+    },
+    /// Answer with the state of the daemon.
+    Inspect {
+        /// Who asks.
+        client: ClientId,
+        /// Number of the request.
+        request: u32,
+    },
+    /// Do what an administrator asks for, and answer.
+    Admin {
+        /// Who asks.
+        client: ClientId,
+        /// Number of the request.
+        request: u32,
+        /// What, in JSON.
+        text: String,
+    },
+}
+
+/// What the broker needs from outside to decide.
+pub trait World {
+    /// Whether a segment's memory is gone.
+    fn is_broken(&mut self, segment: &Name) -> bool;
+    /// Sixteen bytes that nobody can guess.
+    fn random(&mut self) -> [u8; 16];
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub who: Who,
+    pub greeted: bool,
+    pub endpoint: Option<u32>,
+    /// The endpoint was there before this connection.
+    pub returned: bool,
+}
+
+/// The state machine.
+#[derive(Debug, Default)]
+pub struct Broker {
+    /// The books. Changed only by the broker.
+    pub(super) books: Books,
+    pub(super) limits: Limits,
+    pub(super) vectors: u32,
+    /// Our own user, who may attach everywhere.
+    pub(super) own_uid: u32,
+    pub(super) access: BTreeMap<Name, Access>,
+    pub(super) pages: BTreeMap<Name, u32>,
+    pub(super) member_limits: BTreeMap<u32, MemberLimits>,
+    pub(super) clients: BTreeMap<ClientId, Client>,
+    /// Connections of endpoints; an endpoint without one has lost it to a restart.
+    pub(super) attached: BTreeMap<u32, ClientId>,
+    effects: Vec<Effect>,
+}
+
+impl Broker {
+    /// A broker with these books.
+    pub fn new(books: Books, limits: Limits, vectors: u32, own_uid: u32) -> Self {
+        Self { books, limits, vectors, own_uid, ..Self::default() }
+    }
+
+    /// The books.
+    pub fn books(&self) -> &Books {
+        &self.books
+    }
+
+    /// What has to be done since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Which host programs may attach to a segment, and its page.
+    pub fn set_access(&mut self, segment: Name, access: Access, page: u32) {
+        self.access.insert(segment, access);
+        self.pages.insert(segment, page);
+    }
+
+    /// Bounds of a member.
+    pub fn set_limits(&mut self, member: u32, limits: MemberLimits) {
+        self.member_limits.insert(member, limits);
+    }
+
+    pub(super) fn limits_of(&self, member: u32) -> MemberLimits {
+        self.member_limits.get(&member).copied().unwrap_or(self.limits.member)
+    }
+
+    /// Somebody has connected.
+    pub fn connected(&mut self, client: ClientId, who: Who) {
+        self.clients.insert(client, Client { who, greeted: false, endpoint: None, returned: false });
+    }
+
+    /// Who a client is; `None` if it is not there.
+    pub fn who(&self, client: ClientId) -> Option<&Who> {
+        self.clients.get(&client).map(|client| &client.who)
+    }
+
+    /// Whether a client has become an endpoint.
+    pub fn is_attached(&self, client: ClientId) -> bool {
+        self.clients.get(&client).is_some_and(|client| client.endpoint.is_some())
+    }
+
+    /// A connection has ended, and with it its endpoint.
+    pub fn hung_up(&mut self, client: ClientId) {
+        if let Some(endpoint) = self.forget_client(client) {
+            self.die(endpoint);
+        }
+    }
+
+    /// A connection has ended because a daemon has. Its endpoint will be back.
+    pub fn lost(&mut self, client: ClientId) {
+        self.forget_client(client);
+    }
+
+    fn forget_client(&mut self, client: ClientId) -> Option<u32> {
+        let endpoint = self.clients.remove(&client)?.endpoint?;
+        // A newer connection may have taken the endpoint over.
+        (self.attached.get(&endpoint) == Some(&client)).then(|| self.attached.remove(&endpoint))?;
+        Some(endpoint)
+    }
+
+    /// An endpoint's process has ended.
+    pub fn endpoint_died(&mut self, endpoint: u32, epoch: u32) {
+        if self.books.endpoints.get(&endpoint).is_some_and(|e| e.epoch == epoch) {
+            self.die(endpoint);
+        }
+    }
+
+    /// A VM, or its kernel, has ended.
+    pub fn member_died(&mut self, member: u32) {
+        let endpoints = self.books.endpoints.values().filter(|e| e.member == member);
+        for endpoint in endpoints.map(|e| e.number).collect::<Vec<_>>() {
+            self.die(endpoint);
+        }
+    }
+
+    /// A segment goes away, and its endpoints with it.
+    pub fn segment_ends(&mut self, segment: &Name) {
+        let endpoints = self.books.endpoints.values().filter(|e| e.segment == *segment);
+        for endpoint in endpoints.map(|e| e.number).collect::<Vec<_>>() {
+            self.die(endpoint);
+        }
+    }
+
+    /// An endpoint is no more: whoever has a channel with it is told.
+    fn die(&mut self, number: u32) {
+        let Some(endpoint) = self.books.endpoints.get(&number) else { return };
+        let (segment, epoch, member, name) =
+            (endpoint.segment, endpoint.epoch, endpoint.member, endpoint.name);
+        for channel in endpoint.channels.clone() {
+            for initiator in [true, false] {
+                if self.books.channels.get(&channel).is_some_and(|c| c.side(initiator).endpoint == number) {
+                    self.mark(channel, initiator, SideState::DEAD);
+                }
+            }
+        }
+        if let Some(client) = self.attached.remove(&number) {
+            if let Some(client) = self.clients.get_mut(&client) {
+                client.endpoint = None;
+            }
+            self.effects.push(Effect::Disconnect(client));
+        }
+        self.effects.push(Effect::Unwatch { endpoint: number });
+        info!(endpoint = number, epoch, member, %segment, %name, "endpoint gone");
+        // Known to be there, so this cannot be refused.
+        let _ = self.record(Record::Dead { endpoint: number });
+    }
+
+    /// Writes into both rings of a channel what has become of one side, and wakes the other.
+    pub(super) fn mark(&mut self, channel: u64, initiator: bool, state: SideState) {
+        let Some(channel) = self.books.channels.get(&channel) else { return };
+        if channel.side(initiator).closed {
+            return;
+        }
+        let segment = channel.segment.0;
+        let (output, input) = channel::rings(channel.capacity as usize, initiator);
+        for (ring, word) in [(output, ring::PRODUCER_STATE), (input, ring::CONSUMER_STATE)] {
+            self.effects.push(Effect::Mark { segment, at: channel.offset + (ring + word) as u64, state });
+        }
+        let peer = channel.side(!initiator);
+        if !peer.closed
+            && let Some(peer) = self.books.endpoints.get(&peer.endpoint)
+        {
+            self.effects.push(Effect::Ring { member: peer.member, vector: peer.vector });
+        }
+    }
+
+    /// Changes the books and the journal.
+    pub(super) fn record(&mut self, record: Record) -> Result<(), Refusal> {
+        if let Err(misfit) = self.books.apply(&record) {
+            error!(%misfit, ?record, "a change that does not fit the books; please report this");
+            return Err(Refusal::new(
+                ErrorCode::INVALID,
+                format!("the daemon's books refuse this: {misfit}"),
+            ));
+        }
+        self.effects.push(Effect::Record(record));
+        Ok(())
+    }
+
+    /// A change that comes from outside the attach protocol: members, segments, sessions. False if it does not fit.
+    pub fn note(&mut self, record: Record) -> bool {
+        self.record(record).is_ok()
+    }
+
+    pub(super) fn effect(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    /// A packet from a client. Whatever it contains, it is answered, or the connection ends.
+    pub fn packet(&mut self, world: &mut impl World, client: ClientId, packet: &[u8]) {
+        let Some((header, body)) = wire::split(packet) else {
+            let refusal = Refusal::new(
+                ErrorCode::PROTOCOL,
+                format!(
+                    "a packet of {} bytes is shorter than a header: speak the attach protocol",
+                    packet.len()
+                ),
+            );
+            self.send(client, reply::refusal(0, &refusal), vec![]);
+            self.effects.push(Effect::Disconnect(client));
+            return;
+        };
+        if let Err(refusal) = self.request(world, client, header, body) {
+            self.send(client, reply::refusal(header.request, &refusal), vec![]);
+            if matches!(refusal.code, ErrorCode::VERSION) {
+                self.effects.push(Effect::Disconnect(client));
+            }
+        }
+    }
+
+    fn request(
+        &mut self,
+        world: &mut impl World,
+        id: ClientId,
+        header: wire::Header,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        let Some(client) = self.clients.get(&id) else { return Ok(()) };
+        // A guest's daemon answers HELLO itself.
+        if header.kind != Kind::HELLO && !client.greeted && !client.who.is_relayed() {
+            return Err(Refusal::new(ErrorCode::PROTOCOL, "say HELLO first"));
+        }
+        match header.kind {
+            Kind::HELLO => self.hello(id, header.request, reply::body(body)?),
+            Kind::ATTACH => self.attach(world, id, header.request, &reply::body(body)?),
+            Kind::LISTEN => self.listen(world, id, header.request, &reply::body(body)?),
+            Kind::UNLISTEN => self.unlisten(id, header.request, &reply::body(body)?),
+            Kind::CONNECT => self.connect(world, id, header.request, &reply::body(body)?),
+            Kind::ACCEPTED => self.accepted(id, header.request, &reply::body(body)?),
+            Kind::CLOSE => self.close(id, header.request, &reply::body(body)?),
+            Kind::INSPECT if body.is_empty() => {
+                self.effects.push(Effect::Inspect { client: id, request: header.request });
+                Ok(())
+            }
+            Kind::ADMIN => {
+                let text = std::str::from_utf8(body).map_err(|_| {
+                    Refusal::new(ErrorCode::PROTOCOL, "ADMIN takes JSON, and this is not UTF-8")
+                })?;
+                let text = text.to_owned();
+                self.effects.push(Effect::Admin { client: id, request: header.request, text });
+                Ok(())
+            }
+            kind => Err(Refusal::new(
+                ErrorCode::PROTOCOL,
+                format!(
+                    "kind {} with {} bytes is no request of version {}",
+                    kind.0,
+                    body.len(),
+                    wire::VERSION
+                ),
+            )),
+        }
+    }
+
+    fn hello(&mut self, id: ClientId, request: u32, hello: wire::Hello) -> Result<(), Refusal> {
+        if hello.version != wire::VERSION {
+            let text = format!(
+                "the client speaks version {} of the attach protocol, this daemon version {}: use programs and daemon \
+                 of one release",
+                hello.version,
+                wire::VERSION
+            );
+            return Err(Refusal::new(ErrorCode::VERSION, text));
+        }
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        client.greeted = true;
+        let member = client.who.member;
+        let name = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
+        let answer = wire::HelloOk { version: wire::VERSION, member, features: 0, name };
+        self.send(id, reply::packet(Kind::HELLO_OK, request, answer.as_bytes()), vec![]);
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, client: ClientId, packet: Vec<u8>, fds: Vec<FdRef>) {
+        self.effects.push(Effect::Send { client, packet, fds });
+    }
+
+    /// A channel as one of its sides sees it, for `CHANNEL` and `INCOMING`.
+    pub(super) fn send_channel(
+        &mut self,
+        client: ClientId,
+        kind: Kind,
+        request: u32,
+        channel: u64,
+        initiator: bool,
+    ) {
+        let Some(channel) = self.books.channels.get(&channel) else { return };
+        let peer = channel.side(!initiator);
+        let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
+        let (bell_kind, bell) = self.bell(endpoint.member, peer.endpoint);
+        let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
+        let (fds, bits) = match there {
+            Some(there) if bell_kind == BellKind::EVENT => {
+                (vec![FdRef::Event(there.member, there.vector)], Fds::PEER_EVENT)
+            }
+            _ => (vec![], 0),
+        };
+        let answer = wire::Channel {
+            channel: channel.number,
+            offset: channel.offset,
+            capacity: channel.capacity,
+            nonce: if initiator { channel.nonce } else { 0 },
+            kind: channel.kind,
+            initiator: initiator.into(),
+            listener: channel.listener,
+            bell_kind,
+            bell,
+            peer_member: peer.member,
+            peer_endpoint: peer.endpoint,
+            peer_epoch: peer.epoch,
+            fds: Fds(bits),
+            reserved: 0,
+            peer_name: there.map_or(Name::NONE, |e| e.name),
+            peer_member_name: self.books.members.get(&peer.member).map_or(Name::NONE, |m| m.name),
+        };
+        self.send(client, reply::packet(kind, request, answer.as_bytes()), fds);
+    }
+
+    /// How a program of `member` rings an endpoint.
+    pub(super) fn bell(&self, member: u32, endpoint: u32) -> (BellKind, u32) {
+        let Some(peer) = self.books.endpoints.get(&endpoint) else { return (BellKind::NONE, 0) };
+        let session = self.books.members.get(&peer.member).and_then(|m| m.session);
+        if session.is_some_and(|session| !session.interrupts) {
+            return (BellKind::NONE, 0);
+        }
+        if member == HOST_MEMBER {
+            return (BellKind::EVENT, 0);
+        }
+        let qemu = self.books.members.get(&member).and_then(|m| m.qemu.as_ref());
+        if peer.member == member || qemu.is_some_and(|qemu| qemu.knows.contains(&peer.member)) {
+            return (BellKind::REGISTER, peer.member << 16 | peer.vector);
+        }
+        // Declared after this VM has started and while no connection to its QEMU was open: by way of the daemon.
+        (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
+    }
+
+    /// The host's daemon vector was rung: who rings by way of the daemon has meant somebody of these.
+    pub fn relay_rings(&mut self) {
+        for channel in self.books.channels.values().filter(|c| c.relayed) {
+            for side in [channel.initiator, channel.acceptor] {
+                if let Some(endpoint) = self.books.endpoints.get(&side.endpoint).filter(|_| !side.closed) {
+                    self.effects.push(Effect::Ring { member: endpoint.member, vector: endpoint.vector });
+                }
+            }
+        }
+    }
+
+    /// The token of an endpoint, compared in a time that says nothing about it.
+    pub(super) fn token_matches(ours: &Hex16, theirs: &[u8; 16]) -> bool {
+        ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
+    }
+}

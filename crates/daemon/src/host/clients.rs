@@ -1,0 +1,236 @@
+//! Programs on the host: the attach socket and its connections.
+
+use super::broker::{ClientId, Who};
+use super::reply::{self, Refusal};
+use super::server::{Server, Token};
+use crate::packet::{self, Gone, Packet, PacketSocket};
+use crate::pidwatch::Process;
+use crate::poller::{Interest, Ready};
+use ginnel_layout::HOST_MEMBER;
+use ginnel_layout::wire::{ErrorCode, MAX_PACKET};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use tracing::{debug, warn};
+
+/// Requests of one client that are handled before others have their turn.
+const TURN: usize = 16;
+/// Connections taken before others have their turn.
+const ACCEPTS: usize = 64;
+
+/// The attach socket.
+#[derive(Debug)]
+pub struct Clients {
+    listener: OwnedFd,
+    connections: BTreeMap<ClientId, Connection>,
+    per_user: BTreeMap<u32, u32>,
+    /// Given up for a moment when descriptors run out, so that a connection can be refused rather than left waiting.
+    spare: Option<File>,
+    /// Connections that had to be refused since the last one that was not; says whether to log.
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: PacketSocket,
+    uid: u32,
+    /// Nothing is read while something waits to be sent.
+    blocked: bool,
+}
+
+impl Clients {
+    /// Serves this socket.
+    pub fn new(listener: OwnedFd) -> Self {
+        let spare = File::open("/dev/null").ok();
+        Self { listener, connections: BTreeMap::new(), per_user: BTreeMap::new(), spare, refused: 0 }
+    }
+
+    /// The socket.
+    pub fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+
+    /// How many are connected.
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    fn remove(&mut self, client: ClientId) -> Option<Connection> {
+        let connection = self.connections.remove(&client)?;
+        if let Some(n) = self.per_user.get_mut(&connection.uid) {
+            *n -= 1;
+            if *n == 0 {
+                self.per_user.remove(&connection.uid);
+            }
+        }
+        Some(connection)
+    }
+}
+
+impl Server {
+    /// Takes new connections.
+    pub(super) fn accept_clients(&mut self) {
+        for _ in 0..ACCEPTS {
+            match packet::accept(self.clients.listener.as_fd()) {
+                Ok(None) => return,
+                Ok(Some(fd)) => self.accept_client(fd),
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    if self.clients.refused == 0 {
+                        warn!(
+                            "no more open files: a connection is refused; raise LimitNOFILE= or lower max_clients"
+                        );
+                    }
+                    self.clients.refused += 1;
+                    self.clients.spare = None;
+                    if let Ok(Some(fd)) = packet::accept(self.clients.listener.as_fd()) {
+                        drop(fd);
+                    }
+                    self.clients.spare = File::open("/dev/null").ok();
+                    if self.clients.spare.is_none() {
+                        return;
+                    }
+                }
+                Err(errno) => {
+                    warn!(%errno, "a connection cannot be taken");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept_client(&mut self, fd: OwnedFd) {
+        let Ok(peer) = packet::peer(fd.as_fd()) else { return };
+        let mut socket = PacketSocket::new(fd, self.config.limits.queue as usize);
+        let limits = self.config.limits;
+        let of_user = self.clients.per_user.get(&peer.uid).copied().unwrap_or(0);
+        let full = if self.clients.len() >= limits.max_clients as usize {
+            Some(("max_clients", limits.max_clients, None))
+        } else if peer.uid != 0 && of_user >= limits.clients_per_user {
+            Some(("clients_per_user", limits.clients_per_user, Some(peer.uid)))
+        } else {
+            None
+        };
+        if let Some((key, limit, user)) = full {
+            if self.clients.refused == 0 {
+                warn!(
+                    key,
+                    limit,
+                    user,
+                    pid = peer.pid,
+                    "too many connections: those that are no endpoints are dropped"
+                );
+            }
+            self.clients.refused += 1;
+            // Whoever connects and never attaches does not keep out those who do.
+            let mut idle =
+                self.clients.connections.iter().filter(|(_, c)| user.is_none_or(|user| c.uid == user));
+            match idle.find(|(id, _)| !self.broker.is_attached(**id)).map(|(id, _)| *id) {
+                Some(oldest) => self.end_client(oldest),
+                None => {
+                    let text = format!(
+                        "{limit} programs are attached, which is the limit: end some, or raise {key}"
+                    );
+                    let refusal = Refusal::new(ErrorCode::LIMIT, text);
+                    let _ = socket.send(reply::refusal(0, &refusal), vec![]);
+                    return;
+                }
+            }
+        } else {
+            self.clients.refused = 0;
+        }
+        let id = self.new_client();
+        if let Err(error) = self.poller.add(&socket, Token::Client(id).into(), Interest::READ) {
+            warn!(%error, "a connection cannot be watched");
+            return;
+        }
+        let process = Process::of(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        let mut groups = peer.groups;
+        groups.push(peer.gid);
+        self.broker.connected(id, Who { member: HOST_MEMBER, process, uid: peer.uid, groups });
+        *self.clients.per_user.entry(peer.uid).or_default() += 1;
+        self.clients.connections.insert(id, Connection { socket, uid: peer.uid, blocked: false });
+    }
+
+    /// A connection has something to read, room to write, or has ended.
+    pub(super) fn serve_client(&mut self, id: ClientId, ready: Ready) {
+        let Some(connection) = self.clients.connections.get_mut(&id) else { return };
+        if ready.writable || connection.blocked {
+            if connection.socket.flush().is_err() || (connection.blocked && ready.hung_up) {
+                self.end_client(id);
+                return;
+            }
+            self.set_interest(id);
+        }
+        for _ in 0..TURN {
+            let Some(connection) = self.clients.connections.get(&id) else { return };
+            if connection.blocked {
+                return;
+            }
+            match connection.socket.receive(MAX_PACKET, 0) {
+                Ok(None) => return,
+                Ok(Some(Packet { truncated: true, .. })) => {
+                    let text = format!(
+                        "a packet over {MAX_PACKET} bytes, or with descriptors: neither is in the protocol"
+                    );
+                    let packet = reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, text));
+                    self.send_client(id, vec![(packet, vec![])]);
+                    self.end_client(id);
+                    return;
+                }
+                Ok(Some(packet)) => {
+                    self.broker.packet(&mut self.segments, id, &packet.bytes);
+                    self.run_effects();
+                }
+                Err(Gone::Closed) => {
+                    self.end_client(id);
+                    return;
+                }
+                Err(error) => {
+                    debug!(client = id.0, %error, "connection lost");
+                    self.end_client(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends packets that belong together. A client that does not take them is given up.
+    pub(super) fn send_client(
+        &mut self,
+        id: ClientId,
+        packets: Vec<(Vec<u8>, Vec<std::sync::Arc<OwnedFd>>)>,
+    ) {
+        let Some(connection) = self.clients.connections.get_mut(&id) else { return };
+        match connection.socket.send_all(packets) {
+            Ok(()) => self.set_interest(id),
+            Err(Gone::Closed) => self.end_client(id),
+            Err(error) => {
+                warn!(client = id.0, uid = connection.uid, %error, "connection given up");
+                self.end_client(id);
+            }
+        }
+    }
+
+    fn set_interest(&mut self, id: ClientId) {
+        let Some(connection) = self.clients.connections.get_mut(&id) else { return };
+        let blocked = connection.socket.queued() > 0;
+        if blocked == connection.blocked {
+            return;
+        }
+        connection.blocked = blocked;
+        let interest = Interest { read: !blocked, write: blocked };
+        if self.poller.modify(&connection.socket, Token::Client(id).into(), interest).is_err() {
+            self.end_client(id);
+        }
+    }
+
+    /// Ends a connection, and with it its endpoint.
+    pub(super) fn end_client(&mut self, id: ClientId) {
+        if let Some(connection) = self.clients.remove(id) {
+            self.poller.remove(&connection.socket);
+        }
+        // What follows from it is done by whoever has called, or is in the middle of doing things.
+        self.broker.hung_up(id);
+    }
+}

@@ -1,0 +1,782 @@
+//! The configuration: a TOML file, checked as a whole before anything is done.
+
+use ginnel_layout::{Name, ring, segment};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// What is wrong, where, and what to do about it. One line.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{place}: {what}; {fix}")]
+pub struct Problem {
+    /// File and key.
+    pub place: String,
+    /// What is wrong.
+    pub what: String,
+    /// What helps.
+    pub fix: String,
+}
+
+impl Problem {
+    /// A problem at `place`.
+    pub fn new(place: impl fmt::Display, what: impl fmt::Display, fix: impl fmt::Display) -> Self {
+        Self { place: place.to_string(), what: what.to_string(), fix: fix.to_string() }
+    }
+}
+
+/// A number of bytes; in text a number and `K`, `M`, `G` or `T` (powers of 1024; `KiB` and so on are the same).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad =
+            || format!("{text:?} is no size: write a number of bytes, or one with K, M, G or T (\"256M\")");
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let shift = match text[digits.len()..].trim_end_matches("iB") {
+            "" => 0,
+            "K" => 10,
+            "M" => 20,
+            "G" => 30,
+            "T" => 40,
+            _ => return Err(bad()),
+        };
+        let number: u64 = digits.trim().parse().map_err(|_| bad())?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(bad)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut number, mut unit) = (self.0, "");
+        for next in ["K", "M", "G", "T"] {
+            if number == 0 || number % 1024 != 0 {
+                break;
+            }
+            (number, unit) = (number / 1024, next);
+        }
+        write!(f, "{number}{unit}")
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Bytes;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or one with K, M, G or T (\"256M\")")
+            }
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Bytes, E> {
+                Ok(Bytes(value))
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Bytes, E> {
+                u64::try_from(value).map(Bytes).map_err(|_| E::custom("a size is never negative"))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Permission bits, written in octal as `chmod` takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode(pub u32);
+
+impl Serialize for Mode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:04o}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match u32::from_str_radix(&text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => {
+                Err(de::Error::custom(format!("{text:?} is no file mode: write it in octal, like \"0660\"")))
+            }
+        }
+    }
+}
+
+/// A user or group, by name or number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Account {
+    /// Its number.
+    Number(u32),
+    /// Its name.
+    Name(String),
+}
+
+impl Account {
+    fn user(&self, place: &str) -> Result<u32, Problem> {
+        self.look_up(place, "user", |name| {
+            nix::unistd::User::from_name(name).map(|u| u.map(|u| u.uid.as_raw()))
+        })
+    }
+
+    fn group(&self, place: &str) -> Result<u32, Problem> {
+        self.look_up(place, "group", |name| {
+            nix::unistd::Group::from_name(name).map(|g| g.map(|g| g.gid.as_raw()))
+        })
+    }
+
+    fn look_up(
+        &self,
+        place: &str,
+        kind: &str,
+        find: impl Fn(&str) -> nix::Result<Option<u32>>,
+    ) -> Result<u32, Problem> {
+        match self {
+            Self::Number(number) => Ok(*number),
+            Self::Name(name) => match find(name) {
+                Ok(Some(number)) => Ok(number),
+                Ok(None) => {
+                    let fix = format!("create the {kind} or write its number");
+                    Err(Problem::new(place, format!("there is no {kind} {name:?}"), fix))
+                }
+                Err(errno) => {
+                    let fix = format!("write the {kind}'s number");
+                    Err(Problem::new(place, format!("the {kind} {name:?} cannot be looked up: {errno}"), fix))
+                }
+            },
+        }
+    }
+}
+
+/// Bounds, in the file. What is not given is taken from the level above: `[limits]`, then the built-in values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsSpec {
+    endpoints_per_member: Option<u32>,
+    listeners_per_endpoint: Option<u32>,
+    channels_per_endpoint: Option<u32>,
+    channels_per_member: Option<u32>,
+    bytes_per_endpoint: Option<Bytes>,
+    bytes_per_member: Option<Bytes>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct AllLimitsSpec {
+    max_clients: Option<u32>,
+    clients_per_user: Option<u32>,
+    default_ring: Option<Bytes>,
+    max_ring: Option<Bytes>,
+    backlog: Option<u32>,
+    queue: Option<Bytes>,
+    // As in `LimitsSpec`; serde cannot flatten and refuse unknown keys at once.
+    endpoints_per_member: Option<u32>,
+    listeners_per_endpoint: Option<u32>,
+    channels_per_endpoint: Option<u32>,
+    channels_per_member: Option<u32>,
+    bytes_per_endpoint: Option<Bytes>,
+    bytes_per_member: Option<Bytes>,
+}
+
+/// Bounds of one member and its endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemberLimits {
+    /// Endpoints at a time.
+    pub endpoints_per_member: u32,
+    /// Names that an endpoint may listen at.
+    pub listeners_per_endpoint: u32,
+    /// Channels that an endpoint may have, opened by either side.
+    pub channels_per_endpoint: u32,
+    /// Channels that all endpoints of a member may have opened.
+    pub channels_per_member: u32,
+    /// Bytes of the channels that an endpoint has opened.
+    pub bytes_per_endpoint: u64,
+    /// Bytes of the channels that a member's endpoints have opened.
+    pub bytes_per_member: u64,
+}
+
+impl MemberLimits {
+    fn with(mut self, spec: &LimitsSpec) -> Self {
+        fn set<T: Copy>(value: &mut T, given: Option<T>) {
+            *value = given.unwrap_or(*value);
+        }
+        set(&mut self.endpoints_per_member, spec.endpoints_per_member);
+        set(&mut self.listeners_per_endpoint, spec.listeners_per_endpoint);
+        set(&mut self.channels_per_endpoint, spec.channels_per_endpoint);
+        set(&mut self.channels_per_member, spec.channels_per_member);
+        set(&mut self.bytes_per_endpoint, spec.bytes_per_endpoint.map(|b| b.0));
+        set(&mut self.bytes_per_member, spec.bytes_per_member.map(|b| b.0));
+        self
+    }
+}
+
+/// All bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Connections to the attach socket at a time.
+    pub max_clients: u32,
+    /// Of these, connections of one user (root excepted).
+    pub clients_per_user: u32,
+    /// Data bytes of a ring when nobody wishes anything.
+    pub default_ring: u64,
+    /// Data bytes of the largest ring.
+    pub max_ring: u64,
+    /// Connections that may wait at a listener.
+    pub backlog: u32,
+    /// Bytes that may wait for a client that does not read.
+    pub queue: u64,
+    /// Bounds of a member that has none of its own.
+    #[serde(flatten)]
+    pub member: MemberLimits,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_clients: 1024,
+            clients_per_user: 512,
+            default_ring: 256 << 10,
+            max_ring: 16 << 20,
+            backlog: 128,
+            queue: 1 << 20,
+            member: MemberLimits {
+                endpoints_per_member: 256,
+                listeners_per_endpoint: 64,
+                channels_per_endpoint: 1024,
+                channels_per_member: 4096,
+                bytes_per_endpoint: 64 << 20,
+                bytes_per_member: 1 << 30,
+            },
+        }
+    }
+}
+
+/// A VM, as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmSpec {
+    /// Its member number; else the daemon chooses one, and remembers it.
+    pub number: Option<u32>,
+    /// Owner of its ivshmem socket.
+    pub user: Option<Account>,
+    /// Group of its ivshmem socket.
+    pub group: Option<Account>,
+    /// Mode of its ivshmem socket.
+    pub socket_mode: Option<Mode>,
+    /// Size of its home segment, shared with the host alone.
+    pub home: Option<Bytes>,
+    /// Its own bounds.
+    pub limits: LimitsSpec,
+}
+
+/// A segment, as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SegmentSpec {
+    /// Wished size.
+    pub size: Option<Bytes>,
+    /// Who shares it: names of VMs, and `host`.
+    pub members: Vec<String>,
+    /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
+    pub backing: Option<String>,
+    /// Owner of the file.
+    pub owner: Option<Account>,
+    /// Group of the file.
+    pub group: Option<Account>,
+    /// Mode of the file.
+    pub mode: Option<Mode>,
+    /// Users whose host programs may attach, beside root and the daemon's own.
+    pub allow_users: Vec<Account>,
+    /// Groups whose members' host programs may attach.
+    pub allow_groups: Vec<Account>,
+    /// Page in which rights are counted: 4K or 2M.
+    pub page: Option<Bytes>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct DaemonSpec {
+    runtime_dir: PathBuf,
+    state_dir: PathBuf,
+    shm_dir: PathBuf,
+    socket_mode: Mode,
+    socket_group: Option<Account>,
+    admin_group: Option<Account>,
+    vectors: u32,
+    log: String,
+    log_format: LogFormat,
+}
+
+impl Default for DaemonSpec {
+    fn default() -> Self {
+        Self {
+            runtime_dir: "/run/ginnel".into(),
+            state_dir: "/var/lib/ginnel".into(),
+            shm_dir: "/dev/shm".into(),
+            socket_mode: Mode(0o666),
+            socket_group: None,
+            admin_group: None,
+            vectors: 32,
+            log: "info".into(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// How logs look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct FileSpec {
+    daemon: DaemonSpec,
+    limits: AllLimitsSpec,
+    vm: BTreeMap<String, VmSpec>,
+    segment: BTreeMap<String, SegmentSpec>,
+}
+
+/// A VM, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vm {
+    /// Its name.
+    pub name: Name,
+    /// Its member number, if configured.
+    pub number: Option<u32>,
+    /// Owner of its socket.
+    pub user: Option<u32>,
+    /// Group of its socket.
+    pub group: Option<u32>,
+    /// Mode of its socket.
+    pub socket_mode: u32,
+    /// Its bounds.
+    pub limits: MemberLimits,
+}
+
+/// Which host programs may attach to a segment, beside root and the daemon's own user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// These users.
+    pub users: BTreeSet<u32>,
+    /// And members of these groups.
+    pub groups: BTreeSet<u32>,
+}
+
+/// A segment, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Its name.
+    pub name: Name,
+    /// Its size, usable for both kinds of device.
+    pub size: u64,
+    /// The size that was wished for.
+    pub wished: u64,
+    /// Who shares it.
+    pub members: BTreeSet<Name>,
+    /// Its file.
+    pub path: PathBuf,
+    /// Owner of the file.
+    pub owner: Option<u32>,
+    /// Group of the file.
+    pub group: Option<u32>,
+    /// Mode of the file.
+    pub mode: u32,
+    /// Which host programs may attach.
+    pub access: Access,
+    /// Page of the segment.
+    pub page: u32,
+}
+
+/// The whole configuration, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where it was read from.
+    pub file: PathBuf,
+    /// Sockets.
+    pub runtime_dir: PathBuf,
+    /// Journal.
+    pub state_dir: PathBuf,
+    /// Segments.
+    pub shm_dir: PathBuf,
+    /// Mode of the attach socket.
+    pub socket_mode: u32,
+    /// Group of the attach socket.
+    pub socket_group: Option<u32>,
+    /// Who may use ADMIN beside root.
+    pub admin_group: Option<u32>,
+    /// Doorbell vectors of each member.
+    pub vectors: u32,
+    /// Level of the log.
+    pub log: String,
+    /// Form of the log.
+    pub log_format: LogFormat,
+    /// Bounds.
+    pub limits: Limits,
+    /// VMs.
+    pub vms: BTreeMap<Name, Vm>,
+    /// Segments, the homes among them.
+    pub segments: BTreeMap<Name, Segment>,
+}
+
+/// Name of the host as a member.
+pub const HOST: &str = "host";
+/// Most segments of one VM: what fits into one relay message that names them.
+pub const MAX_SEGMENTS_PER_MEMBER: usize = 80;
+/// The largest member number; the doorbell register has 16 bits for it.
+pub const MAX_MEMBER: u32 = 0xffff;
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(file: &Path) -> Result<Self, Problem> {
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            let fix = match error.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "write one (packaging/ginneld.toml is an example) or name it with --config"
+                }
+                std::io::ErrorKind::PermissionDenied => "let the daemon's user read it",
+                _ => "name a readable text file with --config",
+            };
+            Problem::new(file.display(), format!("cannot read the configuration: {error}"), fix)
+        })?;
+        Self::parse(&text, file)
+    }
+
+    /// Checks a text that was read from `file`.
+    pub fn parse(text: &str, file: &Path) -> Result<Self, Problem> {
+        let spec: FileSpec = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            let place = line.map_or(file.display().to_string(), |line| format!("{}:{line}", file.display()));
+            Problem::new(place, error.message().trim().replace('\n', ", "), "correct this line")
+        })?;
+        let place = |key: &str| format!("{}: {key}", file.display());
+        let daemon = spec.daemon;
+        let group = |account: &Option<Account>, key: &str| {
+            account.as_ref().map(|account| account.group(&place(key))).transpose()
+        };
+        let mut config = Self {
+            file: file.to_owned(),
+            socket_group: group(&daemon.socket_group, "daemon.socket_group")?,
+            admin_group: group(&daemon.admin_group, "daemon.admin_group")?,
+            runtime_dir: daemon.runtime_dir,
+            state_dir: daemon.state_dir,
+            shm_dir: daemon.shm_dir,
+            socket_mode: daemon.socket_mode.0,
+            vectors: daemon.vectors,
+            log: daemon.log,
+            log_format: daemon.log_format,
+            limits: Limits::default(),
+            vms: BTreeMap::new(),
+            segments: BTreeMap::new(),
+        };
+        config.limits = limits(&spec.limits, &place("limits"))?;
+        if !(2..=64).contains(&config.vectors) {
+            let what = format!("{} vectors", config.vectors);
+            return Err(Problem::new(
+                place("daemon.vectors"),
+                what,
+                "choose 2 to 64, and the same for each VM's device",
+            ));
+        }
+        if !["error", "warn", "info", "debug", "trace"].contains(&config.log.as_str()) {
+            let what = format!("there is no log level {:?}", config.log);
+            return Err(Problem::new(place("daemon.log"), what, "choose error, warn, info, debug or trace"));
+        }
+        for (key, dir) in [
+            ("runtime_dir", &config.runtime_dir),
+            ("state_dir", &config.state_dir),
+            ("shm_dir", &config.shm_dir),
+        ] {
+            if !dir.is_absolute() {
+                let what = format!("{} is a relative path", dir.display());
+                return Err(Problem::new(
+                    place(&format!("daemon.{key}")),
+                    what,
+                    "write it from the root: /...",
+                ));
+            }
+        }
+        for (name, vm) in &spec.vm {
+            let place = place(&format!("vm.{name}"));
+            let (vm, home) = config.vm(name, vm, &place)?;
+            if let Some(other) =
+                config.vms.values().find(|other| other.number.is_some() && other.number == vm.number)
+            {
+                let what = format!("{} has number {} already", other.name, vm.number.unwrap_or(0));
+                return Err(Problem::new(place, what, "give each VM a number of its own, or none"));
+            }
+            if let Some(home) = home {
+                if spec.segment.contains_key(home.name.as_str()) {
+                    let what =
+                        format!("its home is the segment {0}, and there is a [segment.{0}]", home.name);
+                    return Err(Problem::new(place, what, "rename that segment, or remove `home`"));
+                }
+                config.segments.insert(home.name, home);
+            }
+            config.vms.insert(vm.name, vm);
+        }
+        for (name, spec) in &spec.segment {
+            let place = place(&format!("segment.{name}"));
+            let segment = config.segment(name, spec, &place)?;
+            if let Some(stranger) =
+                segment.members.iter().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
+            {
+                let fix = format!("declare it with [vm.{stranger}], or remove it from `members`");
+                return Err(Problem::new(place, format!("member {stranger:?} is no VM of this file"), fix));
+            }
+            config.segments.insert(segment.name, segment);
+        }
+        for vm in config.vms.keys() {
+            let n = config.segments.values().filter(|s| s.members.contains(vm)).count();
+            if n > MAX_SEGMENTS_PER_MEMBER {
+                let what =
+                    format!("it is a member of {n} segments, at most {MAX_SEGMENTS_PER_MEMBER} are possible");
+                return Err(Problem::new(
+                    place(&format!("vm.{vm}")),
+                    what,
+                    "let it share fewer and larger ones",
+                ));
+            }
+        }
+        config.check_path(&config.socket(), &place("daemon.runtime_dir"))?;
+        Ok(config)
+    }
+
+    /// Checks a VM, and the home segment that it may have.
+    pub fn vm(&self, name: &str, spec: &VmSpec, place: &str) -> Result<(Vm, Option<Segment>), Problem> {
+        let name = checked_name(name, place)?;
+        if name.as_str() == HOST {
+            return Err(Problem::new(place, "`host` is the host itself", "choose another name for this VM"));
+        }
+        // Its socket stands beside the daemon's own.
+        if [SOCKET_NAME, KEEPER_NAME].contains(&format!("{name}.sock").as_str()) {
+            return Err(Problem::new(
+                place,
+                format!("the socket {name}.sock is the daemon's own"),
+                "choose another name",
+            ));
+        }
+        if let Some(number) = spec.number
+            && !(1..=MAX_MEMBER).contains(&number)
+        {
+            let fix = format!("choose 1 to {MAX_MEMBER}, or leave the choice to the daemon");
+            return Err(Problem::new(place, format!("number {number} is not possible"), fix));
+        }
+        let vm = Vm {
+            name,
+            number: spec.number,
+            user: spec.user.as_ref().map(|a| a.user(place)).transpose()?,
+            group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
+            socket_mode: spec.socket_mode.map_or(0o660, |m| m.0),
+            limits: self.limits.member.with(&spec.limits),
+        };
+        self.check_path(&self.vm_socket(&name), place)?;
+        let home = match spec.home {
+            None => None,
+            Some(size) => {
+                let spec = SegmentSpec {
+                    size: Some(size),
+                    members: vec![HOST.into(), name.to_string()],
+                    owner: spec.user.clone(),
+                    group: spec.group.clone(),
+                    ..SegmentSpec::default()
+                };
+                Some(self.segment(&format!("home-{name}"), &spec, &format!("{place}.home"))?)
+            }
+        };
+        Ok((vm, home))
+    }
+
+    /// Checks a segment; not whether its members exist.
+    pub fn segment(&self, name: &str, spec: &SegmentSpec, place: &str) -> Result<Segment, Problem> {
+        let name = checked_name(name, place)?;
+        let wished = match spec.size {
+            None => return Err(Problem::new(place, "`size` is missing", "write one, like size = \"256M\"")),
+            Some(Bytes(0)) => {
+                return Err(Problem::new(place, "its size is 0", "write one, like size = \"256M\""));
+            }
+            Some(Bytes(size)) => size,
+        };
+        // More than 2^46 bytes cannot be mapped anyway.
+        let Some(size) = segment::usable_size(wished, true).filter(|&size| size <= 1 << 46) else {
+            return Err(Problem::new(
+                place,
+                format!("size {} is too large", Bytes(wished)),
+                "choose at most 64T",
+            ));
+        };
+        if spec.members.is_empty() {
+            return Err(Problem::new(
+                place,
+                "it has no members",
+                "write who shares it: members = [\"host\", \"VM\"]",
+            ));
+        }
+        let mut members = BTreeSet::new();
+        for member in &spec.members {
+            if !members.insert(checked_name(member, place)?) {
+                return Err(Problem::new(
+                    place,
+                    format!("member {member:?} stands there twice"),
+                    "remove one",
+                ));
+            }
+        }
+        let page = match spec.page {
+            None => 4096,
+            Some(Bytes(page @ (0x1000 | 0x20_0000))) => page as u32,
+            Some(page) => {
+                return Err(Problem::new(place, format!("page {page} is not possible"), "choose 4K or 2M"));
+            }
+        };
+        let dir = match spec.backing.as_deref() {
+            None | Some("tmpfs") => self.shm_dir.clone(),
+            Some(dir) if dir.starts_with('/') => PathBuf::from(dir),
+            Some(other) => {
+                let fix = "write \"tmpfs\", or the full path of a folder on a hugetlbfs";
+                return Err(Problem::new(place, format!("backing {other:?} is neither"), fix));
+            }
+        };
+        let users = spec.allow_users.iter().map(|a| a.user(place)).collect::<Result<_, _>>()?;
+        let groups = spec.allow_groups.iter().map(|a| a.group(place)).collect::<Result<_, _>>()?;
+        Ok(Segment {
+            name,
+            size,
+            wished,
+            members,
+            path: dir.join(format!("ginnel-{name}")),
+            owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
+            group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
+            mode: spec.mode.map_or(0o660, |m| m.0),
+            access: Access { users, groups },
+            page,
+        })
+    }
+
+    /// The attach socket.
+    pub fn socket(&self) -> PathBuf {
+        self.runtime_dir.join(SOCKET_NAME)
+    }
+
+    /// The keeper's socket.
+    pub fn keeper_socket(&self) -> PathBuf {
+        self.runtime_dir.join(KEEPER_NAME)
+    }
+
+    /// The ivshmem socket of a VM.
+    pub fn vm_socket(&self, name: &Name) -> PathBuf {
+        self.runtime_dir.join(format!("{name}.sock"))
+    }
+
+    fn check_path(&self, path: &Path, place: &str) -> Result<(), Problem> {
+        let len = path.as_os_str().len();
+        if len <= crate::packet::MAX_PATH {
+            return Ok(());
+        }
+        let what = format!(
+            "the socket path {} has {len} bytes, a Unix socket takes {}",
+            path.display(),
+            crate::packet::MAX_PATH
+        );
+        Err(Problem::new(place, what, "choose a shorter daemon.runtime_dir or name"))
+    }
+}
+
+const SOCKET_NAME: &str = "ginnel.sock";
+const KEEPER_NAME: &str = "keeper.sock";
+
+fn checked_name(text: &str, place: &str) -> Result<Name, Problem> {
+    let name = Name::new(text)
+        .map_err(|error| Problem::new(place, format!("{text:?}: {error}"), "choose another name"))?;
+    // `SERVICE@MEMBER` is how a listener says whose it is.
+    if text.contains('@') {
+        return Err(Problem::new(place, format!("{text:?} contains @"), "choose a name without it"));
+    }
+    Ok(name)
+}
+
+fn limits(spec: &AllLimitsSpec, place: &str) -> Result<Limits, Problem> {
+    let default = Limits::default();
+    let member = LimitsSpec {
+        endpoints_per_member: spec.endpoints_per_member,
+        listeners_per_endpoint: spec.listeners_per_endpoint,
+        channels_per_endpoint: spec.channels_per_endpoint,
+        channels_per_member: spec.channels_per_member,
+        bytes_per_endpoint: spec.bytes_per_endpoint,
+        bytes_per_member: spec.bytes_per_member,
+    };
+    let max_clients = spec.max_clients.unwrap_or(default.max_clients);
+    let limits = Limits {
+        max_clients,
+        clients_per_user: spec.clients_per_user.unwrap_or(default.clients_per_user.min(max_clients)),
+        default_ring: spec.default_ring.map_or(default.default_ring, |b| b.0),
+        max_ring: spec.max_ring.map_or(default.max_ring, |b| b.0),
+        backlog: spec.backlog.unwrap_or(default.backlog),
+        queue: spec.queue.map_or(default.queue, |b| b.0),
+        member: default.member.with(&member),
+    };
+    for (key, size) in [("default_ring", limits.default_ring), ("max_ring", limits.max_ring)] {
+        if !ring::valid_capacity(size) {
+            let fix = format!(
+                "choose a power of two from {} to {}",
+                Bytes(ring::MIN_CAPACITY as u64),
+                Bytes(ring::MAX_CAPACITY as u64)
+            );
+            return Err(Problem::new(
+                format!("{place}.{key}"),
+                format!("a ring cannot have {} bytes", Bytes(size)),
+                fix,
+            ));
+        }
+    }
+    if limits.default_ring > limits.max_ring {
+        let what = format!(
+            "default_ring {} is larger than max_ring {}",
+            Bytes(limits.default_ring),
+            Bytes(limits.max_ring)
+        );
+        return Err(Problem::new(place, what, "make it smaller, or max_ring larger"));
+    }
+    for (key, value) in [
+        ("max_clients", limits.max_clients),
+        ("clients_per_user", limits.clients_per_user),
+        ("backlog", limits.backlog),
+    ] {
+        if !(1..=1 << 20).contains(&value) {
+            return Err(Problem::new(
+                format!("{place}.{key}"),
+                format!("{value} is not possible"),
+                "choose 1 to 1048576",
+            ));
+        }
+    }
+    if !(16 << 10..=1 << 30).contains(&limits.queue) {
+        return Err(Problem::new(
+            format!("{place}.queue"),
+            format!("{} is not possible", Bytes(limits.queue)),
+            "choose 16K to 1G",
+        ));
+    }
+    Ok(limits)
+}

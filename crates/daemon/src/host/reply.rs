@@ -1,0 +1,94 @@
+//! Packets of the attach protocol, written and read.
+
+use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Why a request is refused, with a text that says what, where and what helps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people.
+    pub text: String,
+}
+
+impl Refusal {
+    /// A refusal.
+    pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+}
+
+/// The body of a request.
+pub fn body<T: FromBytes>(bytes: &[u8]) -> Result<T, Refusal> {
+    wire::body(bytes).ok_or_else(|| {
+        let text = format!("a body of {} bytes where {} are expected", bytes.len(), size_of::<T>());
+        Refusal::new(ErrorCode::PROTOCOL, text)
+    })
+}
+
+/// A packet.
+pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Vec<u8> {
+    let mut packet = Header { kind, flags: 0, request }.as_bytes().to_vec();
+    packet.extend_from_slice(body);
+    packet
+}
+
+/// An `ERROR` packet.
+pub fn refusal(request: u32, refusal: &Refusal) -> Vec<u8> {
+    let mut packet = packet(Kind::ERROR, request, wire::Error { code: refusal.code, reserved: 0 }.as_bytes());
+    let room = wire::MAX_PACKET - packet.len();
+    packet.extend_from_slice(&refusal.text.as_bytes()[..refusal.text.floor_char_boundary(room)]);
+    packet
+}
+
+/// `TEXT` packets that together carry `text`. Each is UTF-8 of its own.
+pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
+    let room = wire::MAX_PACKET - size_of::<Header>();
+    let mut packets = Vec::new();
+    loop {
+        let (now, later) = text.split_at(text.floor_char_boundary(room));
+        let flags = if later.is_empty() { 0 } else { Header::MORE };
+        let mut packet = Header { kind: Kind::TEXT, flags, request }.as_bytes().to_vec();
+        packet.extend_from_slice(now.as_bytes());
+        packets.push(packet);
+        if later.is_empty() {
+            return packets;
+        }
+        text = later;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_between_characters_and_come_whole() {
+        for n in [0, 1, 8183, 8184, 8185, 20_000] {
+            let long = "ä".repeat(n);
+            let packets = text(7, &long);
+            let joined: String = packets
+                .iter()
+                .map(|packet| {
+                    assert!(packet.len() <= wire::MAX_PACKET);
+                    let (header, body) = wire::split(packet).unwrap();
+                    assert_eq!((header.kind, header.request), (Kind::TEXT, 7));
+                    std::str::from_utf8(body).unwrap()
+                })
+                .collect();
+            assert_eq!(joined, long);
+            let more = packets.iter().filter(|p| wire::split(p).unwrap().0.flags == Header::MORE).count();
+            assert_eq!(more, packets.len() - 1);
+        }
+    }
+
+    #[test]
+    fn a_refusal_fits_into_a_packet() {
+        let packet = refusal(1, &Refusal::new(ErrorCode::LIMIT, "ä".repeat(9000)));
+        assert!(packet.len() <= wire::MAX_PACKET);
+        let (error, text) = wire::Error::read_from_prefix(wire::split(&packet).unwrap().1).unwrap();
+        assert_eq!(error.code, ErrorCode::LIMIT);
+        assert!(std::str::from_utf8(text).is_ok());
+    }
+}

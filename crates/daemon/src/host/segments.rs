@@ -1,0 +1,382 @@
+//! Segments as files: made, checked, mapped, and seen to be gone.
+
+use super::broker::World;
+use super::config::{self, Bytes, Problem};
+use ginnel_layout::channel;
+use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
+use ginnel_layout::{CACHE_LINE, Name};
+use ginnel_shmem::{Mapping, Memory, Protection};
+use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing::{error, info};
+use zerocopy::IntoBytes;
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// A segment that is open.
+struct Open {
+    path: PathBuf,
+    size: u64,
+    /// None for one that was found broken at the daemon's start.
+    memory: Option<(Arc<OwnedFd>, Mapping)>,
+    /// The file that was opened, told apart from one that has replaced it.
+    identity: (u64, u64),
+    broken: bool,
+}
+
+/// All segments of the host.
+#[derive(Default)]
+pub struct Segments {
+    open: BTreeMap<Name, Open>,
+    /// Those whose memory has gone since the last [`Segments::take_newly_broken`].
+    newly_broken: Vec<Name>,
+}
+
+/// What stands in the header of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// Its uuid.
+    pub uuid: [u8; 16],
+    /// Counts the daemon's starts.
+    pub generation: u64,
+}
+
+impl Segments {
+    /// Opens a segment's file, or makes it if there is none and `may_create`. Whether it was made.
+    pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
+        let (file, created) = match existing(config, place)? {
+            Some(file) => (file, false),
+            None if may_create => (create(config, place)?, true),
+            None => {
+                let what =
+                    format!("its file {} is missing, and programs or VMs use it", config.path.display());
+                return Err(Problem::new(place, what, "stop them all, then restart the daemon"));
+            }
+        };
+        let system = |what: &'static str| {
+            move |error: std::io::Error| {
+                Problem::new(place, format!("{what}: {error}"), "see what the system lacks")
+            }
+        };
+        let stat = fs::fstat(&file).map_err(|e| system("its file cannot be looked at")(e.into()))?;
+        let len = usize::try_from(config.size).map_err(|_| {
+            Problem::new(
+                place,
+                format!("{} cannot be mapped here", Bytes(config.size)),
+                "choose a smaller size",
+            )
+        })?;
+        let mapping =
+            Mapping::of_file(&file, 0, len, Protection::ReadWrite).map_err(system("it cannot be mapped"))?;
+        let open = Open {
+            path: config.path.clone(),
+            size: config.size,
+            memory: Some((Arc::new(file), mapping)),
+            identity: (stat.st_dev, stat.st_ino),
+            broken: false,
+        };
+        self.open.insert(config.name, open);
+        Ok(created)
+    }
+
+    /// Keeps the place of a segment whose file cannot be used any more, for those who still have it.
+    pub fn open_broken(&mut self, config: &config::Segment) {
+        let (path, size) = (config.path.clone(), config.size);
+        self.open.insert(config.name, Open { path, size, memory: None, identity: (0, 0), broken: true });
+    }
+
+    /// Writes the header.
+    pub fn write_header(&self, name: &Name, page: u32, identity: Identity) {
+        let Some(Open { memory: Some((_, mapping)), size, .. }) = self.open.get(name) else { return };
+        let header = SegmentHeader {
+            magic: MAGIC,
+            version: 0,
+            page,
+            uuid: identity.uuid,
+            size: *size,
+            arena: ARENA,
+            arena_len: size - ARENA,
+            generation: identity.generation,
+            name: *name,
+        };
+        let version = SegmentHeader::VERSION_AT as usize;
+        mapping.store_release_u32(version, 0);
+        mapping.write(RESERVED as usize, header.as_bytes());
+        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
+        mapping.store_release_u32(version, VERSION);
+    }
+
+    /// Forgets a segment and removes its file.
+    pub fn remove(&mut self, name: &Name) -> std::io::Result<()> {
+        let Some(open) = self.open.remove(name) else { return Ok(()) };
+        match std::fs::remove_file(&open.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets a segment; its file stays.
+    pub fn forget(&mut self, name: &Name) {
+        self.open.remove(name);
+    }
+
+    /// A segment's file.
+    pub fn path(&self, name: &Name) -> Option<&Path> {
+        self.open.get(name).map(|open| open.path.as_path())
+    }
+
+    /// A segment's file, open.
+    pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
+        self.open.get(name)?.memory.as_ref().map(|(file, _)| file.clone())
+    }
+
+    /// Looks whether a segment's file is still what it was: this costs two system calls.
+    pub fn check(&mut self, name: &Name) -> bool {
+        let Some(open) = self.open.get_mut(name) else { return false };
+        let Some((file, mapping)) = &open.memory else { return false };
+        if open.broken {
+            return false;
+        }
+        let whole =
+            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.size));
+        let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
+        if whole && there && !mapping.is_broken() {
+            return true;
+        }
+        let what = match (whole, there) {
+            (false, _) => "was truncated",
+            (_, false) => "was removed or replaced",
+            _ => "was truncated for a while",
+        };
+        error!(segment = %name, path = %open.path.display(), "segment broken: its file {what}; stop its VMs and programs, remove the segment and create it anew");
+        mapping.mark_broken();
+        open.broken = true;
+        self.newly_broken.push(*name);
+        false
+    }
+
+    /// Segments that were found broken since the last call.
+    pub fn take_newly_broken(&mut self) -> Vec<Name> {
+        std::mem::take(&mut self.newly_broken)
+    }
+
+    /// Whether it is known to be broken, without looking.
+    pub fn is_known_broken(&self, name: &Name) -> bool {
+        self.open.get(name).is_none_or(|open| open.broken)
+    }
+
+    /// Zeroes the ring headers of a block, and the first word of the data behind each.
+    pub fn zero(&self, name: &Name, offset: u64, capacity: u64) {
+        let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
+        let zeros = [0u8; ring::HEADER + 8];
+        for at in [0, channel::ring_stride(capacity as usize)] {
+            if let Some(ring) = part(mapping, offset + at as u64, zeros.len()) {
+                ring.write(0, &zeros);
+            }
+        }
+        // Whoever learns of the block learns it through a socket or a control ring, which orders these stores before.
+    }
+
+    /// Writes a side's state.
+    pub fn mark(&self, name: &Name, at: u64, state: SideState) {
+        let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
+        // A word's whole cache line is its own.
+        if let Some(word) = part(mapping, at, CACHE_LINE) {
+            // ORDER ring.finish: everything that the dead process published before. Pairs with: `ginnel_ring::side`.
+            word.store_release_u32(0, state.0);
+        }
+    }
+}
+
+/// The books never name a place outside the segment; if they did, it would be an error here and no panic.
+fn part(mapping: &Mapping, at: u64, len: usize) -> Option<Mapping> {
+    let part = usize::try_from(at).ok().and_then(|at| mapping.part(at, len));
+    if part.is_none() {
+        error!(at, len, "a place outside the segment; please report this");
+    }
+    part
+}
+
+impl World for Segments {
+    fn is_broken(&mut self, segment: &Name) -> bool {
+        !self.check(segment)
+    }
+
+    fn random(&mut self) -> [u8; 16] {
+        random()
+    }
+}
+
+/// Sixteen bytes that nobody can guess.
+pub fn random() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    loop {
+        // Fails only when interrupted.
+        if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(bytes.len()) {
+            return bytes;
+        }
+    }
+}
+
+/// Opens a segment's file if it is there, after making sure that it is one of ours.
+fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
+    let path = config.path.display();
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = match fs::open(&config.path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::LOOP) => {
+            return Err(Problem::new(place, format!("{path} is a symbolic link"), "remove it"));
+        }
+        Err(errno) => {
+            let fix = "remove it, or let the daemon's user open it for reading and writing";
+            return Err(Problem::new(place, format!("{path} cannot be opened: {errno}"), fix));
+        }
+    };
+    let stat = fs::fstat(&file)
+        .map_err(|e| Problem::new(place, format!("{path} cannot be looked at: {e}"), "remove it"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Problem::new(place, format!("{path} is no regular file"), "remove it"));
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if stat.st_uid != own && Some(stat.st_uid) != config.owner {
+        let what = format!("{path} belongs to user {}, not to {}", stat.st_uid, config.owner.unwrap_or(own));
+        return Err(Problem::new(place, what, "find out who made it, then remove it"));
+    }
+    check_file_system(&config.path, &file, place)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    if size != config.size {
+        let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
+        let fix = "write its size into the configuration, or stop all who use it and remove the file";
+        return Err(Problem::new(place, what, fix));
+    }
+    if u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512) < size {
+        allocate(&file, config, place)?;
+    }
+    own_and_permit(&file, config, place)?;
+    Ok(Some(file))
+}
+
+/// Makes a segment's file. It gets its name only when it is complete.
+fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
+    let path = config.path.display();
+    let mut name = OsString::from(".");
+    name.push(config.path.file_name().unwrap_or_default());
+    name.push(".new");
+    let new = config.path.with_file_name(name);
+    let failed = |what: &str, errno: Errno| {
+        let fix = match errno {
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => "let the daemon's user write there",
+            Errno::NOENT => "create the folder, or correct daemon.shm_dir or the segment's backing",
+            _ => "see what the system lacks",
+        };
+        Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
+    };
+    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = fs::open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("created", e))?;
+    let complete = check_file_system(&config.path, &file, place)
+        .and_then(|()| check_room(&file, config, place))
+        .and_then(|()| allocate(&file, config, place))
+        .and_then(|()| own_and_permit(&file, config, place))
+        .and_then(|()| fs::rename(&new, &config.path).map_err(|e| failed("created", e)));
+    if let Err(problem) = complete {
+        let _ = std::fs::remove_file(&new);
+        return Err(problem);
+    }
+    info!(segment = %config.name, path = %path, size = %Bytes(config.size), "segment created");
+    Ok(file)
+}
+
+/// Whether a segment could be opened or made, without making it.
+pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
+    if existing(config, place)?.is_some() {
+        return Ok(());
+    }
+    let dir = config.path.parent().unwrap_or(Path::new("/"));
+    let folder = fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(
+        |errno| {
+            let fix = "create the folder, or correct daemon.shm_dir or the segment's backing";
+            Problem::new(place, format!("{} cannot be opened: {errno}", dir.display()), fix)
+        },
+    )?;
+    check_file_system(&config.path, &folder, place)?;
+    check_room(&folder, config, place)
+}
+
+fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
+    let kind =
+        fs::fstatfs(file).map_err(|e| Problem::new(place, format!("its file system: {e}"), "use a tmpfs"))?;
+    if [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as u64)) {
+        return Ok(());
+    }
+    let what = format!("{} is neither on a tmpfs nor on a hugetlbfs", path.display());
+    Err(Problem::new(place, what, "name such a folder in daemon.shm_dir or as the segment's backing"))
+}
+
+fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
+    let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
+    let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
+    if config.size % page != 0 {
+        let what = format!("its size {} is no multiple of the huge page {}", Bytes(config.size), Bytes(page));
+        return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
+    }
+    // A tmpfs without a limit says 0 blocks.
+    let free = stat.f_bavail.saturating_mul(page);
+    if stat.f_blocks > 0 && free < config.size {
+        return Err(no_room(config, place, &format!("{} are free", Bytes(free))));
+    }
+    Ok(())
+}
+
+fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
+    let dir = config.path.parent().unwrap_or(Path::new("/")).display();
+    let what = format!("no room for {} in {dir}: {why}", Bytes(config.size));
+    Problem::new(
+        place,
+        what,
+        format!("make the segment smaller, or {dir} larger (mount -o remount,size=...)"),
+    )
+}
+
+/// Gives the file all its memory now, so that nobody dies for lack of it later.
+fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
+    loop {
+        match fs::fallocate(file, FallocateFlags::empty(), 0, config.size) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {
+                return Err(no_room(config, place, &errno.to_string()));
+            }
+            Err(errno) => {
+                let what = format!("{} cannot be given its memory: {errno}", config.path.display());
+                return Err(Problem::new(place, what, "use a tmpfs or hugetlbfs of a current kernel"));
+            }
+        }
+    }
+}
+
+fn own_and_permit(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
+    let (owner, group) = (config.owner.map(Uid::from_raw), config.group.map(Gid::from_raw));
+    let path = config.path.display();
+    if owner.is_some() || group.is_some() {
+        fs::fchown(file, owner, group).map_err(|errno| {
+            let what = format!("{path} cannot be given to its owner and group: {errno}");
+            Problem::new(place, what, "run the daemon as root, or leave owner and group out")
+        })?;
+    }
+    fs::fchmod(file, Mode::from_raw_mode(config.mode)).map_err(|errno| {
+        Problem::new(
+            place,
+            format!("the mode of {path} cannot be set: {errno}"),
+            "run the daemon as its owner",
+        )
+    })
+}

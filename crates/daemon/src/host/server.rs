@@ -1,0 +1,243 @@
+//! The event loop: what is ready is handed to its part, and what the broker decides is done.
+
+use super::broker::{Broker, ClientId, Effect, FdRef};
+use super::clients::Clients;
+use super::config::Config;
+use super::journal::Journal;
+use super::members::Members;
+use super::reply;
+use super::segments::Segments;
+use crate::pidwatch::Process;
+use crate::poller::{Interest, Poller, Ready};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// How often the files of segments in use are looked at, in case they were truncated.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a descriptor in the poller belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// The attach socket.
+    Listener,
+    /// A connection to it.
+    Client(ClientId),
+    /// The process of an endpoint.
+    Process(u32),
+    /// A signal has come.
+    Signal,
+}
+
+const KIND_BITS: u32 = 8;
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        let (kind, number) = match token {
+            Token::Listener => (0, 0),
+            Token::Client(client) => (1, client.0),
+            Token::Process(endpoint) => (2, endpoint.into()),
+            Token::Signal => (3, 0),
+        };
+        number << KIND_BITS | kind
+    }
+}
+
+impl Token {
+    fn parse(token: u64) -> Option<Self> {
+        let number = token >> KIND_BITS;
+        Some(match token & ((1 << KIND_BITS) - 1) {
+            0 => Self::Listener,
+            1 => Self::Client(ClientId(number)),
+            2 => Self::Process(u32::try_from(number).ok()?),
+            3 => Self::Signal,
+            _ => return None,
+        })
+    }
+}
+
+/// A process that is watched.
+#[derive(Debug)]
+struct Watch {
+    epoch: u32,
+    pidfd: OwnedFd,
+}
+
+/// The running daemon.
+pub struct Server {
+    pub(super) config: Config,
+    pub(super) broker: Broker,
+    pub(super) journal: Journal,
+    pub(super) segments: Segments,
+    pub(super) members: Members,
+    pub(super) clients: Clients,
+    pub(super) poller: Poller,
+    pub(super) started: Instant,
+    watches: BTreeMap<u32, Watch>,
+    next_client: u64,
+    last_look: Instant,
+}
+
+impl Server {
+    /// Puts the parts together.
+    pub fn new(
+        config: Config,
+        broker: Broker,
+        journal: Journal,
+        segments: Segments,
+        members: Members,
+        clients: Clients,
+    ) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        poller.add(clients.listener(), Token::Listener.into(), Interest::READ)?;
+        Ok(Self {
+            config,
+            broker,
+            journal,
+            segments,
+            members,
+            clients,
+            poller,
+            started: Instant::now(),
+            watches: BTreeMap::new(),
+            next_client: 1,
+            last_look: Instant::now(),
+        })
+    }
+
+    pub(super) fn new_client(&mut self) -> ClientId {
+        self.next_client += 1;
+        ClientId(self.next_client)
+    }
+
+    /// Serves until `signal` becomes readable.
+    pub fn serve(&mut self, signal: &OwnedFd) -> io::Result<()> {
+        self.poller.add(signal, Token::Signal.into(), Interest::READ)?;
+        let mut ready = Vec::new();
+        loop {
+            self.run_effects();
+            self.poller.wait(&mut ready, self.timeout())?;
+            for &event in &ready {
+                match Token::parse(event.token) {
+                    Some(Token::Signal) => return Ok(()),
+                    Some(token) => self.handle(token, event),
+                    None => {}
+                }
+                self.run_effects();
+            }
+            self.look_after_segments();
+        }
+    }
+
+    fn handle(&mut self, token: Token, ready: Ready) {
+        match token {
+            Token::Listener => self.accept_clients(),
+            Token::Client(id) => self.serve_client(id, ready),
+            Token::Process(endpoint) => {
+                if let Some(watch) = self.watches.remove(&endpoint) {
+                    self.poller.remove(&watch.pidfd);
+                    self.broker.endpoint_died(endpoint, watch.epoch);
+                }
+            }
+            Token::Signal => {}
+        }
+    }
+
+    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated.
+    fn timeout(&self) -> Option<Duration> {
+        if self.broker.books().channels.is_empty() {
+            return None;
+        }
+        Some(LOOK.saturating_sub(self.last_look.elapsed()))
+    }
+
+    fn look_after_segments(&mut self) {
+        if self.last_look.elapsed() >= LOOK {
+            self.last_look = Instant::now();
+            let used: std::collections::BTreeSet<_> =
+                self.broker.books().channels.values().map(|c| c.segment.0).collect();
+            for segment in used {
+                self.segments.check(&segment);
+            }
+        }
+        for segment in self.segments.take_newly_broken() {
+            // Those who sleep wake up, touch the memory, and see.
+            for endpoint in self.broker.books().endpoints.values().filter(|e| e.segment == segment) {
+                self.members.ring(endpoint.member, endpoint.vector);
+            }
+        }
+    }
+
+    /// Does what the broker has decided, in its order.
+    pub(super) fn run_effects(&mut self) {
+        loop {
+            let effects = self.broker.take_effects();
+            if effects.is_empty() {
+                break;
+            }
+            for effect in effects {
+                self.perform(effect);
+            }
+        }
+        self.journal.settle(self.broker.books());
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Zero { segment, offset, capacity } => self.segments.zero(&segment, offset, capacity),
+            Effect::Mark { segment, at, state } => self.segments.mark(&segment, at, state),
+            Effect::Ring { member, vector } => self.members.ring(member, vector),
+            Effect::Record(record) => self.journal.append(&record),
+            Effect::Send { client, packet, fds } => self.send(client, packet, &fds),
+            Effect::Disconnect(client) => self.end_client(client),
+            Effect::Watch { endpoint, epoch, process } => self.watch(endpoint, epoch, process),
+            Effect::Unwatch { endpoint } => {
+                if let Some(watch) = self.watches.remove(&endpoint) {
+                    self.poller.remove(&watch.pidfd);
+                }
+            }
+            Effect::Inspect { client, request } => {
+                let text = String::from("{}");
+                self.send_text(client, request, &text);
+            }
+            Effect::Admin { .. } => {}
+        }
+    }
+
+    fn send(&mut self, client: ClientId, packet: Vec<u8>, fds: &[FdRef]) {
+        let fds: Vec<Arc<OwnedFd>> = fds
+            .iter()
+            .filter_map(|fd| match fd {
+                FdRef::Memory(segment) => self.segments.file(segment),
+                FdRef::Event(member, vector) => self.members.event(*member, *vector),
+            })
+            .collect();
+        self.send_client(client, vec![(packet, fds)]);
+    }
+
+    /// Answers a request with a text.
+    pub(super) fn send_text(&mut self, client: ClientId, request: u32, text: &str) {
+        let packets = reply::text(request, text).into_iter().map(|packet| (packet, vec![])).collect();
+        self.send_client(client, packets);
+    }
+
+    fn watch(&mut self, endpoint: u32, epoch: u32, process: Process) {
+        if process.pid == 0 {
+            return; // In a process namespace that cannot be seen from here; its connection has to do.
+        }
+        match process.watch() {
+            Ok(Some(pidfd)) => match self.poller.add(&pidfd, Token::Process(endpoint).into(), Interest::READ)
+            {
+                Ok(()) => {
+                    self.watches.insert(endpoint, Watch { epoch, pidfd });
+                }
+                Err(error) => warn!(endpoint, %error, "its process cannot be watched"),
+            },
+            Ok(None) => self.broker.endpoint_died(endpoint, epoch),
+            Err(errno) => warn!(endpoint, %errno, "its process cannot be watched: raise LimitNOFILE="),
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! A real `ginneld` in folders of its own, and raw clients that speak the attach protocol to it.
+#![allow(dead_code)] // Each test program uses its part.
+
+use ginnel_daemon::packet::{self, Packet};
+use ginnel_layout::wire::{self, Header, Kind};
+use ginnel_layout::{Name, channel, ring};
+use ginnel_shmem::{Mapping, Memory, Protection};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// No test waits longer for anything.
+pub const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// Waits until `done` gives something.
+pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WATCHDOG;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether `fd` is readable within `timeout`.
+pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
+    let timeout = rustix::event::Timespec::try_from(timeout).unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+}
+
+/// A daemon.
+pub struct Daemon {
+    pub dir: TempDir,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one with this configuration, in which `[daemon]` is written for it. `extra` goes there too.
+    pub fn start_with(extra: &str, config: &str) -> Self {
+        let mut daemon = Self::prepare(extra, config);
+        daemon.start();
+        daemon
+    }
+
+    pub fn start_new(config: &str) -> Self {
+        Self::start_with("", config)
+    }
+
+    /// The folders and the configuration of one, not started. All on a tmpfs, where segments must be.
+    pub fn prepare(extra: &str, config: &str) -> Self {
+        let dir = TempDir::with_prefix_in("ginneld-test-", "/dev/shm").unwrap();
+        let daemon = Self { dir, child: None };
+        daemon.write_config(extra, config);
+        daemon
+    }
+
+    pub fn write_config(&self, extra: &str, config: &str) {
+        let dir = self.dir.path().display();
+        std::fs::create_dir_all(self.dir.path().join("shm")).unwrap();
+        let daemon = format!(
+            "[daemon]\nruntime_dir = \"{dir}/run\"\nstate_dir = \"{dir}/state\"\nshm_dir = \"{dir}/shm\"\n"
+        );
+        std::fs::write(self.config(), format!("{daemon}{extra}\n{config}")).unwrap();
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.dir.path().join("ginneld.toml")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.run("ginnel.sock")
+    }
+
+    pub fn run(&self, name: &str) -> PathBuf {
+        self.dir.path().join("run").join(name)
+    }
+
+    pub fn shm(&self, name: &str) -> PathBuf {
+        self.dir.path().join("shm").join(format!("ginnel-{name}"))
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginneld"));
+        command.arg("host").arg("--config").arg(self.config());
+        command
+    }
+
+    /// Starts, and waits until it serves.
+    pub fn start(&mut self) {
+        let log =
+            std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let mut child =
+            self.command().env("GINNEL_LOG", "debug").stderr(log).stdin(Stdio::null()).spawn().unwrap();
+        let socket = self.socket();
+        wait_for("the daemon's socket", || {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the daemon ended: {status}\n{}", self.log());
+            }
+            packet::connect_to(&socket).ok()
+        });
+        self.child = Some(child);
+    }
+
+    /// Runs it to its end, which must come by itself.
+    pub fn output(&self, args: &[&str]) -> Output {
+        let mut child =
+            self.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for("the daemon's end", || child.try_wait().unwrap());
+        child.wait_with_output().unwrap()
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// `kill -9`, and a new one.
+    pub fn restart(&mut self) {
+        self.kill();
+        self.start();
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn ended(&mut self) -> std::process::ExitStatus {
+        let mut child = self.child.take().unwrap();
+        wait_for("the daemon's end", || child.try_wait().unwrap())
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+
+    pub fn client(&self) -> Client {
+        Client::hello(&self.socket())
+    }
+
+    pub fn attach(&self, segment: &str, name: &str) -> Attached {
+        self.client().attach(segment, name).unwrap()
+    }
+
+    /// The answer to INSPECT.
+    pub fn inspect(&self) -> serde_json::Value {
+        serde_json::from_str(&self.client().text(Kind::INSPECT, b"").unwrap()).unwrap()
+    }
+
+    /// The answer to ADMIN.
+    pub fn admin(&self, request: serde_json::Value) -> Result<String, Refused> {
+        self.client().text(Kind::ADMIN, request.to_string().as_bytes())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log\n{}", self.log());
+        }
+        // The keeper outlives daemons; here nobody comes after.
+        if let Some(pid) =
+            std::fs::read_to_string(self.run("keeper.pid")).ok().and_then(|p| p.trim().parse().ok())
+            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// An `ERROR`.
+#[derive(Debug)]
+pub struct Refused {
+    pub code: u32,
+    pub text: String,
+}
+
+/// A connection that speaks the protocol.
+pub struct Client {
+    pub fd: OwnedFd,
+    request: u32,
+    pub events: Vec<Packet>,
+}
+
+impl Client {
+    pub fn raw(socket: &Path) -> Self {
+        let fd = wait_for("a connection", || packet::connect_to(socket).ok());
+        Self { fd, request: 0, events: Vec::new() }
+    }
+
+    pub fn hello(socket: &Path) -> Self {
+        let mut client = Self::raw(socket);
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        let ok: wire::HelloOk = client.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
+        assert_eq!((ok.version, ok.member, ok.name.as_str()), (wire::VERSION, 0, "host"));
+        client
+    }
+
+    pub fn send(&mut self, kind: Kind, body: &[u8]) -> u32 {
+        self.request += 1;
+        let mut packet = Header { kind, flags: 0, request: self.request }.as_bytes().to_vec();
+        packet.extend_from_slice(body);
+        self.send_raw(&packet).unwrap();
+        self.request
+    }
+
+    pub fn send_raw(&self, packet: &[u8]) -> Result<(), rustix::io::Errno> {
+        packet::send::<OwnedFd>(self.fd.as_fd(), packet, &[])
+    }
+
+    /// The next packet; `None` if the connection has ended.
+    pub fn receive(&self) -> Option<Packet> {
+        assert!(readable(&self.fd, WATCHDOG), "no packet came");
+        packet::receive(self.fd.as_fd(), wire::MAX_PACKET, 8).ok()
+    }
+
+    /// The answer to a request; events before it are kept.
+    pub fn answer(&mut self, request: u32) -> Option<Packet> {
+        loop {
+            let packet = self.receive()?;
+            let (header, _) = wire::split(&packet.bytes).unwrap();
+            if header.request == request {
+                return Some(packet);
+            }
+            assert_eq!(header.request, 0);
+            self.events.push(packet);
+        }
+    }
+
+    pub fn ask<T: FromBytes>(
+        &mut self,
+        kind: Kind,
+        body: &[u8],
+        expect: Kind,
+    ) -> Result<(T, Vec<OwnedFd>), Refused> {
+        let request = self.send(kind, body);
+        let packet = self.answer(request).expect("the connection ended");
+        parse(packet, expect)
+    }
+
+    pub fn text(&mut self, kind: Kind, body: &[u8]) -> Result<String, Refused> {
+        let request = self.send(kind, body);
+        let mut text = Vec::new();
+        loop {
+            let packet = self.answer(request).expect("the connection ended");
+            let (header, body) = wire::split(&packet.bytes).unwrap();
+            if header.kind == Kind::OK {
+                return Ok(String::new());
+            }
+            if header.kind != Kind::TEXT {
+                return Err(refused(header.kind, body));
+            }
+            text.extend_from_slice(body);
+            if header.flags & Header::MORE == 0 {
+                return Ok(String::from_utf8(text).unwrap());
+            }
+        }
+    }
+
+    pub fn attach(self, segment: &str, name: &str) -> Result<Attached, Refused> {
+        let wish = wire::Attach {
+            segment: self::name(segment),
+            name: self::name(name),
+            ..wire::Attach::new_zeroed()
+        };
+        self.attach_as(wish)
+    }
+
+    pub fn attach_as(mut self, wish: wire::Attach) -> Result<Attached, Refused> {
+        let (wire, fds) = self.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)?;
+        assert_eq!(fds.len(), 2, "memory and event");
+        let memory =
+            Mapping::of_file(&fds[0], wire.map_offset, wire.segment_len as usize, Protection::ReadWrite)
+                .unwrap();
+        let event = fds.into_iter().nth(1).unwrap();
+        let back = wire::Attach { endpoint: wire.endpoint, epoch: wire.epoch, token: wire.token, ..wish };
+        Ok(Attached { client: self, wire, memory, event, back, nonce: 0 })
+    }
+}
+
+fn refused(kind: Kind, body: &[u8]) -> Refused {
+    assert_eq!(kind, Kind::ERROR, "an answer of another kind");
+    let (error, text) = wire::Error::read_from_prefix(body).unwrap();
+    Refused { code: error.code.0, text: String::from_utf8(text.to_vec()).unwrap() }
+}
+
+fn parse<T: FromBytes>(packet: Packet, expect: Kind) -> Result<(T, Vec<OwnedFd>), Refused> {
+    let (header, body) = wire::split(&packet.bytes).unwrap();
+    if header.kind != expect {
+        return Err(refused(header.kind, body));
+    }
+    Ok((wire::body(body).expect("an answer of another length"), packet.fds))
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+/// An endpoint.
+pub struct Attached {
+    pub client: Client,
+    pub wire: wire::Attached,
+    pub memory: Mapping,
+    pub event: OwnedFd,
+    /// How to come back.
+    pub back: wire::Attach,
+    nonce: u64,
+}
+
+impl Attached {
+    pub fn listen(&mut self, at: &str) -> Result<u32, Refused> {
+        let wish = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0 };
+        self.client
+            .ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING)
+            .map(|(l, _)| l.listener)
+    }
+
+    pub fn connect(&mut self, to: &str) -> Result<Channel, Refused> {
+        self.nonce += 1;
+        self.connect_as(to, self.nonce, 4096)
+    }
+
+    pub fn connect_as(&mut self, to: &str, nonce: u64, capacity: u64) -> Result<Channel, Refused> {
+        let wish = wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce };
+        let (wire, fds) = self.client.ask(Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)?;
+        Ok(Channel::new(&self.memory, wire, fds))
+    }
+
+    /// The next INCOMING.
+    pub fn incoming(&mut self) -> Channel {
+        let packet = match self.client.events.is_empty() {
+            true => self.client.receive().expect("the connection ended"),
+            false => self.client.events.remove(0),
+        };
+        let (wire, fds) = parse(packet, Kind::INCOMING).unwrap();
+        Channel::new(&self.memory, wire, fds)
+    }
+
+    pub fn accepted(&mut self, channel: &Channel) {
+        self.tell(Kind::ACCEPTED, channel.wire.channel).unwrap();
+    }
+
+    pub fn close(&mut self, channel: u64) -> Result<(), Refused> {
+        self.tell(Kind::CLOSE, channel)
+    }
+
+    pub fn tell(&mut self, kind: Kind, channel: u64) -> Result<(), Refused> {
+        self.client.ask::<[u8; 0]>(kind, wire::ChannelRef { channel }.as_bytes(), Kind::OK).map(drop)
+    }
+}
+
+/// A channel, as one side sees it.
+pub struct Channel {
+    pub wire: wire::Channel,
+    pub bell: Option<OwnedFd>,
+    pub output: Mapping,
+    pub input: Mapping,
+}
+
+impl Channel {
+    pub fn new(memory: &Mapping, wire: wire::Channel, mut fds: Vec<OwnedFd>) -> Self {
+        let (output, input) = channel::rings(wire.capacity as usize, wire.initiator == 1);
+        let part =
+            |at| memory.part(wire.offset as usize + at, ring::footprint(wire.capacity as usize)).unwrap();
+        Self { bell: fds.pop(), output: part(output), input: part(input), wire }
+    }
+
+    /// What the daemon, or the peer, says of the peer: as consumer of our output, as producer of our input.
+    pub fn peer_state(&self) -> (u32, u32) {
+        (
+            self.output.load_acquire_u32(ring::CONSUMER_STATE),
+            self.input.load_acquire_u32(ring::PRODUCER_STATE),
+        )
+    }
+
+    pub fn ring(&self) {
+        rustix::io::write(self.bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+    }
+}
