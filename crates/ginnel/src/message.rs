@@ -226,6 +226,25 @@ impl MessageReceiver {
     /// is [`Error::BufferTooSmall`], and stays.
     #[inline]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        loop {
+            self.waiter.begin(&mut self.ring);
+            if let Some(len) = self.ring.take(buffer) {
+                self.counters.operations += 1;
+                self.counters.bytes += len as u64;
+                let owed = self.ring.take_owed();
+                self.ring_if(owed);
+                return Ok(len);
+            }
+            match self.ring.poll() {
+                Err(RecvError::Empty) => self.wait_for_message()?,
+                // A message that wants a closer look, or an end: the long way tells.
+                _ => return self.recv_by_peek(buffer),
+            }
+        }
+    }
+
+    #[cold]
+    fn recv_by_peek(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let message = self.peek()?;
         let len = message.len();
         if len > buffer.len() {

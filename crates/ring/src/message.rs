@@ -49,6 +49,9 @@ pub struct Producer<M: Memory> {
     bell: Bell,
     /// How much the sleeping producer wants to claim.
     wanted: usize,
+    /// Records that end here or before need no look at anything: they fit before the end of the ring and into what the
+    /// consumer has released, nothing is held back and nothing has ended. 0 if that cannot be said.
+    clear_to: u64,
 }
 
 impl<M: Memory> Producer<M> {
@@ -72,6 +75,7 @@ impl<M: Memory> Producer<M> {
             armed: Armed::new(SPACE_ARMED),
             bell: Bell::new(DATA_ARMED),
             wanted: 0,
+            clear_to: 0,
         }
     }
 
@@ -90,6 +94,7 @@ impl<M: Memory> Producer<M> {
     /// Finds room; returns the position of the record, after a padding record if need be.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<u64, SendError> {
+        self.clear_to = 0;
         if let Some(ended) = self.ended {
             return Err(ended);
         }
@@ -165,16 +170,48 @@ impl<M: Memory> Producer<M> {
     /// Copies a message in and publishes it. True if the consumer's doorbell must be rung.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<bool, SendError> {
+        match self.put(message) {
+            Some(ring) => Ok(ring),
+            None => self.send_by_claim(message),
+        }
+    }
+
+    /// [`Producer::send`] where nothing is in the way, in one branch; `None` where something may be.
+    #[inline]
+    fn put(&mut self, message: &[u8]) -> Option<bool> {
+        let (position, len) = (self.tail, message.len());
+        let end = position + record_span(len) as u64;
+        let awake = self.memory.load_relaxed_u32(CONSUMER_STATE) <= SideState::OPEN.0;
+        if !((end <= self.clear_to) & (len <= self.max_message()) & awake) {
+            return None;
+        }
+        let header = RecordHeader::new(RecordKind::DATA, position, len);
+        let place = at(position, self.capacity);
+        // The line that the consumer looks at comes last: it takes the line away between any two stores that are far apart.
+        self.memory.store_relaxed_u64(at(end, self.capacity), 0);
+        self.memory.write(place + RECORD_HEADER, message);
+        // ORDER ring.publish: as in `publish`. Pairs with: `Consumer::poll`, `Consumer::take`.
+        self.memory.store_release_u64(place, header.0);
+        self.tail = end;
+        Some(self.bell.needed(&self.memory))
+    }
+
+    #[cold]
+    fn send_by_claim(&mut self, message: &[u8]) -> Result<bool, SendError> {
         let claim = self.claim(message.len())?;
         claim.slice().write(0, message);
-        claim.commit(message.len());
-        Ok(self.publish())
+        let ring = claim.publish(message.len());
+        let end_of_lap = (self.tail | (self.capacity as u64 - 1)) + 1;
+        let released = self.head + (self.capacity - RECORD_ALIGN) as u64;
+        self.clear_to = end_of_lap.min(released);
+        Ok(ring)
     }
 
     /// Says that nothing more comes, after publishing what is committed. True if the consumer's doorbell must be rung.
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         let woken = self.publish();
+        self.clear_to = 0;
         self.ended.get_or_insert(SendError::AfterFinish);
         side::finish_producing(&self.memory);
         self.bell.needed(&self.memory) || woken
@@ -201,6 +238,10 @@ impl<M: Memory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
         // Only asks; a padding record that `reserve` may have queued stays held back until the next publish.
         !matches!(self.reserve(self.wanted), Err(SendError::Full)) || self.memory.is_broken()
+    }
+    #[inline]
+    fn glance(&self) -> bool {
+        self.memory.load_relaxed_u64(HEAD) != self.head
     }
     fn arm(&mut self) {
         self.armed.arm(&self.memory);
@@ -270,6 +311,8 @@ pub struct Consumer<M: Memory> {
     /// What the producer knows us to have released.
     returned: u64,
     next: Next,
+    /// One more than the longest message that [`Consumer::take`] takes; 0 once there will never be another.
+    limit: usize,
     /// The producer waits for space that was returned while looking; its doorbell is due.
     owed: bool,
     armed: Armed,
@@ -292,6 +335,7 @@ impl<M: Memory> Consumer<M> {
             position: 0,
             returned: 0,
             next: Next::Unknown,
+            limit: ring::max_message(capacity) + 1,
             owed: false,
             armed: Armed::new(DATA_ARMED),
             bell: Bell::new(SPACE_ARMED),
@@ -354,6 +398,7 @@ impl<M: Memory> Consumer<M> {
     #[cold]
     fn end(&mut self, why: RecvError) -> RecvError {
         self.next = Next::Never(why);
+        self.limit = 0;
         why
     }
 
@@ -389,6 +434,9 @@ impl<M: Memory> Consumer<M> {
     /// rest is lost. Ask [`Consumer::take_owed`] afterwards.
     #[inline]
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
+        if let Some(len) = self.take(into) {
+            return Ok(len);
+        }
         let message = self.peek()?;
         let len = message.len();
         message.slice().read(0, into);
@@ -398,6 +446,30 @@ impl<M: Memory> Consumer<M> {
         }
         message.consumer.advance(record_span(len));
         Ok(len)
+    }
+
+    /// [`Consumer::recv`] where nothing is in the way, in few branches; `None` where something may be: no message, an end, a
+    /// header that wants a closer look, or a buffer too short. Ask [`Consumer::take_owed`] afterwards.
+    #[inline]
+    pub fn take(&mut self, into: &mut [u8]) -> Option<usize> {
+        let position = self.position;
+        let place = at(position, self.capacity);
+        // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
+        let header = RecordHeader(self.memory.load_acquire_u64(place));
+        let len = header.len();
+        let span = record_span(len);
+        let to_end = self.capacity - (position as usize & (self.capacity - 1));
+        let plain = header.is_for(position) & (header.kind().0 == RecordKind::DATA.0);
+        let fits = (len < self.limit) & (span <= to_end) & (len <= into.len());
+        if !(plain & fits) {
+            return None;
+        }
+        self.memory.read(place + RECORD_HEADER, &mut into[..len]);
+        if self.memory.is_broken() {
+            return None;
+        }
+        self.advance(span);
+        Some(len)
     }
 
     #[inline]
@@ -442,6 +514,10 @@ impl<M: Memory> Waitable for Consumer<M> {
     #[inline]
     fn ready(&mut self) -> bool {
         !matches!(self.poll(), Err(RecvError::Empty))
+    }
+    #[inline]
+    fn glance(&self) -> bool {
+        self.memory.load_relaxed_u64(at(self.position, self.capacity)) != 0
     }
     fn arm(&mut self) {
         self.armed.arm(&self.memory);

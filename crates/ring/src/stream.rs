@@ -96,7 +96,7 @@ impl<M: Memory> Producer<M> {
     pub fn claim(&mut self, most: usize) -> Result<Room<'_, M>, SendError> {
         let start = self.tail as usize & (self.capacity - 1);
         let run = self.capacity - start;
-        let len = self.room(most.min(self.capacity / PIECES))?.min(most).min(run);
+        let len = self.room(most.clamp(1, self.capacity / PIECES))?.min(most).min(run);
         Ok(Room { producer: self, start: HEADER + start, len })
     }
 
@@ -143,6 +143,10 @@ impl<M: Memory> Producer<M> {
 impl<M: Memory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
         !matches!(self.room(1), Err(SendError::Full)) || self.memory.is_broken()
+    }
+    #[inline]
+    fn glance(&self) -> bool {
+        self.memory.load_relaxed_u64(HEAD) != self.head
     }
     fn arm(&mut self) {
         self.armed.arm(&self.memory);
@@ -343,6 +347,10 @@ impl<M: Memory> Consumer<M> {
 impl<M: Memory> Waitable for Consumer<M> {
     fn ready(&mut self) -> bool {
         !matches!(self.poll(), Err(RecvError::Empty))
+    }
+    #[inline]
+    fn glance(&self) -> bool {
+        self.memory.load_relaxed_u64(TAIL) != self.tail
     }
     fn arm(&mut self) {
         self.armed.arm(&self.memory);

@@ -66,14 +66,21 @@ pub trait Sleeper {
 pub trait Waitable {
     /// Whether the wait is over: the thing is there, or it will never be.
     fn ready(&mut self) -> bool;
+    /// A cheaper look: true if something has changed, so that [`Waitable::ready`] is worth asking. May overlook an end.
+    #[inline]
+    fn glance(&self) -> bool {
+        true
+    }
     /// Tells the other side that we are about to sleep ([`Armed::arm`]).
     fn arm(&mut self);
     /// We are awake again.
     fn disarm(&mut self);
 }
 
-/// How many looks pass between two looks at the clock.
-const LOOKS_PER_CLOCK: u32 = 64;
+/// Glances between two full looks. Nothing but loads of one word: what is waited for is then seen as early as can be.
+const GLANCES: u32 = 64;
+/// Full looks between two looks at the clock, which may be slow in a guest.
+const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Waits until `what` is ready. `Ok(false)` if the deadline came first.
 pub fn wait<W: Waitable + ?Sized>(
@@ -119,9 +126,15 @@ pub fn wait<W: Waitable + ?Sized>(
 fn spin<W: Waitable + ?Sized>(what: &mut W, deadline: Option<Instant>) -> bool {
     loop {
         for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..GLANCES {
+                if what.glance() && what.ready() {
+                    return true;
+                }
+            }
             if what.ready() {
                 return true;
             }
+            // Once in a while only: it takes long on some CPUs, and in some hypervisors it gives up the time slice.
             std::hint::spin_loop();
         }
         if deadline.is_some_and(|d| Instant::now() >= d) {

@@ -76,6 +76,12 @@ impl Mapping {
 
     fn wrap(start: *mut u8, len: usize, guarded: bool) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        if len % 8 != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a mapping's length is a multiple of eight",
+            ));
+        }
         let whole = Arc::new(Whole { start, len, broken: AtomicBool::new(false), guard: OnceLock::new() });
         if guarded {
             let slot = guard::watch(start.as_ptr() as usize, len, &raw const whole.broken)?;
@@ -85,10 +91,10 @@ impl Mapping {
         Ok(Self { start, len, whole })
     }
 
-    /// The `len` bytes from `at`, or `None` if they are not all inside.
+    /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` or `len` is no multiple of eight.
     pub fn part(&self, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;
-        if end > self.len {
+        if end > self.len || (at | len) % 8 != 0 {
             return None;
         }
         // SAFETY: `at` is within the mapping, as just checked.
@@ -103,25 +109,25 @@ impl Mapping {
 
     #[inline]
     pub(crate) fn pointer(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(at <= self.len && len <= self.len - at, "access outside the mapping");
+        // One branch, here and below: under emulation a branch costs more than what it guards.
+        assert!((at <= self.len) & (len <= self.len.wrapping_sub(at)), "access outside the mapping");
         // SAFETY: `at` is within the mapping, as just checked.
         unsafe { self.start.as_ptr().add(at) }
     }
 
     #[inline]
     fn word32(&self, at: usize) -> &AtomicU32 {
-        let p = self.pointer(at, 4).cast::<u32>();
-        assert!(p.is_aligned(), "misaligned word");
-        // SAFETY: inside the mapping, aligned, and only ever accessed atomically by us; it lives while `self` does.
-        unsafe { AtomicU32::from_ptr(p) }
+        assert!((at < self.len) & (at % 4 == 0), "word outside the mapping, or misaligned");
+        // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and only ever accessed
+        // atomically by us; it lives while `self` does.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
     #[inline]
     fn word64(&self, at: usize) -> &AtomicU64 {
-        let p = self.pointer(at, 8).cast::<u64>();
-        assert!(p.is_aligned(), "misaligned word");
-        // SAFETY: inside the mapping, aligned, and only ever accessed atomically by us; it lives while `self` does.
-        unsafe { AtomicU64::from_ptr(p) }
+        assert!((at < self.len) & (at % 8 == 0), "word outside the mapping, or misaligned");
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
     #[inline]
@@ -197,13 +203,16 @@ impl Memory for Mapping {
 
     #[inline]
     fn read(&self, at: usize, into: &mut [u8]) {
-        if into.len() <= WORDWISE && (at | into.len()) & 7 == 0 {
+        let from = self.pointer(at, into.len());
+        if (into.len() <= WORDWISE) & ((at | into.len()) & 7 == 0) {
             for (i, chunk) in into.chunks_exact_mut(8).enumerate() {
-                chunk.copy_from_slice(&self.load_relaxed_u64(at + 8 * i).to_ne_bytes());
+                // SAFETY: inside the mapping, as `pointer` has checked for the whole run; aligned, since the mapping's start
+                // and `at` are; accessed atomically.
+                let word = unsafe { AtomicU64::from_ptr(from.cast::<u64>().add(i)) };
+                chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
             }
             return;
         }
-        let from = self.pointer(at, into.len());
         // SAFETY: both runs have `into.len()` bytes, and `into` is private memory, so they do not overlap. That a peer
         // may write the source meanwhile is the assumption on top of the crate.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -211,14 +220,15 @@ impl Memory for Mapping {
 
     #[inline]
     fn write(&self, at: usize, from: &[u8]) {
-        if from.len() <= WORDWISE && (at | from.len()) & 7 == 0 {
-            let (words, _) = from.as_chunks::<8>();
-            for (i, word) in words.iter().enumerate() {
-                self.store_relaxed_u64(at + 8 * i, u64::from_ne_bytes(*word));
+        let to = self.pointer(at, from.len());
+        if (from.len() <= WORDWISE) & ((at | from.len()) & 7 == 0) {
+            for (i, bytes) in from.as_chunks::<8>().0.iter().enumerate().rev() {
+                // SAFETY: as in `read`.
+                let word = unsafe { AtomicU64::from_ptr(to.cast::<u64>().add(i)) };
+                word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
             }
             return;
         }
-        let to = self.pointer(at, from.len());
         // SAFETY: as in `read`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
@@ -289,7 +299,12 @@ mod tests {
     #[test]
     fn parts_are_checked() {
         let m = Mapping::anonymous(4096).unwrap();
-        assert!(m.part(4096, 0).is_some() && m.part(4000, 97).is_none() && m.part(usize::MAX, 2).is_none());
+        assert!(
+            m.part(4096, 0).is_some()
+                && m.part(4000, 104).is_none()
+                && m.part(4, 8).is_none()
+                && m.part(usize::MAX, 2).is_none()
+        );
     }
 
     #[test]

@@ -105,6 +105,12 @@ impl<'a, M: Memory> SharedSlice<'a, M> {
         Self::new(self.memory, self.at + n, self.len - n)
     }
 
+    /// The first `n` bytes. Panics if there are fewer.
+    pub fn first(&self, n: usize) -> Self {
+        assert!(n <= self.len, "taking more than there is");
+        Self { len: n, ..*self }
+    }
+
     /// All bytes, copied.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
