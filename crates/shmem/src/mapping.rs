@@ -76,7 +76,7 @@ impl Mapping {
 
     fn wrap(start: *mut u8, len: usize, guarded: bool) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned null"))?;
-        if len % 8 != 0 {
+        if !len.is_multiple_of(8) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "a mapping's length is a multiple of eight",
@@ -94,7 +94,7 @@ impl Mapping {
     /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` or `len` is no multiple of eight.
     pub fn part(&self, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;
-        if end > self.len || (at | len) % 8 != 0 {
+        if end > self.len || !(at | len).is_multiple_of(8) {
             return None;
         }
         // SAFETY: `at` is within the mapping, as just checked.
@@ -117,7 +117,7 @@ impl Mapping {
 
     #[inline]
     fn word32(&self, at: usize) -> &AtomicU32 {
-        assert!((at < self.len) & (at % 4 == 0), "word outside the mapping, or misaligned");
+        assert!((at < self.len) & at.is_multiple_of(4), "word outside the mapping, or misaligned");
         // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and only ever accessed
         // atomically by us; it lives while `self` does.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
@@ -125,7 +125,7 @@ impl Mapping {
 
     #[inline]
     fn word64(&self, at: usize) -> &AtomicU64 {
-        assert!((at < self.len) & (at % 8 == 0), "word outside the mapping, or misaligned");
+        assert!((at < self.len) & at.is_multiple_of(8), "word outside the mapping, or misaligned");
         // SAFETY: as in `word32`.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
