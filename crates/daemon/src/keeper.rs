@@ -1,16 +1,319 @@
-//! The keeper: a process that does nothing but hold file descriptors by name, so that they outlive a daemon.
+//! The keeper: holds file descriptors by name, so that they outlive a daemon.
+//!
+//! As a unit of systemd the daemon gives them to the service manager's file descriptor store. Otherwise to a process of
+//! its own, `ginneld keeper`, which does nothing else: it is started by the first daemon, outlives it, and is found by
+//! the next one through its socket.
+//!
+//! The process speaks packets over that socket, with nobody but its own user:
+//!
+//! | request | descriptors | answer |
+//! |---|---|---|
+//! | `S` name | to hold, in place of what has this name | `K` |
+//! | `D` name | | `K` |
+//! | `F` | | `E` name with descriptors, for each name; `K` |
+//! | `X` | | `K`; the keeper ends |
+//!
+//! or `N` and a text that says why not.
+#![allow(unsafe_code)] // Descriptors that systemd has passed are numbers in the environment.
 
-use std::path::PathBuf;
+use crate::packet::{self, MAX_FDS, Packet};
+use anyhow::{Context, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::SocketType;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Descriptors that one keeper holds at most.
+const MAX_HELD: usize = 16384;
+/// Connections at a time. There is one daemon.
+const MAX_CONNECTIONS: usize = 8;
+/// The longest packet: one letter and a name.
+const MAX_PACKET: usize = 256;
+/// No keeper needs longer for anything.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Set in our unit files: systemd before version 254 does not tell whether it has a store for us.
+const STORE_VARIABLE: &str = "GINNEL_FDSTORE";
+
+/// Descriptors by name.
+pub type Held = BTreeMap<String, Vec<OwnedFd>>;
+
+/// The daemon's side.
+#[derive(Debug)]
+pub struct Keeper(Backend);
+
+#[derive(Debug)]
+enum Backend {
+    /// With how many descriptors each name has.
+    Systemd(BTreeMap<String, usize>),
+    Process {
+        socket: PathBuf,
+        connection: OwnedFd,
+        /// If it is our child, so that its end leaves no zombie.
+        child: Option<Child>,
+    },
+}
+
+impl Keeper {
+    /// Finds the keeper, or starts one with a socket at this path, and fetches what it holds. Must be called before the
+    /// process has threads, and once, because it takes descriptors over from the environment.
+    pub fn open(socket: &Path) -> anyhow::Result<(Self, Held)> {
+        let notify = std::env::var_os("NOTIFY_SOCKET").is_some();
+        if notify && ["FDSTORE", STORE_VARIABLE].iter().any(|v| std::env::var_os(v).is_some_and(|n| n != "0"))
+        {
+            let held = from_systemd().context("the descriptors that systemd has stored")?;
+            let counts = held.iter().map(|(name, fds)| (name.clone(), fds.len())).collect();
+            return Ok((Self(Backend::Systemd(counts)), held));
+        }
+        let open = || {
+            let (connection, child) = connect(socket)?;
+            let held = fetch(connection.as_fd())?;
+            Ok::<_, anyhow::Error>((
+                Self(Backend::Process { socket: socket.to_owned(), connection, child }),
+                held,
+            ))
+        };
+        open().with_context(|| format!("the keeper at {}", socket.display()))
+    }
+
+    /// Holds these descriptors under this name, in place of what had it. They are held when this returns.
+    pub fn store<Fd: AsFd>(&mut self, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
+        self.remove_from_systemd(name)?;
+        match &mut self.0 {
+            Backend::Systemd(counts) => {
+                counts.insert(name.to_owned(), fds.len());
+                for (i, fd) in fds.iter().enumerate() {
+                    let name = format!("{name}.{i}");
+                    let states =
+                        [NotifyState::FdStore, NotifyState::FdName(&name), NotifyState::Custom("FDPOLL=0")];
+                    sd_notify::notify_with_fds(false, &states, &[fd.as_fd()])
+                        .context("systemd's descriptor store")?;
+                }
+                Ok(())
+            }
+            Backend::Process { connection, .. } => ask(connection.as_fd(), b'S', name, fds),
+        }
+    }
+
+    /// Holds what has this name no longer.
+    pub fn remove(&mut self, name: &str) -> anyhow::Result<()> {
+        match &self.0 {
+            Backend::Systemd(_) => self.remove_from_systemd(name),
+            Backend::Process { connection, .. } => ask::<OwnedFd>(connection.as_fd(), b'D', name, &[]),
+        }
+    }
+
+    fn remove_from_systemd(&mut self, name: &str) -> anyhow::Result<()> {
+        let Backend::Systemd(counts) = &mut self.0 else { return Ok(()) };
+        for i in 0..counts.remove(name).unwrap_or(0) {
+            let name = format!("{name}.{i}");
+            sd_notify::notify(false, &[NotifyState::FdStoreRemove, NotifyState::FdName(&name)])
+                .context("systemd's descriptor store")?;
+        }
+        Ok(())
+    }
+
+    /// Becomes readable when the keeper has died: call [`Keeper::open`] anew and store everything again. `None` if it
+    /// is systemd.
+    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Backend::Systemd(_) => None,
+            Backend::Process { connection, .. } => Some(connection.as_fd()),
+        }
+    }
+
+    /// Starts a keeper in place of one that has died. It holds nothing.
+    pub fn reopen(&mut self) -> anyhow::Result<()> {
+        let Backend::Process { socket, child, .. } = &mut self.0 else { return Ok(()) };
+        if let Some(mut child) = child.take() {
+            let _ = child.try_wait();
+        }
+        let socket = socket.clone();
+        *self = Self::open(&socket)?.0;
+        Ok(())
+    }
+
+    /// Ends the keeper and lets go of all it holds.
+    pub fn stop(self) -> anyhow::Result<()> {
+        match self.0 {
+            Backend::Systemd(_) => Ok(()), // Stopping the unit does it.
+            Backend::Process { connection, child, .. } => {
+                ask::<OwnedFd>(connection.as_fd(), b'X', "", &[])?;
+                if let Some(mut child) = child {
+                    child.wait()?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What systemd has stored for us. Names end in `.` and a number.
+fn from_systemd() -> anyhow::Result<Held> {
+    let mut numbered: BTreeMap<String, BTreeMap<u32, OwnedFd>> = BTreeMap::new();
+    for (fd, name) in sd_notify::listen_fds_with_names(false)? {
+        // SAFETY: systemd has passed this number to this process (its pid was compared), and nobody else takes it over.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        match name.rsplit_once('.').and_then(|(name, i)| Some((name, i.parse().ok()?))) {
+            Some((name, i)) => drop(numbered.entry(name.to_owned()).or_default().insert(i, fd)),
+            None => warn!(name, "systemd has stored a descriptor of an unknown name"),
+        }
+    }
+    Ok(numbered.into_iter().map(|(name, fds)| (name, fds.into_values().collect())).collect())
+}
+
+/// A connection to the keeper, which is started if there is none.
+fn connect(socket: &Path) -> anyhow::Result<(OwnedFd, Option<Child>)> {
+    if let Ok(connection) = packet::connect_to(socket) {
+        patient(&connection)?;
+        return Ok((connection, None));
+    }
+    // It gets its socket ready-made, so that it can be talked to at once. Left-overs of a dead keeper are removed.
+    let listener = packet::listen_at(socket, SocketType::SEQPACKET)?;
+    let program = std::env::current_exe().context("this program's own file")?;
+    let mut command = Command::new(program);
+    command.arg("keeper").arg("--socket").arg(socket);
+    command
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(listener))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let child = command.spawn().context("starting it")?;
+    info!(pid = child.id(), socket = %socket.display(), "keeper started");
+    let connection = packet::connect_to(socket)?;
+    patient(&connection)?;
+    Ok((connection, Some(child)))
+}
+
+fn patient(connection: &OwnedFd) -> io::Result<()> {
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(connection, direction, Some(PATIENCE))?;
+    }
+    Ok(())
+}
+
+fn ask<Fd: AsFd>(connection: BorrowedFd<'_>, what: u8, name: &str, fds: &[Fd]) -> anyhow::Result<()> {
+    let request = [&[what], name.as_bytes()].concat();
+    packet::send(connection, &request, fds).context("asking the keeper")?;
+    let answer = packet::receive(connection, MAX_PACKET, 0).context("the keeper's answer")?;
+    match answer.bytes.split_first() {
+        Some((b'K', _)) => Ok(()),
+        Some((b'N', why)) => Err(anyhow!("the keeper refuses: {}", String::from_utf8_lossy(why))),
+        _ => Err(anyhow!("the keeper says something unknown")),
+    }
+}
+
+fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
+    packet::send::<OwnedFd>(connection, b"F", &[]).context("asking the keeper")?;
+    let mut held = Held::new();
+    loop {
+        let Packet { bytes, fds, truncated } =
+            packet::receive(connection, MAX_PACKET, MAX_FDS).context("the keeper's answer")?;
+        match bytes.split_first() {
+            _ if truncated => bail!("descriptors were lost: raise the limit on open files (LimitNOFILE=)"),
+            Some((b'E', name)) => drop(held.insert(String::from_utf8_lossy(name).into_owned(), fds)),
+            Some((b'K', _)) => return Ok(held),
+            Some((b'N', why)) => bail!("it refuses: {}", String::from_utf8_lossy(why)),
+            _ => bail!("it says something unknown"),
+        }
+    }
+}
+
+/// As many open files as this process may have.
+pub fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
 
 /// Arguments of `ginneld keeper`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Its socket.
+    /// The path of its socket, for whoever looks at the list of processes. The socket itself is standard input.
     #[arg(long)]
     pub socket: PathBuf,
 }
 
-/// Runs until it is told to end.
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("the keeper is not in this build yet")
+/// The keeper's process. Runs until it is told to end.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    // Away from the daemon's terminal and process group: what ends the daemon must not end this.
+    let _ = rustix::process::setsid();
+    raise_open_files();
+    let stdin = io::stdin();
+    let mut held = Held::new();
+    let mut connections: Vec<OwnedFd> = Vec::new();
+    loop {
+        let ready: Vec<bool> = {
+            let listener = PollFd::new(&stdin, PollFlags::IN);
+            let others = connections.iter().map(|c| PollFd::new(c, PollFlags::IN));
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(listener).chain(others).collect();
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+        };
+        let mut index = 0;
+        let mut stop = false;
+        connections.retain(|connection| {
+            index += 1;
+            !ready[index] || serve(connection.as_fd(), &mut held, &mut stop)
+        });
+        if stop {
+            let _ = std::fs::remove_file(&args.socket);
+            return Ok(());
+        }
+        if ready[0]
+            && let Ok(Some(connection)) = packet::accept(stdin.as_fd())
+            && connections.len() < MAX_CONNECTIONS
+            && packet::peer(connection.as_fd()).is_ok_and(|p| p.uid == rustix::process::geteuid().as_raw())
+            && rustix::io::ioctl_fionbio(&connection, false).is_ok()
+            && patient(&connection).is_ok()
+        {
+            connections.push(connection);
+        }
+    }
+}
+
+/// Serves one request. False ends the connection.
+fn serve(connection: BorrowedFd<'_>, held: &mut Held, stop: &mut bool) -> bool {
+    let Ok(Packet { bytes, fds, truncated }) = packet::receive(connection, MAX_PACKET, MAX_FDS) else {
+        return false;
+    };
+    let answer = |text: &str| packet::send::<OwnedFd>(connection, text.as_bytes(), &[]).is_ok();
+    let Some((what, Ok(name))) = bytes.split_first().map(|(what, name)| (what, str::from_utf8(name))) else {
+        return answer("Na name that is not UTF-8");
+    };
+    match what {
+        _ if truncated => answer("Na request too long, or descriptors lost: raise the limit on open files"),
+        b'S' => {
+            let others: usize = held.iter().filter(|(n, _)| *n != name).map(|(_, fds)| fds.len()).sum();
+            if others + fds.len() > MAX_HELD {
+                return answer(&format!("Nit holds {others} descriptors, and {MAX_HELD} is the limit"));
+            }
+            held.insert(name.to_owned(), fds);
+            answer("K")
+        }
+        b'D' => {
+            held.remove(name);
+            answer("K")
+        }
+        b'F' => {
+            held.iter()
+                .all(|(name, fds)| packet::send(connection, format!("E{name}").as_bytes(), fds).is_ok())
+                && answer("K")
+        }
+        b'X' => {
+            *stop = true;
+            answer("K")
+        }
+        _ => answer("Nan unknown request"),
+    }
 }
