@@ -1,0 +1,324 @@
+//! C and C++ programs that know nothing but `ginnel.h`, compiled without a warning and run against a real daemon.
+
+mod names;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    output
+}
+
+/// The library and the daemon as cargo's profile of this test makes them, and the programs of `tests/c`.
+struct Built {
+    /// The folder of cargo's profile.
+    programs: PathBuf,
+    /// The folder of the C library.
+    library: PathBuf,
+    /// The folder of the compiled programs.
+    compiled: TempDir,
+}
+
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        // target/PROFILE/deps/this
+        let programs = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
+        let target = programs.parent().unwrap();
+        let name = programs.file_name().unwrap().to_str().unwrap();
+        let profile = if name == "debug" { "dev" } else { name };
+        run(Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "-p",
+                "ginnel-daemon",
+                "--bin",
+                "ginneld",
+                "--profile",
+                profile,
+            ])
+            .env("CARGO_TARGET_DIR", target));
+        run(make(target, profile).arg("all"));
+        let built =
+            Built { library: programs.join("capi"), programs, compiled: tempfile::tempdir().unwrap() };
+        built.compile("cc", "c11", "conversation.c", &["-D_POSIX_C_SOURCE=200809L"]);
+        built.compile("c++", "c++17", "conversation.cpp", &[]);
+        built
+    })
+}
+
+fn make(target: &Path, profile: &str) -> Command {
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "-C"]).arg(here()).arg(format!("PROFILE={profile}"));
+    make.env("CARGO_TARGET_DIR", target);
+    make
+}
+
+impl Built {
+    /// Compiles a file of `tests/c`, or one with its whole path.
+    fn compile(&self, compiler: &str, standard: &str, source: &str, more: &[&str]) -> PathBuf {
+        let source = here().join("tests/c").join(source);
+        let extension = source.extension().unwrap().to_str().unwrap();
+        let program = self.compiled.path().join(extension).join(source.file_stem().unwrap());
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        run(Command::new(compiler)
+            .args([&format!("-std={standard}"), "-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
+            .args(["-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"])
+            .args(more)
+            .arg("-I")
+            .arg(here().join("include"))
+            .arg("-o")
+            .arg(&program)
+            .arg(&source)
+            .arg("-L")
+            .arg(&self.library)
+            .arg("-lginnel")
+            .arg(format!("-Wl,-rpath,{}", self.library.display())));
+        program
+    }
+
+    fn program(&self, path: &str) -> PathBuf {
+        self.compiled.path().join(path)
+    }
+}
+
+/// A daemon with one segment, `test`, that is the host's alone.
+struct World {
+    folder: TempDir,
+    daemon: Child,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let config = folder.path().join("ginneld.toml");
+        let at = folder.path().display();
+        let text = format!(
+            "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n\
+             [segment.test]\nsize = '16M'\nmembers = ['host']\n"
+        );
+        for part in ["run", "state", "shm"] {
+            fs::create_dir(folder.path().join(part)).unwrap();
+        }
+        fs::write(&config, text).unwrap();
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let daemon = Command::new(built().programs.join("ginneld"))
+            .args(["host", "--config"])
+            .arg(&config)
+            .stderr(log.try_clone().unwrap())
+            .stdout(log)
+            .spawn()
+            .unwrap();
+        let mut world = Self { folder, daemon };
+        let watchdog = Instant::now() + Duration::from_secs(20);
+        while ginnel::Daemon::connect_to(&world.socket()).is_err() {
+            let ended = world.daemon.try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < watchdog, "ginneld {ended:?}: {}", world.log());
+            sleep(Duration::from_millis(10));
+        }
+        world
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("run/ginnel.sock")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env("GINNEL_SOCKET", self.socket());
+        command
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("ginneld said:\n{}", self.log());
+        }
+        // SIGTERM, so that it takes its keeper along.
+        let _ = Command::new("kill").arg(self.daemon.id().to_string()).status();
+        let watchdog = Instant::now() + Duration::from_secs(10);
+        while matches!(self.daemon.try_wait(), Ok(None)) {
+            if Instant::now() >= watchdog {
+                let _ = self.daemon.kill();
+                let _ = self.daemon.wait();
+            }
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn scenario(name: &str) {
+    let world = World::new();
+    run(world.command(&built().program("c/conversation")).arg(name));
+}
+
+#[test]
+fn messages_come_back_in_all_sizes() {
+    scenario("messages");
+}
+
+#[test]
+fn messages_are_made_and_read_in_place() {
+    scenario("in_place");
+}
+
+#[test]
+fn streams_run_both_ways_at_once() {
+    scenario("streams");
+}
+
+#[test]
+fn nonblocking_channels_work_with_poll() {
+    scenario("nonblocking");
+}
+
+#[test]
+fn timeouts_end_waits() {
+    scenario("timeouts");
+}
+
+#[test]
+fn a_half_closed_channel_still_receives() {
+    scenario("half_close");
+}
+
+#[test]
+fn the_death_of_a_peer_is_told() {
+    scenario("death");
+}
+
+#[test]
+fn mistakes_are_errors_with_a_reason() {
+    scenario("mistakes");
+}
+
+#[test]
+fn facts_can_be_asked() {
+    scenario("facts");
+}
+
+#[test]
+fn cxx_programs_work_too() {
+    let world = World::new();
+    run(&mut world.command(&built().program("cpp/conversation")));
+}
+
+#[test]
+fn the_examples_talk_to_each_other() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let built = built();
+    let target = built.programs.parent().unwrap();
+    let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
+    run(make(target, profile).arg("examples").arg(format!("EXAMPLES={}", folder.path().display())));
+
+    let mut server = world.command(&folder.path().join("echo_server")).arg("test/echo").spawn().unwrap();
+    let watchdog = Instant::now() + Duration::from_secs(20);
+    let said = loop {
+        // Until the server listens, the client is refused and says so.
+        let client =
+            world.command(&folder.path().join("echo_client")).args(["test/echo", "grüezi"]).output().unwrap();
+        let error = String::from_utf8_lossy(&client.stderr).into_owned();
+        if client.status.success() {
+            break String::from_utf8(client.stdout).unwrap();
+        }
+        assert!(error.starts_with("echo_client: ") && Instant::now() < watchdog, "{error}");
+        sleep(Duration::from_millis(10));
+    };
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(said, "grüezi\n");
+}
+
+#[test]
+fn every_public_name_links_and_nothing_else_is_exported() {
+    let built = built();
+    let (functions, errors) = names::public();
+
+    let mut source = String::from("#include <ginnel.h>\n#include <string.h>\n");
+    source.push_str("typedef void function(void);\nfunction *const functions[] = {\n");
+    for name in &functions {
+        source.push_str(&format!("    (function *)&{name},\n"));
+    }
+    source.push_str("};\nstatic const int errors[] = {\n");
+    for (name, _) in &errors {
+        source.push_str(&format!("    {name},\n"));
+    }
+    source.push_str(
+        "};\nint main(void)\n{\n    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)\n        \
+         if (strcmp(ginnel_strerror(errors[i]), ginnel_strerror(1)) == 0)\n            return 1;\n    \
+         return functions[0] == 0;\n}\n",
+    );
+    let path = built.compiled.path().join("names.c");
+    fs::write(&path, &source).unwrap();
+    run(&mut Command::new(built.compile("cc", "c11", path.to_str().unwrap(), &[])));
+
+    let library = built.library.join("libginnel.so");
+    let listed =
+        run(Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]).arg(library));
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let mut exported: Vec<_> = listed.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    let mut wanted: Vec<_> = functions.iter().map(|name| format!("{name}@@GINNEL_0.1")).collect();
+    wanted.push("GINNEL_0.1".into());
+    exported.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(exported, wanted);
+}
+
+#[test]
+fn what_is_installed_can_be_found_and_used() {
+    let built = built();
+    let root = tempfile::tempdir().unwrap();
+    let at = |path: &str| root.path().join(path);
+    let target = built.programs.parent().unwrap();
+    let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
+    let mut install = make(target, profile);
+    run(install.args(["install", "PREFIX=/usr", &format!("DESTDIR={}", root.path().display())]));
+    for link in ["usr/lib/libginnel.so", "usr/lib/libginnel.so.0"] {
+        assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink() && at(link).exists(), "{link}");
+    }
+    let page = fs::read_to_string(at("usr/share/man/man3/ginnel_message_send.3")).unwrap();
+    assert_eq!(page, ".so man3/ginnel_message.3\n");
+    assert!(at("usr/share/man/man7/ginnel.7").exists());
+
+    let flags = run(Command::new("pkg-config")
+        .args(["--cflags", "--libs", "ginnel"])
+        .env("PKG_CONFIG_PATH", at("usr/lib/pkgconfig"))
+        .env("PKG_CONFIG_SYSROOT_DIR", root.path())
+        .env("PKG_CONFIG_ALLOW_SYSTEM_CFLAGS", "1")
+        .env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1"));
+    let flags = String::from_utf8(flags.stdout).unwrap();
+    let program = at("client");
+    run(Command::new("cc")
+        .arg(here().join("examples/echo_client.c"))
+        .arg("-o")
+        .arg(&program)
+        .args(flags.split_whitespace()));
+    // Without a daemon it says so: it runs, and with the library that was installed.
+    let said = Command::new(&program)
+        .env("LD_LIBRARY_PATH", at("usr/lib"))
+        .env("GINNEL_SOCKET", at("none.sock"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert!(said.starts_with("echo_client: no ginnel daemon at"), "{said}");
+}
