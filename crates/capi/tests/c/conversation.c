@@ -425,8 +425,8 @@ static pid_t client;
 
 static void death_server(void)
 {
-    ginnel_channel *messages = serve("test/death", GINNEL_MESSAGE);
-    ginnel_channel *bytes = serve("test/death", GINNEL_STREAM);
+    ginnel_channel *messages = serve("test/last", GINNEL_MESSAGE);
+    ginnel_channel *bytes = serve("test/words", GINNEL_STREAM);
     await(to_server);
     CHECK(kill(client, SIGKILL) == 0);
     CHECK(OK(ginnel_message_recv(messages, buffer, sizeof buffer)) == 4 && memcmp(buffer, "last", 4) == 0);
@@ -441,8 +441,8 @@ static void death_server(void)
 
 static void death_client(void)
 {
-    ginnel_channel *messages = join("test/death", GINNEL_MESSAGE);
-    ginnel_channel *bytes = join("test/death", GINNEL_STREAM);
+    ginnel_channel *messages = join("test/last", GINNEL_MESSAGE);
+    ginnel_channel *bytes = join("test/words", GINNEL_STREAM);
     OK(ginnel_message_send(messages, "last", 4));
     OK(ginnel_stream_send_all(bytes, "words", 5));
     tell(to_server);
