@@ -4,6 +4,7 @@ use super::clients::{Clients, FIRST_TOKEN, Token};
 use super::control::Control;
 use super::segments::Segments;
 use super::vfio::Interrupts;
+use crate::keeper::Keeper;
 use crate::link::GuestLink;
 use crate::poller::{Interest, Poller, Ready};
 use anyhow::{Context, Result};
@@ -19,6 +20,7 @@ use zerocopy::IntoBytes;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const BELL: u64 = 2;
+const KEEPER: u64 = 3;
 /// The process of an endpoint of an earlier daemon, by the endpoint's number.
 const ORPHANS: u64 = 1 << 40;
 
@@ -37,6 +39,7 @@ pub struct Daemon {
     accepting: bool,
     pub(super) control: Control,
     pub(super) interrupts: Option<Interrupts>,
+    keeper: Option<Keeper>,
     pub(super) link: GuestLink,
     /// There is a session with the host's daemon.
     pub(super) up: bool,
@@ -56,6 +59,7 @@ impl Daemon {
         stop: impl AsFd,
         control: Control,
         interrupts: Option<Interrupts>,
+        keeper: Option<Keeper>,
         boot_id: [u8; 16],
         segments: Segments,
     ) -> Result<Self> {
@@ -66,6 +70,9 @@ impl Daemon {
             let bell = interrupts.events.get(DAEMON_VECTOR as usize).context("no vector for the daemon")?;
             poller.add(bell, BELL, Interest::READ).context("cannot wait for interrupts")?;
         }
+        if let Some(connection) = keeper.as_ref().and_then(Keeper::connection) {
+            poller.add(connection, KEEPER, Interest::READ).context("cannot watch the keeper")?;
+        }
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
             clients: Clients::new(poller.clone()),
@@ -74,6 +81,7 @@ impl Daemon {
             accepting: true,
             control,
             interrupts,
+            keeper,
             link,
             up: false,
             segments,
@@ -148,6 +156,7 @@ impl Daemon {
                     let _ = rustix::io::read(&interrupts.events[DAEMON_VECTOR as usize], &mut [0u8; 8]);
                 }
             }
+            KEEPER => self.keeper_died(),
             orphan if orphan >= ORPHANS => self.orphan_ended((orphan - ORPHANS) as u32),
             client if client >= FIRST_TOKEN => match Token::of(client) {
                 Token::Ended(id) => self.drop_client(id),
@@ -160,6 +169,24 @@ impl Daemon {
                 }
             },
             _ => {}
+        }
+    }
+
+    /// Starts another and gives it what the first one had.
+    fn keeper_died(&mut self) {
+        let (Some(keeper), Some(interrupts)) = (&mut self.keeper, &self.interrupts) else { return };
+        tracing::warn!("the keeper has died; starting another");
+        if let Some(connection) = keeper.connection() {
+            self.poller.remove(connection);
+        }
+        if let Err(error) = keeper.reopen() {
+            tracing::error!("interrupts will end with this daemon: {error:#}");
+            self.keeper = None;
+            return;
+        }
+        super::keep(keeper, interrupts);
+        if let Some(Err(error)) = keeper.connection().map(|c| self.poller.add(c, KEEPER, Interest::READ)) {
+            tracing::warn!("cannot watch the keeper: {error}");
         }
     }
 

@@ -18,6 +18,7 @@ mod segments;
 mod speed;
 mod vfio;
 
+use crate::keeper::{Held, Keeper, raise_open_files};
 use crate::{logging, packet};
 use anyhow::{Context, Result};
 use control::Control;
@@ -68,7 +69,7 @@ pub fn run(args: Args) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let _lock = lock(dir)?;
     let stop = stop_signals()?;
-    allow_descriptors();
+    raise_open_files(); // Two for each program; the usual limit is below that.
 
     let control = Control::find(sysfs)?;
     let me = control.identity;
@@ -76,11 +77,11 @@ pub fn run(args: Args) -> Result<()> {
     if let Err(error) = control.check_position() {
         tracing::error!("doorbells will not reach their programs: {error:#}");
     }
-    let interrupts = interrupts(&args, &control, sysfs, dev);
+    let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev);
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, &args)?;
-    let daemon =
-        Daemon::new(listener, &stop, control, interrupts, boot_id()?, Segments::new(sysfs.to_owned()))?;
+    let segments = Segments::new(sysfs.to_owned());
+    let daemon = Daemon::new(listener, &stop, control, interrupts, keeper, boot_id()?, segments)?;
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
     let result = daemon.run();
@@ -90,21 +91,62 @@ pub fn run(args: Args) -> Result<()> {
     result
 }
 
-/// Interrupts, or a line that says why there are none and what to do.
-fn interrupts(args: &Args, control: &Control, sysfs: &Path, dev: &Path) -> Option<Interrupts> {
+/// Interrupts and who keeps them, or a line that says why there are none and what to do.
+fn interrupts(
+    args: &Args,
+    control: &Control,
+    sysfs: &Path,
+    dev: &Path,
+) -> (Option<Interrupts>, Option<Keeper>) {
     if args.poll {
         tracing::info!("no interrupts, as asked: programs that wait poll");
-        return None;
+        return (None, None);
     }
-    match Interrupts::set_up(&control.function, control.identity.vectors, sysfs, dev) {
+    let (function, vectors) = (&control.function, control.identity.vectors);
+    let (mut keeper, mut held) = (None, Held::new());
+    if function.iommu_group().is_some() {
+        match Keeper::open(&args.runtime_dir.join("keeper.sock")) {
+            Ok((found, holds)) => (keeper, held) = (Some(found), holds),
+            Err(error) => tracing::error!("interrupts will end with this daemon: {error:#}"),
+        }
+    }
+    if let Some(kept) = held.remove(KEPT)
+        && let Some(interrupts) = Interrupts::take_over(kept, vectors)
+    {
+        tracing::info!("{vectors} interrupt vectors, as the earlier daemon had them");
+        return (Some(interrupts), keeper);
+    }
+    // What is held and of no use would keep the device busy.
+    for name in held.into_keys().chain([KEPT.to_owned()]) {
+        if let Some(Err(error)) = keeper.as_mut().map(|keeper| keeper.remove(&name)) {
+            tracing::warn!("{error:#}");
+        }
+    }
+    match Interrupts::set_up(function, vectors, sysfs, dev) {
         Ok(interrupts) => {
-            tracing::info!("{} interrupt vectors", interrupts.events.len());
-            Some(interrupts)
+            tracing::info!("{vectors} interrupt vectors");
+            if let Some(keeper) = &mut keeper {
+                keep(keeper, &interrupts);
+            }
+            (Some(interrupts), keeper)
         }
         Err(error) => {
             tracing::warn!("no interrupts, programs that wait poll: {error:#}");
-            None
+            if let Some(Err(error)) = keeper.map(Keeper::stop) {
+                tracing::warn!("{error:#}");
+            }
+            (None, None)
         }
+    }
+}
+
+/// What the keeper calls the interrupts.
+const KEPT: &str = "interrupts";
+
+/// Has the interrupts outlive this daemon.
+fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
+    if let Err(error) = keeper.store(KEPT, &interrupts.to_keep()) {
+        tracing::error!("interrupts will end with this daemon: {error:#}");
     }
 }
 
@@ -125,14 +167,6 @@ fn stop_signals() -> Result<UnixStream> {
         signal_hook::low_level::pipe::register(signal, write).context("cannot handle signals")?;
     }
     Ok(read)
-}
-
-/// Two descriptors for each program; the usual soft limit is below that.
-fn allow_descriptors() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum.map(|maximum| maximum.min(1 << 16)).or(Some(1 << 16));
-    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 fn boot_id() -> Result<[u8; 16]> {

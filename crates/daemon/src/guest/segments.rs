@@ -106,11 +106,11 @@ impl Segments {
                 return Some(mapped(name, device.kind, None));
             }
         };
-        let Speed { read, write } = speed;
+        let Speed { read, write, private } = speed;
         tracing::info!(read_mb_s = read, write_mb_s = write, "segment {name} is {}", device.place);
         if speed.looks_uncached() {
             tracing::warn!(
-                "segment {name} is slow (reads {read} MB/s, writes {write} MB/s): its mapping looks uncached; a \
+                "segment {name} is slow (reads {read} MB/s, writes {write} MB/s, private memory {private} MB/s): its mapping looks uncached; a \
                  device that is passed through to this VM can be the cause, and a virtio-pmem device is always cached"
             );
         }

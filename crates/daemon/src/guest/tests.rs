@@ -52,7 +52,7 @@ impl Bed {
         let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
         let control = Control::find(&sysfs).unwrap();
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, &read, control, None, [7; 16], Segments::new(sysfs))?.run()
+            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(sysfs))?.run()
         }));
     }
 
@@ -445,7 +445,7 @@ fn one_daemon_at_a_time() {
 
 #[test]
 fn there_is_a_limit_to_connections_and_room_again_when_some_have_gone() {
-    allow_descriptors();
+    raise_open_files();
     let bed = Bed::new();
     let mut held: Vec<Program> = (0..1500).map(|_| Program::connect(&bed)).collect();
     // Whoever connects now comes after all of them, and there is no room.

@@ -139,29 +139,20 @@ impl Interrupts {
         Ok(Self { container: keep(container), group: keep(group), device: keep(device), events })
     }
 
-    /// All descriptors that must outlive the daemon, and their names.
-    pub fn to_keep(&self, function: &Function) -> Vec<(String, Arc<OwnedFd>)> {
-        let vfio = [("container", &self.container), ("group", &self.group), ("device", &self.device)];
-        let vfio =
-            vfio.into_iter().map(|(name, fd)| (format!("vfio-{name}-{}", function.address), fd.clone()));
-        let events =
-            self.events.iter().enumerate().map(|(vector, fd)| (format!("vector-{vector}"), fd.clone()));
-        vfio.chain(events).collect()
+    /// All descriptors that must outlive the daemon.
+    pub fn to_keep(&self) -> Vec<Arc<OwnedFd>> {
+        let vfio = [&self.container, &self.group, &self.device];
+        vfio.into_iter().chain(&self.events).cloned().collect()
     }
 
-    /// Makes the interrupts of an earlier daemon ours, from what `take` finds in the keeper. `None` if anything is
-    /// missing or not what it was.
-    pub fn take_over(
-        function: &Function,
-        vectors: u32,
-        mut take: impl FnMut(&str) -> Option<Arc<OwnedFd>>,
-    ) -> Option<Self> {
-        let mut vfio = |name: &str| take(&format!("vfio-{name}-{}", function.address));
-        let (container, group, device) = (vfio("container")?, vfio("group")?, vfio("device")?);
-        let events: Option<Vec<_>> = (0..vectors).map(|vector| take(&format!("vector-{vector}"))).collect();
+    /// Makes the interrupts of an earlier daemon ours. `None` if these are not `vectors` vectors of a device.
+    pub fn take_over(kept: Vec<OwnedFd>, vectors: u32) -> Option<Self> {
+        let mut kept = kept.into_iter().map(Arc::new);
+        let (container, group, device) = (kept.next()?, kept.next()?, kept.next()?);
+        let events: Vec<_> = kept.collect();
         let mut info = DeviceInfo { argsz: size_of::<DeviceInfo>() as u32, ..Default::default() };
         structure(&device, DEVICE_GET_INFO, &mut info).ok()?;
-        Some(Self { container, group, device, events: events? })
+        (events.len() == vectors as usize).then_some(Self { container, group, device, events })
     }
 }
 
