@@ -148,6 +148,16 @@ typedef enum ginnel_direction {
     GINNEL_RECEIVE = 2,
 } ginnel_direction;
 
+// What an entry of a list is about.
+typedef enum ginnel_subject {
+    // A member: the host, or a VM. `active` says whether its VM is there.
+    GINNEL_MEMBER = 1,
+    // An endpoint: an attached process. `active` says whether it is there; it may be on its way back to a new daemon.
+    GINNEL_ENDPOINT = 2,
+    // A name at which somebody listens. `number` and `epoch` are those of the endpoint.
+    GINNEL_LISTENER = 3,
+} ginnel_subject;
+
 // A channel of either kind, with two directions that are independent: one thread may send while another receives, but
 // no two may send at once, or receive at once. Made by ginnel_connect(), ginnel_endpoint_connect() or ginnel_accept(),
 // freed by ginnel_channel_close().
@@ -156,6 +166,10 @@ typedef struct ginnel_channel ginnel_channel;
 // An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
 // once. Made by ginnel_attach(), freed by ginnel_detach().
 typedef struct ginnel_endpoint ginnel_endpoint;
+
+// A list as it was when it was asked for. One thread at a time may use it. Made by ginnel_list_open(), freed by
+// ginnel_list_close().
+typedef struct ginnel_list ginnel_list;
 
 // A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
 // ginnel_endpoint_listen(), freed by ginnel_listener_close().
@@ -241,6 +255,28 @@ typedef struct ginnel_channel_info {
     // What the peer's endpoint calls itself.
     char peer_name[64];
 } ginnel_channel_info;
+
+// An entry of a list.
+typedef struct ginnel_list_entry {
+    // sizeof(ginnel_list_entry).
+    size_t size;
+    // GINNEL_MEMBER, GINNEL_ENDPOINT or GINNEL_LISTENER.
+    int subject;
+    // For listeners: GINNEL_MESSAGE or GINNEL_STREAM. Otherwise 0.
+    int kind;
+    // Number of the member or of the endpoint. The host is member 0.
+    uint32_t number;
+    // Epoch of the endpoint's number. 0 for a member.
+    uint32_t epoch;
+    // 1 if it is there, 0 if not.
+    uint32_t active;
+    // The segment. Empty for a member.
+    char segment[64];
+    // Name of the member.
+    char member[64];
+    // Name of the endpoint, or at which it listens. Empty for a member.
+    char name[64];
+} ginnel_list_entry;
 
 #ifdef __cplusplus
 extern "C" {
@@ -542,6 +578,24 @@ int ginnel_stream_peek(struct ginnel_channel *channel,
 // without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
 int ginnel_stream_release(struct ginnel_channel *channel,
                           size_t len);
+
+// Lists the members, the endpoints and the listeners that the daemon knows: all on the host; in a VM, those of the
+// segments that the VM has a share in. `socket` is the path of the daemon's socket; NULL: $GINNEL_SOCKET, else
+// /run/ginnel/ginnel.sock. On success `*list` is the caller's, to be freed with ginnel_list_close(); on failure it is
+// NULL.
+//
+// Blocks for the daemon's answer, for a few seconds where the daemon is being restarted. Any thread. Errors:
+// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNAVAILABLE, GINNEL_ERR_PROTOCOL.
+int ginnel_list_open(const char *socket,
+                     struct ginnel_list **list);
+
+// Fills in `*entry`, whose `size` the caller has set, with the next entry: members come first, then endpoints, then
+// listeners. Returns 1, or 0 at the end, or a negative status. Does not block.
+int ginnel_list_next(struct ginnel_list *list,
+                     struct ginnel_list_entry *entry);
+
+// Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
+void ginnel_list_close(struct ginnel_list *list);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -28,8 +28,8 @@ pub(crate) fn length(body: impl FnOnce() -> Outcome<usize>) -> ssize_t {
     }
 }
 
-/// Runs the body of a function that returns a file descriptor, or a status.
-pub(crate) fn descriptor(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+/// Runs the body of a function that returns a number of its own, or a status.
+pub(crate) fn number(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
     guarded(body).unwrap_or_else(Failure::record)
 }
 
@@ -78,6 +78,12 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Failure {
 pub(crate) unsafe fn borrow<'a, T>(handle: *const T, name: &str) -> Outcome<&'a T> {
     // SAFETY: null, or a handle that `give` has made and that nobody closes meanwhile.
     unsafe { handle.as_ref() }.ok_or_else(|| null(name))
+}
+
+/// A handle that one thread may use.
+pub(crate) unsafe fn borrow_mut<'a, T>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
+    // SAFETY: as in `borrow`, and nobody else uses it meanwhile.
+    unsafe { handle.as_mut() }.ok_or_else(|| null(name))
 }
 
 /// Where a result goes. It may hold anything until it is written.

@@ -1,7 +1,7 @@
 //! What both kinds of channel have in common.
 
 use crate::boundary::{
-    Growing, Outcome, borrow, close, descriptor, fill, given, invalid, name_array, status, timeout,
+    Growing, Outcome, borrow, close, fill, given, invalid, name_array, number, status, timeout,
 };
 use crate::endpoint::wait_mode;
 use crate::listener::Kind;
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
 /// VM without interrupts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_channel_fd(channel: *mut Channel, direction: c_int) -> c_int {
-    descriptor(|| {
+    number(|| {
         Ok(if sends(direction)? {
             either!(given!(sending(channel)), SendingHalf, half => half.poll_fd()?.as_raw_fd())
         } else {

@@ -1,10 +1,21 @@
 //! What the daemon knows.
 
-use crate::boundary::{birthplace, give_text, given, status, text};
+use crate::boundary::{Outcome, birthplace, give_text, given, status, text};
 use ginnel::Daemon;
 use libc::c_int;
 use std::ffi::{CString, c_char};
 use std::path::Path;
+
+/// Asks the daemon at a socket, or at the usual one.
+pub(crate) unsafe fn inspect(socket: *const c_char, name: &str) -> Outcome<String> {
+    let mut daemon = if socket.is_null() {
+        Daemon::connect()?
+    } else {
+        // SAFETY: not null, and a string as C has them.
+        Daemon::connect_to(Path::new(unsafe { text(socket, name) }?))?
+    };
+    Ok(daemon.inspect()?)
+}
 
 /// What the daemon knows of members, segments, endpoints, listeners and channels, as JSON: what `ginnel status --json`
 /// prints. On the host it is all; in a VM, what concerns the segments that the VM has a share in. `socket` is the path of
@@ -17,12 +28,7 @@ use std::path::Path;
 pub unsafe extern "C" fn ginnel_inspect(socket: *const c_char, json: *mut *mut c_char) -> c_int {
     status(|| {
         let place = given!(birthplace(json));
-        let mut daemon = if socket.is_null() {
-            Daemon::connect()?
-        } else {
-            Daemon::connect_to(Path::new(given!(text(socket))))?
-        };
-        give_text(place, daemon.inspect()?)
+        give_text(place, given!(inspect(socket)))
     })
 }
 

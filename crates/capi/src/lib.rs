@@ -23,6 +23,8 @@ pub mod message;
 
 pub mod stream;
 
+pub mod list;
+
 use std::ffi::{CStr, c_char};
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

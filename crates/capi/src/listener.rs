@@ -1,8 +1,7 @@
 //! Listening, connecting, accepting.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, chosen, close, descriptor, give, given, invalid, status, text,
-    timeout,
+    Growing, Outcome, birthplace, borrow, chosen, close, give, given, invalid, number, status, text, timeout,
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
@@ -217,7 +216,7 @@ pub unsafe extern "C" fn ginnel_accept(
 /// after the listener is closed. Any thread; does not block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int {
-    descriptor(|| {
+    number(|| {
         Ok(match given!(borrow(listener)) {
             Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
             Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),

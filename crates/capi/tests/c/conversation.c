@@ -458,6 +458,7 @@ static void mistakes_server(void)
     ginnel_listener *listener, *second;
     ginnel_channel *channel;
     ginnel_attach_options attach = {0};
+    ginnel_list *list;
 
     FAILS(GINNEL_ERR_NULL, ginnel_attach(NULL, NULL, &endpoint));
     CHECK(endpoint == NULL && strstr(ginnel_last_error(), "segment is NULL"));
@@ -499,6 +500,9 @@ static void mistakes_server(void)
     FAILS(GINNEL_ERR_KIND, ginnel_endpoint_connect(endpoint, "wrong", GINNEL_STREAM, NULL, &channel));
     FAILS(GINNEL_ERR_NULL, ginnel_accept(NULL, 0, &channel));
     FAILS(GINNEL_ERR_NULL, ginnel_listener_fd(NULL));
+    FAILS(GINNEL_ERR_NO_DAEMON, ginnel_list_open("/nonexistent/ginnel.sock", &list));
+    CHECK(list == NULL);
+    FAILS(GINNEL_ERR_NULL, ginnel_list_next(NULL, NULL));
 
     tell(to_client);
     OK(ginnel_accept(listener, -1, &channel));
@@ -586,6 +590,23 @@ static void facts_server(void)
     OK(ginnel_inspect(NULL, &json));
     CHECK(json[0] == '{' && strstr(json, "\"the-server\"") && strstr(json, "\"facts\""));
     ginnel_string_free(json);
+
+    ginnel_list *list;
+    ginnel_list_entry entry = {0};
+    int found = 0, result;
+    entry.size = sizeof entry;
+    OK(ginnel_list_open(NULL, &list));
+    while ((result = ginnel_list_next(list, &entry)) == 1) {
+        if (entry.subject == GINNEL_MEMBER && entry.number == 0)
+            found += strcmp(entry.member, "host") == 0 && entry.active == 1;
+        if (entry.subject == GINNEL_ENDPOINT && entry.number == own.endpoint)
+            found += strcmp(entry.name, "the-server") == 0 && strcmp(entry.segment, "test") == 0 && entry.epoch == own.epoch;
+        if (entry.subject == GINNEL_LISTENER && entry.number == own.endpoint)
+            found += strcmp(entry.name, "facts") == 0 && entry.kind == GINNEL_MESSAGE && strcmp(entry.member, "host") == 0;
+    }
+    CHECK(result == 0 && found == 3);
+    CHECK(ginnel_list_next(list, &entry) == 0);
+    ginnel_list_close(list);
 
     /* Listener and channel outlive the handle of their endpoint. */
     ginnel_detach(endpoint);

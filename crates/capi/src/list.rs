@@ -1,0 +1,175 @@
+//! Members, endpoints and listeners, one after the other. For all that the daemon knows there is ginnel_inspect().
+
+use crate::boundary::{
+    Growing, birthplace, borrow_mut, close, fill, give, given, name_array, number, status,
+};
+use crate::daemon::inspect;
+use crate::listener::Kind;
+use crate::status::Failure;
+use crate::status::Status::GINNEL_ERR_PROTOCOL;
+use libc::c_int;
+use serde::Deserialize;
+use std::ffi::c_char;
+use std::vec::IntoIter;
+
+/// What an entry of a list is about.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(non_camel_case_types)] // The names are C's.
+pub enum Subject {
+    /// A member: the host, or a VM. `active` says whether its VM is there.
+    GINNEL_MEMBER = 1,
+    /// An endpoint: an attached process. `active` says whether it is there; it may be on its way back to a new daemon.
+    GINNEL_ENDPOINT = 2,
+    /// A name at which somebody listens. `number` and `epoch` are those of the endpoint.
+    GINNEL_LISTENER = 3,
+}
+
+/// A list as it was when it was asked for. One thread at a time may use it. Made by ginnel_list_open(), freed by
+/// ginnel_list_close().
+pub struct List(IntoIter<ListEntry>);
+
+/// An entry of a list.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ListEntry {
+    /// sizeof(ginnel_list_entry).
+    pub size: usize,
+    /// GINNEL_MEMBER, GINNEL_ENDPOINT or GINNEL_LISTENER.
+    pub subject: c_int,
+    /// For listeners: GINNEL_MESSAGE or GINNEL_STREAM. Otherwise 0.
+    pub kind: c_int,
+    /// Number of the member or of the endpoint. The host is member 0.
+    pub number: u32,
+    /// Epoch of the endpoint's number. 0 for a member.
+    pub epoch: u32,
+    /// 1 if it is there, 0 if not.
+    pub active: u32,
+    /// The segment. Empty for a member.
+    pub segment: [c_char; 64],
+    /// Name of the member.
+    pub member: [c_char; 64],
+    /// Name of the endpoint, or at which it listens. Empty for a member.
+    pub name: [c_char; 64],
+}
+// SAFETY: as the trait asks.
+unsafe impl Growing for ListEntry {}
+
+/// The part of the daemon's answer that goes into a list. What it does not send is empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Known {
+    members: Vec<KnownMember>,
+    endpoints: Vec<KnownEndpoint>,
+    listeners: Vec<KnownListener>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct KnownMember {
+    number: u32,
+    name: String,
+    connected: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct KnownEndpoint {
+    number: u32,
+    epoch: u32,
+    member: String,
+    segment: String,
+    name: String,
+    attached: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct KnownListener {
+    segment: String,
+    name: String,
+    kind: String,
+    endpoint: u32,
+}
+
+impl Known {
+    fn entries(&self) -> Vec<ListEntry> {
+        let members = self.members.iter().map(|member| {
+            let active = member.connected || member.number == 0;
+            ListEntry { number: member.number, ..entry(Subject::GINNEL_MEMBER, active, "", &member.name, "") }
+        });
+        let endpoints = self.endpoints.iter().map(|endpoint| {
+            let KnownEndpoint { number, epoch, member, segment, name, attached } = endpoint;
+            let entry = entry(Subject::GINNEL_ENDPOINT, *attached, segment, member, name);
+            ListEntry { number: *number, epoch: *epoch, ..entry }
+        });
+        let listeners = self.listeners.iter().map(|listener| {
+            let KnownListener { segment, name, kind, endpoint } = listener;
+            let kind = match kind.as_str() {
+                "message" => Kind::GINNEL_MESSAGE as c_int,
+                "stream" => Kind::GINNEL_STREAM as c_int,
+                _ => 0,
+            };
+            let owner = self.endpoints.iter().find(|owner| owner.number == *endpoint);
+            let (member, epoch) = owner.map_or(("", 0), |owner| (&owner.member, owner.epoch));
+            let active = owner.is_some_and(|owner| owner.attached);
+            let entry = entry(Subject::GINNEL_LISTENER, active, segment, member, name);
+            ListEntry { kind, number: *endpoint, epoch, ..entry }
+        });
+        members.chain(endpoints).chain(listeners).collect()
+    }
+}
+
+fn entry(subject: Subject, active: bool, segment: &str, member: &str, name: &str) -> ListEntry {
+    ListEntry {
+        size: 0,
+        subject: subject as c_int,
+        kind: 0,
+        number: 0,
+        epoch: 0,
+        active: active.into(),
+        segment: name_array(segment),
+        member: name_array(member),
+        name: name_array(name),
+    }
+}
+
+/// Lists the members, the endpoints and the listeners that the daemon knows: all on the host; in a VM, those of the
+/// segments that the VM has a share in. `socket` is the path of the daemon's socket; NULL: $GINNEL_SOCKET, else
+/// /run/ginnel/ginnel.sock. On success `*list` is the caller's, to be freed with ginnel_list_close(); on failure it is
+/// NULL.
+///
+/// Blocks for the daemon's answer, for a few seconds where the daemon is being restarted. Any thread. Errors:
+/// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNAVAILABLE, GINNEL_ERR_PROTOCOL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_list_open(socket: *const c_char, list: *mut *mut List) -> c_int {
+    status(|| {
+        let place = given!(birthplace(list));
+        let json = given!(inspect(socket));
+        let known: Known = serde_json::from_str(&json).map_err(|error| {
+            Failure::new(GINNEL_ERR_PROTOCOL, format!("the daemon's status is not as expected: {error}"))
+        })?;
+        give(place, List(known.entries().into_iter()));
+        Ok(())
+    })
+}
+
+/// Fills in `*entry`, whose `size` the caller has set, with the next entry: members come first, then endpoints, then
+/// listeners. Returns 1, or 0 at the end, or a negative status. Does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_list_next(list: *mut List, entry: *mut ListEntry) -> c_int {
+    number(|| {
+        let List(entries) = given!(borrow_mut(list));
+        let Some(next) = entries.as_slice().first() else { return Ok(0) };
+        given!(fill(entry, *next));
+        entries.next();
+        Ok(1)
+    })
+}
+
+/// Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_list_close(list: *mut List) {
+    // SAFETY: the caller vouches for it.
+    unsafe { close(list) }
+}
