@@ -1,0 +1,41 @@
+//! Any list of operations gives what a queue gives; and no scribble does more than spoil the ring.
+#![cfg(not(loom))]
+
+mod model;
+
+use model::{Op, capacity, messages, scribble, stream};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn op() -> impl Strategy<Value = Op> {
+    any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
+}
+
+/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+fn mostly_operations() -> impl Strategy<Value = Op> {
+    (op(), 0..8u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_message_ring_is_a_queue(size in any::<u8>(), ops in vec(op(), 0..400)) {
+        messages::run(capacity(size), ops);
+    }
+
+    #[test]
+    fn a_stream_ring_is_a_queue(size in any::<u8>(), ops in vec(op(), 0..200)) {
+        stream::run(capacity(size), ops);
+    }
+
+    #[test]
+    fn scribbles_spoil_only_the_ring(size in any::<u8>(), messages in any::<bool>(), ops in vec(mostly_operations(), 0..400)) {
+        scribble::alone(capacity(size), messages, ops);
+    }
+
+    #[test]
+    fn scribbles_beside_spoil_only_the_ring(size in any::<u8>(), messages in any::<bool>(), ops in vec(op(), 0..200), scribbles in vec(op(), 1..8)) {
+        scribble::beside(capacity(size), messages, ops, &scribbles);
+    }
+}
