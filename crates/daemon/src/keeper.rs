@@ -19,6 +19,7 @@
 use crate::packet::{self, MAX_FDS, Packet};
 use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify;
 use rustix::net::SocketType;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -247,20 +248,28 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let _ = rustix::process::setsid();
     raise_open_files();
     let stdin = io::stdin();
+    // A keeper that nobody can find any more is of no use.
+    let removed = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+    inotify::add_watch(
+        &removed,
+        &args.socket,
+        inotify::WatchFlags::ATTRIB | inotify::WatchFlags::DELETE_SELF,
+    )?;
+    let file = rustix::fs::stat(&args.socket)?.st_ino;
     let mut held = Held::new();
     let mut connections: Vec<OwnedFd> = Vec::new();
     loop {
         let ready: Vec<bool> = {
-            let listener = PollFd::new(&stdin, PollFlags::IN);
+            let always = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&removed, PollFlags::IN)];
             let others = connections.iter().map(|c| PollFd::new(c, PollFlags::IN));
-            let mut fds: Vec<PollFd<'_>> = std::iter::once(listener).chain(others).collect();
+            let mut fds: Vec<PollFd<'_>> = always.into_iter().chain(others).collect();
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
             fds.iter().map(|fd| !fd.revents().is_empty()).collect()
         };
-        let mut index = 0;
+        let mut index = 1;
         let mut stop = false;
         connections.retain(|connection| {
             index += 1;
@@ -268,6 +277,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         });
         if stop {
             let _ = std::fs::remove_file(&args.socket);
+            return Ok(());
+        }
+        while rustix::io::read(&removed, &mut [0u8; 1024]).is_ok() {}
+        if connections.is_empty() && !rustix::fs::stat(&args.socket).is_ok_and(|s| s.st_ino == file) {
             return Ok(());
         }
         if ready[0]

@@ -206,6 +206,16 @@ impl Broker {
         self.clients.get(&client).is_some_and(|client| client.endpoint.is_some())
     }
 
+    /// Whether an endpoint has a connection. It lacks one after a restart, until its program needs something.
+    pub fn has_connection(&self, endpoint: u32) -> bool {
+        self.attached.contains_key(&endpoint)
+    }
+
+    /// The page of a segment.
+    pub fn page(&self, segment: &Name) -> u32 {
+        self.pages.get(segment).copied().unwrap_or(ginnel_layout::PAGE as u32)
+    }
+
     /// A connection has ended, and with it its endpoint.
     pub fn hung_up(&mut self, client: ClientId) {
         if let Some(endpoint) = self.forget_client(client) {

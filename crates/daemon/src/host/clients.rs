@@ -11,6 +11,7 @@ use ginnel_layout::wire::{ErrorCode, MAX_PACKET};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use tracing::{debug, warn};
 
@@ -20,9 +21,10 @@ const TURN: usize = 16;
 const ACCEPTS: usize = 64;
 
 /// The attach socket.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Clients {
-    listener: OwnedFd,
+    /// None until the daemon serves.
+    listener: Option<OwnedFd>,
     connections: BTreeMap<ClientId, Connection>,
     per_user: BTreeMap<u32, u32>,
     /// Given up for a moment when descriptors run out, so that a connection can be refused rather than left waiting.
@@ -40,17 +42,6 @@ struct Connection {
 }
 
 impl Clients {
-    /// Serves this socket.
-    pub fn new(listener: OwnedFd) -> Self {
-        let spare = File::open("/dev/null").ok();
-        Self { listener, connections: BTreeMap::new(), per_user: BTreeMap::new(), spare, refused: 0 }
-    }
-
-    /// The socket.
-    pub fn listener(&self) -> &OwnedFd {
-        &self.listener
-    }
-
     /// How many are connected.
     pub fn len(&self) -> usize {
         self.connections.len()
@@ -69,10 +60,19 @@ impl Clients {
 }
 
 impl Server {
+    /// Serves this socket from now on.
+    pub fn listen(&mut self, listener: OwnedFd) -> io::Result<()> {
+        self.poller.add(&listener, Token::Listener.into(), Interest::READ)?;
+        self.clients.spare = File::open("/dev/null").ok();
+        self.clients.listener = Some(listener);
+        Ok(())
+    }
+
     /// Takes new connections.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..ACCEPTS {
-            match packet::accept(self.clients.listener.as_fd()) {
+            let Some(listener) = &self.clients.listener else { return };
+            match packet::accept(listener.as_fd()) {
                 Ok(None) => return,
                 Ok(Some(fd)) => self.accept_client(fd),
                 Err(Errno::MFILE | Errno::NFILE) => {
@@ -83,9 +83,7 @@ impl Server {
                     }
                     self.clients.refused += 1;
                     self.clients.spare = None;
-                    if let Ok(Some(fd)) = packet::accept(self.clients.listener.as_fd()) {
-                        drop(fd);
-                    }
+                    drop(packet::accept(listener.as_fd()));
                     self.clients.spare = File::open("/dev/null").ok();
                     if self.clients.spare.is_none() {
                         return;

@@ -7,14 +7,19 @@
 //! | [`books`], [`record`], [`arena`] | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], [`members`] | files, mappings and descriptors |
-//! | [`server`], `clients` | the event loop, sockets |
+//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
+//! | `declare`, `admin`, `inspect` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
+mod admin;
 pub mod arena;
 pub mod books;
 pub mod broker;
-pub mod clients;
+mod clients;
 pub mod config;
+mod declare;
+mod inspect;
+pub mod ivshmem;
 pub mod journal;
 pub mod members;
 pub mod record;
@@ -23,6 +28,7 @@ mod requests;
 pub mod segments;
 pub mod server;
 mod startup;
+mod vms;
 
 use config::{Config, LogFormat};
 use std::path::PathBuf;
@@ -36,6 +42,9 @@ pub struct Args {
     /// Only look whether the configuration is good.
     #[arg(long)]
     pub check: bool,
+    /// At the end, end the keeper too. Running VMs and programs must then be started anew.
+    #[arg(long)]
+    pub stop_keeper: bool,
 }
 
 /// Runs until it is told to end.
@@ -45,5 +54,5 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return startup::check(&config);
     }
     crate::logging::start(&config.log, config.log_format == LogFormat::Json);
-    startup::run(config)
+    startup::run(config, args.stop_keeper)
 }

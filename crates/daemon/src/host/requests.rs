@@ -44,7 +44,7 @@ impl Broker {
             segment_len: books.size,
             map_offset: 0,
             fds: Fds(0),
-            page: self.pages.get(&segment).copied().unwrap_or(ginnel_layout::PAGE as u32),
+            page: self.page(&segment),
             reserved: [0; 2],
         };
         let mut fds = Vec::new();

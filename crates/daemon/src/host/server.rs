@@ -1,5 +1,6 @@
 //! The event loop: what is ready is handed to its part, and what the broker decides is done.
 
+use super::books::Books;
 use super::broker::{Broker, ClientId, Effect, FdRef};
 use super::clients::Clients;
 use super::config::Config;
@@ -7,6 +8,8 @@ use super::journal::Journal;
 use super::members::Members;
 use super::reply;
 use super::segments::Segments;
+use super::vms::Vm;
+use crate::keeper::{Held, Keeper};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Poller, Ready};
 use std::collections::BTreeMap;
@@ -28,6 +31,16 @@ pub enum Token {
     Client(ClientId),
     /// The process of an endpoint.
     Process(u32),
+    /// The socket of a VM.
+    VmListener(u32),
+    /// The connection to its QEMU.
+    VmConnection(u32),
+    /// The process of its QEMU.
+    VmProcess(u32),
+    /// The host's daemon vector.
+    HostVector,
+    /// The keeper.
+    Keeper,
     /// A signal has come.
     Signal,
 }
@@ -41,6 +54,11 @@ impl From<Token> for u64 {
             Token::Client(client) => (1, client.0),
             Token::Process(endpoint) => (2, endpoint.into()),
             Token::Signal => (3, 0),
+            Token::VmListener(member) => (4, member.into()),
+            Token::VmConnection(member) => (5, member.into()),
+            Token::VmProcess(member) => (6, member.into()),
+            Token::HostVector => (7, 0),
+            Token::Keeper => (8, 0),
         };
         number << KIND_BITS | kind
     }
@@ -54,6 +72,11 @@ impl Token {
             1 => Self::Client(ClientId(number)),
             2 => Self::Process(u32::try_from(number).ok()?),
             3 => Self::Signal,
+            4 => Self::VmListener(u32::try_from(number).ok()?),
+            5 => Self::VmConnection(u32::try_from(number).ok()?),
+            6 => Self::VmProcess(u32::try_from(number).ok()?),
+            7 => Self::HostVector,
+            8 => Self::Keeper,
             _ => return None,
         })
     }
@@ -74,34 +97,49 @@ pub struct Server {
     pub(super) segments: Segments,
     pub(super) members: Members,
     pub(super) clients: Clients,
+    pub(super) vms: BTreeMap<u32, Vm>,
+    /// Programs in VMs: the VM, and the number that its daemon has given them.
+    pub(super) relayed: BTreeMap<ClientId, (u32, u32)>,
     pub(super) poller: Poller,
+    pub(super) keeper: Keeper,
+    /// What the keeper held when the daemon started, until its owner is declared.
+    pub(super) held: Held,
     pub(super) started: Instant,
+    /// A link has more messages than were taken at once.
+    pub(super) more: bool,
     watches: BTreeMap<u32, Watch>,
     next_client: u64,
     last_look: Instant,
 }
 
 impl Server {
-    /// Puts the parts together.
+    /// Puts the parts together. Nobody is served yet.
     pub fn new(
         config: Config,
-        broker: Broker,
+        books: Books,
         journal: Journal,
-        segments: Segments,
-        members: Members,
-        clients: Clients,
+        keeper: Keeper,
+        held: Held,
     ) -> io::Result<Self> {
         let poller = Poller::new()?;
-        poller.add(clients.listener(), Token::Listener.into(), Interest::READ)?;
+        if let Some(connection) = keeper.connection() {
+            poller.add(connection, Token::Keeper.into(), Interest::READ)?;
+        }
+        let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
+            broker: Broker::new(books, config.limits, config.vectors, own_uid),
             config,
-            broker,
             journal,
-            segments,
-            members,
-            clients,
+            segments: Segments::default(),
+            members: Members::default(),
+            clients: Clients::default(),
+            vms: BTreeMap::new(),
+            relayed: BTreeMap::new(),
             poller,
+            keeper,
+            held,
             started: Instant::now(),
+            more: true,
             watches: BTreeMap::new(),
             next_client: 1,
             last_look: Instant::now(),
@@ -128,6 +166,9 @@ impl Server {
                 }
                 self.run_effects();
             }
+            if self.more {
+                self.step_links();
+            }
             self.look_after_segments();
         }
     }
@@ -142,12 +183,20 @@ impl Server {
                     self.broker.endpoint_died(endpoint, watch.epoch);
                 }
             }
+            Token::VmListener(member) => self.accept_vm(member),
+            Token::VmConnection(member) => self.serve_vm(member, ready),
+            Token::VmProcess(member) => self.vm_gone(member),
+            Token::HostVector => self.host_rung(),
+            Token::Keeper => self.replace_keeper(),
             Token::Signal => {}
         }
     }
 
     /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated.
     fn timeout(&self) -> Option<Duration> {
+        if self.more {
+            return Some(Duration::ZERO);
+        }
         if self.broker.books().channels.is_empty() {
             return None;
         }
@@ -192,7 +241,11 @@ impl Server {
             Effect::Ring { member, vector } => self.members.ring(member, vector),
             Effect::Record(record) => self.journal.append(&record),
             Effect::Send { client, packet, fds } => self.send(client, packet, &fds),
-            Effect::Disconnect(client) => self.end_client(client),
+            Effect::Disconnect(client) => {
+                if !self.end_relayed(client) {
+                    self.end_client(client);
+                }
+            }
             Effect::Watch { endpoint, epoch, process } => self.watch(endpoint, epoch, process),
             Effect::Unwatch { endpoint } => {
                 if let Some(watch) = self.watches.remove(&endpoint) {
@@ -200,10 +253,13 @@ impl Server {
                 }
             }
             Effect::Inspect { client, request } => {
-                let text = String::from("{}");
+                let text = self.inspect(client);
                 self.send_text(client, request, &text);
             }
-            Effect::Admin { .. } => {}
+            Effect::Admin { client, request, text } => match self.admin(client, &text) {
+                Ok(answer) => self.send_text(client, request, &answer.to_string()),
+                Err(refusal) => self.send_packets(client, vec![(reply::refusal(request, &refusal), vec![])]),
+            },
         }
     }
 
@@ -215,16 +271,25 @@ impl Server {
                 FdRef::Event(member, vector) => self.members.event(*member, *vector),
             })
             .collect();
-        self.send_client(client, vec![(packet, fds)]);
+        self.send_packets(client, vec![(packet, fds)]);
+    }
+
+    /// Sends packets that belong together, without descriptors to a program in a VM.
+    fn send_packets(&mut self, client: ClientId, packets: Vec<(Vec<u8>, Vec<Arc<OwnedFd>>)>) {
+        if self.relayed.contains_key(&client) {
+            self.send_relayed(client, packets.into_iter().map(|(packet, _)| packet).collect());
+        } else {
+            self.send_client(client, packets);
+        }
     }
 
     /// Answers a request with a text.
     pub(super) fn send_text(&mut self, client: ClientId, request: u32, text: &str) {
         let packets = reply::text(request, text).into_iter().map(|packet| (packet, vec![])).collect();
-        self.send_client(client, packets);
+        self.send_packets(client, packets);
     }
 
-    fn watch(&mut self, endpoint: u32, epoch: u32, process: Process) {
+    pub(super) fn watch(&mut self, endpoint: u32, epoch: u32, process: Process) {
         if process.pid == 0 {
             return; // In a process namespace that cannot be seen from here; its connection has to do.
         }

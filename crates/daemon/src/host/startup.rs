@@ -1,92 +1,172 @@
 //! From a configuration and a journal to a running daemon.
 
-use super::broker::Broker;
-use super::clients::Clients;
-use super::config::{self, Bytes, Config, Problem};
+use super::books::Books;
+use super::config::{Bytes, Config, Problem};
+use super::declare::permit;
 use super::journal::Journal;
-use super::members::{MemberFds, Members, new_vectors};
-use super::record::{Hex16, Record, Text};
-use super::segments::{self, Identity, Segments};
+use super::record::{Hex16, Record};
+use super::segments;
 use super::server::Server;
+use crate::keeper::{self, Keeper};
 use crate::packet;
 use anyhow::Context;
 use ginnel_layout::{HOST_MEMBER, Name};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::SocketType;
+use sd_notify::NotifyState;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Whether the daemon could start with this configuration. Changes nothing.
 pub fn check(config: &Config) -> anyhow::Result<()> {
     for segment in config.segments.values() {
-        segments::check(segment, &place(config, &segment.name))?;
+        segments::check(segment, &place(config, "segment", &segment.name))?;
         if segment.size != segment.wished {
-            println!(
-                "segment {}: size {} is rounded up to {}",
-                segment.name,
-                Bytes(segment.wished),
-                Bytes(segment.size)
-            );
+            let (name, wished, size) = (segment.name, Bytes(segment.wished), Bytes(segment.size));
+            println!("segment {name}: size {wished} is rounded up to {size}");
         }
     }
     println!("{}: good: {} VMs, {} segments", config.file.display(), config.vms.len(), config.segments.len());
     Ok(())
 }
 
-fn place(config: &Config, segment: &Name) -> String {
-    format!("{}: segment.{segment}", config.file.display())
+fn place(config: &Config, kind: &str, name: &Name) -> String {
+    format!("{}: {kind}.{name}", config.file.display())
 }
 
 /// Serves until the daemon is told to end.
-pub fn run(config: Config) -> anyhow::Result<()> {
+pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
+    keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
-    let books = Journal::read(&config.state_dir)?.books;
-    let own_uid = rustix::process::geteuid().as_raw();
-    let mut broker = Broker::new(books, config.limits, config.vectors, own_uid);
-    broker.note(Record::Start {
-        boot_id: Hex16::default(),
-        generation: 1,
-        next_epoch: 1,
-        next_listener: 1,
-        next_channel: 1,
-    });
-    let host = Name::new(config::HOST)?;
-    broker.note(Record::Member { number: HOST_MEMBER, name: Text(host), runtime: None, retired: false });
-    let mut members = Members::default();
-    let vectors = new_vectors(config.vectors)?.into_iter().map(Arc::new).collect();
-    members.insert(HOST_MEMBER, MemberFds { vectors, control: None });
-    let mut files = Segments::default();
-    for segment in config.segments.values() {
-        files.open(segment, &place(&config, &segment.name), true)?;
-        let uuid = segments::random();
-        files.write_header(&segment.name, segment.page, Identity { uuid, generation: 1 });
-        broker.note(Record::Segment {
-            name: Text(segment.name),
-            uuid: Hex16(uuid),
-            size: segment.size,
-            members: [0].into(),
-            runtime: None,
-        });
-        broker.set_access(segment.name, segment.access.clone(), segment.page);
+    let _locks = [&config.runtime_dir, &config.state_dir]
+        .map(|dir| lock(dir))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    let signals = signals()?;
+
+    let mut books = Journal::read(&config.state_dir)
+        .map_err(|error| {
+            let place = config.state_dir.join("journal");
+            Problem::new(
+                place.display(),
+                format!("the journal cannot be read: {error}"),
+                "let the daemon's user read it",
+            )
+        })?
+        .books;
+    begin(&mut books, boot_id()?);
+    let journal = Journal::create(&config.state_dir, &books).map_err(|error| {
+        let place = config.state_dir.join("journal");
+        let fix = "make room there, and let the daemon's user write there";
+        Problem::new(place.display(), format!("the journal cannot be written: {error}"), fix)
+    })?;
+    let (keeper, held) = Keeper::open(&config.keeper_socket())?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        config = %config.file.display(),
+        generation = books.generation,
+        endpoints = books.endpoints.len(),
+        channels = books.channels.len(),
+        "starting"
+    );
+    let mut server = Server::new(config, books, journal, keeper, held)?;
+    server.take_over()?;
+
+    let socket = server.config.socket();
+    let listener = packet::listen_at(&socket, SocketType::SEQPACKET).map_err(|error| {
+        let what = format!("the socket {} cannot be made: {error}", socket.display());
+        Problem::new(
+            "daemon.runtime_dir",
+            what,
+            "remove what is there, and let the daemon's user write there",
+        )
+    })?;
+    permit(&socket, None, server.config.socket_group, server.config.socket_mode, "daemon.socket_mode")?;
+    server.listen(listener)?;
+    info!(socket = %socket.display(), "ready");
+    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+
+    let served = server.serve(&signals);
+    let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
+    info!("ending; VMs and programs keep what they have");
+    let _ = std::fs::remove_file(&socket);
+    for vm in server.vms.values() {
+        let _ = std::fs::remove_file(server.config.vm_socket(&vm.config.name));
     }
-    broker.take_effects();
-    let journal = Journal::create(&config.state_dir, broker.books())?;
-    let socket = config.socket();
-    let listener =
-        packet::listen_at(&socket, SocketType::SEQPACKET).with_context(|| format!("{}", socket.display()))?;
-    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(config.socket_mode))?;
+    if stop_keeper {
+        server.keeper.stop().context("stopping the keeper")?;
+    }
+    Ok(served?)
+}
+
+/// A descriptor that becomes readable when the daemon is told to end.
+fn signals() -> std::io::Result<OwnedFd> {
     let (read, write) = std::os::unix::net::UnixStream::pair()?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
-    let mut server = Server::new(config, broker, journal, files, members, Clients::new(listener))?;
-    info!("ready");
-    server.serve(&OwnedFd::from(read))?;
-    let _ = std::fs::remove_file(&socket);
-    Ok(())
+    Ok(read.into())
+}
+
+/// Books for a new daemon. After a reboot of the host nobody of before is there any more.
+fn begin(books: &mut Books, boot_id: Hex16) {
+    let mut records = Vec::new();
+    if books.boot_id != boot_id {
+        records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
+        records.extend(books.members.keys().map(|&member| Record::Left { member }));
+    }
+    records.push(Record::Start {
+        boot_id,
+        generation: books.generation + 1,
+        next_epoch: books.next_epoch.max(1),
+        next_listener: books.next_listener.max(1),
+        next_channel: books.next_channel.max(1),
+    });
+    for record in records {
+        if let Err(misfit) = books.apply(&record) {
+            warn!(%misfit, ?record, "the books do not take this; please report it");
+        }
+    }
+}
+
+/// Boot identity of this machine.
+fn boot_id() -> anyhow::Result<Hex16> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(path).context(path)?;
+    let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).context(path)?;
+    Ok(Hex16(number.to_be_bytes()))
+}
+
+/// Keeps other daemons out of a folder as long as the file is open.
+fn lock(dir: &Path) -> Result<File, Problem> {
+    let path = dir.join("ginneld.lock");
+    let failed = |error: std::io::Error| {
+        Problem::new(
+            path.display(),
+            format!("the lock cannot be taken: {error}"),
+            "let the daemon's user write there",
+        )
+    };
+    let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
+    let mut file = options.open(&path).map_err(failed)?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut pid = String::new();
+        let _ = file.read_to_string(&mut pid);
+        let what = format!("another ginneld (process {}) serves {}", pid.trim(), dir.display());
+        return Err(Problem::new(path.display(), what, "stop it, or give this one folders of its own"));
+    }
+    file.set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(failed)?;
+    Ok(file)
 }
 
 fn make_dir(path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
@@ -94,4 +174,117 @@ fn make_dir(path: &Path, mode: u32, key: &str) -> Result<(), Problem> {
         let what = format!("{} cannot be created: {error}", path.display());
         Problem::new(key, what, "create it, or name another")
     })
+}
+
+impl Server {
+    /// Makes members and segments what the configuration and the journal say, and goes on where the last daemon has
+    /// stopped.
+    fn take_over(&mut self) -> anyhow::Result<()> {
+        self.declare_host()?;
+        self.take_over_vms()?;
+        self.take_over_segments()?;
+        let vms: Vec<u32> = self.vms.keys().copied().collect();
+        for &member in &vms {
+            self.resume_vm(member);
+        }
+        let endpoints = self.broker.books().endpoints.values().filter(|e| e.member == HOST_MEMBER);
+        let endpoints: Vec<_> = endpoints.map(|e| (e.number, e.epoch, e.process)).collect();
+        for (endpoint, epoch, process) in endpoints {
+            self.watch(endpoint, epoch, process);
+        }
+        self.run_effects();
+        for member in vms {
+            self.introduce(member);
+        }
+        // What nobody has claimed is of no more use.
+        for name in std::mem::take(&mut self.held).into_keys() {
+            self.keeper.remove(&name)?;
+        }
+        self.run_effects();
+        self.step_links();
+        Ok(())
+    }
+
+    fn take_over_vms(&mut self) -> anyhow::Result<()> {
+        let mut wanted: BTreeMap<Name, _> = BTreeMap::new();
+        for vm in self.config.vms.values() {
+            wanted.insert(vm.name, (vm.clone(), None, place(&self.config, "vm", &vm.name)));
+        }
+        for member in self.broker.books().members.values() {
+            let Some(spec) = &member.runtime else { continue };
+            let place = format!("VM {}, declared at run time", member.name);
+            if wanted.contains_key(&member.name) {
+                warn!(vm = %member.name, "{place}: the configuration file declares it too, and counts");
+                continue;
+            }
+            match self.config.vm(member.name.as_str(), spec, &place) {
+                Ok((vm, _)) => drop(wanted.insert(member.name, (vm, Some(spec.clone()), place))),
+                Err(problem) => warn!("{problem}; it is left out"),
+            }
+        }
+        let members = self.broker.books().members.values();
+        let retired: Vec<u32> = members
+            .filter(|m| m.number != HOST_MEMBER && !m.retired && !wanted.contains_key(&m.name))
+            .map(|m| m.number)
+            .collect();
+        for number in retired {
+            self.retire_vm(number);
+        }
+        let taken: BTreeSet<u32> = wanted.values().filter_map(|(vm, ..)| vm.number).collect();
+        // Those who wish for a number come first, so that nobody else gets it.
+        let mut wanted: Vec<_> = wanted.into_values().collect();
+        wanted.sort_by_key(|(vm, ..)| vm.number.is_none());
+        for (vm, runtime, place) in wanted {
+            let number = self.choose_number(&vm, &taken, &place)?;
+            self.declare_vm(&vm, number, runtime, &place)?;
+        }
+        Ok(())
+    }
+
+    fn take_over_segments(&mut self) -> anyhow::Result<()> {
+        let mut wanted: BTreeMap<Name, _> = BTreeMap::new();
+        for segment in self.config.segments.values() {
+            wanted
+                .insert(segment.name, (segment.clone(), None, place(&self.config, "segment", &segment.name)));
+        }
+        let books = self.broker.books();
+        let mut late = Vec::new();
+        for member in books.members.values().filter(|m| !m.retired) {
+            let Some(spec) = &member.runtime else { continue };
+            let place = format!("the home of VM {}, declared at run time", member.name);
+            if let Ok((_, Some(home))) = self.config.vm(member.name.as_str(), spec, &place) {
+                late.push((home, None, place));
+            }
+        }
+        for segment in books.segments.values() {
+            let Some(spec) = &segment.runtime else { continue };
+            let place = format!("segment {}, declared at run time", segment.name);
+            match self.config.segment(segment.name.as_str(), spec, &place) {
+                Ok(config) => late.push((config, Some(spec.clone()), place)),
+                Err(problem) => warn!("{problem}; it is left out"),
+            }
+        }
+        for (segment, runtime, place) in late {
+            if wanted.contains_key(&segment.name) {
+                warn!(segment = %segment.name, "{place}: the configuration file declares it too, and counts");
+                continue;
+            }
+            let stranger = segment.members.iter().find(|m| books.member_named(m).is_none_or(|m| m.retired));
+            if let Some(stranger) = stranger {
+                warn!("{place}: there is no VM {stranger} any more; the segment is left out");
+                continue;
+            }
+            wanted.insert(segment.name, (segment, runtime, place));
+        }
+        let ended: Vec<Name> =
+            books.segments.keys().filter(|name| !wanted.contains_key(name)).copied().collect();
+        for name in ended {
+            warn!(segment = %name, "no longer declared; its file stays where it is: remove it when no VM uses it");
+            self.end_segment(&name, false);
+        }
+        for (segment, runtime, place) in wanted.into_values() {
+            self.declare_segment(&segment, runtime, &place)?;
+        }
+        Ok(())
+    }
 }

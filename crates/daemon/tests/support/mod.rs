@@ -179,13 +179,7 @@ impl Drop for Daemon {
         if std::thread::panicking() {
             eprintln!("--- the daemon's log\n{}", self.log());
         }
-        // The keeper outlives daemons; here nobody comes after.
-        if let Some(pid) =
-            std::fs::read_to_string(self.run("keeper.pid")).ok().and_then(|p| p.trim().parse().ok())
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
-        {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
+        // The keeper ends when its socket is removed with the folder.
     }
 }
 

@@ -1,0 +1,219 @@
+//! Members and segments at run time: the requests of `ADMIN`.
+//!
+//! JSON objects; `op` selects, and the other keys are those of the configuration file.
+//!
+//! | `op` | keys | answer |
+//! |---|---|---|
+//! | `segment-create` | `name`, and as in `[segment.NAME]` | `{"segment":{"name","size","wished","path","members"}}` |
+//! | `segment-remove` | `name`, `force` | `{}` |
+//! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
+//! | `vm-remove` | `name` | `{}` |
+
+use super::broker::ClientId;
+use super::config::{MAX_SEGMENTS_PER_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::reply::Refusal;
+use super::server::Server;
+use ginnel_layout::wire::ErrorCode;
+use ginnel_layout::{HOST_MEMBER, Name};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use tracing::info;
+
+fn invalid(text: impl ToString) -> Refusal {
+    Refusal::new(ErrorCode::INVALID, text.to_string())
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        invalid(problem)
+    }
+}
+
+impl Server {
+    /// Does what an administrator asks for.
+    pub(super) fn admin(&mut self, client: ClientId, text: &str) -> Result<Value, Refusal> {
+        let Some(who) = self.broker.who(client) else { return Ok(json!({})) };
+        let own = rustix::process::geteuid().as_raw();
+        let in_group = self.config.admin_group.is_some_and(|group| who.groups.contains(&group));
+        if who.member != HOST_MEMBER || !(who.uid == 0 || who.uid == own || in_group) {
+            let text =
+                "only root, the daemon's user and members of daemon.admin_group may do this, on the host";
+            return Err(Refusal::new(ErrorCode::DENIED, text));
+        }
+        let uid = who.uid;
+        let mut keys: Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| invalid(format!("the request is no JSON object: {error}")))?;
+        let op = text_key(&mut keys, "op")?;
+        let name = text_key(&mut keys, "name")?;
+        let force = match keys.remove("force") {
+            None => false,
+            Some(Value::Bool(force)) if op == "segment-remove" => force,
+            Some(_) => return Err(invalid("`force` is true or false, and only of segment-remove")),
+        };
+        info!(uid, op, name, "administration");
+        match op.as_str() {
+            "segment-create" => self.segment_create(&name, spec(keys)?),
+            "segment-remove" => self.segment_remove(&name, force, spec::<NoKeys>(keys)?),
+            "vm-add" => self.vm_add(&name, spec(keys)?),
+            "vm-remove" => self.vm_remove(&name, spec::<NoKeys>(keys)?),
+            other => Err(invalid(format!(
+                "there is no op {other:?}: segment-create, segment-remove, vm-add, vm-remove"
+            ))),
+        }
+    }
+
+    fn segment_create(&mut self, name: &str, spec: SegmentSpec) -> Result<Value, Refusal> {
+        let place = format!("segment {name}");
+        let segment = self.config.segment(name, &spec, &place)?;
+        if self.broker.books().segments.contains_key(&segment.name) {
+            return Err(Refusal::new(
+                ErrorCode::IN_USE,
+                format!("{place} is there already: choose another name"),
+            ));
+        }
+        let mut members = BTreeSet::new();
+        for member in &segment.members {
+            let Some(found) = self.broker.books().member_named(member).filter(|m| !m.retired) else {
+                let text = format!("{place}: there is no VM {member}: declare it first");
+                return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
+            };
+            members.insert(found.number);
+        }
+        for member in &members {
+            let n = self.broker.books().segments.values().filter(|s| s.members.contains(member)).count();
+            if *member != HOST_MEMBER && n >= MAX_SEGMENTS_PER_MEMBER {
+                let text = format!(
+                    "{place}: member {member} has {n} segments, which is the limit: share fewer and larger ones"
+                );
+                return Err(Refusal::new(ErrorCode::LIMIT, text));
+            }
+        }
+        self.declare_segment(&segment, Some(spec), &place).map_err(|error| invalid(format!("{error:#}")))?;
+        for member in members {
+            if member != HOST_MEMBER {
+                self.introduce(member);
+                self.send_segments(member);
+            }
+        }
+        Ok(json!({ "segment": {
+            "name": name,
+            "size": segment.size,
+            "wished": segment.wished,
+            "path": segment.path,
+            "members": segment.members.iter().map(Name::as_str).collect::<Vec<_>>(),
+        }}))
+    }
+
+    fn segment_remove(&mut self, text: &str, force: bool, _: NoKeys) -> Result<Value, Refusal> {
+        let name = checked(text)?;
+        let books = self.broker.books();
+        let Some(segment) = books.segments.get(&name) else {
+            return Err(Refusal::new(ErrorCode::NOT_FOUND, format!("there is no segment {text}")));
+        };
+        if segment.runtime.is_none() {
+            let file = self.config.file.display();
+            let text = format!(
+                "segment {text} is declared in {file}, or a VM's home: remove it there, or remove the VM"
+            );
+            return Err(invalid(text));
+        }
+        let endpoints = books.endpoints.values().filter(|e| e.segment == name).count();
+        let mut running =
+            segment.members.iter().filter_map(|n| books.members.get(n)).filter(|m| m.qemu.is_some());
+        if !force && endpoints > 0 {
+            let text = format!("{endpoints} programs are attached to segment {text}: end them, or use force");
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        if !force && let Some(vm) = running.next() {
+            let text =
+                format!("VM {} runs and may have segment {text} as a device: stop it, or use force", vm.name);
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        self.end_segment(&name, true);
+        Ok(json!({}))
+    }
+
+    fn vm_add(&mut self, name: &str, spec: VmSpec) -> Result<Value, Refusal> {
+        let place = format!("VM {name}");
+        let (vm, home) = self.config.vm(name, &spec, &place)?;
+        if self.broker.books().member_named(&vm.name).is_some_and(|m| !m.retired) {
+            return Err(Refusal::new(
+                ErrorCode::IN_USE,
+                format!("{place} is there already: choose another name"),
+            ));
+        }
+        if let Some(home) = &home
+            && self.broker.books().segments.contains_key(&home.name)
+        {
+            let text = format!("{place}: its home would be segment {}, which is there already", home.name);
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        let number = self.choose_number(&vm, &BTreeSet::new(), &place)?;
+        let declared = self.declare_vm(&vm, number, Some(spec), &place).and_then(|()| match &home {
+            Some(home) => self.declare_segment(home, None, &place),
+            None => Ok(()),
+        });
+        if let Err(error) = declared {
+            self.retire_vm(number);
+            return Err(invalid(format!("{error:#}")));
+        }
+        self.introduce(number);
+        Ok(json!({ "vm": {
+            "name": name,
+            "number": number,
+            "socket": self.config.vm_socket(&vm.name),
+            "vectors": self.config.vectors,
+        }}))
+    }
+
+    fn vm_remove(&mut self, text: &str, _: NoKeys) -> Result<Value, Refusal> {
+        let name = checked(text)?;
+        let books = self.broker.books();
+        let Some(member) = books.member_named(&name).filter(|m| !m.retired && m.number != HOST_MEMBER) else {
+            return Err(Refusal::new(ErrorCode::NOT_FOUND, format!("there is no VM {text}")));
+        };
+        if member.runtime.is_none() {
+            return Err(invalid(format!(
+                "VM {text} is declared in {}: remove it there",
+                self.config.file.display()
+            )));
+        }
+        if let Some(qemu) = &member.qemu {
+            let text = format!("VM {text} runs (QEMU is process {}): stop it first", qemu.process.pid);
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        let number = member.number;
+        let home = checked(&format!("home-{text}")).ok();
+        let mut shared =
+            books.segments.values().filter(|s| s.members.contains(&number) && Some(s.name) != home);
+        if let Some(segment) = shared.next() {
+            let text = format!("VM {text} is a member of segment {}: remove that first", segment.name);
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        if let Some(home) = home.filter(|home| books.segments.contains_key(home)) {
+            self.end_segment(&home, true);
+        }
+        self.retire_vm(number);
+        Ok(json!({}))
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoKeys {}
+
+fn text_key(keys: &mut Map<String, Value>, key: &str) -> Result<String, Refusal> {
+    match keys.remove(key) {
+        Some(Value::String(text)) => Ok(text),
+        _ => Err(invalid(format!("`{key}` is missing, or no text"))),
+    }
+}
+
+fn spec<T: DeserializeOwned>(keys: Map<String, Value>) -> Result<T, Refusal> {
+    serde_json::from_value(Value::Object(keys)).map_err(invalid)
+}
+
+fn checked(text: &str) -> Result<Name, Refusal> {
+    Name::new(text).map_err(|error| invalid(format!("{text:?}: {error}")))
+}

@@ -1,0 +1,329 @@
+//! Members and segments come and go: from the configuration at the start, and at run time.
+
+use super::config::{self, Bytes, MAX_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
+use super::record::{Hex16, Record, Text};
+use super::segments::{self, Identity};
+use super::server::{Server, Token};
+use super::vms::Vm;
+use crate::packet;
+use crate::poller::Interest;
+use anyhow::Context;
+use ginnel_layout::control::DAEMON_VECTOR;
+use ginnel_layout::{HOST_MEMBER, Name};
+use rustix::net::SocketType;
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+fn vectors_name(member: u32) -> String {
+    format!("vectors-{member}")
+}
+
+fn control_name(member: u32) -> String {
+    format!("control-{member}")
+}
+
+impl Server {
+    /// The host itself, as a member.
+    pub(super) fn declare_host(&mut self) -> anyhow::Result<()> {
+        let name = Text(Name::new(config::HOST)?);
+        if !self.broker.books().members.contains_key(&HOST_MEMBER) {
+            self.broker.note(Record::Member { number: HOST_MEMBER, name, runtime: None, retired: false });
+        }
+        let vectors = self.vectors(HOST_MEMBER)?;
+        self.members.insert(HOST_MEMBER, MemberFds { vectors, control: None });
+        if let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) {
+            self.poller.add(&event, Token::HostVector.into(), Interest::READ)?;
+        }
+        Ok(())
+    }
+
+    /// A VM, with the number that was chosen for it.
+    pub(super) fn declare_vm(
+        &mut self,
+        vm: &config::Vm,
+        number: u32,
+        runtime: Option<VmSpec>,
+        place: &str,
+    ) -> anyhow::Result<()> {
+        let name = vm.name;
+        let known = self.broker.books().members.get(&number);
+        if known.is_none_or(|m| m.name != name || m.retired || m.runtime != runtime) {
+            self.broker.note(Record::Member { number, name: Text(name), runtime, retired: false });
+        }
+        let vectors = self.vectors(number)?;
+        let control = self.control(number)?;
+        let memory = map_control(&control)?;
+        self.members.insert(number, MemberFds { vectors, control: Some(control) });
+        self.broker.set_limits(number, vm.limits);
+        let path = self.config.vm_socket(&name);
+        let listener = packet::listen_at(&path, SocketType::STREAM).map_err(|error| {
+            let what = format!("the socket {} cannot be made: {error}", path.display());
+            Problem::new(place, what, "remove what is there, and let the daemon's user write there")
+        })?;
+        permit(&path, vm.user, vm.group, vm.socket_mode, place)?;
+        self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ)?;
+        self.vms.insert(number, Vm::new(vm.clone(), number, self.config.vectors, listener, memory));
+        info!(vm = %name, member = number, socket = %path.display(), "VM declared");
+        self.more = true;
+        Ok(())
+    }
+
+    /// Eventfds of a member: those that the keeper has, or new ones.
+    fn vectors(&mut self, member: u32) -> anyhow::Result<Vec<Arc<OwnedFd>>> {
+        let n = self.config.vectors;
+        let books = self.broker.books();
+        let in_use = books.members.values().any(|m| m.qemu.is_some()) || !books.endpoints.is_empty();
+        match self.held.remove(&vectors_name(member)) {
+            Some(held) if held.len() == n as usize => return Ok(held.into_iter().map(Arc::new).collect()),
+            Some(held) if in_use => {
+                let what = format!("{n} vectors, and {} are in use by running VMs and programs", held.len());
+                let fix = "write the old number, or stop them all before the daemon is started anew";
+                return Err(Problem::new(
+                    format!("{}: daemon.vectors", self.config.file.display()),
+                    what,
+                    fix,
+                )
+                .into());
+            }
+            Some(_) => {}
+            None => {
+                let qemu = books.members.get(&member).is_some_and(|m| m.qemu.is_some());
+                if qemu || books.endpoints.values().any(|e| e.member == member) {
+                    error!(
+                        member,
+                        "its doorbells are lost, because daemon and keeper ended at once: its endpoints are declared dead; if it is a VM, restart it"
+                    );
+                    self.broker.member_died(member);
+                }
+            }
+        }
+        let vectors: Vec<Arc<OwnedFd>> = new_vectors(n)?.into_iter().map(Arc::new).collect();
+        self.keeper.store(&vectors_name(member), &vectors)?;
+        Ok(vectors)
+    }
+
+    /// Control memory of a VM: what the keeper has, or new.
+    fn control(&mut self, member: u32) -> anyhow::Result<Arc<OwnedFd>> {
+        let held = self.held.remove(&control_name(member)).and_then(|mut held| held.pop());
+        if let Some(control) = held.filter(is_control) {
+            return Ok(Arc::new(control));
+        }
+        let control = Arc::new(new_control()?);
+        self.keeper.store(&control_name(member), &[&control])?;
+        Ok(control)
+    }
+
+    /// The keeper has died: another one gets everything that this daemon has.
+    pub(super) fn replace_keeper(&mut self) {
+        if let Some(connection) = self.keeper.connection() {
+            self.poller.remove(connection);
+        }
+        warn!("the keeper has died; another one takes its place");
+        if let Err(error) = self.store_all() {
+            error!(
+                error = format!("{error:#}"),
+                "no keeper: when this daemon ends, running VMs lose their doorbells"
+            );
+        }
+    }
+
+    fn store_all(&mut self) -> anyhow::Result<()> {
+        self.keeper.reopen()?;
+        if let Some(connection) = self.keeper.connection() {
+            self.poller.add(connection, Token::Keeper.into(), Interest::READ)?;
+        }
+        for member in std::iter::once(HOST_MEMBER).chain(self.vms.keys().copied()) {
+            let Some(fds) = self.members.get(member) else { continue };
+            self.keeper.store(&vectors_name(member), &fds.vectors)?;
+            if let Some(control) = &fds.control {
+                self.keeper.store(&control_name(member), &[control])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A VM is not declared any more. Its number is remembered.
+    pub(super) fn retire_vm(&mut self, number: u32) {
+        let Some(member) = self.broker.books().members.get(&number) else { return };
+        let name = member.name;
+        if self.vms.contains_key(&number) {
+            self.vm_gone(number);
+        } else {
+            self.broker.member_died(number);
+        }
+        if let Some(vm) = self.vms.remove(&number) {
+            self.poller.remove(vm.listener());
+        }
+        let _ = std::fs::remove_file(self.config.vm_socket(&name));
+        self.farewell(number);
+        if self.broker.books().members.get(&number).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
+            self.broker.note(Record::Left { member: number });
+        }
+        self.broker.note(Record::Member { number, name: Text(name), runtime: None, retired: true });
+        self.members.remove(number);
+        // A QEMU of that name that still runs keeps its memory; nobody else may ever get it.
+        for name in [vectors_name(number), control_name(number)] {
+            self.held.remove(&name);
+            if let Err(error) = self.keeper.remove(&name) {
+                warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+            }
+        }
+        info!(vm = %name, member = number, "VM is not declared any more");
+    }
+
+    /// A number for a VM; wished, or the daemon's choice. `taken` are the numbers that others have wished for.
+    pub(super) fn choose_number(
+        &mut self,
+        vm: &config::Vm,
+        taken: &BTreeSet<u32>,
+        place: &str,
+    ) -> Result<u32, Problem> {
+        let books = self.broker.books();
+        let idle = |number: &u32| {
+            books
+                .members
+                .get(number)
+                .is_none_or(|m| m.qemu.is_none() && m.tally.endpoints == 0 && m.tally.bytes == 0)
+        };
+        let old = books.member_named(&vm.name).map(|m| m.number);
+        let Some(number) = vm.number else {
+            return books.number_for(&vm.name, taken).ok_or_else(|| {
+                Problem::new(
+                    place,
+                    format!("all numbers up to {MAX_MEMBER} are taken"),
+                    "remove VMs that are not used",
+                )
+            });
+        };
+        if old == Some(number) {
+            return Ok(number);
+        }
+        let mut forget = Vec::new();
+        if let Some(old) = old {
+            if !idle(&old) {
+                let what = format!("its number is {old} while it runs, and cannot become {number}");
+                return Err(Problem::new(place, what, "stop the VM first, or leave its number alone"));
+            }
+            forget.push(old);
+        }
+        if let Some(other) = books.members.get(&number) {
+            if !idle(&number) || self.vms.contains_key(&number) {
+                let what = format!("number {number} is {}'s", other.name);
+                return Err(Problem::new(place, what, "choose another, or stop and remove that VM first"));
+            }
+            forget.push(number);
+        }
+        for number in forget {
+            self.held.remove(&vectors_name(number));
+            self.held.remove(&control_name(number));
+            self.broker.note(Record::MemberForgotten { number });
+        }
+        Ok(number)
+    }
+
+    /// A segment. All of its members are declared.
+    pub(super) fn declare_segment(
+        &mut self,
+        segment: &config::Segment,
+        runtime: Option<SegmentSpec>,
+        place: &str,
+    ) -> anyhow::Result<()> {
+        let name = segment.name;
+        let mut members = BTreeSet::new();
+        for member in &segment.members {
+            let found = self.broker.books().member_named(member).filter(|m| !m.retired);
+            let number =
+                found.map(|m| m.number).with_context(|| format!("{place}: there is no VM {member}"))?;
+            members.insert(number);
+        }
+        if segment.size != segment.wished {
+            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what both kinds of memory device take");
+        }
+        let books = self.broker.books();
+        let known = books.segments.get(&name).cloned();
+        // Somebody has the file's memory: another file would not be shared with them.
+        let in_use = known.as_ref().is_some_and(|known| {
+            let running = |n: &u32| books.members.get(n).is_some_and(|m| m.qemu.is_some());
+            known.members.iter().any(running)
+                || known.arena.used() > 0
+                || books.endpoints.values().any(|e| e.segment == name)
+        });
+        match self.segments.open(segment, place, !in_use) {
+            Ok(_) => {}
+            Err(problem) if in_use => {
+                error!(segment = %name, "segment broken: {problem}");
+                self.segments.open_broken(segment);
+            }
+            Err(problem) => return Err(problem.into()),
+        }
+        let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
+        let size = match (&known, in_use) {
+            (Some(known), true) => known.size,
+            _ => segment.size,
+        };
+        let unchanged =
+            known.as_ref().is_some_and(|k| k.size == size && k.members == members && k.runtime == runtime);
+        if let Some(known) = &known {
+            // Endpoints of members that have no share any more.
+            let strangers: Vec<(u32, u32)> = self
+                .broker
+                .books()
+                .endpoints
+                .values()
+                .filter(|e| e.segment == known.name && !members.contains(&e.member))
+                .map(|e| (e.number, e.epoch))
+                .collect();
+            for (endpoint, epoch) in strangers {
+                self.broker.endpoint_died(endpoint, epoch);
+            }
+        }
+        if !unchanged {
+            self.broker.note(Record::Segment { name: Text(name), uuid, size, members, runtime });
+        }
+        self.broker.set_access(name, segment.access.clone(), segment.page);
+        let generation = self.broker.books().generation;
+        self.segments.write_header(&name, segment.page, Identity { uuid: uuid.0, generation });
+        Ok(())
+    }
+
+    /// A segment is not declared any more. Its file is removed if `with_file`.
+    pub(super) fn end_segment(&mut self, name: &Name, with_file: bool) {
+        self.broker.segment_ends(name);
+        // Its endpoints are told through its memory, so that must still be there.
+        self.run_effects();
+        let members = self.broker.books().segments.get(name).map(|s| s.members.clone()).unwrap_or_default();
+        self.broker.note(Record::SegmentRemoved { name: Text(*name) });
+        if with_file {
+            if let Err(error) = self.segments.remove(name) {
+                warn!(segment = %name, %error, "its file cannot be removed");
+            }
+        } else {
+            self.segments.forget(name);
+        }
+        info!(segment = %name, "segment is not declared any more");
+        for member in members {
+            self.send_segments(member);
+        }
+    }
+}
+
+/// Gives a socket its owner, group and mode.
+pub(super) fn permit(
+    path: &Path,
+    user: Option<u32>,
+    group: Option<u32>,
+    mode: u32,
+    place: &str,
+) -> Result<(), Problem> {
+    let given = std::os::unix::fs::chown(path, user, group)
+        .and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)));
+    given.map_err(|error| {
+        let what = format!("{} cannot be given its owner, group and mode: {error}", path.display());
+        Problem::new(place, what, "run the daemon as root, or leave them out")
+    })
+}

@@ -1,0 +1,476 @@
+//! VMs: the connection to their QEMU, the link to their daemon, and the programs that it speaks for.
+
+use super::broker::{ClientId, Who};
+use super::config;
+use super::ivshmem::{self, Connection, Heard};
+use super::record::{Hex16, Record};
+use super::server::{Server, Token};
+use crate::link::{Event, HostLink, PeerInfo, SendRefused};
+use crate::packet;
+use crate::pidwatch::Process;
+use crate::poller::{Interest, Ready};
+use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
+use ginnel_layout::relay::{self, RelayKind};
+use ginnel_layout::{HOST_MEMBER, Name, wire};
+use ginnel_shmem::{Mapping, Memory};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use tracing::{debug, error, info, warn};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Messages of one guest that are handled before others have their turn.
+const TURN: usize = 64;
+/// Connections of a guest beside its endpoints: those that only ask.
+const SPARE_CLIENTS: u32 = 64;
+
+/// A VM.
+pub struct Vm {
+    pub(super) config: config::Vm,
+    listener: OwnedFd,
+    connection: Option<Connection>,
+    /// Watches a QEMU that was connected to an earlier daemon.
+    pidfd: Option<OwnedFd>,
+    memory: Mapping,
+    link: HostLink,
+    /// What the link does not take now.
+    queue: VecDeque<(RelayKind, u32, Vec<u8>)>,
+    queued: usize,
+    clients: BTreeMap<u32, ClientId>,
+    pub(super) up: bool,
+    pub(super) mapped: BTreeMap<Name, relay::Mapped>,
+    vectors: u32,
+}
+
+impl Vm {
+    /// A VM that is declared, with its sockets and memory ready.
+    pub fn new(config: config::Vm, member: u32, vectors: u32, listener: OwnedFd, memory: Mapping) -> Self {
+        let link = HostLink::new(memory.clone(), member, vectors, config.name);
+        Self {
+            config,
+            listener,
+            connection: None,
+            pidfd: None,
+            memory,
+            link,
+            queue: VecDeque::new(),
+            queued: 0,
+            clients: BTreeMap::new(),
+            up: false,
+            mapped: BTreeMap::new(),
+            vectors,
+        }
+    }
+
+    /// The socket for its QEMU.
+    pub fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+
+    /// Whether the connection to its QEMU is open.
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    fn restart_link(&mut self, member: u32) {
+        self.link = HostLink::new(self.memory.clone(), member, self.vectors, self.config.name);
+        (self.up, self.queued) = (false, 0);
+        self.queue.clear();
+    }
+}
+
+impl Server {
+    /// Somebody connects to a VM's socket.
+    pub(super) fn accept_vm(&mut self, member: u32) {
+        let Some(vm) = self.vms.get(&member) else { return };
+        let fd = match packet::accept(vm.listener.as_fd()) {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(errno) => {
+                warn!(vm = %vm.config.name, %errno, "the connection of a QEMU cannot be taken");
+                return;
+            }
+        };
+        let Ok(peer) = packet::peer(fd.as_fd()) else { return };
+        let process = Process::of(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
+        let name = vm.config.name;
+        if let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) {
+            let old = qemu.process;
+            if old.is_alive() || (old.pid == 0 && vm.is_connected()) {
+                if old == process {
+                    // To QEMU the greeting would be nonsense in the middle of a session.
+                    warn!(vm = %name, pid = process.pid, "QEMU connects a second time and is refused: leave out reconnect= on its ivshmem chardev");
+                } else {
+                    warn!(vm = %name, pid = process.pid, other = old.pid, "a second QEMU is refused: this VM runs already");
+                }
+                return;
+            }
+            self.vm_gone(member);
+        }
+        if process.pid == 0 {
+            warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
+        }
+        let knows = self.broker.books().neighbours(member);
+        let Some(own) = self.members.get(member) else { return };
+        let others = knows.iter().filter_map(|&id| Some((id, self.members.get(id)?)));
+        let mut connection = Connection::new(fd);
+        connection.say(ivshmem::greeting(member, own, others));
+        if let Err(error) = self.poller.add(&connection, Token::VmConnection(member).into(), Interest::READ) {
+            warn!(vm = %name, %error, "its QEMU cannot be watched");
+            return;
+        }
+        info!(vm = %name, member, pid = process.pid, "VM joined");
+        self.broker.note(Record::Joined { member, qemu: process, knows });
+        if let Some(vm) = self.vms.get_mut(&member) {
+            vm.connection = Some(connection);
+        }
+        // In the journal before QEMU has any of it: whoever has doorbells is known to have them.
+        self.run_effects();
+        self.flush_vm(member);
+    }
+
+    /// The connection to a QEMU has news.
+    pub(super) fn serve_vm(&mut self, member: u32, ready: Ready) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        let Some(connection) = &mut vm.connection else { return };
+        if ready.readable {
+            match connection.hear() {
+                Heard::Nothing => {}
+                Heard::Noise => {
+                    warn!(vm = %vm.config.name, "its QEMU sends something, which no QEMU does; it is thrown away");
+                }
+                Heard::End => {
+                    self.vm_gone(member);
+                    return;
+                }
+            }
+        }
+        if ready.writable {
+            self.flush_vm(member);
+        }
+    }
+
+    fn flush_vm(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        let Some(connection) = &mut vm.connection else { return };
+        match connection.flush() {
+            Ok(blocked) => {
+                let interest = Interest { read: true, write: blocked };
+                if let Err(error) =
+                    self.poller.modify(&*connection, Token::VmConnection(member).into(), interest)
+                {
+                    warn!(vm = %vm.config.name, %error, "its QEMU cannot be watched");
+                }
+            }
+            Err(error) => {
+                warn!(vm = %vm.config.name, %error, "its QEMU cannot be told of doorbells");
+                self.vm_gone(member);
+            }
+        }
+    }
+
+    /// A VM's QEMU has ended: all of its endpoints are dead.
+    pub(super) fn vm_gone(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        info!(vm = %vm.config.name, member, "VM gone");
+        if let Some(connection) = vm.connection.take() {
+            self.poller.remove(&connection);
+        }
+        if let Some(pidfd) = vm.pidfd.take() {
+            self.poller.remove(&pidfd);
+        }
+        let clients = std::mem::take(&mut vm.clients);
+        // Nobody has this memory any more. The next guest must not find an old session in it.
+        vm.memory.write(0, &[0; size_of::<ControlHeader>()]);
+        vm.restart_link(member);
+        vm.mapped.clear();
+        for client in clients.into_values() {
+            self.relayed.remove(&client);
+            self.broker.hung_up(client);
+        }
+        self.broker.member_died(member);
+        if self.broker.books().members.get(&member).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
+            self.broker.note(Record::Left { member });
+        }
+    }
+
+    /// After a restart: finds out whether the QEMU that was there before is still there.
+    pub(super) fn resume_vm(&mut self, member: u32) {
+        let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
+            return;
+        };
+        if qemu.process.pid == 0 {
+            return;
+        }
+        match qemu.process.watch() {
+            Ok(Some(pidfd)) => {
+                if let Err(error) = self.poller.add(&pidfd, Token::VmProcess(member).into(), Interest::READ) {
+                    warn!(member, %error, "a QEMU cannot be watched");
+                }
+                if let Some(vm) = self.vms.get_mut(&member) {
+                    vm.pidfd = Some(pidfd);
+                }
+            }
+            Ok(None) => self.vm_gone(member),
+            Err(errno) => warn!(member, %errno, "a QEMU cannot be watched"),
+        }
+    }
+
+    /// Tells running VMs of a member that they may ring from now on.
+    pub(super) fn introduce(&mut self, newcomer: u32) {
+        for member in self.broker.books().neighbours(newcomer) {
+            let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
+                continue;
+            };
+            if qemu.knows.contains(&newcomer) {
+                continue;
+            }
+            let Some(connection) = self.vms.get_mut(&member).and_then(|vm| vm.connection.as_mut()) else {
+                info!(
+                    member,
+                    newcomer, "its QEMU can be told of no new members: rings go by way of the daemon"
+                );
+                continue;
+            };
+            let Some(fds) = self.members.get(newcomer) else { continue };
+            connection.say(ivshmem::joined(newcomer, fds));
+            let mut knows = qemu.knows;
+            knows.insert(newcomer);
+            self.broker.note(Record::Joined { member, qemu: qemu.process, knows });
+            self.flush_vm(member);
+        }
+    }
+
+    /// Tells running VMs that a member is no more.
+    pub(super) fn farewell(&mut self, gone: u32) {
+        let members: Vec<u32> = self.vms.keys().copied().collect();
+        for member in members {
+            let Some(mut qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
+                continue;
+            };
+            if !qemu.knows.remove(&gone) {
+                continue;
+            }
+            self.broker.note(Record::Joined { member, qemu: qemu.process, knows: qemu.knows });
+            if let Some(connection) = self.vms.get_mut(&member).and_then(|vm| vm.connection.as_mut()) {
+                connection.say([ivshmem::left(gone)]);
+                self.flush_vm(member);
+            }
+        }
+    }
+
+    /// The host's daemon vector was rung.
+    pub(super) fn host_rung(&mut self) {
+        let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) else { return };
+        let _ = rustix::io::read(&event, &mut [0u8; 8]);
+        self.broker.relay_rings();
+        self.step_links();
+    }
+
+    /// Looks at all links. They may have more than is taken at once: then `more` is set.
+    pub(super) fn step_links(&mut self) {
+        self.more = false;
+        let members: Vec<u32> = self.vms.keys().copied().collect();
+        for member in members {
+            self.step_link(member);
+            self.run_effects();
+        }
+    }
+
+    fn step_link(&mut self, member: u32) {
+        for turn in 0.. {
+            self.flush_link(member);
+            let Some(vm) = self.vms.get_mut(&member) else { return };
+            if turn == TURN {
+                self.more = true;
+                break;
+            }
+            match vm.link.step() {
+                Event::Idle => break,
+                Event::Up(guest) => self.session_up(member, guest),
+                Event::Down => self.session_down(member),
+                Event::Message { kind, client, body } => {
+                    self.relay_message(member, kind, client, &body);
+                    // What it leads to is done before the next, so that answers keep their order.
+                    self.run_effects();
+                }
+            }
+        }
+        self.ring_daemon(member);
+    }
+
+    fn ring_daemon(&mut self, member: u32) {
+        if self.vms.get_mut(&member).is_some_and(|vm| vm.link.take_ring()) {
+            self.members.ring(member, DAEMON_VECTOR);
+        }
+    }
+
+    fn session_up(&mut self, member: u32, guest: PeerInfo) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        vm.up = true;
+        let boot_id = Hex16(guest.boot_id);
+        info!(vm = %vm.config.name, member, interrupts = guest.interrupts, "the VM's daemon is there");
+        let known = self.broker.books().members.get(&member).and_then(|m| m.session);
+        if known.is_some_and(|known| known.boot_id != boot_id) {
+            info!(member, "the VM has rebooted: the endpoints of its earlier boot are dead");
+            self.broker.member_died(member);
+        }
+        if known.is_none_or(|known| known.boot_id != boot_id || known.interrupts != guest.interrupts) {
+            self.broker.note(Record::Session { member, boot_id, interrupts: guest.interrupts });
+        }
+        self.run_effects();
+        self.send_segments(member);
+        let mut all = Vec::new();
+        for endpoint in self.broker.books().endpoints.values().filter(|e| e.member == member) {
+            let Process { pid, started } = endpoint.process;
+            let entry = relay::Endpoint {
+                endpoint: endpoint.number,
+                epoch: endpoint.epoch,
+                pid,
+                reserved: 0,
+                started,
+            };
+            all.extend_from_slice(entry.as_bytes());
+        }
+        let most = wire::MAX_PACKET / size_of::<relay::Endpoint>() * size_of::<relay::Endpoint>();
+        // One message even if there are none: it says so.
+        let mut rest = all.as_slice();
+        loop {
+            let (now, later) = rest.split_at(rest.len().min(most));
+            self.send_relay(member, RelayKind::ENDPOINTS, 0, now.to_vec());
+            if later.is_empty() {
+                return;
+            }
+            rest = later;
+        }
+    }
+
+    /// Tells a VM's daemon which segments it has.
+    pub(super) fn send_segments(&mut self, member: u32) {
+        let mut body = Vec::new();
+        for segment in self.broker.books().segments.values().filter(|s| s.members.contains(&member)) {
+            let entry =
+                relay::Segment { name: segment.name, uuid: segment.uuid.0, size: segment.size, reserved: 0 };
+            body.extend_from_slice(entry.as_bytes());
+        }
+        self.send_relay(member, RelayKind::SEGMENTS, 0, body);
+    }
+
+    fn session_down(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        info!(vm = %vm.config.name, member, "the VM's daemon is away");
+        (vm.up, vm.queued) = (false, 0);
+        vm.queue.clear();
+        for client in std::mem::take(&mut vm.clients).into_values() {
+            self.relayed.remove(&client);
+            // The programs live on, and come back when their daemon does.
+            self.broker.lost(client);
+        }
+    }
+
+    fn relay_message(&mut self, member: u32, kind: RelayKind, number: u32, body: &[u8]) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        match kind {
+            RelayKind::OPEN => {
+                if let Some(old) = vm.clients.remove(&number) {
+                    self.relayed.remove(&old);
+                    self.broker.hung_up(old);
+                }
+                let Ok(open) = relay::Open::read_from_bytes(body) else {
+                    debug!(member, "an OPEN of the wrong length");
+                    return;
+                };
+                if vm.clients.len() >= (vm.config.limits.endpoints_per_member + SPARE_CLIENTS) as usize {
+                    debug!(member, "more connections from this VM than it may have endpoints");
+                    self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
+                    return;
+                }
+                let id = self.new_client();
+                let process = Process { pid: open.pid, started: open.started };
+                self.broker.connected(id, Who { member, process, uid: open.uid, groups: vec![open.gid] });
+                self.relayed.insert(id, (member, number));
+                if let Some(vm) = self.vms.get_mut(&member) {
+                    vm.clients.insert(number, id);
+                }
+            }
+            RelayKind::DATA => match vm.clients.get(&number) {
+                Some(&id) => self.broker.packet(&mut self.segments, id, body),
+                None => self.send_relay(member, RelayKind::CLOSE, number, Vec::new()),
+            },
+            RelayKind::CLOSE => {
+                if let Some(id) = vm.clients.remove(&number) {
+                    self.relayed.remove(&id);
+                    self.broker.hung_up(id);
+                }
+            }
+            RelayKind::GONE => {
+                let Ok(gone) = relay::Endpoint::read_from_bytes(body) else { return };
+                let endpoint = self.broker.books().endpoints.get(&gone.endpoint);
+                // A guest is believed about its own.
+                if endpoint.is_some_and(|e| e.member == member) {
+                    self.broker.endpoint_died(gone.endpoint, gone.epoch);
+                }
+            }
+            RelayKind::MAPPED => {
+                let Ok(mapped) = relay::Mapped::read_from_bytes(body) else { return };
+                let segment = self.broker.books().segments.get(&mapped.name);
+                if segment.is_some_and(|s| s.members.contains(&member)) {
+                    vm.mapped.insert(mapped.name, mapped);
+                }
+            }
+            RelayKind(kind) => debug!(member, kind, "an unknown relay message"),
+        }
+    }
+
+    /// Sends a packet to a program in a VM.
+    pub(super) fn send_relayed(&mut self, id: ClientId, packets: Vec<Vec<u8>>) {
+        let Some(&(member, number)) = self.relayed.get(&id) else { return };
+        for packet in packets {
+            self.send_relay(member, RelayKind::DATA, number, packet);
+        }
+    }
+
+    /// Ends the connection of a program in a VM. True if it is one.
+    pub(super) fn end_relayed(&mut self, id: ClientId) -> bool {
+        let Some((member, number)) = self.relayed.remove(&id) else { return false };
+        if let Some(vm) = self.vms.get_mut(&member) {
+            vm.clients.remove(&number);
+        }
+        self.broker.hung_up(id);
+        self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
+        true
+    }
+
+    fn send_relay(&mut self, member: u32, kind: RelayKind, client: u32, body: Vec<u8>) {
+        let limit = self.config.limits.queue as usize;
+        let Some(vm) = self.vms.get_mut(&member).filter(|vm| vm.up) else { return };
+        if vm.queued > limit {
+            error!(vm = %vm.config.name, bytes = vm.queued, "the VM's daemon does not read: its session is ended and begins anew");
+            vm.restart_link(member);
+            self.session_down(member);
+            self.ring_daemon(member);
+            return;
+        }
+        vm.queued += body.len() + 64;
+        vm.queue.push_back((kind, client, body));
+        self.flush_link(member);
+        self.ring_daemon(member);
+    }
+
+    fn flush_link(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        while let Some((kind, client, body)) = vm.queue.front() {
+            match vm.link.send(*kind, *client, body) {
+                Ok(()) => {}
+                Err(SendRefused::Full) => return,
+                Err(SendRefused::Down) => {
+                    // The session is about to end, which the next step tells.
+                    self.more |= vm.up;
+                    return;
+                }
+                Err(SendRefused::TooLong(len)) => error!(len, "a relay message too long; please report this"),
+            }
+            vm.queued -= body.len() + 64;
+            vm.queue.pop_front();
+        }
+    }
+}
