@@ -117,7 +117,7 @@ impl World {
         fs::write(&config, text).unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let daemon = Command::new(built().programs.join("ginneld"))
-            .args(["host", "--config"])
+            .args(["host", "--stop-keeper", "--config"])
             .arg(&config)
             .stderr(log.try_clone().unwrap())
             .stdout(log)
@@ -153,7 +153,7 @@ impl Drop for World {
         if std::thread::panicking() {
             eprintln!("ginneld said:\n{}", self.log());
         }
-        // SIGTERM, so that it takes its keeper along.
+        // SIGTERM, so that it ends its keeper too.
         let _ = Command::new("kill").arg(self.daemon.id().to_string()).status();
         let watchdog = Instant::now() + Duration::from_secs(10);
         while matches!(self.daemon.try_wait(), Ok(None)) {
