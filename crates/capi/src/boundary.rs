@@ -222,3 +222,38 @@ pub(crate) fn name_array(name: &str) -> [c_char; 64] {
 pub(crate) fn timeout(ns: i64) -> Option<Duration> {
     u64::try_from(ns).ok().map(Duration::from_nanos)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::ginnel_last_error;
+
+    fn last_error() -> String {
+        // SAFETY: never null, and valid until the next error of this thread.
+        unsafe { CStr::from_ptr(ginnel_last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        assert_eq!(status(|| panic!("one {}", 1)), GINNEL_ERR_INTERNAL as c_int);
+        assert!(last_error().ends_with("please report it: one 1"), "{}", last_error());
+        assert_eq!(length(|| panic!("two")), GINNEL_ERR_INTERNAL as ssize_t);
+        assert!(last_error().ends_with(": two"), "{}", last_error());
+    }
+
+    #[test]
+    fn an_error_stays_until_the_next_one() {
+        assert_eq!(status(|| Err(invalid("first"))), GINNEL_ERR_INVALID as c_int);
+        assert_eq!(number(|| Ok(3)), 3);
+        assert_eq!(last_error(), "first");
+        std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+        status(|| Err(Failure::new(GINNEL_ERR_NAME, "cut\0here")));
+        assert_eq!(last_error(), "cut");
+    }
+
+    #[test]
+    fn a_name_is_cut_to_its_array() {
+        let array = name_array(&"n".repeat(70));
+        assert!(array[..63].iter().all(|&c| c as u8 == b'n') && array[63] == 0);
+    }
+}

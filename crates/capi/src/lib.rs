@@ -1,5 +1,5 @@
 //! The C library. Each function is a thin line over the Rust library: its pointers are looked at, a panic is stopped,
-//! an error becomes a number and a text. How that is done is written once, in [`boundary`].
+//! an error becomes a number and a text. How that is done is written once, in `boundary`.
 //!
 //! The comments of what is public here are the comments of `ginnel.h`, which is generated from this crate
 //! (`scripts/header-check`), so they speak C. What a caller must keep to is said on top of that file, for all functions.
