@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, StreamChannel, WaitMode};
-use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, stop};
+use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, reset, stop};
 use ginnel_bench::measure::doorbell::Doorbell;
 use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
 use ginnel_bench::measure::pingpong::Echo;
@@ -130,6 +130,7 @@ fn serve(what: &What) -> Result<()> {
     match what.kind {
         Kind::Bare => {
             let endpoint = what.endpoint()?;
+            reset(endpoint.memory());
             println!("listening");
             bare_pong(endpoint.memory());
             Ok(())

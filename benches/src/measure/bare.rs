@@ -17,9 +17,8 @@ pub struct BarePing {
 }
 
 impl BarePing {
-    /// Both words must be zero.
+    /// The other end must have reset the words.
     pub fn new(memory: Mapping) -> Self {
-        memory.store_release_u64(PING, 0);
         Self { memory, turn: 0 }
     }
 }
@@ -33,10 +32,15 @@ impl Echo for BarePing {
     }
 }
 
+/// Forgets an earlier game. Before the other end comes.
+pub fn reset(memory: &Mapping) {
+    memory.store_release_u64(PING, 0);
+    memory.store_release_u64(PONG, 0);
+}
+
 /// Answers for ever, or until the word says stop (all ones).
 pub fn bare_pong(memory: &Mapping) {
     let mut last = 0;
-    memory.store_release_u64(PONG, 0);
     loop {
         let turn = memory.load_acquire_u64(PING);
         if turn == u64::MAX {
