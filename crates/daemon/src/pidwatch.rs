@@ -15,10 +15,7 @@ pub struct Process {
 impl Process {
     /// The process that has this number now; `None` if there is none.
     pub fn of(pid: u32) -> Option<Self> {
-        match look(pid) {
-            Some((_, started)) => Some(Self { pid, started }),
-            None => None,
-        }
+        look(pid).map(|(_, started)| Self { pid, started })
     }
 
     /// Whether it still runs. One that has ended and waits for its parent does not.

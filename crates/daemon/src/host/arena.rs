@@ -39,7 +39,7 @@ impl Arena {
     /// Takes exactly these bytes. False, and no change, if they are not all free.
     #[must_use]
     pub fn take(&mut self, at: u64, len: u64) -> bool {
-        let Some(len) = rounded(len).filter(|_| at % PAGE as u64 == 0) else { return false };
+        let Some(len) = rounded(len).filter(|_| at.is_multiple_of(PAGE as u64)) else { return false };
         let Some((&start, &run)) = self.free.range(..=at).next_back() else { return false };
         let Some(behind) = (start + run).checked_sub(at).and_then(|left| left.checked_sub(len)) else {
             return false;
@@ -57,7 +57,7 @@ impl Arena {
     /// Gives back what was taken. False, and no change, if any of it is free already or outside.
     #[must_use]
     pub fn give(&mut self, at: u64, len: u64) -> bool {
-        let Some(len) = rounded(len).filter(|_| at % PAGE as u64 == 0) else { return false };
+        let Some(len) = rounded(len).filter(|_| at.is_multiple_of(PAGE as u64)) else { return false };
         let Some(end) = at.checked_add(len).filter(|&end| at >= self.start && end <= self.end) else {
             return false;
         };
@@ -125,7 +125,7 @@ mod tests {
                     prop_assert!(!arena.give(at, len), "given twice");
                 } else if let Some(at) = arena.find(len) {
                     let len = len.next_multiple_of(PAGE as u64);
-                    prop_assert!(at >= segment::ARENA && at + len <= SIZE && at % PAGE as u64 == 0);
+                    prop_assert!(at >= segment::ARENA && at + len <= SIZE && at.is_multiple_of(PAGE as u64));
                     prop_assert!(taken.iter().all(|&(a, l)| at + len <= a || a + l <= at), "overlap");
                     prop_assert!(arena.take(at, len));
                     prop_assert!(!arena.take(at, 1), "taken twice");

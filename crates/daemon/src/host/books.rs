@@ -381,7 +381,7 @@ impl Books {
         if open.clone().count() == 0 || !self.members.contains_key(&charged) {
             return Err(Misfit("a channel of nobody"));
         }
-        let len = channel.len();
+        let len = channel.block_len();
         let arena = &mut self.segments.get_mut(&segment).ok_or(Misfit("a channel in no segment"))?.arena;
         if !arena.take(channel.offset, len) {
             return Err(Misfit("a channel without memory"));
@@ -419,7 +419,7 @@ impl Books {
         };
         side.closed = true;
         let side = *side;
-        let (listener, len) = (channel.listener, channel.len());
+        let (listener, len) = (channel.listener, channel.block_len());
         if !initiator && !channel.accepted {
             channel.accepted = true;
             self.one_less_waits(listener);

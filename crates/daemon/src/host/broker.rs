@@ -80,7 +80,7 @@ pub enum Effect {
         vector: u32,
     },
     /// Write a record, which has been applied, into the journal.
-    Record(Record),
+    Record(Box<Record>),
     /// Send a packet.
     Send {
         /// To whom.
@@ -310,7 +310,7 @@ impl Broker {
                 format!("the daemon's books refuse this: {misfit}"),
             ));
         }
-        self.effects.push(Effect::Record(record));
+        self.effects.push(Effect::Record(Box::new(record)));
         Ok(())
     }
 
@@ -487,3 +487,6 @@ impl Broker {
         ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,7 +188,7 @@ pub struct Side {
 
 impl Channel {
     /// Bytes of its block. The capacity is valid in all channels of the books.
-    pub fn len(&self) -> u64 {
+    pub fn block_len(&self) -> u64 {
         channel::footprint(self.capacity as usize) as u64
     }
 

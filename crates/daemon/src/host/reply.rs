@@ -38,7 +38,7 @@ pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Vec<u8> {
 pub fn refusal(request: u32, refusal: &Refusal) -> Vec<u8> {
     let mut packet = packet(Kind::ERROR, request, wire::Error { code: refusal.code, reserved: 0 }.as_bytes());
     let room = wire::MAX_PACKET - packet.len();
-    packet.extend_from_slice(&refusal.text.as_bytes()[..refusal.text.floor_char_boundary(room)]);
+    packet.extend_from_slice(&refusal.text.as_bytes()[..boundary(&refusal.text, room)]);
     packet
 }
 
@@ -47,7 +47,7 @@ pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
     let room = wire::MAX_PACKET - size_of::<Header>();
     let mut packets = Vec::new();
     loop {
-        let (now, later) = text.split_at(text.floor_char_boundary(room));
+        let (now, later) = text.split_at(boundary(text, room));
         let flags = if later.is_empty() { 0 } else { Header::MORE };
         let mut packet = Header { kind: Kind::TEXT, flags, request }.as_bytes().to_vec();
         packet.extend_from_slice(now.as_bytes());
@@ -57,6 +57,11 @@ pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
         }
         text = later;
     }
+}
+
+/// The last place between two characters that is not behind `most`.
+fn boundary(text: &str, most: usize) -> usize {
+    (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -324,7 +324,7 @@ fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Pro
 fn check_room(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
     let Ok(stat) = fs::fstatfs(file) else { return Ok(()) };
     let page = u64::try_from(stat.f_bsize).unwrap_or(0).max(1);
-    if config.size % page != 0 {
+    if !config.size.is_multiple_of(page) {
         let what = format!("its size {} is no multiple of the huge page {}", Bytes(config.size), Bytes(page));
         return Err(Problem::new(place, what, "choose a multiple, or a hugetlbfs with smaller pages"));
     }

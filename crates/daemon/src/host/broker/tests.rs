@@ -1,0 +1,576 @@
+//! The state machine without sockets: any requests of any clients, and what must hold after each.
+
+use super::super::config::Limits;
+use super::super::journal::{self, Replayed};
+use super::super::record::{Record, Text};
+use super::*;
+use ginnel_layout::PAGE;
+use ginnel_layout::segment::ARENA;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use zerocopy::FromZeros;
+
+/// Segment `broken` is; the others are not. Random numbers count.
+struct TestWorld(u128);
+
+impl World for TestWorld {
+    fn is_broken(&mut self, segment: &Name) -> bool {
+        segment.as_str() == "broken"
+    }
+    fn random(&mut self) -> [u8; 16] {
+        self.0 += 1;
+        self.0.to_le_bytes()
+    }
+}
+
+const SIZE: u64 = 4 << 20;
+const VM: u32 = 1;
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+struct Bench {
+    broker: Broker,
+    world: TestWorld,
+    journal: Vec<u8>,
+    next: u64,
+}
+
+impl Bench {
+    fn new(limits: Limits) -> Self {
+        let mut broker = Broker::new(Books::default(), limits, 4, 0);
+        let start = Record::Start {
+            boot_id: Hex16([1; 16]),
+            generation: 1,
+            next_epoch: 1,
+            next_listener: 1,
+            next_channel: 1,
+        };
+        assert!(broker.note(start));
+        for (number, member) in [(0, "host"), (VM, "vm-a")] {
+            assert!(broker.note(Record::Member {
+                number,
+                name: Text(name(member)),
+                runtime: None,
+                retired: false
+            }));
+        }
+        for (segment, members) in [("web", vec![0, VM]), ("own", vec![0]), ("broken", vec![0])] {
+            assert!(broker.note(Record::Segment {
+                name: Text(name(segment)),
+                uuid: Hex16([7; 16]),
+                size: SIZE,
+                members: members.into_iter().collect(),
+                runtime: None,
+            }));
+        }
+        let mut bench = Self { broker, world: TestWorld(0), journal: Vec::new(), next: 0 };
+        bench.effects();
+        bench
+    }
+
+    /// Takes the effects, writes the journal, and returns the rest.
+    fn effects(&mut self) -> Vec<Effect> {
+        let mut rest = Vec::new();
+        for effect in self.broker.take_effects() {
+            match effect {
+                Effect::Record(record) => self.journal.extend(journal::line(&record)),
+                other => rest.push(other),
+            }
+        }
+        rest
+    }
+
+    fn client(&mut self, member: u32, uid: u32) -> ClientId {
+        self.next += 1;
+        let id = ClientId(self.next);
+        let process = Process { pid: 100 + self.next as u32, started: 1 };
+        self.broker.connected(id, Who { member, process, uid, groups: vec![uid] });
+        if member == HOST_MEMBER {
+            let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+            assert_eq!(self.ask(id, Kind::HELLO, hello.as_bytes()), Kind::HELLO_OK);
+        }
+        id
+    }
+
+    /// Sends a request; returns the kind of the answer.
+    fn ask(&mut self, id: ClientId, kind: Kind, body: &[u8]) -> Kind {
+        self.ask_all(id, kind, body).0
+    }
+
+    fn ask_all(&mut self, id: ClientId, kind: Kind, body: &[u8]) -> (Kind, Vec<u8>, Vec<Effect>) {
+        self.broker.packet(&mut self.world, id, &reply::packet(kind, 9, body));
+        let effects = self.effects();
+        let answer = effects.iter().find_map(|effect| match effect {
+            Effect::Send { client, packet, .. } if *client == id => {
+                let (header, body) = wire::split(packet)?;
+                (header.request == 9).then(|| (header.kind, body.to_vec()))
+            }
+            _ => None,
+        });
+        let (kind, body) = answer.expect("every request is answered");
+        (kind, body, effects)
+    }
+
+    fn code(&mut self, id: ClientId, kind: Kind, body: &[u8]) -> Option<ErrorCode> {
+        let (kind, body, _) = self.ask_all(id, kind, body);
+        (kind == Kind::ERROR).then(|| wire::body::<wire::Error>(&body[..8]).unwrap().code)
+    }
+
+    fn attach(&mut self, member: u32, segment: &str) -> (ClientId, wire::Attached) {
+        let id = self.client(member, 0);
+        let (kind, body, _) = self.ask_all(id, Kind::ATTACH, attach(segment).as_bytes());
+        assert_eq!(kind, Kind::ATTACHED);
+        (id, wire::body(&body).unwrap())
+    }
+
+    fn connect(&mut self, id: ClientId, to: &str, nonce: u64) -> Result<wire::Channel, ErrorCode> {
+        let (kind, body, _) = self.ask_all(id, Kind::CONNECT, connect(to, 4096, nonce).as_bytes());
+        match kind {
+            Kind::CHANNEL => Ok(wire::body(&body).unwrap()),
+            _ => Err(wire::body::<wire::Error>(&body[..8]).unwrap().code),
+        }
+    }
+
+    /// What must always hold.
+    fn check(&self) {
+        let books = self.broker.books();
+        // Channels lie apart, inside their segment, and nothing else is taken.
+        for segment in books.segments.values() {
+            let mut blocks: Vec<(u64, u64)> = books
+                .channels
+                .values()
+                .filter(|c| c.segment.0 == segment.name)
+                .map(|c| (c.offset, c.offset + c.block_len()))
+                .collect();
+            blocks.sort_unstable();
+            assert!(blocks.windows(2).all(|w| w[0].1 <= w[1].0), "overlap");
+            assert!(blocks.iter().all(|b| b.0 >= ARENA && b.1 <= SIZE && b.0.is_multiple_of(PAGE as u64)));
+            assert_eq!(segment.arena.used(), blocks.iter().map(|b| b.1 - b.0).sum::<u64>());
+        }
+        for channel in books.channels.values() {
+            assert!(!channel.initiator.closed || !channel.acceptor.closed);
+            for side in [channel.initiator, channel.acceptor] {
+                let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
+                assert!(side.closed || endpoint.is_some_and(|e| e.channels.contains(&channel.number)));
+            }
+        }
+        for endpoint in books.endpoints.values() {
+            assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
+            assert!(endpoint.listeners.iter().all(|l| books.listeners[l].endpoint == endpoint.number));
+            assert!((1..4).contains(&endpoint.vector));
+        }
+        for (key, listener) in &books.names {
+            let listener = &books.listeners[listener];
+            assert_eq!(*key, (listener.segment, listener.name));
+            let waiting =
+                books.channels.values().filter(|c| c.listener == listener.number && !c.accepted).count();
+            assert_eq!(listener.waiting as usize, waiting);
+        }
+        assert_eq!(books.names.len(), books.listeners.len());
+        for member in books.members.values() {
+            let endpoints = books.endpoints.values().filter(|e| e.member == member.number).count();
+            let channels: Vec<u64> = books
+                .channels
+                .values()
+                .filter(|c| c.initiator.member == member.number)
+                .map(|c| c.block_len())
+                .collect();
+            assert_eq!(member.tally.endpoints as usize, endpoints);
+            assert_eq!(
+                (member.tally.channels as usize, member.tally.bytes),
+                (channels.len(), channels.iter().sum())
+            );
+        }
+        // The journal makes the same books, and so does a dump of them.
+        let Replayed { books: replayed, dropped, misfits, .. } = journal::replay(&self.journal);
+        assert_eq!((&replayed, dropped, misfits), (books, 0, 0));
+        let dumped: Vec<u8> = books.dump().iter().flat_map(journal::line).collect();
+        assert_eq!(&journal::replay(&dumped).books, books);
+    }
+}
+
+fn attach(segment: &str) -> wire::Attach {
+    wire::Attach { segment: name(segment), name: name("test"), ..wire::Attach::new_zeroed() }
+}
+
+fn listen(at: &str) -> wire::Listen {
+    wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0 }
+}
+
+fn connect(to: &str, capacity: u64, nonce: u64) -> wire::Connect {
+    wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce }
+}
+
+fn reference(channel: u64) -> wire::ChannelRef {
+    wire::ChannelRef { channel }
+}
+
+/// One step of a random history. Clients and channels are chosen by index among those that there are.
+#[derive(Clone, Debug)]
+enum Step {
+    Attach(bool),
+    Return(usize),
+    HangUp(usize),
+    Lose(usize),
+    ProcessEnds(usize),
+    VmEnds,
+    Listen(usize, u8),
+    Unlisten(usize),
+    Connect(usize, u8, u64, u8),
+    Accept(usize, usize),
+    Close(usize, usize),
+    Garbage(usize, u16, Vec<u8>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let n = || 0..8usize;
+    prop_oneof![
+        3 => any::<bool>().prop_map(Step::Attach),
+        1 => n().prop_map(Step::Return),
+        1 => n().prop_map(Step::HangUp),
+        1 => n().prop_map(Step::Lose),
+        1 => n().prop_map(Step::ProcessEnds),
+        1 => Just(Step::VmEnds),
+        3 => (n(), 0..3u8).prop_map(|(c, l)| Step::Listen(c, l)),
+        1 => n().prop_map(Step::Unlisten),
+        6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
+        3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
+        5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
+        1 => (n(), 0..12u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
+    ]
+}
+
+fn pick<T: Copy>(all: &[T], index: usize) -> Option<T> {
+    (!all.is_empty()).then(|| all[index % all.len()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_clients_do_the_books_hold_and_the_journal_makes_them_again(
+        steps in prop::collection::vec(step(), 1..120),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let limits = Limits { backlog: 3, ..Limits::default() };
+        let mut bench = Bench::new(limits);
+        let mut clients: Vec<ClientId> = Vec::new();
+        // Books after each line of the journal, for looking at every point where it may be cut.
+        let mut known: Vec<wire::Attached> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Attach(vm) => {
+                    let (id, attached) = bench.attach(if vm { VM } else { 0 }, "web");
+                    clients.push(id);
+                    known.push(attached);
+                }
+                Step::Return(n) => {
+                    let Some(old) = pick(&known, n) else { continue };
+                    let id = bench.client(old.member, 0);
+                    // As the same process, if it is known.
+                    let process = bench.broker.books.endpoints.get(&old.endpoint).map(|e| e.process);
+                    if let (Some(client), Some(process)) = (bench.broker.clients.get_mut(&id), process) {
+                        client.who.process = process;
+                    }
+                    let wish = wire::Attach { endpoint: old.endpoint, epoch: old.epoch, token: old.token, ..attach("web") };
+                    let there = bench.broker.books.endpoints.get(&old.endpoint).is_some_and(|e| e.epoch == old.epoch);
+                    let kind = bench.ask(id, Kind::ATTACH, wish.as_bytes());
+                    prop_assert_eq!(kind, if there { Kind::ATTACHED } else { Kind::ERROR });
+                    clients.push(id);
+                }
+                Step::HangUp(n) => {
+                    if let Some(id) = pick(&clients, n) {
+                        bench.broker.hung_up(id);
+                        clients.retain(|c| *c != id);
+                    }
+                }
+                Step::Lose(n) => {
+                    if let Some(id) = pick(&clients, n) {
+                        bench.broker.lost(id);
+                        clients.retain(|c| *c != id);
+                    }
+                }
+                Step::ProcessEnds(n) => {
+                    if let Some(old) = pick(&known, n) {
+                        bench.broker.endpoint_died(old.endpoint, old.epoch);
+                    }
+                }
+                Step::VmEnds => {
+                    bench.broker.member_died(VM);
+                    prop_assert!(bench.broker.books.endpoints.values().all(|e| e.member != VM));
+                }
+                Step::Listen(c, l) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.ask(id, Kind::LISTEN, listen(["a", "b", "c@vm-a"][l as usize]).as_bytes());
+                    }
+                }
+                Step::Unlisten(c) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let endpoint = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
+                    let own = endpoint.and_then(|e| bench.broker.books.endpoints.get(&e)?.listeners.first().copied());
+                    let wish = wire::Listening { listener: own.unwrap_or(999), reserved: 0 };
+                    let kind = bench.ask(id, Kind::UNLISTEN, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, own.is_some());
+                }
+                Step::Connect(c, l, capacity, nonce) => {
+                    if let Some(id) = pick(&clients, c) {
+                        let wish = connect(["a", "b", "c@vm-a"][l as usize], capacity, nonce.into());
+                        bench.ask(id, Kind::CONNECT, wish.as_bytes());
+                    }
+                }
+                Step::Accept(c, h) | Step::Close(c, h) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let channels: Vec<u64> = bench.broker.books.channels.keys().copied().collect();
+                    let kind = if matches!(step, Step::Accept(..)) { Kind::ACCEPTED } else { Kind::CLOSE };
+                    bench.ask(id, kind, reference(pick(&channels, h).unwrap_or(77)).as_bytes());
+                }
+                Step::Garbage(c, kind, body) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.broker.packet(&mut bench.world, id, &reply::packet(Kind(kind), 9, &body));
+                    }
+                }
+            }
+            bench.effects();
+            bench.check();
+        }
+        // Cut anywhere, the journal makes the books of some earlier moment: those of its whole lines.
+        let cut = cut.index(bench.journal.len() + 1);
+        let whole = bench.journal[..cut].iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+        let (torn, clean) = (journal::replay(&bench.journal[..cut]), journal::replay(&bench.journal[..whole]));
+        prop_assert_eq!(torn.misfits, 0);
+        prop_assert_eq!(torn.dropped, cut - whole);
+        prop_assert_eq!(&torn.books, &clean.books);
+        // In the end nothing leaks.
+        for id in clients {
+            bench.broker.hung_up(id);
+        }
+        for old in known {
+            bench.broker.endpoint_died(old.endpoint, old.epoch);
+        }
+        bench.effects();
+        bench.check();
+        let books = bench.broker.books();
+        prop_assert!(books.endpoints.is_empty() && books.channels.is_empty() && books.listeners.is_empty());
+        prop_assert!(books.segments.values().all(|s| s.arena.used() == 0));
+    }
+
+    #[test]
+    fn any_packet_is_answered_or_ends_the_connection(packet in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut bench = Bench::new(Limits::default());
+        for id in [bench.client(HOST_MEMBER, 0), bench.client(VM, 0), bench.attach(0, "web").0] {
+            bench.broker.packet(&mut bench.world, id, &packet);
+            let answered = bench.effects().iter().any(|effect| match effect {
+                Effect::Send { client, .. } | Effect::Inspect { client, .. } | Effect::Admin { client, .. } => *client == id,
+                _ => false,
+            });
+            prop_assert!(answered);
+        }
+        bench.check();
+    }
+
+    #[test]
+    fn any_damage_to_a_journal_is_survived(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+        let mut bench = Bench::new(Limits::default());
+        let (a, _) = bench.attach(0, "web");
+        let (b, _) = bench.attach(VM, "web");
+        bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+        bench.connect(b, "x", 1).unwrap();
+        for (at, byte) in damage {
+            let at = at.index(bench.journal.len());
+            bench.journal[at] = byte;
+        }
+        let replayed = journal::replay(&bench.journal);
+        let dumped: Vec<u8> = replayed.books.dump().iter().flat_map(journal::line).collect();
+        prop_assert_eq!(journal::replay(&dumped).books, replayed.books);
+    }
+}
+
+#[test]
+fn effects_come_in_the_order_that_survives_a_crash() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    bench.broker.packet(
+        &mut bench.world,
+        b,
+        &reply::packet(Kind::CONNECT, 1, connect("x", 4096, 1).as_bytes()),
+    );
+    let kinds = |effects: &[Effect]| -> String {
+        let letter = |e: &Effect| match e {
+            Effect::Zero { .. } => 'z',
+            Effect::Mark { .. } => 'm',
+            Effect::Ring { .. } => 'r',
+            Effect::Record(_) => 'J',
+            Effect::Send { .. } => 's',
+            _ => '-',
+        };
+        effects.iter().map(letter).collect()
+    };
+    assert_eq!(kinds(&bench.broker.take_effects()), "zJss");
+    bench.broker.packet(&mut bench.world, b, &reply::packet(Kind::CLOSE, 2, reference(1).as_bytes()));
+    assert_eq!(kinds(&bench.broker.take_effects()), "mmrJs");
+    bench.broker.hung_up(a);
+    assert_eq!(kinds(&bench.broker.take_effects()), "mm-J", "the other side has closed: nobody is woken");
+}
+
+#[test]
+fn who_may_not_is_told_why() {
+    let mut bench = Bench::new(Limits::default());
+    bench.broker.set_access(name("own"), Access { users: [5].into(), groups: [6].into() }, 4096);
+    let mut code = |member, uid, segment: &str| {
+        let id = bench.client(member, uid);
+        bench.code(id, Kind::ATTACH, attach(segment).as_bytes())
+    };
+    assert_eq!(code(0, 4, "own"), Some(ErrorCode::DENIED));
+    assert_eq!(code(0, 5, "own"), None);
+    assert_eq!(code(0, 6, "own"), None, "by its group");
+    assert_eq!(code(0, 0, "own"), None);
+    assert_eq!(code(VM, 0, "own"), Some(ErrorCode::NO_SEGMENT), "no member");
+    assert_eq!(code(VM, 4, "web"), None, "a member's own affair");
+    assert_eq!(code(0, 0, "nothing"), Some(ErrorCode::NO_SEGMENT));
+    assert_eq!(code(0, 0, "broken"), Some(ErrorCode::BROKEN));
+}
+
+#[test]
+fn limits_are_limits() {
+    let mut limits = Limits { backlog: 2, ..Limits::default() };
+    limits.member.endpoints_per_member = 3;
+    limits.member.listeners_per_endpoint = 2;
+    limits.member.channels_per_endpoint = 4;
+    limits.member.channels_per_member = 6;
+    limits.member.bytes_per_endpoint = 5 * 16384;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    let (c, _) = bench.attach(0, "web");
+    let d = bench.client(0, 0);
+    assert_eq!(bench.code(d, Kind::ATTACH, attach("web").as_bytes()), Some(ErrorCode::LIMIT));
+    for (at, expected) in
+        [("x", None), ("y", None), ("z", Some(ErrorCode::LIMIT)), ("y", Some(ErrorCode::IN_USE))]
+    {
+        assert_eq!(bench.code(a, Kind::LISTEN, listen(at).as_bytes()), expected);
+    }
+    let big = connect("x", 1 << 30, 50);
+    assert_eq!(bench.code(b, Kind::CONNECT, big.as_bytes()), Some(ErrorCode::INVALID));
+    let large = connect("x", 65536, 51);
+    assert_eq!(bench.code(b, Kind::CONNECT, large.as_bytes()), Some(ErrorCode::LIMIT), "bytes");
+    let first = bench.connect(b, "x", 1).unwrap();
+    bench.connect(b, "x", 2).unwrap();
+    assert_eq!(bench.connect(b, "x", 3).unwrap_err(), ErrorCode::LIMIT, "backlog");
+    assert_eq!(bench.connect(b, "x", 2).unwrap().channel, 2, "the same request is no new channel");
+    assert_eq!(bench.ask(a, Kind::ACCEPTED, reference(first.channel).as_bytes()), Kind::OK);
+    bench.connect(b, "x", 3).unwrap();
+    bench.connect(b, "y", 4).unwrap();
+    assert_eq!(bench.connect(c, "y", 1).unwrap_err(), ErrorCode::LIMIT, "channels of the acceptor");
+    bench.check();
+}
+
+#[test]
+fn a_name_at_a_member_is_that_members() {
+    let mut bench = Bench::new(Limits::default());
+    let (host, _) = bench.attach(0, "web");
+    let (vm, _) = bench.attach(VM, "web");
+    assert_eq!(bench.code(host, Kind::LISTEN, listen("cp@vm-a").as_bytes()), Some(ErrorCode::DENIED));
+    assert_eq!(bench.code(vm, Kind::LISTEN, listen("cp@vm-a").as_bytes()), None);
+    assert_eq!(bench.code(host, Kind::LISTEN, listen("cp@host").as_bytes()), None);
+}
+
+#[test]
+fn doorbells_are_named_as_the_caller_can_use_them() {
+    let mut bench = Bench::new(Limits::default());
+    let qemu = Process { pid: 1, started: 1 };
+    let knows: BTreeSet<u32> = [0].into();
+    assert!(bench.broker.note(Record::Joined { member: VM, qemu, knows }));
+    assert!(bench.broker.note(Record::Session { member: VM, boot_id: Hex16([1; 16]), interrupts: true }));
+    assert!(bench.broker.note(Record::Member {
+        number: 2,
+        name: Text(name("vm-b")),
+        runtime: None,
+        retired: false
+    }));
+    assert!(bench.broker.note(Record::Segment {
+        name: Text(name("web")),
+        uuid: Hex16([7; 16]),
+        size: SIZE,
+        members: [0, 1, 2].into(),
+        runtime: None,
+    }));
+    let (host, h) = bench.attach(0, "web");
+    let (vm, v) = bench.attach(VM, "web");
+    let (late, l) = bench.attach(2, "web");
+    assert_eq!((h.fds.0, v.fds.0), (Fds::MEMORY | Fds::EVENT, 0));
+    for (id, at) in [(host, "h"), (vm, "v"), (late, "l")] {
+        assert_eq!(bench.code(id, Kind::LISTEN, listen(at).as_bytes()), None);
+    }
+    let channel = bench.connect(vm, "h", 1).unwrap();
+    assert_eq!((channel.bell_kind, channel.bell, channel.fds.0), (BellKind::REGISTER, h.vector, 0));
+    let channel = bench.connect(host, "v", 1).unwrap();
+    assert_eq!((channel.bell_kind, channel.fds.0), (BellKind::EVENT, Fds::PEER_EVENT));
+    assert_eq!(bench.connect(vm, "v", 2).unwrap().bell, VM << 16 | v.vector, "its own VM");
+    let by_daemon = bench.connect(vm, "l", 3).unwrap();
+    assert_eq!((by_daemon.bell_kind, by_daemon.bell), (BellKind::REGISTER, 0), "its QEMU does not know vm-b");
+    bench.broker.relay_rings();
+    let rung: BTreeSet<(u32, u32)> = bench
+        .effects()
+        .into_iter()
+        .filter_map(|e| match e {
+            Effect::Ring { member, vector } => Some((member, vector)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rung, [(VM, v.vector), (2, l.vector)].into());
+    // A guest that only polls needs no bell.
+    assert!(bench.broker.note(Record::Session { member: 2, boot_id: Hex16([2; 16]), interrupts: false }));
+    assert_eq!(bench.connect(host, "l", 2).unwrap().bell_kind, BellKind::NONE);
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn only_the_same_process_with_its_token_comes_back() {
+    let mut bench = Bench::new(Limits::default());
+    let (id, attached) = bench.attach(0, "web");
+    let process = bench.broker.clients[&id].who.process;
+    bench.broker.lost(id);
+    let back = wire::Attach {
+        endpoint: attached.endpoint,
+        epoch: attached.epoch,
+        token: attached.token,
+        ..attach("web")
+    };
+    let mut try_as = |wish: wire::Attach, process: Option<Process>, member: u32| {
+        let id = bench.client(member, 0);
+        if let Some(process) = process {
+            bench.broker.clients.get_mut(&id).unwrap().who.process = process;
+        }
+        bench.code(id, Kind::ATTACH, wish.as_bytes())
+    };
+    let stale = Some(ErrorCode::STALE);
+    assert_eq!(try_as(back, None, 0), stale, "another process");
+    assert_eq!(try_as(back, Some(process), VM), stale, "another member");
+    assert_eq!(try_as(wire::Attach { token: [9; 16], ..back }, Some(process), 0), stale);
+    assert_eq!(try_as(wire::Attach { epoch: back.epoch + 1, ..back }, Some(process), 0), stale);
+    assert_eq!(try_as(wire::Attach { endpoint: 77, ..back }, Some(process), 0), stale);
+    assert_eq!(try_as(wire::Attach { segment: name("own"), ..back }, Some(process), 0), stale);
+    assert_eq!(try_as(back, Some(process), 0), None);
+}
+
+#[test]
+fn unlistening_refuses_those_who_wait() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, attached) = bench.attach(0, "web");
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    bench.connect(b, "x", 1).unwrap();
+    let wish = wire::Listening { listener: 1, reserved: 0 };
+    let (_, _, effects) = bench.ask_all(a, Kind::UNLISTEN, wish.as_bytes());
+    let marks =
+        effects.iter().filter(|e| matches!(e, Effect::Mark { state: SideState::FINISHED, .. })).count();
+    assert_eq!(marks, 2);
+    assert!(effects.contains(&Effect::Ring { member: 0, vector: attached.vector }));
+    assert_eq!(bench.connect(b, "x", 2).unwrap_err(), ErrorCode::REFUSED);
+    bench.check();
+}
