@@ -1,0 +1,103 @@
+//! Finding the member at the other end, and opening a channel to it.
+
+use super::frame::{Frame, Kind, MAX_CONTROL, VERSION};
+use crate::inspect::Inspect;
+use anyhow::{Context, Result, anyhow, bail};
+use ginnel::{
+    AttachOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode, MessageChannel, MessageReceiver,
+    MessageSender,
+};
+
+/// What the rings of a copy are wished to hold, and the least that will do.
+const CAPACITY: usize = 4 << 20;
+const LEAST_CAPACITY: usize = 64 << 10;
+
+/// What endpoints of a copy call themselves.
+const NAME: &str = "ginnel-cp";
+
+/// Where a member's server listens.
+pub fn listener(member: &str) -> String {
+    format!("cp@{member}")
+}
+
+/// An open channel to a member's server.
+pub struct Peer {
+    pub member: String,
+    pub out: MessageSender,
+    pub input: MessageReceiver,
+}
+
+impl Peer {
+    /// Connects to `ginnel cp --serve` of a member, in the given segment or in one that both have.
+    pub fn connect(member: &str, segment: Option<&str>) -> Result<Self> {
+        let segment = match segment {
+            Some(segment) => segment.to_owned(),
+            None => find_segment(member)?,
+        };
+        let endpoint = attach(&segment)?;
+        let mut capacity = CAPACITY;
+        let channel: MessageChannel = loop {
+            let options = ChannelOptions { capacity, ..ChannelOptions::default() };
+            match endpoint.connect_with(&listener(member), &options) {
+                Err(Error::Refused {
+                    code: ErrorCode::LIMIT | ErrorCode::NO_MEMORY | ErrorCode::INVALID,
+                    ..
+                }) if capacity > LEAST_CAPACITY => {
+                    capacity /= 2;
+                }
+                other => break other.with_context(|| format!("{member} in segment {segment}"))?,
+            }
+        };
+        let (out, input) = channel.split();
+        Ok(Self { member: member.to_owned(), out, input })
+    }
+
+    /// Says what is wanted: `PUT` or `GET`.
+    pub fn ask(&mut self, kind: Kind, flags: u32, tail: &[u8]) -> Result<()> {
+        if Frame::LEN + tail.len() > MAX_CONTROL {
+            bail!("paths of {} bytes are too long for {}", tail.len(), self.member);
+        }
+        Ok(Frame { mode: flags, extra: VERSION, ..Frame::new(kind) }.send(&mut self.out, tail)?)
+    }
+}
+
+/// Becomes an endpoint.
+pub fn attach(segment: &str) -> Result<Endpoint> {
+    let options = AttachOptions { name: Some(NAME.into()), ..AttachOptions::default() };
+    Endpoint::attach_with(segment, &options).with_context(|| format!("segment {segment}"))
+}
+
+/// A segment in which the member serves copies; its home segment if that is one.
+fn find_segment(member: &str) -> Result<String> {
+    let mut daemon = Daemon::connect()?;
+    let own = daemon.member_name().to_owned();
+    let inspect = Inspect::ask(&mut daemon)?;
+    let name = listener(member);
+    let mut found: Vec<_> = inspect.listeners.iter().filter(|l| l.name == name).map(|l| &l.segment).collect();
+    found.sort_by_key(|segment| (**segment != home(member), **segment != home(&own), *segment));
+    if let Some(segment) = found.first() {
+        return Ok((*segment).clone());
+    }
+    let shared: Vec<_> = inspect
+        .segments
+        .iter()
+        .filter(|s| s.members.iter().any(|m| m == member))
+        .map(|s| s.name.as_str())
+        .collect();
+    Err(if shared.is_empty() {
+        anyhow!(
+            "{own} shares no segment with a member {member:?}; `ginnel segment list` shows who shares what, and \
+             `ginnel segment create` makes one"
+        )
+    } else {
+        anyhow!(
+            "{member} does not serve copies; start `ginnel cp --serve` there (segments shared with it: {})",
+            shared.join(", ")
+        )
+    })
+}
+
+/// The segment that a VM shares with the host alone.
+pub fn home(member: &str) -> String {
+    format!("home-{member}")
+}

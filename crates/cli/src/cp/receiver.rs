@@ -1,0 +1,316 @@
+//! The side of a copy that gets the files.
+
+use super::frame::{Frame, Kind, MAX_PATH, RESUMABLE, check_name, check_path, plain};
+use super::partial::{Partial, permissions, times};
+use super::place::base;
+use super::progress::Progress;
+use super::root::{FOLDER, Root, explain, open_below, os};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use ginnel::{Message, MessageReceiver, MessageSender};
+use rustix::fs::{
+    AtFlags, Mode, Timespec, fchmod, futimens, mkdirat, renameat, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Where the files go.
+pub enum Target {
+    /// Into a folder, each source under its own name.
+    Into(Arc<OwnedFd>),
+    /// The one source gets this name in this folder.
+    As(Arc<OwnedFd>, Vec<u8>),
+}
+
+impl Target {
+    /// Finds out what a path that a user wrote means: a folder to put things into, or a name to give.
+    pub fn at(root: &Root, path: &[u8], must_be_folder: bool) -> Result<Self> {
+        match root.open(if path.is_empty() { b"." } else { path }, FOLDER) {
+            Ok(folder) => return Ok(Self::Into(Arc::new(folder))),
+            Err(error) if must_be_folder || path.ends_with(b"/") => {
+                return Err(error.context("the target must be a folder that exists"));
+            }
+            Err(_) => {}
+        }
+        let name = base(path);
+        check_name(name)?;
+        let start = path.len() - name.len();
+        let parent = if start == 0 { b".".as_slice() } else { &path[..start] };
+        let folder = root.open(parent, FOLDER).context("no such folder for the target")?;
+        Ok(Self::As(Arc::new(folder), name.to_vec()))
+    }
+}
+
+/// Receives files from a sender at the other end of a channel.
+pub struct Receiver<'a> {
+    pub input: &'a mut MessageReceiver,
+    pub answers: &'a mut MessageSender,
+    pub target: Target,
+    /// Continue what an earlier copy has left.
+    pub resume: bool,
+    /// Whether folders were asked for.
+    pub recursive: bool,
+    /// The base names of the sources that were asked for, in order; a sender may not choose others. `None` for a
+    /// server, which is told.
+    pub expected: Option<VecDeque<Vec<u8>>>,
+    pub progress: &'a mut Progress,
+}
+
+/// Where things are put just now.
+#[derive(Default)]
+struct Desk {
+    /// The current source: its folder and name there.
+    top: Option<(Arc<OwnedFd>, Vec<u8>)>,
+    /// The current source, if it is a folder that merges into the target itself.
+    merges: bool,
+    /// The current source, if it is a folder.
+    tree: Option<Arc<OwnedFd>>,
+    /// The folder used last, by its path in the tree.
+    last: Option<(Vec<u8>, Arc<OwnedFd>)>,
+    /// The file whose content is coming.
+    file: Option<Incoming>,
+}
+
+struct Incoming {
+    partial: Partial,
+    path: Vec<u8>,
+    mode: u32,
+    modified: Timespec,
+    /// The sender may begin anew instead of continuing, before its first block.
+    fresh: bool,
+}
+
+impl Receiver<'_> {
+    /// Receives all that comes, and says that it is stored.
+    pub fn receive_all(&mut self) -> Result<()> {
+        let mut desk = Desk::default();
+        loop {
+            let message = self.input.peek()?;
+            let frame = Frame::of(&message)?;
+            if frame.kind == Kind::DATA {
+                let incoming =
+                    desk.file.as_mut().ok_or_else(|| anyhow!("the sender sent data of no file"))?;
+                if incoming.fresh {
+                    self.progress.resumed(frame.size);
+                }
+                let n = incoming.store(&frame, &message)?;
+                message.release();
+                self.progress.moved(n);
+                continue;
+            }
+            let tail = Frame::tail(&message)?;
+            message.release();
+            match frame.kind {
+                Kind::TOP => self.top(&mut desk, &tail)?,
+                Kind::FOLDER => self.folder(&mut desk, &tail)?,
+                Kind::LEAVE => leave(&mut desk, &frame, &tail)?,
+                Kind::FILE => self.file(&mut desk, &frame, &tail)?,
+                Kind::END => {
+                    let incoming = desk.file.take().ok_or_else(|| anyhow!("the sender ended no file"))?;
+                    incoming.finish(&frame)?;
+                    self.progress.done();
+                }
+                Kind::DROP => drop(desk.file.take()),
+                Kind::LINK => {
+                    link(&mut desk, &frame, &tail)?;
+                    self.progress.done();
+                }
+                Kind::REFUSED => self.progress.refused(&plain(&tail)),
+                Kind::DONE => {
+                    ensure!(desk.file.is_none(), "the sender ended in the middle of a file");
+                    Frame::new(Kind::STORED).send(self.answers, &[])?;
+                    return Ok(());
+                }
+                Kind::ERROR => bail!("{}", plain(&tail)),
+                other => bail!("the sender broke the copy protocol: kind {}", other.0),
+            }
+        }
+    }
+
+    /// A new source begins.
+    fn top(&mut self, desk: &mut Desk, name: &[u8]) -> Result<()> {
+        ensure!(desk.file.is_none(), "the sender began a source in the middle of a file");
+        if let Some(expected) = &mut self.expected {
+            // Sources that were refused are passed over.
+            while expected
+                .pop_front()
+                .ok_or_else(|| anyhow!("the sender sent {:?}, which nobody asked for", plain(name)))?
+                != name
+            {}
+        }
+        let (folder, own) = match &self.target {
+            Target::Into(folder) => (folder.clone(), name.to_vec()),
+            Target::As(folder, own) => (folder.clone(), own.clone()),
+        };
+        *desk = Desk { merges: own.is_empty(), ..Desk::default() };
+        if !desk.merges {
+            check_name(&own)?;
+        }
+        desk.top = Some((folder, own));
+        Ok(())
+    }
+
+    fn folder(&mut self, desk: &mut Desk, path: &[u8]) -> Result<()> {
+        ensure!(self.recursive, "the sender sent a folder, which nobody asked for");
+        ensure!(desk.file.is_none(), "the sender began a folder in the middle of a file");
+        let tree = if path.is_empty() && desk.merges {
+            desk.top.as_ref().map(|(folder, _)| folder.clone()).ok_or_else(no_source)?
+        } else {
+            let (parent, name) = desk.spot(path)?;
+            match mkdirat(&parent, os(&name), Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(explain(errno, &plain(path_or(path, &name)))),
+            }
+            let opened = open_below(parent.as_fd(), &name, FOLDER);
+            Arc::new(opened.map_err(|e| explain(e, &plain(path_or(path, &name))))?)
+        };
+        if path.is_empty() {
+            desk.tree = Some(tree.clone());
+        }
+        desk.last = Some((path.to_vec(), tree));
+        Ok(())
+    }
+
+    fn file(&mut self, desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
+        ensure!(desk.file.is_none(), "the sender began a file in the middle of another");
+        let (folder, name) = desk.spot(path)?;
+        let large = frame.size >= RESUMABLE;
+        let partial = Partial::begin(&folder, &name, self.resume && large)?;
+        self.progress.file(&plain(path_or(path, &name)), frame.size);
+        if large {
+            let have =
+                Frame { size: partial.sum.len(), checksum: partial.sum.value(), ..Frame::new(Kind::HAVE) };
+            have.send(self.answers, &[])?;
+        }
+        let modified = modified(frame);
+        let path = path_or(path, &name).to_vec();
+        desk.file = Some(Incoming { partial, path, mode: frame.mode, modified, fresh: true });
+        Ok(())
+    }
+}
+
+impl Desk {
+    /// The folder in which the entry at `path` of the current source lies, and its name there.
+    fn spot(&mut self, path: &[u8]) -> Result<(Arc<OwnedFd>, Vec<u8>)> {
+        check_path(path)?;
+        if path.is_empty() {
+            let (folder, name) = self.top.clone().ok_or_else(no_source)?;
+            check_name(&name)?;
+            return Ok((folder, name));
+        }
+        let tree = self.tree.as_ref().ok_or_else(no_source)?;
+        let (parent, name) = match path.iter().rposition(|&b| b == b'/') {
+            Some(slash) => (&path[..slash], &path[slash + 1..]),
+            None => (&path[..0], path),
+        };
+        if let Some((last, folder)) = &self.last
+            && last == parent
+        {
+            return Ok((folder.clone(), name.to_vec()));
+        }
+        let folder = open_below(tree.as_fd(), parent, FOLDER).map_err(|e| explain(e, &plain(parent)))?;
+        let folder = Arc::new(folder);
+        self.last = Some((parent.to_vec(), folder.clone()));
+        Ok((folder, name.to_vec()))
+    }
+}
+
+impl Incoming {
+    /// Checks a block and writes it to the file; the kernel copies straight from the ring.
+    fn store(&mut self, frame: &Frame, message: &Message<'_>) -> Result<u64> {
+        if self.fresh && frame.size == 0 {
+            self.partial.restart()?;
+        }
+        self.fresh = false;
+        let at = self.partial.sum.len();
+        ensure!(
+            frame.size == at,
+            "{}: the sender skipped from byte {at} to {}",
+            plain(&self.path),
+            frame.size
+        );
+        let slice = message.slice().skip(Frame::LEN);
+        self.partial.sum.add_shared(&slice);
+        self.check(frame)?;
+        let mut written = 0;
+        while written < slice.len() {
+            match slice.skip(written).write_to(self.partial.fd()) {
+                Ok(0) => bail!("{}: the file takes no more bytes", plain(&self.path)),
+                Ok(n) => written += n,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("writing {}", plain(&self.path))),
+            }
+        }
+        self.partial.grown();
+        Ok(written as u64)
+    }
+
+    fn check(&self, frame: &Frame) -> Result<()> {
+        let (ours, theirs) = (self.partial.sum.value(), frame.checksum);
+        ensure!(
+            ours == theirs,
+            "{}: was corrupted on its way (checksum {ours:016x} instead of {theirs:016x} at byte {}); copy it again",
+            plain(&self.path),
+            self.partial.sum.len()
+        );
+        Ok(())
+    }
+
+    fn finish(mut self, frame: &Frame) -> Result<()> {
+        if self.fresh && frame.size == 0 {
+            self.partial.restart()?;
+        }
+        let at = self.partial.sum.len();
+        ensure!(frame.size == at, "{}: {at} bytes came instead of {}", plain(&self.path), frame.size);
+        self.check(frame)?;
+        self.partial.finish(self.mode, self.modified)
+    }
+}
+
+/// A folder is complete: only now its mode, which may forbid writing, and its time, which writing would change.
+fn leave(desk: &mut Desk, frame: &Frame, path: &[u8]) -> Result<()> {
+    check_path(path)?;
+    if path.is_empty() && desk.merges {
+        return Ok(());
+    }
+    let tree = desk.tree.as_ref().ok_or_else(no_source)?;
+    let shown = || plain(path);
+    let folder = open_below(tree.as_fd(), path, FOLDER).map_err(|e| explain(e, &shown()))?;
+    fchmod(&folder, permissions(frame.mode)).map_err(|e| explain(e, &shown()))?;
+    futimens(&folder, &times(modified(frame))).map_err(|e| explain(e, &shown()))
+}
+
+/// A symbolic link, whatever it points to; made beside and renamed like a file.
+fn link(desk: &mut Desk, frame: &Frame, tail: &[u8]) -> Result<()> {
+    ensure!(desk.file.is_none(), "the sender began a link in the middle of a file");
+    let (path, target) =
+        tail.split_at_checked(frame.extra as usize).ok_or_else(|| anyhow!("a link without target"))?;
+    let good = !target.is_empty() && target.len() <= MAX_PATH && !target.contains(&0);
+    ensure!(good, "{}: a link with an impossible target", plain(path));
+    let (folder, name) = desk.spot(path)?;
+    let beside = super::partial::hidden_name(&name);
+    let fail = |e| explain(e, &plain(path_or(path, &name)));
+    // Left by a copy that was killed at this very place.
+    let _ = unlinkat(&folder, os(&beside), AtFlags::empty());
+    symlinkat(os(target), &folder, os(&beside)).map_err(fail)?;
+    let placed = utimensat(&folder, os(&beside), &times(modified(frame)), AtFlags::SYMLINK_NOFOLLOW)
+        .and_then(|()| renameat(&folder, os(&beside), &folder, os(&name)));
+    placed.map_err(|errno| {
+        let _ = unlinkat(&folder, os(&beside), AtFlags::empty());
+        fail(errno)
+    })
+}
+
+fn modified(frame: &Frame) -> Timespec {
+    Timespec { tv_sec: frame.seconds, tv_nsec: frame.nanos.min(999_999_999).into() }
+}
+
+/// What an entry is called towards people: its path in the source, or its name if it is the source.
+fn path_or<'p>(path: &'p [u8], name: &'p [u8]) -> &'p [u8] {
+    if path.is_empty() { name } else { path }
+}
+
+fn no_source() -> anyhow::Error {
+    anyhow!("the sender sent an entry of no source")
+}

@@ -1,0 +1,143 @@
+//! What the daemon knows, as it answers `INSPECT`. Fields that it does not send are empty.
+
+use anyhow::{Context, Result, anyhow};
+use ginnel::Daemon;
+use serde::Deserialize;
+
+/// The daemon's answer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Inspect {
+    pub daemon: DaemonInfo,
+    pub members: Vec<Member>,
+    pub segments: Vec<Segment>,
+    pub endpoints: Vec<Endpoint>,
+    pub listeners: Vec<Listener>,
+    pub channels: Vec<Channel>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DaemonInfo {
+    pub version: String,
+    pub role: String,
+    pub pid: u32,
+    /// Counts its starts.
+    pub generation: u64,
+    /// Seconds.
+    pub uptime: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Member {
+    pub number: u32,
+    pub name: String,
+    /// Its QEMU has its control device.
+    pub connected: bool,
+    /// On the host only.
+    pub qemu_pid: Option<u32>,
+    /// Its guest daemon answers.
+    pub session: bool,
+    /// Nothing if it was never heard of.
+    pub interrupts: Option<bool>,
+    /// Of its control device; on the host only.
+    pub socket: Option<String>,
+    pub vectors: u32,
+    pub endpoints: u64,
+    pub channels: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Segment {
+    pub name: String,
+    pub size: u64,
+    /// On the host only.
+    pub path: Option<String>,
+    pub members: Vec<String>,
+    pub broken: bool,
+    /// Bytes of its arena.
+    pub used: u64,
+    /// Made at run time, not by the configuration.
+    pub runtime: bool,
+    /// In VMs.
+    pub mappings: Vec<Mapping>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Mapping {
+    pub member: String,
+    pub kind: String,
+    pub read_mb_s: u64,
+    pub write_mb_s: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Endpoint {
+    pub number: u32,
+    pub member: String,
+    pub segment: String,
+    pub name: String,
+    pub pid: u32,
+    pub vector: u32,
+    /// False while it has not come back after a restart of a daemon.
+    pub attached: bool,
+    pub channels: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Listener {
+    pub endpoint: u32,
+    pub segment: String,
+    pub name: String,
+    pub kind: String,
+    pub waiting: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Channel {
+    pub id: u64,
+    pub segment: String,
+    pub kind: String,
+    pub capacity: u64,
+    pub state: String,
+    pub initiator: Side,
+    pub acceptor: Side,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Side {
+    pub endpoint: u32,
+    pub member: String,
+}
+
+impl Inspect {
+    /// Asks the daemon.
+    pub fn ask(daemon: &mut Daemon) -> Result<Self> {
+        let text = daemon.inspect().context("asking the daemon for its status")?;
+        Self::parse(&text)
+    }
+
+    /// Reads an answer.
+    pub fn parse(text: &str) -> Result<Self> {
+        serde_json::from_str(text).context("the daemon's status is not what this version of `ginnel` reads")
+    }
+
+    /// A VM, by its name.
+    pub fn vm(&self, name: &str) -> Result<&Member> {
+        let vms = || self.members.iter().filter(|member| member.number != ginnel_layout::HOST_MEMBER);
+        vms().find(|member| member.name == name).ok_or_else(|| {
+            let names: Vec<_> = vms().map(|member| member.name.as_str()).collect();
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            anyhow!("there is no VM {name:?} (declared are: {known}); declare it in the configuration, or with `ginnel vm add`")
+        })
+    }
+}

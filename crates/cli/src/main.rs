@@ -1,0 +1,119 @@
+//! `ginnel`: the command for operators.
+
+mod address;
+mod completions;
+mod cp;
+mod inspect;
+mod libvirt_xml;
+mod man;
+mod output;
+mod perf;
+mod ping;
+mod qemu_args;
+mod segment;
+mod size;
+mod status;
+mod vm;
+mod vm_devices;
+mod wait;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Works on segments and channels between this host and its virtual machines.
+///
+/// Talks to the daemon at $GINNEL_SOCKET, or at /run/ginnel/ginnel.sock. Works alike on the host and in a VM, except
+/// that only the host changes the installation. Exit status: 0 if all went well, 1 if something failed, 2 if the
+/// command line makes no sense.
+#[derive(Parser)]
+#[command(name = "ginnel", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Segment(segment::Args),
+    Vm(vm::Args),
+    Status(status::Args),
+    Ping(ping::Args),
+    Perf(perf::Args),
+    Cp(cp::Args),
+    QemuArgs(qemu_args::Args),
+    LibvirtXml(libvirt_xml::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// The command line makes no sense, in a way that the parser cannot see.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Something failed, and what was already said.
+#[derive(Debug)]
+struct AlreadySaid;
+
+impl std::fmt::Display for AlreadySaid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("failed")
+    }
+}
+
+impl std::error::Error for AlreadySaid {}
+
+fn main() -> ExitCode {
+    // Usage errors end here with status 2, help and version with 0.
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Segment(args) => segment::run(args),
+        Command::Vm(args) => vm::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Ping(args) => ping::run(args),
+        Command::Perf(args) => perf::run(args),
+        Command::Cp(args) => cp::run(args),
+        Command::QemuArgs(args) => qemu_args::run(args),
+        Command::LibvirtXml(args) => libvirt_xml::run(args),
+        Command::Completions(args) => completions::run(args, Cli::command()),
+        Command::Man(args) => man::run(args, Cli::command()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_reader_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !error.is::<AlreadySaid>() {
+                output::note(format!("ginnel: {}", one_line(&error)));
+            }
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+/// An error and its causes on one line.
+fn one_line(error: &anyhow::Error) -> String {
+    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn errors_have_one_line() {
+        let error = anyhow::anyhow!("first\n  second").context("outer");
+        assert_eq!(one_line(&error), "outer: first second");
+    }
+}

@@ -1,0 +1,98 @@
+//! What the command prints: lines on stdout that may find nobody reading, notes on stderr, tables.
+
+use anyhow::Result;
+use serde::Serialize;
+use std::io::{ErrorKind, Write};
+
+/// Prints a line on stdout, at once.
+pub fn line(text: impl AsRef<str>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", text.as_ref())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints a value as JSON.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    line(serde_json::to_string_pretty(value)?)
+}
+
+/// Prints a note on stderr. If that is closed, nobody wants to know.
+pub fn note(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
+}
+
+/// Whether an error only says that whoever read our output has gone, which is no failure.
+pub fn is_reader_gone(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+}
+
+/// Columns of text, as wide as they must be.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// With these titles.
+    pub fn new(titles: &[&str]) -> Self {
+        Self { rows: vec![titles.iter().map(|t| (*t).to_owned()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+
+    /// Whether it has titles only.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() < 2
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |c: usize| {
+            self.rows.iter().filter_map(|r| r.get(c)).map(|t| t.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<_> = (0..columns).map(width).collect();
+        for (i, row) in self.rows.iter().enumerate() {
+            let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, &w)| format!("{cell:w$}")).collect();
+            let end = if i + 1 < self.rows.len() { "\n" } else { "" };
+            write!(f, "{}{end}", cells.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes for people: three digits and a binary unit.
+pub fn bytes(n: u64) -> String {
+    let (mut value, mut unit) = (n as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if value.fract() == 0.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let mut table = Table::new(&["A", "LONG"]);
+        table.row(["value".into(), "x".into()]);
+        assert_eq!(table.to_string(), "A      LONG\nvalue  x");
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(256 << 20), "256 MiB");
+        assert_eq!(bytes(1536), "1.5 KiB");
+    }
+}

@@ -1,0 +1,245 @@
+//! `ginnel perf ADDRESS`: one connection for each measurement.
+
+use super::Args;
+use super::line::Line;
+use super::measure::{Outcome, ask, clock_ns};
+use super::order::{Kind, Order, Test};
+use super::server::{options, stream_name};
+use crate::wait::Mode;
+use crate::{AlreadySaid, address, output};
+use anyhow::{Context, Result};
+use ginnel::{Channel, ChannelOptions, Endpoint, MessageChannel, StreamChannel};
+use serde::Serialize;
+use std::net::TcpStream;
+
+const LATENCY_SIZES: [usize; 4] = [8, 64, 1 << 10, 16 << 10];
+const BANDWIDTH_SIZES: [usize; 4] = [64, 4 << 10, 64 << 10, 1 << 20];
+const MIN_CAPACITY: usize = 1 << 20;
+
+/// Measures channels.
+pub fn run(args: &Args, at: &str) -> Result<()> {
+    let (segment, name) = address::split(at)?;
+    let endpoint = Endpoint::attach_with(segment, &options())?;
+    let mut report = Report::new(args, at, "ginnel");
+    let modes = or(&args.mode, &[Mode::Poll, Mode::Interrupt, Mode::Adaptive]);
+    for test in or(&args.test, &[Test::Latency, Test::Bandwidth]) {
+        let kinds: &[_] = match test {
+            Test::Latency => &[Kind::Message, Kind::Stream],
+            Test::Bandwidth => &[Kind::Message, Kind::MessageZeroCopy, Kind::Stream, Kind::StreamZeroCopy],
+        };
+        for kind in or(&args.kind, kinds) {
+            if test == Test::Latency && kind.is_in_place() {
+                continue;
+            }
+            for &mode in &modes {
+                for size in sizes(args, test) {
+                    let order = order(args, test, kind.is_in_place(), Some(mode), size);
+                    let outcome = if kind.is_stream() {
+                        measure::<StreamChannel>(args, &endpoint, &stream_name(name), &order)
+                    } else {
+                        measure::<MessageChannel>(args, &endpoint, name, &order)
+                    };
+                    report.add(kind, &order, outcome)?;
+                }
+            }
+        }
+    }
+    report.end()
+}
+
+/// Measures TCP.
+pub fn run_tcp(args: &Args, at: &str) -> Result<()> {
+    let mut report = Report::new(args, at, "tcp");
+    for test in or(&args.test, &[Test::Latency, Test::Bandwidth]) {
+        for size in sizes(args, test) {
+            let order = order(args, test, false, None, size);
+            let outcome = TcpStream::connect(at)
+                .with_context(|| format!("cannot connect to {at}"))
+                .and_then(|mut socket| ask(&mut socket, &order));
+            report.add(Kind::Stream, &order, outcome.map(|outcome| (outcome, None)))?;
+        }
+    }
+    report.end()
+}
+
+/// What was given, or else the default.
+fn or<T: Copy>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default.to_vec() } else { given.to_vec() }
+}
+
+fn sizes(args: &Args, test: Test) -> Vec<usize> {
+    or(
+        &args.size,
+        match test {
+            Test::Latency => &LATENCY_SIZES,
+            Test::Bandwidth => &BANDWIDTH_SIZES,
+        },
+    )
+}
+
+fn order(args: &Args, test: Test, in_place: bool, mode: Option<Mode>, size: usize) -> Order {
+    Order { test, in_place, reverse: args.reverse, mode, size, duration: args.duration }
+}
+
+fn measure<C: Channel + Line>(
+    args: &Args,
+    endpoint: &Endpoint,
+    name: &str,
+    order: &Order,
+) -> Result<(Outcome, Option<usize>)> {
+    let capacity = args.capacity.unwrap_or(match order.test {
+        // A message may be a quarter of the ring.
+        Test::Latency if order.size < 32 << 10 => 0,
+        Test::Latency => 8 * order.size,
+        Test::Bandwidth => (8 * order.size).max(MIN_CAPACITY),
+    });
+    let options = ChannelOptions { capacity, ..ChannelOptions::default() };
+    let mut channel = endpoint.connect_with::<C>(name, &options)?;
+    let outcome = ask(&mut channel, order)?;
+    Ok((outcome, channel.capacity()))
+}
+
+/// All that was measured.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    address: &'a str,
+    transport: &'static str,
+    clock_ns: f64,
+    results: Vec<Measured>,
+    #[serde(skip)]
+    json: bool,
+    #[serde(skip)]
+    failed: bool,
+    #[serde(skip)]
+    shown: Option<Test>,
+}
+
+/// One measurement.
+#[derive(Serialize)]
+struct Measured {
+    test: Test,
+    kind: Kind,
+    /// Nothing on a socket.
+    mode: Option<Mode>,
+    size: usize,
+    reverse: bool,
+    /// Nothing on a socket.
+    capacity: Option<usize>,
+    #[serde(flatten)]
+    outcome: Option<Outcome>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl<'a> Report<'a> {
+    fn new(args: &Args, address: &'a str, transport: &'static str) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            address,
+            transport,
+            clock_ns: clock_ns(),
+            results: Vec::new(),
+            json: args.json,
+            failed: false,
+            shown: None,
+        }
+    }
+
+    /// Adds a measurement, and shows it to people at once.
+    fn add(&mut self, kind: Kind, order: &Order, outcome: Result<(Outcome, Option<usize>)>) -> Result<()> {
+        let (outcome, capacity, error) = match outcome {
+            Ok((outcome, capacity)) => (Some(outcome), capacity, None),
+            Err(error) => (None, None, Some(format!("{error:#}"))),
+        };
+        self.failed |= error.is_some();
+        let reverse = order.reverse && order.test == Test::Bandwidth;
+        let measured = Measured {
+            test: order.test,
+            kind,
+            mode: order.mode,
+            size: order.size,
+            reverse,
+            capacity,
+            outcome,
+            error,
+        };
+        if let Some(error) = &measured.error {
+            output::note(format!("ginnel: {} {}: {error}", self.address, measured.what()));
+        }
+        if !self.json {
+            if self.shown != Some(order.test) {
+                output::line(heading(order.test))?;
+                self.shown = Some(order.test);
+            }
+            output::line(measured.to_string())?;
+        }
+        self.results.push(measured);
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        if self.json {
+            output::json(&self)?;
+        }
+        if self.failed { Err(AlreadySaid.into()) } else { Ok(()) }
+    }
+}
+
+fn heading(test: Test) -> String {
+    let what = format!("{:<18} {:<10} {:>9}", test.name(), "MODE", "SIZE");
+    match test {
+        Test::Latency => {
+            format!(
+                "{what} {:>12} {:>12} {:>12} {:>12} {:>12}",
+                "ONE-WAY us", "RTT p50 us", "p99", "p99.9", "max"
+            )
+        }
+        Test::Bandwidth => format!("{what} {:>12} {:>12} {:>14}", "GB/s", "MiB/s", "sends/s"),
+    }
+}
+
+impl Test {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "LATENCY",
+            Self::Bandwidth => "BANDWIDTH",
+        }
+    }
+}
+
+impl Measured {
+    fn what(&self) -> String {
+        let name = |value: Option<String>| value.unwrap_or_else(|| "kernel".into());
+        let kind = clap_name(&self.kind);
+        let direction = if self.reverse { " <-" } else { "" };
+        let kind = name(kind) + direction;
+        let mode = name(self.mode.as_ref().and_then(clap_name));
+        format!("{kind:<18} {mode:<10} {:>9}", self.size)
+    }
+}
+
+/// A value as it is written on the command line.
+fn clap_name(value: &impl clap::ValueEnum) -> Option<String> {
+    Some(value.to_possible_value()?.get_name().to_owned())
+}
+
+impl std::fmt::Display for Measured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.what())?;
+        match &self.outcome {
+            Some(Outcome::Latency(latency)) => {
+                let rtt = &latency.rtt_ns;
+                for nanos in [latency.one_way_ns, rtt.p50, rtt.p99, rtt.p999, rtt.max] {
+                    write!(f, " {:>12.3}", nanos / 1e3)?;
+                }
+                Ok(())
+            }
+            Some(Outcome::Bandwidth(b)) => {
+                let (gb, mib) = (b.bytes_per_s / 1e9, b.bytes_per_s / f64::from(1 << 20));
+                write!(f, " {gb:>12.3} {mib:>12.1} {:>14.0}", b.operations_per_s)
+            }
+            None => write!(f, " failed"),
+        }
+    }
+}

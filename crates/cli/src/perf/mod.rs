@@ -1,0 +1,90 @@
+//! `ginnel perf`.
+
+mod client;
+mod line;
+mod measure;
+mod order;
+mod server;
+
+use crate::Usage;
+use crate::wait::Mode;
+use anyhow::Result;
+use order::{Kind, MAX_DURATION, MAX_SIZE, Test};
+use std::time::Duration;
+
+/// Measures latency and bandwidth of channels, or of a TCP connection in the same way.
+///
+/// The other side runs `ginnel perf --serve ADDRESS`; this side says what is measured, so one server does for all. With
+/// --tcp HOST:PORT on both sides, the same measurements run over a TCP socket. Exit status 0 if all were made.
+#[derive(clap::Args)]
+pub struct Args {
+    /// SEGMENT/NAME, such as web/perf. NAME.stream is used too, for streams.
+    #[arg(required_unless_present = "tcp", conflicts_with = "tcp")]
+    address: Option<String>,
+
+    /// Be the other side.
+    #[arg(long, conflicts_with_all = ["test", "kind", "mode", "size", "duration", "reverse", "capacity", "json"])]
+    serve: bool,
+
+    /// Measure TCP instead, to or (with --serve) at this address and port.
+    #[arg(long, value_name = "HOST:PORT")]
+    tcp: Option<String>,
+
+    /// What to measure. Default: both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    test: Vec<Test>,
+
+    /// Through what. Default: message and stream for latency, all four for bandwidth.
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "tcp")]
+    kind: Vec<Kind>,
+
+    /// How both sides wait. Default: all three.
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "tcp")]
+    mode: Vec<Mode>,
+
+    /// Bytes in a message or write, with K or M for 1024 or 1024 x 1024. Default: 8, 64, 1K and 16K for latency; 64, 4K,
+    /// 64K and 1M for bandwidth.
+    #[arg(long, value_delimiter = ',', value_parser = size)]
+    size: Vec<usize>,
+
+    /// Seconds for each measurement.
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = duration)]
+    duration: Duration,
+
+    /// Let the server send in bandwidth tests.
+    #[arg(long)]
+    reverse: bool,
+
+    /// Bytes of each ring. Default: the daemon's for latency; enough for eight messages or writes, and at least 1M, for
+    /// bandwidth.
+    #[arg(long, value_parser = size, conflicts_with = "tcp")]
+    capacity: Option<usize>,
+
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    match (args.serve, &args.tcp, &args.address) {
+        (true, Some(tcp), _) => server::serve_tcp(tcp),
+        (true, None, Some(address)) => server::serve(address),
+        (false, Some(tcp), _) => client::run_tcp(&args, tcp),
+        (false, None, Some(address)) => client::run(&args, address),
+        (_, None, None) => Err(Usage("name an address, or --tcp HOST:PORT".into()).into()),
+    }
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    crate::size::parse(text)
+        .ok()
+        .filter(|n| (1..=MAX_SIZE).contains(n))
+        .map(|n| n as usize)
+        .ok_or_else(|| format!("{text:?} is no size from 1 to {}M", MAX_SIZE >> 20))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is no number of seconds up to {}", MAX_DURATION.as_secs());
+    let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(bad)?;
+    if seconds <= MAX_DURATION { Ok(seconds) } else { Err(bad()) }
+}

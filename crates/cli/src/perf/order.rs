@@ -1,0 +1,176 @@
+//! What is measured, and how the client tells its server.
+
+use crate::wait::Mode;
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use ginnel::WaitMode;
+use serde::Serialize;
+use std::time::Duration;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Test {
+    /// Round trips of one message at a time.
+    Latency,
+    /// As many bytes as go in one direction.
+    Bandwidth,
+}
+
+/// Through what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A message channel; each side copies.
+    Message,
+    /// A message channel; written and read in place.
+    MessageZeroCopy,
+    /// A stream channel; each side copies.
+    Stream,
+    /// A stream channel; written and read in place.
+    StreamZeroCopy,
+}
+
+impl Kind {
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::Stream | Self::StreamZeroCopy)
+    }
+
+    pub fn is_in_place(self) -> bool {
+        matches!(self, Self::MessageZeroCopy | Self::StreamZeroCopy)
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    pub test: Test,
+    /// In place instead of copied.
+    pub in_place: bool,
+    /// The server sends, in a bandwidth test.
+    pub reverse: bool,
+    /// `None` on a socket, where the kernel decides.
+    pub mode: Option<Mode>,
+    pub size: usize,
+    pub duration: Duration,
+}
+
+/// No one message, write or buffer of a measurement is larger.
+pub const MAX_SIZE: u64 = 64 << 20;
+/// No one measurement is longer.
+pub const MAX_DURATION: Duration = Duration::from_secs(3600);
+
+/// First bytes of a conversation: `GNLPERF1`.
+const MAGIC: u64 = u64::from_le_bytes(*b"GNLPERF1");
+
+/// An [`Order`] on its way.
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Wire {
+    magic: u64,
+    /// 1: latency, 2: bandwidth.
+    test: u32,
+    /// 1: in place. 2: reverse.
+    flags: u32,
+    /// 0: none, 1: poll, 2: interrupt, 3: adaptive.
+    mode: u32,
+    reserved: u32,
+    size: u64,
+    duration_ns: u64,
+    more: [u64; 3],
+}
+const _: () = assert!(size_of::<Wire>() == Order::LEN);
+
+impl Order {
+    /// Bytes of an order, and of the server's answer to it.
+    pub const LEN: usize = 64;
+
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let wire = Wire {
+            magic: MAGIC,
+            test: match self.test {
+                Test::Latency => 1,
+                Test::Bandwidth => 2,
+            },
+            flags: u32::from(self.in_place) | u32::from(self.reverse) << 1,
+            mode: match self.mode {
+                None => 0,
+                Some(Mode::Poll) => 1,
+                Some(Mode::Interrupt) => 2,
+                Some(Mode::Adaptive) => 3,
+            },
+            size: self.size as u64,
+            duration_ns: self.duration.as_nanos() as u64,
+            ..Wire::new_zeroed()
+        };
+        zerocopy::transmute!(wire)
+    }
+
+    /// Reads an order that anybody may have written.
+    pub fn from_bytes(bytes: [u8; Self::LEN]) -> Result<Self> {
+        let wire: Wire = zerocopy::transmute!(bytes);
+        ensure!(wire.magic == MAGIC, "the client does not speak this version's `ginnel perf`");
+        ensure!((1..=MAX_SIZE).contains(&wire.size), "a size of {} bytes", wire.size);
+        let duration = Duration::from_nanos(wire.duration_ns);
+        ensure!(duration <= MAX_DURATION, "a duration of {duration:?}");
+        Ok(Self {
+            test: match wire.test {
+                1 => Test::Latency,
+                2 => Test::Bandwidth,
+                other => anyhow::bail!("test {other} is not known here"),
+            },
+            in_place: wire.flags & 1 != 0,
+            reverse: wire.flags & 2 != 0,
+            mode: match wire.mode {
+                0 => None,
+                1 => Some(Mode::Poll),
+                2 => Some(Mode::Interrupt),
+                3 => Some(Mode::Adaptive),
+                other => anyhow::bail!("wait mode {other} is not known here"),
+            },
+            size: wire.size as usize,
+            duration,
+        })
+    }
+
+    pub fn wait_mode(&self) -> WaitMode {
+        self.mode.map_or_else(WaitMode::default, Into::into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORDER: Order = Order {
+        test: Test::Bandwidth,
+        in_place: true,
+        reverse: true,
+        mode: Some(Mode::Interrupt),
+        size: 4096,
+        duration: Duration::from_millis(300),
+    };
+
+    #[test]
+    fn orders_arrive_as_they_were_sent() {
+        for mode in [None, Some(Mode::Poll), Some(Mode::Interrupt), Some(Mode::Adaptive)] {
+            for (test, in_place) in [(Test::Latency, false), (Test::Bandwidth, true)] {
+                let order = Order { test, in_place, mode, reverse: !in_place, ..ORDER };
+                assert_eq!(Order::from_bytes(order.to_bytes()).unwrap(), order);
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_orders_are_refused() {
+        for (at, byte) in [(0, 0), (8, 7), (16, 9), (31, 0xff), (39, 0xff)] {
+            let mut bytes = ORDER.to_bytes();
+            bytes[at] = byte;
+            assert!(Order::from_bytes(bytes).is_err(), "byte {at}");
+        }
+        let mut empty = ORDER.to_bytes();
+        empty[24..32].fill(0);
+        assert!(Order::from_bytes(empty).is_err());
+    }
+}

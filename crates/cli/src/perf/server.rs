@@ -1,0 +1,59 @@
+//! `ginnel perf --serve`: does what clients order.
+
+use super::line::Line;
+use super::measure::answer;
+use crate::{address, output};
+use anyhow::{Context, Result, anyhow};
+use ginnel::{AttachOptions, Channel, Endpoint, Listener, MessageChannel, StreamChannel};
+use std::net::TcpListener;
+use std::thread;
+
+/// Where streams are accepted, beside messages at `name`.
+pub fn stream_name(name: &str) -> String {
+    format!("{name}.stream")
+}
+
+/// What the endpoints of a measurement call themselves.
+pub fn options() -> AttachOptions {
+    AttachOptions { name: Some("ginnel-perf".into()), ..AttachOptions::default() }
+}
+
+/// Serves both kinds of channel.
+pub fn serve(at: &str) -> Result<()> {
+    let (segment, name) = address::split(at)?;
+    let endpoint = Endpoint::attach_with(segment, &options())?;
+    let messages = endpoint.listen::<MessageChannel>(name)?;
+    let streams = endpoint.listen::<StreamChannel>(&stream_name(name))?;
+    output::line(format!("measuring at {at}"))?;
+    thread::scope(|scope| {
+        let streams = scope.spawn(move || accept(&streams));
+        let messages = accept(&messages);
+        messages.and(streams.join().unwrap_or_else(|_| Err(anyhow!("the listener for streams has panicked"))))
+    })
+}
+
+fn accept<C: Channel + Line + Send + 'static>(listener: &Listener<C>) -> Result<()> {
+    loop {
+        converse(listener.accept()?)?;
+    }
+}
+
+/// Serves TCP.
+pub fn serve_tcp(at: &str) -> Result<()> {
+    let listener = TcpListener::bind(at).with_context(|| format!("cannot listen at {at}"))?;
+    output::line(format!("measuring at {}", listener.local_addr()?))?;
+    loop {
+        let (socket, _) = listener.accept().context("accepting a connection")?;
+        converse(socket)?;
+    }
+}
+
+/// Does one order in a thread.
+fn converse<L: Line + Send + 'static>(mut line: L) -> Result<()> {
+    let work = move || {
+        // A client that ends early (as all do that are interrupted) is nothing to talk about.
+        let _ = answer(&mut line);
+    };
+    thread::Builder::new().name("measure".into()).spawn(work).context("no thread for a measurement")?;
+    Ok(())
+}

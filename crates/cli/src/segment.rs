@@ -1,0 +1,174 @@
+//! `ginnel segment`.
+
+use crate::inspect::Inspect;
+use crate::output::{self, Table};
+use crate::size;
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use ginnel::Daemon;
+use serde::Deserialize;
+use serde_json::json;
+
+/// Makes, lists and removes segments at run time.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Create(Create),
+    List(List),
+    Remove(Remove),
+}
+
+/// Makes a segment. It stays, also across restarts of the daemon and until the machine is shut down, until it is removed.
+///
+/// A VM of its members needs a device for it: see `ginnel qemu-args`. For the host's administrators.
+#[derive(clap::Args)]
+struct Create {
+    /// Its name.
+    name: String,
+
+    /// Its size, such as 256M; rounded up to a power of two of at least 4M.
+    #[arg(long, value_parser = size::parse)]
+    size: u64,
+
+    /// Who shares it: VMs, and `host`.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "NAME")]
+    members: Vec<String>,
+
+    /// Where its file is: `tmpfs`, or a folder on a hugetlbfs.
+    #[arg(long, value_name = "DIR")]
+    backing: Option<String>,
+
+    /// Owner of its file: QEMU's user.
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+
+    /// Group of its file.
+    #[arg(long)]
+    group: Option<String>,
+
+    /// Permissions of its file, in octal. Default: 0660.
+    #[arg(long)]
+    mode: Option<String>,
+
+    /// Users whose programs on the host may attach, beside root and the daemon's user.
+    #[arg(long, value_delimiter = ',', value_name = "USER")]
+    allow_users: Vec<String>,
+
+    /// Groups whose members' programs on the host may attach.
+    #[arg(long, value_delimiter = ',', value_name = "GROUP")]
+    allow_groups: Vec<String>,
+
+    /// The page in which rights are counted: 4K or 2M.
+    #[arg(long, value_parser = size::parse)]
+    page: Option<u64>,
+}
+
+/// Lists segments: all on the host, those of this VM in a VM.
+#[derive(clap::Args)]
+struct List {
+    /// Print them as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Removes a segment that was made at run time, with its file.
+#[derive(clap::Args)]
+struct Remove {
+    /// Its name.
+    name: String,
+
+    /// Even if programs are attached, or VMs run that have it. They keep their memory, and lose their channels.
+    #[arg(long)]
+    force: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let mut daemon = Daemon::connect()?;
+    match args.command {
+        Command::Create(args) => create(&mut daemon, &args),
+        Command::List(args) => list(&mut daemon, &args),
+        Command::Remove(args) => {
+            let request = json!({ "op": "segment-remove", "name": args.name, "force": args.force });
+            daemon.admin(&request.to_string()).map(drop).context("segment not removed")
+        }
+    }
+}
+
+/// What the daemon answers to `segment-create`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    segment: Created,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Created {
+    size: u64,
+    path: String,
+}
+
+fn create(daemon: &mut Daemon, args: &Create) -> Result<()> {
+    let answer = daemon.admin(&request(args).to_string()).context("segment not created")?;
+    let created: Answer = serde_json::from_str(&answer).unwrap_or_default();
+    let (size, path) = (created.segment.size, created.segment.path);
+    let rounded = if size == args.size { "" } else { ", rounded up as its devices need" };
+    output::line(format!("segment {}: {}{rounded}, {path}", args.name, output::bytes(size)))
+}
+
+/// Keys that were not given are left to the daemon.
+fn request(args: &Create) -> serde_json::Value {
+    let mut request = json!({
+        "op": "segment-create",
+        "name": args.name,
+        "size": args.size,
+        "members": args.members,
+        "allow_users": args.allow_users.iter().map(|text| account(text)).collect::<Vec<_>>(),
+        "allow_groups": args.allow_groups.iter().map(|text| account(text)).collect::<Vec<_>>(),
+    });
+    let optional = [
+        ("backing", args.backing.as_ref().map(|text| json!(text))),
+        ("owner", args.owner.as_ref().map(|text| account(text))),
+        ("group", args.group.as_ref().map(|text| account(text))),
+        ("mode", args.mode.as_ref().map(|text| json!(text))),
+        ("page", args.page.map(|page| json!(page))),
+    ];
+    for (key, value) in optional {
+        if let Some(value) = value {
+            request[key] = value;
+        }
+    }
+    request
+}
+
+/// A user or group: its number, if it is one.
+fn account(text: &str) -> serde_json::Value {
+    text.parse::<u32>().map_or_else(|_| json!(text), |number| json!(number))
+}
+
+fn list(daemon: &mut Daemon, args: &List) -> Result<()> {
+    let text = daemon.inspect().context("asking the daemon for its segments")?;
+    if args.json {
+        let value: serde_json::Value =
+            serde_json::from_str(&text).context("the daemon's status is no JSON")?;
+        return output::json(&value["segments"]);
+    }
+    let mut table = Table::new(&["SEGMENT", "SIZE", "IN USE", "MEMBERS", "MADE BY", "STATE", "FILE"]);
+    for segment in Inspect::parse(&text)?.segments {
+        table.row([
+            segment.name,
+            output::bytes(segment.size),
+            output::bytes(segment.used),
+            segment.members.join(","),
+            if segment.runtime { "command" } else { "configuration" }.into(),
+            if segment.broken { "BROKEN" } else { "good" }.into(),
+            segment.path.unwrap_or_else(|| "-".into()),
+        ]);
+    }
+    output::line(table.to_string())
+}

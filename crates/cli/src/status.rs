@@ -1,0 +1,296 @@
+//! `ginnel status`.
+
+use crate::inspect::{Inspect, Member};
+use crate::output::{self, Table};
+use crate::qemu_args::IOMMU;
+use anyhow::{Context, Result};
+use ginnel::Daemon;
+
+/// A cached mapping copies at several GB/s, an emulated processor at some hundred MB/s; uncached memory at less.
+const UNCACHED_MB_S: u64 = 300;
+
+/// Shows the daemon, members, segments, programs and channels.
+///
+/// On the host: all. In a VM: the segments that it has a share in, and who is in them.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print what the daemon says, as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let mut daemon = Daemon::connect()?;
+    let text = daemon.inspect().context("asking the daemon for its status")?;
+    if args.json {
+        let value: serde_json::Value =
+            serde_json::from_str(&text).context("the daemon's status is no JSON")?;
+        return output::json(&value);
+    }
+    output::line(page(&Inspect::parse(&text)?, daemon.member_name()))
+}
+
+/// The whole page.
+fn page(inspect: &Inspect, member: &str) -> String {
+    let d = &inspect.daemon;
+    let mut parts = vec![format!(
+        "ginneld {} ({}), process {}, up {}, start {}; this is member {member}",
+        d.version,
+        d.role,
+        d.pid,
+        period(d.uptime),
+        d.generation
+    )];
+    for table in [
+        members(inspect),
+        segments(inspect),
+        mappings(inspect),
+        endpoints(inspect),
+        listeners(inspect),
+        channels(inspect),
+    ] {
+        if !table.is_empty() {
+            parts.push(table.to_string());
+        }
+    }
+    let warnings: Vec<_> = warnings(inspect).iter().map(|text| format!("warning: {text}")).collect();
+    if !warnings.is_empty() {
+        parts.push(warnings.join("\n"));
+    }
+    parts.join("\n\n")
+}
+
+fn members(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["MEMBER", "NAME", "STATE", "WAITS BY", "PROGRAMS", "CHANNELS", "IN USE"]);
+    for member in &inspect.members {
+        let waits = match member.interrupts {
+            Some(true) => "interrupts",
+            Some(false) => "polling",
+            None => "-",
+        };
+        table.row([
+            member.number.to_string(),
+            member.name.clone(),
+            state(member),
+            waits.into(),
+            member.endpoints.to_string(),
+            member.channels.to_string(),
+            output::bytes(member.bytes),
+        ]);
+    }
+    table
+}
+
+fn state(member: &Member) -> String {
+    if member.number == ginnel_layout::HOST_MEMBER {
+        return "host".into();
+    }
+    let qemu = member.qemu_pid.map(|pid| format!(" (QEMU {pid})")).unwrap_or_default();
+    match (member.connected, member.session) {
+        (false, _) => "not running".into(),
+        (true, false) => format!("no guest daemon{qemu}"),
+        (true, true) => format!("up{qemu}"),
+    }
+}
+
+fn segments(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["SEGMENT", "SIZE", "IN USE", "MEMBERS", "STATE"]);
+    for segment in &inspect.segments {
+        table.row([
+            segment.name.clone(),
+            output::bytes(segment.size),
+            output::bytes(segment.used),
+            segment.members.join(","),
+            if segment.broken { "BROKEN" } else { "good" }.into(),
+        ]);
+    }
+    table
+}
+
+fn mappings(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["SEGMENT", "IN VM", "MAPPED AS", "READS", "WRITES"]);
+    for segment in &inspect.segments {
+        for mapping in &segment.mappings {
+            let kind = match mapping.kind.as_str() {
+                "bar" => "BAR (ivshmem-plain)",
+                "dax" => "DAX (virtio-pmem)",
+                "none" => "not found",
+                other => other,
+            };
+            table.row([
+                segment.name.clone(),
+                mapping.member.clone(),
+                kind.into(),
+                format!("{} MB/s", mapping.read_mb_s),
+                format!("{} MB/s", mapping.write_mb_s),
+            ]);
+        }
+    }
+    table
+}
+
+fn endpoints(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&[
+        "PROGRAM", "NAME", "MEMBER", "PROCESS", "SEGMENT", "VECTOR", "CHANNELS", "IN USE", "STATE",
+    ]);
+    for endpoint in &inspect.endpoints {
+        table.row([
+            endpoint.number.to_string(),
+            endpoint.name.clone(),
+            endpoint.member.clone(),
+            endpoint.pid.to_string(),
+            endpoint.segment.clone(),
+            endpoint.vector.to_string(),
+            endpoint.channels.to_string(),
+            output::bytes(endpoint.bytes),
+            if endpoint.attached { "attached" } else { "detached" }.into(),
+        ]);
+    }
+    table
+}
+
+fn listeners(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["LISTENER", "KIND", "PROGRAM", "WAITING"]);
+    for listener in &inspect.listeners {
+        table.row([
+            format!("{}/{}", listener.segment, listener.name),
+            listener.kind.clone(),
+            listener.endpoint.to_string(),
+            listener.waiting.to_string(),
+        ]);
+    }
+    table
+}
+
+fn channels(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["CHANNEL", "SEGMENT", "KIND", "RINGS", "STATE", "FROM", "TO"]);
+    for channel in &inspect.channels {
+        let side = |side: &crate::inspect::Side| format!("{} ({})", side.endpoint, side.member);
+        table.row([
+            channel.id.to_string(),
+            channel.segment.clone(),
+            channel.kind.clone(),
+            output::bytes(channel.capacity),
+            channel.state.clone(),
+            side(&channel.initiator),
+            side(&channel.acceptor),
+        ]);
+    }
+    table
+}
+
+/// What somebody should look at, each with its remedy.
+fn warnings(inspect: &Inspect) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {
+        let name = &member.name;
+        if !member.session {
+            warnings.push(format!("VM {name} runs without a guest daemon: start `ginneld guest` in it"));
+        } else if member.interrupts == Some(false) {
+            warnings.push(format!(
+                "VM {name} has no interrupts, so its programs poll: give it an IOMMU ({IOMMU}, and intel_iommu=on on \
+                 its kernel's command line)"
+            ));
+        }
+    }
+    for segment in &inspect.segments {
+        let name = &segment.name;
+        if segment.broken {
+            warnings.push(format!(
+                "segment {name} is broken: its file was truncated or replaced; stop its programs and VMs, remove the \
+                 file, and restart the daemon"
+            ));
+        }
+        for mapping in &segment.mappings {
+            let vm = &mapping.member;
+            if mapping.kind == "none" {
+                warnings.push(format!(
+                    "VM {vm} has no device for segment {name}: add what `ginnel qemu-args {vm}` prints to its QEMU"
+                ));
+            } else if (1..UNCACHED_MB_S).contains(&mapping.read_mb_s.min(mapping.write_mb_s)) {
+                warnings.push(format!(
+                    "segment {name} is slow in VM {vm} ({} MB/s), as if its mapping was not cached: {}",
+                    mapping.read_mb_s.min(mapping.write_mb_s),
+                    if mapping.kind == "bar" {
+                        "KVM on AMD processors does not cache BARs; attach it as virtio-pmem"
+                    } else {
+                        "look for other load on this machine"
+                    }
+                ));
+            }
+        }
+    }
+    warnings
+}
+
+/// A time in seconds, for people.
+fn period(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min"),
+        (0, _, _) => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{days} d {} h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = r#"{
+        "daemon": {"version": "0.1.0", "role": "host", "pid": 7, "generation": 2, "uptime": 3700, "connections": 1},
+        "members": [
+            {"number": 0, "name": "host", "connected": true, "qemu_pid": null, "session": true, "interrupts": true},
+            {"number": 1, "name": "vm-a", "connected": true, "qemu_pid": 42, "session": true, "interrupts": false},
+            {"number": 2, "name": "vm-b", "connected": true, "qemu_pid": 43, "session": false, "interrupts": null},
+            {"number": 3, "name": "vm-c", "connected": false, "interrupts": null}],
+        "segments": [
+            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["host", "vm-a"], "used": 4096,
+             "broken": true, "mappings": [{"member": "vm-a", "kind": "bar", "read_mb_s": 90, "write_mb_s": 900}]},
+            {"name": "db", "size": 4194304, "path": null, "members": ["vm-a"],
+             "mappings": [{"member": "vm-a", "kind": "none", "read_mb_s": 0, "write_mb_s": 0}]}],
+        "channels": [{"id": 1, "segment": "web", "kind": "message", "capacity": 262144, "state": "open",
+             "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
+             "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}}]
+    }"#;
+
+    #[test]
+    fn the_page_says_what_is_and_what_is_wrong() {
+        let page = page(&Inspect::parse(ANSWER).unwrap(), "host");
+        assert!(
+            page.starts_with("ginneld 0.1.0 (host), process 7, up 1 h 1 min, start 2; this is member host"),
+            "{page}"
+        );
+        for line in [
+            "1       vm-a  up (QEMU 42)               polling     0         0         0 B",
+            "3       vm-c  not running                -           0         0         0 B",
+            "web      256 MiB  4 KiB   host,vm-a  BROKEN",
+            "web      vm-a   BAR (ivshmem-plain)  90 MB/s  900 MB/s",
+            "1        web      message  256 KiB  open   1 (host)  2 (vm-a)",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");
+        }
+        for warning in [
+            "vm-a has no interrupts",
+            "vm-b runs without a guest daemon",
+            "web is broken",
+            "web is slow in VM vm-a (90 MB/s)",
+            "vm-a has no device for segment db",
+        ] {
+            assert!(page.contains(warning), "{warning:?} is missing in\n{page}");
+        }
+        assert_eq!(page.matches("warning:").count(), 5, "{page}");
+    }
+
+    #[test]
+    fn an_empty_answer_is_a_short_page() {
+        let page = page(&Inspect::parse("{}").unwrap(), "host");
+        assert_eq!(page.lines().count(), 1, "{page}");
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!([59, 60, 3660, 90_000].map(period), ["59 s", "1 min", "1 h 1 min", "1 d 1 h"]);
+    }
+}

@@ -1,0 +1,60 @@
+//! `ginnel vm`.
+
+use crate::{output, size};
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use ginnel::Daemon;
+use serde_json::{Value, json};
+
+/// Declares and removes VMs at run time.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Add(Add),
+    Remove(Remove),
+}
+
+/// Declares a VM. It stays declared across restarts of the daemon. For the host's administrators.
+#[derive(clap::Args)]
+struct Add {
+    /// Its name.
+    name: String,
+
+    /// Makes a segment home-NAME of this size, shared with the host alone.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    home: Option<u64>,
+}
+
+/// Removes a VM that was declared at run time and does not run, with its home segment.
+#[derive(clap::Args)]
+struct Remove {
+    /// Its name.
+    name: String,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let mut daemon = Daemon::connect()?;
+    match args.command {
+        Command::Add(args) => {
+            let mut request = json!({ "op": "vm-add", "name": args.name });
+            if let Some(home) = args.home {
+                request["home"] = json!(home);
+            }
+            let answer = daemon.admin(&request.to_string()).context("VM not declared")?;
+            let vm: Value = serde_json::from_str(&answer).unwrap_or_default();
+            output::line(format!(
+                "VM {}: member {}; `ginnel qemu-args {0}` prints its devices",
+                args.name, vm["vm"]["number"]
+            ))
+        }
+        Command::Remove(args) => {
+            let request = json!({ "op": "vm-remove", "name": args.name });
+            daemon.admin(&request.to_string()).map(drop).context("VM not removed")
+        }
+    }
+}
