@@ -16,10 +16,11 @@
 //! or `N` and a text that says why not.
 #![allow(unsafe_code)] // Descriptors that systemd has passed are numbers in the environment.
 
-use crate::packet::{self, MAX_FDS, Packet};
+use crate::packet::{self, Gone, MAX_FDS, Packet};
 use anyhow::{Context, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify;
+use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -29,7 +30,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// Descriptors that one keeper holds at most.
@@ -81,7 +82,16 @@ impl Keeper {
                 held,
             ))
         };
-        open().with_context(|| format!("the keeper at {}", socket.display()))
+        // One that is just dying still accepts, and says nothing.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match open() {
+                Err(error) if closed(&error) && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                other => return other.with_context(|| format!("the keeper at {}", socket.display())),
+            }
+        }
     }
 
     /// Holds these descriptors under this name, in place of what had it. They are held when this returns.
@@ -168,6 +178,12 @@ fn from_systemd() -> anyhow::Result<Held> {
         }
     }
     Ok(numbered.into_iter().map(|(name, fds)| (name, fds.into_values().collect())).collect())
+}
+
+/// Whether the other end has closed the connection.
+fn closed(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Gone::Closed))
+        || matches!(error.downcast_ref(), Some(&(Errno::PIPE | Errno::CONNRESET)))
 }
 
 /// A connection to the keeper, which is started if there is none.
