@@ -145,8 +145,9 @@ const KEPT: &str = "interrupts";
 
 /// Has the interrupts outlive this daemon.
 fn keep(keeper: &mut Keeper, interrupts: &Interrupts) {
-    if let Err(error) = keeper.store(KEPT, &interrupts.to_keep()) {
-        tracing::error!("interrupts will end with this daemon: {error:#}");
+    match keeper.store(KEPT, &interrupts.to_keep()) {
+        Ok(()) => tracing::info!("the keeper holds the interrupts"),
+        Err(error) => tracing::error!("interrupts will end with this daemon: {error:#}"),
     }
 }
 

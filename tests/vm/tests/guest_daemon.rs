@@ -1,0 +1,187 @@
+//! The guest daemon in real VMs: interrupts through VFIO, their keeper, polling without an IOMMU, devices that are
+//! missing or ambiguous, reboot.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vmtest::installation::{Installation, Plan, program};
+use vmtest::{Bed, Job, Vm, VmBuilder};
+
+const PROMPT: Duration = Duration::from_secs(60);
+
+/// A VM with `devices`, and without an IOMMU.
+fn plain(bed: &Bed, name: &str, devices: &str) -> Result<VmBuilder> {
+    Ok(bed.vm(name).program(program("ginneld")?).program(program("bell")?).qemu_args(devices))
+}
+
+fn with_iommu(bed: &Bed, name: &str, devices: &str) -> Result<VmBuilder> {
+    Ok(plain(bed, name, devices)?.iommu().module("vfio-pci"))
+}
+
+/// Starts the guest daemon and waits until it has a session with the host's.
+fn start_daemon(vm: &Vm) -> Result<Job> {
+    let job = vm.spawn("exec ginneld guest")?;
+    job.wait_for_line("session with the host's daemon", PROMPT)?;
+    Ok(job)
+}
+
+/// How often an interrupt of the control device has come.
+fn interrupts(vm: &Vm) -> Result<u64> {
+    let table = vm.run("grep vfio-msix /proc/interrupts")?.stdout;
+    // "27:  4  IR-PCI-MSI ...": one column for each processor, and VMs here have one.
+    let counts = table.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    Ok(counts.sum())
+}
+
+/// Processor time that a process has used, in clock ticks (10 ms).
+fn ticks(vm: &Vm, pid: u32) -> Result<u64> {
+    let stat = vm.run(&format!("cat /proc/{pid}/stat"))?.ok()?.stdout;
+    let fields = stat[stat.rfind(')').context("no name")? + 1..].split_whitespace();
+    Ok(fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum())
+}
+
+fn ring_from_host(bed: &Bed, ginnel: &Installation<'_>, seconds: u64) -> Result<String> {
+    let said = bed.host(&ginnel.on_host(&format!("exec bell ring web echo {seconds}"))?)?.ok()?.stdout;
+    Ok(said.lines().last().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn interrupts_wake_programs_and_outlive_the_daemon() -> Result<()> {
+    let bed = Bed::new("guest-interrupts")?;
+    let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
+    let vm = with_iommu(&bed, "a", &ginnel.devices("a"))?.boot()?;
+    let daemon = start_daemon(&vm)?;
+    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    let said = daemon.said().1;
+    ensure!(said.contains("32 interrupt vectors"), "{said}");
+    ensure!(said.contains("this VM is a"), "{said}");
+
+    // Nothing to do: no processor time.
+    let before = ticks(&vm, daemon.pid())?;
+    let idle = Instant::now();
+    vm.run("sleep 3")?.ok()?;
+    let used = ticks(&vm, daemon.pid())? - before;
+    ensure!(used == 0, "the idle daemon used {used} ticks in {:?}", idle.elapsed());
+
+    // Host and guest sleep and wake each other for each message.
+    let echo = vm.spawn("exec bell echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    let before = interrupts(&vm)?;
+    let said = ring_from_host(&bed, &ginnel, 2)?;
+    let came = interrupts(&vm)? - before;
+    println!("host to guest and back by doorbells: {said}; {came} interrupts in the guest");
+    ensure!(came > 20, "only {came} interrupts");
+
+    // The daemon dies under a conversation, which goes on; its successor finds the interrupts in the keeper.
+    let line = ginnel.on_host("exec bell ring web echo 6")?;
+    bed.host("true")?.ok()?;
+    let ringing = bed.host_spawn(&line)?;
+    // The echo serves one channel at a time: the first is closed by now.
+    ringing.wait_for_line("ringing", PROMPT)?;
+    daemon.kill_process(9)?;
+    daemon.wait(PROMPT)?;
+    let daemon = start_daemon(&vm)?;
+    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    let said = daemon.said().1;
+    ensure!(said.contains("32 interrupt vectors, as the earlier daemon had them"), "{said}");
+    println!("daemon killed meanwhile: {}", ringing.wait(PROMPT)?.ok()?.stdout.trim());
+
+    // The endpoint of before the kill has not lost its listener.
+    println!("a new channel to the old endpoint: {}", ring_from_host(&bed, &ginnel, 1)?);
+
+    // The keeper dies: the daemon starts another and gives it all.
+    vm.run("kill -9 $(ps | awk '/[g]inneld keeper/ { print $1 }')")?.ok()?;
+    daemon.wait_for_line("keeper has died", PROMPT)?;
+    daemon.wait_for_line("the keeper holds the interrupts", PROMPT)?;
+    daemon.kill_process(9)?;
+    daemon.wait(PROMPT)?;
+    let daemon = start_daemon(&vm)?;
+    ensure!(daemon.said().1.contains("as the earlier daemon had them"), "{}", daemon.said().1);
+    println!("after a new keeper: {}", ring_from_host(&bed, &ginnel, 1)?);
+
+    // A second daemon is refused, and the first goes on.
+    let second = vm.run("ginneld guest")?;
+    ensure!(second.code() == Some(1) && second.stderr.contains("another ginneld runs"), "{second:?}");
+
+    // A clean end, and a new begin.
+    daemon.kill_process(15)?;
+    ensure!(daemon.wait(PROMPT)?.code() == Some(0), "{:?}", daemon.said());
+    vm.run("test ! -e /run/ginnel/ginnel.sock")?.ok()?;
+    let _daemon = start_daemon(&vm)?;
+    println!("after a clean restart: {}", ring_from_host(&bed, &ginnel, 1)?);
+
+    // After a reboot nothing of the earlier boot is left, and all works again.
+    let ringing = bed.host_spawn(&line)?;
+    ringing.wait_for_line("ringing", PROMPT)?;
+    vm.reboot_and_wait()?;
+    start_daemon(&vm)?;
+    let ended = ringing.wait(PROMPT)?;
+    ensure!(ended.code() == Some(1) && ended.stderr.contains("died"), "{ended:?}");
+    let echo = vm.spawn("exec bell echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    println!("after a reboot: {}", ring_from_host(&bed, &ginnel, 1)?);
+    Ok(())
+}
+
+#[test]
+fn what_a_vm_lacks_is_said_and_the_rest_works() -> Result<()> {
+    let bed = Bed::new("guest-lacks")?;
+    let members = ["host", "a"];
+    let ginnel = Plan::new(&bed)
+        .vm("a")
+        .segment("web", 16, &members)
+        .segment("twice", 16, &members)
+        .segment("gone", 16, &members)
+        .start()?;
+    // All devices but that of one segment, and that of another a second time.
+    let devices = ginnel.devices("a");
+    let (devices, _) =
+        devices.split_once("-object memory-backend-file,id=gone").context("the last segment")?;
+    let twice = ginnel.segment_file("twice");
+    let again = format!(
+        "-object memory-backend-file,id=again,share=on,mem-path={},size=16M -device ivshmem-plain,memdev=again",
+        twice.display()
+    );
+    let vm = plain(&bed, "a", &format!("{devices} {again}"))?.boot()?;
+    let daemon = start_daemon(&vm)?;
+    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    let said = daemon.said().1;
+    ensure!(said.contains("no interrupts") && said.contains("this VM has no IOMMU; give its QEMU"), "{said}");
+    ensure!(said.contains("segment gone is missing") && said.contains("ginnel qemu-args"), "{said}");
+    ensure!(said.contains("segment twice is missing") && said.contains("several devices claim"), "{said}");
+    for (segment, why) in [("gone", "ginnel qemu-args"), ("twice", "several devices"), ("never", "never")] {
+        let refused = vm.run(&format!("bell attach {segment}"))?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains(why), "{segment}: {refused:?}");
+    }
+
+    // Without interrupts a program that wants to sleep naps, and works.
+    let attached = vm.run("bell attach web")?.ok()?.stdout;
+    ensure!(attached.contains("with no interrupts"), "{attached}");
+    let echo = vm.spawn("exec bell echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    println!("polling guest: {}", ring_from_host(&bed, &ginnel, 2)?);
+
+    // The daemon dies, and the endpoint stays.
+    daemon.kill_process(9)?;
+    daemon.wait(PROMPT)?;
+    let daemon = start_daemon(&vm)?;
+    println!("after a restart: {}", ring_from_host(&bed, &ginnel, 1)?);
+
+    // Modules that are not there are named.
+    daemon.kill_process(15)?;
+    daemon.wait(PROMPT)?;
+    Ok(())
+}
+
+#[test]
+fn a_vm_without_control_device_is_told_what_to_add() -> Result<()> {
+    let bed = Bed::new("guest-alone")?;
+    let vm = bed.vm("alone").program(program("ginneld")?).boot()?;
+    let refused = vm.run("ginneld guest")?;
+    ensure!(refused.code() == Some(1), "{refused:?}");
+    ensure!(
+        refused.stderr.contains("no control device; add the lines that `ginnel qemu-args` prints"),
+        "{refused:?}"
+    );
+    Ok(())
+}
