@@ -65,6 +65,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 pub fn run(args: Args) -> Result<()> {
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
+    let group = args.socket_group.as_deref().map(group_number).transpose()?;
     let dir = &args.runtime_dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let _lock = lock(dir)?;
@@ -79,7 +80,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev);
     let path = dir.join("ginnel.sock");
-    let listener = listen(&path, &args)?;
+    let listener = listen(&path, args.socket_mode, group)?;
     let segments = Segments::new(sysfs.to_owned());
     let daemon = Daemon::new(listener, &stop, control, interrupts, keeper, boot_id()?, segments)?;
     notify(sd_notify::NotifyState::Ready);
@@ -182,7 +183,19 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     (digits.len() == 32).then(|| number.to_be_bytes())
 }
 
-fn listen(path: &Path, args: &Args) -> Result<OwnedFd> {
+fn group_number(group: &str) -> Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let found =
+        nix::unistd::Group::from_name(group).with_context(|| format!("cannot look up group {group}"))?;
+    Ok(found
+        .with_context(|| format!("--socket-group: there is no group {group}; create it (groupadd)"))?
+        .gid
+        .as_raw())
+}
+
+fn listen(path: &Path, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
     // Nobody may connect before the permissions are what they shall be.
     let old = rustix::process::umask(Mode::from_raw_mode(0o777));
     let listener = packet::listen_at(path, SocketType::SEQPACKET);
@@ -190,20 +203,11 @@ fn listen(path: &Path, args: &Args) -> Result<OwnedFd> {
     let listener = listener.with_context(|| {
         format!("cannot listen at {} (a path of at most {} bytes)", path.display(), packet::MAX_PATH)
     })?;
-    if let Some(group) = &args.socket_group {
-        let number = match group.parse() {
-            Ok(number) => number,
-            Err(_) => nix::unistd::Group::from_name(group)
-                .ok()
-                .flatten()
-                .with_context(|| format!("there is no group {group}"))?
-                .gid
-                .as_raw(),
-        };
-        std::os::unix::fs::chown(path, None, Some(number))
+    if let Some(group) = group {
+        std::os::unix::fs::chown(path, None, Some(group))
             .with_context(|| format!("cannot give {} to group {group}", path.display()))?;
     }
-    fs::set_permissions(path, Permissions::from_mode(args.socket_mode))
+    fs::set_permissions(path, Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
 }
