@@ -251,7 +251,7 @@ impl MessageReceiver {
             return Err(Error::BufferTooSmall { len, buffer: buffer.len() });
         }
         message.slice().read(0, buffer);
-        message.release();
+        message.release_whole()?;
         Ok(len)
     }
 
@@ -259,7 +259,7 @@ impl MessageReceiver {
     pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
         let message = self.peek()?;
         let bytes = message.slice().to_vec();
-        message.release();
+        message.release_whole()?;
         Ok(bytes)
     }
 
@@ -316,10 +316,20 @@ impl Message<'_> {
         self.inner.is_empty()
     }
 
-    /// The payload. A hostile peer can still change it: copy what must not change before checking it.
+    /// The payload. A hostile peer can still change it: copy what must not change before checking it. If the segment's file
+    /// is truncated meanwhile, it reads as zeros, and the next receive says [`Error::Broken`].
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
+    }
+
+    /// Gives the room back, unless the memory went away meanwhile: what was copied out may then be zeros.
+    fn release_whole(self) -> Result<(), Error> {
+        if self.inner.is_broken() {
+            return Err(Error::Broken);
+        }
+        self.release();
+        Ok(())
     }
 
     /// Gives the room back to the peer.

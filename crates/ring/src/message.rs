@@ -554,6 +554,11 @@ impl<M: Memory> Message<'_, M> {
         )
     }
 
+    /// Whether the memory has gone away, so that what was copied from [`Message::slice`] may be zeros.
+    pub fn is_broken(&self) -> bool {
+        self.consumer.memory.is_broken()
+    }
+
     /// Gives the room back to the producer. True if the producer's doorbell must be rung.
     #[inline]
     pub fn release(self) -> bool {

@@ -213,14 +213,14 @@ impl Installation<'_> {
         let job = vm.spawn("mkdir -p /run/ginnel && exec ginneld guest")?;
         let deadline = Instant::now() + START;
         // The daemon listens at once but knows its segments only when the host has told it.
-        while vm.run("ginnel status --json")?.code() != Some(0) {
-            ensure!(job.is_running(), "the guest daemon of {} ended: {:?}", vm.name(), job.said());
-            ensure!(
-                Instant::now() < deadline,
-                "the guest daemon of {} does not serve: {:?}",
-                vm.name(),
-                job.said()
-            );
+        loop {
+            let status = vm.run("ginnel status --json")?;
+            if status.code() == Some(0) {
+                break;
+            }
+            let said = || format!("{:?}; ginnel status: {}", job.said(), status.stderr);
+            ensure!(job.is_running(), "the guest daemon of {} ended: {}", vm.name(), said());
+            ensure!(Instant::now() < deadline, "the guest daemon of {} does not serve: {}", vm.name(), said());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(job)

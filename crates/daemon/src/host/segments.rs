@@ -162,6 +162,14 @@ impl Segments {
         false
     }
 
+    /// Looks at all of them.
+    pub fn check_all(&mut self) {
+        let names: Vec<Name> = self.open.keys().copied().collect();
+        for name in names {
+            self.check(&name);
+        }
+    }
+
     /// Segments that were found broken since the last call.
     pub fn take_newly_broken(&mut self) -> Vec<Name> {
         std::mem::take(&mut self.newly_broken)

@@ -253,6 +253,8 @@ impl Server {
                 }
             }
             Effect::Inspect { client, request } => {
+                // Who asks wants to know what is, not what was known.
+                self.segments.check_all();
                 let text = self.inspect(client);
                 self.send_text(client, request, &text);
             }
