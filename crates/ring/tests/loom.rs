@@ -475,14 +475,6 @@ fn without_the_release_of_space_a_message_is_overwritten() {
 }
 
 #[test]
-fn without_release_the_end_overtakes_the_last_message() {
-    must_fail(RACE, || {
-        let memory = ring(&[0, 64]);
-        last_message(SideState::FINISHED, memory.without(Order::Release), memory);
-    });
-}
-
-#[test]
 fn without_release_or_acquire_a_stream_is_read_too_early() {
     must_fail(RACE, || {
         let memory = ring(&LONG_LINES);

@@ -1,0 +1,147 @@
+//! Writes the seeds of the ring and wire targets into the folder that is named: `scripts/fuzz seeds`.
+
+use ginnel_fuzz::RingInput;
+use ginnel_fuzz::model::Op;
+use ginnel_layout::{Name, relay, wire};
+use std::path::Path;
+use std::{fs, io};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+fn main() -> io::Result<()> {
+    let Some(folder) = std::env::args_os().nth(1) else {
+        return Err(io::Error::other("usage: seeds FOLDER"));
+    };
+    let folder = Path::new(&folder);
+    for (target, name, bytes) in rings().chain(packets()) {
+        let folder = folder.join(target);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join(name), bytes)?;
+    }
+    Ok(())
+}
+
+type Seed = (&'static str, String, Vec<u8>);
+
+/// Lists of operations that go where random ones seldom go: around the end, into padding, through sleep, to the end.
+fn rings() -> impl Iterator<Item = Seed> {
+    let op = |code: u8, a: u16, b: u16| Op { code, a, b };
+    // Sizes: 1 is the greatest, 4 * n is n.
+    let wrap: Vec<Op> =
+        (0..12).flat_map(|i| [op(0, 1, 0), op(8, 0, 0), op(2, 4 * i, 1), op(6, 0, 0)]).collect();
+    let padding: Vec<Op> =
+        (0..20).flat_map(|i| [op(0, 1, 0), op(3, 4 * 70, 1 + i), op(10, 1, 1), op(9, 0, 0)]).collect();
+    let batch: Vec<Op> =
+        (0..8).map(|i| op(2, 4 * 8 * i, 1)).chain([op(6, 0, 0)]).chain((0..8).map(|_| op(8, 0, 0))).collect();
+    let sleep: Vec<Op> = (0..6)
+        .flat_map(|_| {
+            [op(12, 0, 0), op(0, 1, 0), op(13, 0, 0), op(14, 0, 0), op(0, 1, 0), op(8, 0, 0), op(15, 2, 0)]
+        })
+        .collect();
+    let end =
+        vec![op(0, 40, 0), op(2, 40, 1), op(15, 0, 0), op(8, 0, 0), op(8, 0, 0), op(8, 0, 0), op(15, 1, 0)];
+    let stream: Vec<Op> = (0..12)
+        .flat_map(|i| {
+            [
+                op(0, 1, 0),
+                op(10, 0, 0),
+                op(4, 4 * i + 3, 0),
+                op(8, 0, 0),
+                op(3, 1, 1),
+                op(7, 0, 1),
+                op(11, 2, 0),
+            ]
+        })
+        .collect();
+    // Between honest operations: heads, tails, states, tokens, headers that fit their place.
+    let lies: Vec<Op> = (0..10u16)
+        .flat_map(|i| {
+            [op(0, 200, 7), op(6, 1, 0), op(0x80 | i as u8, 16 * i, i), op(4, 1, i), op(5, 3, i), op(8, 0, 0)]
+        })
+        .collect();
+    let lists = [
+        ("wrap", 0u8, wrap),
+        ("padding", 0, padding),
+        ("batch", 0, batch),
+        ("sleep", 0, sleep),
+        ("end", 1, end),
+        ("stream", 0x80, stream),
+        ("lies", 0, lies.clone()),
+        ("stream_lies", 0x80, lies),
+    ];
+    lists.into_iter().flat_map(|(name, choice, ops)| {
+        ["ring_model", "ring_scribble", "ring_scribble_beside"]
+            .map(|target| (target, name.to_owned(), RingInput::bytes(choice, &ops)))
+    })
+}
+
+/// One packet of each kind, as a program, a daemon or a guest would send it.
+fn packets() -> impl Iterator<Item = Seed> {
+    let name = |text| Name::new(text).unwrap_or(Name::NONE);
+    let packet = |kind: wire::Kind, body: &[u8]| {
+        let header = wire::Header { kind, flags: 0, request: 1 };
+        [&[0], header.as_bytes(), body].concat()
+    };
+    let relayed = |kind, body: &[u8]| {
+        let envelope = relay::Envelope { kind, client: 3 };
+        [&[1], envelope.as_bytes(), body].concat()
+    };
+    fn zeros<T: FromZeros + IntoBytes + Immutable>(set: impl FnOnce(&mut T)) -> Vec<u8> {
+        let mut value = T::new_zeroed();
+        set(&mut value);
+        value.as_bytes().to_vec()
+    }
+    let hello = packet(wire::Kind::HELLO, &zeros(|b: &mut wire::Hello| b.version = wire::VERSION));
+    [
+        (
+            "attach",
+            packet(
+                wire::Kind::ATTACH,
+                &zeros(|b: &mut wire::Attach| (b.segment, b.name) = (name("web"), name("a-1"))),
+            ),
+        ),
+        ("attached", packet(wire::Kind::ATTACHED, &zeros(|b: &mut wire::Attached| b.segment_len = 4 << 20))),
+        ("hello_ok", packet(wire::Kind::HELLO_OK, &zeros(|b: &mut wire::HelloOk| b.name = name("vm-a")))),
+        ("listen", packet(wire::Kind::LISTEN, &zeros(|b: &mut wire::Listen| b.name = name("cp@vm-a")))),
+        (
+            "connect",
+            packet(
+                wire::Kind::CONNECT,
+                &zeros(|b: &mut wire::Connect| (b.name, b.capacity) = (name("echo"), 65536)),
+            ),
+        ),
+        ("channel", packet(wire::Kind::CHANNEL, &zeros(|b: &mut wire::Channel| b.peer_name = name("b")))),
+        ("close", packet(wire::Kind::CLOSE, &zeros(|b: &mut wire::ChannelRef| b.channel = 9))),
+        ("error", packet(wire::Kind::ERROR, &zeros(|b: &mut wire::Error| b.code = wire::ErrorCode::DENIED))),
+        ("relay_data", relayed(relay::RelayKind::DATA, &hello[1..])),
+        ("relay_open", relayed(relay::RelayKind::OPEN, &zeros(|b: &mut relay::Open| b.pid = 77))),
+        (
+            "relay_segments",
+            relayed(
+                relay::RelayKind::SEGMENTS,
+                &zeros(|b: &mut [relay::Segment; 2]| b[0].name = name("web")),
+            ),
+        ),
+        (
+            "relay_endpoints",
+            relayed(relay::RelayKind::ENDPOINTS, &zeros(|b: &mut [relay::Endpoint; 2]| b[1].pid = 5)),
+        ),
+        (
+            "relay_mapped",
+            relayed(relay::RelayKind::MAPPED, &zeros(|b: &mut relay::Mapped| b.name = name("web"))),
+        ),
+        ("record", [&[2][..], &[8, 0, 0, 0x10, 0, 0, 0, 0x80], &[0x40, 0, 0, 0, 0, 0, 0, 0]].concat()),
+        (
+            "control",
+            [&[3][..], &zeros(|b: &mut ginnel_layout::control::ControlHeader| b.name = name("vm-a"))]
+                .concat(),
+        ),
+        (
+            "segment",
+            [&[3][..], &zeros(|b: &mut ginnel_layout::segment::SegmentHeader| b.name = name("web"))].concat(),
+        ),
+        ("name", [&[3][..], name("x.y_z@0").as_bytes()].concat()),
+        ("hello", hello),
+    ]
+    .into_iter()
+    .map(|(name, bytes)| ("wire", name.to_owned(), bytes))
+}
