@@ -26,7 +26,9 @@ impl Timing {
     /// Sums up samples.
     pub fn of(mut samples: Vec<f64>, cpu: f64) -> Self {
         samples.sort_by(f64::total_cmp);
-        let at = |part: f64| samples.get(((samples.len() as f64 - 1.0) * part) as usize).copied().unwrap_or(f64::NAN);
+        let at = |part: f64| {
+            samples.get(((samples.len() as f64 - 1.0) * part) as usize).copied().unwrap_or(f64::NAN)
+        };
         Self { median: at(0.5), low: at(0.25), high: at(0.75), cpu }
     }
 }

@@ -75,7 +75,11 @@ impl Report {
         let ratios: Vec<f64> = ginnel.iter().zip(peers).map(ratio).collect();
         let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let high = ratios.iter().copied().fold(0.0, f64::max);
-        let spread = if ratios.len() > 1 { format!("ratios {low:.2} to {high:.2} in {} pairs", ratios.len()) } else { "one pair".into() };
+        let spread = if ratios.len() > 1 {
+            format!("ratios {low:.2} to {high:.2} in {} pairs", ratios.len())
+        } else {
+            "one pair".into()
+        };
         let row = Row {
             case: case.into(),
             unit,
@@ -107,11 +111,11 @@ impl Report {
     }
 }
 
-const HEADER: &str =
-    "case                                               ginnel        peer                         peer value   ratio  target  spread";
+const HEADER: &str = "case                                               ginnel        peer                         peer value   ratio  target  spread";
 
 fn line(row: &Row) -> String {
-    let target = row.target.map_or_else(|| "-".into(), |t| format!("{t:.2}{}", if row.reached() { "" } else { " !" }));
+    let target =
+        row.target.map_or_else(|| "-".into(), |t| format!("{t:.2}{}", if row.reached() { "" } else { " !" }));
     format!(
         "{:<46} {:>10.4} {:<6} {:<28} {:>10.4} {:>7.2} {:>7}  {}",
         row.case, row.ginnel, row.unit, row.peer, row.peer_value, row.ratio, target, row.note

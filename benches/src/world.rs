@@ -93,7 +93,8 @@ impl<'b> World<'b> {
 
     /// Measures without another end.
     pub fn alone(&self, args: &str) -> Result<Timing> {
-        let job = self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
+        let job =
+            self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
         let said = job.wait(PATIENCE)?.ok()?.stdout;
         serde_json::from_str(said.trim()).with_context(|| format!("not a timing: {said:?}"))
     }

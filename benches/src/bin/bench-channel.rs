@@ -100,8 +100,18 @@ impl Bench<'_> {
         let Ends { server, client, name, rounds } = ends;
         for size in [8, 64] {
             let (ours, floors) = self.in_turns(
-                || Ok(self.world.time(server, client, &format!("message --size {size} --rounds {rounds}"))?.median),
-                || Ok(self.world.time(server, client, &format!("bare --segment bare --rounds {rounds}"))?.median),
+                || {
+                    Ok(self
+                        .world
+                        .time(server, client, &format!("message --size {size} --rounds {rounds}"))?
+                        .median)
+                },
+                || {
+                    Ok(self
+                        .world
+                        .time(server, client, &format!("bare --segment bare --rounds {rounds}"))?
+                        .median)
+                },
             )?;
             let case = format!("{name}: {size} B message, poll, one way");
             let target = Some(1.0 / latency_target);
@@ -117,11 +127,30 @@ impl Bench<'_> {
             let count = (total / chunk).max(2);
             let args = format!("--size {chunk} --count {count} --rounds {rounds}");
             let (ours, floors) = self.in_turns(
-                || Ok(self.world.time(server, client, &format!("stream --capacity {STREAM_RING} {args}"))?.median),
-                || Ok(self.world.time(server, client, &format!("double-buffer --segment bare {args}"))?.median),
+                || {
+                    Ok(self
+                        .world
+                        .time(server, client, &format!("stream --capacity {STREAM_RING} {args}"))?
+                        .median)
+                },
+                || {
+                    Ok(self
+                        .world
+                        .time(server, client, &format!("double-buffer --segment bare {args}"))?
+                        .median)
+                },
             )?;
             let case = format!("{name}: stream, {} KiB writes", chunk >> 10);
-            self.report.pairs(case, "GB/s", Better::Higher, &ours, "bare double buffer", &floors, Some(0.85), "");
+            self.report.pairs(
+                case,
+                "GB/s",
+                Better::Higher,
+                &ours,
+                "bare double buffer",
+                &floors,
+                Some(0.85),
+                "",
+            );
         }
         for size in [4 << 10, 64 << 10, 1 << 20] {
             let count = (total / size).max(2);
@@ -132,7 +161,16 @@ impl Bench<'_> {
             )?;
             let case = format!("{name}: {} KiB messages in place", size >> 10);
             let note = "each end touches one word per cache line";
-            self.report.pairs(case, "GB/s", Better::Higher, &ours, "copying send/recv", &copies, Some(1.5), note);
+            self.report.pairs(
+                case,
+                "GB/s",
+                Better::Higher,
+                &ours,
+                "copying send/recv",
+                &copies,
+                Some(1.5),
+                note,
+            );
         }
         Ok(())
     }
@@ -167,11 +205,18 @@ impl Bench<'_> {
         }
         self.transfers(ends, 256 << 20, 5)?;
         self.sleeping(ends, 20_000)?;
-        let (a, p) = self.in_turns(
-            || Ok(self.world.time(ends.server, ends.client, "attach")?.median / 1e6),
-            || Ok(5.0),
-        )?;
-        self.report.pairs("host: attach to first message answered", "ms", Better::Lower, &a, "the limit", &p, Some(1.0), "");
+        let (a, p) = self
+            .in_turns(|| Ok(self.world.time(ends.server, ends.client, "attach")?.median / 1e6), || Ok(5.0))?;
+        self.report.pairs(
+            "host: attach to first message answered",
+            "ms",
+            Better::Lower,
+            &a,
+            "the limit",
+            &p,
+            Some(1.0),
+            "",
+        );
         Ok(())
     }
 
@@ -179,27 +224,73 @@ impl Bench<'_> {
     fn sleeping(&mut self, ends: Ends<'_>, rounds: u32) -> Result<()> {
         let Ends { server, client, name, .. } = ends;
         let (ours, floors) = self.in_turns(
-            || Ok(microseconds(&self.world.time(server, client, &format!("message --mode interrupt --rounds {rounds}"))?)),
+            || {
+                Ok(microseconds(&self.world.time(
+                    server,
+                    client,
+                    &format!("message --mode interrupt --rounds {rounds}"),
+                )?))
+            },
             || Ok(microseconds(&self.world.time(server, client, &format!("doorbell --rounds {rounds}"))?)),
         )?;
         let case = format!("{name}: 8 B message, interrupt, one way");
         let (target, note) = (Some(1.0 / 1.3), "target: at most 1.3 x the floor");
-        self.report.pairs(case, "us", Better::Lower, &ours, "bare doorbell -> eventfd", &floors, target, note);
+        self.report.pairs(
+            case,
+            "us",
+            Better::Lower,
+            &ours,
+            "bare doorbell -> eventfd",
+            &floors,
+            target,
+            note,
+        );
 
         let (ours, polled) = self.in_turns(
-            || Ok(self.world.time(server, client, &format!("message --mode adaptive --rounds {}", ends.rounds))?.median),
-            || Ok(self.world.time(server, client, &format!("message --mode poll --rounds {}", ends.rounds))?.median),
+            || {
+                Ok(self
+                    .world
+                    .time(server, client, &format!("message --mode adaptive --rounds {}", ends.rounds))?
+                    .median)
+            },
+            || {
+                Ok(self
+                    .world
+                    .time(server, client, &format!("message --mode poll --rounds {}", ends.rounds))?
+                    .median)
+            },
         )?;
         let case = format!("{name}: 8 B message, adaptive, peer awake");
         self.report.pairs(case, "ns", Better::Lower, &ours, "poll", &polled, None, "");
 
         let pause = format!("--pause 20000 --rounds {}", (rounds / 40).clamp(50, 200));
         let (ours, slept) = self.in_turns(
-            || Ok(microseconds(&self.world.time(server, client, &format!("message --mode adaptive {pause}"))?)),
-            || Ok(microseconds(&self.world.time(server, client, &format!("message --mode interrupt {pause}"))?)),
+            || {
+                Ok(microseconds(&self.world.time(
+                    server,
+                    client,
+                    &format!("message --mode adaptive {pause}"),
+                )?))
+            },
+            || {
+                Ok(microseconds(&self.world.time(
+                    server,
+                    client,
+                    &format!("message --mode interrupt {pause}"),
+                )?))
+            },
         )?;
         let case = format!("{name}: 8 B message, adaptive, peer asleep");
-        self.report.pairs(case, "us", Better::Lower, &ours, "interrupt", &slept, None, "a message every 20 ms");
+        self.report.pairs(
+            case,
+            "us",
+            Better::Lower,
+            &ours,
+            "interrupt",
+            &slept,
+            None,
+            "a message every 20 ms",
+        );
         Ok(())
     }
 
@@ -209,18 +300,66 @@ impl Bench<'_> {
         let address = format!("{}:17171", b.address()?);
         for size in [8, 64] {
             let (ours, tcp) = self.in_turns(
-                || Ok(microseconds(&self.world.time(ends.server, ends.client, &format!("message --size {size} --rounds 100000"))?)),
-                || Ok(microseconds(&self.world.time(ends.server, ends.client, &format!("tcp --address {address} --size {size} --rounds 2000"))?)),
+                || {
+                    Ok(microseconds(&self.world.time(
+                        ends.server,
+                        ends.client,
+                        &format!("message --size {size} --rounds 100000"),
+                    )?))
+                },
+                || {
+                    Ok(microseconds(&self.world.time(
+                        ends.server,
+                        ends.client,
+                        &format!("tcp --address {address} --size {size} --rounds 2000"),
+                    )?))
+                },
             )?;
             let case = format!("vm-vm: {size} B message, one way");
-            self.report.pairs(case, "us", Better::Lower, &ours, "TCP over virtio-net", &tcp, Some(500.0), "tap + bridge, same two VMs");
+            self.report.pairs(
+                case,
+                "us",
+                Better::Lower,
+                &ours,
+                "TCP over virtio-net",
+                &tcp,
+                Some(500.0),
+                "tap + bridge, same two VMs",
+            );
         }
         self.transfers(ends, 64 << 20, 5)?;
         let (ours, tcp) = self.in_turns(
-            || Ok(self.world.time(ends.server, ends.client, &format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3"))?.median),
-            || Ok(self.world.time(ends.server, ends.client, &format!("tcp-stream --address {address} --size 65536 --count 256 --rounds 3"))?.median),
+            || {
+                Ok(self
+                    .world
+                    .time(
+                        ends.server,
+                        ends.client,
+                        &format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3"),
+                    )?
+                    .median)
+            },
+            || {
+                Ok(self
+                    .world
+                    .time(
+                        ends.server,
+                        ends.client,
+                        &format!("tcp-stream --address {address} --size 65536 --count 256 --rounds 3"),
+                    )?
+                    .median)
+            },
         )?;
-        self.report.pairs("vm-vm: stream, 64 KiB writes", "GB/s", Better::Higher, &ours, "TCP over virtio-net", &tcp, None, "");
+        self.report.pairs(
+            "vm-vm: stream, 64 KiB writes",
+            "GB/s",
+            Better::Higher,
+            &ours,
+            "TCP over virtio-net",
+            &tcp,
+            None,
+            "",
+        );
         self.sleeping(ends, 4000)
     }
 
@@ -249,7 +388,9 @@ impl Bench<'_> {
         let nc = || -> Result<f64> {
             let sender = bed.host_spawn(&format!("nc -N -l {HOST_ADDRESS} 17172 < {}", file.display()))?;
             let begin = Instant::now();
-            let get = format!("for i in 1 2 3 4 5 6 7 8 9; do nc {HOST_ADDRESS} 17172 > /tmp/file && [ -s /tmp/file ] && exit 0; done; exit 1");
+            let get = format!(
+                "for i in 1 2 3 4 5 6 7 8 9; do nc {HOST_ADDRESS} 17172 > /tmp/file && [ -s /tmp/file ] && exit 0; done; exit 1"
+            );
             vm.run_within(limit, &get)?.ok()?;
             let took = seconds(begin);
             sender.wait(Duration::from_secs(10))?.ok()?;
@@ -278,7 +419,16 @@ impl Bench<'_> {
         }
         for (peer, ours, theirs) in rows {
             let case = format!("ginnel cp {mib} MiB, host -> VM, checksummed");
-            self.report.pairs(case, "GiB/s", Better::Higher, &ours, peer, &theirs, Some(5.0), "to the guest's tmpfs");
+            self.report.pairs(
+                case,
+                "GiB/s",
+                Better::Higher,
+                &ours,
+                peer,
+                &theirs,
+                Some(5.0),
+                "to the guest's tmpfs",
+            );
         }
         Ok(())
     }
@@ -295,23 +445,61 @@ impl Bench<'_> {
             .lines()
             .find_map(|l| l.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok())
             .context("no VmRSS in /proc")?;
-        self.report.pairs("daemon: resident with 64 segments", "MiB", Better::Lower, &[resident / 1024.0], "the limit", &[30.0], Some(1.0), "");
+        self.report.pairs(
+            "daemon: resident with 64 segments",
+            "MiB",
+            Better::Lower,
+            &[resident / 1024.0],
+            "the limit",
+            &[30.0],
+            Some(1.0),
+            "",
+        );
         for n in 0..62 {
-            self.world.bed.host(&self.world.ginnel.on_host(&format!("ginnel segment remove many-{n}"))?)?.ok()?;
+            self.world
+                .bed
+                .host(&self.world.ginnel.on_host(&format!("ginnel segment remove many-{n}"))?)?
+                .ok()?;
         }
 
         let seconds = 10;
         let args = format!("idle --mode adaptive --rounds {seconds}");
         let server = Running::start(self.world, Place::Host(1), &args)?;
         let before = (cpu_of(pid)?, cpu_of(server.pid())?);
-        let client = self.world.bed.host_spawn(&self.world.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
+        let client = self
+            .world
+            .bed
+            .host_spawn(&self.world.ginnel.on_host(&format!("exec bench-peer time {args} --cpu 0"))?)?;
         let said = client.wait(Duration::from_secs(30))?.ok()?.stdout;
         let timing: Timing = serde_json::from_str(said.trim())?;
-        let used = |before: f64, pid: u32| Ok::<_, anyhow::Error>((cpu_of(pid)? - before) / f64::from(seconds) * 100.0);
+        let used = |before: f64, pid: u32| {
+            Ok::<_, anyhow::Error>((cpu_of(pid)? - before) / f64::from(seconds) * 100.0)
+        };
         let daemon = used(before.0, pid)?;
-        println!("idle for {seconds} s: daemon {daemon:.2} % CPU, waiting endpoint {:.3} %", timing.cpu * 100.0);
-        self.report.pairs("idle 10 s: daemon", "% CPU", Better::Lower, &[daemon.max(0.01)], "one tick in 10 s", &[0.1], Some(1.0), "attach and connect included");
-        self.report.pairs("idle 10 s: waiting endpoint", "% CPU", Better::Lower, &[(timing.cpu * 100.0).max(0.001)], "one tick in 10 s", &[0.1], Some(1.0), "");
+        println!(
+            "idle for {seconds} s: daemon {daemon:.2} % CPU, waiting endpoint {:.3} %",
+            timing.cpu * 100.0
+        );
+        self.report.pairs(
+            "idle 10 s: daemon",
+            "% CPU",
+            Better::Lower,
+            &[daemon.max(0.01)],
+            "one tick in 10 s",
+            &[0.1],
+            Some(1.0),
+            "attach and connect included",
+        );
+        self.report.pairs(
+            "idle 10 s: waiting endpoint",
+            "% CPU",
+            Better::Lower,
+            &[(timing.cpu * 100.0).max(0.001)],
+            "one tick in 10 s",
+            &[0.1],
+            Some(1.0),
+            "",
+        );
         Ok(())
     }
 }

@@ -95,8 +95,11 @@ impl What {
     }
 
     fn channel<C: ginnel::Channel>(&self) -> Result<C> {
-        let options =
-            ChannelOptions { capacity: self.capacity, patience: Duration::from_secs(10), ..Default::default() };
+        let options = ChannelOptions {
+            capacity: self.capacity,
+            patience: Duration::from_secs(10),
+            ..Default::default()
+        };
         Ok(self.endpoint()?.connect_with("bench", &options)?)
     }
 
@@ -251,7 +254,9 @@ fn time(what: &What) -> Result<Timing> {
         Kind::Stream => {
             let (mut to, mut from) = what.channel::<StreamChannel>()?.split();
             let chunk = vec![0x5a; what.size];
-            transfer::run(total, what.rounds, || transfer::fill_stream(&mut to, &mut from, &chunk, what.count))
+            transfer::run(total, what.rounds, || {
+                transfer::fill_stream(&mut to, &mut from, &chunk, what.count)
+            })
         }
         Kind::TcpStream => {
             use std::io::{Read, Write};

@@ -10,8 +10,8 @@ use ginnel_layout::{Name, channel};
 use ginnel_shmem::device::Registers;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -39,7 +39,11 @@ impl Doorbell {
         let mut raw = Raw::open(path)?;
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
         raw.ask(Kind::HELLO, hello.as_bytes())?;
-        let attach = wire::Attach { segment: Name::new(segment)?, name: Name::new("doorbell")?, ..FromZeros::new_zeroed() };
+        let attach = wire::Attach {
+            segment: Name::new(segment)?,
+            name: Name::new("doorbell")?,
+            ..FromZeros::new_zeroed()
+        };
         let (body, fds) = raw.ask(Kind::ATTACH, attach.as_bytes())?;
         let attached: wire::Attached = wire::body(&body).context("a strange answer to ATTACH")?;
         let mut fds = fds.into_iter();
@@ -48,10 +52,17 @@ impl Doorbell {
         let event = event.context("this machine has no interrupts, so there is no doorbell to measure")?;
         let name = Name::new("doorbell")?;
         let (body, mut fds) = if initiator {
-            let connect = wire::Connect { name, kind: channel::ChannelKind::MESSAGE.0, reserved: 0, capacity: 0, nonce: 1 };
+            let connect = wire::Connect {
+                name,
+                kind: channel::ChannelKind::MESSAGE.0,
+                reserved: 0,
+                capacity: 0,
+                nonce: 1,
+            };
             raw.ask(Kind::CONNECT, connect.as_bytes())?
         } else {
-            let listen = wire::Listen { name, kind: channel::ChannelKind::MESSAGE.0, backlog: 0, capacity: 0 };
+            let listen =
+                wire::Listen { name, kind: channel::ChannelKind::MESSAGE.0, backlog: 0, capacity: 0 };
             raw.ask(Kind::LISTEN, listen.as_bytes())?;
             println!("listening");
             raw.receive()?
@@ -144,4 +155,3 @@ impl Raw {
         Ok((body.to_vec(), fds))
     }
 }
-

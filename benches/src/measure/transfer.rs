@@ -31,7 +31,12 @@ pub fn fill_stream(to: &mut StreamSender, back: &mut StreamReceiver, chunk: &[u8
 }
 
 /// Receives `count` chunks of a stream, then sends one byte. False at the end of the stream.
-pub fn drain_stream(from: &mut StreamReceiver, back: &mut StreamSender, chunk: &mut [u8], count: u64) -> Result<bool> {
+pub fn drain_stream(
+    from: &mut StreamReceiver,
+    back: &mut StreamSender,
+    chunk: &mut [u8],
+    count: u64,
+) -> Result<bool> {
     let mut left = chunk.len() as u64 * count;
     let mut filled = 0;
     while left > 0 {
@@ -47,7 +52,12 @@ pub fn drain_stream(from: &mut StreamReceiver, back: &mut StreamSender, chunk: &
 }
 
 /// Writes one word into each line of a message of one's own and sends it (which copies), `count` times.
-pub fn fill_copying(to: &mut MessageSender, back: &mut MessageReceiver, chunk: &mut [u8], count: u64) -> Result<()> {
+pub fn fill_copying(
+    to: &mut MessageSender,
+    back: &mut MessageReceiver,
+    chunk: &mut [u8],
+    count: u64,
+) -> Result<()> {
     for turn in 0..count {
         for line in chunk.chunks_exact_mut(LINE) {
             line[..8].copy_from_slice(&turn.to_le_bytes());
@@ -59,7 +69,12 @@ pub fn fill_copying(to: &mut MessageSender, back: &mut MessageReceiver, chunk: &
 }
 
 /// Does the same in the ring.
-pub fn fill_in_place(to: &mut MessageSender, back: &mut MessageReceiver, len: usize, count: u64) -> Result<()> {
+pub fn fill_in_place(
+    to: &mut MessageSender,
+    back: &mut MessageReceiver,
+    len: usize,
+    count: u64,
+) -> Result<()> {
     for turn in 0..count {
         let claim = to.claim(len)?;
         let slice = claim.slice();
@@ -73,7 +88,12 @@ pub fn fill_in_place(to: &mut MessageSender, back: &mut MessageReceiver, len: us
 }
 
 /// Receives `count` messages (which copies) and reads one word of each line. False when the peer has finished.
-pub fn drain_copying(from: &mut MessageReceiver, back: &mut MessageSender, chunk: &mut [u8], count: u64) -> Result<bool> {
+pub fn drain_copying(
+    from: &mut MessageReceiver,
+    back: &mut MessageSender,
+    chunk: &mut [u8],
+    count: u64,
+) -> Result<bool> {
     let mut sum = 0u64;
     for _ in 0..count {
         let len = match from.recv_into(chunk) {

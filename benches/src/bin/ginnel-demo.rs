@@ -1,0 +1,161 @@
+//! The main job on real VMs: `make demo`.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use vmtest::installation::{Plan, program};
+use vmtest::{Bed, HOST_ADDRESS, Vm};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const COPY_MIB: u64 = 256;
+
+fn main() -> Result<()> {
+    let begin = Instant::now();
+    let bed = Bed::new("demo")?;
+    let accel = bed.accel()?;
+    step("One host daemon, two stock VMs, one segment of shared memory");
+    println!("kernel {}, {}", bed.kernel().release, qemu_version(&bed)?);
+    println!(
+        "guests run under {accel:?}{}",
+        if format!("{accel:?}") == "Tcg" { " (emulation: KVM does not boot a stock guest here)" } else { "" }
+    );
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    println!(
+        "$ ginnel qemu-args a\n{}",
+        bed.host(&ginnel.on_host("ginnel qemu-args a")?)?.ok()?.stdout.trim()
+    );
+    let booting = Instant::now();
+    let vm = |name| -> Result<Vm> { ginnel.vm(name)?.memory_mib(1024).program(program("load")?).start() };
+    let (a, b) = (vm("a")?, vm("b")?);
+    a.wait_ready()?;
+    b.wait_ready()?;
+    let _daemons = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
+    println!("both booted, and their daemons serve, in {:.1} s", booting.elapsed().as_secs_f64());
+    println!("$ ginnel status\n{}", bed.host(&ginnel.on_host("ginnel status")?)?.ok()?.stdout.trim());
+
+    step("Ping: from VM a to VM b");
+    let pong = b.spawn("exec ginnel ping --serve web/hi")?;
+    pong.wait_for_line("answering", LIMIT)?;
+    println!(
+        "$ ginnel ping -c 5 -i 0.2 web/hi\n{}",
+        a.run("ginnel ping -c 5 -i 0.2 web/hi")?.ok()?.stdout.trim()
+    );
+
+    step(
+        "Perf: the same measurement over a channel, and over TCP (virtio-net, tap, bridge) in the same two VMs",
+    );
+    let perf = b.spawn("exec ginnel perf --serve web/perf")?;
+    perf.wait_for_line("measuring", LIMIT)?;
+    let address = format!("{}:5201", b.address()?);
+    let tcp_perf = b.spawn(&format!("exec ginnel perf --serve --tcp {address}"))?;
+    tcp_perf.wait_for_line("measuring", LIMIT)?;
+    let measure = |what: &str, mode: &str, ours: bool| -> Result<Value> {
+        let target = if ours { format!("web/perf --mode {mode}") } else { format!("--tcp {address}") };
+        let said = a.run_within(LIMIT, &format!("ginnel perf {target} {what} --json"))?.ok()?.stdout;
+        let all: Value = serde_json::from_str(&said).context("ginnel perf prints JSON")?;
+        Ok(all["results"][0].clone())
+    };
+    let one_way = |v: &Value| v["one_way_ns"].as_f64().context("no latency in the answer");
+    let rate = |v: &Value| {
+        Ok::<f64, anyhow::Error>(v["bytes_per_s"].as_f64().context("no bandwidth in the answer")? / 1e9)
+    };
+    let mut table = Table::default();
+    let latency = "--test latency --kind message --size 64 --duration 1";
+    let tcp = one_way(&measure("--test latency --size 64 --duration 1", "", false)?)? / 1000.0;
+    for (mode, name) in [("poll", "polling"), ("adaptive", "adaptive"), ("interrupt", "asleep, by doorbell")]
+    {
+        let ours = one_way(&measure(latency, mode, true)?)? / 1000.0;
+        table.row(&format!("64-byte message, one way, {name}"), "us", ours, tcp, tcp / ours);
+    }
+    for (kind, size) in [("stream", "64K"), ("message-zero-copy", "64K")] {
+        let ours = rate(&measure(
+            &format!("--test bandwidth --kind {kind} --size {size} --duration 1"),
+            "poll",
+            true,
+        )?)?;
+        let theirs = rate(&measure(&format!("--test bandwidth --size {size} --duration 1"), "", false)?)?;
+        table.row(&format!("64 KiB writes, {kind}"), "GB/s", ours, theirs, ours / theirs);
+    }
+    println!("done; the table is at the end");
+
+    step("Copy: a file from the host to VM a, checksummed, beside nc over TCP");
+    let file = bed.dir().join("file");
+    bed.host(&format!("head -c {COPY_MIB}M /dev/urandom > {}", file.display()))?.ok()?;
+    let sum = bed.host(&format!("md5sum < {}", file.display()))?.ok()?.stdout;
+    let server = a.spawn("exec ginnel cp --serve --write --root /")?;
+    server.wait_for_line("serving", LIMIT)?;
+    let clock = Instant::now();
+    let copy = format!("ginnel cp {} a:/tmp/copy", file.display());
+    bed.host(&ginnel.on_host(&copy)?)?.ok()?;
+    let ours = COPY_MIB as f64 / 1024.0 / clock.elapsed().as_secs_f64();
+    ensure!(a.run("md5sum < /tmp/copy; rm /tmp/copy")?.ok()?.stdout == sum, "the copy differs");
+    println!("$ ginnel cp file a:/tmp/copy: {COPY_MIB} MiB at {ours:.2} GiB/s, md5sum agrees");
+    let sender = bed.host_spawn(&format!("exec busybox nc -l -p 5202 < {}", file.display()))?;
+    let clock = Instant::now();
+    a.run_within(
+        LIMIT,
+        &format!("until nc {HOST_ADDRESS} 5202 > /tmp/copy && [ -s /tmp/copy ]; do usleep 20000; done"),
+    )?
+    .ok()?;
+    let theirs = COPY_MIB as f64 / 1024.0 / clock.elapsed().as_secs_f64();
+    let _ = sender.kill(9);
+    ensure!(a.run("md5sum < /tmp/copy; rm /tmp/copy")?.ok()?.stdout == sum, "nc's copy differs");
+    table.row(&format!("copy of {COPY_MIB} MiB, host to VM"), "GiB/s", ours, theirs, ours / theirs);
+    let server_b = b.spawn("exec ginnel cp --serve --write --root /")?;
+    server_b.wait_for_line("serving", LIMIT)?;
+    a.run("head -c 64M /dev/urandom > /tmp/x && ginnel cp /tmp/x b:/tmp/x")?.ok()?;
+    ensure!(
+        a.run("md5sum < /tmp/x")?.ok()?.stdout == b.run("md5sum < /tmp/x")?.ok()?.stdout,
+        "the copy differs"
+    );
+    println!("$ ginnel cp /tmp/x b:/tmp/x   (from VM a to VM b): 64 MiB, md5sum agrees");
+
+    step(
+        "The daemon is killed under load: kill -9, three times, while VM a and VM b exchange numbered messages",
+    );
+    let echo = b.spawn("exec load echo web echo")?;
+    echo.wait_for_line("listening", LIMIT)?;
+    let drive = a.spawn("exec load drive web echo 5")?;
+    drive.wait_for_line("connected", LIMIT)?;
+    for _ in 0..3 {
+        ginnel.kill_daemon()?;
+        let clock = Instant::now();
+        ginnel.start_daemon()?;
+        println!("killed; its successor serves after {:.0} ms", clock.elapsed().as_secs_f64() * 1000.0);
+    }
+    let said = drive.wait(LIMIT)?.ok()?.stdout;
+    println!("each message came back once, in order, unharmed: {}", said.lines().last().unwrap_or_default());
+
+    step(&format!("Ginnel beside TCP over virtio-net, in the same two VMs, under {accel:?}"));
+    table.print();
+    println!(
+        "\n`make bench` measures more, with spread; `docs/numbers.md` explains. This took {:.0} s.",
+        begin.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn step(what: &str) {
+    println!("\n== {what}");
+}
+
+fn qemu_version(bed: &Bed) -> Result<String> {
+    let said = bed.host(&format!("{} --version", bed.qemu().display()))?.ok()?.stdout;
+    Ok(said.lines().next().unwrap_or_default().to_owned())
+}
+
+#[derive(Default)]
+struct Table(Vec<(String, &'static str, f64, f64, f64)>);
+
+impl Table {
+    fn row(&mut self, what: &str, unit: &'static str, ours: f64, theirs: f64, times: f64) {
+        self.0.push((what.into(), unit, ours, theirs, times));
+    }
+
+    fn print(&self) {
+        println!("{:<46} {:>10} {:>10}        {:>9}", "", "Ginnel", "TCP", "better by");
+        for (what, unit, ours, theirs, times) in &self.0 {
+            println!("{what:<46} {ours:>10.3} {theirs:>10.3} {unit:<6} {times:>8.1}x");
+        }
+    }
+}
