@@ -258,10 +258,17 @@ impl Server {
                 let text = self.inspect(client);
                 self.send_text(client, request, &text);
             }
-            Effect::Admin { client, request, text } => match self.admin(client, &text) {
-                Ok(answer) => self.send_text(client, request, &answer.to_string()),
-                Err(refusal) => self.send_packets(client, vec![(reply::refusal(request, &refusal), vec![])]),
-            },
+            Effect::Admin { client, request, text } => {
+                let result = self.admin(client, &text);
+                // In the journal before it is answered.
+                self.run_effects();
+                match result {
+                    Ok(answer) => self.send_text(client, request, &answer.to_string()),
+                    Err(refusal) => {
+                        self.send_packets(client, vec![(reply::refusal(request, &refusal), vec![])])
+                    }
+                }
+            }
         }
     }
 

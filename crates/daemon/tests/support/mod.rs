@@ -1,6 +1,8 @@
 //! A real `ginneld` in folders of its own, and raw clients that speak the attach protocol to it.
 #![allow(dead_code)] // Each test program uses its part.
 
+pub mod qemu;
+
 use ginnel_daemon::packet::{self, Packet};
 use ginnel_layout::wire::{self, Header, Kind};
 use ginnel_layout::{Name, channel, ring};

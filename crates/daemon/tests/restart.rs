@@ -1,0 +1,304 @@
+//! `kill -9` of the daemon: nobody notices, and the next one goes on.
+
+mod support;
+
+use ginnel_layout::ring::SideState;
+use ginnel_layout::wire::{self, ErrorCode, Kind};
+use ginnel_shmem::Memory;
+use rustix::process::Signal;
+use serde_json::json;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::*;
+
+const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
+const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
+
+/// Comes back as the endpoint that it was.
+fn back(daemon: &Daemon, old: &Attached) -> Attached {
+    daemon.client().attach_as(old.back).unwrap()
+}
+
+#[test]
+fn endpoints_listeners_and_channels_outlive_the_daemon() {
+    let mut daemon = Daemon::start_new(WEB);
+    let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
+    let listener = a.listen("x").unwrap();
+    let accepted = b.connect("x").unwrap();
+    let there = a.incoming();
+    a.accepted(&there);
+    let waiting = b.connect("x").unwrap();
+    for round in 0..5 {
+        let before = Instant::now();
+        daemon.restart();
+        assert!(before.elapsed() < Duration::from_secs(1), "round {round}");
+        // The data path is untouched.
+        accepted.output.write(0x200, &[round; 8]);
+        assert_eq!(there.input.load_relaxed_u64(0x200), u64::from_le_bytes([round; 8]));
+        accepted.ring();
+        let (mut a, mut b) = (back(&daemon, &a), back(&daemon, &b));
+        assert_eq!(
+            (a.wire.endpoint, a.wire.epoch, a.wire.vector),
+            (a.back.endpoint, a.back.epoch, a.wire.vector)
+        );
+        // What was not accepted is announced again, and nothing else.
+        let again = a.incoming();
+        assert_eq!((again.wire.channel, again.wire.listener), (waiting.wire.channel, listener));
+        // A request whose answer was lost is answered the same.
+        assert_eq!(b.connect_as("x", waiting.wire.nonce, 4096).unwrap().wire.channel, waiting.wire.channel);
+        assert_eq!(a.listen("x").unwrap(), listener);
+        // New channels lie elsewhere and have new numbers.
+        let new = b.connect_as("x", 100 + u64::from(round), 4096).unwrap();
+        assert!(new.wire.channel > waiting.wire.channel);
+        assert!(new.wire.offset != waiting.wire.offset && new.wire.offset != accepted.wire.offset);
+        let seen = a.incoming();
+        assert_eq!(seen.wire.channel, new.wire.channel);
+        a.close(new.wire.channel).unwrap();
+        b.close(new.wire.channel).unwrap();
+        // The doorbells are those that they always had.
+        new.ring();
+        assert!(readable(&a.event, WATCHDOG));
+        // Gone without a word, as with the daemon, when this round's connections would end them.
+        daemon.kill();
+        drop((a, b));
+        daemon.start();
+    }
+    let status = daemon.inspect();
+    assert_eq!(status["daemon"]["generation"], json!(11));
+    assert_eq!(status["endpoints"].as_array().unwrap().len(), 2);
+    assert_eq!(status["channels"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+#[ignore = "no test: the process of a program, for those below"]
+fn program() {
+    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
+    let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();
+    own.listen("program").unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn start_program(daemon: &Daemon) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "program", "--ignored"])
+        .env("TEST_PROGRAM_SOCKET", daemon.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_program_that_is_killed_is_told_of_within_100_ms() {
+    let daemon = Daemon::start_new(WEB);
+    let mut own = daemon.attach("web", "own");
+    let mut program = start_program(&daemon);
+    let channel = wait_for("its listener", || own.connect("program").ok());
+    program.kill().unwrap();
+    assert!(readable(&own.event, Duration::from_millis(100)));
+    assert_eq!(channel.peer_state(), DEAD);
+    program.wait().unwrap();
+}
+
+#[test]
+fn a_program_that_dies_while_the_daemon_is_away_or_has_not_come_back_is_told_of() {
+    let mut daemon = Daemon::start_new(WEB);
+    let own = daemon.attach("web", "own");
+    let mut programs = Vec::new();
+    for nonce in 1..=2 {
+        // One at a time: the name is free again when its owner has gone.
+        let program = start_program(&daemon);
+        let mut asking = daemon.attach("web", "asking");
+        let channel = wait_for("its listener", || asking.connect_as("program", nonce, 4096).ok());
+        programs.push((program, asking, channel));
+        if nonce == 1 {
+            daemon.kill();
+            programs[0].0.kill().unwrap();
+            programs[0].0.wait().unwrap();
+            assert_ne!(programs[0].2.peer_state(), DEAD, "nobody can know");
+            daemon.start();
+            assert_eq!(programs[0].2.peer_state(), DEAD);
+            assert!(readable(&programs[0].1.event, WATCHDOG));
+        }
+    }
+    // Alive at the restart, and never back: its process is watched.
+    daemon.restart();
+    let (program, _, channel) = &mut programs[1];
+    assert_ne!(channel.peer_state(), DEAD);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    wait_for("its end", || (channel.peer_state() == DEAD).then_some(()));
+    drop(own);
+}
+
+#[test]
+fn a_torn_journal_costs_its_last_record_only() {
+    let mut daemon = Daemon::start_new(WEB);
+    let a = daemon.attach("web", "a");
+    daemon.kill();
+    let path = daemon.dir.path().join("state/journal");
+    let mut journal = std::fs::read(&path).unwrap();
+    journal.extend_from_slice(b"01234567 {\"dead\":{\"endpoint\":1}}\n0badc0de {\"dea");
+    std::fs::write(&path, journal).unwrap();
+    daemon.start();
+    assert_eq!(back(&daemon, &a).wire.epoch, a.wire.epoch);
+    assert!(daemon.log().contains("its end is torn or damaged"));
+}
+
+#[test]
+fn without_journal_or_keeper_everybody_is_told_to_attach_anew() {
+    let mut daemon = Daemon::start_new(WEB);
+    let a = daemon.attach("web", "a");
+    daemon.kill();
+    std::fs::remove_file(daemon.dir.path().join("state/journal")).unwrap();
+    daemon.start();
+    let refused = daemon.client().attach_as(a.back).err().unwrap();
+    assert_eq!(refused.code, ErrorCode::STALE.0);
+
+    // Daemon and keeper die at once: the doorbells are lost, and nobody may believe that they ring.
+    let mut b = daemon.attach("web", "b");
+    let mut c = daemon.attach("web", "c");
+    b.listen("x").unwrap();
+    let channel = c.connect("x").unwrap();
+    daemon.kill();
+    stop_keeper(&daemon);
+    daemon.start();
+    assert_eq!(channel.peer_state(), DEAD);
+    assert_eq!(daemon.client().attach_as(b.back).err().unwrap().code, ErrorCode::STALE.0);
+}
+
+fn stop_keeper(daemon: &Daemon) {
+    let keeper = ginnel_daemon::packet::connect_to(&daemon.run("keeper.sock")).unwrap();
+    ginnel_daemon::packet::send::<std::os::fd::OwnedFd>(keeper.as_fd(), b"X", &[]).unwrap();
+    ginnel_daemon::packet::receive(keeper.as_fd(), 100, 0).unwrap();
+    wait_for("the keeper's end", || (!daemon.run("keeper.sock").exists()).then_some(()));
+}
+
+#[test]
+fn a_keeper_that_dies_is_replaced() {
+    let mut daemon = Daemon::start_new(WEB);
+    let a = daemon.attach("web", "a");
+    stop_keeper(&daemon);
+    wait_for("another keeper", || daemon.run("keeper.sock").exists().then_some(()));
+    wait_for("its contents", || daemon.log().contains("another one takes its place").then_some(()));
+    // Served again means: everything is stored.
+    daemon.inspect();
+    daemon.restart();
+    let mut a = back(&daemon, &a);
+    let mut b = daemon.attach("web", "b");
+    b.listen("x").unwrap();
+    let channel = a.connect("x").unwrap();
+    b.incoming().ring();
+    assert!(readable(&a.event, WATCHDOG), "the doorbell is the one that it has");
+    drop(channel);
+}
+
+#[test]
+fn a_clean_end_leaves_no_sockets_and_the_data_path_as_it_is() {
+    let mut daemon = Daemon::start_new(&format!("[vm.vm-a]\n{WEB}"));
+    let a = daemon.attach("web", "a");
+    assert!(daemon.run("vm-a.sock").exists());
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().success());
+    assert!(!daemon.socket().exists() && !daemon.run("vm-a.sock").exists());
+    assert!(daemon.shm("web").exists());
+    daemon.start();
+    assert_eq!(back(&daemon, &a).wire.epoch, a.wire.epoch);
+}
+
+#[test]
+fn two_daemons_never_serve_the_same_folders() {
+    let daemon = Daemon::start_new(WEB);
+    let second = daemon.output(&[]);
+    assert!(!second.status.success());
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(text.contains(&format!("another ginneld (process {}) serves", daemon.pid())), "{text}");
+    daemon.attach("web", "still-served");
+}
+
+#[test]
+fn run_time_segments_and_vms_are_remembered() {
+    let mut daemon = Daemon::start_new(WEB);
+    daemon.admin(json!({"op": "vm-add", "name": "vm-x", "home": "4M"})).unwrap();
+    let request = json!({"op": "segment-create", "name": "more", "size": "4M", "members": ["host", "vm-x"]});
+    daemon.admin(request.clone()).unwrap();
+    assert_eq!(daemon.admin(request).unwrap_err().code, ErrorCode::IN_USE.0);
+    let a = daemon.attach("more", "a");
+    let look = |daemon: &Daemon| {
+        let status = daemon.inspect();
+        let vms: Vec<_> = status["members"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|m| (m["name"].clone(), m["number"].clone()))
+            .collect();
+        let segments: Vec<_> = status["segments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|s| (s["name"].clone(), s["members"].clone()))
+            .collect();
+        (vms, segments)
+    };
+    let before = look(&daemon);
+    assert_eq!(before.1.len(), 3, "{before:?}");
+    daemon.restart();
+    assert_eq!(look(&daemon), before);
+    let a = back(&daemon, &a);
+    let refused = daemon.admin(json!({"op": "segment-remove", "name": "more"})).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::IN_USE.0);
+    daemon.admin(json!({"op": "segment-remove", "name": "more", "force": true})).unwrap();
+    daemon.admin(json!({"op": "vm-remove", "name": "vm-x"})).unwrap();
+    assert!(a.client.receive().is_none(), "its connection has ended");
+    assert!(!daemon.shm("more").exists() && !daemon.shm("home-vm-x").exists());
+    daemon.restart();
+    assert_eq!(look(&daemon).1.len(), 1);
+    // Its name has its number for ever.
+    daemon.admin(json!({"op": "vm-add", "name": "vm-y"})).unwrap();
+    daemon.admin(json!({"op": "vm-add", "name": "vm-x"})).unwrap();
+    let after = look(&daemon).0;
+    let number = |name: &str, of: &[(serde_json::Value, serde_json::Value)]| {
+        of.iter().find(|m| m.0 == name).unwrap().1.clone()
+    };
+    assert_eq!(number("vm-x", &after), number("vm-x", &before.0));
+    assert_ne!(number("vm-y", &after), number("vm-x", &after));
+}
+
+#[test]
+fn requests_that_no_administrator_makes_are_refused() {
+    let daemon = Daemon::start_new(&format!("[vm.vm-a]\n{WEB}"));
+    let code = |request: serde_json::Value| daemon.admin(request).unwrap_err();
+    for request in [
+        json!([]),
+        json!({}),
+        json!({"op": "segment-create"}),
+        json!({"op": "fly", "name": "x"}),
+        json!({"op": "segment-create", "name": "x"}),
+        json!({"op": "segment-create", "name": "x/y", "size": "4M", "members": ["host"]}),
+        json!({"op": "segment-create", "name": "x", "size": 0, "members": ["host"]}),
+        json!({"op": "segment-create", "name": "x", "size": "4M", "members": []}),
+        json!({"op": "segment-create", "name": "x", "size": "4M", "members": ["host"], "colour": 1}),
+        json!({"op": "segment-create", "name": "x", "size": "64T", "members": ["host"]}),
+        json!({"op": "segment-remove", "name": "web"}),
+        json!({"op": "segment-remove", "name": "web", "force": 1}),
+        json!({"op": "vm-add", "name": "host"}),
+        json!({"op": "vm-add", "name": "x", "number": 0}),
+        json!({"op": "vm-remove", "name": "vm-a"}),
+    ] {
+        let refused = code(request.clone());
+        assert_eq!(refused.code, ErrorCode::INVALID.0, "{request}: {refused:?}");
+        assert!(refused.text.len() > 10 && !refused.text.contains('\n'), "{request}: {refused:?}");
+    }
+    assert_eq!(code(json!({"op": "segment-remove", "name": "nothing"})).code, ErrorCode::NOT_FOUND.0);
+    assert_eq!(code(json!({"op": "vm-add", "name": "vm-a"})).code, ErrorCode::IN_USE.0);
+    let request = json!({"op": "segment-create", "name": "x", "size": "4M", "members": ["nobody"]});
+    assert_eq!(code(request).code, ErrorCode::NOT_FOUND.0);
+    assert!(!daemon.shm("x").exists());
+    let mut client = daemon.client();
+    let request = client.send(Kind::ADMIN, &[0xff, 0xfe]);
+    let packet = client.answer(request).unwrap();
+    assert_eq!(wire::split(&packet.bytes).unwrap().0.kind, Kind::ERROR);
+}

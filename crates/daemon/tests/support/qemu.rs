@@ -1,0 +1,215 @@
+//! What a QEMU does on its ivshmem socket, and what a guest's daemon does behind it.
+
+use super::{Channel, WATCHDOG, readable, wait_for};
+use ginnel_daemon::link::{Event, GuestLink, PeerInfo};
+use ginnel_daemon::packet;
+use ginnel_layout::control;
+use ginnel_layout::relay::{self, RelayKind};
+use ginnel_layout::wire::{self, Header, Kind};
+use ginnel_shmem::{Mapping, Protection};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The connection of a QEMU.
+pub struct Qemu {
+    pub socket: UnixStream,
+    pub id: i64,
+    pub control: OwnedFd,
+    /// Eventfds by member.
+    pub peers: BTreeMap<i64, Vec<OwnedFd>>,
+    /// The numbers in the order in which they came.
+    pub heard: Vec<(i64, bool)>,
+}
+
+impl Qemu {
+    /// Joins as QEMU does, and checks what QEMU checks. The own vectors come last.
+    pub fn join(socket: &Path, vectors: usize) -> Self {
+        let socket = wait_for("the VM's socket", || UnixStream::connect(socket).ok());
+        let mut heard = Vec::new();
+        let mut next = || {
+            let (number, fd) = hear(&socket).expect("the server hangs up");
+            heard.push((number, fd.is_some()));
+            (number, fd)
+        };
+        let (version, fd) = next();
+        assert_eq!((version, fd.is_none()), (0, true), "version");
+        let (id, fd) = next();
+        assert!((1..=0xffff).contains(&id) && fd.is_none(), "own id");
+        let (number, control) = next();
+        assert_eq!(number, -1);
+        let mut peers: BTreeMap<i64, Vec<OwnedFd>> = BTreeMap::new();
+        while peers.get(&id).is_none_or(|own| own.len() < vectors) {
+            let (number, fd) = next();
+            let peer = peers.entry(number).or_default();
+            peer.push(fd.expect("a doorbell without an eventfd"));
+            assert!(peer.len() <= vectors, "QEMU refuses more eventfds than its device has vectors");
+        }
+        Self { id, control: control.expect("no control memory"), peers, heard, socket }
+    }
+
+    /// What comes later.
+    pub fn hear(&mut self) -> (i64, Option<OwnedFd>) {
+        assert!(readable(&self.socket, WATCHDOG), "nothing is said");
+        hear(&self.socket).expect("the server hangs up")
+    }
+
+    pub fn memory(&self) -> Mapping {
+        Mapping::of_file(&self.control, 0, control::SIZE, Protection::ReadWrite).unwrap()
+    }
+
+    pub fn ring(&self, peer: i64, vector: usize) {
+        rustix::io::write(&self.peers[&peer][vector], &1u64.to_ne_bytes()).unwrap();
+    }
+
+    pub fn guest(self, boot: u8, interrupts: bool) -> Guest {
+        Guest::start(self, boot, interrupts)
+    }
+}
+
+/// One message; `None` at the end.
+fn hear(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
+    let packet = packet::receive(socket.as_fd(), 8, 1).ok()?;
+    let number = i64::from_le_bytes(packet.bytes.try_into().expect("a short message"));
+    Some((number, packet.fds.into_iter().next()))
+}
+
+/// A guest's daemon.
+pub struct Guest {
+    pub qemu: Qemu,
+    pub link: GuestLink,
+    messages: VecDeque<(RelayKind, u32, Vec<u8>)>,
+    requests: u32,
+}
+
+impl Guest {
+    pub fn start(qemu: Qemu, boot: u8, interrupts: bool) -> Self {
+        let link = GuestLink::new(qemu.memory(), [boot; 16], interrupts);
+        let mut guest = Self { qemu, link, messages: VecDeque::new(), requests: 100 };
+        guest.until("a session", |event| matches!(event, Event::Up(_)).then_some(()));
+        guest
+    }
+
+    /// The daemon in the guest, or its kernel, is started anew.
+    pub fn restart(self, boot: u8, interrupts: bool) -> Self {
+        Self::start(self.qemu, boot, interrupts)
+    }
+
+    fn ring_if_owed(&mut self) {
+        if self.link.take_ring() {
+            self.qemu.ring(0, 0);
+        }
+    }
+
+    /// Steps until `take` wants an event. Messages that it does not want are kept.
+    pub fn until<T>(&mut self, what: &str, mut take: impl FnMut(&Event) -> Option<T>) -> T {
+        wait_for(what, || {
+            loop {
+                let event = self.link.step();
+                self.ring_if_owed();
+                if let Some(value) = take(&event) {
+                    return Some(value);
+                }
+                match event {
+                    Event::Idle => return None,
+                    Event::Message { kind, client, body } => self.messages.push_back((kind, client, body)),
+                    Event::Up(PeerInfo { .. }) | Event::Down => {}
+                }
+            }
+        })
+    }
+
+    /// The next message of this kind for this client; others are kept.
+    pub fn message(&mut self, kind: RelayKind, client: u32) -> Vec<u8> {
+        if let Some(at) = self.messages.iter().position(|m| (m.0, m.1) == (kind, client)) {
+            return self.messages.remove(at).unwrap().2;
+        }
+        self.until(&format!("{kind:?} for {client}"), |event| match event {
+            Event::Message { kind: k, client: c, body } if (*k, *c) == (kind, client) => Some(body.clone()),
+            _ => None,
+        })
+    }
+
+    pub fn send(&mut self, kind: RelayKind, client: u32, body: &[u8]) {
+        self.link.send(kind, client, body).unwrap();
+        self.ring_if_owed();
+    }
+
+    pub fn segments(&mut self) -> Vec<relay::Segment> {
+        entries(&self.message(RelayKind::SEGMENTS, 0))
+    }
+
+    pub fn endpoints(&mut self) -> Vec<relay::Endpoint> {
+        entries(&self.message(RelayKind::ENDPOINTS, 0))
+    }
+
+    pub fn open(&mut self, client: u32, pid: u32) {
+        let open = relay::Open { pid, uid: 1000, gid: 1000, reserved: 0, started: 5 };
+        self.send(RelayKind::OPEN, client, open.as_bytes());
+    }
+
+    /// A request of a program, and its answer.
+    pub fn ask<T: FromBytes>(
+        &mut self,
+        client: u32,
+        kind: Kind,
+        body: &[u8],
+        expect: Kind,
+    ) -> Result<T, (u32, String)> {
+        self.requests += 1;
+        let mut packet = Header { kind, flags: 0, request: self.requests }.as_bytes().to_vec();
+        packet.extend_from_slice(body);
+        self.send(RelayKind::DATA, client, &packet);
+        let request = self.requests;
+        // Events that come before the answer are kept.
+        let packet = self.until("an answer", |event| match event {
+            Event::Message { kind: RelayKind::DATA, client: c, body } if *c == client => {
+                (wire::split(body)?.0.request == request).then(|| body.clone())
+            }
+            _ => None,
+        });
+        let (header, body) = wire::split(&packet).unwrap();
+        if header.kind != expect {
+            assert_eq!(header.kind, Kind::ERROR);
+            let (error, text) = wire::Error::read_from_prefix(body).unwrap();
+            return Err((error.code.0, String::from_utf8(text.to_vec()).unwrap()));
+        }
+        Ok(wire::body(body).expect("an answer of another length"))
+    }
+
+    pub fn attach(&mut self, client: u32, wish: wire::Attach) -> Result<wire::Attached, (u32, String)> {
+        self.ask(client, Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)
+    }
+
+    pub fn listen(&mut self, client: u32, at: &str) -> u32 {
+        let wish = wire::Listen { name: super::name(at), kind: 1, backlog: 0, capacity: 0 };
+        self.ask::<wire::Listening>(client, Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap().listener
+    }
+
+    pub fn connect(&mut self, client: u32, to: &str) -> Result<wire::Channel, (u32, String)> {
+        let wish = wire::Connect { name: super::name(to), kind: 1, reserved: 0, capacity: 4096, nonce: 1 };
+        self.ask(client, Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)
+    }
+
+    pub fn incoming(&mut self, client: u32) -> wire::Channel {
+        let packet = self.message(RelayKind::DATA, client);
+        let (header, body) = wire::split(&packet).unwrap();
+        assert_eq!((header.kind, header.request), (Kind::INCOMING, 0));
+        wire::body(body).unwrap()
+    }
+}
+
+/// Rings of a channel as the guest sees them, through a mapping of the segment.
+pub fn rings(memory: &Mapping, wire: wire::Channel) -> Channel {
+    Channel::new(memory, wire, Vec::new())
+}
+
+fn entries<T: FromBytes>(bytes: &[u8]) -> Vec<T> {
+    assert_eq!(bytes.len() % size_of::<T>(), 0);
+    bytes
+        .chunks(size_of::<T>())
+        .map(|chunk| T::read_from_bytes(chunk).unwrap_or_else(|_| panic!("sized")))
+        .collect()
+}

@@ -1,0 +1,355 @@
+//! VMs: their QEMU on the ivshmem socket, their daemon in the control memory, their programs.
+
+mod support;
+
+use ginnel_layout::relay::{self, RelayKind};
+use ginnel_layout::ring::SideState;
+use ginnel_layout::wire::{self, BellKind, ErrorCode};
+use ginnel_shmem::Memory;
+use serde_json::json;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::qemu::*;
+use support::*;
+use zerocopy::{FromZeros, IntoBytes};
+
+const TWO: &str = "
+[vm.vm-a]
+[vm.vm-b]
+number = 7
+[vm.stranger]
+[segment.web]
+size = \"8M\"
+members = [\"host\", \"vm-a\", \"vm-b\"]
+";
+const VECTORS: &str = "vectors = 4\n";
+const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
+
+fn attach_to(segment: &str) -> wire::Attach {
+    wire::Attach { segment: name(segment), name: name("in-guest"), ..wire::Attach::new_zeroed() }
+}
+
+#[test]
+fn a_joining_qemu_is_told_everything_at_once() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let a = Qemu::join(&daemon.run("vm-a.sock"), 4);
+    // Version, own id, memory; then the others that share a segment, started or not; own vectors last.
+    let mut expected = vec![(0, false), (a.id, false), (-1, true)];
+    for member in [0, 7, a.id] {
+        expected.extend([(member, true); 4]);
+    }
+    assert_eq!(a.heard, expected);
+    // The doorbells are the member's, whoever is told of them.
+    let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
+    assert_eq!(b.id, 7);
+    a.ring(7, 3);
+    assert!(readable(&b.peers[&7][3], WATCHDOG));
+    assert!(!readable(&b.peers[&7][2], Duration::ZERO));
+    b.ring(a.id, 1);
+    assert!(readable(&a.peers[&a.id][1], WATCHDOG));
+    // Its memory cannot be truncated.
+    assert!(rustix::fs::ftruncate(&a.control, 0).is_err());
+    // Noise is no reason to end a VM.
+    b.socket.write_all(&[7; 20_000]).unwrap();
+    assert_eq!(
+        daemon.inspect()["members"].as_array().unwrap().iter().filter(|m| m["live"] == json!(true)).count(),
+        2
+    );
+    // A second QEMU for a VM that runs is refused, and the first does not notice.
+    let mut second = UnixStream::connect(daemon.run("vm-a.sock")).unwrap();
+    assert_eq!(second.read(&mut [0; 8]).unwrap(), 0);
+    b.ring(a.id, 2);
+    assert!(readable(&a.peers[&a.id][2], WATCHDOG));
+}
+
+#[test]
+fn members_that_are_declared_later_are_told_to_those_who_are_there() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let mut stranger = Qemu::join(&daemon.run("stranger.sock"), 4);
+    assert_eq!(stranger.peers.keys().copied().collect::<Vec<_>>(), [0, stranger.id]);
+    let answer = daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
+    let vm: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let number = vm["vm"]["number"].as_i64().unwrap();
+    let request =
+        json!({"op": "segment-create", "name": "pair", "size": "3M", "members": ["late", "stranger"]});
+    let segment: serde_json::Value = serde_json::from_str(&daemon.admin(request).unwrap()).unwrap();
+    assert_eq!(segment["segment"]["size"], json!(4 << 20));
+    for _ in 0..4 {
+        let (id, fd) = stranger.hear();
+        assert_eq!(id, number);
+        assert!(fd.is_some());
+    }
+    // And is there after a restart.
+    let late = Qemu::join(&daemon.run("late.sock"), 4);
+    assert_eq!(late.peers.keys().copied().collect::<Vec<_>>(), [0, stranger.id, late.id]);
+    let refused = daemon.admin(json!({"op": "vm-remove", "name": "late"})).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::IN_USE.0);
+    drop(late);
+    wait_for("the end of that VM", || {
+        daemon.admin(json!({"op": "segment-remove", "name": "pair", "force": true})).ok();
+        daemon.admin(json!({"op": "vm-remove", "name": "late"})).ok()
+    });
+    assert_eq!(stranger.hear().0, number, "gone");
+    assert!(!daemon.shm("pair").exists() && !daemon.run("late.sock").exists());
+}
+
+#[test]
+fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    let segments = guest.segments();
+    assert_eq!(segments.len(), 1);
+    assert_eq!(
+        (segments[0].name.as_str(), segments[0].size, segments[0].uuid),
+        ("web", 8 << 20, host.wire.uuid)
+    );
+    assert!(guest.endpoints().is_empty());
+
+    guest.open(5, 77);
+    let id = guest.qemu.id as u32;
+    let attached = guest.attach(5, attach_to("web")).unwrap();
+    assert_eq!((attached.member, attached.fds.0, attached.map_offset), (id, 0, 0));
+    assert_eq!(attached.segment_len, 8 << 20);
+    let listener = guest.listen(5, "cp@vm-a");
+    let there = host.connect("cp@vm-a").unwrap();
+    assert_eq!((there.wire.bell_kind, there.wire.peer_member), (BellKind::EVENT, id));
+    assert_eq!(there.wire.peer_member_name.as_str(), "vm-a");
+    let here = guest.incoming(5);
+    assert_eq!(
+        (here.channel, here.listener, here.peer_name.as_str()),
+        (there.wire.channel, listener, "on-host")
+    );
+    assert_eq!((here.bell_kind, here.bell, here.fds.0), (BellKind::REGISTER, host.wire.vector, 0));
+    // The host's program rings the vector that the guest's program waits on, and the other way round.
+    there.ring();
+    assert!(readable(&guest.qemu.peers[&guest.qemu.id][attached.vector as usize], WATCHDOG));
+    guest.qemu.ring(0, host.wire.vector as usize);
+    assert!(readable(&host.event, WATCHDOG));
+
+    // What it says of its mapping is shown.
+    let mapped = relay::Mapped {
+        name: name("web"),
+        kind: relay::MappingKind::BAR,
+        reserved: 0,
+        read_mb_s: 9000,
+        write_mb_s: 8000,
+    };
+    guest.send(RelayKind::MAPPED, 0, mapped.as_bytes());
+    let shown = wait_for("the mapping", || {
+        let status = daemon.inspect();
+        let web = status["segments"].as_array()?.iter().find(|s| s["name"] == "web").cloned()?;
+        web["mappings"].get(0).cloned()
+    });
+    assert_eq!(shown, json!({"member": "vm-a", "kind": "bar", "read_mb_s": 9000, "write_mb_s": 8000}));
+
+    // A guest sees its own segments only.
+    guest.open(6, 78);
+    assert_eq!(guest.attach(6, attach_to("nothing")).unwrap_err().0, ErrorCode::NO_SEGMENT.0);
+
+    // The program ends: its peer on the host is told.
+    guest.send(RelayKind::CLOSE, 5, &[]);
+    wait_for("death", || (there.peer_state() == DEAD).then_some(()));
+}
+
+#[test]
+fn a_guest_without_interrupts_is_never_rung() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, false);
+    guest.open(1, 77);
+    guest.attach(1, attach_to("web")).unwrap();
+    guest.listen(1, "x");
+    assert_eq!(host.connect("x").unwrap().wire.bell_kind, BellKind::NONE);
+    host.listen("y").unwrap();
+    let out = guest.connect(1, "y").unwrap();
+    assert_eq!((out.bell_kind, out.bell), (BellKind::REGISTER, host.wire.vector));
+}
+
+#[test]
+fn the_end_of_a_qemu_is_the_end_of_its_programs() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4).guest(2, true);
+    host.listen("x").unwrap();
+    for guest in [&mut a, &mut b] {
+        guest.open(1, 77);
+        guest.attach(1, attach_to("web")).unwrap();
+    }
+    a.listen(1, "a");
+    a.connect(1, "x").unwrap();
+    let of_host = host.incoming();
+    let of_b = rings(&host.memory, b.connect(1, "a").unwrap());
+    drop(a);
+    let died = Instant::now();
+    assert!(readable(&host.event, Duration::from_millis(100)), "the bell");
+    while of_host.peer_state() != DEAD || of_b.peer_state() != DEAD {
+        assert!(died.elapsed() < Duration::from_millis(100), "told too late");
+    }
+    // It comes back with its number, its doorbells and an empty memory.
+    let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(3, true);
+    assert!(a.endpoints().is_empty());
+    a.open(1, 77);
+    a.attach(1, attach_to("web")).unwrap();
+}
+
+#[test]
+fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
+    let daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    host.listen("x").unwrap();
+    let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    for (client, pid) in [(1, 77), (2, 78)] {
+        guest.open(client, pid);
+    }
+    let first = guest.attach(1, attach_to("web")).unwrap();
+    let second = guest.attach(2, attach_to("web")).unwrap();
+    guest.connect(1, "x").unwrap();
+    let channel = host.incoming();
+
+    // The guest's daemon is started anew: its programs are still there, and it is told of them.
+    let mut guest = guest.restart(1, true);
+    let known: Vec<(u32, u32, u32)> =
+        guest.endpoints().iter().map(|e| (e.endpoint, e.epoch, e.pid)).collect();
+    assert_eq!(known, [(first.endpoint, first.epoch, 77), (second.endpoint, second.epoch, 78)]);
+    assert_ne!(channel.peer_state(), DEAD);
+    guest.open(9, 77);
+    let back =
+        wire::Attach { endpoint: first.endpoint, epoch: first.epoch, token: first.token, ..attach_to("web") };
+    assert_eq!(guest.attach(9, back).unwrap().epoch, first.epoch);
+    assert_eq!(guest.connect(9, "x").unwrap().channel, channel.wire.channel, "the same nonce");
+    // One of them has died meanwhile.
+    let gone =
+        relay::Endpoint { endpoint: second.endpoint, epoch: second.epoch, pid: 78, reserved: 0, started: 5 };
+    guest.send(RelayKind::GONE, 0, gone.as_bytes());
+    wait_for("its end", || (daemon.inspect()["endpoints"].as_array()?.len() == 2).then_some(()));
+    // What is not its own, a guest cannot end.
+    let other = relay::Endpoint { endpoint: host.wire.endpoint, epoch: host.wire.epoch, ..gone };
+    guest.send(RelayKind::GONE, 0, other.as_bytes());
+    assert_ne!(channel.peer_state(), DEAD);
+
+    // A reboot, seen by another boot identity.
+    let mut guest = guest.restart(2, true);
+    assert!(guest.endpoints().is_empty());
+    assert_eq!(channel.peer_state(), DEAD);
+    assert_eq!(daemon.inspect()["endpoints"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
+    let mut daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    let guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    let memory = guest.qemu.memory();
+    let mut seed = 88172645463325252u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    host.listen("x").unwrap();
+    for round in 0..300 {
+        for _ in 0..200 {
+            let at = (random() as usize % memory.len()) & !7;
+            memory.store_relaxed_u64(at, random());
+        }
+        // Where it hurts most: the session lines and the rings' counters.
+        for at in [64, 72, 128, 136, 0x1000, 0x1080, 0x12000, 0x12080, 0x12200] {
+            memory.store_relaxed_u64(at, if round % 3 == 0 { random() } else { random() % 70000 });
+        }
+        guest.qemu.ring(0, 0);
+        assert!(daemon.is_running());
+        if round % 50 == 0 {
+            let channel = host.connect("x").unwrap();
+            host.close(channel.wire.channel).unwrap();
+            host.incoming();
+            host.close(channel.wire.channel).unwrap();
+        }
+    }
+    // Honest again, it is served.
+    let mut guest = guest.restart(4, true);
+    guest.open(1, 77);
+    guest.attach(1, attach_to("web")).unwrap();
+}
+
+#[test]
+#[ignore = "no test: the process of a QEMU, for the test below"]
+fn qemu_process() {
+    let socket = std::env::var("TEST_QEMU_SOCKET").expect("started by its test");
+    let _qemu = Qemu::join(socket.as_ref(), 4);
+    // Until it is killed.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn after_a_restart_of_the_daemon_the_end_of_a_qemu_is_still_seen() {
+    let mut daemon = Daemon::start_with(VECTORS, TWO);
+    let mut qemu = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "qemu_process", "--ignored"])
+        .env("TEST_QEMU_SOCKET", daemon.run("vm-a.sock"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let connected = |daemon: &Daemon| {
+        let status = daemon.inspect();
+        status["members"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|m| m["name"] == "vm-a" && m["connected"] == json!(true))
+    };
+    wait_for("the VM", || connected(&daemon).then_some(()));
+    daemon.restart();
+    assert!(connected(&daemon));
+    qemu.kill().unwrap();
+    qemu.wait().unwrap();
+    wait_for("the end of the VM", || (!connected(&daemon)).then_some(()));
+    Qemu::join(&daemon.run("vm-a.sock"), 4);
+}
+
+#[test]
+fn sessions_and_doorbells_outlive_the_daemon() {
+    let mut daemon = Daemon::start_with(VECTORS, TWO);
+    let mut host = daemon.attach("web", "on-host");
+    host.listen("x").unwrap();
+    let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    assert!(a.endpoints().is_empty());
+    a.open(1, 77);
+    let attached = a.attach(1, attach_to("web")).unwrap();
+    a.connect(1, "x").unwrap();
+    let channel = host.incoming();
+    host.accepted(&channel);
+
+    daemon.restart();
+    // The guest's side sees the new session by itself, and finds its program as it was.
+    a.until("a new session", |event| matches!(event, ginnel_daemon::link::Event::Up(_)).then_some(()));
+    let endpoints = a.endpoints();
+    assert_eq!((endpoints[0].endpoint, endpoints[0].epoch), (attached.endpoint, attached.epoch));
+    assert_ne!(channel.peer_state(), DEAD);
+    // A VM that starts now and one that was there before ring each other.
+    let b = Qemu::join(&daemon.run("vm-b.sock"), 4);
+    a.qemu.ring(7, 2);
+    assert!(readable(&b.peers[&7][2], WATCHDOG));
+    b.ring(a.qemu.id, 3);
+    assert!(readable(&a.qemu.peers[&a.qemu.id][3], WATCHDOG));
+    // A member that is declared while there is no connection to vm-a's QEMU: rings go by way of the daemon.
+    daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
+    daemon
+        .admin(json!({"op": "segment-create", "name": "pair", "size": "4M", "members": ["late", "vm-a"]}))
+        .unwrap();
+    let mut late = Qemu::join(&daemon.run("late.sock"), 4).guest(9, true);
+    late.open(1, 5);
+    let theirs = late.attach(1, attach_to("pair")).unwrap();
+    late.listen(1, "z");
+    a.open(2, 99);
+    a.attach(2, attach_to("pair")).unwrap();
+    let channel = a.connect(2, "z").unwrap();
+    assert_eq!((channel.bell_kind, channel.bell), (BellKind::REGISTER, 0));
+    a.qemu.ring(0, 0);
+    assert!(readable(&late.qemu.peers[&late.qemu.id][theirs.vector as usize], WATCHDOG));
+}
