@@ -68,15 +68,15 @@ pub struct Args {
     serve: bool,
 
     /// The folder to serve; nothing outside it can be reached. Default: the current folder.
-    #[arg(long, value_name = "DIR", requires = "serve")]
+    #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 
     /// Serve writing too.
-    #[arg(long, requires = "serve", conflicts_with = "read_only")]
+    #[arg(long, conflicts_with = "read_only")]
     write: bool,
 
     /// Serve reading only; this is the default.
-    #[arg(long, requires = "serve")]
+    #[arg(long)]
     read_only: bool,
 }
 
@@ -84,8 +84,10 @@ pub fn run(args: Args) -> Result<()> {
     if args.serve {
         return serve::run(&args);
     }
-    if args.segment.len() > 1 {
-        return Err(Usage("--segment can be given several times with --serve only".into()).into());
+    let only_serving = args.write || args.read_only || args.root.is_some() || args.segment.len() > 1;
+    if only_serving {
+        let text = "--root, --write, --read-only and more than one --segment are for --serve only";
+        return Err(Usage(text.into()).into());
     }
     let summary = client::run(&args, &args.paths)?;
     if args.json {

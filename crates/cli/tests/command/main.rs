@@ -1,0 +1,7 @@
+//! The command against a real daemon, each test with one of its own.
+
+mod cp;
+mod liars;
+mod measure;
+mod operate;
+mod world;

@@ -1,0 +1,121 @@
+//! Segments, VMs, status, and what is printed for others to use.
+
+use crate::world::{World, signal};
+use std::process::Stdio;
+
+#[test]
+fn segments_come_and_go() {
+    let world = World::new();
+    let said = world.good("segment create db --size 5M --members host,vm-a --mode 0600 --allow-users 0");
+    assert!(
+        said.out.contains("segment db: 8 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
+        "{said:?}"
+    );
+    let list = world.good("segment list").out;
+    assert!(list.contains("web") && list.contains("configuration"), "{list}");
+    assert!(
+        list.lines().any(|l| l.starts_with("db ") && l.contains("host,vm-a") && l.contains("command")),
+        "{list}"
+    );
+    let json = world.good("segment list --json").json();
+    assert_eq!(
+        json.as_array().unwrap().iter().filter(|s| s["name"] == "db" && s["size"] == 8 << 20).count(),
+        1
+    );
+
+    let said = world.expect(1, "segment create db --size 4M --members host");
+    assert!(
+        said.err.starts_with("ginnel: segment not created: ") && said.err.contains("is there already"),
+        "{said:?}"
+    );
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
+    world.expect(1, "segment create x --size 4M --members nobody");
+    world.expect(1, "segment remove web");
+    world.expect(2, "segment create x --size huge --members host");
+    world.good("segment remove db");
+    let said = world.expect(1, "segment remove db");
+    assert!(said.err.contains("no segment db"), "{said:?}");
+}
+
+#[test]
+fn a_vm_is_declared_and_its_devices_printed() {
+    let world = World::new();
+    let said = world.good("vm add vm-b --home 4M");
+    assert!(said.out.starts_with("VM vm-b: member 2;"), "{said:?}");
+    let args = world.good("qemu-args vm-b --iommu");
+    let at = world.path().display();
+    let expected = [
+        "-M q35,kernel-irqchip=split".to_owned(),
+        "-device intel-iommu,intremap=on".into(),
+        format!("-chardev socket,id=ginnel-control,path={at}/run/vm-b.sock"),
+        "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32".into(),
+        format!(
+            "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel-home-vm-b,size=4194304,dump=off"
+        ),
+        "-device ivshmem-plain,memdev=ginnel-home-vm-b".into(),
+    ];
+    assert_eq!(args.out.lines().collect::<Vec<_>>(), expected);
+    assert!(args.err.contains("intel_iommu=on") && args.err.contains("maxcpus"), "{args:?}");
+    assert!(world.good("qemu-args vm-b -q").err.is_empty());
+    let xml = world.good("libvirt-xml vm-b").out;
+    assert!(xml.contains(&format!("<server path='{at}/run/vm-b.sock'/>")), "{xml}");
+    let said = world.expect(1, "qemu-args vm-x");
+    assert!(said.err.contains("\"vm-x\"") && said.err.contains("vm-a, vm-b"), "{said:?}");
+    world.good("vm remove vm-b");
+    world.expect(1, "qemu-args vm-b");
+}
+
+#[test]
+fn status_shows_who_is_there() {
+    let world = World::new();
+    let server = world.server("ping --serve web/ping");
+    let page = world.good("status").out;
+    for part in ["this is member host", "vm-a  not running", "ginnel-ping", "web/ping", "message"] {
+        assert!(page.contains(part), "{part:?} is missing in\n{page}");
+    }
+    let json = world.good("status --json").json();
+    assert_eq!(json["endpoints"][0]["pid"], server.child.id());
+    assert_eq!(json["daemon"]["role"], "host");
+}
+
+#[test]
+fn without_a_daemon_the_fix_is_named() {
+    let world = World::new();
+    for line in ["status", "segment list", "ping web/x", "perf web/x", "cp a b:", "cp --serve", "qemu-args a"]
+    {
+        let output = world.command(line).env("GINNEL_SOCKET", world.path().join("nothing")).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}: {err}");
+        assert!(
+            err.contains("no ginnel daemon at ") && err.contains("ginneld host") && err.lines().count() == 1,
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_are_generated() {
+    let world = World::new();
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(world.good(&format!("completions {shell}")).out.contains("qemu-args"), "{shell}");
+    }
+    world.good("man pages/man1");
+    for page in ["ginnel.1", "ginnel-cp.1", "ginnel-perf.1", "ginnel-segment-create.1"] {
+        let text = std::fs::read_to_string(world.files().join("pages/man1").join(page)).unwrap();
+        assert!(text.contains(".SH"), "{page}");
+    }
+}
+
+#[test]
+fn nobody_reading_is_no_failure() {
+    let world = World::new();
+    for line in ["status", "segment list", "completions bash", "--help"] {
+        let mut child = world.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        signal(&child, "STOP");
+        drop(child.stdout.take());
+        signal(&child, "CONT");
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && err.is_empty(), "{line}: {} {err}", output.status);
+    }
+}

@@ -1,0 +1,206 @@
+//! A daemon in folders of its own, and the command run beside it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Nothing that is waited for takes longer.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// The daemon, as cargo's profile of this test makes it.
+fn ginneld() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
+        let name = programs.file_name().unwrap().to_str().unwrap();
+        let profile = if name == "debug" { "dev" } else { name };
+        let status = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "-p",
+                "ginnel-daemon",
+                "--bin",
+                "ginneld",
+                "--profile",
+                profile,
+            ])
+            .env("CARGO_TARGET_DIR", programs.parent().unwrap())
+            .status()
+            .unwrap();
+        assert!(status.success(), "ginneld cannot be built");
+        programs.join("ginneld")
+    })
+}
+
+/// Waits until a condition holds.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + WATCHDOG;
+    while !condition() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// A daemon with the segment `web`, the host's alone, and `shared`, of the host and the VM `vm-a`, which never runs.
+pub struct World {
+    folder: TempDir,
+    daemon: Child,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let at = folder.path().display();
+        let text = format!(
+            "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n[vm.vm-a]\n\
+             [segment.web]\nsize = '64M'\nmembers = ['host']\n\
+             [segment.shared]\nsize = '4M'\nmembers = ['host', 'vm-a']\n"
+        );
+        for part in ["run", "state", "shm", "files"] {
+            fs::create_dir(folder.path().join(part)).unwrap();
+        }
+        let config = folder.path().join("ginneld.toml");
+        fs::write(&config, text).unwrap();
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let daemon = Command::new(ginneld())
+            .args(["host", "--stop-keeper", "--config"])
+            .arg(&config)
+            .stderr(log.try_clone().unwrap())
+            .stdout(log)
+            .spawn()
+            .unwrap();
+        let mut world = Self { folder, daemon };
+        wait_for("an answer of ginneld", || {
+            let ended = world.daemon.try_wait().unwrap();
+            assert!(ended.is_none(), "ginneld {ended:?}: {}", world.log());
+            ginnel::Daemon::connect_to(&world.socket()).is_ok()
+        });
+        world
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("run/ginnel.sock")
+    }
+
+    /// A place for files.
+    pub fn files(&self) -> PathBuf {
+        self.folder.path().join("files")
+    }
+
+    /// The whole folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// The command with its arguments, split at white space, in the folder for files.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.args(line.split_whitespace()).env("GINNEL_SOCKET", self.socket()).current_dir(self.files());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the command; what it printed, if it ended with this status.
+    pub fn expect(&self, status: i32, line: &str) -> Said {
+        let Output { status: got, stdout, stderr } = self.command(line).output().unwrap();
+        let said = Said { out: text(&stdout), err: text(&stderr) };
+        assert_eq!(got.code(), Some(status), "ginnel {line}: {said:?}");
+        assert!(!said.err.contains("panicked"), "ginnel {line}: {said:?}");
+        said
+    }
+
+    pub fn good(&self, line: &str) -> Said {
+        self.expect(0, line)
+    }
+
+    /// Starts a server, and waits until it says that it is ready.
+    pub fn server(&self, line: &str) -> Server {
+        let mut child = self.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let mut server = Server { child, first };
+        if server.first.is_empty() {
+            panic!("ginnel {line}: {:?}", server.end());
+        }
+        server
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("ginneld said:\n{}", self.log());
+        }
+        // SIGTERM, so that it ends its keeper too.
+        signal(&self.daemon, "TERM");
+        let end = Instant::now() + Duration::from_secs(10);
+        while matches!(self.daemon.try_wait(), Ok(None)) {
+            if Instant::now() >= end {
+                let _ = self.daemon.kill();
+            }
+            sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// What a command has printed.
+#[derive(Debug)]
+pub struct Said {
+    pub out: String,
+    pub err: String,
+}
+
+impl Said {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+pub fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+    assert!(status.success(), "kill -{name}");
+}
+
+/// A command that runs until the value is dropped.
+pub struct Server {
+    pub child: Child,
+    /// Its first line.
+    pub first: String,
+}
+
+impl Server {
+    /// Kills it; what it said on stderr.
+    pub fn end(&mut self) -> String {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = std::io::Read::read_to_string(&mut stderr, &mut said);
+        }
+        said
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let said = self.end();
+        if std::thread::panicking() && !said.is_empty() {
+            eprintln!("a server said:\n{said}");
+        }
+    }
+}
