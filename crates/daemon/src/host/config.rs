@@ -466,9 +466,13 @@ impl Config {
     /// Checks a text that was read from `file`.
     pub fn parse(text: &str, file: &Path) -> Result<Self, Problem> {
         let spec: FileSpec = toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            let place = line.map_or(file.display().to_string(), |line| format!("{}:{line}", file.display()));
-            Problem::new(place, error.message().trim().replace('\n', ", "), "correct this line")
+            let span = error.span().unwrap_or_default();
+            let line = text.get(..span.start).map_or(1, |before| before.matches('\n').count() + 1);
+            let mut what = error.message().trim().replace('\n', ", ");
+            if what == "duplicate key" {
+                what = format!("{what} {}", text.get(span).unwrap_or_default());
+            }
+            Problem::new(format!("{}:{line}", file.display()), what, "correct this line")
         })?;
         let place = |key: &str| format!("{}: {key}", file.display());
         let daemon = spec.daemon;

@@ -49,8 +49,13 @@ impl Broker {
         };
         let mut fds = Vec::new();
         if member == HOST_MEMBER {
-            answer.fds = Fds(Fds::MEMORY | Fds::EVENT);
-            fds = vec![FdRef::Memory(segment), FdRef::Event(member, endpoint.vector)];
+            // Who comes back to a broken segment has its doorbell and its channels, but there is no memory to give.
+            if !world.is_broken(&segment) {
+                answer.fds.0 |= Fds::MEMORY;
+                fds.push(FdRef::Memory(segment));
+            }
+            answer.fds.0 |= Fds::EVENT;
+            fds.push(FdRef::Event(member, endpoint.vector));
         }
         // What it has not accepted yet is announced again, after the answer.
         let waiting: Vec<u64> =

@@ -274,6 +274,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
 
 /// Makes a segment's file. It gets its name only when it is complete.
 fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
+    check_folder(config, place)?;
     let path = config.path.display();
     let mut name = OsString::from(".");
     name.push(config.path.file_name().unwrap_or_default());
@@ -282,7 +283,6 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     let failed = |what: &str, errno: Errno| {
         let fix = match errno {
             Errno::ACCESS | Errno::PERM | Errno::ROFS => "let the daemon's user write there",
-            Errno::NOENT => "create the folder, or correct daemon.shm_dir or the segment's backing",
             _ => "see what the system lacks",
         };
         Problem::new(place, format!("{path} cannot be {what}: {errno}"), fix)
@@ -290,9 +290,7 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = fs::open(&new, flags, Mode::RUSR | Mode::WUSR).map_err(|e| failed("created", e))?;
-    let complete = check_file_system(&config.path, &file, place)
-        .and_then(|()| check_room(&file, config, place))
-        .and_then(|()| allocate(&file, config, place))
+    let complete = allocate(&file, config, place)
         .and_then(|()| own_and_permit(&file, config, place))
         .and_then(|()| fs::rename(&new, &config.path).map_err(|e| failed("created", e)));
     if let Err(problem) = complete {
@@ -308,6 +306,11 @@ pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
     if existing(config, place)?.is_some() {
         return Ok(());
     }
+    check_folder(config, place)
+}
+
+/// Whether a segment's file could be made where it should be.
+fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
     let dir = config.path.parent().unwrap_or(Path::new("/"));
     let folder = fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(
         |errno| {

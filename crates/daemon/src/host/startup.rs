@@ -1,7 +1,7 @@
 //! From a configuration and a journal to a running daemon.
 
 use super::books::Books;
-use super::config::{Bytes, Config, Problem};
+use super::config::{self, Bytes, Config, Problem, SegmentSpec};
 use super::declare::permit;
 use super::journal::Journal;
 use super::record::{Hex16, Record};
@@ -279,6 +279,7 @@ impl Server {
         let ended: Vec<Name> =
             books.segments.keys().filter(|name| !wanted.contains_key(name)).copied().collect();
         for name in ended {
+            self.open_abandoned(&name);
             warn!(segment = %name, "no longer declared; its file stays where it is: remove it when no VM uses it");
             self.end_segment(&name, false);
         }
@@ -286,5 +287,19 @@ impl Server {
             self.declare_segment(&segment, runtime, &place)?;
         }
         Ok(())
+    }
+
+    /// Opens a segment that is not declared any more once again, so that its endpoints can be told.
+    fn open_abandoned(&mut self, name: &Name) {
+        let Some(known) = self.broker.books().segments.get(name).filter(|s| s.arena.used() > 0) else {
+            return;
+        };
+        let spec = known.runtime.clone().unwrap_or_default();
+        let spec = SegmentSpec { size: Some(Bytes(known.size)), members: vec![config::HOST.into()], ..spec };
+        let place = format!("segment {name}");
+        let segment = self.config.segment(name.as_str(), &spec, &place);
+        if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false)) {
+            warn!("{problem}");
+        }
     }
 }

@@ -1,0 +1,226 @@
+//! Bad configuration: one line that says what, where and the fix.
+
+mod support;
+
+use ginnel_layout::ring::SideState;
+use ginnel_layout::wire::{self, Fds, Kind};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
+use support::*;
+use zerocopy::IntoBytes;
+
+const HOST: &str = "members = [\"host\"]\n";
+
+/// Neither `--check` nor a start accepts it; each says one line with all of `says`.
+fn refused(daemon: &Daemon, says: &[&str]) {
+    for args in [&["--check"][..], &[]] {
+        let output = daemon.output(args);
+        let text = String::from_utf8(output.stderr).unwrap();
+        // A start logs what it does before; the last line is the error.
+        let error = text.lines().last().unwrap_or_default();
+        assert!(!output.status.success(), "{args:?} accepts it");
+        assert!(error.starts_with("ginneld: "), "{text}");
+        assert!(args.is_empty() || text.lines().count() == 1, "{text}");
+        for word in says {
+            assert!(error.contains(word), "{args:?}: no {word:?} in {error:?}");
+        }
+        assert!(error.contains("; "), "no fix: {error}");
+    }
+}
+
+#[test]
+fn what_the_file_says_wrong() {
+    let s = |rest: &str| format!("[segment.web]\n{HOST}{rest}\n");
+    let cases: &[(&str, String, &[&str])] = &[
+        ("", "[vm.a]\n[vm.a]\n".into(), &["ginneld.toml:7", "duplicate key", "a"]),
+        (
+            "",
+            format!("{}{}", s("size = \"4M\""), s("size = \"4M\"")),
+            &["ginneld.toml:9", "duplicate key", "web"],
+        ),
+        (
+            "",
+            format!("[vm.a]\nhome = \"4M\"\n[segment.home-a]\nsize = \"4M\"\n{HOST}"),
+            &["vm.a", "home-a", "rename"],
+        ),
+        ("", s("size = 0"), &["segment.web", "size is 0", "write one"]),
+        ("", s(""), &["segment.web", "`size` is missing"]),
+        ("", s("size = \"4X\""), &["ginneld.toml:8", "4X", "K, M, G or T"]),
+        ("", s("size = -1"), &["ginneld.toml:8", "never negative"]),
+        ("", s("size = \"900T\""), &["too large", "at most 64T"]),
+        ("", s("size = \"4M\"\ncolour = 1"), &["ginneld.toml:9", "colour", "expected one of", "allow_users"]),
+        ("colour = 1\n", String::new(), &["ginneld.toml:5", "colour", "runtime_dir"]),
+        ("", "[limits]\nbacklog = 0\n".into(), &["limits.backlog", "choose 1 to"]),
+        ("", "[limits]\nmax_ring = \"5M\"\n".into(), &["limits.max_ring", "power of two"]),
+        (
+            "",
+            "[limits]\ndefault_ring = \"8M\"\nmax_ring = \"4M\"\n".into(),
+            &["default_ring 8M", "max_ring 4M"],
+        ),
+        ("vectors = 65\n", String::new(), &["daemon.vectors", "65", "2 to 64"]),
+        ("log = \"loud\"\n", String::new(), &["daemon.log", "loud", "debug"]),
+        ("socket_group = \"no-such-group\"\n", String::new(), &["daemon.socket_group", "no-such-group"]),
+        ("socket_mode = \"0999\"\n", String::new(), &["ginneld.toml:5", "0999", "octal"]),
+        ("", "[vm.host]\n".into(), &["vm.host", "host itself"]),
+        ("", "[vm.ginnel]\n".into(), &["vm.ginnel", "daemon's own"]),
+        ("", "[vm.\"a/b\"]\n".into(), &["a/b", "byte 0x2f", "another name"]),
+        ("", "[vm.a]\nnumber = 0\n".into(), &["vm.a", "number 0"]),
+        ("", "[vm.a]\nnumber = 3\n[vm.b]\nnumber = 3\n".into(), &["vm.b", "a has number 3"]),
+        ("", "[vm.a]\nuser = \"no-such-user\"\n".into(), &["vm.a", "no-such-user", "create the user"]),
+        ("", "[segment.web]\nsize = \"4M\"\nmembers = []\n".into(), &["segment.web", "no members"]),
+        ("", "[segment.web]\nsize = \"4M\"\nmembers = [\"a\"]\n".into(), &["segment.web", "\"a\"", "[vm.a]"]),
+        ("", "[segment.web]\nsize = \"4M\"\nmembers = [\"host\", \"host\"]\n".into(), &["twice"]),
+        ("", s("size = \"4M\"\npage = \"64K\""), &["page 64K", "4K or 2M"]),
+        ("", s("size = \"4M\"\nbacking = \"disk\""), &["backing", "disk", "hugetlbfs"]),
+        ("", s("size = \"4M\"\nbacking = \"/proc\""), &["/proc/ginnel-web", "tmpfs"]),
+        ("", s("size = \"4M\"\nbacking = \"/no/such/folder\""), &["/no/such/folder", "create the folder"]),
+        ("", s("size = \"32T\""), &["segment.web", "no room for 32T", "free", "remount"]),
+    ];
+    for (extra, config, says) in cases {
+        refused(&Daemon::prepare(extra, config), says);
+    }
+}
+
+#[test]
+fn where_the_file_is() {
+    let daemon = Daemon::prepare("", "");
+    let config = daemon.config();
+    std::fs::remove_file(&config).unwrap();
+    refused(&daemon, &["ginneld.toml", "No such file", "--config"]);
+    std::fs::create_dir(&config).unwrap();
+    refused(&daemon, &["ginneld.toml", "directory", "--config"]);
+}
+
+#[test]
+fn a_socket_path_that_is_too_long() {
+    let daemon = Daemon::prepare("", "");
+    let long = daemon.dir.path().join("d".repeat(90));
+    let text = std::fs::read_to_string(daemon.config()).unwrap();
+    let runtime = format!("runtime_dir = \"{}\"", long.display());
+    let text = text
+        .lines()
+        .map(|l| if l.starts_with("runtime_dir") { &runtime } else { l })
+        .collect::<Vec<_>>()
+        .join("\n");
+    std::fs::write(daemon.config(), text).unwrap();
+    refused(&daemon, &["daemon.runtime_dir", "107", "shorter"]);
+    let daemon = Daemon::prepare("", &format!("[vm.{}]\n", "v".repeat(63)));
+    // Its folder is short enough for the daemon's socket, not for this VM's.
+    let dir = daemon.dir.path().as_os_str().len();
+    assert!(dir + "/run/ginnel.sock".len() < 107, "the test's folder is long itself");
+    if dir + "/run/.sock".len() + 63 > 107 {
+        refused(&daemon, &["vm.vvv", "107", "shorter"]);
+    }
+}
+
+#[test]
+fn segment_files_that_are_not_ours() {
+    let config = format!("[segment.web]\nsize = \"4M\"\n{HOST}");
+    let daemon = Daemon::prepare("", &config);
+    let file = daemon.shm("web");
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    refused(&daemon, &["segment.web", "has 1M bytes, the configuration says 4M", "remove the file"]);
+    std::fs::remove_file(&file).unwrap();
+    symlink("/dev/null", &file).unwrap();
+    refused(&daemon, &["segment.web", "symbolic link", "remove it"]);
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    refused(&daemon, &["segment.web", "cannot be opened", "remove it"]);
+    std::fs::remove_dir(&file).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
+    refused(&daemon, &["segment.web", "no regular file", "remove it"]);
+    std::fs::remove_file(&file).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
+        chown(&file, Some(65533), None).unwrap();
+        refused(&daemon, &["segment.web", "belongs to user 65533, not to 0", "find out who made it"]);
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
+fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
+    let config = |size: &str| format!("[segment.web]\nsize = \"{size}\"\n{HOST}");
+    let mut daemon = Daemon::start_new(&config("4M"));
+    let a = daemon.attach("web", "a");
+    daemon.kill();
+    // It is known and in use: the daemon serves what it can, and says what is wrong.
+    std::fs::remove_file(daemon.shm("web")).unwrap();
+    daemon.start();
+    assert!(daemon.log().contains("is missing, and programs or VMs use it"), "{}", daemon.log());
+    assert!(!daemon.shm("web").exists());
+    let mut client = daemon.client();
+    let (back, fds) = client.ask::<wire::Attached>(Kind::ATTACH, a.back.as_bytes(), Kind::ATTACHED).unwrap();
+    assert_eq!((back.fds.0, fds.len()), (Fds::EVENT, 1), "there is no memory to give");
+    drop(client);
+    // Nobody uses it any more: it is made anew.
+    wait_for("its end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
+    daemon.kill();
+    daemon.write_config("", &config("8M"));
+    daemon.start();
+    assert_eq!(daemon.attach("web", "b").wire.segment_len, 8 << 20);
+}
+
+#[test]
+fn what_is_good_is_said_to_be_and_done_as_told() {
+    let config = "[vm.a]\nsocket_mode = \"0600\"\nhome = \"3M\"\n\
+                  [segment.web]\nsize = \"5M\"\nmembers = [\"host\", \"a\"]\nmode = \"0640\"\nowner = 0\ngroup = \"daemon\"\n";
+    let mut daemon = Daemon::prepare("socket_mode = \"0600\"\n", config);
+    let output = daemon.output(&["--check"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    assert!(
+        text.contains("segment web: size 5M is rounded up to 8M") && text.contains("good: 1 VMs, 2 segments"),
+        "{text}"
+    );
+    assert!(!daemon.shm("web").exists(), "--check changes nothing");
+    daemon.start();
+    let file = std::fs::metadata(daemon.shm("web")).unwrap();
+    assert_eq!((file.len(), file.mode() & 0o777, file.blocks() * 512), (8 << 20, 0o640, 8 << 20));
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(file.gid(), 1);
+    }
+    for socket in ["ginnel.sock", "a.sock"] {
+        assert_eq!(std::fs::metadata(daemon.run(socket)).unwrap().mode() & 0o777, 0o600);
+    }
+    assert_eq!(std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().mode() & 0o777, 0o600);
+    // The configuration as it was before the segment was made, when it is there.
+    assert!(daemon.output(&["--check"]).status.success());
+}
+
+#[test]
+fn what_is_no_longer_declared_goes() {
+    let mut daemon = Daemon::start_new(&format!(
+        "[vm.a]\n[vm.b]\n[segment.web]\nsize = \"4M\"\n{HOST}[segment.old]\nsize = \"4M\"\n{HOST}"
+    ));
+    let look = |daemon: &Daemon| {
+        let status = daemon.inspect();
+        let names = |key: &str| -> Vec<String> {
+            status[key].as_array().unwrap().iter().map(|m| format!("{}", m["name"])).collect()
+        };
+        (names("members"), names("segments"))
+    };
+    let number = |daemon: &Daemon, name: &str| {
+        let status = daemon.inspect();
+        status["members"].as_array().unwrap().iter().find(|m| m["name"] == name).unwrap()["number"]
+            .as_u64()
+            .unwrap()
+    };
+    let b = number(&daemon, "b");
+    let mut old = daemon.attach("old", "x");
+    let mut peer = daemon.attach("old", "y");
+    old.listen("x").unwrap();
+    let channel = peer.connect("x").unwrap();
+    daemon.kill();
+    daemon.write_config("", &format!("[vm.b]\n[vm.c]\n[segment.web]\nsize = \"4M\"\n{HOST}"));
+    daemon.start();
+    assert_eq!(look(&daemon).1, ["\"web\""]);
+    assert!(!look(&daemon).0.contains(&"\"a\"".to_string()));
+    assert_eq!(number(&daemon, "b"), b);
+    assert_ne!(number(&daemon, "c"), 1, "a's number is remembered");
+    assert_eq!(channel.peer_state(), (SideState::DEAD.0, SideState::DEAD.0), "its users are told");
+    assert!(daemon.shm("old").exists(), "whose memory it is, is not for us to say");
+    daemon.kill();
+    daemon.write_config("", &format!("[vm.a]\nnumber = 9\n[vm.b]\n[segment.web]\nsize = \"4M\"\n{HOST}"));
+    daemon.start();
+    assert_eq!((number(&daemon, "a"), number(&daemon, "b")), (9, b));
+}

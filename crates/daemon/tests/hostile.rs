@@ -1,0 +1,347 @@
+//! Clients that want to do harm, and files that vanish: the others are served.
+
+mod support;
+
+use ginnel_daemon::packet;
+use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use serde_json::json;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+use support::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
+
+/// Two programs that know the protocol get a channel, soon.
+fn serves(daemon: &mut Daemon) {
+    assert!(daemon.is_running());
+    let before = Instant::now();
+    let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
+    // Its own name: after a restart, endpoints of this living process that were dropped meanwhile are still known.
+    let at = format!("honest-{}", a.wire.epoch);
+    a.listen(&at).unwrap();
+    b.connect(&at).unwrap();
+    a.incoming();
+    assert!(before.elapsed() < Duration::from_secs(2), "served, but late");
+}
+
+/// The code of an answer, and whether the connection ends after it.
+fn refusal(client: &Client) -> (u32, bool) {
+    let packet = client.receive().expect("no answer");
+    let (header, body) = wire::split(&packet.bytes).unwrap();
+    assert_eq!(header.kind, Kind::ERROR);
+    let (error, text) = wire::Error::read_from_prefix(body).unwrap();
+    assert!(text.len() > 10);
+    (error.code.0, readable(&client.fd, Duration::from_millis(50)) && client.receive().is_none())
+}
+
+#[test]
+fn packets_that_are_none() {
+    let mut daemon = Daemon::start_new(WEB);
+    let mut other = Client::raw(&daemon.socket());
+    other.send(Kind::HELLO, wire::Hello { version: 99, reserved: 0, features: 0 }.as_bytes());
+    assert_eq!(refusal(&other), (ErrorCode::VERSION.0, true));
+
+    let short = Client::raw(&daemon.socket());
+    short.send_raw(b"x").unwrap();
+    assert_eq!(refusal(&short), (ErrorCode::PROTOCOL.0, true));
+
+    let long = daemon.client();
+    long.send_raw(&vec![7; wire::MAX_PACKET + 1]).unwrap();
+    assert_eq!(refusal(&long), (ErrorCode::PROTOCOL.0, true));
+
+    let with_fds = daemon.client();
+    let fd = std::fs::File::open("/dev/null").unwrap();
+    let header = Header { kind: Kind::INSPECT, flags: 0, request: 1 };
+    packet::send(with_fds.fd.as_fd(), header.as_bytes(), &[&fd, &fd]).unwrap();
+    assert_eq!(refusal(&with_fds), (ErrorCode::PROTOCOL.0, true));
+
+    // Without HELLO nothing; an unknown kind and a wrong length are refused, and the connection goes on.
+    let mut rude = Client::raw(&daemon.socket());
+    rude.send(Kind::INSPECT, b"");
+    assert_eq!(refusal(&rude), (ErrorCode::PROTOCOL.0, false));
+    let mut client = daemon.client();
+    for (kind, len) in
+        [(Kind(0), 0), (Kind(777), 3), (Kind::ATTACH, 151), (Kind::CONNECT, 0), (Kind::INSPECT, 1)]
+    {
+        client.send(kind, &vec![0; len]);
+        assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
+    }
+    client.text(Kind::INSPECT, b"").unwrap();
+    // Names that are none.
+    client.send(Kind::ATTACH, &[b'/'; size_of::<wire::Attach>()]);
+    assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
+    serves(&mut daemon);
+}
+
+#[test]
+fn random_packets_in_any_number() {
+    let mut daemon = Daemon::start_new(WEB);
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for _ in 0..40 {
+        let mut attached = daemon.attach("web", "random");
+        let mut fds = Vec::new();
+        for _ in 0..100 {
+            let len = random() as usize % 300;
+            let mut packet: Vec<u8> = (0..len.max(8)).map(|_| random() as u8).collect();
+            packet[..2].copy_from_slice(&(random() as u16 % 12).to_le_bytes());
+            if attached.client.send_raw(&packet).is_err() {
+                break;
+            }
+            while readable(&attached.client.fd, Duration::ZERO) {
+                match attached.client.receive() {
+                    Some(packet) => fds.extend(packet.fds),
+                    None => break,
+                }
+            }
+        }
+        attached.client.events.clear();
+    }
+    serves(&mut daemon);
+}
+
+#[test]
+fn thousands_of_connections_that_never_attach() {
+    let mut daemon = Daemon::start_with("", &format!("[limits]\nmax_clients = 100\n{WEB}"));
+    let held = daemon.attach("web", "held");
+    let mut idle = Vec::new();
+    for n in 0..3000 {
+        let client = Client::raw(&daemon.socket());
+        if n % 3 == 0 {
+            let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+            let packet =
+                [Header { kind: Kind::HELLO, flags: 0, request: 1 }.as_bytes(), hello.as_bytes()].concat();
+            // May have been dropped already.
+            let _ = client.send_raw(&packet);
+        }
+        idle.push(client);
+        if n % 1000 == 999 {
+            serves(&mut daemon);
+        }
+    }
+    let status = daemon.inspect();
+    assert!(status["daemon"]["connections"].as_u64().unwrap() <= 100);
+    assert_eq!(status["endpoints"].as_array().unwrap().len(), 1, "those who are attached stay");
+    drop((idle, held));
+    serves(&mut daemon);
+}
+
+#[test]
+fn endpoints_up_to_the_limit_and_no_further() {
+    let config = format!("[limits]\nmax_clients = 12\nendpoints_per_member = 20\n{WEB}");
+    let mut daemon = Daemon::start_with("", &config);
+    let all: Vec<Attached> = (0..12).map(|_| daemon.attach("web", "one")).collect();
+    let refused = Client::raw(&daemon.socket());
+    assert_eq!(refusal(&refused), (ErrorCode::LIMIT.0, true));
+    drop(all);
+    wait_for("room", || {
+        let client = Client::raw(&daemon.socket());
+        // Whoever is refused is told at once.
+        (!readable(&client.fd, Duration::from_millis(20))).then_some(())
+    });
+    serves(&mut daemon);
+}
+
+#[test]
+fn clients_that_never_read_are_given_up() {
+    let mut daemon = Daemon::start_with("", &format!("[limits]\nqueue = \"64K\"\n{WEB}"));
+    let before = resident(&daemon);
+    let mut deaf = Vec::new();
+    for _ in 0..20 {
+        let client = daemon.client();
+        // A request that makes a long answer; as many as the socket takes.
+        let header = Header { kind: Kind::INSPECT, flags: 0, request: 1 };
+        rustix::io::ioctl_fionbio(&client.fd, true).unwrap();
+        for _ in 0..5000 {
+            if client.send_raw(header.as_bytes()).is_err() {
+                break;
+            }
+        }
+        deaf.push(client);
+    }
+    // An endpoint that is told of connections and never reads.
+    let mut listener = daemon.attach("web", "deaf");
+    listener.listen("deaf").unwrap();
+    let mut caller = daemon.attach("web", "caller");
+    for _ in 0..400 {
+        match caller.connect("deaf") {
+            Ok(channel) => caller.close(channel.wire.channel).unwrap(),
+            Err(refused) => {
+                assert_eq!(refused.code, ErrorCode::LIMIT.0);
+                break;
+            }
+        }
+    }
+    serves(&mut daemon);
+    let after = resident(&daemon);
+    assert!(after < before + (20 << 20), "{before} -> {after}");
+}
+
+#[test]
+fn a_truncated_segment_is_broken_and_nothing_else() {
+    let two = format!("{WEB}[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n");
+    let mut daemon = Daemon::start_new(&two);
+    let (mut a, mut b) = (daemon.attach("other", "a"), daemon.attach("other", "b"));
+    a.listen("x").unwrap();
+    let channel = b.connect("x").unwrap();
+    a.incoming();
+    std::fs::OpenOptions::new().write(true).open(daemon.shm("other")).unwrap().set_len(0).unwrap();
+    // Those who sleep are woken to see it, although nobody asks the daemon for anything.
+    assert!(readable(&a.event, WATCHDOG) && readable(&b.event, WATCHDOG));
+    assert_eq!(b.connect("x").err().unwrap().code, ErrorCode::BROKEN.0);
+    assert_eq!(daemon.client().attach("other", "c").err().unwrap().code, ErrorCode::BROKEN.0);
+    let status = daemon.inspect();
+    let broken = |name: &str| {
+        status["segments"].as_array().unwrap().iter().find(|s| s["name"] == name).unwrap()["broken"].clone()
+    };
+    assert_eq!((broken("other"), broken("web")), (json!(true), json!(false)));
+    // Deaths and closes write into memory that is gone.
+    b.close(channel.wire.channel).unwrap();
+    drop(a);
+    serves(&mut daemon);
+    // A restart finds it broken, and serves the rest.
+    daemon.restart();
+    assert_eq!(daemon.client().attach("other", "c").err().unwrap().code, ErrorCode::BROKEN.0);
+    serves(&mut daemon);
+}
+
+#[test]
+fn a_segment_file_that_is_replaced_is_not_taken_for_the_old_one() {
+    let mut daemon =
+        Daemon::start_new(&format!("{WEB}[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n"));
+    let a = daemon.attach("other", "a");
+    std::fs::remove_file(daemon.shm("other")).unwrap();
+    std::fs::File::create(daemon.shm("other")).unwrap().set_len(4 << 20).unwrap();
+    assert_eq!(daemon.client().attach("other", "b").err().unwrap().code, ErrorCode::BROKEN.0);
+    drop(a);
+    serves(&mut daemon);
+}
+
+#[test]
+fn sixty_four_segments_cost_little_and_idling_nothing() {
+    let mut config = String::new();
+    for n in 0..64 {
+        config.push_str(&format!("[segment.s{n}]\nsize = \"4M\"\nmembers = [\"host\", \"vm-{}\"]\n", n % 8));
+    }
+    for n in 0..8 {
+        config.push_str(&format!("[vm.vm-{n}]\n"));
+    }
+    let mut daemon = Daemon::start_with("vectors = 32\n", &config);
+    let mut all = Vec::new();
+    for n in 0..64 {
+        let (mut a, mut b) = (daemon.attach(&format!("s{n}"), "a"), daemon.attach(&format!("s{n}"), "b"));
+        a.listen("x").unwrap();
+        all.push((b.connect("x").unwrap(), a, b));
+    }
+    let resident = resident(&daemon);
+    println!("{} MiB resident with 64 segments, 128 endpoints, 64 channels", resident >> 20);
+    assert!(resident < 30 << 20, "{} MiB", resident >> 20);
+    drop(all);
+    wait_for("their end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
+    // Nobody there: not one wake-up.
+    wait_for("rest", || {
+        (switches(&daemon) == {
+            std::thread::sleep(Duration::from_millis(100));
+            switches(&daemon)
+        })
+        .then_some(())
+    });
+    let before = (switches(&daemon), ticks(&daemon));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!((switches(&daemon), ticks(&daemon)), before, "an idle daemon sleeps");
+    assert!(daemon.is_running());
+}
+
+/// Resident bytes, shared ones included.
+fn resident(daemon: &Daemon) -> u64 {
+    let pages = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid())).unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// How often it has been woken.
+fn switches(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find(|l| l.starts_with("voluntary_ctxt_switches")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// CPU time in clock ticks.
+fn ticks(daemon: &Daemon) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+    let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn whoever_may_not_is_refused_and_whoever_may_is_not() {
+    // As another user, through a process of its own.
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can become others");
+        return;
+    }
+    let config = "[segment.closed]\nsize = \"4M\"\nmembers = [\"host\"]\n\
+                  [segment.open]\nsize = \"4M\"\nmembers = [\"host\"]\nallow_users = [65533]\nallow_groups = [\"daemon\"]\n";
+    let daemon = Daemon::start_new(config);
+    std::fs::set_permissions(daemon.dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let test = std::env::current_exe().unwrap();
+    let code = |uid: u32, gid: u32, segment: &str| {
+        let mut command = std::process::Command::new("setpriv");
+        command.args([format!("--reuid={uid}"), format!("--regid={gid}"), "--clear-groups".into()]);
+        command.arg(&test).args(["--exact", "stranger", "--ignored", "--nocapture"]);
+        command.env("TEST_STRANGER_SOCKET", daemon.socket()).env("TEST_STRANGER_SEGMENT", segment);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines()
+            .find_map(|l| l.rsplit_once("code ")?.1.parse::<u32>().ok())
+            .unwrap_or_else(|| panic!("{text}"))
+    };
+    assert_eq!(code(65533, 65533, "closed"), ErrorCode::DENIED.0);
+    assert_eq!(code(65533, 65533, "open"), 0);
+    assert_eq!(code(65532, 65532, "open"), ErrorCode::DENIED.0);
+    assert_eq!(code(65532, 1, "open"), 0, "by its group");
+}
+
+#[test]
+#[ignore = "no test: a program of another user, for the one above"]
+fn stranger() {
+    let socket = std::env::var("TEST_STRANGER_SOCKET").expect("started by its test");
+    let segment = std::env::var("TEST_STRANGER_SEGMENT").expect("started by its test");
+    let client = Client::hello(std::path::Path::new(&socket));
+    let code = client.attach(&segment, "stranger").map_or_else(|refused| refused.code, |_| 0);
+    println!("code {code}");
+    let mut admin = Client::hello(std::path::Path::new(&socket));
+    let request = json!({"op": "segment-remove", "name": segment, "force": true}).to_string();
+    assert_eq!(admin.text(Kind::ADMIN, request.as_bytes()).unwrap_err().code, ErrorCode::DENIED.0);
+}
+
+#[test]
+fn hostile_connections_to_the_socket_of_a_vm() {
+    let mut daemon = Daemon::start_with(
+        "vectors = 64\n",
+        &format!("[vm.vm-a]\n[segment.s]\nsize=\"4M\"\nmembers=[\"host\",\"vm-a\"]\n{WEB}"),
+    );
+    // One that never reads is this VM's QEMU as far as anybody knows; others are refused, and nobody else suffers.
+    let first = std::os::unix::net::UnixStream::connect(daemon.run("vm-a.sock")).unwrap();
+    let mut others: Vec<OwnedFd> = Vec::new();
+    for _ in 0..500 {
+        others.push(std::os::unix::net::UnixStream::connect(daemon.run("vm-a.sock")).unwrap().into());
+    }
+    serves(&mut daemon);
+    drop((first, others));
+    wait_for("the end of that VM", || {
+        let status = daemon.inspect();
+        status["members"]
+            .as_array()?
+            .iter()
+            .all(|m| m["name"] == "host" || m["connected"] == json!(false))
+            .then_some(())
+    });
+    support::qemu::Qemu::join(&daemon.run("vm-a.sock"), 64);
+    serves(&mut daemon);
+}
