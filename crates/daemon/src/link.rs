@@ -319,8 +319,8 @@ impl<M: Parts> HostLink<M> {
         if guest == 0 {
             return; // The guest's daemon has said goodbye, or has never been there.
         }
-        let mut boot_id = [0; 16];
-        self.memory.read(GUEST_BOOT_ID, &mut boot_id);
+        let boot_id = [0, 8].map(|at| self.memory.load_relaxed_u64(GUEST_BOOT_ID + at));
+        let boot_id = zerocopy::transmute!(boot_id);
         self.guest = PeerInfo { boot_id, interrupts: self.memory.load_relaxed_u32(GUEST_INTERRUPTS) != 0 };
         self.rings = Some(Rings::new(&self.memory, TO_GUEST, TO_HOST));
         self.epoch = fresh_epoch();
@@ -376,7 +376,10 @@ impl<M: Parts> GuestLink<M> {
     fn begin(&mut self) {
         self.session = None;
         self.epoch = fresh_epoch();
-        self.memory.write(GUEST_BOOT_ID, &self.info.boot_id);
+        // Word by word: a host may be reading what an earlier guest daemon wrote there.
+        let boot_id: [u64; 2] = zerocopy::transmute!(self.info.boot_id);
+        self.memory.store_relaxed_u64(GUEST_BOOT_ID, boot_id[0]);
+        self.memory.store_relaxed_u64(GUEST_BOOT_ID + 8, boot_id[1]);
         self.memory.store_relaxed_u32(GUEST_INTERRUPTS, self.info.interrupts.into());
         // ORDER link.guest_epoch: boot identity and mode before this. Pairs with: `HostLink::step`.
         self.memory.store_release_u64(GUEST_EPOCH, self.epoch);

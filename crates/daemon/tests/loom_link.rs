@@ -7,13 +7,13 @@
 #![cfg(loom)]
 
 use ginnel_daemon::link::{Event, GuestLink, HostLink, Parts};
+use ginnel_layout::Name;
 use ginnel_layout::control::{
-    CAPACITY, ControlHeader, GUEST_ACK, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH, SIZE,
-    TO_GUEST, TO_HOST,
+    CAPACITY, ControlHeader, GUEST_ACK, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH,
+    SIZE, TO_GUEST, TO_HOST,
 };
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED};
-use ginnel_layout::Name;
 use ginnel_shmem::{LoomMemory, Memory, Order};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -38,14 +38,16 @@ struct Part {
 
 /// The control memory: the session lines, the words of both rings, and the first two records of each.
 fn control() -> Part {
-    let session = [GUEST_ACK, GUEST_BOOT_ID, GUEST_BOOT_ID + 8, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH];
+    let session =
+        [GUEST_ACK, GUEST_BOOT_ID, GUEST_BOOT_ID + 8, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH];
     let name = (192..size_of::<ControlHeader>()).step_by(8);
     let of_ring = |start| {
         let words = [SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE];
         let records = [0, 8, 16, 64, 72, 80, 128].map(|at| HEADER + at);
         words.into_iter().chain(records).map(move |at| start + at)
     };
-    let words = (0..64).step_by(8).chain(session).chain(name).chain(of_ring(TO_GUEST)).chain(of_ring(TO_HOST));
+    let words =
+        (0..64).step_by(8).chain(session).chain(name).chain(of_ring(TO_GUEST)).chain(of_ring(TO_HOST));
     Part { whole: LoomMemory::new(SIZE, words), start: 0, len: SIZE }
 }
 
@@ -195,7 +197,7 @@ fn session(memory: &Part) -> (HostLink<Part>, GuestLink<Part>) {
 
 #[test]
 fn two_daemons_start_at_once() {
-    explore(2, || {
+    explore(3, || {
         let memory = control();
         let theirs = memory.clone();
         both(move || host(&theirs), || guest(&memory));
@@ -204,7 +206,7 @@ fn two_daemons_start_at_once() {
 
 #[test]
 fn the_host_daemon_is_replaced() {
-    explore(2, || {
+    explore(3, || {
         let memory = control();
         let (_, guest) = session(&memory);
         let theirs = memory.clone();
@@ -214,7 +216,7 @@ fn the_host_daemon_is_replaced() {
 
 #[test]
 fn the_guest_daemon_is_replaced() {
-    explore(2, || {
+    explore(3, || {
         let memory = control();
         let (host, _) = session(&memory);
         both(move || host, || guest(&memory));
@@ -222,9 +224,9 @@ fn the_guest_daemon_is_replaced() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn a_host_without_release_is_noticed() {
-    explore(2, || {
+    explore(3, || {
         let memory = control();
         let theirs = memory.without(Order::Release);
         both(move || host(&theirs), || guest(&memory));
@@ -232,12 +234,11 @@ fn a_host_without_release_is_noticed() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn a_guest_without_acquire_is_noticed() {
-    explore(2, || {
+    explore(3, || {
         let memory = control();
         let theirs = memory.clone();
         both(move || host(&theirs), || guest(&memory.without(Order::Acquire)));
     });
 }
-
