@@ -224,3 +224,32 @@ fn what_is_no_longer_declared_goes() {
     daemon.start();
     assert_eq!((number(&daemon, "a"), number(&daemon, "b")), (9, b));
 }
+
+#[test]
+fn the_example_is_good_and_says_the_defaults() {
+    use ginnel_daemon::host::config::Config;
+    let text = include_str!("../../../packaging/ginneld.toml");
+    let path = std::path::Path::new("ginneld.toml");
+    let example = Config::parse(text, path).unwrap();
+    assert_eq!((example.vms.len(), example.segments.len()), (2, 3));
+    // The lines that are commented out say what holds without them, but for accounts, which may not exist here.
+    let words = |line: &str| {
+        line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    let uncommented: Vec<&str> = text
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(rest)
+                if words(rest)
+                    && !["user", "group", "owner", "allow", "admin", "number"]
+                        .iter()
+                        .any(|w| rest.contains(w)) =>
+            {
+                rest
+            }
+            _ => line,
+        })
+        .collect();
+    assert!(uncommented.len() > 20);
+    assert_eq!(Config::parse(&uncommented.join("\n"), path).unwrap(), example);
+}

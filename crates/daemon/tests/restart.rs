@@ -173,8 +173,8 @@ fn without_journal_or_keeper_everybody_is_told_to_attach_anew() {
 fn stop_keeper(daemon: &Daemon) {
     let keeper = ginnel_daemon::packet::connect_to(&daemon.run("keeper.sock")).unwrap();
     ginnel_daemon::packet::send::<std::os::fd::OwnedFd>(keeper.as_fd(), b"X", &[]).unwrap();
-    ginnel_daemon::packet::receive(keeper.as_fd(), 100, 0).unwrap();
-    wait_for("the keeper's end", || (!daemon.run("keeper.sock").exists()).then_some(()));
+    assert_eq!(ginnel_daemon::packet::receive(keeper.as_fd(), 100, 0).unwrap().bytes, b"K");
+    assert!(readable(&keeper, WATCHDOG) && ginnel_daemon::packet::receive(keeper.as_fd(), 100, 0).is_err());
 }
 
 #[test]
@@ -301,4 +301,74 @@ fn requests_that_no_administrator_makes_are_refused() {
     let request = client.send(Kind::ADMIN, &[0xff, 0xfe]);
     let packet = client.answer(request).unwrap();
     assert_eq!(wire::split(&packet.bytes).unwrap().0.kind, Kind::ERROR);
+}
+
+/// What systemd does for a unit with a descriptor store, from the outside.
+#[test]
+fn as_a_unit_of_systemd_there_is_no_keeper() {
+    use ginnel_daemon::packet;
+    use std::os::fd::OwnedFd;
+    let daemon = Daemon::prepare("vectors = 2\n", WEB);
+    let notify = daemon.dir.path().join("notify");
+    let store = std::os::unix::net::UnixDatagram::bind(&notify).unwrap();
+    let start = |held: &[(String, OwnedFd)]| {
+        // Descriptors are passed from number 3 on, to the process that LISTEN_PID says.
+        let copies: Vec<OwnedFd> = held.iter().map(|(_, fd)| rustix::io::dup(fd).unwrap()).collect();
+        let moves: String = copies
+            .iter()
+            .enumerate()
+            .map(|(i, fd)| format!("exec {}<&{};", i + 100, std::os::fd::AsRawFd::as_raw_fd(fd)))
+            .chain((0..copies.len()).map(|i| format!("exec {}<&{};", i + 3, i + 100)))
+            .collect();
+        let names: Vec<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
+        let script = format!(
+            "{moves} export LISTEN_PID=$$; exec {} host --config {}",
+            env!("CARGO_BIN_EXE_ginneld"),
+            daemon.config().display()
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).env("NOTIFY_SOCKET", &notify).env("GINNEL_FDSTORE", "1");
+        if !held.is_empty() {
+            command.env("LISTEN_FDS", held.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(daemon.dir.path().join("log"));
+        command.stderr(log.unwrap()).spawn().unwrap()
+    };
+    // What it says until it is ready: descriptors to store, then READY.
+    let hear = || {
+        let mut stored: Vec<(String, OwnedFd)> = Vec::new();
+        loop {
+            assert!(readable(&store, WATCHDOG), "it never gets ready");
+            let packet = packet::receive(store.as_fd(), 4096, 8).unwrap();
+            let text = String::from_utf8(packet.bytes).unwrap();
+            if text.contains("READY=1") {
+                return stored;
+            }
+            let name = text.lines().find_map(|l| l.strip_prefix("FDNAME=")).unwrap().to_owned();
+            if text.contains("FDSTORE=1") {
+                stored.push((name, packet.fds.into_iter().next().unwrap()));
+            }
+        }
+    };
+    let mut child = start(&[]);
+    let mut stored = hear();
+    assert_eq!(
+        stored.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+        ["vectors-0.0", "vectors-0.1"]
+    );
+    assert!(!daemon.run("keeper.sock").exists());
+    let a = daemon.attach("web", "a");
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    stored.reverse(); // systemd promises no order
+    let mut child = start(&stored);
+    assert!(hear().is_empty(), "nothing new to store");
+    let mut a = back(&daemon, &a);
+    let mut b = daemon.attach("web", "b");
+    a.listen("x").unwrap();
+    b.connect("x").unwrap().ring();
+    assert!(readable(&a.event, WATCHDOG), "the doorbell is the one that it has");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -42,6 +42,8 @@ pub struct Books {
     pub channels: BTreeMap<u64, Channel>,
     /// Listeners by segment and name.
     pub names: BTreeMap<(Name, Name), u32>,
+    /// Channels whose doorbells the daemon passes on.
+    pub relayed: BTreeSet<u64>,
 }
 
 /// The host, or a VM.
@@ -406,6 +408,9 @@ impl Books {
             listener.waiting += 1;
         }
         self.next_channel = self.next_channel.max(number.saturating_add(1));
+        if channel.relayed {
+            self.relayed.insert(number);
+        }
         self.channels.insert(number, channel.clone());
         Ok(())
     }
@@ -435,6 +440,7 @@ impl Books {
             }
         }
         if ends_here && let Some(channel) = self.channels.remove(&number) {
+            self.relayed.remove(&number);
             if let Some(member) = self.members.get_mut(&channel.initiator.member) {
                 member.tally.channels -= 1;
                 member.tally.bytes -= len;

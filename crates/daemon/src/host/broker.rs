@@ -473,7 +473,7 @@ impl Broker {
 
     /// The host's daemon vector was rung: who rings by way of the daemon has meant somebody of these.
     pub fn relay_rings(&mut self) {
-        for channel in self.books.channels.values().filter(|c| c.relayed) {
+        for channel in self.books.relayed.iter().filter_map(|n| self.books.channels.get(n)) {
             for side in [channel.initiator, channel.acceptor] {
                 if let Some(endpoint) = self.books.endpoints.get(&side.endpoint).filter(|_| !side.closed) {
                     self.effects.push(Effect::Ring { member: endpoint.member, vector: endpoint.vector });

@@ -52,7 +52,11 @@ impl Segments {
     /// Opens a segment's file, or makes it if there is none and `may_create`. Whether it was made.
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
-            Some(file) => (file, false),
+            Some(file) => {
+                allocate(&file, config, place)?;
+                own_and_permit(&file, config, place)?;
+                (file, false)
+            }
             None if may_create => (create(config, place)?, true),
             None => {
                 let what =
@@ -233,7 +237,7 @@ pub fn random() -> [u8; 16] {
     }
 }
 
-/// Opens a segment's file if it is there, after making sure that it is one of ours.
+/// Opens a segment's file if it is there, after making sure that it is one of ours. Changes nothing.
 fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -265,10 +269,6 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
         let fix = "write its size into the configuration, or stop all who use it and remove the file";
         return Err(Problem::new(place, what, fix));
     }
-    if u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512) < size {
-        allocate(&file, config, place)?;
-    }
-    own_and_permit(&file, config, place)?;
     Ok(Some(file))
 }
 
@@ -359,6 +359,11 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
 
 /// Gives the file all its memory now, so that nobody dies for lack of it later.
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
+    let has =
+        fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
+    if has >= config.size {
+        return Ok(());
+    }
     loop {
         match fs::fallocate(file, FallocateFlags::empty(), 0, config.size) {
             Ok(()) => return Ok(()),

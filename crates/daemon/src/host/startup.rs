@@ -44,10 +44,7 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
     keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
-    let _locks = [&config.runtime_dir, &config.state_dir]
-        .map(|dir| lock(dir))
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
+    let _locks = (lock(&config.runtime_dir, "ginneld.lock")?, lock(&config.state_dir, "journal.lock")?);
     let signals = signals()?;
 
     let mut books = Journal::read(&config.state_dir)
@@ -145,8 +142,8 @@ fn boot_id() -> anyhow::Result<Hex16> {
 }
 
 /// Keeps other daemons out of a folder as long as the file is open.
-fn lock(dir: &Path) -> Result<File, Problem> {
-    let path = dir.join("ginneld.lock");
+fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
+    let path = dir.join(name);
     let failed = |error: std::io::Error| {
         Problem::new(
             path.display(),
