@@ -1,0 +1,43 @@
+//! The C library in a VM: its example programs, which include only `ginnel.h`, on the host and in a guest.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use vmtest::Bed;
+use vmtest::installation::Plan;
+
+const PROMPT: Duration = Duration::from_secs(30);
+
+#[test]
+fn c_programs_talk_between_host_and_guest() -> Result<()> {
+    let bed = Bed::new("c-library")?;
+    let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/build-c-examples");
+    let out = bed.dir().join("c");
+    bed.host(&format!("{} {}", script.display(), out.display()))?.ok()?;
+    let vm = ginnel.vm("a")?.program(out.join("echo_server")).program(out.join("echo_client")).boot()?;
+    let _daemon = ginnel.start_guest(&vm)?;
+
+    let server = vm.spawn("exec echo_server web/echo")?;
+    let client = format!("{}/echo_client web/echo greetings", out.display());
+    let mut said = String::new();
+    vmtest::wait_until("the server in the VM to answer", PROMPT, || {
+        let result = bed.host(&ginnel.on_host(&client)?)?;
+        said = result.stdout.clone();
+        Ok(result.code() == Some(0))
+    })?;
+    ensure!(said.contains("greetings"), "the client on the host got {said:?}");
+    server.kill_process(9)?;
+    server.wait(PROMPT)?;
+
+    let server = bed.host_spawn(&ginnel.on_host(&format!("exec {}/echo_server web/back", out.display()))?)?;
+    vmtest::wait_until("the server on the host to answer", PROMPT, || {
+        let result = vm.run("echo_client web/back salutations")?;
+        said = result.stdout.clone();
+        Ok(result.code() == Some(0))
+    })?;
+    ensure!(said.contains("salutations"), "the client in the VM got {said:?}");
+    server.kill(9)?;
+    Ok(())
+}
