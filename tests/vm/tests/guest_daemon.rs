@@ -161,15 +161,24 @@ fn what_a_vm_lacks_is_said_and_the_rest_works() -> Result<()> {
     echo.wait_for_line("listening", PROMPT)?;
     println!("polling guest: {}", ring_from_host(&bed, &ginnel, 2)?);
 
+    // Nobody but root may attach, unless the socket says so.
+    let refused = vm.run("su user -c 'bell attach web'")?;
+    ensure!(refused.code() == Some(1) && refused.stderr.contains("Permission denied"), "{refused:?}");
+
     // The daemon dies, and the endpoint stays.
     daemon.kill_process(9)?;
     daemon.wait(PROMPT)?;
-    let daemon = start_daemon(&vm)?;
+    let daemon = vm.spawn("exec ginneld guest --socket-group user")?;
+    daemon.wait_for_line("session with the host's daemon", PROMPT)?;
     println!("after a restart: {}", ring_from_host(&bed, &ginnel, 1)?);
+    vm.run("su user -c 'bell attach web'")?.ok()?;
 
-    // Modules that are not there are named.
-    daemon.kill_process(15)?;
-    daemon.wait(PROMPT)?;
+    // Napping for an idle link costs next to nothing.
+    let before = ticks(&vm, daemon.pid())?;
+    vm.run("sleep 3")?.ok()?;
+    let used = ticks(&vm, daemon.pid())? - before;
+    println!("an idle polling daemon used {used} ticks of 10 ms in 3 s");
+    ensure!(used <= 15, "the idle daemon used {used} ticks in 3 s");
     Ok(())
 }
 

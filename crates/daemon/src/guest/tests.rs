@@ -320,6 +320,42 @@ fn endpoints_of_dead_processes_are_reported_at_once_and_others_when_they_die() {
     child.wait().unwrap();
 }
 
+const SOCKET: &str = "GINNEL_TEST_SOCKET";
+
+#[test]
+#[ignore = "no test: the program of the next one"]
+fn program_with_a_child() {
+    let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+    program.say(Kind::HELLO, 1, hello.as_bytes());
+    program.hears();
+    rustix::io::fcntl_setfd(&program.0, rustix::io::FdFlags::empty()).unwrap();
+    // It inherits the socket, and ends when the test closes the pipe that is its standard input.
+    std::process::Command::new("sh").args(["-c", "read nothing"]).spawn().unwrap();
+    program.say(Kind::INSPECT, 2, &[]);
+    std::thread::park();
+}
+
+#[test]
+fn a_process_that_dies_is_gone_even_if_its_child_has_the_socket() {
+    use std::process::{Command, Stdio};
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--ignored", "--exact", "guest::tests::program_with_a_child"]);
+    // The child lives until the test lets go of this pipe.
+    program.env(SOCKET, bed.socket()).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut program = program.spawn().unwrap();
+    let pipe = program.stdin.take();
+    let (_, client, body) = next_message(&mut host);
+    assert_eq!(wire::body::<relay::Open>(&body).unwrap().pid, program.id());
+    assert_eq!(next_message(&mut host).0, RelayKind::DATA);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+    drop(pipe);
+}
+
 #[test]
 fn a_full_ring_holds_programs_up_and_loses_nothing() {
     let bed = Bed::new();
