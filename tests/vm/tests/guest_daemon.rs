@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, Job, Vm, VmBuilder};
+use vmtest::{Bed, Job, Vm, VmBuilder, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(60);
 
@@ -179,6 +179,48 @@ fn what_a_vm_lacks_is_said_and_the_rest_works() -> Result<()> {
     let used = ticks(&vm, daemon.pid())? - before;
     println!("an idle polling daemon used {used} ticks of 10 ms in 3 s");
     ensure!(used <= 15, "the idle daemon used {used} ticks in 3 s");
+    Ok(())
+}
+
+#[test]
+fn a_segment_is_plugged_in_and_out() -> Result<()> {
+    let bed = Bed::new("guest-hotplug")?;
+    let members = ["host", "a"];
+    let ginnel =
+        Plan::new(&bed).vm("a").segment("web", 16, &members).segment("late", 16, &members).start()?;
+    let devices = ginnel.devices("a");
+    let (devices, _) =
+        devices.split_once("-object memory-backend-file,id=late").context("the last segment")?;
+    let port = "-device pcie-root-port,id=root1,chassis=1,pref64-reserve=64M";
+    let vm = plain(&bed, "a", &format!("{devices} {port}"))?.boot()?;
+    let daemon = start_daemon(&vm)?;
+    ensure!(vm.run("bell attach late")?.code() == Some(1));
+
+    for round in 0..2 {
+        let file = ginnel.segment_file("late");
+        vm.qmp(&format!(
+            r#"{{"execute": "object-add", "arguments": {{"qom-type": "memory-backend-file", "id": "late", "share": true,
+                "mem-path": {file:?}, "size": {}}}}}"#,
+            16 << 20
+        ))?;
+        vm.qmp(
+            r#"{"execute": "device_add", "arguments": {"driver": "ivshmem-plain", "id": "late-device",
+                "memdev": "late", "bus": "root1"}}"#,
+        )?;
+        wait_until("the plugged device can be used", PROMPT, || {
+            Ok(vm.run("bell attach late")?.code() == Some(0))
+        })?;
+        if round == 0 {
+            daemon.wait_for_line("segment late is PCI device", PROMPT)?;
+        }
+
+        vm.qmp(r#"{"execute": "device_del", "arguments": {"id": "late-device"}}"#)?;
+        vm.wait_event("DEVICE_DELETED", PROMPT)?;
+        let refused = vm.run("bell attach late")?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains("ginnel qemu-args"), "{refused:?}");
+        vm.qmp(r#"{"execute": "object-del", "arguments": {"id": "late"}}"#)?;
+    }
+    vm.run("bell attach web")?.ok()?;
     Ok(())
 }
 

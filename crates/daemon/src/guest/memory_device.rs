@@ -32,6 +32,13 @@ pub struct MemoryDevice {
     pub offset: u64,
 }
 
+impl MemoryDevice {
+    /// Whether the device is still there: it may have been unplugged, and then its file can be mapped no more.
+    pub fn is_there(&self) -> bool {
+        Mapping::of_file(&self.memory, self.offset + segment::RESERVED, PAGE, Protection::Read).is_ok()
+    }
+}
+
 /// Why a segment cannot be used in this guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {

@@ -54,7 +54,7 @@ impl Daemon {
                 Ok(None) => return,
                 Ok(Some(fd)) => {
                     if let Err(error) = self.clients.admit(fd) {
-                        tracing::warn!("a program was turned away: {error:#}");
+                        tracing::debug!("a program was turned away: {error:#}");
                     }
                 }
                 Err(errno) => {

@@ -66,11 +66,11 @@ impl Segments {
         }
     }
 
-    /// The device of the segment of this name; `None` if this VM has no such segment. Looks again for one that was
-    /// missing: it may have been plugged in.
+    /// The device of the segment of this name; `None` if this VM has no such segment. Looks again if it was missing or
+    /// is not there any more: devices may be plugged in and out.
     pub fn named(&mut self, name: &Name) -> Option<Result<&MemoryDevice, Missing>> {
         let segment = *self.list.iter().find(|segment| segment.name == *name)?;
-        if self.devices.find(&segment).is_err() {
+        if !self.devices.find(&segment).is_ok_and(MemoryDevice::is_there) {
             self.scan();
             if self.devices.find(&segment).is_ok() {
                 self.due.push_back(segment.name);
