@@ -220,7 +220,12 @@ impl Installation<'_> {
             }
             let said = || format!("{:?}; ginnel status: {}", job.said(), status.stderr);
             ensure!(job.is_running(), "the guest daemon of {} ended: {}", vm.name(), said());
-            ensure!(Instant::now() < deadline, "the guest daemon of {} does not serve: {}", vm.name(), said());
+            ensure!(
+                Instant::now() < deadline,
+                "the guest daemon of {} does not serve: {}",
+                vm.name(),
+                said()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(job)

@@ -108,7 +108,13 @@ fn daemons_killed_under_load_lose_nothing() -> Result<()> {
         ("host to VM", host_to_vm.wait(rest)?),
         ("channels opened", churn.wait(rest)?),
     ] {
-        let logs = || format!("host daemon: {:?}\nguest daemon: {:?}", ginnel.daemon().map(|d| d.said()), b.daemon.said());
+        let logs = || {
+            format!(
+                "host daemon: {:?}\nguest daemon: {:?}",
+                ginnel.daemon().map(|d| d.said()),
+                b.daemon.said()
+            )
+        };
         let said = result.ok().with_context(logs)?.stdout;
         ensure!(said.contains("done"), "{what}: {said}");
         println!("{what}: {}", said.lines().last().unwrap_or_default());
