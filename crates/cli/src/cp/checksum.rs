@@ -52,18 +52,44 @@ impl Checksum {
         self.rest_len = rest.len();
     }
 
+    /// Whether what comes next begins a stripe.
+    pub fn is_even(&self) -> bool {
+        self.rest_len == 0
+    }
+
     /// Adds bytes that a peer can write at any time; each is loaded once.
     pub fn add_shared(&mut self, slice: &SharedSlice<'_, Mapping>) {
-        if self.rest_len > 0 {
+        if !self.is_even() {
             return self.add(&slice.to_vec());
         }
-        let mut lanes = self.lanes;
-        let done = slice.stripes(|words| lanes = rounds(lanes, words));
-        self.lanes = lanes;
-        self.total += done as u64;
+        let done = self.add_words(slice, |_| {});
         let mut rest = [0; STRIPE];
         let n = slice.read(done, &mut rest);
         self.add(&rest[..n]);
+    }
+
+    /// Adds whole stripes of shared bytes, and keeps them as they were loaded; returns how many bytes. The checksum must
+    /// be even.
+    pub fn add_stripes(&mut self, slice: &SharedSlice<'_, Mapping>, copy: &mut [[u8; STRIPE]]) -> usize {
+        let mut copy = copy.iter_mut();
+        self.add_words(slice, |words| {
+            if let Some(stripe) = copy.next() {
+                for (to, word) in stripe.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                    *to = word.to_le_bytes();
+                }
+            }
+        })
+    }
+
+    fn add_words(&mut self, slice: &SharedSlice<'_, Mapping>, mut keep: impl FnMut([u64; 4])) -> usize {
+        let mut lanes = self.lanes;
+        let done = slice.stripes(|words| {
+            keep(words);
+            lanes = rounds(lanes, words);
+        });
+        self.lanes = lanes;
+        self.total += done as u64;
+        done
     }
 
     /// How many bytes so far.

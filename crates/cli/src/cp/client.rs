@@ -80,6 +80,7 @@ impl Copy<'_> {
         flag(self.args.recursive, flags::RECURSIVE)
             | flag(self.many, flags::INTO_FOLDER)
             | flag(self.args.no_resume, flags::NO_RESUME)
+            | flag(self.args.direct, flags::DIRECT)
     }
 
     fn put(&mut self, to: &str, sources: &[Place]) -> Result<()> {
@@ -105,6 +106,7 @@ impl Copy<'_> {
             answers: &mut peer.out,
             target,
             resume: !self.args.no_resume,
+            direct: self.args.direct,
             recursive: self.args.recursive,
             expected: Some(sources.iter().map(|source| source.base().to_vec()).collect()),
             progress: &mut self.progress,

@@ -89,6 +89,8 @@ pub mod flags {
     pub const INTO_FOLDER: u32 = 2;
     /// Begin files anew, even if a part of them is there.
     pub const NO_RESUME: u32 = 4;
+    /// Write past the page cache.
+    pub const DIRECT: u32 = 8;
 }
 
 impl Frame {

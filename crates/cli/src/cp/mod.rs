@@ -2,6 +2,7 @@
 
 mod checksum;
 mod client;
+mod direct;
 mod frame;
 mod litter;
 mod partial;
@@ -49,6 +50,11 @@ pub struct Args {
     /// Continue what an earlier copy has left; this is the default.
     #[arg(long)]
     resume: bool,
+
+    /// Write large files past the target's page cache, straight to its disk (O_DIRECT). In a VM this saves the processor
+    /// a copy; where the file system cannot do it, it changes nothing.
+    #[arg(long, conflicts_with = "serve")]
+    direct: bool,
 
     /// Say on stderr what was copied and how fast.
     #[arg(short, long)]

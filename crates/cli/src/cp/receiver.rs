@@ -1,18 +1,20 @@
 //! The side of a copy that gets the files.
 
+use super::direct::Direct;
 use super::frame::{Frame, Kind, MAX_PATH, RESUMABLE, check_name, check_path, plain};
 use super::partial::{Partial, permissions, times};
 use super::place::base;
 use super::progress::Progress;
 use super::root::{FOLDER, Root, explain, open_below, os};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use ginnel::{Message, MessageReceiver, MessageSender};
+use ginnel::{Mapping, Message, MessageReceiver, MessageSender, SharedSlice};
 use rustix::fs::{
     AtFlags, Mode, Timespec, fchmod, futimens, mkdirat, renameat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Where the files go.
@@ -49,6 +51,8 @@ pub struct Receiver<'a> {
     pub target: Target,
     /// Continue what an earlier copy has left.
     pub resume: bool,
+    /// Write large files past the page cache, where that is possible.
+    pub direct: bool,
     /// Whether folders were asked for.
     pub recursive: bool,
     /// The base names of the sources that were asked for, in order; a sender may not choose others. `None` for a
@@ -74,6 +78,7 @@ struct Desk {
 
 struct Incoming {
     partial: Partial,
+    direct: Option<Direct>,
     path: Vec<u8>,
     mode: u32,
     modified: Timespec,
@@ -185,7 +190,8 @@ impl Receiver<'_> {
         }
         let modified = modified(frame);
         let path = path_or(path, &name).to_vec();
-        desk.file = Some(Incoming { partial, path, mode: frame.mode, modified, fresh: true });
+        let direct = if self.direct && large { Direct::begin(partial.fd()) } else { None };
+        desk.file = Some(Incoming { partial, direct, path, mode: frame.mode, modified, fresh: true });
         Ok(())
     }
 }
@@ -217,7 +223,7 @@ impl Desk {
 }
 
 impl Incoming {
-    /// Checks a block and writes it to the file; the kernel copies straight from the ring.
+    /// Checks a block and writes it to the file.
     fn store(&mut self, frame: &Frame, message: &Message<'_>) -> Result<u64> {
         if self.fresh && frame.size == 0 {
             self.partial.restart()?;
@@ -231,19 +237,19 @@ impl Incoming {
             frame.size
         );
         let slice = message.slice().skip(Frame::LEN);
-        self.partial.sum.add_shared(&slice);
-        self.check(frame)?;
-        let mut written = 0;
-        while written < slice.len() {
-            match slice.skip(written).write_to(self.partial.fd()) {
-                Ok(0) => bail!("{}: the file takes no more bytes", plain(&self.path)),
-                Ok(n) => written += n,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).with_context(|| format!("writing {}", plain(&self.path))),
-            }
+        let sum = &mut self.partial.sum;
+        match &mut self.direct {
+            Some(direct) => direct.take(sum, &slice),
+            None => sum.add_shared(&slice),
         }
+        self.check(frame)?;
+        match &mut self.direct {
+            Some(direct) => direct.write_if_full(self.partial.fd()),
+            None => write_out(&slice, self.partial.fd()),
+        }
+        .with_context(|| format!("writing {}", plain(&self.path)))?;
         self.partial.grown();
-        Ok(written as u64)
+        Ok(slice.len() as u64)
     }
 
     fn check(&self, frame: &Frame) -> Result<()> {
@@ -264,8 +270,25 @@ impl Incoming {
         let at = self.partial.sum.len();
         ensure!(frame.size == at, "{}: {at} bytes came instead of {}", plain(&self.path), frame.size);
         self.check(frame)?;
+        if let Some(direct) = &mut self.direct {
+            direct.write_rest(self.partial.fd()).with_context(|| format!("writing {}", plain(&self.path)))?;
+        }
         self.partial.finish(self.mode, self.modified)
     }
+}
+
+/// Writes shared bytes; the kernel copies straight from the ring.
+fn write_out(slice: &SharedSlice<'_, Mapping>, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut written = 0;
+    while written < slice.len() {
+        match slice.skip(written).write_to(fd) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => written += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// A folder is complete: only now its mode, which may forbid writing, and its time, which writing would change.

@@ -143,9 +143,16 @@ impl Server {
                 );
                 let target = Target::at(&self.root, &tail, has(flags::INTO_FOLDER))?;
                 Frame::new(Kind::READY).send(out, &[])?;
-                let expected = None;
-                let mut receiver =
-                    Receiver { input, answers: out, target, resume, recursive, expected, progress };
+                let mut receiver = Receiver {
+                    input,
+                    answers: out,
+                    target,
+                    resume,
+                    direct: has(flags::DIRECT),
+                    recursive,
+                    expected: None,
+                    progress,
+                };
                 receiver.receive_all()?;
                 Ok(format!("wrote {:?}", plain(&tail)))
             }

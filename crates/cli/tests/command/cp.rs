@@ -295,6 +295,31 @@ fn an_interrupted_client_leaves_nothing_visible() {
 }
 
 #[test]
+fn direct_writing_changes_nothing_but_the_way() {
+    // On a disk if there is one; a tmpfs may or may not take it.
+    for folder in [Some(Path::new(env!("CARGO_TARGET_TMPDIR"))), None] {
+        let (world, mut server) = far("--write");
+        let target = folder.map(|folder| tempfile::tempdir_in(folder).unwrap());
+        let at = target.as_ref().map_or_else(|| world.files().join("far"), |dir| dir.path().to_owned());
+        server.end();
+        let _server = world.server(&format!("cp --serve --segment web --write --root {}", at.display()));
+        for len in [0, 5, 1 << 20, (9 << 20) + 4097] {
+            let bytes = noise(len, len as u64);
+            fs::write(world.files().join("near/x"), &bytes).unwrap();
+            world.good("cp --direct near/x host:");
+            assert!(fs::read(at.join("x")).unwrap() == bytes, "{len} bytes in {}", at.display());
+        }
+        // Also behind a part that ends anywhere.
+        let bytes = noise(9 << 20, 9);
+        fs::write(world.files().join("near/y"), &bytes).unwrap();
+        fs::write(at.join(".y.ginnel-part"), &bytes[..(3 << 20) + 12345]).unwrap();
+        let json = world.good("cp --json --direct near/y host:").json();
+        assert_eq!(json["resumed"], (3 << 20) + 12288);
+        assert!(fs::read(at.join("y")).unwrap() == bytes);
+    }
+}
+
+#[test]
 fn many_clients_at_once() {
     let (world, _server) = far("--write");
     let files = world.files();

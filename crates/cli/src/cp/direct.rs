@@ -1,0 +1,132 @@
+//! Writing past the page cache.
+//!
+//! Bytes go from the ring into aligned memory, summed up on the way, and from there to the disk in large pieces. A
+//! guest's processor so touches each byte once, and its page cache keeps what it had.
+
+use super::checksum::{Checksum, STRIPE};
+use ginnel::{Mapping, SharedSlice};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, write};
+use std::io;
+use std::os::fd::BorrowedFd;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// What direct writes must be multiples of, in memory and in the file, on every disk.
+const PAGE: usize = 4096;
+/// Bytes that are written at once.
+const PIECE: usize = 4 << 20;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+const _: () = assert!(size_of::<Page>() == PAGE && align_of::<Page>() == PAGE);
+
+/// What is not written yet.
+pub struct Direct {
+    pages: Vec<Page>,
+    filled: usize,
+}
+
+impl Direct {
+    /// Switches a file to direct writing. `None` if its file system has none.
+    pub fn begin(fd: BorrowedFd<'_>) -> Option<Self> {
+        set_direct(fd, true).ok()?;
+        Some(Self { pages: Vec::new(), filled: 0 })
+    }
+
+    /// Takes shared bytes, and adds them to the checksum as they were taken.
+    pub fn take(&mut self, sum: &mut Checksum, slice: &SharedSlice<'_, Mapping>) {
+        let need = (self.filled + slice.len()).div_ceil(PAGE);
+        if self.pages.len() < need {
+            self.pages.resize_with(need, Page::new_zeroed);
+        }
+        let room = &mut self.pages.as_mut_bytes()[self.filled..];
+        self.filled += slice.len();
+        let done = if sum.is_even() && room.len().is_multiple_of(STRIPE) {
+            // The library's copy would be a single instruction, which emulated processors do byte by byte.
+            let (stripes, _) = room.as_chunks_mut::<STRIPE>();
+            sum.add_stripes(slice, stripes)
+        } else {
+            0
+        };
+        let rest = &mut room[done..slice.len()];
+        slice.read(done, rest);
+        sum.add(rest);
+    }
+
+    /// Writes what is there, once it is much.
+    pub fn write_if_full(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if self.filled < PIECE { Ok(()) } else { self.write_pages(fd) }
+    }
+
+    /// Writes all that is there.
+    pub fn write_rest(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.write_pages(fd)?;
+        set_direct(fd, false)?;
+        write_all(fd, &self.pages.as_bytes()[..self.filled])?;
+        self.filled = 0;
+        Ok(())
+    }
+
+    fn write_pages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let whole = self.filled - self.filled % PAGE;
+        write_all(fd, &self.pages.as_bytes()[..whole])?;
+        self.pages.as_mut_bytes().copy_within(whole..self.filled, 0);
+        self.filled -= whole;
+        Ok(())
+    }
+}
+
+fn set_direct(fd: BorrowedFd<'_>, on: bool) -> rustix::io::Result<()> {
+    let mut flags = fcntl_getfl(fd)?;
+    flags.set(OFlags::DIRECT, on);
+    fcntl_setfl(fd, flags)
+}
+
+fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match write(fd, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            // A disk that wants more than we align to, or a short write that ended in the middle of a page.
+            Err(Errno::INVAL) if fcntl_getfl(fd)?.contains(OFlags::DIRECT) => set_direct(fd, false)?,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn every_length_arrives_whole() {
+        let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+        let memory = Mapping::anonymous(1 << 20).unwrap();
+        let bytes: Vec<u8> = (0..1 << 20).map(|i: usize| (i * 31 + i / 4099) as u8).collect();
+        SharedSlice::new(&memory, 0, 1 << 20).write(0, &bytes);
+        for blocks in
+            [vec![], vec![1], vec![4096], vec![4096, 4097], vec![1 << 20; 9], vec![100, 32, 4096, 5, 4096]]
+        {
+            let file = std::fs::File::create(dir.path().join("f")).unwrap();
+            let Some(mut direct) = Direct::begin(file.as_fd()) else {
+                eprintln!("this file system has no direct writing");
+                return;
+            };
+            let (mut sum, mut expected) = (Checksum::new(), Vec::new());
+            for len in blocks {
+                direct.take(&mut sum, &SharedSlice::new(&memory, 0, len));
+                direct.write_if_full(file.as_fd()).unwrap();
+                expected.extend_from_slice(&bytes[..len]);
+            }
+            direct.write_rest(file.as_fd()).unwrap();
+            assert!(std::fs::read(dir.path().join("f")).unwrap() == expected, "{} bytes", expected.len());
+            let mut whole = Checksum::new();
+            whole.add(&expected);
+            assert_eq!((sum.value(), sum.len()), (whole.value(), whole.len()));
+        }
+    }
+}
