@@ -1,6 +1,6 @@
 //! The side of a copy that gets the files.
 
-use super::direct::Direct;
+use super::direct::{Direct, Way};
 use super::frame::{Frame, Kind, MAX_PATH, RESUMABLE, check_name, check_path, plain};
 use super::partial::{Partial, permissions, times};
 use super::place::base;
@@ -16,6 +16,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+/// With files of at least this size, it is tried out whether they are written faster past the page cache.
+const WORTH_A_TRIAL: u64 = 64 << 20;
 
 /// Where the files go.
 pub enum Target {
@@ -51,7 +54,7 @@ pub struct Receiver<'a> {
     pub target: Target,
     /// Continue what an earlier copy has left.
     pub resume: bool,
-    /// Write large files past the page cache, where that is possible.
+    /// Write files past the page cache even where that is slower, if it is possible at all.
     pub direct: bool,
     /// Whether folders were asked for.
     pub recursive: bool,
@@ -190,7 +193,11 @@ impl Receiver<'_> {
         }
         let modified = modified(frame);
         let path = path_or(path, &name).to_vec();
-        let direct = if self.direct && large { Direct::begin(partial.fd()) } else { None };
+        let direct = if self.direct && large || frame.size >= WORTH_A_TRIAL {
+            Direct::begin(partial.fd(), !self.direct)
+        } else {
+            None
+        };
         desk.file = Some(Incoming { partial, direct, path, mode: frame.mode, modified, fresh: true });
         Ok(())
     }
@@ -243,11 +250,13 @@ impl Incoming {
             None => sum.add_shared(&slice),
         }
         self.check(frame)?;
-        match &mut self.direct {
+        let way = match &mut self.direct {
             Some(direct) => direct.write_if_full(self.partial.fd()),
-            None => write_out(&slice, self.partial.fd()),
+            None => write_out(&slice, self.partial.fd()).map(|()| Way::PageCache),
+        };
+        if way.with_context(|| format!("writing {}", plain(&self.path)))? == Way::PageCache {
+            self.direct = None;
         }
-        .with_context(|| format!("writing {}", plain(&self.path)))?;
         self.partial.grown();
         Ok(slice.len() as u64)
     }
