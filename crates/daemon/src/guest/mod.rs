@@ -2,11 +2,11 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`pci`] | ivshmem functions, as sysfs shows them |
-//! | [`control`] | the control device: private memory and doorbells |
-//! | [`memory_device`], [`segments`], [`speed`] | which device is which segment, and how fast it is |
-//! | [`vfio`] | interrupts |
-//! | [`clients`], [`relay`], [`daemon`] | programs, what is passed on for them, the loop |
+//! | `pci` | ivshmem functions, as sysfs shows them |
+//! | `control` | the control device: private memory and doorbells |
+//! | `memory_device`, `segments`, `speed` | which device is which segment, and how fast it is |
+//! | `vfio` | interrupts |
+//! | `clients`, `relay`, `daemon` | programs, what is passed on for them, the loop |
 
 mod clients;
 mod control;
