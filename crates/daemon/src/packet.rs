@@ -235,23 +235,35 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Vec<u32> {
     }
 }
 
-/// A listening socket at `path`, after removing what an earlier daemon has left there. The caller must have made sure
-/// that no other daemon lives (a lock file), because a socket in use would be removed as well.
+/// A listening socket at `path`, in place of what an earlier daemon has left there. The caller must have made sure that
+/// no other daemon lives (a lock file), because a socket in use would be replaced as well.
 pub fn listen_at(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
+    listen_at_with(path, kind, |_| Ok(()))
+}
+
+/// The same; `prepare` gives the socket its owner and mode. Whoever connects finds the old socket, which refuses, or the
+/// new one, which is ready: never none, and never one that does not let him in yet.
+pub fn listen_at_with(
+    path: &Path,
+    kind: SocketType,
+    prepare: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) if std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
-            std::fs::remove_file(path)?
-        }
-        Ok(_) => {
+        Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something that is no socket is there"));
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
+    // Short, so that it fits wherever the daemon's own socket does.
+    let new = path.with_file_name(".new.sock");
+    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    SocketAddrUnix::new(path)?;
     let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-    bind(&fd, &address)?;
+    bind(&fd, &SocketAddrUnix::new(&new)?)?;
+    prepare(&new)?;
     listen(&fd, BACKLOG)?;
+    std::fs::rename(&new, path)?;
     Ok(fd)
 }
 

@@ -6,7 +6,7 @@
 //! was not given is asked for again. Programs on the host and programs in guests are the same here, but for how a
 //! doorbell is named.
 
-use super::books::Books;
+use super::books::{Books, Endpoint};
 use super::config::{Access, Limits, MemberLimits};
 use super::record::{Hex16, Record};
 use super::reply::{self, Refusal};
@@ -424,8 +424,9 @@ impl Broker {
         let Some(channel) = self.books.channels.get(&channel) else { return };
         let peer = channel.side(!initiator);
         let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
-        let (bell_kind, bell) = self.bell(endpoint.member, peer.endpoint);
+        // It may have died since, and its number may be another's.
         let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
+        let (bell_kind, bell) = there.map_or((BellKind::NONE, 0), |there| self.bell(endpoint.member, there));
         let (fds, bits) = match there {
             Some(there) if bell_kind == BellKind::EVENT => {
                 (vec![FdRef::Event(there.member, there.vector)], Fds::PEER_EVENT)
@@ -454,8 +455,7 @@ impl Broker {
     }
 
     /// How a program of `member` rings an endpoint.
-    pub(super) fn bell(&self, member: u32, endpoint: u32) -> (BellKind, u32) {
-        let Some(peer) = self.books.endpoints.get(&endpoint) else { return (BellKind::NONE, 0) };
+    pub(super) fn bell(&self, member: u32, peer: &Endpoint) -> (BellKind, u32) {
         let session = self.books.members.get(&peer.member).and_then(|m| m.session);
         if session.is_some_and(|session| !session.interrupts) {
             return (BellKind::NONE, 0);

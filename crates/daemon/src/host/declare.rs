@@ -61,11 +61,15 @@ impl Server {
         self.members.insert(number, MemberFds { vectors, control: Some(control) });
         self.broker.set_limits(number, vm.limits);
         let path = self.config.vm_socket(&name);
-        let listener = packet::listen_at(&path, SocketType::STREAM).map_err(|error| {
-            let what = format!("the socket {} cannot be made: {error}", path.display());
-            Problem::new(place, what, "remove what is there, and let the daemon's user write there")
-        })?;
-        permit(&path, vm.user, vm.group, vm.socket_mode, place)?;
+        let listener =
+            listen_as(&path, SocketType::STREAM, vm.user, vm.group, vm.socket_mode).map_err(|error| {
+                let what = format!("the socket {} cannot be made: {error}", path.display());
+                Problem::new(
+                    place,
+                    what,
+                    "remove what is there, and run the daemon as root if others own its sockets",
+                )
+            })?;
         self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ)?;
         self.vms.insert(number, Vm::new(vm.clone(), number, self.config.vectors, listener, memory));
         info!(vm = %name, member = number, socket = %path.display(), "VM declared");
@@ -312,18 +316,16 @@ impl Server {
     }
 }
 
-/// Gives a socket its owner, group and mode.
-pub(super) fn permit(
+/// A listening socket with this owner, group and mode.
+pub(super) fn listen_as(
     path: &Path,
+    kind: SocketType,
     user: Option<u32>,
     group: Option<u32>,
     mode: u32,
-    place: &str,
-) -> Result<(), Problem> {
-    let given = std::os::unix::fs::chown(path, user, group)
-        .and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)));
-    given.map_err(|error| {
-        let what = format!("{} cannot be given its owner, group and mode: {error}", path.display());
-        Problem::new(place, what, "run the daemon as root, or leave them out")
+) -> std::io::Result<OwnedFd> {
+    packet::listen_at_with(path, kind, |path| {
+        std::os::unix::fs::chown(path, user, group)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
     })
 }

@@ -1,5 +1,6 @@
 //! The requests of the attach protocol, one by one. Everything is checked before anything is changed.
 
+use super::books::Endpoint;
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
 use super::config::Bytes;
 use super::record::{Attach, Channel, Hex16, Record, Side, Text};
@@ -383,17 +384,13 @@ impl Broker {
             );
             return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
         };
-        let needs_daemon = |from: u32, to: u32| {
+        let needs_daemon = |from: u32, to: &Endpoint| {
             let (kind, bell) = self.bell(from, to);
             // The daemon's own vector is nobody else's.
             kind == wire::BellKind::REGISTER && bell == 0
         };
-        let side = |e: &super::books::Endpoint| Side {
-            endpoint: e.number,
-            epoch: e.epoch,
-            member: e.member,
-            closed: false,
-        };
+        let side =
+            |e: &Endpoint| Side { endpoint: e.number, epoch: e.epoch, member: e.member, closed: false };
         let channel = Channel {
             number: self.books.next_channel.max(1),
             segment: Text(segment),
@@ -405,7 +402,7 @@ impl Broker {
             kind: kind.0,
             nonce: wish.nonce,
             accepted: false,
-            relayed: needs_daemon(member, acceptor.number) || needs_daemon(acceptor.member, number),
+            relayed: needs_daemon(member, acceptor) || needs_daemon(acceptor.member, endpoint),
         };
         let (channel_number, acceptor) = (channel.number, acceptor.number);
         self.effect(Effect::Zero { segment, offset, capacity });

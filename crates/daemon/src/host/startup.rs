@@ -2,13 +2,12 @@
 
 use super::books::Books;
 use super::config::{self, Bytes, Config, Problem, SegmentSpec};
-use super::declare::permit;
+use super::declare::listen_as;
 use super::journal::Journal;
 use super::record::{Hex16, Record};
 use super::segments;
 use super::server::Server;
 use crate::keeper::{self, Keeper};
-use crate::packet;
 use anyhow::Context;
 use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::fs::{FlockOperation, flock};
@@ -76,7 +75,8 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
     server.take_over()?;
 
     let socket = server.config.socket();
-    let listener = packet::listen_at(&socket, SocketType::SEQPACKET).map_err(|error| {
+    let (group, mode) = (server.config.socket_group, server.config.socket_mode);
+    let listener = listen_as(&socket, SocketType::SEQPACKET, None, group, mode).map_err(|error| {
         let what = format!("the socket {} cannot be made: {error}", socket.display());
         Problem::new(
             "daemon.runtime_dir",
@@ -84,7 +84,6 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
             "remove what is there, and let the daemon's user write there",
         )
     })?;
-    permit(&socket, None, server.config.socket_group, server.config.socket_mode, "daemon.socket_mode")?;
     server.listen(listener)?;
     info!(socket = %socket.display(), "ready");
     let _ = sd_notify::notify(false, &[NotifyState::Ready]);

@@ -76,7 +76,10 @@ impl Bench {
         for effect in self.broker.take_effects() {
             match effect {
                 Effect::Record(record) => self.journal.extend(journal::line(&record)),
-                other => rest.push(other),
+                other => {
+                    check_packet(&other);
+                    rest.push(other);
+                }
             }
         }
         rest
@@ -189,6 +192,23 @@ impl Bench {
         let dumped: Vec<u8> = books.dump().iter().flat_map(journal::line).collect();
         assert_eq!(&journal::replay(&dumped).books, books);
     }
+}
+
+/// A packet announces the descriptors that come with it, no more and no less.
+fn check_packet(effect: &Effect) {
+    let Effect::Send { packet, fds, .. } = effect else { return };
+    assert!(packet.len() <= wire::MAX_PACKET);
+    let (header, body) = wire::split(packet).unwrap();
+    let announced = match header.kind {
+        Kind::ATTACHED => wire::body::<wire::Attached>(body).unwrap().fds.0,
+        Kind::CHANNEL | Kind::INCOMING => {
+            let channel = wire::body::<wire::Channel>(body).unwrap();
+            assert_eq!(channel.bell_kind == BellKind::EVENT, channel.fds.0 & Fds::PEER_EVENT != 0);
+            channel.fds.0
+        }
+        _ => 0,
+    };
+    assert_eq!(announced.count_ones() as usize, fds.len(), "{:?}", header.kind);
 }
 
 fn attach(segment: &str) -> wire::Attach {
@@ -556,6 +576,34 @@ fn only_the_same_process_with_its_token_comes_back() {
     assert_eq!(try_as(wire::Attach { endpoint: 77, ..back }, Some(process), 0), stale);
     assert_eq!(try_as(wire::Attach { segment: name("own"), ..back }, Some(process), 0), stale);
     assert_eq!(try_as(back, Some(process), 0), None);
+}
+
+#[test]
+fn a_reused_number_is_not_taken_for_its_predecessor() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (b, old) = bench.attach(0, "web");
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    bench.connect(b, "x", 1).unwrap();
+    let process = bench.broker.clients[&a].who.process;
+    bench.broker.lost(a);
+    bench.broker.hung_up(b);
+    let (_, new) = bench.attach(0, "web");
+    assert_eq!(new.endpoint, old.endpoint);
+    // Announced again, the channel is the dead one's, and there is nobody to ring.
+    let a = bench.client(0, 0);
+    bench.broker.clients.get_mut(&a).unwrap().who.process = process;
+    let back = wire::Attach {
+        endpoint: attached.endpoint,
+        epoch: attached.epoch,
+        token: attached.token,
+        ..attach("web")
+    };
+    let (_, _, effects) = bench.ask_all(a, Kind::ATTACH, back.as_bytes());
+    let Some(Effect::Send { packet, fds, .. }) = effects.last() else { panic!("{effects:?}") };
+    let channel: wire::Channel = wire::body(wire::split(packet).unwrap().1).unwrap();
+    assert_eq!((channel.peer_endpoint, channel.peer_epoch), (old.endpoint, old.epoch));
+    assert_eq!((channel.bell_kind, fds.len()), (BellKind::NONE, 0));
 }
 
 #[test]
