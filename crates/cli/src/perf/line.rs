@@ -1,6 +1,6 @@
 //! What a measurement runs over: a channel of either kind, or a TCP socket, with the same few operations.
 
-use super::order::Order;
+use super::order::{Order, Test};
 use anyhow::Result;
 use ginnel::{Error, MessageChannel, StreamChannel};
 use std::io::{ErrorKind, Read, Write};
@@ -9,6 +9,15 @@ use std::time::Duration;
 
 /// Nothing is waited for longer than this.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a channel waits. A round trip has no limit, because a limit means a look at the clock in every wait; that the
+/// other side has died is told anyway.
+fn patience(order: &Order) -> Option<Duration> {
+    match order.test {
+        Test::Latency => None,
+        Test::Bandwidth => Some(PATIENCE),
+    }
+}
 
 /// A connection between the two sides.
 pub trait Line {
@@ -42,7 +51,7 @@ fn unless_finished<T>(result: Result<T, Error>) -> Result<Option<T>> {
 impl Line for MessageChannel {
     fn prepare(&mut self, order: &Order) -> Result<()> {
         self.set_mode(order.wait_mode());
-        self.set_timeout(Some(PATIENCE));
+        self.set_timeout(patience(order));
         Ok(())
     }
 
@@ -92,7 +101,7 @@ impl Line for MessageChannel {
 impl Line for StreamChannel {
     fn prepare(&mut self, order: &Order) -> Result<()> {
         self.set_mode(order.wait_mode());
-        self.set_timeout(Some(PATIENCE));
+        self.set_timeout(patience(order));
         Ok(())
     }
 
