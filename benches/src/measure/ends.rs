@@ -16,6 +16,7 @@ pub struct Bytes<R, W> {
 impl<R: Read, W: Write> Echo for Bytes<R, W> {
     fn exchange(&mut self, message: &mut [u8]) -> Result<()> {
         self.output.write_all(message)?;
+        self.output.flush()?;
         self.input.read_exact(message).context("the other end has gone")
     }
 }
@@ -26,6 +27,7 @@ impl<R: Read, W: Write> Bytes<R, W> {
         let mut message = vec![0; size];
         while self.input.read_exact(&mut message).is_ok() {
             self.output.write_all(&message)?;
+            self.output.flush()?;
         }
         Ok(())
     }

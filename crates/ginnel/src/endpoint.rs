@@ -117,14 +117,18 @@ impl Endpoint {
             capacity: round(options.capacity),
             nonce: self.0.nonce.fetch_add(1, Ordering::Relaxed),
         };
-        let deadline = Instant::now() + options.patience;
+        let deadline = Instant::now().checked_add(options.patience);
         let mut pause = FIRST_RETRY;
         loop {
             let packet = self.0.request(Kind::CONNECT, body.as_bytes())?;
             match packet.into_body::<wire::Channel>(Kind::CHANNEL, &self.0.path) {
-                Err(error) if error.code() == Some(ErrorCode::REFUSED) && Instant::now() < deadline => {
+                Err(error)
+                    if error.code() == Some(ErrorCode::REFUSED)
+                        && deadline.is_none_or(|d| Instant::now() < d) =>
+                {
                     // Nobody listens yet. The daemon keeps no queue of hopes, so ask again now and then.
-                    std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+                    let left = deadline.map_or(pause, |d| d.saturating_duration_since(Instant::now()));
+                    std::thread::sleep(pause.min(left));
                     pause = (pause * 2).min(LAST_RETRY);
                 }
                 Err(error) => return Err(error),

@@ -28,7 +28,8 @@ impl<C: Channel> Listener<C> {
 
     /// Waits for a connection, but no longer than `timeout`.
     pub fn accept_timeout(&self, timeout: Duration) -> Result<C, Error> {
-        self.accept_by(Some(Instant::now() + timeout))
+        // A timeout beyond what the clock can say is none.
+        self.accept_by(Instant::now().checked_add(timeout))
     }
 
     /// Takes a connection that is there, or returns [`Error::WouldBlock`].

@@ -28,7 +28,8 @@ impl Waiter {
         if self.nonblocking {
             return self.arm(what);
         }
-        let deadline = self.timeout.map(|t| Instant::now() + t);
+        // A timeout beyond what the clock can say is none.
+        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
         match wait::wait(what, self.mode, &mut self.bed, deadline) {
             Ok(true) => {
                 self.bed.rested();

@@ -331,9 +331,10 @@ fn program_with_a_child() {
     program.hears();
     rustix::io::fcntl_setfd(&program.0, rustix::io::FdFlags::empty()).unwrap();
     // It inherits the socket, and ends when the test closes the pipe that is its standard input.
-    std::process::Command::new("sh").args(["-c", "read nothing"]).spawn().unwrap();
+    let mut child = std::process::Command::new("sh").args(["-c", "read nothing"]).spawn().unwrap();
     program.say(Kind::INSPECT, 2, &[]);
-    std::thread::park();
+    // The test kills this process long before its child ends.
+    child.wait().unwrap();
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
         for _ in 0..4096 {
             let word = random.next();
             // Runs of words hit headers and payloads alike; the low part of a segment, where blocks lie, more often.
-            let reach = if word % 2 == 0 { len } else { len.min(6 << 20) };
+            let reach = if word.is_multiple_of(2) { len } else { len.min(6 << 20) };
             let at = random.next() as usize % (reach / 64) * 64;
             let value = match word % 5 {
                 0 => 0,
