@@ -12,6 +12,11 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
     Ok(())
 }
 
+/// Prints the line by which a server says that it is ready. It serves on if nobody wants to know.
+pub fn ready(text: impl AsRef<str>) {
+    let _ = line(text);
+}
+
 /// Prints a value as JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
     line(serde_json::to_string_pretty(value)?)

@@ -67,7 +67,7 @@ pub fn run(args: Args) -> Result<()> {
     let endpoint = Endpoint::attach_with(segment, &options)?;
     if args.serve {
         let listener = endpoint.listen::<MessageChannel>(name)?;
-        output::line(format!("answering pings at {}", args.address))?;
+        output::ready(format!("answering pings at {}", args.address));
         return serve(&listener);
     }
     let channel = endpoint.connect::<MessageChannel>(name).with_context(|| {

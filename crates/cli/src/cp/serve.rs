@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let rights = if args.write { "reading and writing" } else { "reading" };
     let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    output::line(format!("serving {} for {rights} as {name} in {}", place.display(), segments.join(", ")))?;
+    output::ready(format!("serving {} for {rights} as {name} in {}", place.display(), segments.join(", ")));
     let server = Server { root, write: args.write, copies: AtomicUsize::new(0) };
     thread::scope(|scope| {
         let server = &server;

@@ -24,7 +24,7 @@ pub fn serve(at: &str) -> Result<()> {
     let endpoint = Endpoint::attach_with(segment, &options())?;
     let messages = endpoint.listen::<MessageChannel>(name)?;
     let streams = endpoint.listen::<StreamChannel>(&stream_name(name))?;
-    output::line(format!("measuring at {at}"))?;
+    output::ready(format!("measuring at {at}"));
     thread::scope(|scope| {
         let streams = scope.spawn(move || accept(&streams));
         let messages = accept(&messages);
@@ -41,7 +41,7 @@ fn accept<C: Channel + Line + Send + 'static>(listener: &Listener<C>) -> Result<
 /// Serves TCP.
 pub fn serve_tcp(at: &str) -> Result<()> {
     let listener = TcpListener::bind(at).with_context(|| format!("cannot listen at {at}"))?;
-    output::line(format!("measuring at {}", listener.local_addr()?))?;
+    output::ready(format!("measuring at {}", listener.local_addr()?));
     loop {
         let (socket, _) = listener.accept().context("accepting a connection")?;
         converse(socket)?;

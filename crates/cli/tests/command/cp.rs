@@ -1,7 +1,9 @@
 //! `cp`, with a real server.
 
 use crate::world::{Server, World, signal, wait_for};
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
@@ -25,6 +27,7 @@ fn tree(at: &Path) {
     fs::write(at.join("short"), "short").unwrap();
     fs::write(at.join("sub/long"), noise(3_000_001, 1)).unwrap();
     fs::write(at.join("sub/n\u{e4}me with\nline"), "x").unwrap();
+    fs::write(at.join(OsStr::from_bytes(b"no text \xff")), "y").unwrap();
     symlink("short", at.join("link")).unwrap();
     symlink("/nowhere/at all", at.join("sub/dangling")).unwrap();
     for (name, mode) in [("short", 0o640), ("sub/long", 0o755), ("sub", 0o750), ("empty", 0o400)] {
@@ -50,7 +53,7 @@ fn contents(at: &Path) -> Vec<(String, u32, i64, i64, Vec<u8>)> {
         } else {
             fs::read(&path).unwrap()
         };
-        let name = path.strip_prefix(at).unwrap().to_str().unwrap().to_owned();
+        let name = format!("{:?}", path.strip_prefix(at).unwrap());
         all.push((name, meta.mode(), meta.mtime(), meta.mtime_nsec(), bytes));
     }
     all.sort();
@@ -98,7 +101,7 @@ fn a_tree_arrives_as_it_was() {
     world.good("cp -r host:tree host:between");
     assert_eq!(contents(&files.join("far/between")), original);
     let json = world.good("cp --json -r host:tree host:between2").json();
-    assert_eq!((&json["files"], &json["refused"], &json["bytes"]), (&6.into(), &0.into(), &3_000_007.into()));
+    assert_eq!((&json["files"], &json["refused"], &json["bytes"]), (&7.into(), &0.into(), &3_000_008.into()));
     // Nothing is left beside.
     let all = [contents(&files.join("far")), contents(&files.join("near"))].concat();
     assert!(!all.iter().any(|entry| entry.0.contains("ginnel-part")), "{all:?}");
@@ -317,6 +320,56 @@ fn direct_writing_changes_nothing_but_the_way() {
         assert_eq!(json["resumed"], (3 << 20) + 12288);
         assert!(fs::read(at.join("y")).unwrap() == bytes);
     }
+}
+
+#[test]
+fn a_copy_does_not_notice_that_the_daemon_is_killed() {
+    let (mut world, _server) = far("--write");
+    let files = world.files();
+    let bytes = noise(200 << 20, 5);
+    fs::write(files.join("near/big"), &bytes).unwrap();
+    let copy = world.command("cp --json near/big host:").stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_part(&files.join("far"), "big", 1 << 20);
+    world.replace_daemon();
+    let output = copy.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(fs::read(files.join("far/big")).unwrap() == bytes);
+    // The server is known to the new daemon.
+    world.good("cp host:big near/back");
+    assert!(fs::read(files.join("near/back")).unwrap() == bytes);
+}
+
+#[test]
+fn a_small_segment_will_do() {
+    let world = World::new();
+    for folder in ["near", "far"] {
+        fs::create_dir(world.files().join(folder)).unwrap();
+    }
+    // Its arena has less than 2 MiB.
+    let _server = world.server("cp --serve --segment shared --root far --write");
+    let bytes = noise(5 << 20, 6);
+    fs::write(world.files().join("near/x"), &bytes).unwrap();
+    world.good("cp near/x host:");
+    world.good("cp host:x near/y");
+    assert!(fs::read(world.files().join("near/y")).unwrap() == bytes);
+}
+
+#[test]
+fn a_full_disk_is_named_and_leaves_nothing() {
+    let (world, mut server) = far("--write");
+    server.end();
+    fs::write(world.files().join("near/x"), noise(900 << 10, 7)).unwrap();
+    // A limit on the size of files stands for the end of the disk.
+    let line = format!(
+        "trap '' XFSZ; ulimit -f 500; exec {} cp --serve --segment web --root far --write",
+        env!("CARGO_BIN_EXE_ginnel")
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &line]).env("GINNEL_SOCKET", world.socket()).current_dir(world.files());
+    let _server = Server::start(shell);
+    let said = world.expect(1, "cp near/x host:");
+    assert!(said.err.contains("writing x: File too large") && said.err.lines().count() == 1, "{said:?}");
+    assert_eq!(names(&world.files().join("far")), [""; 0]);
 }
 
 #[test]

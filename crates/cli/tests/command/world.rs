@@ -39,6 +39,18 @@ fn ginneld() -> &'static Path {
     })
 }
 
+/// Starts a daemon in a folder that has its configuration.
+fn start(folder: &Path) -> Child {
+    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+    Command::new(ginneld())
+        .args(["host", "--stop-keeper", "--config"])
+        .arg(folder.join("ginneld.toml"))
+        .stderr(log.try_clone().unwrap())
+        .stdout(log)
+        .spawn()
+        .unwrap()
+}
+
 /// Waits until a condition holds.
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + WATCHDOG;
@@ -66,23 +78,27 @@ impl World {
         for part in ["run", "state", "shm", "files"] {
             fs::create_dir(folder.path().join(part)).unwrap();
         }
-        let config = folder.path().join("ginneld.toml");
-        fs::write(&config, text).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
-        let daemon = Command::new(ginneld())
-            .args(["host", "--stop-keeper", "--config"])
-            .arg(&config)
-            .stderr(log.try_clone().unwrap())
-            .stdout(log)
-            .spawn()
-            .unwrap();
+        fs::write(folder.path().join("ginneld.toml"), text).unwrap();
+        let daemon = start(folder.path());
         let mut world = Self { folder, daemon };
-        wait_for("an answer of ginneld", || {
-            let ended = world.daemon.try_wait().unwrap();
-            assert!(ended.is_none(), "ginneld {ended:?}: {}", world.log());
-            ginnel::Daemon::connect_to(&world.socket()).is_ok()
-        });
+        world.wait_for_daemon();
         world
+    }
+
+    /// Kills the daemon as hard as possible, and starts another.
+    pub fn replace_daemon(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+        self.daemon = start(self.folder.path());
+        self.wait_for_daemon();
+    }
+
+    fn wait_for_daemon(&mut self) {
+        wait_for("an answer of ginneld", || {
+            let ended = self.daemon.try_wait().unwrap();
+            assert!(ended.is_none(), "ginneld {ended:?}: {}", self.log());
+            ginnel::Daemon::connect_to(&self.socket()).is_ok()
+        });
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -126,14 +142,7 @@ impl World {
 
     /// Starts a server, and waits until it says that it is ready.
     pub fn server(&self, line: &str) -> Server {
-        let mut child = self.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut first = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        let mut server = Server { child, first };
-        if server.first.is_empty() {
-            panic!("ginnel {line}: {:?}", server.end());
-        }
-        server
+        Server::start(self.command(line))
     }
 }
 
@@ -184,6 +193,18 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts it, and waits until it says that it is ready.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let mut server = Self { child, first };
+        if server.first.is_empty() {
+            panic!("{command:?}: {:?}", server.end());
+        }
+        server
+    }
+
     /// Kills it; what it said on stderr.
     pub fn end(&mut self) -> String {
         let _ = self.child.kill();
