@@ -225,6 +225,17 @@ pub(crate) struct Inner {
     retry: OwnedFd,
 }
 
+impl Drop for Inner {
+    /// The daemon takes the end of the connection for the end of the endpoint. A daemon that has been restarted meanwhile
+    /// has no connection to see the end of, and must be given one; otherwise the endpoint's resources would stay until
+    /// this process ends.
+    fn drop(&mut self) {
+        if self.lock().connection.is_none() {
+            let _ = introduce(&self.path, &self.attach);
+        }
+    }
+}
+
 /// What needs the socket, one thread at a time.
 pub(crate) struct Control {
     connection: Option<Connection>,
