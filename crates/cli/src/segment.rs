@@ -23,9 +23,9 @@ enum Command {
     Remove(Remove),
 }
 
-/// Makes a segment. It stays, also across restarts of the daemon and until the machine is shut down, until it is removed.
+/// Makes a segment.
 ///
-/// A VM of its members needs a device for it: see `ginnel qemu-args`. For the host's administrators.
+/// It stays until it is removed or the machine is shut down, also across restarts of the daemon. A VM of its members needs a device for it: see `ginnel qemu-args`. For the host's administrators.
 #[derive(clap::Args)]
 struct Create {
     /// Its name.

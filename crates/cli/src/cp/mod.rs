@@ -29,7 +29,8 @@ use std::path::PathBuf;
 /// Every block is checked with XXH64, up to the checksum of the whole file. A file is written beside its place under a
 /// hidden name and renamed when it is complete: a broken copy leaves nothing visible, and the next one continues it if
 /// the checksum of the part agrees. Permissions (without set-id bits) and times are kept, symbolic links stay links,
-/// special files are refused.
+/// special files are refused. The checksum finds accidents; against members of the segment who write where they should
+/// not, only a segment without them helps, such as a VM's home segment.
 #[derive(clap::Args)]
 #[command(
     override_usage = "ginnel cp [OPTIONS] SOURCE... TARGET\n       ginnel cp --serve [--root DIR] [--write] [--segment NAME]..."

@@ -45,7 +45,10 @@ impl Peer {
                 }) if capacity > LEAST_CAPACITY => {
                     capacity /= 2;
                 }
-                other => break other.with_context(|| format!("{member} in segment {segment}"))?,
+                Err(error) if error.code() == Some(ErrorCode::REFUSED) => {
+                    bail!("does not serve copies in segment {segment}; start `ginnel cp --serve` there");
+                }
+                other => break other.with_context(|| format!("segment {segment}"))?,
             }
         };
         let (out, input) = channel.split();
