@@ -4,7 +4,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 # VM tests share the machine; one at a time.
-VMTEST = $(CARGO) test --release -p vmtest -- --test-threads=1 --nocapture
+VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
 .PHONY: all build demo test test-unit test-loom test-sanitize test-fuzz test-vm bench soak lint doc install clean
 

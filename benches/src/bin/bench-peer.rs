@@ -54,6 +54,9 @@ struct What {
     /// Sleep as long between two round trips, in microseconds.
     #[arg(long, default_value_t = 0)]
     pause: u64,
+    /// Of each message, so many bytes are looked at or written, one word in each cache line.
+    #[arg(long, default_value_t = 64)]
+    touch: usize,
     /// The CPU to stay on.
     #[arg(long)]
     cpu: Option<usize>,
@@ -182,12 +185,12 @@ fn serve(what: &What) -> Result<()> {
         Kind::Copying => {
             let (mut to, mut from) = what.accept::<MessageChannel>()?.split();
             let mut chunk = vec![0; what.size];
-            while transfer::drain_copying(&mut from, &mut to, &mut chunk, what.count)? {}
+            while transfer::drain_copying(&mut from, &mut to, &mut chunk, what.touch, what.count)? {}
             Ok(())
         }
         Kind::InPlace => {
             let (mut to, mut from) = what.accept::<MessageChannel>()?.split();
-            while transfer::drain_in_place(&mut from, &mut to, what.count)? {}
+            while transfer::drain_in_place(&mut from, &mut to, what.touch, what.count)? {}
             Ok(())
         }
     }
@@ -273,13 +276,13 @@ fn time(what: &What) -> Result<Timing> {
             let (mut to, mut from) = what.channel::<MessageChannel>()?.split();
             let mut chunk = vec![0x5a; what.size];
             transfer::run(total, what.rounds, || {
-                transfer::fill_copying(&mut to, &mut from, &mut chunk, what.count)
+                transfer::fill_copying(&mut to, &mut from, &mut chunk, what.touch, what.count)
             })
         }
         Kind::InPlace => {
             let (mut to, mut from) = what.channel::<MessageChannel>()?.split();
             transfer::run(total, what.rounds, || {
-                transfer::fill_in_place(&mut to, &mut from, what.size, what.count)
+                transfer::fill_in_place(&mut to, &mut from, what.size, what.touch, what.count)
             })
         }
         Kind::Attach => {
@@ -287,7 +290,7 @@ fn time(what: &What) -> Result<Timing> {
             let mut channel = what.channel::<MessageChannel>()?;
             channel.send(b"first")?;
             channel.recv()?;
-            Ok(Timing::of(vec![begin.elapsed().as_nanos() as f64], f64::NAN))
+            Ok(Timing::of(vec![begin.elapsed().as_nanos() as f64], 0.0))
         }
         Kind::Idle => idle(what),
     }
@@ -304,7 +307,7 @@ fn paused(what: &What) -> Result<Timing> {
         echo.exchange(&mut message)?;
         samples.push(begin.elapsed().as_nanos() as f64 / 2.0);
     }
-    Ok(Timing::of(samples, f64::NAN))
+    Ok(Timing::of(samples, 0.0))
 }
 
 /// Both ends of a channel wait for nothing for as long as `--rounds` seconds; `cpu` tells what this end used.

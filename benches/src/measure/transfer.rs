@@ -56,10 +56,12 @@ pub fn fill_copying(
     to: &mut MessageSender,
     back: &mut MessageReceiver,
     chunk: &mut [u8],
+    touch: usize,
     count: u64,
 ) -> Result<()> {
     for turn in 0..count {
-        for line in chunk.chunks_exact_mut(LINE) {
+        let touched = touch.min(chunk.len());
+        for line in chunk[..touched].chunks_exact_mut(LINE) {
             line[..8].copy_from_slice(&turn.to_le_bytes());
         }
         to.send(chunk)?;
@@ -73,12 +75,13 @@ pub fn fill_in_place(
     to: &mut MessageSender,
     back: &mut MessageReceiver,
     len: usize,
+    touch: usize,
     count: u64,
 ) -> Result<()> {
     for turn in 0..count {
         let claim = to.claim(len)?;
         let slice = claim.slice();
-        for line in 0..len / LINE {
+        for line in 0..touch.min(len) / LINE {
             slice.write(line * LINE, &turn.to_le_bytes());
         }
         claim.send(len);
@@ -92,6 +95,7 @@ pub fn drain_copying(
     from: &mut MessageReceiver,
     back: &mut MessageSender,
     chunk: &mut [u8],
+    touch: usize,
     count: u64,
 ) -> Result<bool> {
     let mut sum = 0u64;
@@ -101,7 +105,7 @@ pub fn drain_copying(
             Err(ginnel::Error::Finished) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        for line in chunk[..len].as_chunks::<LINE>().0 {
+        for line in chunk[..len.min(touch)].as_chunks::<LINE>().0 {
             sum = sum.wrapping_add(u64::from_le_bytes([
                 line[0], line[1], line[2], line[3], line[4], line[5], line[6], line[7],
             ]));
@@ -112,7 +116,12 @@ pub fn drain_copying(
 }
 
 /// Does the same in the ring.
-pub fn drain_in_place(from: &mut MessageReceiver, back: &mut MessageSender, count: u64) -> Result<bool> {
+pub fn drain_in_place(
+    from: &mut MessageReceiver,
+    back: &mut MessageSender,
+    touch: usize,
+    count: u64,
+) -> Result<bool> {
     let mut sum = 0u64;
     for _ in 0..count {
         let message = match from.peek() {
@@ -121,7 +130,7 @@ pub fn drain_in_place(from: &mut MessageReceiver, back: &mut MessageSender, coun
             Err(error) => return Err(error.into()),
         };
         let slice = message.slice();
-        for line in 0..slice.len() / LINE {
+        for line in 0..slice.len().min(touch) / LINE {
             let mut word = [0; 8];
             slice.read(line * LINE, &mut word);
             sum = sum.wrapping_add(u64::from_le_bytes(word));

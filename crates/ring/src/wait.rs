@@ -66,10 +66,11 @@ pub trait Sleeper {
 pub trait Waitable {
     /// Whether the wait is over: the thing is there, or it will never be.
     fn ready(&mut self) -> bool;
-    /// A cheaper look: true if something has changed, so that [`Waitable::ready`] is worth asking. May overlook an end.
+    /// A cheaper look: true if something has changed since [`Waitable::ready`] said no. May overlook an end, but must not
+    /// stay true while `ready` says no.
     #[inline]
     fn glance(&self) -> bool {
-        true
+        false
     }
     /// Tells the other side that we are about to sleep ([`Armed::arm`]).
     fn arm(&mut self);
@@ -82,7 +83,7 @@ const GLANCES: u32 = 64;
 /// Full looks between two looks at the clock, which may be slow in a guest.
 const LOOKS_PER_CLOCK: u32 = 8;
 
-/// Waits until `what` is ready. `Ok(false)` if the deadline came first.
+/// Waits until `what` is ready, or at least has changed. `Ok(false)` if the deadline came first.
 pub fn wait<W: Waitable + ?Sized>(
     what: &mut W,
     mode: WaitMode,
@@ -96,6 +97,10 @@ pub fn wait<W: Waitable + ?Sized>(
         WaitMode::Poll => return Ok(spin(what, deadline)),
         WaitMode::Interrupt => {}
         WaitMode::Adaptive { budget } => {
+            // A peer that is at work answers before the clock is worth a look; in some guests that takes a microsecond.
+            if look(what) {
+                return Ok(true);
+            }
             // A budget beyond what the clock can say has no end of its own.
             let end = Instant::now().checked_add(budget);
             let first = [end, deadline].into_iter().flatten().min();
@@ -125,22 +130,30 @@ pub fn wait<W: Waitable + ?Sized>(
 
 fn spin<W: Waitable + ?Sized>(what: &mut W, deadline: Option<Instant>) -> bool {
     loop {
-        for _ in 0..LOOKS_PER_CLOCK {
-            for _ in 0..GLANCES {
-                if what.glance() && what.ready() {
-                    return true;
-                }
-            }
-            if what.ready() {
-                return true;
-            }
-            // Once in a while only: it takes long on some CPUs, and in some hypervisors it gives up the time slice.
-            std::hint::spin_loop();
+        if look(what) {
+            return true;
         }
         if deadline.is_some_and(|d| Instant::now() >= d) {
             return false;
         }
     }
+}
+
+/// Looks many times. A glance that sees a change ends the wait: the caller looks closer anyway.
+fn look<W: Waitable + ?Sized>(what: &mut W) -> bool {
+    for _ in 0..LOOKS_PER_CLOCK {
+        for _ in 0..GLANCES {
+            if what.glance() {
+                return true;
+            }
+        }
+        if what.ready() {
+            return true;
+        }
+    }
+    // Once in a while only: it takes long on some CPUs, and in some hypervisors it gives up the time slice.
+    std::hint::spin_loop();
+    false
 }
 
 /// The sleeper's end of a wake word.

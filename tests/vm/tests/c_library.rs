@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use vmtest::Bed;
 use vmtest::installation::Plan;
 
@@ -16,7 +16,12 @@ fn c_programs_talk_between_host_and_guest() -> Result<()> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/build-c-examples");
     let out = bed.dir().join("c");
     bed.host(&format!("{} {}", script.display(), out.display()))?.ok()?;
-    let vm = ginnel.vm("a")?.program(out.join("echo_server")).program(out.join("echo_client")).boot()?;
+    let vm = ginnel
+        .vm("a")?
+        .library(out.join("libginnel.so.0"))
+        .program(out.join("echo_server"))
+        .program(out.join("echo_client"))
+        .boot()?;
     let _daemon = ginnel.start_guest(&vm)?;
 
     let server = vm.spawn("exec echo_server web/echo")?;
@@ -24,9 +29,10 @@ fn c_programs_talk_between_host_and_guest() -> Result<()> {
     let mut said = String::new();
     vmtest::wait_until("the server in the VM to answer", PROMPT, || {
         let result = bed.host(&ginnel.on_host(&client)?)?;
-        said = result.stdout.clone();
+        said = format!("{result:?}");
         Ok(result.code() == Some(0))
-    })?;
+    })
+    .with_context(|| format!("the server: {:?}; the last client: {said}", server.said()))?;
     ensure!(said.contains("greetings"), "the client on the host got {said:?}");
     server.kill_process(9)?;
     server.wait(PROMPT)?;
