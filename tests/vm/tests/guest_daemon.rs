@@ -199,14 +199,16 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
     for round in 0..2 {
         let file = ginnel.segment_file("late");
         vm.qmp(&format!(
-            r#"{{"execute": "object-add", "arguments": {{"qom-type": "memory-backend-file", "id": "late", "share": true,
+            r#"{{"execute": "object-add", "arguments": {{"qom-type": "memory-backend-file", "id": "late{round}", "share": true,
                 "mem-path": {file:?}, "size": {}}}}}"#,
             16 << 20
         ))?;
-        vm.qmp(
-            r#"{"execute": "device_add", "arguments": {"driver": "ivshmem-plain", "id": "late-device",
-                "memdev": "late", "bus": "root1"}}"#,
-        )?;
+        // Another name each time: QEMU forgets the memory of an unplugged device a moment after it says so, and aborts
+        // if the name comes back earlier.
+        vm.qmp(&format!(
+            r#"{{"execute": "device_add", "arguments": {{"driver": "ivshmem-plain", "id": "late-device",
+                "memdev": "late{round}", "bus": "root1"}}}}"#
+        ))?;
         wait_until("the plugged device can be used", PROMPT, || {
             Ok(vm.run("bell attach late")?.code() == Some(0))
         })?;
@@ -218,7 +220,7 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
         vm.wait_event("DEVICE_DELETED", PROMPT)?;
         let refused = vm.run("bell attach late")?;
         ensure!(refused.code() == Some(1) && refused.stderr.contains("ginnel qemu-args"), "{refused:?}");
-        vm.qmp(r#"{"execute": "object-del", "arguments": {"id": "late"}}"#)?;
+        vm.qmp(&format!(r#"{{"execute": "object-del", "arguments": {{"id": "late{round}"}}}}"#))?;
     }
     vm.run("bell attach web")?.ok()?;
     Ok(())
