@@ -446,7 +446,7 @@ impl Bench<'_> {
     /// Memory with many segments, and what idling costs.
     fn daemon(&mut self) -> Result<()> {
         for n in 0..62 {
-            let command = format!("ginnel segment create many-{n} --size 4M --member host --member a");
+            let command = format!("ginnel segment create many-{n} --size 4M --members host,a");
             self.world.bed.host(&self.world.ginnel.on_host(&command)?)?.ok()?;
         }
         let pid = self.world.ginnel.daemon()?.pid();
@@ -549,10 +549,14 @@ fn sshd(bed: &Bed) -> Result<Vec<u8>> {
     let d = dir.display();
     bed.host_in_net(&format!(
         "mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f {d}/host && ssh-keygen -q -t ed25519 -N '' -f {d}/key \
-         && cp {d}/key.pub {d}/authorized && chmod 600 {d}/authorized && chmod 700 {d} \
-         && /usr/sbin/sshd -f /dev/null -o ListenAddress={HOST_ADDRESS}:17122 -o HostKey={d}/host -o StrictModes=no \
-            -o AuthorizedKeysFile={d}/authorized -o PermitRootLogin=yes -o UsePAM=no -o PidFile={d}/pid"
+         && cp {d}/key.pub {d}/authorized && chmod 600 {d}/authorized && chmod 700 {d}"
     ))?
     .ok()?;
+    // In the foreground, so that it ends with the bed.
+    let server = bed.host_spawn(&format!(
+        "exec /usr/sbin/sshd -D -e -f /dev/null -o ListenAddress={HOST_ADDRESS}:17122 -o HostKey={d}/host -o StrictModes=no \
+         -o AuthorizedKeysFile={d}/authorized -o PermitRootLogin=yes -o UsePAM=no -o PidFile=none"
+    ))?;
+    server.wait_for_line("istening on", Duration::from_secs(10))?;
     Ok(std::fs::read(dir.join("key"))?)
 }
