@@ -373,7 +373,7 @@ impl Bench<'_> {
 
     fn cp(&mut self, vm: &Vm, file: &Path, mib: u64) -> Result<()> {
         let bed = self.world.bed;
-        let server = vm.spawn("exec ginnel cp --serve --write --root /")?;
+        let server = vm.spawn("exec ginnel cp --serve --write --root / --segment bench")?;
         server.wait_for_line("serving", Duration::from_secs(20))?;
         let seconds = |begin: Instant| begin.elapsed().as_secs_f64();
         let limit = Duration::from_secs(900);
@@ -415,7 +415,7 @@ impl Bench<'_> {
             Ok(mib as f64 / 1024.0 / took)
         };
         let scp = format!(
-            "scp -q -P 17122 -i /tmp/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null root@{HOST_ADDRESS}:{} /tmp/file",
+            "scp -S /usr/local/bin/ssh -q -P 17122 -i /tmp/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null root@{HOST_ADDRESS}:{} /tmp/file",
             file.display()
         );
         let mut rows = Vec::new();
@@ -424,7 +424,14 @@ impl Bench<'_> {
             ("scp over virtio-net", &|| by_command(&scp)),
             ("cp from a 9p mount", &|| by_command("cp /share/file /tmp/file")),
         ] {
-            let theirs = vec![run().with_context(|| format!("copying by {peer}"))?, run()?];
+            // An alternative that does not run here is said, and the others are measured all the same.
+            let theirs = match run().and_then(|first| Ok(vec![first, run()?])) {
+                Ok(theirs) => theirs,
+                Err(error) => {
+                    println!("not measured: {peer}: {error:#}");
+                    continue;
+                }
+            };
             rows.push((peer, vec![ours()?, ours()?], theirs));
         }
         for (peer, ours, theirs) in rows {
