@@ -228,7 +228,7 @@ impl MessageReceiver {
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         loop {
             self.waiter.begin(&mut self.ring);
-            if let Some(len) = self.ring.take(buffer) {
+            if let Some(len) = self.ring.take(buffer, self.waiter.looks()) {
                 self.counters.operations += 1;
                 self.counters.bytes += len as u64;
                 let owed = self.ring.take_owed();

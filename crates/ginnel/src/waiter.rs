@@ -17,6 +17,9 @@ pub(crate) struct Waiter {
     pub waits: u64,
 }
 
+/// A few hundred nanoseconds' worth.
+const FIRST_LOOKS: u32 = 256;
+
 impl Waiter {
     pub fn new(mode: WaitMode, event: Option<BorrowedEvent>) -> Self {
         Self { mode, timeout: None, nonblocking: false, bed: Bed::new(event), armed: false, waits: 0 }
@@ -61,6 +64,13 @@ impl Waiter {
             what.disarm();
             self.bed.drain();
         }
+    }
+
+    /// How often an operation may look before it waits in earnest. A peer that is at work answers within them, and to
+    /// see it there costs less than to see it in [`Waiter::wait`].
+    #[inline]
+    pub fn looks(&self) -> u32 {
+        if self.nonblocking || self.mode == WaitMode::Interrupt { 1 } else { FIRST_LOOKS }
     }
 
     /// For poll and epoll: readable after [`Error::WouldBlock`], once another try is worth it.

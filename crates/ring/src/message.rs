@@ -402,12 +402,10 @@ impl<M: Memory> Consumer<M> {
         why
     }
 
-    /// Nothing is published. Before we say so: return what space is left to return, and see whether more can come.
+    /// Nothing is published; sees whether more can come. The space that is not returned yet stays so: the longest message
+    /// finds room without it (see [`ring::max_message`]), and a message would cost both sides a line and a fence more.
     #[inline]
     fn empty(&mut self) -> Result<(), RecvError> {
-        if self.returned != self.position {
-            self.return_space();
-        }
         if self.memory.is_broken() {
             return Err(self.end(RecvError::Broken));
         }
@@ -434,7 +432,7 @@ impl<M: Memory> Consumer<M> {
     /// rest is lost. Ask [`Consumer::take_owed`] afterwards.
     #[inline]
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
-        if let Some(len) = self.take(into) {
+        if let Some(len) = self.take(into, 1) {
             return Ok(len);
         }
         let message = self.peek()?;
@@ -448,27 +446,35 @@ impl<M: Memory> Consumer<M> {
         Ok(len)
     }
 
-    /// [`Consumer::recv`] where nothing is in the way, in few branches; `None` where something may be: no message, an end, a
-    /// header that wants a closer look, or a buffer too short. Ask [`Consumer::take_owed`] afterwards.
+    /// [`Consumer::recv`] where nothing is in the way, after at most `looks` looks for a message; `None` where something may
+    /// be: no message, an end, a header that wants a closer look, or a buffer too short. Ask [`Consumer::take_owed`]
+    /// afterwards.
     #[inline]
-    pub fn take(&mut self, into: &mut [u8]) -> Option<usize> {
-        let position = self.position;
+    pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<usize> {
+        let (memory, position) = (&self.memory, self.position);
         let place = at(position, self.capacity);
-        // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
-        let header = RecordHeader(self.memory.load_acquire_u64(place));
-        let len = header.len();
-        let span = record_span(len);
+        // All that can be known before the message is there, so that one comparison is left for afterwards: a header
+        // that is not of a plain message for this place differs in a bit above its length.
+        let expected = RecordHeader::new(RecordKind::DATA, position, 0).0;
         let to_end = self.capacity - (position as usize & (self.capacity - 1));
-        let plain = header.is_for(position) & (header.kind().0 == RecordKind::DATA.0);
-        let fits = (len < self.limit) & (span <= to_end) & (len <= into.len());
-        if !(plain & fits) {
+        let room = self.limit.min(to_end - RECORD_HEADER + 1).min(into.len() + 1);
+        // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
+        let mut header = memory.load_acquire_u64(place);
+        for _ in 1..looks {
+            if header != 0 {
+                break;
+            }
+            header = memory.load_acquire_u64(place);
+        }
+        let len = (header ^ expected) as usize;
+        if len >= room {
             return None;
         }
-        self.memory.read(place + RECORD_HEADER, &mut into[..len]);
-        if self.memory.is_broken() {
+        memory.read(place + RECORD_HEADER, &mut into[..len]);
+        if memory.is_broken() {
             return None;
         }
-        self.advance(span);
+        self.advance(record_span(len));
         Some(len)
     }
 
@@ -482,6 +488,7 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
+    #[inline(never)]
     fn return_space(&mut self) {
         self.returned = self.position;
         // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
