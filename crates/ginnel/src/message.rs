@@ -76,7 +76,7 @@ impl MessageChannel {
     }
 
     /// See [`MessageSender::send`].
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         self.sender.send(message)
     }
@@ -87,7 +87,7 @@ impl MessageChannel {
     }
 
     /// See [`MessageReceiver::recv_into`].
-    #[inline]
+    #[inline(always)]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.receiver.recv_into(buffer)
     }
@@ -117,25 +117,32 @@ impl MessageChannel {
 
 impl MessageSender {
     /// Sends a message. Waits while the ring is full.
-    #[inline]
+    // In the caller, like `recv_into`: in an emulated guest each call and each return costs as much as the way itself.
+    #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
-        self.waiter.begin(&mut self.ring);
-        loop {
+        let Some(ring) = self.ring.put(message) else { return self.send_by_claim(message) };
+        self.counted(message.len());
+        self.ring_if(ring);
+        Ok(())
+    }
+
+    /// [`MessageSender::send`] where something may be in the way.
+    #[cold]
+    fn send_by_claim(&mut self, message: &[u8]) -> Result<(), Error> {
+        let ring = loop {
             match self.ring.send(message) {
-                Ok(ring) => {
-                    self.counted(message.len());
-                    self.ring_if(ring);
-                    return Ok(());
-                }
+                Ok(ring) => break ring,
                 Err(SendError::Full) => self.wait_for_room(message.len())?,
                 Err(error) => return Err(error.into()),
             }
-        }
+        };
+        self.counted(message.len());
+        self.ring_if(ring);
+        Ok(())
     }
 
     /// Claims room for a message of up to `len` bytes, to be written in place. Waits while the ring is full.
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_>, Error> {
-        self.waiter.begin(&mut self.ring);
         while !self.room(len)? {
             self.wait_for_room(len)?;
         }
@@ -224,25 +231,18 @@ impl Claim<'_> {
 impl MessageReceiver {
     /// Receives a message into `buffer`; returns its length. Waits while there is none. A message longer than the buffer
     /// is [`Error::BufferTooSmall`], and stays.
-    #[inline]
+    #[inline(always)]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        loop {
-            self.waiter.begin(&mut self.ring);
-            if let Some(len) = self.ring.take(buffer, self.waiter.looks()) {
-                self.counters.operations += 1;
-                self.counters.bytes += len as u64;
-                let owed = self.ring.take_owed();
-                self.ring_if(owed);
-                return Ok(len);
-            }
-            match self.ring.poll() {
-                Err(RecvError::Empty) => self.wait_for_message()?,
-                // A message that wants a closer look, or an end: the long way tells.
-                _ => return self.recv_by_peek(buffer),
-            }
-        }
+        let Some((len, ring)) = self.ring.take(buffer, self.waiter.looks()) else {
+            return self.recv_by_peek(buffer);
+        };
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+        self.ring_if(ring);
+        Ok(len)
     }
 
+    /// [`MessageReceiver::recv_into`] where there is no message yet, or one that wants a closer look, or an end.
     #[cold]
     fn recv_by_peek(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let message = self.peek()?;
@@ -266,7 +266,6 @@ impl MessageReceiver {
     /// The next message, in place. Waits while there is none. It stays until it is released.
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_>, Error> {
-        self.waiter.begin(&mut self.ring);
         loop {
             match self.ring.poll() {
                 Ok(()) => break,

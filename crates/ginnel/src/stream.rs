@@ -97,7 +97,6 @@ impl StreamChannel {
 impl StreamSender {
     /// Sends some of `bytes`; returns how many, at least one unless `bytes` is empty. Waits while the ring is full.
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
-        self.waiter.begin(&mut self.ring);
         loop {
             let Self { ring, shared, counters, .. } = self;
             let sent = ring.write(bytes, || {
@@ -127,7 +126,6 @@ impl StreamSender {
 
     /// Room for at most `most` bytes in one run, to be written in place. Waits while the ring is full.
     pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
-        self.waiter.begin(&mut self.ring);
         loop {
             match self.ring.claim(most) {
                 Ok(_abandoned) => break,
@@ -192,7 +190,6 @@ impl StreamReceiver {
     /// Receives what is there, up to the buffer's length; returns how many bytes, 0 at the end of the stream (or for an
     /// empty buffer). Waits while there is nothing.
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        self.waiter.begin(&mut self.ring);
         loop {
             let Self { ring, shared, counters, .. } = self;
             let got = ring.read(buffer, || {
@@ -214,7 +211,6 @@ impl StreamReceiver {
 
     /// The bytes that are there, in place, as one run. Waits while there are none; [`Error::Finished`] at the end.
     pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
-        self.waiter.begin(&mut self.ring);
         loop {
             let polled = self.ring.poll();
             if polled.is_err() {

@@ -28,6 +28,7 @@ impl Waiter {
     /// Waits until `what` is ready, as this half is set up to wait.
     pub fn wait<W: Waitable>(&mut self, what: &mut W) -> Result<(), Error> {
         self.waits += 1;
+        self.begin(what);
         if self.nonblocking {
             return self.arm(what);
         }
@@ -56,8 +57,8 @@ impl Waiter {
         Err(Error::WouldBlock)
     }
 
-    /// At the start of each operation: takes back what a non-blocking call has left armed.
-    #[inline]
+    /// At the start of each wait: takes back what a non-blocking call has left armed. Operations that need not wait leave it:
+    /// at worst the peer rings once more, and the file descriptor is readable for a try that was not worth it.
     pub fn begin<W: Waitable>(&mut self, what: &mut W) {
         if self.armed {
             self.armed = false;

@@ -176,13 +176,15 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// [`Producer::send`] where nothing is in the way, in one branch; `None` where something may be.
-    #[inline]
-    fn put(&mut self, message: &[u8]) -> Option<bool> {
+    /// [`Producer::send`] where nothing is in the way; `None`, and nothing done, where something may be.
+    #[inline(always)]
+    pub fn put(&mut self, message: &[u8]) -> Option<bool> {
         let (position, len) = (self.tail, message.len());
         let end = position + record_span(len) as u64;
-        let awake = self.memory.load_relaxed_u32(CONSUMER_STATE) <= SideState::OPEN.0;
-        if !((end <= self.clear_to) & (len <= self.max_message()) & awake) {
+        let state = self.memory.load_relaxed_u32(CONSUMER_STATE);
+        // In one branch: the differences are negative, as signed words, where something is in the way.
+        let room = self.clear_to.wrapping_sub(end) | (self.max_message().wrapping_sub(len)) as u64;
+        if (room >> 63) | u64::from(state & !SideState::OPEN.0) != 0 {
             return None;
         }
         let header = RecordHeader::new(RecordKind::DATA, position, len);
@@ -432,7 +434,8 @@ impl<M: Memory> Consumer<M> {
     /// rest is lost. Ask [`Consumer::take_owed`] afterwards.
     #[inline]
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, RecvError> {
-        if let Some(len) = self.take(into, 1) {
+        if let Some((len, owed)) = self.take(into, 1) {
+            self.owed |= owed;
             return Ok(len);
         }
         let message = self.peek()?;
@@ -447,10 +450,10 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// [`Consumer::recv`] where nothing is in the way, after at most `looks` looks for a message; `None` where something may
-    /// be: no message, an end, a header that wants a closer look, or a buffer too short. Ask [`Consumer::take_owed`]
-    /// afterwards.
-    #[inline]
-    pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<usize> {
+    /// be: no message, an end, a header that wants a closer look, or a buffer too short. Returns the message's length, and
+    /// whether the producer's doorbell must be rung.
+    #[inline(always)]
+    pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<(usize, bool)> {
         let (memory, position) = (&self.memory, self.position);
         let place = at(position, self.capacity);
         // All that can be known before the message is there, so that one comparison is left for afterwards: a header
@@ -459,26 +462,31 @@ impl<M: Memory> Consumer<M> {
         let to_end = self.capacity - (position as usize & (self.capacity - 1));
         let room = self.limit.min(to_end - RECORD_HEADER + 1).min(into.len() + 1);
         // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
-        let mut header = memory.load_acquire_u64(place);
-        for _ in 1..looks {
-            if header != 0 {
-                break;
-            }
-            header = memory.load_acquire_u64(place);
-        }
+        let header = memory.await_acquire_u64(place, looks);
         let len = (header ^ expected) as usize;
         if len >= room {
             return None;
         }
         memory.read(place + RECORD_HEADER, &mut into[..len]);
-        if memory.is_broken() {
+        let next = position + record_span(len) as u64;
+        if memory.is_broken() | (next - self.returned >= self.capacity as u64 / 8) {
+            return self.take_rarely(len);
+        }
+        self.next = Next::Unknown;
+        self.position = next;
+        Some((len, false))
+    }
+
+    /// The end of [`Consumer::take`] where the memory is gone, or space goes back.
+    #[cold]
+    fn take_rarely(&mut self, len: usize) -> Option<(usize, bool)> {
+        if self.memory.is_broken() {
             return None;
         }
         self.advance(record_span(len));
-        Some(len)
+        Some((len, self.take_owed()))
     }
 
-    #[inline]
     fn advance(&mut self, span: usize) {
         self.next = Next::Unknown;
         self.position += span as u64;
@@ -488,7 +496,6 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    #[inline(never)]
     fn return_space(&mut self) {
         self.returned = self.position;
         // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.

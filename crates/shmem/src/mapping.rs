@@ -109,15 +109,16 @@ impl Mapping {
 
     #[inline]
     pub(crate) fn pointer(&self, at: usize, len: usize) -> *mut u8 {
-        // One branch, here and below: under emulation a branch costs more than what it guards.
-        assert!((at <= self.len) & (len <= self.len.wrapping_sub(at)), "access outside the mapping");
+        assert!(at.saturating_add(len) <= self.len, "access outside the mapping");
         // SAFETY: `at` is within the mapping, as just checked.
         unsafe { self.start.as_ptr().add(at) }
     }
 
     #[inline]
     fn word32(&self, at: usize) -> &AtomicU32 {
-        assert!((at < self.len) & at.is_multiple_of(4), "word outside the mapping, or misaligned");
+        // One comparison, here and below: rotated, a misaligned offset is a huge one. Under emulation a branch costs more
+        // than what it guards.
+        assert!(at.rotate_right(2) < self.len / 4, "word outside the mapping, or misaligned");
         // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and only ever accessed
         // atomically by us; it lives while `self` does.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
@@ -125,7 +126,7 @@ impl Mapping {
 
     #[inline]
     fn word64(&self, at: usize) -> &AtomicU64 {
-        assert!((at < self.len) & at.is_multiple_of(8), "word outside the mapping, or misaligned");
+        assert!(at.rotate_right(3) < self.len / 8, "word outside the mapping, or misaligned");
         // SAFETY: as in `word32`.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
@@ -159,6 +160,12 @@ impl Mapping {
     }
 }
 
+/// Whether a run is copied word by word.
+#[inline]
+fn wordwise(at: usize, len: usize) -> bool {
+    ((at | len) & 7) | (WORDWISE.wrapping_sub(len) >> (usize::BITS - 1)) == 0
+}
+
 impl Memory for Mapping {
     #[inline]
     fn len(&self) -> usize {
@@ -189,6 +196,19 @@ impl Memory for Mapping {
         self.word64(at).load(Ordering::Acquire)
     }
     #[inline]
+    fn await_acquire_u64(&self, at: usize, looks: u32) -> u64 {
+        let word = self.word64(at);
+        let mut left = i64::from(looks);
+        loop {
+            let value = word.load(Ordering::Acquire);
+            left -= 1;
+            // One branch a look: the sign of what is left is all ones once nothing is.
+            if value | ((left - 1) >> 63) as u64 != 0 {
+                return value;
+            }
+        }
+    }
+    #[inline]
     fn store_relaxed_u64(&self, at: usize, value: u64) {
         self.word64(at).store(value, Ordering::Relaxed);
     }
@@ -204,7 +224,7 @@ impl Memory for Mapping {
     #[inline]
     fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.pointer(at, into.len());
-        if (into.len() <= WORDWISE) & ((at | into.len()) & 7 == 0) {
+        if wordwise(at, into.len()) {
             for (i, chunk) in into.chunks_exact_mut(8).enumerate() {
                 // SAFETY: inside the mapping, as `pointer` has checked for the whole run; aligned, since the mapping's start
                 // and `at` are; accessed atomically.
@@ -221,7 +241,7 @@ impl Memory for Mapping {
     #[inline]
     fn write(&self, at: usize, from: &[u8]) {
         let to = self.pointer(at, from.len());
-        if (from.len() <= WORDWISE) & ((at | from.len()) & 7 == 0) {
+        if wordwise(at, from.len()) {
             for (i, bytes) in from.as_chunks::<8>().0.iter().enumerate().rev() {
                 // SAFETY: as in `read`.
                 let word = unsafe { AtomicU64::from_ptr(to.cast::<u64>().add(i)) };

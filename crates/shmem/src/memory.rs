@@ -34,6 +34,18 @@ pub trait Memory: Clone {
     fn load_relaxed_u64(&self, at: usize) -> u64;
     /// Loads; what the writer did before its release store is seen afterwards.
     fn load_acquire_u64(&self, at: usize) -> u64;
+    /// [`Memory::load_acquire_u64`], again and again while it says zero, at most `looks` times.
+    #[inline]
+    fn await_acquire_u64(&self, at: usize, looks: u32) -> u64 {
+        let mut value = self.load_acquire_u64(at);
+        for _ in 1..looks {
+            if value != 0 {
+                break;
+            }
+            value = self.load_acquire_u64(at);
+        }
+        value
+    }
     /// Stores without ordering.
     fn store_relaxed_u64(&self, at: usize, value: u64);
     /// Stores; everything done before is seen by whoever acquires this value.
