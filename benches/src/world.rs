@@ -2,6 +2,7 @@
 
 use crate::measure::Timing;
 use anyhow::{Context, Result};
+use std::path::Path;
 use std::time::Duration;
 use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Bed, Job, Vm};
@@ -40,8 +41,8 @@ impl<'b> World<'b> {
         Ok(Self { bed, ginnel })
     }
 
-    /// Boots both VMs and their daemons.
-    pub fn boot(&self, memory_mib: u32, share: &str) -> Result<Vec<(Vm, Job)>> {
+    /// Boots both VMs and their daemons. The first has a shared folder and a disk.
+    pub fn boot(&self, memory_mib: u32, share: &str, disk: &Path) -> Result<Vec<(Vm, Job)>> {
         let mut vms = Vec::new();
         for name in ["a", "b"] {
             let mut vm = self
@@ -52,7 +53,11 @@ impl<'b> World<'b> {
                 .program("/usr/bin/ssh")
                 .program("/usr/bin/scp");
             if name == "a" {
-                vm = vm.share(share, "/share");
+                vm =
+                    ["virtio_blk", "crc32c_generic", "ext4"].into_iter().fold(vm, |vm, name| vm.module(name));
+                vm = vm
+                    .share(share, "/share")
+                    .qemu_args(&format!("-drive file={},format=raw,if=virtio,cache=none", disk.display()));
             }
             vms.push(vm.start()?);
         }
