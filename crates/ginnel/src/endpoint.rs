@@ -6,6 +6,7 @@ use crate::doorbell::{BorrowedEvent, private_event};
 use crate::error::Error;
 use crate::listener::Listener;
 use ginnel_layout::Name;
+use ginnel_layout::segment;
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::device::Registers;
@@ -166,7 +167,8 @@ impl Endpoint {
         (self.0.identity.endpoint, self.0.identity.epoch)
     }
 
-    /// The segment's bytes that are mapped, for programs with a layout of their own. The daemon's blocks lie in it.
+    /// The segment's bytes that are mapped, for programs with a layout of their own. They begin with the segment's
+    /// header ([`ginnel_layout::segment::RESERVED`]); the daemon's blocks lie behind it.
     pub fn memory(&self) -> &Mapping {
         &self.0.memory
     }
@@ -176,7 +178,7 @@ impl Endpoint {
         self.0.event.is_some()
     }
 
-    /// The segment's page, in bytes.
+    /// The segment's page, in bytes: the unit in which it may be mapped.
     pub fn page(&self) -> usize {
         self.0.identity.page as usize
     }
@@ -276,9 +278,13 @@ impl Inner {
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
         let memory = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
-        let len =
-            usize::try_from(identity.segment_len).map_err(|_| protocol(path, "an impossible segment"))?;
-        let memory = Mapping::of_file(&memory, identity.map_offset, len, Protection::ReadWrite)
+        let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| protocol(path, "an impossible segment"))?;
+        let protection = match identity.access.is_read_only() {
+            true => Protection::Read,
+            false => Protection::ReadWrite,
+        };
+        let memory = Mapping::of_file(&memory, identity.map_offset, len, protection)
             .map_err(Error::io("mapping the segment"))?;
         let registers = registers
             .map(|fd| Registers::map(&fd).map(Arc::new))
@@ -327,6 +333,13 @@ impl Inner {
     fn watch(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<(), Error> {
         epoll::add(&self.accept_poll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(Error::system("watching the daemon's socket"))
+    }
+
+    /// The `len` bytes at `offset` of the segment, or `None` if they are not all mapped. The one place where offsets of the
+    /// segment become offsets of its mapping, which begins behind the reserved front.
+    pub fn part(&self, offset: u64, len: usize) -> Option<Mapping> {
+        let at = offset.checked_sub(segment::RESERVED).and_then(|at| usize::try_from(at).ok())?;
+        self.memory.part(at, len)
     }
 
     pub fn protocol(&self, what: &'static str) -> Error {

@@ -28,14 +28,14 @@ pub struct MemoryDevice {
     len: u64,
     /// The file to map.
     pub memory: Arc<OwnedFd>,
-    /// Where in the file the segment begins.
+    /// Where in the file the segment's byte [`segment::RESERVED`] lies, its header: the first that is mapped.
     pub offset: u64,
 }
 
 impl MemoryDevice {
     /// Whether the device is still there: it may have been unplugged, and then its file can be mapped no more.
     pub fn is_there(&self) -> bool {
-        Mapping::of_file(&self.memory, self.offset + segment::RESERVED, PAGE, Protection::Read).is_ok()
+        Mapping::of_file(&self.memory, self.offset, PAGE, Protection::Read).is_ok()
     }
 }
 
@@ -132,7 +132,7 @@ fn of_bar(function: &Function) -> Result<Option<MemoryDevice>> {
         uuid,
         len: bar.len,
         memory: Arc::new(memory),
-        offset: 0,
+        offset: segment::RESERVED,
     }))
 }
 
@@ -167,7 +167,15 @@ pub(super) mod tests {
     const SIZE: u64 = 4 << 20;
 
     pub fn segment(uuid: u8, size: u64) -> relay::Segment {
-        relay::Segment { name: Name::new("web").unwrap(), uuid: [uuid; 16], size, reserved: 0 }
+        relay::Segment {
+            name: Name::new("web").unwrap(),
+            uuid: [uuid; 16],
+            size,
+            kind: MappingKind::BAR,
+            page: 4096,
+            access: relay::Access::READ_WRITE,
+            reserved: 0,
+        }
     }
 
     pub fn header(uuid: u8) -> SegmentHeader {
@@ -192,9 +200,8 @@ pub(super) mod tests {
         let devices = MemoryDevices::scan(tree.path()).unwrap();
         let device = devices.find(&segment(6, SIZE)).map_err(|e| e.to_string()).unwrap();
         assert_eq!((device.place.as_str(), device.kind), ("PCI device 0000:00:06.0", MappingKind::BAR));
-        let memory =
-            Mapping::of_file(&device.memory, device.offset, SIZE as usize, Protection::ReadWrite).unwrap();
-        assert_eq!(memory.load_relaxed_u64(segment::RESERVED as usize), segment::MAGIC);
+        let memory = Mapping::of_file(&device.memory, device.offset, PAGE, Protection::ReadWrite).unwrap();
+        assert_eq!(memory.load_relaxed_u64(0), segment::MAGIC);
     }
 
     #[test]

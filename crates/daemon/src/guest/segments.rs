@@ -166,12 +166,13 @@ mod tests {
         let tree = Tree::new();
         let mut segments = Segments::new(tree.path().to_owned());
         segments.learn([named("a", 5)].as_bytes());
-        assert!(segments.learn(&[1; 95]).is_empty());
+        assert!(segments.learn(&[1; size_of::<relay::Segment>() - 1]).is_empty());
         assert!(segments.named(&Name::new("a").unwrap()).is_some());
     }
 
     #[test]
-    fn measuring_touches_only_the_reserved_front() {
+    fn measuring_changes_nothing() {
+        use ginnel_layout::segment::RESERVED;
         use std::os::unix::fs::FileExt;
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
@@ -180,6 +181,7 @@ mod tests {
         let arena = vec![0xa5; (SIZE - ginnel_layout::segment::ARENA) as usize];
         file.write_all_at(&arena, ginnel_layout::segment::ARENA).unwrap();
         file.write_all_at(&[0x5a; 8192], 0).unwrap();
+        file.write_all_at(&[0xa5; 4096], RESERVED + 4096).unwrap();
         let mut before = vec![0; SIZE as usize];
         file.read_exact_at(&mut before, 0).unwrap();
         let mut segments = Segments::new(tree.path().to_owned());

@@ -208,8 +208,8 @@ pub struct Config {
 
 /// Name of the host as a member.
 pub const HOST: &str = "host";
-/// Most segments of one VM: what fits into one relay message that names them.
-pub const MAX_SEGMENTS_PER_MEMBER: usize = 80;
+/// Most segments of one VM.
+pub const MAX_SEGMENTS_PER_MEMBER: usize = ginnel_layout::relay::MAX_SEGMENTS;
 /// The largest member number; the doorbell register has 16 bits for it.
 pub const MAX_MEMBER: u32 = 0xffff;
 

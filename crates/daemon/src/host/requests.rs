@@ -7,6 +7,7 @@ use super::record::{Attach, Channel, Hex16, Record, Side, Text};
 use super::reply::{self, Refusal};
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::segment::{self, Access, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name};
 use tracing::{debug, info};
@@ -43,10 +44,12 @@ impl Broker {
             token: endpoint.token.0,
             uuid: books.uuid.0,
             segment_len: books.size,
-            map_offset: 0,
+            map_offset: segment::RESERVED,
             fds: Fds(0),
             page: self.page(&segment),
-            reserved: [0; 2],
+            // A guest's daemon says which device it has found instead.
+            kind: MappingKind::FILE,
+            access: Access::READ_WRITE,
         };
         let mut fds = Vec::new();
         if member == HOST_MEMBER {

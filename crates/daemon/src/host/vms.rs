@@ -10,7 +10,7 @@ use crate::packet;
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
-use ginnel_layout::relay::{self, RelayKind};
+use ginnel_layout::relay::{self, Access, MappingKind, RelayKind};
 use ginnel_layout::{HOST_MEMBER, Name, wire};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::{BTreeMap, VecDeque};
@@ -348,8 +348,15 @@ impl Server {
     pub(super) fn send_segments(&mut self, member: u32) {
         let mut body = Vec::new();
         for segment in self.broker.books().segments.values().filter(|s| s.members.contains(&member)) {
-            let entry =
-                relay::Segment { name: segment.name, uuid: segment.uuid.0, size: segment.size, reserved: 0 };
+            let entry = relay::Segment {
+                name: segment.name,
+                uuid: segment.uuid.0,
+                size: segment.size,
+                kind: MappingKind::BAR,
+                page: self.broker.page(&segment.name),
+                access: Access::READ_WRITE,
+                reserved: 0,
+            };
             body.extend_from_slice(entry.as_bytes());
         }
         self.send_relay(member, RelayKind::SEGMENTS, 0, body);
