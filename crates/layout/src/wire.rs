@@ -336,6 +336,8 @@ impl ErrorCode {
     pub const UNAVAILABLE: Self = Self(13);
     /// An argument is outside its range.
     pub const INVALID: Self = Self(14);
+    /// This member may only read the segment.
+    pub const READ_ONLY: Self = Self(15);
 }
 
 /// Splits a packet into header and body, without looking into the body.

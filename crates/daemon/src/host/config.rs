@@ -1,5 +1,6 @@
 //! The configuration: a TOML file, checked as a whole before anything is done.
 
+use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,7 @@ mod values;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
-pub use values::{Account, Bytes, Mode};
+pub use values::{Account, Bytes, Memory, Mode};
 
 /// What is wrong, where, and what to do about it. One line.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct VmSpec {
     pub socket_mode: Option<Mode>,
     /// Size of its home segment, shared with the host alone.
     pub home: Option<Bytes>,
+    /// By which kind of device that segment comes.
+    pub home_memory: Option<Memory>,
     /// Its own bounds.
     pub limits: LimitsSpec,
 }
@@ -59,6 +62,10 @@ pub struct SegmentSpec {
     pub size: Option<Bytes>,
     /// Who shares it: names of VMs, and `host`.
     pub members: Vec<String>,
+    /// Who sees it and cannot write; none of the members.
+    pub readers: Vec<String>,
+    /// By which kind of device it comes to VMs.
+    pub memory: Option<Memory>,
     /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
     pub backing: Option<String>,
     /// Owner of the file.
@@ -71,7 +78,7 @@ pub struct SegmentSpec {
     pub allow_users: Vec<Account>,
     /// Groups whose members' host programs may attach.
     pub allow_groups: Vec<Account>,
-    /// Page in which rights are counted: 4K or 2M.
+    /// Unit in which it may be mapped: 2M or 4K (a BAR: 4K).
     pub page: Option<Bytes>,
 }
 
@@ -155,12 +162,16 @@ pub struct Access {
 pub struct Segment {
     /// Its name.
     pub name: Name,
-    /// Its size, usable for both kinds of device.
+    /// Its size, usable for its kind of device.
     pub size: u64,
     /// The size that was wished for.
     pub wished: u64,
-    /// Who shares it.
+    /// Who shares it and may write.
     pub members: BTreeSet<Name>,
+    /// Who may only read.
+    pub readers: BTreeSet<Name>,
+    /// By which kind of device it comes to VMs.
+    pub memory: Memory,
     /// Its file.
     pub path: PathBuf,
     /// Owner of the file.
@@ -171,7 +182,7 @@ pub struct Segment {
     pub mode: u32,
     /// Which host programs may attach.
     pub access: Access,
-    /// Page of the segment.
+    /// Unit in which it may be mapped, in bytes.
     pub page: u32,
 }
 
@@ -310,18 +321,19 @@ impl Config {
             let place = place(&format!("segment.{name}"));
             let segment = config.segment(name, spec, &place)?;
             if let Some(stranger) =
-                segment.members.iter().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
+                segment.sharers().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
             {
-                let fix = format!("declare it with [vm.{stranger}], or remove it from `members`");
-                return Err(Problem::new(place, format!("member {stranger:?} is no VM of this file"), fix));
+                let key = if segment.members.contains(stranger) { "member" } else { "reader" };
+                let fix = format!("declare it with [vm.{stranger}], or remove it from `{key}s`");
+                return Err(Problem::new(place, format!("{key} {stranger:?} is no VM of this file"), fix));
             }
             config.segments.insert(segment.name, segment);
         }
         for vm in config.vms.keys() {
-            let n = config.segments.values().filter(|s| s.members.contains(vm)).count();
+            let n = config.segments.values().filter(|s| s.sharers().any(|m| m == vm)).count();
             if n > MAX_SEGMENTS_PER_MEMBER {
                 let what =
-                    format!("it is a member of {n} segments, at most {MAX_SEGMENTS_PER_MEMBER} are possible");
+                    format!("it has a share in {n} segments, at most {MAX_SEGMENTS_PER_MEMBER} are possible");
                 return Err(Problem::new(
                     place(&format!("vm.{vm}")),
                     what,
@@ -367,6 +379,7 @@ impl Config {
             Some(size) => {
                 let spec = SegmentSpec {
                     size: Some(size),
+                    memory: spec.home_memory,
                     members: vec![HOST.into(), name.to_string()],
                     owner: spec.user.clone(),
                     group: spec.group.clone(),
@@ -388,8 +401,10 @@ impl Config {
             }
             Some(Bytes(size)) => size,
         };
+        let memory = spec.memory.unwrap_or_default();
         // More than 2^46 bytes cannot be mapped anyway.
-        let Some(size) = segment::usable_size(wished, true).filter(|&size| size <= 1 << 46) else {
+        let Some(size) = segment::usable_size(wished, memory == Memory::Bar).filter(|&size| size <= 1 << 46)
+        else {
             return Err(Problem::new(
                 place,
                 format!("size {} is too large", Bytes(wished)),
@@ -403,21 +418,26 @@ impl Config {
                 "write who shares it: members = [\"host\", \"VM\"]",
             ));
         }
-        let mut members = BTreeSet::new();
-        for member in &spec.members {
-            if !members.insert(checked_name(member, place)?) {
-                return Err(Problem::new(
-                    place,
-                    format!("member {member:?} stands there twice"),
-                    "remove one",
-                ));
-            }
+        let members = names(&spec.members, "member", place)?;
+        let readers = names(&spec.readers, "reader", place)?;
+        if let Some(both) = members.intersection(&readers).next() {
+            let what = format!("{both:?} stands in `members` and in `readers`");
+            return Err(Problem::new(
+                place,
+                what,
+                "leave it in `members` if it shall write, else in `readers`",
+            ));
         }
-        let page = match spec.page {
-            None => 4096,
-            Some(Bytes(page @ (0x1000 | 0x20_0000))) => page as u32,
-            Some(page) => {
-                return Err(Problem::new(place, format!("page {page} is not possible"), "choose 4K or 2M"));
+        let page = match (spec.page.map(|page| page.0), memory) {
+            (None | Some(PAGE_2M), Memory::Dax) => LARGE_PAGE,
+            (Some(PAGE_4K), Memory::Dax) | (None | Some(PAGE_4K), Memory::Bar) => SMALL_PAGE,
+            (Some(PAGE_2M), Memory::Bar) => {
+                let what = "its page is 2M, and a BAR (memory = \"bar\") is mapped in pages of 4K";
+                return Err(Problem::new(place, what, "leave `page` out, or write memory = \"dax\""));
+            }
+            (Some(page), _) => {
+                let what = format!("page {} is not possible", Bytes(page));
+                return Err(Problem::new(place, what, "choose 4K or 2M"));
             }
         };
         let dir = match spec.backing.as_deref() {
@@ -435,6 +455,8 @@ impl Config {
             size,
             wished,
             members,
+            readers,
+            memory,
             path: dir.join(format!("ginnel-{name}")),
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
@@ -473,8 +495,28 @@ impl Config {
     }
 }
 
+impl Segment {
+    /// All who have a share in it: members and readers.
+    pub fn sharers(&self) -> impl Iterator<Item = &Name> {
+        self.members.iter().chain(&self.readers)
+    }
+}
+
+const PAGE_2M: u64 = LARGE_PAGE as u64;
+const PAGE_4K: u64 = SMALL_PAGE as u64;
+
 const SOCKET_NAME: &str = "ginnel.sock";
 const KEEPER_NAME: &str = "keeper.sock";
+
+fn names(list: &[String], what: &str, place: &str) -> Result<BTreeSet<Name>, Problem> {
+    let mut names = BTreeSet::new();
+    for name in list {
+        if !names.insert(checked_name(name, place)?) {
+            return Err(Problem::new(place, format!("{what} {name:?} stands there twice"), "remove one"));
+        }
+    }
+    Ok(names)
+}
 
 fn checked_name(text: &str, place: &str) -> Result<Name, Problem> {
     let name = Name::new(text)

@@ -238,15 +238,18 @@ impl Server {
         place: &str,
     ) -> anyhow::Result<()> {
         let name = segment.name;
-        let mut members = BTreeSet::new();
-        for member in &segment.members {
+        let (mut members, mut readers) = (BTreeSet::new(), BTreeSet::new());
+        for member in segment.sharers() {
             let found = self.broker.books().member_named(member).filter(|m| !m.retired);
             let number =
                 found.map(|m| m.number).with_context(|| format!("{place}: there is no VM {member}"))?;
             members.insert(number);
+            if segment.readers.contains(member) {
+                readers.insert(number);
+            }
         }
         if segment.size != segment.wished {
-            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what both kinds of memory device take");
+            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
         }
         let books = self.broker.books();
         let known = books.segments.get(&name).cloned();
@@ -257,21 +260,33 @@ impl Server {
                 || known.arena.used() > 0
                 || books.endpoints.values().any(|e| e.segment == name)
         });
-        match self.segments.open(segment, place, !in_use) {
-            Ok(_) => {}
+        let made = match self.segments.open(segment, place, !in_use) {
+            Ok(made) => made,
             Err(problem) if in_use => {
                 error!(segment = %name, "segment broken: {problem}");
                 self.segments.open_broken(segment);
+                false
             }
             Err(problem) => return Err(problem.into()),
-        }
+        };
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
             _ => segment.size,
         };
-        let unchanged =
-            known.as_ref().is_some_and(|k| k.size == size && k.members == members && k.runtime == runtime);
+        let (mut memory, mut page) = (segment.memory, segment.page);
+        if let Some(known) = &known
+            && in_use
+            && (known.memory, known.page) != (memory, page)
+        {
+            // Who runs has it as it was, and must not be told otherwise.
+            (memory, page) = (known.memory, known.page);
+            warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
+        }
+        let new = made || known.as_ref().is_none_or(|k| (k.memory, k.page, k.size) != (memory, page, size));
+        let unchanged = known
+            .as_ref()
+            .is_some_and(|k| !new && k.members == members && k.readers == readers && k.runtime == runtime);
         if let Some(known) = &known {
             // Endpoints of members that have no share any more.
             let strangers: Vec<(u32, u32)> = self
@@ -279,7 +294,12 @@ impl Server {
                 .books()
                 .endpoints
                 .values()
-                .filter(|e| e.segment == known.name && !members.contains(&e.member))
+                .filter(|e| e.segment == known.name)
+                // A writer that has become a reader may have channels.
+                .filter(|e| {
+                    !members.contains(&e.member)
+                        || (readers.contains(&e.member) && !known.readers.contains(&e.member))
+                })
                 .map(|e| (e.number, e.epoch))
                 .collect();
             for (endpoint, epoch) in strangers {
@@ -287,11 +307,13 @@ impl Server {
             }
         }
         if !unchanged {
-            self.broker.note(Record::Segment { name: Text(name), uuid, size, members, runtime });
+            let name = Text(name);
+            self.broker.note(Record::Segment { name, uuid, size, members, readers, memory, page, runtime });
         }
-        self.broker.set_access(name, segment.access.clone(), segment.page);
+        self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
-        self.segments.write_header(&name, segment.page, Identity { uuid: uuid.0, generation });
+        self.segments.write_header(&name, Identity { uuid: uuid.0, memory, page, generation }, new);
+        self.segments.check_info_block(&name);
         Ok(())
     }
 

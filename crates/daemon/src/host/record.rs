@@ -1,7 +1,8 @@
 //! What the journal is made of: each change of the books is one record.
 
-use super::config::{SegmentSpec, VmSpec};
+use super::config::{Memory, SegmentSpec, VmSpec};
 use crate::pidwatch::Process;
+use ginnel_layout::dax::SMALL_PAGE;
 use ginnel_layout::{Name, channel};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -70,8 +71,17 @@ pub enum Record {
         uuid: Hex16,
         /// Its bytes.
         size: u64,
-        /// Who shares it.
+        /// Who shares it, readers among them.
         members: BTreeSet<u32>,
+        /// Which of them may only read.
+        #[serde(default)]
+        readers: BTreeSet<u32>,
+        /// By which kind of device it comes to VMs. There was only one before this was written.
+        #[serde(default = "only_bar")]
+        memory: Memory,
+        /// Unit in which it may be mapped.
+        #[serde(default = "only_4k")]
+        page: u32,
         /// How it was declared, if at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -121,6 +131,14 @@ pub enum Record {
         /// Which side.
         initiator: bool,
     },
+}
+
+fn only_bar() -> Memory {
+    Memory::Bar
+}
+
+fn only_4k() -> u32 {
+    SMALL_PAGE
 }
 
 /// A process has attached.

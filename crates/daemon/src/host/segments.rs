@@ -3,6 +3,7 @@
 use super::broker::World;
 use super::config::{self, Bytes, Problem};
 use ginnel_layout::channel;
+use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
 use ginnel_layout::{CACHE_LINE, Name};
@@ -11,11 +12,11 @@ use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tracing::{error, info};
-use zerocopy::IntoBytes;
+use tracing::{error, info, warn};
+use zerocopy::{FromZeros, IntoBytes};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -26,6 +27,12 @@ struct Open {
     size: u64,
     /// None for one that was found broken at the daemon's start.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
+    /// The same file, for those who may only read.
+    read_only: Option<Arc<OwnedFd>>,
+    /// What its DAX info block is made of, if it shall have one.
+    info_block: Option<([u8; 16], u32)>,
+    /// How often that block was found damaged.
+    repairs: u64,
     /// The file that was opened, told apart from one that has replaced it.
     identity: (u64, u64),
     broken: bool,
@@ -39,11 +46,15 @@ pub struct Segments {
     newly_broken: Vec<Name>,
 }
 
-/// What stands in the header of a segment.
+/// What stands in the front and in the header of a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Its uuid.
     pub uuid: [u8; 16],
+    /// By which kind of device it comes to VMs.
+    pub memory: config::Memory,
+    /// Unit in which it may be mapped.
+    pub page: u32,
     /// Counts the daemon's starts.
     pub generation: u64,
 }
@@ -82,7 +93,10 @@ impl Segments {
         let open = Open {
             path: config.path.clone(),
             size: config.size,
+            read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((Arc::new(file), mapping)),
+            info_block: None,
+            repairs: 0,
             identity: (stat.st_dev, stat.st_ino),
             broken: false,
         };
@@ -92,13 +106,36 @@ impl Segments {
 
     /// Keeps the place of a segment whose file cannot be used any more, for those who still have it.
     pub fn open_broken(&mut self, config: &config::Segment) {
-        let (path, size) = (config.path.clone(), config.size);
-        self.open.insert(config.name, Open { path, size, memory: None, identity: (0, 0), broken: true });
+        let open = Open {
+            path: config.path.clone(),
+            size: config.size,
+            memory: None,
+            read_only: None,
+            info_block: None,
+            repairs: 0,
+            identity: (0, 0),
+            broken: true,
+        };
+        self.open.insert(config.name, open);
     }
 
-    /// Writes the header.
-    pub fn write_header(&self, name: &Name, page: u32, identity: Identity) {
-        let Some(Open { memory: Some((_, mapping)), size, .. }) = self.open.get(name) else { return };
+    /// Writes the front and the header. The front is `new` if nobody has seen it yet as it shall be; else it is looked at
+    /// first.
+    pub fn write_header(&mut self, name: &Name, identity: Identity, new: bool) {
+        let Some(open) = self.open.get_mut(name) else { return };
+        let Some((_, mapping)) = &open.memory else { return };
+        let page = identity.page;
+        match identity.memory {
+            config::Memory::Dax => {
+                open.info_block = Some((identity.uuid, page));
+                if new {
+                    write_info_block(mapping, &InfoBlock::new(identity.uuid, open.size, page));
+                }
+            }
+            config::Memory::Bar if new => write_info_block(mapping, &InfoBlock::new_zeroed()),
+            config::Memory::Bar => {}
+        }
+        let size = &open.size;
         let header = SegmentHeader {
             magic: MAGIC,
             version: 0,
@@ -115,6 +152,28 @@ impl Segments {
         mapping.write(RESERVED as usize, header.as_bytes());
         // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
         mapping.store_release_u32(version, VERSION);
+    }
+
+    /// Looks at a segment's DAX info block, and writes it again if it is damaged.
+    pub fn check_info_block(&mut self, name: &Name) {
+        if !self.check(name) {
+            return;
+        }
+        let Some(open) = self.open.get_mut(name) else { return };
+        let (Some((_, mapping)), Some((uuid, page))) = (&open.memory, open.info_block) else { return };
+        let mut bytes = [0; size_of::<InfoBlock>()];
+        mapping.read(dax::AT as usize, &mut bytes);
+        let block: InfoBlock = zerocopy::transmute!(bytes);
+        if let Err(damage) = block.check(uuid, open.size, page) {
+            open.repairs += 1;
+            warn!(segment = %name, repairs = open.repairs, "its DAX info block was damaged and is written again: {damage}; a member with power over its kernel has done this (ndctl, for one)");
+            write_info_block(mapping, &InfoBlock::new(uuid, open.size, page));
+        }
+    }
+
+    /// How often this daemon has found a segment's DAX info block damaged.
+    pub fn info_block_repairs(&self, name: &Name) -> u64 {
+        self.open.get(name).map_or(0, |open| open.repairs)
     }
 
     /// Forgets a segment and removes its file.
@@ -139,6 +198,11 @@ impl Segments {
     /// A segment's file, open.
     pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
         self.open.get(name)?.memory.as_ref().map(|(file, _)| file.clone())
+    }
+
+    /// A segment's file, open for reading alone.
+    pub fn read_only_file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
+        self.open.get(name)?.read_only.clone()
     }
 
     /// Looks whether a segment's file is still what it was: this costs two system calls.
@@ -205,6 +269,16 @@ impl Segments {
             word.store_release_u32(0, state.0);
         }
     }
+}
+
+fn write_info_block(mapping: &Mapping, block: &InfoBlock) {
+    mapping.write(dax::AT as usize, block.as_bytes());
+}
+
+/// Another descriptor of an open file, with which nothing can be written.
+fn read_only(file: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// The books never name a place outside the segment; if they did, it would be an error here and no panic.
@@ -325,8 +399,26 @@ fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
 fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
     let kind =
         fs::fstatfs(file).map_err(|e| Problem::new(place, format!("its file system: {e}"), "use a tmpfs"))?;
-    if [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as u64)) {
-        return Ok(());
+    match kind.f_type as u64 {
+        TMPFS_MAGIC => return Ok(()),
+        HUGETLBFS_MAGIC => {
+            let page = u64::try_from(kind.f_bsize).unwrap_or(0);
+            if page <= RESERVED {
+                return Ok(());
+            }
+            // Programs map what is behind the reserved front.
+            let what = format!(
+                "{} has pages of {}, and 2M are the largest that can be used",
+                path.display(),
+                Bytes(page)
+            );
+            return Err(Problem::new(
+                place,
+                what,
+                "name a hugetlbfs with pages of 2M (mount -o pagesize=2M), or a tmpfs",
+            ));
+        }
+        _ => {}
     }
     let what = format!("{} is neither on a tmpfs nor on a hugetlbfs", path.display());
     Err(Problem::new(place, what, "name such a folder in daemon.shm_dir or as the segment's backing"))

@@ -10,7 +10,7 @@ use crate::packet;
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
-use ginnel_layout::relay::{self, Access, MappingKind, RelayKind};
+use ginnel_layout::relay::{self, RelayKind};
 use ginnel_layout::{HOST_MEMBER, Name, wire};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::{BTreeMap, VecDeque};
@@ -110,6 +110,8 @@ impl Server {
             warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
         }
         let knows = self.broker.books().neighbours(member);
+        // The guest's kernel is going to look at them.
+        self.check_info_blocks(Some(member));
         let Some(own) = self.members.get(member) else { return };
         let others = knows.iter().filter_map(|&id| Some((id, self.members.get(id)?)));
         let mut connection = Connection::new(fd);
@@ -318,6 +320,8 @@ impl Server {
             self.broker.note(Record::Session { member, boot_id, interrupts: guest.interrupts });
         }
         self.run_effects();
+        // Its kernel has looked; it does again when it reboots.
+        self.check_info_blocks(Some(member));
         self.send_segments(member);
         let mut all = Vec::new();
         for endpoint in self.broker.books().endpoints.values().filter(|e| e.member == member) {
@@ -352,9 +356,9 @@ impl Server {
                 name: segment.name,
                 uuid: segment.uuid.0,
                 size: segment.size,
-                kind: MappingKind::BAR,
-                page: self.broker.page(&segment.name),
-                access: Access::READ_WRITE,
+                kind: segment.memory.kind(),
+                page: segment.page,
+                access: segment.access(member),
                 reserved: 0,
             };
             body.extend_from_slice(entry.as_bytes());

@@ -288,7 +288,11 @@ impl Client {
         let (wire, fds) = self.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)?;
         assert_eq!(fds.len(), 2, "memory and event");
         let len = wire.mapped_len().unwrap() as usize;
-        let memory = Mapping::of_file(&fds[0], wire.map_offset, len, Protection::ReadWrite).unwrap();
+        let read_only = wire.access.is_read_only();
+        let protection = if read_only { Protection::Read } else { Protection::ReadWrite };
+        let memory = Mapping::of_file(&fds[0], wire.map_offset, len, protection).unwrap();
+        let writable = Mapping::of_file(&fds[0], wire.map_offset, len, Protection::ReadWrite).is_ok();
+        assert_eq!(writable, !read_only, "what the descriptor allows");
         let event = fds.into_iter().nth(1).unwrap();
         let back = wire::Attach { endpoint: wire.endpoint, epoch: wire.epoch, token: wire.token, ..wish };
         Ok(Attached { client: self, wire, memory, event, back, nonce: 0 })
