@@ -89,6 +89,8 @@ pub struct Segment {
     pub memory: Memory,
     /// Unit in which it may be mapped, in bytes.
     pub page: u64,
+    /// How often the daemon has found its DAX info block damaged; on the host only.
+    pub info_block_repairs: u64,
     pub broken: bool,
     /// Bytes of its arena.
     pub used: u64,
@@ -149,6 +151,13 @@ pub struct Channel {
 pub struct Side {
     pub endpoint: u32,
     pub member: String,
+}
+
+impl Segment {
+    /// Whether a member may only read.
+    pub fn is_reader(&self, member: &str) -> bool {
+        self.readers.iter().any(|reader| reader == member)
+    }
 }
 
 impl Inspect {

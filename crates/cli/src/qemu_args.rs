@@ -31,7 +31,7 @@ pub struct Args {
     iommu: bool,
 
     /// Print nothing, but say whether this command line of QEMU joins the VM rightly: one text, split at white space.
-    #[arg(long, value_name = "COMMAND LINE", conflicts_with_all = ["memory", "iommu"])]
+    #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "iommu"])]
     check: Option<String>,
 
     /// No hints.

@@ -18,7 +18,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    Create(Create),
+    Create(Box<Create>),
     List(List),
     Remove(Remove),
 }
@@ -168,13 +168,16 @@ fn list(daemon: &mut Daemon, args: &List) -> Result<()> {
             serde_json::from_str(&text).context("the daemon's status is no JSON")?;
         return output::json(&value["segments"]);
     }
-    let mut table = Table::new(&["SEGMENT", "SIZE", "IN USE", "MEMBERS", "MADE BY", "STATE", "FILE"]);
+    let mut table =
+        Table::new(&["SEGMENT", "KIND", "SIZE", "IN USE", "MEMBERS", "READERS", "MADE BY", "STATE", "FILE"]);
     for segment in Inspect::parse(&text)?.segments {
         table.row([
             segment.name,
+            segment.memory.to_string(),
             output::bytes(segment.size),
             output::bytes(segment.used),
             segment.members.join(","),
+            if segment.readers.is_empty() { "-".into() } else { segment.readers.join(",") },
             if segment.runtime { "command" } else { "configuration" }.into(),
             if segment.broken { "BROKEN" } else { "good" }.into(),
             segment.path.unwrap_or_else(|| "-".into()),

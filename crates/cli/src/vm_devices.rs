@@ -66,9 +66,8 @@ const ONLY_HOST: &str = "only the host's daemon tells; run this on the host";
 impl MemoryDevice {
     /// `None` if the VM has no share in the segment.
     fn of(segment: &Segment, vm: &str) -> Result<Option<Self>> {
-        let is = |names: &[String]| names.iter().any(|name| name == vm);
-        let read_only = is(&segment.readers);
-        if !read_only && !is(&segment.members) {
+        let read_only = segment.is_reader(vm);
+        if !read_only && !segment.members.iter().any(|name| name == vm) {
             return Ok(None);
         }
         if segment.memory == Memory::Unknown {

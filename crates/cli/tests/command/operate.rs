@@ -8,10 +8,22 @@ fn segments_come_and_go() {
     let world = World::new();
     let said = world.good("segment create db --size 5M --members host,vm-a --mode 0600 --allow-users 0");
     assert!(
-        said.out.contains("segment db: 8 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
+        said.out.contains("segment db: 6 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
         "{said:?}"
     );
+    let said = world.good("segment create old --size 5M --members host --readers vm-a --memory bar");
+    assert!(said.out.contains("segment old: 8 MiB, rounded up"), "{said:?}");
     let list = world.good("segment list").out;
+    assert!(
+        list.lines().any(|l| l.starts_with("old ") && l.contains(" bar ") && l.contains(" vm-a ")),
+        "{list}"
+    );
+    let args = world.good("qemu-args vm-a").out;
+    let old = args.lines().find(|l| l.contains("id=ginnel-old,")).unwrap();
+    assert!(
+        old.ends_with(",readonly=on") && args.contains("-device ivshmem-plain,memdev=ginnel-old"),
+        "{args}"
+    );
     assert!(list.contains("web") && list.contains("configuration"), "{list}");
     assert!(
         list.lines().any(|l| l.starts_with("db ") && l.contains("host,vm-a") && l.contains("command")),
@@ -19,7 +31,7 @@ fn segments_come_and_go() {
     );
     let json = world.good("segment list --json").json();
     assert_eq!(
-        json.as_array().unwrap().iter().filter(|s| s["name"] == "db" && s["size"] == 8 << 20).count(),
+        json.as_array().unwrap().iter().filter(|s| s["name"] == "db" && s["size"] == 6 << 20).count(),
         1
     );
 
