@@ -90,6 +90,30 @@ fn a_segment_has_the_block_of_its_kind() {
     assert!(refused.text.contains("`dax` or `bar`"), "{refused:?}");
 }
 
+#[test]
+fn a_header_that_a_member_destroys_is_written_again() {
+    let daemon = Daemon::start_with(VECTORS, CONFIG);
+    let destroy = |segment| {
+        // What making RAM of the device does, among other things.
+        let file = File::options().write(true).open(daemon.shm(segment)).unwrap();
+        file.write_all_at(&[0x5a; 100], RESERVED).unwrap();
+    };
+    for (segment, repaired) in [("web", 1), ("plain", 1), ("web", 2)] {
+        destroy(segment);
+        let shown = shown(&daemon, segment);
+        assert_eq!((&shown["header_repairs"], &shown["info_block_repairs"]), (&json!(repaired), &json!(0)));
+        let host = daemon.attach(segment, "who");
+        assert_eq!(host.memory.load_acquire_u64(0), MAGIC);
+        let mut uuid = [0; 16];
+        host.memory.read(16, &mut uuid);
+        assert_eq!(uuid, host.wire.uuid);
+    }
+    assert!(daemon.log().contains("its header was damaged and is written again"), "{}", daemon.log());
+    destroy("web");
+    Qemu::join(&daemon.run("vm-a.sock"), 4);
+    assert_eq!(daemon.attach("web", "who").memory.load_acquire_u64(0), MAGIC, "before the VM starts");
+}
+
 type Change = fn(&mut InfoBlock);
 
 #[test]

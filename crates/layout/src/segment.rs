@@ -13,7 +13,7 @@
 //! layout serves both. Only the host's daemon maps them; everybody else's mapping begins at [`RESERVED`], which is where
 //! a DAX device begins too. Offsets are counted from the segment's start all the same.
 //!
-//! The header is a copy for readers: the daemon writes it and never reads it back.
+//! The header is a copy for readers: the daemon writes it, and only looks whether it is still what it has written.
 
 use crate::Name;
 use core::mem::offset_of;

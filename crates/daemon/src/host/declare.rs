@@ -1,9 +1,10 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
 use super::config::{self, Bytes, MAX_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::record::{Hex16, Record, Text};
-use super::segments::{self, Identity};
+use super::segments;
 use super::server::{Server, Token};
 use super::vms::Vm;
 use crate::packet;
@@ -312,8 +313,7 @@ impl Server {
         }
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
-        self.segments.write_header(&name, Identity { uuid: uuid.0, memory, page, generation }, new);
-        self.segments.check_info_block(&name);
+        self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
         Ok(())
     }
 

@@ -50,6 +50,7 @@ impl Server {
             .values()
             .filter(|s| seen(&s.name))
             .map(|segment| {
+                let repairs = self.segments.repairs(&segment.name);
                 let of_vm = |n: &u32| Some((*n, *self.vms.get(n)?.mapped.get(&segment.name)?));
                 let mappings: Vec<Value> = segment
                     .members
@@ -65,7 +66,8 @@ impl Server {
                     "readers": segment.readers.iter().map(member_name).collect::<Vec<_>>(),
                     "memory": segment.memory,
                     "page": segment.page,
-                    "info_block_repairs": self.segments.info_block_repairs(&segment.name),
+                    "info_block_repairs": repairs.info_block,
+                    "header_repairs": repairs.header,
                     "broken": self.segments.is_known_broken(&segment.name),
                     "used": segment.arena.used(),
                     "runtime": segment.runtime.is_some(),

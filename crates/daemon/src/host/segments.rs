@@ -2,10 +2,10 @@
 
 use super::broker::World;
 use super::config::{self, Bytes, Problem};
+use super::front::{Front, Repairs};
 use ginnel_layout::channel;
-use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
+use ginnel_layout::segment::RESERVED;
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
@@ -15,8 +15,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tracing::{error, info, warn};
-use zerocopy::{FromZeros, IntoBytes};
+use tracing::{error, info};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -29,10 +28,10 @@ struct Open {
     memory: Option<(Arc<OwnedFd>, Mapping)>,
     /// The same file, for those who may only read.
     read_only: Option<Arc<OwnedFd>>,
-    /// What its DAX info block is made of, if it shall have one.
-    info_block: Option<([u8; 16], u32)>,
-    /// How often that block was found damaged.
-    repairs: u64,
+    /// What should stand in front of its arena, once that is known.
+    front: Option<Front>,
+    /// What of it was found damaged.
+    repairs: Repairs,
     /// The file that was opened, told apart from one that has replaced it.
     identity: (u64, u64),
     broken: bool,
@@ -44,19 +43,6 @@ pub struct Segments {
     open: BTreeMap<Name, Open>,
     /// Those whose memory has gone since the last [`Segments::take_newly_broken`].
     newly_broken: Vec<Name>,
-}
-
-/// What stands in the front and in the header of a segment.
-#[derive(Clone, Copy, Debug)]
-pub struct Identity {
-    /// Its uuid.
-    pub uuid: [u8; 16],
-    /// By which kind of device it comes to VMs.
-    pub memory: config::Memory,
-    /// Unit in which it may be mapped.
-    pub page: u32,
-    /// Counts the daemon's starts.
-    pub generation: u64,
 }
 
 impl Segments {
@@ -95,8 +81,8 @@ impl Segments {
             size: config.size,
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((Arc::new(file), mapping)),
-            info_block: None,
-            repairs: 0,
+            front: None,
+            repairs: Repairs::default(),
             identity: (stat.st_dev, stat.st_ino),
             broken: false,
         };
@@ -111,69 +97,37 @@ impl Segments {
             size: config.size,
             memory: None,
             read_only: None,
-            info_block: None,
-            repairs: 0,
+            front: None,
+            repairs: Repairs::default(),
             identity: (0, 0),
             broken: true,
         };
         self.open.insert(config.name, open);
     }
 
-    /// Writes the front and the header. The front is `new` if nobody has seen it yet as it shall be; else it is looked at
-    /// first.
-    pub fn write_header(&mut self, name: &Name, identity: Identity, new: bool) {
-        let Some(open) = self.open.get_mut(name) else { return };
+    /// Writes what stands in front of a segment's arena, `new` or after a look at what is there.
+    pub fn write_front(&mut self, front: Front, new: bool) {
+        let Some(open) = self.open.get_mut(&front.name) else { return };
         let Some((_, mapping)) = &open.memory else { return };
-        let page = identity.page;
-        match identity.memory {
-            config::Memory::Dax => {
-                open.info_block = Some((identity.uuid, page));
-                if new {
-                    write_info_block(mapping, &InfoBlock::new(identity.uuid, open.size, page));
-                }
-            }
-            config::Memory::Bar if new => write_info_block(mapping, &InfoBlock::new_zeroed()),
-            config::Memory::Bar => {}
-        }
-        let size = &open.size;
-        let header = SegmentHeader {
-            magic: MAGIC,
-            version: 0,
-            page,
-            uuid: identity.uuid,
-            size: *size,
-            arena: ARENA,
-            arena_len: size - ARENA,
-            generation: identity.generation,
-            name: *name,
-        };
-        let version = SegmentHeader::VERSION_AT as usize;
-        mapping.store_release_u32(version, 0);
-        mapping.write(RESERVED as usize, header.as_bytes());
-        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
-        mapping.store_release_u32(version, VERSION);
+        front.write(mapping, new);
+        open.front = Some(front);
+        self.check_front(&front.name);
     }
 
-    /// Looks at a segment's DAX info block, and writes it again if it is damaged.
-    pub fn check_info_block(&mut self, name: &Name) {
+    /// Looks at what stands in front of a segment's arena, and repairs it.
+    pub fn check_front(&mut self, name: &Name) {
         if !self.check(name) {
             return;
         }
         let Some(open) = self.open.get_mut(name) else { return };
-        let (Some((_, mapping)), Some((uuid, page))) = (&open.memory, open.info_block) else { return };
-        let mut bytes = [0; size_of::<InfoBlock>()];
-        mapping.read(dax::AT as usize, &mut bytes);
-        let block: InfoBlock = zerocopy::transmute!(bytes);
-        if let Err(damage) = block.check(uuid, open.size, page) {
-            open.repairs += 1;
-            warn!(segment = %name, repairs = open.repairs, "its DAX info block was damaged and is written again: {damage}; a member with power over its kernel has done this (ndctl, for one)");
-            write_info_block(mapping, &InfoBlock::new(uuid, open.size, page));
+        if let (Some((_, mapping)), Some(front)) = (&open.memory, &open.front) {
+            front.repair(mapping, &mut open.repairs);
         }
     }
 
-    /// How often this daemon has found a segment's DAX info block damaged.
-    pub fn info_block_repairs(&self, name: &Name) -> u64 {
-        self.open.get(name).map_or(0, |open| open.repairs)
+    /// What this daemon has repaired there.
+    pub fn repairs(&self, name: &Name) -> Repairs {
+        self.open.get(name).map_or_else(Repairs::default, |open| open.repairs)
     }
 
     /// Forgets a segment and removes its file.
@@ -269,10 +223,6 @@ impl Segments {
             word.store_release_u32(0, state.0);
         }
     }
-}
-
-fn write_info_block(mapping: &Mapping, block: &InfoBlock) {
-    mapping.write(dax::AT as usize, block.as_bytes());
 }
 
 /// Another descriptor of an open file, with which nothing can be written.

@@ -221,13 +221,13 @@ impl Server {
         }
     }
 
-    /// Repairs the DAX info blocks of all segments, or of those that a member has a share in: whoever can write a
-    /// segment can spoil its block, and a guest's kernel goes by it when it boots.
-    pub(super) fn check_info_blocks(&mut self, member: Option<u32>) {
+    /// Repairs what stands in front of the arenas of all segments, or of those that a member has a share in: whoever can
+    /// write a segment can spoil it, and a guest's kernel and daemon go by it when they start.
+    pub(super) fn check_fronts(&mut self, member: Option<u32>) {
         let segments = self.broker.books().segments.values();
         let of_member = segments.filter(|s| member.is_none_or(|member| s.members.contains(&member)));
         for name in of_member.map(|s| s.name).collect::<Vec<_>>() {
-            self.segments.check_info_block(&name);
+            self.segments.check_front(&name);
         }
     }
 
@@ -268,7 +268,7 @@ impl Server {
                 self.segments.check_all();
                 if self.broker.who(client).is_some_and(|who| who.member == HOST_MEMBER) {
                     // Perhaps it starts a VM with it.
-                    self.check_info_blocks(None);
+                    self.check_fronts(None);
                 }
                 let text = self.inspect(client);
                 self.send_text(client, request, &text);

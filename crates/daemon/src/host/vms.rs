@@ -111,7 +111,7 @@ impl Server {
         }
         let knows = self.broker.books().neighbours(member);
         // The guest's kernel is going to look at them.
-        self.check_info_blocks(Some(member));
+        self.check_fronts(Some(member));
         let Some(own) = self.members.get(member) else { return };
         let others = knows.iter().filter_map(|&id| Some((id, self.members.get(id)?)));
         let mut connection = Connection::new(fd);
@@ -321,7 +321,7 @@ impl Server {
         }
         self.run_effects();
         // Its kernel has looked; it does again when it reboots.
-        self.check_info_blocks(Some(member));
+        self.check_fronts(Some(member));
         self.send_segments(member);
         let mut all = Vec::new();
         for endpoint in self.broker.books().endpoints.values().filter(|e| e.member == member) {
