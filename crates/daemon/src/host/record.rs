@@ -262,3 +262,19 @@ impl<'de> Deserialize<'de> for Hex16 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_of_an_older_journal_is_a_bar() {
+        let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
+            "members":[0,1],"runtime":{"size":4194304,"members":["host","a"],"page":null}}}"#;
+        let Ok(Record::Segment { memory, page, readers, runtime, .. }) = serde_json::from_str(old) else {
+            panic!("not read");
+        };
+        assert_eq!((memory, page, readers.len()), (Memory::Bar, 4096, 0));
+        assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
+    }
+}
