@@ -51,8 +51,9 @@ impl Bed {
         let sysfs = self.tree.path().to_owned();
         let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
         let control = Control::find(&sysfs).unwrap();
+        let kernel = self.tree.kernel();
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(sysfs))?.run()
+            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(kernel))?.run()
         }));
     }
 
