@@ -5,7 +5,7 @@
 
 use super::arena::Arena;
 use super::config::{Memory, SegmentSpec, VmSpec};
-use super::record::{Attach, Channel, Hex16, Record, Side, Text};
+use super::record::{Attach, Channel, FilePart, Hex16, Record, Side, Text};
 use crate::pidwatch::Process;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::segment::Access;
@@ -112,6 +112,8 @@ pub struct Segment {
     pub memory: Memory,
     /// Unit in which it may be mapped, in bytes.
     pub page: u32,
+    /// The part of a file that it is, if it shares one with other slices.
+    pub part: Option<FilePart>,
     /// How it was declared, if at run time.
     pub runtime: Option<SegmentSpec>,
     /// Its free memory.
@@ -172,6 +174,11 @@ impl Segment {
     /// What a member of it may do.
     pub fn access(&self, member: u32) -> Access {
         if self.readers.contains(&member) { Access::READ_ONLY } else { Access::READ_WRITE }
+    }
+
+    /// Where in its file it begins.
+    pub fn file_offset(&self) -> u64 {
+        self.part.as_ref().map_or(0, |part| part.offset)
     }
 }
 
@@ -248,7 +255,7 @@ impl Books {
                 member.session = Some(Session { boot_id, interrupts });
                 Ok(())
             }
-            Record::Segment { name, uuid, size, members, readers, memory, page, runtime } => {
+            Record::Segment { name, uuid, size, members, readers, memory, page, part, runtime } => {
                 let arena = match self.segments.get(&name.0) {
                     Some(old) if old.size == *size => old.arena.clone(),
                     Some(old) if old.arena.used() > 0 => {
@@ -264,6 +271,7 @@ impl Books {
                     readers: readers.clone(),
                     memory: *memory,
                     page: *page,
+                    part: part.clone(),
                     runtime: runtime.clone(),
                     arena,
                 };
@@ -511,6 +519,7 @@ impl Books {
             readers: segment.readers.clone(),
             memory: segment.memory,
             page: segment.page,
+            part: segment.part.clone(),
             runtime: segment.runtime.clone(),
         }));
         records.extend(self.endpoints.values().map(|endpoint| {

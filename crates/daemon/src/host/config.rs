@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 mod limits;
+mod slices;
 mod values;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
+pub use slices::SliceFiles;
 pub use values::{Account, Bytes, Memory, Mode};
 
 /// What is wrong, where, and what to do about it. One line.
@@ -64,6 +66,12 @@ pub struct SegmentSpec {
     pub members: Vec<String>,
     /// Who sees it and cannot write; none of the members.
     pub readers: Vec<String>,
+    /// Who gets a segment `NAME.MEMBER` alone with the members and readers, instead of this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<String>,
+    /// Whether those lie in one file.
+    #[serde(skip_serializing_if = "is_default")]
+    pub slice_files: SliceFiles,
     /// By which kind of device it comes to VMs.
     pub memory: Option<Memory>,
     /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
@@ -80,6 +88,22 @@ pub struct SegmentSpec {
     pub allow_groups: Vec<Account>,
     /// Unit in which it may be mapped: 2M or 4K (a BAR: 4K).
     pub page: Option<Bytes>,
+}
+
+fn is_default(files: &SliceFiles) -> bool {
+    *files == SliceFiles::default()
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HostSpec {
+    qemu: PathBuf,
+}
+
+impl Default for HostSpec {
+    fn default() -> Self {
+        Self { qemu: format!("qemu-system-{}", std::env::consts::ARCH).into() }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -126,6 +150,7 @@ pub enum LogFormat {
 #[serde(deny_unknown_fields, default)]
 struct FileSpec {
     daemon: DaemonSpec,
+    host: HostSpec,
     limits: AllLimitsSpec,
     vm: BTreeMap<String, VmSpec>,
     segment: BTreeMap<String, SegmentSpec>,
@@ -174,6 +199,12 @@ pub struct Segment {
     pub memory: Memory,
     /// Its file.
     pub path: PathBuf,
+    /// Where in that file it begins, if it shares the file with other slices.
+    pub offset: Option<u64>,
+    /// The file that a slice should share.
+    pub shared_file: Option<PathBuf>,
+    /// What is said of that.
+    pub slice_files: SliceFiles,
     /// Owner of the file.
     pub owner: Option<u32>,
     /// Group of the file.
@@ -205,6 +236,8 @@ pub struct Config {
     pub admin_group: Option<u32>,
     /// Doorbell vectors of each member.
     pub vectors: u32,
+    /// The QEMU that VMs run with, in PATH or as a full path. It is only asked for its version.
+    pub qemu: PathBuf,
     /// Level of the log.
     pub log: String,
     /// Form of the log.
@@ -237,7 +270,9 @@ impl Config {
             };
             Problem::new(file.display(), format!("cannot read the configuration: {error}"), fix)
         })?;
-        Self::parse(&text, file)
+        let mut config = Self::parse(&text, file)?;
+        config.decide_slice_files()?;
+        Ok(config)
     }
 
     /// Checks a text that was read from `file`.
@@ -265,6 +300,7 @@ impl Config {
             shm_dir: daemon.shm_dir,
             socket_mode: daemon.socket_mode.0,
             vectors: daemon.vectors,
+            qemu: spec.host.qemu,
             log: daemon.log,
             log_format: daemon.log_format,
             limits: Limits::default(),
@@ -319,15 +355,28 @@ impl Config {
         }
         for (name, spec) in &spec.segment {
             let place = place(&format!("segment.{name}"));
-            let segment = config.segment(name, spec, &place)?;
-            if let Some(stranger) =
-                segment.sharers().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
-            {
-                let key = if segment.members.contains(stranger) { "member" } else { "reader" };
-                let fix = format!("declare it with [vm.{stranger}], or remove it from `{key}s`");
-                return Err(Problem::new(place, format!("{key} {stranger:?} is no VM of this file"), fix));
+            for segment in config.segments_of(name, spec, &place)? {
+                if let Some(stranger) =
+                    segment.sharers().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
+                {
+                    let key = match segment.members.contains(stranger) {
+                        _ if spec.slices.iter().any(|slice| slice == stranger.as_str()) => "slice",
+                        true => "member",
+                        false => "reader",
+                    };
+                    let fix = format!("declare it with [vm.{stranger}], or remove it from `{key}s`");
+                    return Err(Problem::new(
+                        place,
+                        format!("{key} {stranger:?} is no VM of this file"),
+                        fix,
+                    ));
+                }
+                let name = segment.name;
+                if config.segments.insert(name, segment).is_some() {
+                    let what = format!("there is another segment {name}");
+                    return Err(Problem::new(place, what, "rename one; a slice is called SEGMENT.MEMBER"));
+                }
             }
-            config.segments.insert(segment.name, segment);
         }
         for vm in config.vms.keys() {
             let n = config.segments.values().filter(|s| s.sharers().any(|m| m == vm)).count();
@@ -391,9 +440,13 @@ impl Config {
         Ok((vm, home))
     }
 
-    /// Checks a segment; not whether its members exist.
+    /// Checks a segment without slices; not whether its members exist.
     pub fn segment(&self, name: &str, spec: &SegmentSpec, place: &str) -> Result<Segment, Problem> {
         let name = checked_name(name, place)?;
+        if !spec.slices.is_empty() {
+            let what = "slices are declared in the configuration file only";
+            return Err(Problem::new(place, what, "declare a segment for each of them here"));
+        }
         let wished = match spec.size {
             None => return Err(Problem::new(place, "`size` is missing", "write one, like size = \"256M\"")),
             Some(Bytes(0)) => {
@@ -458,6 +511,9 @@ impl Config {
             readers,
             memory,
             path: dir.join(format!("ginnel-{name}")),
+            offset: None,
+            shared_file: None,
+            slice_files: SliceFiles::Auto,
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             mode: spec.mode.map_or(0o660, |m| m.0),

@@ -1,9 +1,10 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
+use super::books;
 use super::config::{self, Bytes, MAX_MEMBER, Problem, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
-use super::record::{Hex16, Record, Text};
+use super::record::{FilePart, Hex16, Record, Text};
 use super::segments;
 use super::server::{Server, Token};
 use super::vms::Vm;
@@ -261,12 +262,17 @@ impl Server {
                 || known.arena.used() > 0
                 || books.endpoints.values().any(|e| e.segment == name)
         });
-        let made = match self.segments.open(segment, place, !in_use) {
-            Ok(made) => made,
+        let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
+        let opened = located.and_then(|segment| {
+            let made = self.segments.open(&segment, place, !in_use)?;
+            Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
+        });
+        let (made, part) = match opened {
+            Ok(opened) => opened,
             Err(problem) if in_use => {
                 error!(segment = %name, "segment broken: {problem}");
                 self.segments.open_broken(segment);
-                false
+                (false, known.as_ref().and_then(|known| known.part.clone()))
             }
             Err(problem) => return Err(problem.into()),
         };
@@ -284,7 +290,10 @@ impl Server {
             (memory, page) = (known.memory, known.page);
             warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
         }
-        let new = made || known.as_ref().is_none_or(|k| (k.memory, k.page, k.size) != (memory, page, size));
+        let new = made
+            || known
+                .as_ref()
+                .is_none_or(|k| (k.memory, k.page, k.size, &k.part) != (memory, page, size, &part));
         let unchanged = known
             .as_ref()
             .is_some_and(|k| !new && k.members == members && k.readers == readers && k.runtime == runtime);
@@ -309,12 +318,60 @@ impl Server {
         }
         if !unchanged {
             let name = Text(name);
-            self.broker.note(Record::Segment { name, uuid, size, members, readers, memory, page, runtime });
+            self.broker.note(Record::Segment {
+                name,
+                uuid,
+                size,
+                members,
+                readers,
+                memory,
+                page,
+                part,
+                runtime,
+            });
         }
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
         self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
         Ok(())
+    }
+
+    /// A segment with the place that it has or gets in a file that it shares with other slices. `known` is what the books
+    /// say of it, and whether it is in use.
+    fn located(
+        &self,
+        segment: &config::Segment,
+        known: Option<(&books::Segment, bool)>,
+        place: &str,
+    ) -> Result<config::Segment, Problem> {
+        let part = known.and_then(|(known, _)| known.part.as_ref());
+        match (known, part, &segment.shared_file) {
+            // Who runs has it where it was.
+            (Some((known, true)), Some(part), _) => {
+                if known.size == segment.size {
+                    return Ok(segment.at(&part.file, part.offset));
+                }
+                let what = format!("its size is {} while it is in use", Bytes(known.size));
+                Err(Problem::new(
+                    place,
+                    what,
+                    "write that size, or stop all who use it, then restart the daemon",
+                ))
+            }
+            (Some((_, true)), None, _) | (_, _, None) => Ok(segment.clone()),
+            (Some((known, false)), Some(part), Some(file))
+                if part.file == *file && known.size == segment.size =>
+            {
+                Ok(segment.at(file, part.offset))
+            }
+            (_, _, Some(file)) => {
+                let others = self.broker.books().segments.values();
+                let others =
+                    others.filter(|other| other.part.as_ref().is_some_and(|part| part.file == *file));
+                let ends = others.map(|other| other.file_offset().saturating_add(other.size));
+                Ok(segment.at(file, segments::next_place(file, ends)))
+            }
+        }
     }
 
     /// A segment is not declared any more. Its file is removed if `with_file`.

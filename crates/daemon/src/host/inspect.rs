@@ -62,6 +62,7 @@ impl Server {
                     "name": segment.name.as_str(),
                     "size": segment.size,
                     "path": self.segments.path(&segment.name).filter(|_| host),
+                    "offset": segment.file_offset(),
                     "members": segment.members.difference(&segment.readers).map(member_name).collect::<Vec<_>>(),
                     "readers": segment.readers.iter().map(member_name).collect::<Vec<_>>(),
                     "memory": segment.memory,

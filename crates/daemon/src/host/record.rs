@@ -6,6 +6,7 @@ use ginnel_layout::dax::SMALL_PAGE;
 use ginnel_layout::{Name, channel};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// One change. The names of variants and fields stand in journals on disk: they may be added to, not changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +83,9 @@ pub enum Record {
         /// Unit in which it may be mapped.
         #[serde(default = "only_4k")]
         page: u32,
+        /// The part of a file that it is, if it shares one with other slices.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<FilePart>,
         /// How it was declared, if at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -139,6 +143,15 @@ fn only_bar() -> Memory {
 
 fn only_4k() -> u32 {
     SMALL_PAGE
+}
+
+/// A part of a file: as long as the segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePart {
+    /// The file.
+    pub file: PathBuf,
+    /// Where in it.
+    pub offset: u64,
 }
 
 /// A process has attached.

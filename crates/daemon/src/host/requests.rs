@@ -45,7 +45,7 @@ impl Broker {
             token: endpoint.token.0,
             uuid: books.uuid.0,
             segment_len: books.size,
-            map_offset: segment::RESERVED,
+            map_offset: segment::RESERVED + books.file_offset(),
             fds: Fds(0),
             page: books.page,
             // A guest's daemon says which device it has found instead.

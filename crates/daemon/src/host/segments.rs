@@ -5,12 +5,12 @@ use super::config::{self, Bytes, Problem};
 use super::front::{Front, Repairs};
 use ginnel_layout::channel;
 use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::segment::RESERVED;
+use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// A segment that is open.
 struct Open {
     path: PathBuf,
-    size: u64,
+    /// Where it ends in its file.
+    end: u64,
     /// None for one that was found broken at the daemon's start.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
     /// The same file, for those who may only read.
@@ -43,6 +44,8 @@ pub struct Segments {
     open: BTreeMap<Name, Open>,
     /// Those whose memory has gone since the last [`Segments::take_newly_broken`].
     newly_broken: Vec<Name>,
+    /// Files that were made since the start: all slices in such a file are new, also those in front of the first.
+    made: BTreeSet<PathBuf>,
 }
 
 impl Segments {
@@ -50,11 +53,21 @@ impl Segments {
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
             Some(file) => {
+                // A file of slices grows with them, but not back to what it was while somebody has its pages.
+                let grows = size_of_file(&file) < config.end();
+                if grows && !may_create {
+                    let what = format!("{} was truncated", config.path.display());
+                    return Err(Problem::new(place, what, "stop all who use it and remove the file"));
+                }
                 allocate(&file, config, place)?;
                 own_and_permit(&file, config, place)?;
-                (file, false)
+                (file, grows || self.made.contains(&config.path))
             }
-            None if may_create => (create(config, place)?, true),
+            None if may_create => {
+                let file = create(config, place)?;
+                self.made.insert(config.path.clone());
+                (file, true)
+            }
             None => {
                 let what =
                     format!("its file {} is missing, and programs or VMs use it", config.path.display());
@@ -74,11 +87,11 @@ impl Segments {
                 "choose a smaller size",
             )
         })?;
-        let mapping =
-            Mapping::of_file(&file, 0, len, Protection::ReadWrite).map_err(system("it cannot be mapped"))?;
+        let mapping = Mapping::of_file(&file, config.offset.unwrap_or(0), len, Protection::ReadWrite)
+            .map_err(system("it cannot be mapped"))?;
         let open = Open {
             path: config.path.clone(),
-            size: config.size,
+            end: config.end(),
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((Arc::new(file), mapping)),
             front: None,
@@ -94,7 +107,7 @@ impl Segments {
     pub fn open_broken(&mut self, config: &config::Segment) {
         let open = Open {
             path: config.path.clone(),
-            size: config.size,
+            end: config.end(),
             memory: None,
             read_only: None,
             front: None,
@@ -133,6 +146,7 @@ impl Segments {
     /// Forgets a segment and removes its file.
     pub fn remove(&mut self, name: &Name) -> std::io::Result<()> {
         let Some(open) = self.open.remove(name) else { return Ok(()) };
+        self.made.remove(&open.path);
         match std::fs::remove_file(&open.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -167,7 +181,7 @@ impl Segments {
             return false;
         }
         let whole =
-            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.size));
+            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
         let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
         if whole && there && !mapping.is_broken() {
             return true;
@@ -261,6 +275,17 @@ pub fn random() -> [u8; 16] {
     }
 }
 
+fn size_of_file(file: &OwnedFd) -> u64 {
+    fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Where a new slice begins in a file that slices share: behind all that was ever in it. A place is not used again as
+/// long as the file lives, because a VM that is not declared any more may still have it.
+pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
+    let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
+}
+
 /// Opens a segment's file if it is there, after making sure that it is one of ours. Changes nothing.
 fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
@@ -288,7 +313,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
     }
     check_file_system(&config.path, &file, place)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if size != config.size {
+    if config.offset.is_none() && size != config.size {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
         let fix = "write its size into the configuration, or stop all who use it and remove the file";
         return Err(Problem::new(place, what, fix));
@@ -327,6 +352,8 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
 
 /// Whether a segment could be opened or made, without making it.
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
+    let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
+    let config = shared.as_ref().unwrap_or(config);
     if existing(config, place)?.is_some() {
         return Ok(());
     }
@@ -403,11 +430,12 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
     let has =
         fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
-    if has >= config.size {
+    // Of a part, the blocks of a file tell nothing.
+    if config.offset.is_none() && has >= config.size {
         return Ok(());
     }
     loop {
-        match fs::fallocate(file, FallocateFlags::empty(), 0, config.size) {
+        match fs::fallocate(file, FallocateFlags::empty(), config.offset.unwrap_or(0), config.size) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {

@@ -298,7 +298,12 @@ impl Server {
             ..spec
         };
         let place = format!("segment {name}");
+        let part = known.part.clone();
         let segment = self.config.segment(name.as_str(), &spec, &place);
+        let segment = segment.map(|segment| match part {
+            Some(part) => segment.at(&part.file, part.offset),
+            None => segment,
+        });
         if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false)) {
             warn!("{problem}");
         }

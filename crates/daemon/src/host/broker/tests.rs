@@ -65,6 +65,7 @@ impl Bench {
                 readers: BTreeSet::new(),
                 memory: Memory::Dax,
                 page: 2 << 20,
+                part: None,
                 runtime: None,
             }));
         }
@@ -522,6 +523,7 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         readers: BTreeSet::new(),
         memory: Memory::Dax,
         page: 2 << 20,
+        part: None,
         runtime: None,
     }));
     let (host, h) = bench.attach(0, "web");
