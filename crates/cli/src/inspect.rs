@@ -91,6 +91,8 @@ pub struct Segment {
     pub page: u64,
     /// How often the daemon has found its DAX info block damaged; on the host only.
     pub info_block_repairs: u64,
+    /// The same of its header.
+    pub header_repairs: u64,
     pub broken: bool,
     /// Bytes of its arena.
     pub used: u64,

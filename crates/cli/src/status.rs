@@ -111,11 +111,16 @@ fn segments(inspect: &Inspect) -> Table {
 }
 
 fn state_of(segment: &Segment) -> String {
-    match (segment.broken, segment.info_block_repairs) {
-        (true, _) => "BROKEN".into(),
-        (false, 0) => "good".into(),
-        (false, n) => format!("good, info block repaired ({n} x)"),
+    if segment.broken {
+        return "BROKEN".into();
     }
+    let mut state = String::from("good");
+    for (what, times) in [("info block", segment.info_block_repairs), ("header", segment.header_repairs)] {
+        if times > 0 {
+            state += &format!(", {what} repaired {times} x");
+        }
+    }
+    state
 }
 
 fn mappings(inspect: &Inspect) -> Table {
@@ -219,11 +224,10 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
                  file, and restart the daemon"
             ));
         }
-        if segment.info_block_repairs > 0 {
+        if segment.info_block_repairs + segment.header_repairs > 0 {
             warnings.push(format!(
-                "somebody with power over a kernel damages the DAX info block of segment {name} (ndctl, for one); it was \
-                 written again {} times, and a VM that started meanwhile may lack its device: restart it",
-                segment.info_block_repairs
+                "somebody with power over a member's kernel damages the front of segment {name} (ndctl and daxctl do); \
+                 it was written again, and a VM that started meanwhile may lack its device: restart it"
             ));
         }
         warnings.extend(segment.mappings.iter().filter_map(|mapping| mapping_warning(name, mapping)));
@@ -282,7 +286,7 @@ mod tests {
             {"name": "db", "size": 4194304, "path": null, "members": ["vm-a"], "memory": "dax", "page": 2097152,
              "mappings": [{"member": "vm-a", "kind": "none", "read_mb_s": 0, "write_mb_s": 0}]},
             {"name": "news", "size": 4194304, "members": ["host"], "readers": ["vm-a"], "memory": "dax", "page": 2097152,
-             "info_block_repairs": 2,
+             "info_block_repairs": 2, "header_repairs": 1,
              "mappings": [{"member": "vm-a", "kind": "dax", "read_mb_s": 9000, "write_mb_s": 0}]}],
         "channels": [{"id": 1, "segment": "web", "kind": "message", "capacity": 262144, "state": "open",
              "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
@@ -301,7 +305,7 @@ mod tests {
             "3       vm-c  not running                -           0         0         0 B",
             "web      bar   4 KiB  256 MiB  4 KiB   host,vm-a  -        BROKEN",
             "db       dax   2 MiB  4 MiB    0 B     vm-a       -        good",
-            "news     dax   2 MiB  4 MiB    0 B     host       vm-a     good, info block repaired (2 x)",
+            "news     dax   2 MiB  4 MiB    0 B     host       vm-a     good, info block repaired 2 x, header repaired 1 x",
             "web      vm-a   BAR (ivshmem-plain)  4 KiB  write  90 MB/s    900 MB/s",
             "news     vm-a   DAX (virtio-pmem)    2 MiB  read   9000 MB/s  -",
             "1        web      message  256 KiB  open   1 (host)  2 (vm-a)",
@@ -314,7 +318,7 @@ mod tests {
             "web is broken",
             "web is slow in VM vm-a (90 MB/s)",
             "vm-a has no device for segment db",
-            "damages the DAX info block of segment news",
+            "damages the front of segment news",
         ] {
             assert!(page.contains(warning), "{warning:?} is missing in\n{page}");
         }

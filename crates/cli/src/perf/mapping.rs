@@ -22,6 +22,8 @@ const MAX_RANGE: usize = 64 << 20;
 const BATCH: u32 = 4096;
 /// Bytes of one copy.
 const PIECE: usize = 32 << 10;
+/// Copies between two looks at the clock.
+const COPIES: u32 = 16;
 /// A load from memory that is not cached takes hundreds of nanoseconds, one from the first caches a few.
 const UNCACHED: f64 = 8.0;
 
@@ -97,10 +99,17 @@ fn measure(memory: &Mapping, read_only: bool, time: Duration) -> Result<Vec<Row>
         };
     let time = time / 2;
     let speed = |seconds: f64| PIECE as f64 / seconds / 1e6;
-    let load = |m: &Mapping| best(time, BATCH, |n| loads(m, n)) * 1e9;
-    let store = |m: &Mapping| best(time, BATCH, |n| stores(m, n)) * 1e9;
-    let read = |m: &Mapping| speed(best(time, 1, |_| copy_out(m)));
-    let write = |m: &Mapping| speed(best(time, 1, |_| m.write(0, &[0; PIECE])));
+    let load = |m: &Mapping| {
+        let mut random = 1;
+        best(time, BATCH, |n| random = loads(m, n, random)) * 1e9
+    };
+    let store = |m: &Mapping| {
+        let mut random = 1;
+        best(time, BATCH, |n| random = stores(m, n, random)) * 1e9
+    };
+    let read = |m: &Mapping| speed(best(time, COPIES, |n| (0..n).for_each(|_| copy_out(m))));
+    let zeros = vec![0; PIECE];
+    let write = |m: &Mapping| speed(best(time, COPIES, |n| (0..n).for_each(|_| m.write(0, &zeros))));
     add("load", SPARE_LEN, "ns", &load, &near, &other_near);
     add("load", range, "ns", &load, memory, &other);
     if !read_only {
@@ -128,25 +137,24 @@ fn best(time: Duration, n: u32, mut batch: impl FnMut(u32)) -> f64 {
 }
 
 /// Loads from cache lines in no order, each of which the processor can begin only when it has the one before. What
-/// others have written there does not matter.
-fn loads(memory: &Mapping, n: u32) {
+/// others have written there does not matter. Goes on from `random`; where it stopped.
+fn loads(memory: &Mapping, n: u32, mut random: u64) -> u64 {
     // Nothing of a value is used, which the compiler is not told.
     let none = black_box(0);
-    let mut random = 1_u64;
     for _ in 0..n {
         random = next(random) ^ (memory.load_relaxed_u64(line(random, memory)) & none);
     }
-    black_box(random);
+    random
 }
 
-/// Stores to cache lines in no order, until all have arrived.
-fn stores(memory: &Mapping, n: u32) {
-    let mut random = 1;
+/// Stores to cache lines in no order, until all have arrived. Goes on from `random`; where it stopped.
+fn stores(memory: &Mapping, n: u32, mut random: u64) -> u64 {
     for _ in 0..n {
         random = next(random);
         memory.store_relaxed_u64(line(random, memory), 0);
     }
     memory.full_fence();
+    random
 }
 
 fn copy_out(memory: &Mapping) {
@@ -190,7 +198,7 @@ impl std::fmt::Display for Report<'_> {
         let access = if self.read_only { "read-only" } else { "read-write" };
         writeln!(
             f,
-            "segment {} in member {}: {kind}, {} mapped in pages of {}, {access}\n",
+            "segment {} in member {}: {kind}, {} mapped in units of {}, {access}\n",
             self.segment,
             self.member,
             output::bytes(self.mapped as u64),
