@@ -2,13 +2,14 @@
 
 use super::pingpong::Echo;
 use anyhow::Result;
+use ginnel_layout::{PAGE, segment};
 use ginnel_shmem::{Mapping, Memory};
 
-/// Where the words and buffers lie: the part of the first 2 MiB of a segment that nobody uses, and the arena of a
-/// segment that has no channels.
-const PING: usize = 1 << 20;
+/// Where the words and buffers lie: in the arena of a segment that has no channels. The mapping begins behind the
+/// reserved front.
+const PING: usize = (segment::ARENA - segment::RESERVED) as usize;
 const PONG: usize = PING + 128;
-const BUFFERS: usize = ginnel_layout::segment::ARENA as usize;
+const BUFFERS: usize = PING + PAGE;
 
 /// One cache line in each direction; the payload is in the line (or in the lines behind it).
 pub struct BarePing {

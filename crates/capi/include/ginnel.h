@@ -110,6 +110,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_NOT_FOUND = -312,
     // The daemon that decides cannot be reached just now.
     GINNEL_ERR_UNAVAILABLE = -313,
+    // This machine may only read the segment, and whoever has a channel writes.
+    GINNEL_ERR_READ_ONLY = -315,
     // No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
     // The daemon said something that is not in the protocol.
@@ -139,6 +141,16 @@ typedef enum ginnel_wait {
     // Sleep at once. Uses no CPU; each wake costs a doorbell, some tens of microseconds.
     GINNEL_WAIT_INTERRUPT = 2,
 } ginnel_wait;
+
+// How a segment's bytes come to a process.
+typedef enum ginnel_memory_kind {
+    // In a VM, as a PCI BAR (ivshmem-plain).
+    GINNEL_MEMORY_BAR = 1,
+    // In a VM, as /dev/dax* (virtio-pmem).
+    GINNEL_MEMORY_DAX = 2,
+    // On the host, as a file.
+    GINNEL_MEMORY_FILE = 3,
+} ginnel_memory_kind;
 
 // A direction of a channel, seen from this side. Some functions take both at once: GINNEL_SEND | GINNEL_RECEIVE.
 typedef enum ginnel_direction {
@@ -201,8 +213,12 @@ typedef struct ginnel_endpoint_info {
     uint32_t epoch;
     // 1 if this endpoint can sleep; 0 in a VM without interrupts, where waiting is looking from time to time.
     uint32_t interrupts;
-    // Page of the segment, in bytes.
+    // Page of the segment, in bytes: the unit in which it is mapped.
     size_t page;
+    // 1 if this machine may only read the segment, so that there are no channels in it; else 0.
+    uint32_t read_only;
+    // How the segment's bytes come here: one of GINNEL_MEMORY_*.
+    uint32_t memory;
 } ginnel_endpoint_info;
 
 // How to open a channel. Fill it with zeros, set `size`, then what you want otherwise.
@@ -338,7 +354,7 @@ int ginnel_listen(const char *address,
 // ginnel_listener_close(); on failure it is NULL.
 //
 // Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted. Any thread. Errors:
-// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
 int ginnel_endpoint_listen(const struct ginnel_endpoint *endpoint,
                            const char *name,
                            int kind,
@@ -360,7 +376,8 @@ int ginnel_connect(const char *address,
 //
 // Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted, and for as long as
 // `options->patience_ns` where nobody listens. Any thread. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
-// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME,
+// GINNEL_ERR_NO_DAEMON.
 int ginnel_endpoint_connect(const struct ginnel_endpoint *endpoint,
                             const char *name,
                             int kind,

@@ -56,6 +56,18 @@ pub struct AttachOptions {
 // SAFETY: as the trait asks.
 unsafe impl Growing for AttachOptions {}
 
+/// How a segment's bytes come to a process.
+#[repr(C)]
+#[allow(non_camel_case_types)] // The names are C's.
+pub enum MemoryKind {
+    /// In a VM, as a PCI BAR (ivshmem-plain).
+    GINNEL_MEMORY_BAR = 1,
+    /// In a VM, as /dev/dax* (virtio-pmem).
+    GINNEL_MEMORY_DAX = 2,
+    /// On the host, as a file.
+    GINNEL_MEMORY_FILE = 3,
+}
+
 /// Facts about an endpoint.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -70,8 +82,12 @@ pub struct EndpointInfo {
     pub epoch: u32,
     /// 1 if this endpoint can sleep; 0 in a VM without interrupts, where waiting is looking from time to time.
     pub interrupts: u32,
-    /// Page of the segment, in bytes.
+    /// Page of the segment, in bytes: the unit in which it is mapped.
     pub page: usize,
+    /// 1 if this machine may only read the segment, so that there are no channels in it; else 0.
+    pub read_only: u32,
+    /// How the segment's bytes come here: one of GINNEL_MEMORY_*.
+    pub memory: u32,
 }
 // SAFETY: as the trait asks.
 unsafe impl Growing for EndpointInfo {}
@@ -130,6 +146,8 @@ pub unsafe extern "C" fn ginnel_endpoint_get_info(
             epoch,
             interrupts: of.has_interrupts().into(),
             page: of.page(),
+            read_only: of.is_read_only().into(),
+            memory: of.mapping_kind().0,
         };
         given!(fill(info, facts));
         Ok(())

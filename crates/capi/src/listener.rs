@@ -118,7 +118,7 @@ pub unsafe extern "C" fn ginnel_listen(
 /// ginnel_listener_close(); on failure it is NULL.
 ///
 /// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted. Any thread. Errors:
-/// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+/// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_endpoint_listen(
     endpoint: *const Endpoint,
@@ -163,7 +163,8 @@ pub unsafe extern "C" fn ginnel_connect(
 ///
 /// Blocks for the daemon's answer, up to some 10 s for a daemon that is being restarted, and for as long as
 /// `options->patience_ns` where nobody listens. Any thread. Errors: GINNEL_ERR_REFUSED, GINNEL_ERR_KIND,
-/// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_NAME, GINNEL_ERR_NO_DAEMON.
+/// GINNEL_ERR_DENIED, GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME,
+/// GINNEL_ERR_NO_DAEMON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_endpoint_connect(
     endpoint: *const Endpoint,

@@ -83,6 +83,8 @@ pub enum Status {
     GINNEL_ERR_NOT_FOUND = -312,
     /// The daemon that decides cannot be reached just now.
     GINNEL_ERR_UNAVAILABLE = -313,
+    /// This machine may only read the segment, and whoever has a channel writes.
+    GINNEL_ERR_READ_ONLY = -315,
 
     /// No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
@@ -128,6 +130,7 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_STALE, c"endpoint no longer known to the daemon"),
     (GINNEL_ERR_NOT_FOUND, c"not found"),
     (GINNEL_ERR_UNAVAILABLE, c"daemon unavailable"),
+    (GINNEL_ERR_READ_ONLY, c"read-only segment"),
     (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
     (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
     (GINNEL_ERR_SYSTEM, c"system call failed"),
@@ -197,6 +200,7 @@ fn status_of(error: &Error) -> Status {
         Error::BufferTooSmall { .. } => GINNEL_ERR_BUFFER_TOO_SMALL,
         Error::AfterFinish => GINNEL_ERR_AFTER_FINISH,
         Error::Name { .. } => GINNEL_ERR_NAME,
+        Error::ReadOnly { .. } => GINNEL_ERR_READ_ONLY,
         Error::Refused { code, .. } => refused(*code),
         Error::NoDaemon { .. } => GINNEL_ERR_NO_DAEMON,
         Error::Protocol { .. } => GINNEL_ERR_PROTOCOL,
@@ -226,6 +230,7 @@ fn refused(code: ErrorCode) -> Status {
         ErrorCode::NOT_FOUND => GINNEL_ERR_NOT_FOUND,
         ErrorCode::UNAVAILABLE => GINNEL_ERR_UNAVAILABLE,
         ErrorCode::INVALID => GINNEL_ERR_INVALID,
+        ErrorCode::READ_ONLY => GINNEL_ERR_READ_ONLY,
         _ => GINNEL_ERR_REFUSED_OTHERWISE,
     }
 }

@@ -97,7 +97,7 @@ impl Built {
     }
 }
 
-/// A daemon with one segment, `test`, that is the host's alone.
+/// A daemon with the segment `test` that is the host's alone, and `news` that the host may only read.
 struct World {
     folder: TempDir,
     daemon: Child,
@@ -110,7 +110,8 @@ impl World {
         let at = folder.path().display();
         let text = format!(
             "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n\
-             [segment.test]\nsize = '16M'\nmembers = ['host']\n"
+             [segment.test]\nsize = '16M'\nmembers = ['host']\n\
+             [vm.writer]\n[segment.news]\nsize = '4M'\nmembers = ['writer']\nreaders = ['host']\n"
         );
         for part in ["run", "state", "shm"] {
             fs::create_dir(folder.path().join(part)).unwrap();
@@ -210,6 +211,11 @@ fn the_death_of_a_peer_is_told() {
 #[test]
 fn mistakes_are_errors_with_a_reason() {
     scenario("mistakes");
+}
+
+#[test]
+fn readers_have_no_channels() {
+    scenario("read_only");
 }
 
 #[test]

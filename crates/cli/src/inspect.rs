@@ -49,6 +49,31 @@ pub struct Member {
     pub bytes: u64,
 }
 
+/// By which kind of device a segment comes to VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// `virtio-pmem-pci`: `/dev/dax*` in the guest.
+    #[default]
+    Dax,
+    /// `ivshmem-plain`: a PCI BAR.
+    Bar,
+    /// Of a later version than this command's.
+    #[serde(other)]
+    Unknown,
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Honours the width that a table asks for.
+        f.pad(match self {
+            Self::Dax => "dax",
+            Self::Bar => "bar",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Segment {
@@ -56,7 +81,18 @@ pub struct Segment {
     pub size: u64,
     /// On the host only.
     pub path: Option<String>,
+    /// Where in that file it begins.
+    pub offset: u64,
     pub members: Vec<String>,
+    /// Those members that may only read.
+    pub readers: Vec<String>,
+    pub memory: Memory,
+    /// Unit in which it may be mapped, in bytes.
+    pub page: u64,
+    /// How often the daemon has found its DAX info block damaged; on the host only.
+    pub info_block_repairs: u64,
+    /// The same of its header.
+    pub header_repairs: u64,
     pub broken: bool,
     /// Bytes of its arena.
     pub used: u64,
@@ -117,6 +153,13 @@ pub struct Channel {
 pub struct Side {
     pub endpoint: u32,
     pub member: String,
+}
+
+impl Segment {
+    /// Whether a member may only read.
+    pub fn is_reader(&self, member: &str) -> bool {
+        self.readers.iter().any(|reader| reader == member)
+    }
 }
 
 impl Inspect {

@@ -1,7 +1,8 @@
 //! `ginnel libvirt-xml`.
 
+use crate::inspect::Memory;
 use crate::output;
-use crate::vm_devices::Devices;
+use crate::vm_devices::{Devices, MemoryDevice};
 use anyhow::Result;
 
 /// Prints the XML of libvirt that joins a VM to its segments.
@@ -17,43 +18,66 @@ pub fn run(args: Args) -> Result<()> {
     output::line(xml(&Devices::of(&args.vm)?))
 }
 
+/// How libvirt can give a segment to a VM.
+enum Element<'m> {
+    /// `<memory model='virtio-pmem'>`.
+    Pmem,
+    /// `<shmem>`, which names a file in /dev/shm.
+    Shmem(&'m str),
+    /// Arguments for QEMU: libvirt has no offset, no read-only device of these kinds, and no BAR from elsewhere.
+    Arguments,
+}
+
+fn element(memory: &MemoryDevice) -> Element<'_> {
+    match (memory.kind, memory.in_dev_shm()) {
+        _ if memory.read_only || memory.offset > 0 => Element::Arguments,
+        (Memory::Dax, _) => Element::Pmem,
+        (_, Some(name)) => Element::Shmem(name),
+        (_, None) => Element::Arguments,
+    }
+}
+
 fn xml(devices: &Devices) -> String {
-    let mut lines = vec![
+    let mut lines = address_space(devices);
+    lines.extend([
         "<!-- into <devices> -->".to_owned(),
         "<shmem name='ginnel-control'>".into(),
         "  <model type='ivshmem-doorbell'/>".into(),
         format!("  <server path='{}'/>", escaped(&devices.socket.display().to_string())),
         format!("  <msi vectors='{}' ioeventfd='on'/>", devices.vectors),
         "</shmem>".into(),
-    ];
-    let mut elsewhere = Vec::new();
+    ]);
+    let mut arguments = Vec::new();
     for memory in &devices.memory {
-        match memory.in_dev_shm() {
-            Some(name) => lines.extend([
+        match element(memory) {
+            Element::Pmem => lines.extend([
+                "<memory model='virtio-pmem' access='shared'>".into(),
+                "  <source>".into(),
+                format!("    <path>{}</path>", escaped(&memory.file.display().to_string())),
+                "  </source>".into(),
+                "  <target>".into(),
+                format!("    <size unit='bytes'>{}</size>", memory.size),
+                "  </target>".into(),
+                "</memory>".into(),
+            ]),
+            Element::Shmem(name) => lines.extend([
                 format!("<shmem name='{}'>", escaped(name)),
                 "  <model type='ivshmem-plain'/>".into(),
                 format!("  <size unit='bytes'>{}</size>", memory.size),
                 "</shmem>".into(),
             ]),
-            None => elsewhere.push(memory),
-        }
-    }
-    if !elsewhere.is_empty() {
-        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt's shmem knows /dev/shm only -->".into());
-        lines.push("<qemu:commandline>".into());
-        for memory in elsewhere {
-            let path = memory.file.display().to_string().replace(',', ",,");
-            let object = format!(
-                "memory-backend-file,id={id},share=on,mem-path={path},size={},dump=off",
-                memory.size,
-                id = memory.id()
-            );
-            let device = format!("ivshmem-plain,memdev={}", memory.id());
-            for (name, value) in [("-object", object), ("-device", device)] {
-                lines.push(format!("  <qemu:arg value='{name}'/>"));
-                lines.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
+            Element::Arguments => {
+                for (name, value) in [("-object", memory.object()), ("-device", memory.device())] {
+                    arguments.push(format!("  <qemu:arg value='{name}'/>"));
+                    arguments.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
+                }
             }
         }
+    }
+    if !arguments.is_empty() {
+        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: segments for which libvirt has no element -->".into());
+        lines.push("<qemu:commandline>".into());
+        lines.append(&mut arguments);
         lines.push("</qemu:commandline>".into());
     }
     lines.extend(
@@ -68,6 +92,41 @@ fn xml(devices: &Devices) -> String {
     lines.join("\n")
 }
 
+/// What DAX segments need around them. Written after libvirt's documentation; Ginnel's tests run QEMU without libvirt.
+fn address_space(devices: &Devices) -> Vec<String> {
+    let more = devices.hot_pluggable();
+    if more == 0 {
+        return Vec::new();
+    }
+    let counted: u64 = devices
+        .memory
+        .iter()
+        .filter(|memory| matches!(element(memory), Element::Pmem))
+        .map(|memory| memory.size)
+        .fold(0, u64::saturating_add);
+    // In kibibytes, as libvirt itself writes it. Sizes are multiples of 2 MiB.
+    let mut lines = vec![
+        "<!-- for the DAX segments; this part was not tried with libvirt (virtio-pmem: 7.1.0 or later)."
+            .to_owned(),
+        format!(
+            "     <maxMemory> must be the VM's RAM and at least {} KiB more; write the sum into it.",
+            more >> 10
+        ),
+    ];
+    if counted > 0 {
+        lines.push(format!(
+            "     libvirt counts the <memory model='virtio-pmem'> below in the <memory> of <domain>: add {} KiB to it.",
+            counted >> 10
+        ));
+    }
+    lines.extend([
+        "     libvirt may hand the files to its QEMU user: name that user as the segment's `owner`.".into(),
+        "     into <domain> -->".into(),
+        "<maxMemory slots='16' unit='KiB'>RAM + MORE</maxMemory>".into(),
+    ]);
+    lines
+}
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
 }
@@ -78,16 +137,33 @@ mod tests {
     use crate::vm_devices::tests::devices;
 
     #[test]
-    fn segments_in_dev_shm_are_shmem_and_others_arguments() {
+    fn segments_are_elements_where_libvirt_has_some_and_arguments_elsewhere() {
         let xml = xml(&devices());
         for part in [
             "<shmem name='ginnel-control'>\n  <model type='ivshmem-doorbell'/>\n  <server path='/run/ginnel/vm-a.sock'/>\n  <msi vectors='32' ioeventfd='on'/>\n</shmem>",
-            "<shmem name='ginnel-web'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>268435456</size>\n</shmem>",
+            "<memory model='virtio-pmem' access='shared'>\n  <source>\n    <path>/dev/shm/ginnel-web</path>\n  </source>\n  <target>\n    <size unit='bytes'>268435456</size>\n  </target>\n</memory>",
+            "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n</shmem>",
             "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off'/>",
+            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-news.vm-a'/>",
+            "<maxMemory slots='16' unit='KiB'>",
+            "at least 268288 KiB more",
+            "add 262144 KiB to it",
         ] {
             assert!(xml.contains(part), "{part} is missing in\n{xml}");
         }
         assert_eq!(xml.matches("<shmem ").count(), 2);
+        assert_eq!(xml.matches("<memory model").count(), 2, "one of them in the comment");
+        // Two dashes end a comment.
+        for comment in xml.split("<!--").skip(1) {
+            assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");
+        }
+    }
+
+    #[test]
+    fn bars_need_no_address_space() {
+        let mut devices = devices();
+        devices.memory.retain(|memory| memory.kind == Memory::Bar);
+        assert!(!xml(&devices).contains("maxMemory"));
     }
 
     #[test]

@@ -1,8 +1,13 @@
 //! `ginnel qemu-args`.
 
-use crate::output;
+mod command_line;
+mod files;
+
+use crate::inspect::{Inspect, Memory};
 use crate::vm_devices::Devices;
+use crate::{AlreadySaid, output, size};
 use anyhow::Result;
+use ginnel::Daemon;
 use std::path::Path;
 
 /// What gives a VM interrupts.
@@ -10,15 +15,24 @@ pub const IOMMU: &str = "-M q35,kernel-irqchip=split -device intel-iommu,intrema
 
 /// Prints the arguments of QEMU that join a VM to its segments.
 ///
-/// For use as `qemu-system-x86_64 ... $(ginnel qemu-args VM)`: one argument pair a line on stdout, hints on stderr.
+/// For use as `qemu-system-x86_64 ... $(ginnel qemu-args VM --memory 2G)`: one argument pair a line on stdout, hints on
+/// stderr. If a segment's file is not as QEMU needs it, says so, prints no arguments, and ends with status 1.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
 
+    /// The VM's RAM, such as 2G: prints `-m` too, with the maxmem that DAX segments need.
+    #[arg(long, value_name = "SIZE", value_parser = ram)]
+    memory: Option<u64>,
+
     /// Print what gives it interrupts too: a q35 machine with an IOMMU. Its kernel needs intel_iommu=on.
     #[arg(long)]
     iommu: bool,
+
+    /// Print nothing, but say whether this command line of QEMU joins the VM rightly: one text, split at white space.
+    #[arg(long, value_name = "COMMAND LINE", allow_hyphen_values = true, conflicts_with_all = ["memory", "iommu"])]
+    check: Option<String>,
 
     /// No hints.
     #[arg(short, long)]
@@ -26,22 +40,28 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let devices = Devices::of(&args.vm)?;
-    output::line(arguments(&devices, args.iommu).join("\n"))?;
+    let inspect = Inspect::ask(&mut Daemon::connect()?)?;
+    let devices = Devices::from(&inspect, &args.vm)?;
+    let mut problems = files::problems(&devices);
+    if let Some(line) = &args.check {
+        problems.extend(command_line::problems(line, &devices, &inspect));
+    }
+    if !problems.is_empty() {
+        problems.iter().for_each(|problem| output::note(format!("ginnel: {problem}")));
+        return Err(AlreadySaid.into());
+    }
+    if args.check.is_some() {
+        return output::line(format!("VM {}: the command line is good", args.vm));
+    }
+    output::line(arguments(&devices, args.memory, args.iommu).join("\n"))?;
     if !args.quiet {
-        if !args.iommu {
-            output::note(format!("# for interrupts instead of polling: {IOMMU} (or --iommu)"));
-        }
-        output::note("# for interrupts, on the guest kernel's command line: intel_iommu=on");
-        output::note(
-            "# with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered",
-        );
+        hints(&devices, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
     }
     Ok(())
 }
 
 /// One argument pair each.
-fn arguments(devices: &Devices, iommu: bool) -> Vec<String> {
+fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
     let mut lines = Vec::new();
     if iommu {
         // In front of all devices, as QEMU wishes.
@@ -52,17 +72,54 @@ fn arguments(devices: &Devices, iommu: bool) -> Vec<String> {
                 .map(|(i, pair)| if i == 0 { pair.into() } else { format!("-{pair}") }),
         );
     }
+    if let Some(ram) = ram {
+        let max = devices.max_memory(ram).map(|max| format!(",maxmem={}", size::exact(max)));
+        lines.push(format!("-m {}{}", size::exact(ram), max.unwrap_or_default()));
+    }
     lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
     lines.push(format!("-device ivshmem-doorbell,chardev=ginnel-control,vectors={}", devices.vectors));
     for memory in &devices.memory {
-        let (id, path) = (memory.id(), escaped(&memory.file));
-        lines.push(format!(
-            "-object memory-backend-file,id={id},share=on,mem-path={path},size={},dump=off",
-            memory.size
-        ));
-        lines.push(format!("-device ivshmem-plain,memdev={id}"));
+        lines.push(format!("-object {}", memory.object()));
+        lines.push(format!("-device {}", memory.device()));
     }
     lines
+}
+
+/// What the arguments alone do not say.
+fn hints(devices: &Devices, args: &Args) -> Vec<String> {
+    let mut hints = Vec::new();
+    let more = devices.hot_pluggable();
+    if args.memory.is_none() && more > 0 {
+        hints.push(format!(
+            "for the DAX segments, the VM's -m SIZE,maxmem=MORE must have MORE of at least SIZE + {} (or --memory SIZE)",
+            size::exact(more)
+        ));
+    }
+    if let Some(sliced) = devices.memory.iter().find(|memory| memory.offset > 0) {
+        hints.push(format!(
+            "segment {} is a slice with offset=: this takes QEMU 8.1 or later",
+            sliced.segment
+        ));
+    }
+    if devices.memory.iter().any(|memory| memory.kind == Memory::Dax) {
+        hints.push("DAX segments cannot be unplugged while the VM runs".into());
+    }
+    if !args.iommu {
+        hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
+    }
+    hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+    hints.push(
+        "with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered".into(),
+    );
+    hints
+}
+
+/// RAM of a VM. QEMU takes a bare number for MiB, everybody else for bytes: so none is taken.
+fn ram(text: &str) -> Result<u64, String> {
+    size::parse(text)
+        .ok()
+        .filter(|bytes| *bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20))
+        .ok_or_else(|| format!("{text:?} is no size of RAM: write whole MiB with a unit, such as 512M or 2G"))
 }
 
 /// A comma in a value is written twice.
@@ -78,17 +135,39 @@ mod tests {
     #[test]
     fn one_pair_a_line() {
         assert_eq!(
-            arguments(&devices(), true),
+            arguments(&devices(), Some(2 << 30), true),
             [
                 "-M q35,kernel-irqchip=split",
                 "-device intel-iommu,intremap=on",
+                "-m 2G,maxmem=3334M",
                 "-chardev socket,id=ginnel-control,path=/run/ginnel/vm-a.sock",
                 "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32",
                 "-object memory-backend-file,id=ginnel-web,share=on,mem-path=/dev/shm/ginnel-web,size=268435456,dump=off",
-                "-device ivshmem-plain,memdev=ginnel-web",
+                "-device virtio-pmem-pci,memdev=ginnel-web",
+                "-object memory-backend-file,id=ginnel-old,share=on,mem-path=/dev/shm/ginnel-old,size=4194304,dump=off",
+                "-device ivshmem-plain,memdev=ginnel-old",
                 "-object memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off",
                 "-device ivshmem-plain,memdev=ginnel-huge",
+                "-object memory-backend-file,id=ginnel-news.vm-a,share=on,mem-path=/dev/shm/ginnel-news,offset=6291456,size=6291456,dump=off,readonly=on",
+                "-device virtio-pmem-pci,memdev=ginnel-news.vm-a",
+                "-object memory-backend-file,id=ginnel-quiet,share=on,mem-path=/dev/shm/ginnel-quiet,size=4194304,dump=off,readonly=on",
+                "-device ivshmem-plain,memdev=ginnel-quiet",
             ]
         );
+    }
+
+    #[test]
+    fn a_vm_of_bars_needs_no_maxmem() {
+        let mut devices = devices();
+        devices.memory.retain(|memory| memory.kind == Memory::Bar);
+        assert_eq!(arguments(&devices, Some(512 << 20), false)[0], "-m 512M");
+    }
+
+    #[test]
+    fn ram_has_a_unit() {
+        assert_eq!(ram("2G"), Ok(2 << 30));
+        for bad in ["2048", "1K", "1048577", "", "-1G"] {
+            assert!(ram(bad).is_err(), "{bad}");
+        }
     }
 }

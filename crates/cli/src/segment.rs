@@ -18,7 +18,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    Create(Create),
+    Create(Box<Create>),
     List(List),
     Remove(Remove),
 }
@@ -31,13 +31,21 @@ struct Create {
     /// Its name.
     name: String,
 
-    /// Its size, such as 256M; rounded up to a power of two of at least 4M.
+    /// Its size, such as 256M; rounded up to a multiple of 2M of at least 4M, for a bar to a power of two.
     #[arg(long, value_parser = size::parse)]
     size: u64,
 
     /// Who shares it: VMs, and `host`.
     #[arg(long, value_delimiter = ',', required = true, value_name = "NAME")]
     members: Vec<String>,
+
+    /// Who sees it and cannot write.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    readers: Vec<String>,
+
+    /// By which kind of device it comes to VMs: `dax` (cached, needs maxmem) or `bar` (can be unplugged, for guests without DAX). Default: dax.
+    #[arg(long, value_name = "KIND")]
+    memory: Option<String>,
 
     /// Where its file is: `tmpfs`, or a folder on a hugetlbfs.
     #[arg(long, value_name = "DIR")]
@@ -63,7 +71,7 @@ struct Create {
     #[arg(long, value_delimiter = ',', value_name = "GROUP")]
     allow_groups: Vec<String>,
 
-    /// The page in which rights are counted: 4K or 2M.
+    /// The unit in which it is mapped: 2M or 4K. Default: 2M; a bar has 4K.
     #[arg(long, value_parser = size::parse)]
     page: Option<u64>,
 }
@@ -128,10 +136,12 @@ fn request(args: &Create) -> serde_json::Value {
         "name": args.name,
         "size": args.size,
         "members": args.members,
+        "readers": args.readers,
         "allow_users": args.allow_users.iter().map(|text| account(text)).collect::<Vec<_>>(),
         "allow_groups": args.allow_groups.iter().map(|text| account(text)).collect::<Vec<_>>(),
     });
     let optional = [
+        ("memory", args.memory.as_ref().map(|text| json!(text))),
         ("backing", args.backing.as_ref().map(|text| json!(text))),
         ("owner", args.owner.as_ref().map(|text| account(text))),
         ("group", args.group.as_ref().map(|text| account(text))),
@@ -158,13 +168,16 @@ fn list(daemon: &mut Daemon, args: &List) -> Result<()> {
             serde_json::from_str(&text).context("the daemon's status is no JSON")?;
         return output::json(&value["segments"]);
     }
-    let mut table = Table::new(&["SEGMENT", "SIZE", "IN USE", "MEMBERS", "MADE BY", "STATE", "FILE"]);
+    let mut table =
+        Table::new(&["SEGMENT", "KIND", "SIZE", "IN USE", "MEMBERS", "READERS", "MADE BY", "STATE", "FILE"]);
     for segment in Inspect::parse(&text)?.segments {
         table.row([
             segment.name,
+            segment.memory.to_string(),
             output::bytes(segment.size),
             output::bytes(segment.used),
             segment.members.join(","),
+            if segment.readers.is_empty() { "-".into() } else { segment.readers.join(",") },
             if segment.runtime { "command" } else { "configuration" }.into(),
             if segment.broken { "BROKEN" } else { "good" }.into(),
             segment.path.unwrap_or_else(|| "-".into()),

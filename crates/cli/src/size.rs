@@ -17,9 +17,28 @@ pub fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
+/// A number of bytes as QEMU and [`parse`] take it: exact, with the largest unit that leaves a whole number.
+pub fn exact(bytes: u64) -> String {
+    let (mut number, mut unit) = (bytes, "");
+    for next in ["K", "M", "G", "T"] {
+        if number == 0 || !number.is_multiple_of(1024) {
+            break;
+        }
+        (number, unit) = (number / 1024, next);
+    }
+    format!("{number}{unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_written_as_they_are_read() {
+        for text in ["0", "1", "4K", "5M", "3328M", "2G", "1T", "1025K"] {
+            assert_eq!(exact(parse(text).unwrap()), text);
+        }
+    }
 
     #[test]
     fn units() {

@@ -28,6 +28,10 @@ struct Add {
     /// Makes a segment home-NAME of this size, shared with the host alone.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     home: Option<u64>,
+
+    /// By which kind of device that segment comes: `dax` or `bar`. Default: dax.
+    #[arg(long, value_name = "KIND", requires = "home")]
+    home_memory: Option<String>,
 }
 
 /// Removes a VM that was declared at run time and does not run, with its home segment.
@@ -44,6 +48,9 @@ pub fn run(args: Args) -> Result<()> {
             let mut request = json!({ "op": "vm-add", "name": args.name });
             if let Some(home) = args.home {
                 request["home"] = json!(home);
+            }
+            if let Some(memory) = args.home_memory {
+                request["home_memory"] = json!(memory);
             }
             let answer = daemon.admin(&request.to_string()).context("VM not declared")?;
             let vm: Value = serde_json::from_str(&answer).unwrap_or_default();

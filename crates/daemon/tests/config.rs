@@ -70,6 +70,11 @@ fn what_the_file_says_wrong() {
         ("", "[segment.web]\nsize = \"4M\"\nmembers = [\"a\"]\n".into(), &["segment.web", "\"a\"", "[vm.a]"]),
         ("", "[segment.web]\nsize = \"4M\"\nmembers = [\"host\", \"host\"]\n".into(), &["twice"]),
         ("", s("size = \"4M\"\npage = \"64K\""), &["page 64K", "4K or 2M"]),
+        ("", s("size = \"4M\"\nmemory = \"bar\"\npage = \"2M\""), &["page is 2M", "BAR", "memory = \"dax\""]),
+        ("", s("size = \"4M\"\nmemory = \"cxl\""), &["ginneld.toml:9", "cxl", "`dax` or `bar`"]),
+        ("", s("size = \"4M\"\nreaders = [\"host\"]"), &["host", "`members` and in `readers`", "leave it"]),
+        ("", s("size = \"4M\"\nreaders = [\"a\"]"), &["reader \"a\"", "[vm.a]", "`readers`"]),
+        ("", "[vm.a]\nhome = \"4M\"\nhome_memory = \"no\"\n".into(), &["ginneld.toml:8", "`dax` or `bar`"]),
         ("", s("size = \"4M\"\nbacking = \"disk\""), &["backing", "disk", "hugetlbfs"]),
         ("", s("size = \"4M\"\nbacking = \"/proc\""), &["/proc/ginnel-web", "tmpfs"]),
         ("", s("size = \"4M\"\nbacking = \"/no/such/folder\""), &["/no/such/folder", "create the folder"]),
@@ -163,7 +168,7 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
 #[test]
 fn what_is_good_is_said_to_be_and_done_as_told() {
     let config = "[vm.a]\nsocket_mode = \"0600\"\nhome = \"3M\"\n\
-                  [segment.web]\nsize = \"5M\"\nmembers = [\"host\", \"a\"]\nmode = \"0640\"\nowner = 0\ngroup = \"daemon\"\n";
+                  [segment.web]\nsize = \"5M\"\nmemory = \"bar\"\nmembers = [\"host\", \"a\"]\nmode = \"0640\"\nowner = 0\ngroup = \"daemon\"\n";
     let mut daemon = Daemon::prepare("socket_mode = \"0600\"\n", config);
     let output = daemon.output(&["--check"]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -97,10 +97,9 @@ impl Pipe {
             return Err(bad("a channel with an impossible capacity"));
         }
         let capacity = wire.capacity as usize;
-        let block = usize::try_from(wire.offset)
-            .ok()
-            .filter(|offset| offset.is_multiple_of(ginnel_layout::PAGE))
-            .and_then(|offset| endpoint.memory.part(offset, channel::footprint(capacity)))
+        let block = Some(wire.offset)
+            .filter(|offset| offset.is_multiple_of(ginnel_layout::PAGE as u64))
+            .and_then(|offset| endpoint.part(offset, channel::footprint(capacity)))
             .ok_or_else(|| bad("a channel outside its segment"))?;
         let (output, input) = channel::rings(capacity, wire.initiator != 0);
         let ring =

@@ -6,6 +6,7 @@ use crate::doorbell::{BorrowedEvent, private_event};
 use crate::error::Error;
 use crate::listener::Listener;
 use ginnel_layout::Name;
+use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::device::Registers;
@@ -81,7 +82,7 @@ impl Endpoint {
         Inner::attach(parse_name(segment)?, name, options).map(|inner| Self(Arc::new(inner)))
     }
 
-    /// Listens at `name` in the segment.
+    /// Listens at `name` in the segment. [`Error::ReadOnly`] if this member may only read it.
     pub fn listen<C: Channel>(&self, name: &str) -> Result<Listener<C>, Error> {
         self.listen_with(name, &ChannelOptions::default())
     }
@@ -92,6 +93,7 @@ impl Endpoint {
         name: &str,
         options: &ChannelOptions,
     ) -> Result<Listener<C>, Error> {
+        self.0.may_write()?;
         let body = wire::Listen {
             name: parse_name(name)?,
             kind: C::KIND.0,
@@ -103,13 +105,15 @@ impl Endpoint {
         Ok(Listener::new(self.0.clone(), answer.listener))
     }
 
-    /// Opens a channel to who listens at `name` in the segment. The peer need not have accepted yet.
+    /// Opens a channel to who listens at `name` in the segment. The peer need not have accepted yet. [`Error::ReadOnly`]
+    /// if this member may only read the segment.
     pub fn connect<C: Channel>(&self, name: &str) -> Result<C, Error> {
         self.connect_with(name, &ChannelOptions::default())
     }
 
     /// Opens a channel as `options` say.
     pub fn connect_with<C: Channel>(&self, name: &str, options: &ChannelOptions) -> Result<C, Error> {
+        self.0.may_write()?;
         let body = wire::Connect {
             name: parse_name(name)?,
             kind: C::KIND.0,
@@ -166,9 +170,21 @@ impl Endpoint {
         (self.0.identity.endpoint, self.0.identity.epoch)
     }
 
-    /// The segment's bytes that are mapped, for programs with a layout of their own. The daemon's blocks lie in it.
+    /// The segment's bytes that are mapped, for programs with a layout of their own. They begin with the segment's
+    /// header ([`ginnel_layout::segment::RESERVED`]); the daemon's blocks lie behind it. Where [`Endpoint::is_read_only`]
+    /// says so it can be read only, and a store panics.
     pub fn memory(&self) -> &Mapping {
         &self.0.memory
+    }
+
+    /// Whether this member may only read the segment: then there are no channels, and [`Endpoint::memory`] takes no stores.
+    pub fn is_read_only(&self) -> bool {
+        self.0.identity.access.is_read_only()
+    }
+
+    /// How the segment's bytes come to this process.
+    pub fn mapping_kind(&self) -> MappingKind {
+        self.0.identity.kind
     }
 
     /// Whether this endpoint can sleep. A VM without interrupts can only look from time to time.
@@ -176,7 +192,7 @@ impl Endpoint {
         self.0.event.is_some()
     }
 
-    /// The segment's page, in bytes.
+    /// The segment's page, in bytes: the unit in which it may be mapped.
     pub fn page(&self) -> usize {
         self.0.identity.page as usize
     }
@@ -276,9 +292,13 @@ impl Inner {
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
         let memory = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
-        let len =
-            usize::try_from(identity.segment_len).map_err(|_| protocol(path, "an impossible segment"))?;
-        let memory = Mapping::of_file(&memory, identity.map_offset, len, Protection::ReadWrite)
+        let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| protocol(path, "an impossible segment"))?;
+        let protection = match identity.access.is_read_only() {
+            true => Protection::Read,
+            false => Protection::ReadWrite,
+        };
+        let memory = Mapping::of_file(&memory, identity.map_offset, len, protection)
             .map_err(Error::io("mapping the segment"))?;
         let registers = registers
             .map(|fd| Registers::map(&fd).map(Arc::new))
@@ -327,6 +347,21 @@ impl Inner {
     fn watch(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<(), Error> {
         epoll::add(&self.accept_poll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(Error::system("watching the daemon's socket"))
+    }
+
+    /// Both ends of a channel write.
+    fn may_write(&self) -> Result<(), Error> {
+        if self.identity.access.is_read_only() {
+            return Err(Error::ReadOnly { segment: self.attach.segment.as_str().into() });
+        }
+        Ok(())
+    }
+
+    /// The `len` bytes at `offset` of the segment, or `None` if they are not all mapped. The one place where offsets of the
+    /// segment become offsets of its mapping, which begins behind the reserved front.
+    pub fn part(&self, offset: u64, len: usize) -> Option<Mapping> {
+        let at = offset.checked_sub(segment::RESERVED).and_then(|at| usize::try_from(at).ok())?;
+        self.memory.part(at, len)
     }
 
     pub fn protocol(&self, what: &'static str) -> Error {

@@ -74,6 +74,15 @@ pub enum Error {
         /// What was wrong.
         what: &'static str,
     },
+    /// This member may only read the segment, and whoever has a channel writes.
+    #[error(
+        "this member may only read segment {segment}, and whoever has a channel writes: on the host, move it from \
+         `readers` to `members` of [segment.{segment}]"
+    )]
+    ReadOnly {
+        /// The segment.
+        segment: String,
+    },
     /// A name that is none.
     #[error("bad name {name:?}: {reason}")]
     Name {
@@ -151,7 +160,8 @@ impl From<Error> for io::Error {
                 io::ErrorKind::InvalidInput
             }
             Error::Refused { code: ErrorCode::REFUSED, .. } => io::ErrorKind::ConnectionRefused,
-            Error::Refused { code: ErrorCode::DENIED, .. } => io::ErrorKind::PermissionDenied,
+            Error::Refused { code: ErrorCode::DENIED | ErrorCode::READ_ONLY, .. }
+            | Error::ReadOnly { .. } => io::ErrorKind::PermissionDenied,
             Error::Refused { code: ErrorCode::IN_USE, .. } => io::ErrorKind::AddrInUse,
             Error::Refused { code: ErrorCode::NO_SEGMENT | ErrorCode::NOT_FOUND, .. } => {
                 io::ErrorKind::NotFound

@@ -54,6 +54,7 @@ pub use daemon::Daemon;
 pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
 pub use error::Error;
 pub use ginnel_layout::channel::ChannelKind;
+pub use ginnel_layout::segment::MappingKind;
 pub use ginnel_layout::wire::ErrorCode;
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;

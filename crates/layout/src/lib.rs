@@ -12,6 +12,7 @@ compile_error!("the formats are little-endian and are read in place");
 
 pub mod channel;
 pub mod control;
+pub mod dax;
 pub mod name;
 pub mod relay;
 pub mod ring;

@@ -15,6 +15,8 @@
 //! | `MAPPED` | to host | [`Mapped`]: how a segment is mapped in the guest, and how fast it copies |
 
 use crate::{Name, wire};
+
+pub use crate::segment::{Access, MappingKind};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Kind of a relay message.
@@ -88,28 +90,23 @@ const _: () = assert!(size_of::<Endpoint>() == 24);
 pub struct Segment {
     /// Its name.
     pub name: Name,
-    /// Its uuid, which stands in the header of the right memory device.
+    /// Its uuid, which stands in the header of the right memory device, and in the DAX info block if it has one.
     pub uuid: [u8; 16],
-    /// Its bytes.
+    /// Its bytes, the reserved front among them.
     pub size: u64,
+    /// By which kind of device it comes.
+    pub kind: MappingKind,
+    /// Unit in which it may be mapped, in bytes.
+    pub page: u32,
+    /// What this VM may do with it.
+    pub access: Access,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<Segment>() == 96);
+const _: () = assert!(size_of::<Segment>() == 104);
 
-/// How a segment's bytes reach the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(transparent)]
-pub struct MappingKind(pub u32);
-
-impl MappingKind {
-    /// Not found in the guest.
-    pub const NONE: Self = Self(0);
-    /// `ivshmem-plain`, mapped from sysfs `resource2`.
-    pub const BAR: Self = Self(1);
-    /// `virtio-pmem`, mapped from `/dev/dax*`.
-    pub const DAX: Self = Self(2);
-}
+/// Most segments of one VM: what fits into the one message that names them.
+pub const MAX_SEGMENTS: usize = wire::MAX_PACKET / size_of::<Segment>();
 
 /// What the guest found.
 #[repr(C)]

@@ -10,7 +10,10 @@
 //! ```
 //!
 //! The first 2 MiB belong to the memory device (virtio-pmem's DAX info block), for both kinds of device, so that one
-//! file serves both. The header is a copy for readers: the daemon writes it and never reads it back.
+//! layout serves both. Only the host's daemon maps them; everybody else's mapping begins at [`RESERVED`], which is where
+//! a DAX device begins too. Offsets are counted from the segment's start all the same.
+//!
+//! The header is a copy for readers: the daemon writes it, and only looks whether it is still what it has written.
 
 use crate::Name;
 use core::mem::offset_of;
@@ -68,6 +71,40 @@ const _: () = assert!(offset_of!(SegmentHeader, name) == 64);
 impl SegmentHeader {
     /// Offset of `version` from the start of the segment.
     pub const VERSION_AT: u64 = RESERVED + offset_of!(SegmentHeader, version) as u64;
+}
+
+/// How a segment's bytes reach a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct MappingKind(pub u32);
+
+impl MappingKind {
+    /// Not found in the guest.
+    pub const NONE: Self = Self(0);
+    /// `ivshmem-plain`, mapped from sysfs `resource2`.
+    pub const BAR: Self = Self(1);
+    /// `virtio-pmem`, mapped from `/dev/dax*`.
+    pub const DAX: Self = Self(2);
+    /// The file itself, on the host.
+    pub const FILE: Self = Self(3);
+}
+
+/// What a member may do with a segment's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Access(pub u32);
+
+impl Access {
+    /// Loads and stores.
+    pub const READ_WRITE: Self = Self(0);
+    /// Loads only. In a guest nothing enforces it that a program would notice: the hypervisor throws stores away. So a
+    /// program must map it without `PROT_WRITE`.
+    pub const READ_ONLY: Self = Self(1);
+
+    /// Whether stores are forbidden. Values of later releases are taken for the lesser right.
+    pub const fn is_read_only(self) -> bool {
+        self.0 != Self::READ_WRITE.0
+    }
 }
 
 /// Rounds a wished size up to one that both kinds of memory device can take: a multiple of [`SIZE_UNIT`] and, because

@@ -25,6 +25,7 @@
 //! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for it.
 
 use crate::Name;
+use crate::segment::{self, Access, MappingKind};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the attach protocol.
@@ -132,7 +133,8 @@ const _: () = assert!(size_of::<Attach>() == 152);
 pub struct Fds(pub u32);
 
 impl Fds {
-    /// The segment's memory: map [`Attached::segment_len`] bytes at [`Attached::map_offset`], shared.
+    /// The segment's memory: map [`Attached::mapped_len`] bytes at [`Attached::map_offset`], shared, and without
+    /// `PROT_WRITE` if [`Attached::access`] says so.
     pub const MEMORY: u32 = 1;
     /// The eventfd of the endpoint's own vector. It may be shared with other endpoints, so it is never read: wait with
     /// an edge-triggered epoll of one's own.
@@ -160,18 +162,27 @@ pub struct Attached {
     pub token: [u8; 16],
     /// The segment's uuid.
     pub uuid: [u8; 16],
-    /// Bytes of the segment.
+    /// Bytes of the whole segment. The first [`segment::RESERVED`] are nobody's to map.
     pub segment_len: u64,
-    /// Where the segment begins in the memory's file.
+    /// Where in the memory's file the segment's byte [`segment::RESERVED`] lies: the first that is mapped.
     pub map_offset: u64,
     /// File descriptors that come along.
     pub fds: Fds,
-    /// Page of the segment, in bytes.
+    /// Unit in which the memory may be mapped, in bytes: offset and length are multiples of it.
     pub page: u32,
-    /// Zero.
-    pub reserved: [u32; 2],
+    /// How the bytes come here.
+    pub kind: MappingKind,
+    /// What may be done with them.
+    pub access: Access,
 }
 const _: () = assert!(size_of::<Attached>() == 80);
+
+impl Attached {
+    /// Bytes to map. `None` if the segment is shorter than its reserved part, or has nothing behind it.
+    pub fn mapped_len(&self) -> Option<u64> {
+        self.segment_len.checked_sub(segment::RESERVED).filter(|&len| len > 0)
+    }
+}
 
 /// Publishes a name at which others may connect.
 #[repr(C)]
@@ -325,6 +336,8 @@ impl ErrorCode {
     pub const UNAVAILABLE: Self = Self(13);
     /// An argument is outside its range.
     pub const INVALID: Self = Self(14);
+    /// This member may only read the segment.
+    pub const READ_ONLY: Self = Self(15);
 }
 
 /// Splits a packet into header and body, without looking into the body.

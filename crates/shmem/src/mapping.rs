@@ -23,6 +23,8 @@ pub enum Protection {
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// As `len`, or 0 if there must be no stores: so one comparison checks both.
+    writable: usize,
     whole: Arc<Whole>,
 }
 
@@ -62,7 +64,7 @@ impl Mapping {
         };
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
         let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset) }?;
-        Self::wrap(start.cast(), len, true)
+        Self::wrap(start.cast(), len, true, protection)
     }
 
     /// Plain private memory, zeroed; for tests, and for rings within one process.
@@ -71,10 +73,10 @@ impl Mapping {
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
-        Self::wrap(start.cast(), len, false)
+        Self::wrap(start.cast(), len, false, Protection::ReadWrite)
     }
 
-    fn wrap(start: *mut u8, len: usize, guarded: bool) -> io::Result<Self> {
+    fn wrap(start: *mut u8, len: usize, guarded: bool, protection: Protection) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned null"))?;
         if !len.is_multiple_of(8) {
             return Err(io::Error::new(
@@ -88,7 +90,8 @@ impl Mapping {
             // Just made, so it is not set yet.
             let _ = whole.guard.set(slot);
         }
-        Ok(Self { start, len, whole })
+        let writable = if protection == Protection::Read { 0 } else { len };
+        Ok(Self { start, len, writable, whole })
     }
 
     /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` or `len` is no multiple of eight.
@@ -99,7 +102,14 @@ impl Mapping {
         }
         // SAFETY: `at` is within the mapping, as just checked.
         let start = unsafe { self.start.add(at) };
-        Some(Self { start, len, whole: self.whole.clone() })
+        let writable = if self.is_read_only() { 0 } else { len };
+        Some(Self { start, len, writable, whole: self.whole.clone() })
+    }
+
+    /// Whether this mapping takes no stores. One that is tried all the same is a bug of the caller, like an access outside of
+    /// it, and panics.
+    pub fn is_read_only(&self) -> bool {
+        self.writable == 0 && self.len > 0
     }
 
     /// Declares the memory broken, for all its users in this process.
@@ -109,24 +119,36 @@ impl Mapping {
 
     #[inline]
     pub(crate) fn pointer(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(at.saturating_add(len) <= self.len, "access outside the mapping");
-        // SAFETY: `at` is within the mapping, as just checked.
+        self.pointer_below(self.len, at, len)
+    }
+
+    /// `limit` is `len`, or `writable` for stores.
+    #[inline]
+    fn pointer_below(&self, limit: usize, at: usize, len: usize) -> *mut u8 {
+        assert!(at.saturating_add(len) <= limit, "access outside the mapping, or a store to a read-only one");
+        // SAFETY: `at` is within the mapping, as just checked: `limit` is at most its length.
         unsafe { self.start.as_ptr().add(at) }
     }
 
     #[inline]
-    fn word32(&self, at: usize) -> &AtomicU32 {
+    fn word32(&self, limit: usize, at: usize) -> &AtomicU32 {
         // One comparison, here and below: rotated, a misaligned offset is a huge one. Under emulation a branch costs more
         // than what it guards.
-        assert!(at.rotate_right(2) < self.len / 4, "word outside the mapping, or misaligned");
+        assert!(
+            at.rotate_right(2) < limit / 4,
+            "word outside the mapping, or misaligned, or a store to a read-only one"
+        );
         // SAFETY: inside the mapping (whose start and length are multiples of eight), aligned, and only ever accessed
         // atomically by us; it lives while `self` does.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
 
     #[inline]
-    fn word64(&self, at: usize) -> &AtomicU64 {
-        assert!(at.rotate_right(3) < self.len / 8, "word outside the mapping, or misaligned");
+    fn word64(&self, limit: usize, at: usize) -> &AtomicU64 {
+        assert!(
+            at.rotate_right(3) < limit / 8,
+            "word outside the mapping, or misaligned, or a store to a read-only one"
+        );
         // SAFETY: as in `word32`.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }
@@ -173,31 +195,31 @@ impl Memory for Mapping {
     }
     #[inline]
     fn load_relaxed_u32(&self, at: usize) -> u32 {
-        self.word32(at).load(Ordering::Relaxed)
+        self.word32(self.len, at).load(Ordering::Relaxed)
     }
     #[inline]
     fn load_acquire_u32(&self, at: usize) -> u32 {
-        self.word32(at).load(Ordering::Acquire)
+        self.word32(self.len, at).load(Ordering::Acquire)
     }
     #[inline]
     fn store_relaxed_u32(&self, at: usize, value: u32) {
-        self.word32(at).store(value, Ordering::Relaxed);
+        self.word32(self.writable, at).store(value, Ordering::Relaxed);
     }
     #[inline]
     fn store_release_u32(&self, at: usize, value: u32) {
-        self.word32(at).store(value, Ordering::Release);
+        self.word32(self.writable, at).store(value, Ordering::Release);
     }
     #[inline]
     fn load_relaxed_u64(&self, at: usize) -> u64 {
-        self.word64(at).load(Ordering::Relaxed)
+        self.word64(self.len, at).load(Ordering::Relaxed)
     }
     #[inline]
     fn load_acquire_u64(&self, at: usize) -> u64 {
-        self.word64(at).load(Ordering::Acquire)
+        self.word64(self.len, at).load(Ordering::Acquire)
     }
     #[inline]
     fn await_acquire_u64(&self, at: usize, looks: u32) -> u64 {
-        let word = self.word64(at);
+        let word = self.word64(self.len, at);
         let mut left = i64::from(looks);
         loop {
             let value = word.load(Ordering::Acquire);
@@ -210,11 +232,11 @@ impl Memory for Mapping {
     }
     #[inline]
     fn store_relaxed_u64(&self, at: usize, value: u64) {
-        self.word64(at).store(value, Ordering::Relaxed);
+        self.word64(self.writable, at).store(value, Ordering::Relaxed);
     }
     #[inline]
     fn store_release_u64(&self, at: usize, value: u64) {
-        self.word64(at).store(value, Ordering::Release);
+        self.word64(self.writable, at).store(value, Ordering::Release);
     }
     #[inline]
     fn full_fence(&self) {
@@ -240,7 +262,7 @@ impl Memory for Mapping {
 
     #[inline]
     fn write(&self, at: usize, from: &[u8]) {
-        let to = self.pointer(at, from.len());
+        let to = self.pointer_below(self.writable, at, from.len());
         if wordwise(at, from.len()) {
             for (i, bytes) in from.as_chunks::<8>().0.iter().enumerate().rev() {
                 // SAFETY: as in `read`.
@@ -325,6 +347,35 @@ mod tests {
                 && m.part(4, 8).is_none()
                 && m.part(usize::MAX, 2).is_none()
         );
+    }
+
+    #[test]
+    fn a_store_to_a_read_only_mapping_panics_and_does_not_fault() {
+        let file = file(8192);
+        let writer = Mapping::of_file(&file, 0, 8192, Protection::ReadWrite).unwrap();
+        let reader = Mapping::of_file(&file, 0, 8192, Protection::Read).unwrap();
+        assert!(
+            reader.is_read_only() && reader.part(64, 64).unwrap().is_read_only() && !writer.is_read_only()
+        );
+        writer.store_release_u64(64, 7);
+        let stores: [fn(&Mapping); 6] = [
+            |m| m.store_relaxed_u32(0, 1),
+            |m| m.store_release_u32(0, 1),
+            |m| m.store_relaxed_u64(0, 1),
+            |m| m.store_release_u64(0, 1),
+            |m| m.write(0, &[1; 8]),
+            |m| m.write(0, &[1; 999]),
+        ];
+        for (n, store) in stores.iter().enumerate() {
+            let tried = std::panic::catch_unwind(|| store(&reader));
+            let text =
+                tried.unwrap_err().downcast::<&str>().map_or_else(|_| String::new(), |t| t.to_string());
+            assert!(text.contains("read-only"), "store {n}: {text:?}");
+        }
+        assert_eq!(reader.part(64, 8).unwrap().load_acquire_u64(0), 7);
+        let error =
+            crate::SharedSlice::new(&reader, 0, 8).read_from(File::open("/dev/zero").unwrap().as_fd());
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EFAULT));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::modules::ModuleTree;
 const NEEDED: [&str; 2] = ["virtio_pci", "virtio_console"];
 
 /// There for `modprobe`, if the kernel has them.
-const OFFERED: [&str; 15] = [
+const OFFERED: [&str; 16] = [
     "virtio_net",
     "virtio_blk",
     "virtio_scsi",
@@ -34,6 +34,7 @@ const OFFERED: [&str; 15] = [
     "nd_pmem",
     "dax_pmem",
     "device_dax",
+    "kmem",
     "nfit",
     "nvme",
 ];

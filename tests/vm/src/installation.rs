@@ -1,6 +1,6 @@
 //! Ginnel in a bed: a host daemon with its own folders, and VMs that have its devices and run its guest daemon.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,19 +35,66 @@ pub fn program(name: &str) -> Result<PathBuf> {
     bail!("{} is not built; `cargo build --release --workspace` builds it", folder.join(name).display())
 }
 
+/// By which kind of device segments come to VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// `virtio-pmem`, as `/dev/dax*`.
+    Dax,
+    /// `ivshmem-plain`.
+    Bar,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Memory::Dax => "dax",
+            Memory::Bar => "bar",
+        })
+    }
+}
+
+/// Makes of each of these functions, which take a [`Memory`], a test for either kind: `NAME::dax` and `NAME::bar`.
+#[macro_export]
+macro_rules! test_both_memories {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            use $crate::installation::Memory;
+
+            #[test]
+            fn dax() -> anyhow::Result<()> {
+                super::$name(Memory::Dax)
+            }
+
+            #[test]
+            fn bar() -> anyhow::Result<()> {
+                super::$name(Memory::Bar)
+            }
+        }
+    )+};
+}
+
+struct Segment {
+    name: String,
+    mib: u64,
+    memory: Memory,
+    members: Vec<String>,
+    readers: Vec<String>,
+}
+
 /// What an installation consists of, before it starts.
 #[must_use = "a plan starts nothing"]
 pub struct Plan<'b> {
     bed: &'b Bed,
     vms: Vec<String>,
-    segments: Vec<(String, u64, Vec<String>)>,
+    memory: Memory,
+    segments: Vec<Segment>,
     more: String,
 }
 
 impl<'b> Plan<'b> {
     /// Nothing yet, in the folder of `bed`.
     pub fn new(bed: &'b Bed) -> Self {
-        Self { bed, vms: Vec::new(), segments: Vec::new(), more: String::new() }
+        Self { bed, vms: Vec::new(), memory: Memory::Dax, segments: Vec::new(), more: String::new() }
     }
 
     /// A VM.
@@ -56,9 +103,22 @@ impl<'b> Plan<'b> {
         self
     }
 
+    /// The kind of the segments that follow; [`Memory::Dax`] if not said.
+    pub fn memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+
     /// A segment of `mib` MiB (a power of two) and its members; `host` is one that can be named.
-    pub fn segment(mut self, name: &str, mib: u64, members: &[&str]) -> Self {
-        self.segments.push((name.into(), mib, members.iter().map(|m| (*m).into()).collect()));
+    pub fn segment(self, name: &str, mib: u64, members: &[&str]) -> Self {
+        self.segment_with_readers(name, mib, members, &[])
+    }
+
+    /// A segment that `readers` may only read.
+    pub fn segment_with_readers(mut self, name: &str, mib: u64, members: &[&str], readers: &[&str]) -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let (members, readers) = (names(members), names(readers));
+        self.segments.push(Segment { name: name.into(), mib, memory: self.memory, members, readers });
         self
     }
 
@@ -86,8 +146,14 @@ impl<'b> Plan<'b> {
         for vm in &self.vms {
             writeln!(text, "[vm.{vm}]")?;
         }
-        for (name, mib, members) in &self.segments {
-            writeln!(text, "[segment.{name}]\nsize = \"{mib}M\"\nmembers = {members:?}")?;
+        for Segment { name, mib, memory, members, readers } in &self.segments {
+            writeln!(
+                text,
+                "[segment.{name}]\nsize = \"{mib}M\"\nmemory = \"{memory}\"\nmembers = {members:?}"
+            )?;
+            if !readers.is_empty() {
+                writeln!(text, "readers = {readers:?}")?;
+            }
         }
         text += &self.more;
         let config = dir.join("ginneld.toml");
@@ -111,7 +177,7 @@ pub struct Installation<'b> {
     dir: PathBuf,
     shm: tempfile::TempDir,
     config: PathBuf,
-    segments: Vec<(String, u64, Vec<String>)>,
+    segments: Vec<Segment>,
     daemon: Mutex<Option<Arc<HostJob>>>,
 }
 
@@ -174,28 +240,20 @@ impl Installation<'_> {
         ))
     }
 
-    /// QEMU's arguments for the devices of a VM.
-    pub fn devices(&self, vm: &str) -> String {
-        let socket = self.dir.join(format!("run/{vm}.sock"));
-        let mut line = format!(
-            "-chardev socket,path={},id=ginnel -device ivshmem-doorbell,chardev=ginnel,vectors={VECTORS}",
-            socket.display()
-        );
-        for (name, mib, members) in &self.segments {
-            if members.iter().any(|m| m == vm) {
-                let file = self.segment_file(name);
-                let file = file.display();
-                line += &format!(
-                    " -object memory-backend-file,id={name},share=on,mem-path={file},size={mib}M,dump=off \
-                     -device ivshmem-plain,memdev={name}"
-                );
-            }
-        }
-        line
+    /// QEMU's arguments for the devices of a VM, a line for each, as `ginnel qemu-args` prints them.
+    pub fn devices(&self, vm: &str) -> Result<String> {
+        Ok(self.bed.host(&self.on_host(&format!("ginnel qemu-args --quiet {vm}"))?)?.ok()?.stdout)
+    }
+
+    /// Address space that a VM needs beyond its RAM, in MiB: for all segments that are memory devices, in whole GiB as
+    /// QEMU aligns them, and one more for what a test adds.
+    pub fn device_memory_mib(&self) -> u64 {
+        let dax = self.segments.iter().filter(|segment| segment.memory == Memory::Dax);
+        dax.map(|segment| segment.mib).sum::<u64>().next_multiple_of(1024) + 1024
     }
 
     /// Describes a VM of this installation: its devices, interrupts (an IOMMU), network, and the programs `ginneld` and
-    /// `ginnel`.
+    /// `ginnel`. The drivers of its segments are there and not loaded: that is for the guest daemon.
     pub fn vm(&self, name: &str) -> Result<VmBuilder> {
         Ok(self
             .bed
@@ -203,9 +261,10 @@ impl Installation<'_> {
             .iommu()
             .network()
             .module("vfio-pci")
+            .device_memory_mib(self.device_memory_mib())
             .program(program("ginneld")?)
             .program(program("ginnel")?)
-            .qemu_args(&self.devices(name)))
+            .qemu_args(&self.devices(name)?))
     }
 
     /// Starts the guest daemon in a VM that has booted, and waits until it serves.

@@ -20,16 +20,18 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel that `GINNEL_KERNEL` and `GINNEL_MODULES` name, else an installed one, else one from the cache, else
-    /// the distribution's, downloaded into the cache.
+    /// The kernel that `GINNEL_KERNEL` (and `GINNEL_MODULES`, if its modules are not beside it) names, else an installed
+    /// one, else one from the cache, else the distribution's, downloaded into the cache.
     ///
     /// Blocks for as long as a download takes (some 70 MB).
     pub fn find() -> Result<Kernel> {
         if let Some(image) = std::env::var_os("GINNEL_KERNEL") {
-            let modules = std::env::var_os("GINNEL_MODULES").context(
-                "GINNEL_KERNEL is set: set GINNEL_MODULES to that kernel's /lib/modules/RELEASE as well",
-            )?;
-            return Kernel::at(PathBuf::from(image), PathBuf::from(modules));
+            let image = PathBuf::from(image);
+            let modules = match std::env::var_os("GINNEL_MODULES") {
+                Some(modules) => PathBuf::from(modules),
+                None => modules_beside(&image)?,
+            };
+            return Kernel::at(image, modules);
         }
         if let Some(kernel) = Kernel::newest("/boot".as_ref(), "/lib/modules".as_ref()) {
             return Ok(kernel);
@@ -47,7 +49,7 @@ impl Kernel {
         ensure!(image.is_file(), "there is no kernel {}", image.display());
         ensure!(
             modules.join("modules.dep").is_file(),
-            "{} has no modules.dep; run depmod",
+            "{} has no modules.dep; `depmod -b FOLDER RELEASE` makes it, with FOLDER the one that has lib/modules",
             modules.display()
         );
         let release =
@@ -70,6 +72,22 @@ impl Kernel {
         found.sort_by_key(|kernel| release_key(&kernel.release));
         found.pop()
     }
+}
+
+/// The modules of `FOLDER/boot/vmlinuz-RELEASE`, as a package has them: `FOLDER/lib/modules/RELEASE`.
+fn modules_beside(image: &Path) -> Result<PathBuf> {
+    let image = image.canonicalize().with_context(|| format!("there is no kernel {}", image.display()))?;
+    let release =
+        image.file_name().and_then(|name| name.to_str()?.split_once('-')).map(|(_, release)| release);
+    let folder = image.parent().and_then(Path::parent);
+    let modules = folder.zip(release).map(|(folder, release)| folder.join("lib/modules").join(release));
+    modules.filter(|modules| modules.is_dir()).with_context(|| {
+        format!(
+            "the modules of GINNEL_KERNEL={} are not in ../lib/modules; set GINNEL_MODULES to their folder, the one \
+             that is named after the kernel's release",
+            image.display()
+        )
+    })
 }
 
 /// Sorts 6.1.0-9 before 6.1.0-10.
@@ -156,5 +174,20 @@ mod tests {
         }
         assert_eq!(Kernel::newest(&boot, &modules).unwrap().release, "6.1.0-10");
         assert!(Kernel::newest(&modules, &boot).is_none());
+    }
+
+    #[test]
+    fn a_kernel_out_of_a_package_has_its_modules_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (boot, modules) = (dir.path().join("boot"), dir.path().join("lib/modules/7.2.12+deb13-amd64"));
+        fs::create_dir_all(&boot).unwrap();
+        let image = boot.join("vmlinuz-7.2.12+deb13-amd64");
+        let error = modules_beside(&image).unwrap_err().to_string();
+        assert!(error.contains("there is no kernel"), "{error}");
+        fs::write(&image, "").unwrap();
+        let error = modules_beside(&image).unwrap_err().to_string();
+        assert!(error.contains("set GINNEL_MODULES"), "{error}");
+        fs::create_dir_all(&modules).unwrap();
+        assert_eq!(modules_beside(&image).unwrap(), modules.canonicalize().unwrap());
     }
 }

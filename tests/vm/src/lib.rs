@@ -25,7 +25,8 @@
 //! |---|---|
 //! | `GINNEL_ACCEL` | `kvm`, `tcg` or `auto` (the default: KVM if a guest boots with it) |
 //! | `GINNEL_QEMU` | the QEMU to use |
-//! | `GINNEL_KERNEL`, `GINNEL_MODULES` | a kernel image and its `/lib/modules/RELEASE` |
+//! | `GINNEL_KERNEL` | the kernel to boot: a `vmlinuz-RELEASE`, or the ELF file in it |
+//! | `GINNEL_MODULES` | its `/lib/modules/RELEASE`, if that is not beside it as in a package |
 //! | `GINNEL_VM_CACHE` | where kernel and base image are kept; `vm-cache` in cargo's target folder if not set |
 //! | `GINNEL_NO_SKIP` | `1`: a test that would be [skipped](require) fails |
 

@@ -38,7 +38,7 @@ pub struct VmBuilder {
     bed: Arc<Inner>,
     name: String,
     memory_mib: u32,
-    max_memory_mib: Option<u32>,
+    device_memory_mib: Option<u64>,
     cpus: u32,
     iommu: bool,
     network: bool,
@@ -57,7 +57,7 @@ impl VmBuilder {
             bed,
             name: name.to_owned(),
             memory_mib: 256,
-            max_memory_mib: None,
+            device_memory_mib: None,
             cpus: 1,
             iommu: false,
             network: false,
@@ -77,9 +77,9 @@ impl VmBuilder {
         self
     }
 
-    /// Memory plus room for memory devices such as virtio-pmem, in MiB (QEMU's `maxmem`).
-    pub fn max_memory_mib(mut self, mib: u32) -> VmBuilder {
-        self.max_memory_mib = Some(mib);
+    /// Room for memory devices such as virtio-pmem, in MiB: QEMU's `maxmem` is the memory and this.
+    pub fn device_memory_mib(mut self, mib: u64) -> VmBuilder {
+        self.device_memory_mib = Some(mib);
         self
     }
 
@@ -258,7 +258,8 @@ impl VmBuilder {
         // At least two possible processors, even if one runs: with a single one TCG drops memory barriers and makes
         // atomic instructions non-atomic, which breaks memory that the guest shares with others.
         command.arg("-smp").arg(format!("{},maxcpus={}", self.cpus, self.cpus.max(2)));
-        let max_memory = self.max_memory_mib.map(|mib| format!(",slots=8,maxmem={mib}M")).unwrap_or_default();
+        let max_memory = self.device_memory_mib.map(|mib| u64::from(self.memory_mib) + mib);
+        let max_memory = max_memory.map(|mib| format!(",slots=8,maxmem={mib}M")).unwrap_or_default();
         command.arg("-m").arg(format!("{}M{max_memory}", self.memory_mib));
         command.arg("-kernel").arg(&self.bed.vmlinux).arg("-initrd").arg(&paths.initrd);
         let iommu = self.iommu.then_some("intel_iommu=on");

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use vmtest::Bed;
-use vmtest::installation::Plan;
+use vmtest::installation::{Memory, Plan};
+
+vmtest::test_both_memories!(c_programs_talk_between_host_and_guest);
 
 const PROMPT: Duration = Duration::from_secs(30);
 
-#[test]
-fn c_programs_talk_between_host_and_guest() -> Result<()> {
+fn c_programs_talk_between_host_and_guest(memory: Memory) -> Result<()> {
     let bed = Bed::new("c-library")?;
-    let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
+    let ginnel = Plan::new(&bed).memory(memory).vm("a").segment("web", 16, &["host", "a"]).start()?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/build-c-examples");
     let out = bed.dir().join("c");
     bed.host(&format!("{} {}", script.display(), out.display()))?.ok()?;

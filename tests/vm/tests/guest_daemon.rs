@@ -1,21 +1,43 @@
-//! The guest daemon in real VMs: interrupts through VFIO, their keeper, polling without an IOMMU, devices that are
-//! missing or ambiguous, reboot.
+//! The guest daemon in real VMs, over either kind of memory: interrupts through VFIO, their keeper, polling without an
+//! IOMMU, devices that are missing or ambiguous, reboot. No drivers of DAX devices are loaded but by the daemon itself.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Plan, program};
+use vmtest::installation::{Installation, Memory, Plan, program};
 use vmtest::{Bed, Job, Vm, VmBuilder, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(60);
 
+vmtest::test_both_memories!(
+    interrupts_wake_programs_and_outlive_the_daemon,
+    what_a_vm_lacks_is_said_and_the_rest_works,
+);
+
 /// A VM with `devices`, and without an IOMMU.
-fn plain(bed: &Bed, name: &str, devices: &str) -> Result<VmBuilder> {
-    Ok(bed.vm(name).program(program("ginneld")?).program(program("bell")?).qemu_args(devices))
+fn plain(bed: &Bed, ginnel: &Installation<'_>, name: &str, devices: &str) -> Result<VmBuilder> {
+    Ok(bed
+        .vm(name)
+        .device_memory_mib(ginnel.device_memory_mib())
+        .program(program("ginneld")?)
+        .program(program("bell")?)
+        .qemu_args(devices))
 }
 
-fn with_iommu(bed: &Bed, name: &str, devices: &str) -> Result<VmBuilder> {
-    Ok(plain(bed, name, devices)?.iommu().module("vfio-pci"))
+/// The devices of a VM but that of one segment.
+fn devices_without(ginnel: &Installation<'_>, vm: &str, segment: &str) -> Result<String> {
+    let devices = ginnel.devices(vm)?;
+    let others = devices.lines().filter(|line| !line.contains(&format!("ginnel-{segment}")));
+    Ok(others.collect::<Vec<_>>().join("\n"))
+}
+
+/// What the daemon says when it has found the device of a segment.
+fn found(segment: &str, memory: Memory) -> String {
+    let place = match memory {
+        Memory::Dax => "/dev/dax",
+        Memory::Bar => "PCI device",
+    };
+    format!("segment {segment} is {place}")
 }
 
 /// Starts the guest daemon and waits until it has a session with the host's.
@@ -45,13 +67,12 @@ fn ring_from_host(bed: &Bed, ginnel: &Installation<'_>, seconds: u64) -> Result<
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
 
-#[test]
-fn interrupts_wake_programs_and_outlive_the_daemon() -> Result<()> {
+fn interrupts_wake_programs_and_outlive_the_daemon(memory: Memory) -> Result<()> {
     let bed = Bed::new("guest-interrupts")?;
-    let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
-    let vm = with_iommu(&bed, "a", &ginnel.devices("a"))?.boot()?;
+    let ginnel = Plan::new(&bed).memory(memory).vm("a").segment("web", 16, &["host", "a"]).start()?;
+    let vm = plain(&bed, &ginnel, "a", &ginnel.devices("a")?)?.iommu().module("vfio-pci").boot()?;
     let daemon = start_daemon(&vm)?;
-    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    daemon.wait_for_line(&found("web", memory), PROMPT)?;
     let said = daemon.said().1;
     ensure!(said.contains("32 interrupt vectors"), "{said}");
     ensure!(said.contains("this VM is a"), "{said}");
@@ -81,7 +102,7 @@ fn interrupts_wake_programs_and_outlive_the_daemon() -> Result<()> {
     daemon.kill_process(9)?;
     daemon.wait(PROMPT)?;
     let daemon = start_daemon(&vm)?;
-    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    daemon.wait_for_line(&found("web", memory), PROMPT)?;
     let said = daemon.said().1;
     ensure!(said.contains("32 interrupt vectors, as the earlier daemon had them"), "{said}");
     println!("daemon killed meanwhile: {}", ringing.wait(PROMPT)?.ok()?.stdout.trim());
@@ -123,28 +144,30 @@ fn interrupts_wake_programs_and_outlive_the_daemon() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_a_vm_lacks_is_said_and_the_rest_works() -> Result<()> {
+fn what_a_vm_lacks_is_said_and_the_rest_works(memory: Memory) -> Result<()> {
     let bed = Bed::new("guest-lacks")?;
     let members = ["host", "a"];
     let ginnel = Plan::new(&bed)
+        .memory(memory)
         .vm("a")
         .segment("web", 16, &members)
         .segment("twice", 16, &members)
         .segment("gone", 16, &members)
         .start()?;
     // All devices but that of one segment, and that of another a second time.
-    let devices = ginnel.devices("a");
-    let (devices, _) =
-        devices.split_once("-object memory-backend-file,id=gone").context("the last segment")?;
     let twice = ginnel.segment_file("twice");
+    let device = match memory {
+        Memory::Dax => "virtio-pmem-pci",
+        Memory::Bar => "ivshmem-plain",
+    };
     let again = format!(
-        "-object memory-backend-file,id=again,share=on,mem-path={},size=16M -device ivshmem-plain,memdev=again",
+        "-object memory-backend-file,id=again,share=on,mem-path={},size=16M -device {device},memdev=again",
         twice.display()
     );
-    let vm = plain(&bed, "a", &format!("{devices} {again}"))?.boot()?;
+    let devices = devices_without(&ginnel, "a", "gone")?;
+    let vm = plain(&bed, &ginnel, "a", &format!("{devices} {again}"))?.boot()?;
     let daemon = start_daemon(&vm)?;
-    daemon.wait_for_line("segment web is PCI device", PROMPT)?;
+    daemon.wait_for_line(&found("web", memory), PROMPT)?;
     let said = daemon.said().1;
     ensure!(said.contains("no interrupts") && said.contains("this VM has no IOMMU; give its QEMU"), "{said}");
     ensure!(said.contains("segment gone is missing") && said.contains("ginnel qemu-args"), "{said}");
@@ -186,13 +209,15 @@ fn what_a_vm_lacks_is_said_and_the_rest_works() -> Result<()> {
 fn a_segment_is_plugged_in_and_out() -> Result<()> {
     let bed = Bed::new("guest-hotplug")?;
     let members = ["host", "a"];
-    let ginnel =
-        Plan::new(&bed).vm("a").segment("web", 16, &members).segment("late", 16, &members).start()?;
-    let devices = ginnel.devices("a");
-    let (devices, _) =
-        devices.split_once("-object memory-backend-file,id=late").context("the last segment")?;
+    let ginnel = Plan::new(&bed)
+        .memory(Memory::Bar)
+        .vm("a")
+        .segment("web", 16, &members)
+        .segment("late", 16, &members)
+        .start()?;
     let port = "-device pcie-root-port,id=root1,chassis=1,pref64-reserve=64M";
-    let vm = plain(&bed, "a", &format!("{devices} {port}"))?.boot()?;
+    let devices = devices_without(&ginnel, "a", "late")?;
+    let vm = plain(&bed, &ginnel, "a", &format!("{devices} {port}"))?.boot()?;
     let daemon = start_daemon(&vm)?;
     ensure!(vm.run("bell attach late")?.code() == Some(1));
 
@@ -213,7 +238,7 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
             Ok(vm.run("bell attach late")?.code() == Some(0))
         })?;
         if round == 0 {
-            daemon.wait_for_line("segment late is PCI device", PROMPT)?;
+            daemon.wait_for_line(&found("late", Memory::Bar), PROMPT)?;
         }
 
         vm.qmp(r#"{"execute": "device_del", "arguments": {"id": "late-device"}}"#)?;

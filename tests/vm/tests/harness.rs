@@ -222,7 +222,7 @@ fn a_guest_has_the_devices_and_files_that_were_asked_for() -> Result<()> {
     let vm = bed
         .vm("all")
         .memory_mib(512)
-        .max_memory_mib(2048)
+        .device_memory_mib(2048)
         .iommu()
         .dax()
         .module("nvme")

@@ -1,10 +1,18 @@
-//! What must survive: the death of daemons, programs, VMs and guest kernels; pauses; hostile neighbours; a truncated file.
+//! What must survive, over either kind of memory: the death of daemons, programs, VMs and guest kernels; pauses; hostile
+//! neighbours; a truncated file.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Plan, program};
+use vmtest::installation::{Installation, Memory, Plan, program};
 use vmtest::{Bed, Exit, Job, Vm};
+
+vmtest::test_both_memories!(
+    daemons_killed_under_load_lose_nothing,
+    the_death_of_a_program_a_vm_and_a_kernel_is_told,
+    a_hostile_guest_harms_only_its_own_segments,
+    streams_half_close_between_vms_and_host,
+);
 
 /// A peer must be told within this time.
 const TOLD: Duration = Duration::from_millis(100);
@@ -56,12 +64,21 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-#[test]
-fn daemons_killed_under_load_lose_nothing() -> Result<()> {
-    let kills: u64 = if std::env::var_os("GINNEL_SOAK").is_some() { 1000 } else { 100 };
+fn daemons_killed_under_load_lose_nothing(memory: Memory) -> Result<()> {
+    let kills: u64 = match memory {
+        _ if std::env::var_os("GINNEL_SOAK").is_some() => 1000,
+        Memory::Dax => 100,
+        // What a daemon must remember is the same; only how it finds the memory again differs, which few kills show.
+        Memory::Bar => 20,
+    };
     let bed = Bed::new("daemon-kills")?;
-    let ginnel =
-        Plan::new(&bed).vm("a").vm("b").vm("c").segment("web", 64, &["host", "a", "b", "c"]).start()?;
+    let ginnel = Plan::new(&bed)
+        .memory(memory)
+        .vm("a")
+        .vm("b")
+        .vm("c")
+        .segment("web", 64, &["host", "a", "b", "c"])
+        .start()?;
     let [a, mut b] = boot(&ginnel, ["a", "b"])?;
 
     let echo = a.load("echo web echo")?;
@@ -126,10 +143,10 @@ fn daemons_killed_under_load_lose_nothing() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_death_of_a_program_a_vm_and_a_kernel_is_told() -> Result<()> {
+fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()> {
     let bed = Bed::new("deaths")?;
-    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let ginnel =
+        Plan::new(&bed).memory(memory).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;
 
     // A program in a VM.
@@ -217,11 +234,12 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_hostile_guest_harms_only_its_own_segments() -> Result<()> {
-    let seconds = 60;
+fn a_hostile_guest_harms_only_its_own_segments(memory: Memory) -> Result<()> {
+    // The code that must not trust the segment is the same for both.
+    let seconds = if memory == Memory::Dax { 60 } else { 15 };
     let bed = Bed::new("hostile")?;
     let ginnel = Plan::new(&bed)
+        .memory(memory)
         .vm("a")
         .vm("b")
         .segment("shared", 32, &["host", "a", "b"])
@@ -333,10 +351,10 @@ fn a_truncated_segment_is_broken_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn streams_half_close_between_vms_and_host() -> Result<()> {
+fn streams_half_close_between_vms_and_host(memory: Memory) -> Result<()> {
     let bed = Bed::new("streams")?;
-    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let ginnel =
+        Plan::new(&bed).memory(memory).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;
     let server = a.load("stream-in web bytes")?;
     server.wait_for_line("listening", PROMPT)?;

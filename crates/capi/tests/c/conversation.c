@@ -559,6 +559,7 @@ static void facts_server(void)
     own.size = sizeof own;
     OK(ginnel_endpoint_get_info(endpoint, &own));
     CHECK(own.size == sizeof own && own.member == 0 && own.epoch > 0 && own.interrupts == 1 && own.page >= 4096);
+    CHECK(own.read_only == 0 && own.memory == GINNEL_MEMORY_FILE);
 
     options.size = sizeof options;
     options.capacity = 100000;
@@ -627,6 +628,31 @@ static void facts_client(void)
     ginnel_channel_close(channel);
 }
 
+/* A segment that this machine may only read. */
+
+static void read_only_server(void)
+{
+    ginnel_endpoint *endpoint;
+    ginnel_listener *listener;
+    ginnel_channel *channel;
+    ginnel_endpoint_info info = {0};
+    OK(ginnel_attach("news", NULL, &endpoint));
+    info.size = sizeof info;
+    OK(ginnel_endpoint_get_info(endpoint, &info));
+    CHECK(info.read_only == 1 && info.memory == GINNEL_MEMORY_FILE && info.page == 2 << 20);
+    FAILS(GINNEL_ERR_READ_ONLY, ginnel_endpoint_listen(endpoint, "x", GINNEL_MESSAGE, NULL, &listener));
+    CHECK(listener == NULL && strstr(ginnel_last_error(), "may only read segment news"));
+    FAILS(GINNEL_ERR_READ_ONLY, ginnel_endpoint_connect(endpoint, "x", GINNEL_STREAM, NULL, &channel));
+    CHECK(channel == NULL && strstr(ginnel_last_error(), "`readers`"));
+    ginnel_detach(endpoint);
+}
+
+static void read_only_client(void)
+{
+    ginnel_channel *channel;
+    FAILS(GINNEL_ERR_READ_ONLY, ginnel_connect("news/x", GINNEL_MESSAGE, NULL, &channel));
+}
+
 static const struct {
     const char *name;
     void (*server)(void), (*client)(void);
@@ -641,6 +667,7 @@ static const struct {
     {"death", death_server, death_client, 1},
     {"mistakes", mistakes_server, mistakes_client, 0},
     {"facts", facts_server, facts_client, 0},
+    {"read_only", read_only_server, read_only_client, 0},
 };
 
 int main(int argc, char **argv)

@@ -1,7 +1,9 @@
 //! `ginnel perf`.
 
 mod client;
+mod emulation;
 mod line;
+mod mapping;
 mod measure;
 mod order;
 mod server;
@@ -15,11 +17,13 @@ use std::time::Duration;
 /// Measures latency and bandwidth of channels, or of a TCP connection in the same way.
 ///
 /// The other side runs `ginnel perf --serve ADDRESS`; this side says what is measured, so one server does for all. With
-/// --tcp HOST:PORT on both sides, the same measurements run over a TCP socket. Exit status 0 if all were made.
+/// --tcp HOST:PORT on both sides, the same measurements run over a TCP socket. With --mapping, this side alone measures
+/// loads and stores on its mapping of a segment, beside private memory: that shows whether the processor caches it.
+/// Exit status 0 if all were made.
 #[derive(clap::Args)]
 pub struct Args {
     /// SEGMENT/NAME, such as web/perf. NAME.stream is used too, for streams.
-    #[arg(required_unless_present = "tcp", conflicts_with = "tcp")]
+    #[arg(required_unless_present_any = ["tcp", "mapping"], conflicts_with = "tcp")]
     address: Option<String>,
 
     /// Be the other side.
@@ -29,6 +33,10 @@ pub struct Args {
     /// Measure TCP instead, to or (with --serve) at this address and port.
     #[arg(long, value_name = "HOST:PORT")]
     tcp: Option<String>,
+
+    /// Measure this member's mapping of a segment instead.
+    #[arg(long, value_name = "SEGMENT", conflicts_with_all = ["address", "serve", "tcp", "test", "kind", "mode", "size", "reverse", "capacity"])]
+    mapping: Option<String>,
 
     /// What to measure. Default: both.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -66,12 +74,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
+    if let Some(segment) = &args.mapping {
+        return mapping::run(&args, segment);
+    }
     match (args.serve, &args.tcp, &args.address) {
         (true, Some(tcp), _) => server::serve_tcp(tcp),
         (true, None, Some(address)) => server::serve(address),
         (false, Some(tcp), _) => client::run_tcp(&args, tcp),
         (false, None, Some(address)) => client::run(&args, address),
-        (_, None, None) => Err(Usage("name an address, or --tcp HOST:PORT".into()).into()),
+        (_, None, None) => Err(Usage("name an address, --tcp HOST:PORT or --mapping SEGMENT".into()).into()),
     }
 }
 

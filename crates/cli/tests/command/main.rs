@@ -4,4 +4,5 @@ mod cp;
 mod liars;
 mod measure;
 mod operate;
+mod readers;
 mod world;

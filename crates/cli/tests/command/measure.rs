@@ -123,3 +123,38 @@ fn perf_measures_tcp_in_the_same_way() {
     }
     world.expect(1, "perf --tcp 127.0.0.1:1 --duration 0.01 --size 8");
 }
+
+#[test]
+fn perf_measures_the_mapping_of_a_segment() {
+    let world = World::new();
+    let json = world.good("perf --mapping web --json --duration 0.02").json();
+    assert_eq!(
+        (&json["segment"], &json["kind"], &json["member"]),
+        (&"web".into(), &"file".into(), &0.into())
+    );
+    assert_eq!((&json["read_only"], &json["mapped"]), (&false.into(), &(62 << 20).into()));
+    let emulated = json["emulated"].as_bool().unwrap();
+    assert_eq!(json["cached"].is_null(), emulated, "{json}");
+    let results = json["results"].as_array().unwrap();
+    let tests: Vec<_> =
+        results.iter().map(|r| (r["test"].as_str().unwrap(), r["unit"].as_str().unwrap())).collect();
+    assert_eq!(tests, [("load", "ns"), ("load", "ns"), ("store", "ns"), ("read", "MB/s"), ("write", "MB/s")]);
+    for result in results {
+        assert!(
+            result["mapping"].as_f64().unwrap() > 0.0 && result["private"].as_f64().unwrap() > 0.0,
+            "{result}"
+        );
+    }
+    let page = world.good("perf --mapping web --duration 0.02").out;
+    for part in [
+        "segment web in member 0: the file itself, on the host, 62 MiB mapped",
+        "TIMES SLOWER",
+        "load",
+        "60 KiB",
+    ] {
+        assert!(page.contains(part), "{part:?} is missing in\n{page}");
+    }
+    world.expect(1, "perf --mapping nowhere");
+    world.expect(2, "perf --mapping web --serve");
+    world.expect(2, "perf web/x --mapping web");
+}

@@ -57,7 +57,7 @@ impl Control {
             let why = pci::why_unmapped(&error);
             anyhow::Error::new(error).context(format!("cannot map the {what} of {function}{why}"))
         };
-        let file = function.open_bar(2)?;
+        let file = function.open_bar(2, false)?;
         let memory = Mapping::of_file(&file, 0, control::SIZE, Protection::ReadWrite)
             .map_err(|error| refused("memory", error))?;
         let identity = loop {
@@ -76,7 +76,7 @@ impl Control {
              pci=resource_alignment=12@{}",
             function.address
         );
-        let registers_file = function.open_bar(0)?;
+        let registers_file = function.open_bar(0, false)?;
         let registers = Registers::map(&registers_file).map_err(|error| refused("registers", error))?;
         Ok(Some(Self { function, identity, memory, registers_file: Arc::new(registers_file), registers }))
     }

@@ -1,10 +1,11 @@
 //! Where in this guest a segment's memory is found: the interface that hides which kind of device carries it.
 //!
 //! The host says which segments there are ([`relay::Segment`]); a device says which segment it is by the uuid in its
-//! header. Only members can read that header, and the list comes over the private control memory, so a device with the
-//! right uuid is the right one, unless another member of a second segment has copied the uuid there: then two devices
-//! claim it, and neither is believed.
+//! header, and a virtio-pmem device by that of its info block as well. Only members can read these, and the list comes
+//! over the private control memory, so a device with the right uuid is the right one, unless another member of a second
+//! segment has copied the uuid there: then two devices claim it, and neither is believed.
 
+use super::dax::{DaxDevice, Kernel, Trouble};
 use super::pci::{self, Function};
 use anyhow::{Context, Result, ensure};
 use ginnel_layout::PAGE;
@@ -12,8 +13,7 @@ use ginnel_layout::relay::{self, MappingKind};
 use ginnel_layout::segment::{self, SegmentHeader};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use std::fmt;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A device whose memory is a segment.
@@ -28,15 +28,23 @@ pub struct MemoryDevice {
     len: u64,
     /// The file to map.
     pub memory: Arc<OwnedFd>,
-    /// Where in the file the segment begins.
+    /// Where in the file the segment's byte [`segment::RESERVED`] lies, its header: the first that is mapped.
     pub offset: u64,
+    /// Unit in which the file can be mapped, in bytes.
+    pub page: u32,
+    /// What the file can be mapped for.
+    pub protection: Protection,
 }
 
 impl MemoryDevice {
     /// Whether the device is still there: it may have been unplugged, and then its file can be mapped no more.
     pub fn is_there(&self) -> bool {
-        Mapping::of_file(&self.memory, self.offset + segment::RESERVED, PAGE, Protection::Read).is_ok()
+        Mapping::of_file(&self.memory, self.offset, self.page as usize, Protection::Read).is_ok()
     }
+}
+
+fn protection(segment: &relay::Segment) -> Protection {
+    if segment.access.is_read_only() { Protection::Read } else { Protection::ReadWrite }
 }
 
 /// Why a segment cannot be used in this guest.
@@ -44,6 +52,8 @@ impl MemoryDevice {
 pub enum Missing {
     /// No device says that it is this segment.
     NoDevice,
+    /// None that comes as a DAX device.
+    NoDax(Trouble),
     /// More than one does.
     Ambiguous(Vec<String>),
     /// The device is smaller than the segment.
@@ -65,6 +75,7 @@ impl fmt::Display for Missing {
                 "this VM has no memory device for it; add the lines that `ginnel qemu-args` prints on the host \
                  (-object memory-backend-file,... -device ivshmem-plain,memdev=...) to its QEMU"
             ),
+            Self::NoDax(trouble) => trouble.fmt(f),
             Self::Ambiguous(places) => write!(
                 f,
                 "several devices claim to be it ({}); a member of another segment may have forged its header: \
@@ -83,25 +94,62 @@ impl fmt::Display for Missing {
 
 /// All memory devices of this guest.
 #[derive(Default)]
-pub struct MemoryDevices(Vec<MemoryDevice>);
+pub struct MemoryDevices {
+    devices: Vec<MemoryDevice>,
+    /// What keeps segments from being there, by uuid.
+    troubles: Vec<([u8; 16], Trouble)>,
+}
 
 impl MemoryDevices {
-    /// Looks for them. A device that is no segment of ours, or not yet, is left out.
-    pub fn scan(sysfs: &Path) -> Result<Self> {
-        let mut devices = Vec::new();
-        for function in pci::ivshmem_functions(sysfs)? {
-            match of_bar(&function) {
-                Ok(device) => devices.extend(device),
+    /// Looks for the devices of these segments; loads modules if it takes that. A device that is none of them, or not
+    /// yet, is left out.
+    pub fn scan(kernel: &Kernel, segments: &[relay::Segment]) -> Result<Self> {
+        let mut found = Self::default();
+        found.add_dax(kernel, segments)?;
+        for function in pci::ivshmem_functions(&kernel.sysfs)? {
+            match of_bar(&function, segments) {
+                Ok(device) => found.devices.extend(device),
                 Err(error) => tracing::warn!("{function} cannot be used: {error:#}"),
             }
         }
-        Ok(Self(devices))
+        let missing = found.missing(segments);
+        if !missing.is_empty() {
+            let failed = kernel.bring_up(&missing)?;
+            found.add_dax(kernel, &missing)?;
+            for segment in found.missing(&missing) {
+                if !found.troubles.iter().any(|(uuid, _)| *uuid == segment.uuid) {
+                    found.troubles.push((segment.uuid, kernel.trouble(&segment, &failed)));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn add_dax(&mut self, kernel: &Kernel, segments: &[relay::Segment]) -> Result<()> {
+        self.troubles.clear();
+        for dax in kernel.dax_devices()? {
+            let Some(segment) = segments.iter().find(|segment| segment.uuid == dax.uuid) else { continue };
+            match of_dax(&dax, segment) {
+                Ok(device) => self.devices.push(device),
+                Err(trouble) => self.troubles.push((dax.uuid, trouble)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The segments that should come as DAX devices, and come in no way.
+    fn missing(&self, segments: &[relay::Segment]) -> Vec<relay::Segment> {
+        let has = |uuid| self.devices.iter().any(|device| device.uuid == uuid);
+        segments.iter().filter(|s| s.kind == MappingKind::DAX && !has(s.uuid)).copied().collect()
     }
 
     /// The device of a segment.
     pub fn find(&self, segment: &relay::Segment) -> Result<&MemoryDevice, Missing> {
-        let mut claims = self.0.iter().filter(|device| device.uuid == segment.uuid);
-        let device = claims.next().ok_or(Missing::NoDevice)?;
+        let mut claims = self.devices.iter().filter(|device| device.uuid == segment.uuid);
+        let Some(device) = claims.next() else {
+            let trouble = self.troubles.iter().find(|(uuid, _)| *uuid == segment.uuid);
+            return Err(trouble.map_or(Missing::NoDevice, |(_, trouble)| Missing::NoDax(trouble.clone())));
+        };
         let others: Vec<_> = claims.map(|other| other.place.clone()).collect();
         if !others.is_empty() {
             return Err(Missing::Ambiguous([vec![device.place.clone()], others].concat()));
@@ -113,27 +161,58 @@ impl MemoryDevices {
     }
 }
 
-/// An `ivshmem-plain` whose BAR2 is a segment.
-fn of_bar(function: &Function) -> Result<Option<MemoryDevice>> {
+/// A DAX device of a segment, if its header says so too.
+fn of_dax(dax: &DaxDevice, segment: &relay::Segment) -> Result<MemoryDevice, Trouble> {
+    dax.check()?;
+    let place = dax.node.display().to_string();
+    let unusable =
+        |error: anyhow::Error| Trouble::Unusable { place: place.clone(), why: format!("{error:#}") };
+    let memory = dax.open(segment.access.is_read_only()).map_err(unusable)?;
+    let uuid = header(&memory, 0, dax.page as usize).map_err(unusable)?;
+    if uuid != Some(segment.uuid) {
+        return Err(Trouble::NoHeader { place });
+    }
+    Ok(MemoryDevice {
+        kind: MappingKind::DAX,
+        place,
+        uuid: segment.uuid,
+        len: dax.len,
+        memory: Arc::new(memory),
+        offset: 0,
+        page: dax.page,
+        protection: protection(segment),
+    })
+}
+
+/// An `ivshmem-plain` whose BAR2 is one of these segments.
+fn of_bar(function: &Function, segments: &[relay::Segment]) -> Result<Option<MemoryDevice>> {
     let Some(bar) = function.bar(2).filter(|_| !function.has_doorbells()) else { return Ok(None) };
     if bar.len < segment::MIN_SIZE {
         return Ok(None);
     }
     function.enable()?;
-    let memory = function.open_bar(2)?;
-    let header = Mapping::of_file(&memory, segment::RESERVED, PAGE, Protection::Read).map_err(|error| {
+    let uuid = header(function.open_bar(2, true)?, segment::RESERVED, PAGE)
+        .with_context(|| format!("{function} is no usable segment"))?;
+    let Some(segment) = segments.iter().find(|segment| uuid == Some(segment.uuid)) else { return Ok(None) };
+    Ok(Some(MemoryDevice {
+        kind: MappingKind::BAR,
+        place: function.to_string(),
+        uuid: segment.uuid,
+        len: bar.len,
+        memory: Arc::new(function.open_bar(2, segment.access.is_read_only())?),
+        offset: segment::RESERVED,
+        page: PAGE as u32,
+        protection: protection(segment),
+    }))
+}
+
+/// The uuid of the segment whose header stands at this offset of a device's file.
+fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>> {
+    let header = Mapping::of_file(file, offset, page, Protection::Read).map_err(|error| {
         let why = pci::why_unmapped(&error);
         anyhow::Error::new(error).context(format!("cannot map its memory{why}"))
     })?;
-    let uuid = read_uuid(&header).with_context(|| format!("{function} is no usable segment"))?;
-    Ok(uuid.map(|uuid| MemoryDevice {
-        kind: MappingKind::BAR,
-        place: function.to_string(),
-        uuid,
-        len: bar.len,
-        memory: Arc::new(memory),
-        offset: 0,
-    }))
+    read_uuid(&header)
 }
 
 /// The uuid that a segment's header says. `None` if it is something else, or not written yet. All members can write
@@ -167,7 +246,19 @@ pub(super) mod tests {
     const SIZE: u64 = 4 << 20;
 
     pub fn segment(uuid: u8, size: u64) -> relay::Segment {
-        relay::Segment { name: Name::new("web").unwrap(), uuid: [uuid; 16], size, reserved: 0 }
+        relay::Segment {
+            name: Name::new("web").unwrap(),
+            uuid: [uuid; 16],
+            size,
+            kind: MappingKind::BAR,
+            page: 4096,
+            access: relay::Access::READ_WRITE,
+            reserved: 0,
+        }
+    }
+
+    fn scan(tree: &Tree, segments: &[relay::Segment]) -> MemoryDevices {
+        MemoryDevices::scan(&tree.kernel(), segments).unwrap()
     }
 
     pub fn header(uuid: u8) -> SegmentHeader {
@@ -189,19 +280,18 @@ pub(super) mod tests {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         add(&tree, "0000:00:06.0", SIZE, header(6));
-        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let devices = scan(&tree, &[segment(5, SIZE), segment(6, SIZE)]);
         let device = devices.find(&segment(6, SIZE)).map_err(|e| e.to_string()).unwrap();
         assert_eq!((device.place.as_str(), device.kind), ("PCI device 0000:00:06.0", MappingKind::BAR));
-        let memory =
-            Mapping::of_file(&device.memory, device.offset, SIZE as usize, Protection::ReadWrite).unwrap();
-        assert_eq!(memory.load_relaxed_u64(segment::RESERVED as usize), segment::MAGIC);
+        let memory = Mapping::of_file(&device.memory, device.offset, PAGE, Protection::ReadWrite).unwrap();
+        assert_eq!(memory.load_relaxed_u64(0), segment::MAGIC);
     }
 
     #[test]
     fn one_that_is_not_there_is_named_with_the_fix() {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
-        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let devices = scan(&tree, &[segment(5, SIZE), segment(6, SIZE)]);
         let missing = devices.find(&segment(6, SIZE)).err().unwrap();
         assert!(missing.to_string().contains("ginnel qemu-args"), "{missing}");
     }
@@ -211,7 +301,7 @@ pub(super) mod tests {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         add(&tree, "0000:00:06.0", SIZE, header(5));
-        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let devices = scan(&tree, &[segment(5, SIZE)]);
         let missing = devices.find(&segment(5, SIZE)).err().unwrap();
         assert_eq!(
             missing,
@@ -223,7 +313,7 @@ pub(super) mod tests {
     fn a_device_smaller_than_its_segment_is_refused() {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
-        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let devices = scan(&tree, &[segment(5, SIZE)]);
         let missing = devices.find(&segment(5, 2 * SIZE)).err().unwrap();
         assert!(matches!(missing, Missing::Short { has: SIZE, .. }), "{missing}");
     }
@@ -241,7 +331,7 @@ pub(super) mod tests {
         add(&tree, "0000:00:03.0", SIZE, broken(|h| h.version = 99));
         tree.ivshmem("0000:00:04.0", &[(2, 0, 1 << 20)]);
         tree.ivshmem("0000:00:05.0", &[]);
-        let devices = MemoryDevices::scan(tree.path()).unwrap();
+        let devices = scan(&tree, &[segment(5, SIZE)]);
         assert!(devices.find(&segment(5, SIZE)).is_err());
     }
 }

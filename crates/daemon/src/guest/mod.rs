@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `pci` | ivshmem functions, as sysfs shows them |
 //! | `control` | the control device: private memory and doorbells |
+//! | `dax` | virtio-pmem devices and what the kernel makes of them |
 //! | `memory_device`, `segments`, `speed` | which device is which segment, and how fast it is |
 //! | `vfio` | interrupts |
 //! | `clients`, `relay`, `daemon` | programs, what is passed on for them, the loop |
@@ -11,6 +12,7 @@
 mod clients;
 mod control;
 mod daemon;
+mod dax;
 mod memory_device;
 mod pci;
 mod relay;
@@ -23,6 +25,7 @@ use crate::{logging, packet};
 use anyhow::{Context, Result};
 use control::Control;
 use daemon::Daemon;
+use dax::Kernel;
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::net::SocketType;
 use segments::Segments;
@@ -81,7 +84,7 @@ pub fn run(args: Args) -> Result<()> {
     let (interrupts, keeper) = interrupts(&args, &control, sysfs, dev);
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, args.socket_mode, group)?;
-    let segments = Segments::new(sysfs.to_owned());
+    let segments = Segments::new(Kernel::default());
     let daemon = Daemon::new(listener, &stop, control, interrupts, keeper, boot_id()?, segments)?;
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());

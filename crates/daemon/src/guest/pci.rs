@@ -94,10 +94,10 @@ impl Function {
         fs::write(&file, "1").with_context(|| format!("cannot enable {self}: writing to {}", file.display()))
     }
 
-    /// Opens a base address register; all that can be done with the file is to map it.
-    pub fn open_bar(&self, index: usize) -> Result<OwnedFd> {
+    /// Opens a base address register; all that can be done with the file is to map it, for loads only if `read_only`.
+    pub fn open_bar(&self, index: usize, read_only: bool) -> Result<OwnedFd> {
         let path = self.path.join(format!("resource{index}"));
-        let file = File::options().read(true).write(true).open(&path);
+        let file = File::options().read(true).write(!read_only).open(&path);
         Ok(file.with_context(|| format!("cannot open {}", path.display()))?.into())
     }
 
@@ -197,6 +197,15 @@ pub(super) mod tests {
 
         pub fn path(&self) -> &Path {
             self.root.path()
+        }
+
+        /// What sees this tree as a kernel's, and can load no module.
+        pub fn kernel(&self) -> super::super::dax::Kernel {
+            super::super::dax::Kernel {
+                sysfs: self.path().to_owned(),
+                dev: self.path().join("dev"),
+                modprobe: "/bin/false".into(),
+            }
         }
 
         /// Adds a device with these registers: index, start, bytes. Their files are there and zero.

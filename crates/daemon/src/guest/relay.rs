@@ -246,7 +246,13 @@ impl Daemon {
             self.orphans.remove(&attached.endpoint); // It is back.
         }
         let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
-        let mut attached = Attached { map_offset: device.offset, fds: Fds(Fds::MEMORY), ..attached };
+        let mut attached = Attached {
+            map_offset: device.offset,
+            kind: device.kind,
+            page: attached.page.max(device.page),
+            fds: Fds(Fds::MEMORY),
+            ..attached
+        };
         let mut fds = vec![device.memory.clone()];
         let vector = attached.vector as usize;
         let event = self.interrupts.as_ref().and_then(|i| i.events.get(vector)).filter(|_| vector != 0);

@@ -1,16 +1,16 @@
 //! What this guest knows of its segments: their list, which comes from the host; their devices, which it finds; and how
 //! fast these are, which it measures.
 
+use super::dax::Kernel;
 use super::memory_device::{MemoryDevice, MemoryDevices, Missing};
 use super::speed::Speed;
 use ginnel_layout::Name;
 use ginnel_layout::relay::{self, MappingKind};
 use std::collections::{HashMap, VecDeque};
-use std::path::PathBuf;
 
 /// The segments of this VM.
 pub struct Segments {
-    sysfs: PathBuf,
+    kernel: Kernel,
     list: Vec<relay::Segment>,
     devices: MemoryDevices,
     /// Measured once for each segment and place.
@@ -27,9 +27,9 @@ fn mapped(name: Name, kind: MappingKind, speed: Option<Speed>) -> relay::Mapped 
 
 impl Segments {
     /// None yet.
-    pub fn new(sysfs: PathBuf) -> Self {
+    pub fn new(kernel: Kernel) -> Self {
         let (devices, due) = (MemoryDevices::default(), VecDeque::new());
-        Self { sysfs, list: Vec::new(), devices, speeds: HashMap::new(), due }
+        Self { kernel, list: Vec::new(), devices, speeds: HashMap::new(), due }
     }
 
     /// Takes the host's list for the truth, and looks for the devices. Returns what can be said at once: the segments
@@ -60,7 +60,7 @@ impl Segments {
     }
 
     fn scan(&mut self) {
-        match MemoryDevices::scan(&self.sysfs) {
+        match MemoryDevices::scan(&self.kernel, &self.list) {
             Ok(devices) => self.devices = devices,
             Err(error) => tracing::error!("{error:#}"),
         }
@@ -136,7 +136,7 @@ mod tests {
     fn the_list_is_matched_with_the_devices() {
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
-        let mut segments = Segments::new(tree.path().to_owned());
+        let mut segments = Segments::new(tree.kernel());
         let missing = segments.learn([named("here", 5), named("gone", 6)].as_bytes());
         let gone = Name::new("gone").unwrap();
         assert_eq!(missing.iter().map(|m| (m.name, m.kind)).collect::<Vec<_>>(), [(gone, MappingKind::NONE)]);
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_device_that_is_plugged_in_later_is_found_when_it_is_asked_for() {
         let tree = Tree::new();
-        let mut segments = Segments::new(tree.path().to_owned());
+        let mut segments = Segments::new(tree.kernel());
         assert_eq!(segments.learn([named("late", 5)].as_bytes()).len(), 1);
         add(&tree, "0000:00:05.0", SIZE, header(5));
         assert!(segments.named(&Name::new("late").unwrap()).unwrap().is_ok());
@@ -164,14 +164,15 @@ mod tests {
     #[test]
     fn a_list_of_the_wrong_length_changes_nothing() {
         let tree = Tree::new();
-        let mut segments = Segments::new(tree.path().to_owned());
+        let mut segments = Segments::new(tree.kernel());
         segments.learn([named("a", 5)].as_bytes());
-        assert!(segments.learn(&[1; 95]).is_empty());
+        assert!(segments.learn(&[1; size_of::<relay::Segment>() - 1]).is_empty());
         assert!(segments.named(&Name::new("a").unwrap()).is_some());
     }
 
     #[test]
-    fn measuring_touches_only_the_reserved_front() {
+    fn measuring_changes_nothing() {
+        use ginnel_layout::segment::RESERVED;
         use std::os::unix::fs::FileExt;
         let tree = Tree::new();
         add(&tree, "0000:00:05.0", SIZE, header(5));
@@ -180,9 +181,10 @@ mod tests {
         let arena = vec![0xa5; (SIZE - ginnel_layout::segment::ARENA) as usize];
         file.write_all_at(&arena, ginnel_layout::segment::ARENA).unwrap();
         file.write_all_at(&[0x5a; 8192], 0).unwrap();
+        file.write_all_at(&[0xa5; 4096], RESERVED + 4096).unwrap();
         let mut before = vec![0; SIZE as usize];
         file.read_exact_at(&mut before, 0).unwrap();
-        let mut segments = Segments::new(tree.path().to_owned());
+        let mut segments = Segments::new(tree.kernel());
         segments.learn([named("a", 5)].as_bytes());
         segments.measure_next().unwrap();
         let mut after = vec![0; SIZE as usize];

@@ -3,14 +3,16 @@
 
 use super::memory_device::MemoryDevice;
 use anyhow::{Context, Result};
+use ginnel_layout::{PAGE, segment};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use std::time::{Duration, Instant};
 
-/// Where in a segment is measured: inside its reserved front, behind everything that any device keeps there. Whatever
-/// is written there disturbs nobody.
-const AT: u64 = 1 << 20;
+/// Where in a segment's mapping is measured: in the spare pages between its header and its arena, which nobody uses.
+const AT: usize = PAGE;
 /// Bytes that are copied, again and again.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = (segment::ARENA - segment::RESERVED) as usize - AT;
+/// Bytes that are mapped for it: every segment has them behind its front, and they are whole pages of any kind.
+const MAPPED: usize = segment::SIZE_UNIT as usize;
 /// How long each direction is measured.
 const TIME: Duration = Duration::from_millis(4);
 /// Uncached memory is slower than private memory by a factor of fifty or more; cached memory by less than two.
@@ -21,7 +23,7 @@ const UNCACHED: u32 = 8;
 pub struct Speed {
     /// Out of the segment.
     pub read: u32,
-    /// Into it.
+    /// Into it; 0 if that is forbidden.
     pub write: u32,
     /// From private memory to private memory, for comparison: an emulated CPU is slow everywhere.
     pub private: u32,
@@ -30,12 +32,16 @@ pub struct Speed {
 impl Speed {
     /// Measures; takes some ten milliseconds.
     pub fn measure(device: &MemoryDevice) -> Result<Self> {
-        let memory = Mapping::of_file(&device.memory, device.offset + AT, PIECE, Protection::ReadWrite)
+        let memory = Mapping::of_file(&device.memory, device.offset, MAPPED, device.protection)
             .context("cannot map it")?;
+        let memory = memory.part(AT, PIECE).context("it is too short")?;
         let mut buffer = vec![0; PIECE];
         memory.read(0, &mut buffer); // Page faults are not what is measured.
         let read = rate(|| memory.read(0, &mut buffer));
-        let write = rate(|| memory.write(0, &buffer));
+        let write = match device.protection {
+            Protection::Read => 0,
+            Protection::ReadWrite => rate(|| memory.write(0, &buffer)), // What was just read: nothing changes.
+        };
         let other = Mapping::anonymous(PIECE).context("cannot map memory")?;
         other.write(0, &buffer);
         let private = rate(|| other.read(0, &mut buffer));
@@ -44,7 +50,8 @@ impl Speed {
 
     /// Whether the mapping behaves as if it was not cached.
     pub fn looks_uncached(self) -> bool {
-        self.read.min(self.write) < self.private / UNCACHED
+        let write = if self.write == 0 { self.read } else { self.write };
+        self.read.min(write) < self.private / UNCACHED
     }
 }
 
@@ -72,6 +79,7 @@ mod tests {
         assert!(!Speed { read: 719, write: 712, private: 900 }.looks_uncached(), "an emulated CPU");
         assert!(!Speed { read: 11_000, write: 9000, private: 20_000 }.looks_uncached());
         assert!(Speed { read: 120, write: 8000, private: 15_000 }.looks_uncached(), "write-combining");
+        assert!(!Speed { read: 11_000, write: 0, private: 20_000 }.looks_uncached(), "read-only");
         assert!(Speed { read: 90, write: 300, private: 15_000 }.looks_uncached());
     }
 }

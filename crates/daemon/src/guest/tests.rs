@@ -51,8 +51,9 @@ impl Bed {
         let sysfs = self.tree.path().to_owned();
         let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
         let control = Control::find(&sysfs).unwrap();
+        let kernel = self.tree.kernel();
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(sysfs))?.run()
+            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(kernel))?.run()
         }));
     }
 
@@ -157,7 +158,15 @@ impl Program {
 }
 
 fn segment(name: &str, uuid: u8) -> relay::Segment {
-    relay::Segment { name: Name::new(name).unwrap(), uuid: [uuid; 16], size: SIZE, reserved: 0 }
+    relay::Segment {
+        name: Name::new(name).unwrap(),
+        uuid: [uuid; 16],
+        size: SIZE,
+        kind: MappingKind::BAR,
+        page: 4096,
+        access: relay::Access::READ_WRITE,
+        reserved: 0,
+    }
 }
 
 fn attach(segment: &str) -> wire::Attach {
@@ -227,6 +236,7 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
     let mut attached = wire::Attached::new_zeroed();
     (attached.member, attached.vector, attached.uuid, attached.segment_len) = (3, 2, [5; 16], SIZE);
     (attached.map_offset, attached.fds) = (99, Fds(0xff)); // Not the host's to say.
+    attached.kind = MappingKind::FILE;
     let answer =
         [Header { kind: Kind::ATTACHED, flags: 0, request: 2 }.as_bytes(), attached.as_bytes()].concat();
     host.send(RelayKind::DATA, client, &answer).unwrap();
@@ -236,15 +246,13 @@ fn an_answer_to_attach_gets_what_only_the_guest_has() {
     let attached: wire::Attached = wire::body(body).unwrap();
     assert_eq!((header.kind, header.request, attached.member), (Kind::ATTACHED, 2, 3));
     assert_eq!(
-        (attached.map_offset, attached.fds),
-        (0, Fds(Fds::MEMORY | Fds::REGISTERS)),
+        (attached.kind, attached.fds),
+        (MappingKind::BAR, Fds(Fds::MEMORY | Fds::REGISTERS)),
         "no interrupts here"
     );
-    let memory = Mapping::of_file(&packet.fds[0], 0, SIZE as usize, Protection::ReadWrite).unwrap();
-    assert_eq!(
-        memory.load_relaxed_u64(ginnel_layout::segment::RESERVED as usize),
-        ginnel_layout::segment::MAGIC
-    );
+    let len = attached.mapped_len().unwrap() as usize;
+    let memory = Mapping::of_file(&packet.fds[0], attached.map_offset, len, Protection::ReadWrite).unwrap();
+    assert_eq!(memory.load_relaxed_u64(0), ginnel_layout::segment::MAGIC);
     assert_eq!(packet.fds.len(), 2);
 }
 

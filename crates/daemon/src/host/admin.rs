@@ -4,7 +4,7 @@
 //!
 //! | `op` | keys | answer |
 //! |---|---|---|
-//! | `segment-create` | `name`, and as in `[segment.NAME]` | `{"segment":{"name","size","wished","path","members"}}` |
+//! | `segment-create` | `name`, and as in `[segment.NAME]` | `{"segment":{"name","size","wished","path","members","readers","memory","page"}}` |
 //! | `segment-remove` | `name`, `force` | `{}` |
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
@@ -73,7 +73,7 @@ impl Server {
             ));
         }
         let mut members = BTreeSet::new();
-        for member in &segment.members {
+        for member in segment.sharers() {
             let Some(found) = self.broker.books().member_named(member).filter(|m| !m.retired) else {
                 let text = format!("{place}: there is no VM {member}: declare it first");
                 return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
@@ -102,6 +102,9 @@ impl Server {
             "wished": segment.wished,
             "path": segment.path,
             "members": segment.members.iter().map(Name::as_str).collect::<Vec<_>>(),
+            "readers": segment.readers.iter().map(Name::as_str).collect::<Vec<_>>(),
+            "memory": segment.memory,
+            "page": segment.page,
         }}))
     }
 

@@ -4,10 +4,11 @@
 //! makes the same books again: there is no second way to reach a state.
 
 use super::arena::Arena;
-use super::config::{SegmentSpec, VmSpec};
-use super::record::{Attach, Channel, Hex16, Record, Side, Text};
+use super::config::{Memory, SegmentSpec, VmSpec};
+use super::record::{Attach, Channel, FilePart, Hex16, Record, Side, Text};
 use crate::pidwatch::Process;
 use ginnel_layout::channel::ChannelKind;
+use ginnel_layout::segment::Access;
 use ginnel_layout::{HOST_MEMBER, Name, ring};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
@@ -103,8 +104,16 @@ pub struct Segment {
     pub uuid: Hex16,
     /// Its bytes.
     pub size: u64,
-    /// Who shares it.
+    /// Who shares it, readers among them.
     pub members: BTreeSet<u32>,
+    /// Which of them may only read.
+    pub readers: BTreeSet<u32>,
+    /// By which kind of device it comes to VMs.
+    pub memory: Memory,
+    /// Unit in which it may be mapped, in bytes.
+    pub page: u32,
+    /// The part of a file that it is, if it shares one with other slices.
+    pub part: Option<FilePart>,
     /// How it was declared, if at run time.
     pub runtime: Option<SegmentSpec>,
     /// Its free memory.
@@ -159,6 +168,18 @@ pub struct Listener {
     pub capacity: u64,
     /// How many wait.
     pub waiting: u32,
+}
+
+impl Segment {
+    /// What a member of it may do.
+    pub fn access(&self, member: u32) -> Access {
+        if self.readers.contains(&member) { Access::READ_ONLY } else { Access::READ_WRITE }
+    }
+
+    /// Where in its file it begins.
+    pub fn file_offset(&self) -> u64 {
+        self.part.as_ref().map_or(0, |part| part.offset)
+    }
 }
 
 impl Books {
@@ -234,7 +255,7 @@ impl Books {
                 member.session = Some(Session { boot_id, interrupts });
                 Ok(())
             }
-            Record::Segment { name, uuid, size, members, runtime } => {
+            Record::Segment { name, uuid, size, members, readers, memory, page, part, runtime } => {
                 let arena = match self.segments.get(&name.0) {
                     Some(old) if old.size == *size => old.arena.clone(),
                     Some(old) if old.arena.used() > 0 => {
@@ -247,6 +268,10 @@ impl Books {
                     uuid: *uuid,
                     size: *size,
                     members: members.clone(),
+                    readers: readers.clone(),
+                    memory: *memory,
+                    page: *page,
+                    part: part.clone(),
                     runtime: runtime.clone(),
                     arena,
                 };
@@ -491,6 +516,10 @@ impl Books {
             uuid: segment.uuid,
             size: segment.size,
             members: segment.members.clone(),
+            readers: segment.readers.clone(),
+            memory: segment.memory,
+            page: segment.page,
+            part: segment.part.clone(),
             runtime: segment.runtime.clone(),
         }));
         records.extend(self.endpoints.values().map(|endpoint| {

@@ -47,6 +47,8 @@ impl Who {
 pub enum FdRef {
     /// A segment's file.
     Memory(Name),
+    /// The same, and it can only be read.
+    ReadOnlyMemory(Name),
     /// The eventfd of a member's vector.
     Event(u32, u32),
 }
@@ -152,7 +154,6 @@ pub struct Broker {
     /// Our own user, who may attach everywhere.
     pub(super) own_uid: u32,
     pub(super) access: BTreeMap<Name, Access>,
-    pub(super) pages: BTreeMap<Name, u32>,
     pub(super) member_limits: BTreeMap<u32, MemberLimits>,
     pub(super) clients: BTreeMap<ClientId, Client>,
     /// Connections of endpoints; an endpoint without one has lost it to a restart.
@@ -176,10 +177,9 @@ impl Broker {
         std::mem::take(&mut self.effects)
     }
 
-    /// Which host programs may attach to a segment, and its page.
-    pub fn set_access(&mut self, segment: Name, access: Access, page: u32) {
+    /// Which host programs may attach to a segment.
+    pub fn set_access(&mut self, segment: Name, access: Access) {
         self.access.insert(segment, access);
-        self.pages.insert(segment, page);
     }
 
     /// Bounds of a member.
@@ -209,11 +209,6 @@ impl Broker {
     /// Whether an endpoint has a connection. It lacks one after a restart, until its program needs something.
     pub fn has_connection(&self, endpoint: u32) -> bool {
         self.attached.contains_key(&endpoint)
-    }
-
-    /// The page of a segment.
-    pub fn page(&self, segment: &Name) -> u32 {
-        self.pages.get(segment).copied().unwrap_or(ginnel_layout::PAGE as u32)
     }
 
     /// A connection has ended, and with it its endpoint.

@@ -1,5 +1,6 @@
 //! The configuration: a TOML file, checked as a whole before anything is done.
 
+use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,11 +9,13 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 mod limits;
+mod slices;
 mod values;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
-pub use values::{Account, Bytes, Mode};
+pub use slices::SliceFiles;
+pub use values::{Account, Bytes, Memory, Mode};
 
 /// What is wrong, where, and what to do about it. One line.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub struct VmSpec {
     pub socket_mode: Option<Mode>,
     /// Size of its home segment, shared with the host alone.
     pub home: Option<Bytes>,
+    /// By which kind of device that segment comes.
+    pub home_memory: Option<Memory>,
     /// Its own bounds.
     pub limits: LimitsSpec,
 }
@@ -59,6 +64,16 @@ pub struct SegmentSpec {
     pub size: Option<Bytes>,
     /// Who shares it: names of VMs, and `host`.
     pub members: Vec<String>,
+    /// Who sees it and cannot write; none of the members.
+    pub readers: Vec<String>,
+    /// Who gets a segment `NAME.MEMBER` alone with the members and readers, instead of this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<String>,
+    /// Whether those lie in one file.
+    #[serde(skip_serializing_if = "is_default")]
+    pub slice_files: SliceFiles,
+    /// By which kind of device it comes to VMs.
+    pub memory: Option<Memory>,
     /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
     pub backing: Option<String>,
     /// Owner of the file.
@@ -71,8 +86,24 @@ pub struct SegmentSpec {
     pub allow_users: Vec<Account>,
     /// Groups whose members' host programs may attach.
     pub allow_groups: Vec<Account>,
-    /// Page in which rights are counted: 4K or 2M.
+    /// Unit in which it may be mapped: 2M or 4K (a BAR: 4K).
     pub page: Option<Bytes>,
+}
+
+fn is_default(files: &SliceFiles) -> bool {
+    *files == SliceFiles::default()
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HostSpec {
+    qemu: PathBuf,
+}
+
+impl Default for HostSpec {
+    fn default() -> Self {
+        Self { qemu: format!("qemu-system-{}", std::env::consts::ARCH).into() }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -119,6 +150,7 @@ pub enum LogFormat {
 #[serde(deny_unknown_fields, default)]
 struct FileSpec {
     daemon: DaemonSpec,
+    host: HostSpec,
     limits: AllLimitsSpec,
     vm: BTreeMap<String, VmSpec>,
     segment: BTreeMap<String, SegmentSpec>,
@@ -155,14 +187,24 @@ pub struct Access {
 pub struct Segment {
     /// Its name.
     pub name: Name,
-    /// Its size, usable for both kinds of device.
+    /// Its size, usable for its kind of device.
     pub size: u64,
     /// The size that was wished for.
     pub wished: u64,
-    /// Who shares it.
+    /// Who shares it and may write.
     pub members: BTreeSet<Name>,
+    /// Who may only read.
+    pub readers: BTreeSet<Name>,
+    /// By which kind of device it comes to VMs.
+    pub memory: Memory,
     /// Its file.
     pub path: PathBuf,
+    /// Where in that file it begins, if it shares the file with other slices.
+    pub offset: Option<u64>,
+    /// The file that a slice should share.
+    pub shared_file: Option<PathBuf>,
+    /// What is said of that.
+    pub slice_files: SliceFiles,
     /// Owner of the file.
     pub owner: Option<u32>,
     /// Group of the file.
@@ -171,7 +213,7 @@ pub struct Segment {
     pub mode: u32,
     /// Which host programs may attach.
     pub access: Access,
-    /// Page of the segment.
+    /// Unit in which it may be mapped, in bytes.
     pub page: u32,
 }
 
@@ -194,6 +236,8 @@ pub struct Config {
     pub admin_group: Option<u32>,
     /// Doorbell vectors of each member.
     pub vectors: u32,
+    /// The QEMU that VMs run with, in PATH or as a full path. It is only asked for its version.
+    pub qemu: PathBuf,
     /// Level of the log.
     pub log: String,
     /// Form of the log.
@@ -208,8 +252,8 @@ pub struct Config {
 
 /// Name of the host as a member.
 pub const HOST: &str = "host";
-/// Most segments of one VM: what fits into one relay message that names them.
-pub const MAX_SEGMENTS_PER_MEMBER: usize = 80;
+/// Most segments of one VM.
+pub const MAX_SEGMENTS_PER_MEMBER: usize = ginnel_layout::relay::MAX_SEGMENTS;
 /// The largest member number; the doorbell register has 16 bits for it.
 pub const MAX_MEMBER: u32 = 0xffff;
 
@@ -226,7 +270,9 @@ impl Config {
             };
             Problem::new(file.display(), format!("cannot read the configuration: {error}"), fix)
         })?;
-        Self::parse(&text, file)
+        let mut config = Self::parse(&text, file)?;
+        config.decide_slice_files()?;
+        Ok(config)
     }
 
     /// Checks a text that was read from `file`.
@@ -254,6 +300,7 @@ impl Config {
             shm_dir: daemon.shm_dir,
             socket_mode: daemon.socket_mode.0,
             vectors: daemon.vectors,
+            qemu: spec.host.qemu,
             log: daemon.log,
             log_format: daemon.log_format,
             limits: Limits::default(),
@@ -308,20 +355,34 @@ impl Config {
         }
         for (name, spec) in &spec.segment {
             let place = place(&format!("segment.{name}"));
-            let segment = config.segment(name, spec, &place)?;
-            if let Some(stranger) =
-                segment.members.iter().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
-            {
-                let fix = format!("declare it with [vm.{stranger}], or remove it from `members`");
-                return Err(Problem::new(place, format!("member {stranger:?} is no VM of this file"), fix));
+            for segment in config.segments_of(name, spec, &place)? {
+                if let Some(stranger) =
+                    segment.sharers().find(|m| m.as_str() != HOST && !config.vms.contains_key(*m))
+                {
+                    let key = match segment.members.contains(stranger) {
+                        _ if spec.slices.iter().any(|slice| slice == stranger.as_str()) => "slice",
+                        true => "member",
+                        false => "reader",
+                    };
+                    let fix = format!("declare it with [vm.{stranger}], or remove it from `{key}s`");
+                    return Err(Problem::new(
+                        place,
+                        format!("{key} {stranger:?} is no VM of this file"),
+                        fix,
+                    ));
+                }
+                let name = segment.name;
+                if config.segments.insert(name, segment).is_some() {
+                    let what = format!("there is another segment {name}");
+                    return Err(Problem::new(place, what, "rename one; a slice is called SEGMENT.MEMBER"));
+                }
             }
-            config.segments.insert(segment.name, segment);
         }
         for vm in config.vms.keys() {
-            let n = config.segments.values().filter(|s| s.members.contains(vm)).count();
+            let n = config.segments.values().filter(|s| s.sharers().any(|m| m == vm)).count();
             if n > MAX_SEGMENTS_PER_MEMBER {
                 let what =
-                    format!("it is a member of {n} segments, at most {MAX_SEGMENTS_PER_MEMBER} are possible");
+                    format!("it has a share in {n} segments, at most {MAX_SEGMENTS_PER_MEMBER} are possible");
                 return Err(Problem::new(
                     place(&format!("vm.{vm}")),
                     what,
@@ -367,6 +428,7 @@ impl Config {
             Some(size) => {
                 let spec = SegmentSpec {
                     size: Some(size),
+                    memory: spec.home_memory,
                     members: vec![HOST.into(), name.to_string()],
                     owner: spec.user.clone(),
                     group: spec.group.clone(),
@@ -378,9 +440,13 @@ impl Config {
         Ok((vm, home))
     }
 
-    /// Checks a segment; not whether its members exist.
+    /// Checks a segment without slices; not whether its members exist.
     pub fn segment(&self, name: &str, spec: &SegmentSpec, place: &str) -> Result<Segment, Problem> {
         let name = checked_name(name, place)?;
+        if !spec.slices.is_empty() {
+            let what = "slices are declared in the configuration file only";
+            return Err(Problem::new(place, what, "declare a segment for each of them here"));
+        }
         let wished = match spec.size {
             None => return Err(Problem::new(place, "`size` is missing", "write one, like size = \"256M\"")),
             Some(Bytes(0)) => {
@@ -388,8 +454,10 @@ impl Config {
             }
             Some(Bytes(size)) => size,
         };
+        let memory = spec.memory.unwrap_or_default();
         // More than 2^46 bytes cannot be mapped anyway.
-        let Some(size) = segment::usable_size(wished, true).filter(|&size| size <= 1 << 46) else {
+        let Some(size) = segment::usable_size(wished, memory == Memory::Bar).filter(|&size| size <= 1 << 46)
+        else {
             return Err(Problem::new(
                 place,
                 format!("size {} is too large", Bytes(wished)),
@@ -403,21 +471,26 @@ impl Config {
                 "write who shares it: members = [\"host\", \"VM\"]",
             ));
         }
-        let mut members = BTreeSet::new();
-        for member in &spec.members {
-            if !members.insert(checked_name(member, place)?) {
-                return Err(Problem::new(
-                    place,
-                    format!("member {member:?} stands there twice"),
-                    "remove one",
-                ));
-            }
+        let members = names(&spec.members, "member", place)?;
+        let readers = names(&spec.readers, "reader", place)?;
+        if let Some(both) = members.intersection(&readers).next() {
+            let what = format!("{both:?} stands in `members` and in `readers`");
+            return Err(Problem::new(
+                place,
+                what,
+                "leave it in `members` if it shall write, else in `readers`",
+            ));
         }
-        let page = match spec.page {
-            None => 4096,
-            Some(Bytes(page @ (0x1000 | 0x20_0000))) => page as u32,
-            Some(page) => {
-                return Err(Problem::new(place, format!("page {page} is not possible"), "choose 4K or 2M"));
+        let page = match (spec.page.map(|page| page.0), memory) {
+            (None | Some(PAGE_2M), Memory::Dax) => LARGE_PAGE,
+            (Some(PAGE_4K), Memory::Dax) | (None | Some(PAGE_4K), Memory::Bar) => SMALL_PAGE,
+            (Some(PAGE_2M), Memory::Bar) => {
+                let what = "its page is 2M, and a BAR (memory = \"bar\") is mapped in pages of 4K";
+                return Err(Problem::new(place, what, "leave `page` out, or write memory = \"dax\""));
+            }
+            (Some(page), _) => {
+                let what = format!("page {} is not possible", Bytes(page));
+                return Err(Problem::new(place, what, "choose 4K or 2M"));
             }
         };
         let dir = match spec.backing.as_deref() {
@@ -435,7 +508,12 @@ impl Config {
             size,
             wished,
             members,
+            readers,
+            memory,
             path: dir.join(format!("ginnel-{name}")),
+            offset: None,
+            shared_file: None,
+            slice_files: SliceFiles::Auto,
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             mode: spec.mode.map_or(0o660, |m| m.0),
@@ -473,8 +551,28 @@ impl Config {
     }
 }
 
+impl Segment {
+    /// All who have a share in it: members and readers.
+    pub fn sharers(&self) -> impl Iterator<Item = &Name> {
+        self.members.iter().chain(&self.readers)
+    }
+}
+
+const PAGE_2M: u64 = LARGE_PAGE as u64;
+const PAGE_4K: u64 = SMALL_PAGE as u64;
+
 const SOCKET_NAME: &str = "ginnel.sock";
 const KEEPER_NAME: &str = "keeper.sock";
+
+fn names(list: &[String], what: &str, place: &str) -> Result<BTreeSet<Name>, Problem> {
+    let mut names = BTreeSet::new();
+    for name in list {
+        if !names.insert(checked_name(name, place)?) {
+            return Err(Problem::new(place, format!("{what} {name:?} stands there twice"), "remove one"));
+        }
+    }
+    Ok(names)
+}
 
 fn checked_name(text: &str, place: &str) -> Result<Name, Problem> {
     let name = Name::new(text)

@@ -1,9 +1,11 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
+use super::books;
 use super::config::{self, Bytes, MAX_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
-use super::record::{Hex16, Record, Text};
-use super::segments::{self, Identity};
+use super::record::{FilePart, Hex16, Record, Text};
+use super::segments;
 use super::server::{Server, Token};
 use super::vms::Vm;
 use crate::packet;
@@ -238,15 +240,18 @@ impl Server {
         place: &str,
     ) -> anyhow::Result<()> {
         let name = segment.name;
-        let mut members = BTreeSet::new();
-        for member in &segment.members {
+        let (mut members, mut readers) = (BTreeSet::new(), BTreeSet::new());
+        for member in segment.sharers() {
             let found = self.broker.books().member_named(member).filter(|m| !m.retired);
             let number =
                 found.map(|m| m.number).with_context(|| format!("{place}: there is no VM {member}"))?;
             members.insert(number);
+            if segment.readers.contains(member) {
+                readers.insert(number);
+            }
         }
         if segment.size != segment.wished {
-            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what both kinds of memory device take");
+            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
         }
         let books = self.broker.books();
         let known = books.segments.get(&name).cloned();
@@ -257,21 +262,41 @@ impl Server {
                 || known.arena.used() > 0
                 || books.endpoints.values().any(|e| e.segment == name)
         });
-        match self.segments.open(segment, place, !in_use) {
-            Ok(_) => {}
+        let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
+        let opened = located.and_then(|segment| {
+            let made = self.segments.open(&segment, place, !in_use)?;
+            Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
+        });
+        let (made, part) = match opened {
+            Ok(opened) => opened,
             Err(problem) if in_use => {
                 error!(segment = %name, "segment broken: {problem}");
                 self.segments.open_broken(segment);
+                (false, known.as_ref().and_then(|known| known.part.clone()))
             }
             Err(problem) => return Err(problem.into()),
-        }
+        };
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
             _ => segment.size,
         };
-        let unchanged =
-            known.as_ref().is_some_and(|k| k.size == size && k.members == members && k.runtime == runtime);
+        let (mut memory, mut page) = (segment.memory, segment.page);
+        if let Some(known) = &known
+            && in_use
+            && (known.memory, known.page) != (memory, page)
+        {
+            // Who runs has it as it was, and must not be told otherwise.
+            (memory, page) = (known.memory, known.page);
+            warn!(segment = %name, memory = memory.word(), page, "{place}: `memory` and `page` stay as they are while programs or VMs use it: stop them all, then restart the daemon");
+        }
+        let new = made
+            || known
+                .as_ref()
+                .is_none_or(|k| (k.memory, k.page, k.size, &k.part) != (memory, page, size, &part));
+        let unchanged = known
+            .as_ref()
+            .is_some_and(|k| !new && k.members == members && k.readers == readers && k.runtime == runtime);
         if let Some(known) = &known {
             // Endpoints of members that have no share any more.
             let strangers: Vec<(u32, u32)> = self
@@ -279,7 +304,12 @@ impl Server {
                 .books()
                 .endpoints
                 .values()
-                .filter(|e| e.segment == known.name && !members.contains(&e.member))
+                .filter(|e| e.segment == known.name)
+                // A writer that has become a reader may have channels.
+                .filter(|e| {
+                    !members.contains(&e.member)
+                        || (readers.contains(&e.member) && !known.readers.contains(&e.member))
+                })
                 .map(|e| (e.number, e.epoch))
                 .collect();
             for (endpoint, epoch) in strangers {
@@ -287,12 +317,61 @@ impl Server {
             }
         }
         if !unchanged {
-            self.broker.note(Record::Segment { name: Text(name), uuid, size, members, runtime });
+            let name = Text(name);
+            self.broker.note(Record::Segment {
+                name,
+                uuid,
+                size,
+                members,
+                readers,
+                memory,
+                page,
+                part,
+                runtime,
+            });
         }
-        self.broker.set_access(name, segment.access.clone(), segment.page);
+        self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
-        self.segments.write_header(&name, segment.page, Identity { uuid: uuid.0, generation });
+        self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
         Ok(())
+    }
+
+    /// A segment with the place that it has or gets in a file that it shares with other slices. `known` is what the books
+    /// say of it, and whether it is in use.
+    fn located(
+        &self,
+        segment: &config::Segment,
+        known: Option<(&books::Segment, bool)>,
+        place: &str,
+    ) -> Result<config::Segment, Problem> {
+        let part = known.and_then(|(known, _)| known.part.as_ref());
+        match (known, part, &segment.shared_file) {
+            // Who runs has it where it was.
+            (Some((known, true)), Some(part), _) => {
+                if known.size == segment.size {
+                    return Ok(segment.at(&part.file, part.offset));
+                }
+                let what = format!("its size is {} while it is in use", Bytes(known.size));
+                Err(Problem::new(
+                    place,
+                    what,
+                    "write that size, or stop all who use it, then restart the daemon",
+                ))
+            }
+            (Some((_, true)), None, _) | (_, _, None) => Ok(segment.clone()),
+            (Some((known, false)), Some(part), Some(file))
+                if part.file == *file && known.size == segment.size =>
+            {
+                Ok(segment.at(file, part.offset))
+            }
+            (_, _, Some(file)) => {
+                let others = self.broker.books().segments.values();
+                let others =
+                    others.filter(|other| other.part.as_ref().is_some_and(|part| part.file == *file));
+                let ends = others.map(|other| other.file_offset().saturating_add(other.size));
+                Ok(segment.at(file, segments::next_place(file, ends)))
+            }
+        }
     }
 
     /// A segment is not declared any more. Its file is removed if `with_file`.

@@ -50,6 +50,7 @@ impl Server {
             .values()
             .filter(|s| seen(&s.name))
             .map(|segment| {
+                let repairs = self.segments.repairs(&segment.name);
                 let of_vm = |n: &u32| Some((*n, *self.vms.get(n)?.mapped.get(&segment.name)?));
                 let mappings: Vec<Value> = segment
                     .members
@@ -61,8 +62,13 @@ impl Server {
                     "name": segment.name.as_str(),
                     "size": segment.size,
                     "path": self.segments.path(&segment.name).filter(|_| host),
-                    "members": segment.members.iter().map(member_name).collect::<Vec<_>>(),
-                    "page": self.broker.page(&segment.name),
+                    "offset": segment.file_offset(),
+                    "members": segment.members.difference(&segment.readers).map(member_name).collect::<Vec<_>>(),
+                    "readers": segment.readers.iter().map(member_name).collect::<Vec<_>>(),
+                    "memory": segment.memory,
+                    "page": segment.page,
+                    "info_block_repairs": repairs.info_block,
+                    "header_repairs": repairs.header,
                     "broken": self.segments.is_known_broken(&segment.name),
                     "used": segment.arena.used(),
                     "runtime": segment.runtime.is_some(),

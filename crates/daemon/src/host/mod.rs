@@ -6,7 +6,7 @@
 //! | [`broker`], `requests` | the state machine of the attach protocol |
 //! | [`books`], [`record`], [`arena`] | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
-//! | [`segments`], [`members`] | files, mappings and descriptors |
+//! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `declare`, `admin`, `inspect` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
@@ -18,6 +18,7 @@ pub mod broker;
 mod clients;
 pub mod config;
 mod declare;
+mod front;
 mod inspect;
 pub mod ivshmem;
 pub mod journal;

@@ -1,10 +1,12 @@
 //! What the journal is made of: each change of the books is one record.
 
-use super::config::{SegmentSpec, VmSpec};
+use super::config::{Memory, SegmentSpec, VmSpec};
 use crate::pidwatch::Process;
+use ginnel_layout::dax::SMALL_PAGE;
 use ginnel_layout::{Name, channel};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// One change. The names of variants and fields stand in journals on disk: they may be added to, not changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,8 +72,20 @@ pub enum Record {
         uuid: Hex16,
         /// Its bytes.
         size: u64,
-        /// Who shares it.
+        /// Who shares it, readers among them.
         members: BTreeSet<u32>,
+        /// Which of them may only read.
+        #[serde(default)]
+        readers: BTreeSet<u32>,
+        /// By which kind of device it comes to VMs. There was only one before this was written.
+        #[serde(default = "only_bar")]
+        memory: Memory,
+        /// Unit in which it may be mapped.
+        #[serde(default = "only_4k")]
+        page: u32,
+        /// The part of a file that it is, if it shares one with other slices.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<FilePart>,
         /// How it was declared, if at run time.
         runtime: Option<SegmentSpec>,
     },
@@ -121,6 +135,23 @@ pub enum Record {
         /// Which side.
         initiator: bool,
     },
+}
+
+fn only_bar() -> Memory {
+    Memory::Bar
+}
+
+fn only_4k() -> u32 {
+    SMALL_PAGE
+}
+
+/// A part of a file: as long as the segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePart {
+    /// The file.
+    pub file: PathBuf,
+    /// Where in it.
+    pub offset: u64,
 }
 
 /// A process has attached.
@@ -242,5 +273,21 @@ impl<'de> Deserialize<'de> for Hex16 {
             Ok(number) if text.len() == 32 => Ok(Self(number.to_be_bytes())),
             _ => Err(serde::de::Error::custom("not 32 hexadecimal digits")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_of_an_older_journal_is_a_bar() {
+        let old = r#"{"segment":{"name":"web","uuid":"000102030405060708090a0b0c0d0e0f","size":4194304,
+            "members":[0,1],"runtime":{"size":4194304,"members":["host","a"],"page":null}}}"#;
+        let Ok(Record::Segment { memory, page, readers, runtime, .. }) = serde_json::from_str(old) else {
+            panic!("not read");
+        };
+        assert_eq!((memory, page, readers.len()), (Memory::Bar, 4096, 0));
+        assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
     }
 }

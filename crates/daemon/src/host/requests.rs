@@ -7,6 +7,7 @@ use super::record::{Attach, Channel, Hex16, Record, Side, Text};
 use super::reply::{self, Refusal};
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name};
 use tracing::{debug, info};
@@ -35,6 +36,7 @@ impl Broker {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
         let Some(books) = self.books.segments.get(&endpoint.segment) else { return Ok(()) };
         let member = endpoint.member;
+        let access = books.access(member);
         let mut answer = wire::Attached {
             member,
             endpoint: number,
@@ -43,17 +45,22 @@ impl Broker {
             token: endpoint.token.0,
             uuid: books.uuid.0,
             segment_len: books.size,
-            map_offset: 0,
+            map_offset: segment::RESERVED + books.file_offset(),
             fds: Fds(0),
-            page: self.page(&segment),
-            reserved: [0; 2],
+            page: books.page,
+            // A guest's daemon says which device it has found instead.
+            kind: MappingKind::FILE,
+            access,
         };
         let mut fds = Vec::new();
         if member == HOST_MEMBER {
             // Who comes back to a broken segment has its doorbell and its channels, but there is no memory to give.
             if !world.is_broken(&segment) {
                 answer.fds.0 |= Fds::MEMORY;
-                fds.push(FdRef::Memory(segment));
+                fds.push(match access.is_read_only() {
+                    true => FdRef::ReadOnlyMemory(segment),
+                    false => FdRef::Memory(segment),
+                });
             }
             answer.fds.0 |= Fds::EVENT;
             fds.push(FdRef::Event(member, endpoint.vector));
@@ -180,6 +187,19 @@ impl Broker {
             || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
     }
 
+    /// A channel is memory that both sides write.
+    fn may_write(&self, segment: &Name, member: u32) -> Result<(), Refusal> {
+        let segment = self.books.segments.get(segment).filter(|s| s.access(member).is_read_only());
+        let Some(segment) = segment else { return Ok(()) };
+        let own = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
+        let text = format!(
+            "{own} may only read segment {0}, and whoever has a channel writes: move it from `readers` to `members` of \
+             [segment.{0}]",
+            segment.name
+        );
+        Err(Refusal::new(ErrorCode::READ_ONLY, text))
+    }
+
     /// The endpoint that a client is.
     fn endpoint_of(&self, id: ClientId) -> Result<u32, Refusal> {
         self.clients
@@ -201,6 +221,7 @@ impl Broker {
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
         self.rounded(wish.capacity)?;
+        self.may_write(&segment, member)?;
         if world.is_broken(&segment) {
             return Err(broken(&segment));
         }
@@ -304,6 +325,7 @@ impl Broker {
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
         let wished = self.rounded(wish.capacity)?;
+        self.may_write(&segment, member)?;
         let again = endpoint
             .channels
             .iter()

@@ -2,20 +2,20 @@
 
 use super::broker::World;
 use super::config::{self, Bytes, Problem};
+use super::front::{Front, Repairs};
 use ginnel_layout::channel;
 use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
+use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::{error, info};
-use zerocopy::IntoBytes;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -23,9 +23,16 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// A segment that is open.
 struct Open {
     path: PathBuf,
-    size: u64,
+    /// Where it ends in its file.
+    end: u64,
     /// None for one that was found broken at the daemon's start.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
+    /// The same file, for those who may only read.
+    read_only: Option<Arc<OwnedFd>>,
+    /// What should stand in front of its arena, once that is known.
+    front: Option<Front>,
+    /// What of it was found damaged.
+    repairs: Repairs,
     /// The file that was opened, told apart from one that has replaced it.
     identity: (u64, u64),
     broken: bool,
@@ -37,15 +44,8 @@ pub struct Segments {
     open: BTreeMap<Name, Open>,
     /// Those whose memory has gone since the last [`Segments::take_newly_broken`].
     newly_broken: Vec<Name>,
-}
-
-/// What stands in the header of a segment.
-#[derive(Clone, Copy, Debug)]
-pub struct Identity {
-    /// Its uuid.
-    pub uuid: [u8; 16],
-    /// Counts the daemon's starts.
-    pub generation: u64,
+    /// Files that were made since the start: all slices in such a file are new, also those in front of the first.
+    made: BTreeSet<PathBuf>,
 }
 
 impl Segments {
@@ -53,11 +53,21 @@ impl Segments {
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
             Some(file) => {
+                // A file of slices grows with them, but not back to what it was while somebody has its pages.
+                let grows = size_of_file(&file) < config.end();
+                if grows && !may_create {
+                    let what = format!("{} was truncated", config.path.display());
+                    return Err(Problem::new(place, what, "stop all who use it and remove the file"));
+                }
                 allocate(&file, config, place)?;
                 own_and_permit(&file, config, place)?;
-                (file, false)
+                (file, grows || self.made.contains(&config.path))
             }
-            None if may_create => (create(config, place)?, true),
+            None if may_create => {
+                let file = create(config, place)?;
+                self.made.insert(config.path.clone());
+                (file, true)
+            }
             None => {
                 let what =
                     format!("its file {} is missing, and programs or VMs use it", config.path.display());
@@ -77,12 +87,15 @@ impl Segments {
                 "choose a smaller size",
             )
         })?;
-        let mapping =
-            Mapping::of_file(&file, 0, len, Protection::ReadWrite).map_err(system("it cannot be mapped"))?;
+        let mapping = Mapping::of_file(&file, config.offset.unwrap_or(0), len, Protection::ReadWrite)
+            .map_err(system("it cannot be mapped"))?;
         let open = Open {
             path: config.path.clone(),
-            size: config.size,
+            end: config.end(),
+            read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((Arc::new(file), mapping)),
+            front: None,
+            repairs: Repairs::default(),
             identity: (stat.st_dev, stat.st_ino),
             broken: false,
         };
@@ -92,34 +105,48 @@ impl Segments {
 
     /// Keeps the place of a segment whose file cannot be used any more, for those who still have it.
     pub fn open_broken(&mut self, config: &config::Segment) {
-        let (path, size) = (config.path.clone(), config.size);
-        self.open.insert(config.name, Open { path, size, memory: None, identity: (0, 0), broken: true });
+        let open = Open {
+            path: config.path.clone(),
+            end: config.end(),
+            memory: None,
+            read_only: None,
+            front: None,
+            repairs: Repairs::default(),
+            identity: (0, 0),
+            broken: true,
+        };
+        self.open.insert(config.name, open);
     }
 
-    /// Writes the header.
-    pub fn write_header(&self, name: &Name, page: u32, identity: Identity) {
-        let Some(Open { memory: Some((_, mapping)), size, .. }) = self.open.get(name) else { return };
-        let header = SegmentHeader {
-            magic: MAGIC,
-            version: 0,
-            page,
-            uuid: identity.uuid,
-            size: *size,
-            arena: ARENA,
-            arena_len: size - ARENA,
-            generation: identity.generation,
-            name: *name,
-        };
-        let version = SegmentHeader::VERSION_AT as usize;
-        mapping.store_release_u32(version, 0);
-        mapping.write(RESERVED as usize, header.as_bytes());
-        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
-        mapping.store_release_u32(version, VERSION);
+    /// Writes what stands in front of a segment's arena, `new` or after a look at what is there.
+    pub fn write_front(&mut self, front: Front, new: bool) {
+        let Some(open) = self.open.get_mut(&front.name) else { return };
+        let Some((_, mapping)) = &open.memory else { return };
+        front.write(mapping, new);
+        open.front = Some(front);
+        self.check_front(&front.name);
+    }
+
+    /// Looks at what stands in front of a segment's arena, and repairs it.
+    pub fn check_front(&mut self, name: &Name) {
+        if !self.check(name) {
+            return;
+        }
+        let Some(open) = self.open.get_mut(name) else { return };
+        if let (Some((_, mapping)), Some(front)) = (&open.memory, &open.front) {
+            front.repair(mapping, &mut open.repairs);
+        }
+    }
+
+    /// What this daemon has repaired there.
+    pub fn repairs(&self, name: &Name) -> Repairs {
+        self.open.get(name).map_or_else(Repairs::default, |open| open.repairs)
     }
 
     /// Forgets a segment and removes its file.
     pub fn remove(&mut self, name: &Name) -> std::io::Result<()> {
         let Some(open) = self.open.remove(name) else { return Ok(()) };
+        self.made.remove(&open.path);
         match std::fs::remove_file(&open.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -141,6 +168,11 @@ impl Segments {
         self.open.get(name)?.memory.as_ref().map(|(file, _)| file.clone())
     }
 
+    /// A segment's file, open for reading alone.
+    pub fn read_only_file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
+        self.open.get(name)?.read_only.clone()
+    }
+
     /// Looks whether a segment's file is still what it was: this costs two system calls.
     pub fn check(&mut self, name: &Name) -> bool {
         let Some(open) = self.open.get_mut(name) else { return false };
@@ -149,7 +181,7 @@ impl Segments {
             return false;
         }
         let whole =
-            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.size));
+            fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
         let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
         if whole && there && !mapping.is_broken() {
             return true;
@@ -207,6 +239,12 @@ impl Segments {
     }
 }
 
+/// Another descriptor of an open file, with which nothing can be written.
+fn read_only(file: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// The books never name a place outside the segment; if they did, it would be an error here and no panic.
 fn part(mapping: &Mapping, at: u64, len: usize) -> Option<Mapping> {
     let part = usize::try_from(at).ok().and_then(|at| mapping.part(at, len));
@@ -237,6 +275,17 @@ pub fn random() -> [u8; 16] {
     }
 }
 
+fn size_of_file(file: &OwnedFd) -> u64 {
+    fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Where a new slice begins in a file that slices share: behind all that was ever in it. A place is not used again as
+/// long as the file lives, because a VM that is not declared any more may still have it.
+pub fn next_place(file: &Path, others: impl Iterator<Item = u64>) -> u64 {
+    let size = fs::lstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    others.fold(size, u64::max).next_multiple_of(SIZE_UNIT)
+}
+
 /// Opens a segment's file if it is there, after making sure that it is one of ours. Changes nothing.
 fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Problem> {
     let path = config.path.display();
@@ -264,7 +313,7 @@ fn existing(config: &config::Segment, place: &str) -> Result<Option<OwnedFd>, Pr
     }
     check_file_system(&config.path, &file, place)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    if size != config.size {
+    if config.offset.is_none() && size != config.size {
         let what = format!("{path} has {} bytes, the configuration says {}", Bytes(size), Bytes(config.size));
         let fix = "write its size into the configuration, or stop all who use it and remove the file";
         return Err(Problem::new(place, what, fix));
@@ -303,6 +352,8 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
 
 /// Whether a segment could be opened or made, without making it.
 pub fn check(config: &config::Segment, place: &str) -> Result<(), Problem> {
+    let shared = config.shared_file.as_ref().map(|file| config.at(file, 0));
+    let config = shared.as_ref().unwrap_or(config);
     if existing(config, place)?.is_some() {
         return Ok(());
     }
@@ -325,8 +376,26 @@ fn check_folder(config: &config::Segment, place: &str) -> Result<(), Problem> {
 fn check_file_system(path: &Path, file: &OwnedFd, place: &str) -> Result<(), Problem> {
     let kind =
         fs::fstatfs(file).map_err(|e| Problem::new(place, format!("its file system: {e}"), "use a tmpfs"))?;
-    if [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&(kind.f_type as u64)) {
-        return Ok(());
+    match kind.f_type as u64 {
+        TMPFS_MAGIC => return Ok(()),
+        HUGETLBFS_MAGIC => {
+            let page = u64::try_from(kind.f_bsize).unwrap_or(0);
+            if page <= RESERVED {
+                return Ok(());
+            }
+            // Programs map what is behind the reserved front.
+            let what = format!(
+                "{} has pages of {}, and 2M are the largest that can be used",
+                path.display(),
+                Bytes(page)
+            );
+            return Err(Problem::new(
+                place,
+                what,
+                "name a hugetlbfs with pages of 2M (mount -o pagesize=2M), or a tmpfs",
+            ));
+        }
+        _ => {}
     }
     let what = format!("{} is neither on a tmpfs nor on a hugetlbfs", path.display());
     Err(Problem::new(place, what, "name such a folder in daemon.shm_dir or as the segment's backing"))
@@ -361,11 +430,12 @@ fn no_room(config: &config::Segment, place: &str, why: &str) -> Problem {
 fn allocate(file: &OwnedFd, config: &config::Segment, place: &str) -> Result<(), Problem> {
     let has =
         fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
-    if has >= config.size {
+    // Of a part, the blocks of a file tell nothing.
+    if config.offset.is_none() && has >= config.size {
         return Ok(());
     }
     loop {
-        match fs::fallocate(file, FallocateFlags::empty(), 0, config.size) {
+        match fs::fallocate(file, FallocateFlags::empty(), config.offset.unwrap_or(0), config.size) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {

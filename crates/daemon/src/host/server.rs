@@ -12,6 +12,7 @@ use super::vms::Vm;
 use crate::keeper::{Held, Keeper};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Poller, Ready};
+use ginnel_layout::HOST_MEMBER;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -220,6 +221,16 @@ impl Server {
         }
     }
 
+    /// Repairs what stands in front of the arenas of all segments, or of those that a member has a share in: whoever can
+    /// write a segment can spoil it, and a guest's kernel and daemon go by it when they start.
+    pub(super) fn check_fronts(&mut self, member: Option<u32>) {
+        let segments = self.broker.books().segments.values();
+        let of_member = segments.filter(|s| member.is_none_or(|member| s.members.contains(&member)));
+        for name in of_member.map(|s| s.name).collect::<Vec<_>>() {
+            self.segments.check_front(&name);
+        }
+    }
+
     /// Does what the broker has decided, in its order.
     pub(super) fn run_effects(&mut self) {
         loop {
@@ -255,6 +266,10 @@ impl Server {
             Effect::Inspect { client, request } => {
                 // Who asks wants to know what is, not what was known.
                 self.segments.check_all();
+                if self.broker.who(client).is_some_and(|who| who.member == HOST_MEMBER) {
+                    // Perhaps it starts a VM with it.
+                    self.check_fronts(None);
+                }
                 let text = self.inspect(client);
                 self.send_text(client, request, &text);
             }
@@ -277,6 +292,7 @@ impl Server {
             .iter()
             .filter_map(|fd| match fd {
                 FdRef::Memory(segment) => self.segments.file(segment),
+                FdRef::ReadOnlyMemory(segment) => self.segments.read_only_file(segment),
                 FdRef::Event(member, vector) => self.members.event(*member, *vector),
             })
             .collect();

@@ -265,7 +265,7 @@ impl Server {
                 warn!(segment = %segment.name, "{place}: the configuration file declares it too, and counts");
                 continue;
             }
-            let stranger = segment.members.iter().find(|m| books.member_named(m).is_none_or(|m| m.retired));
+            let stranger = segment.sharers().find(|m| books.member_named(m).is_none_or(|m| m.retired));
             if let Some(stranger) = stranger {
                 warn!("{place}: there is no VM {stranger} any more; the segment is left out");
                 continue;
@@ -291,9 +291,19 @@ impl Server {
             return;
         };
         let spec = known.runtime.clone().unwrap_or_default();
-        let spec = SegmentSpec { size: Some(Bytes(known.size)), members: vec![config::HOST.into()], ..spec };
+        let spec = SegmentSpec {
+            size: Some(Bytes(known.size)),
+            members: vec![config::HOST.into()],
+            readers: Vec::new(),
+            ..spec
+        };
         let place = format!("segment {name}");
+        let part = known.part.clone();
         let segment = self.config.segment(name.as_str(), &spec, &place);
+        let segment = segment.map(|segment| match part {
+            Some(part) => segment.at(&part.file, part.offset),
+            None => segment,
+        });
         if let Err(problem) = segment.and_then(|segment| self.segments.open(&segment, &place, false)) {
             warn!("{problem}");
         }

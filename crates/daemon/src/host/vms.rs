@@ -110,6 +110,8 @@ impl Server {
             warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
         }
         let knows = self.broker.books().neighbours(member);
+        // The guest's kernel is going to look at them.
+        self.check_fronts(Some(member));
         let Some(own) = self.members.get(member) else { return };
         let others = knows.iter().filter_map(|&id| Some((id, self.members.get(id)?)));
         let mut connection = Connection::new(fd);
@@ -318,6 +320,8 @@ impl Server {
             self.broker.note(Record::Session { member, boot_id, interrupts: guest.interrupts });
         }
         self.run_effects();
+        // Its kernel has looked; it does again when it reboots.
+        self.check_fronts(Some(member));
         self.send_segments(member);
         let mut all = Vec::new();
         for endpoint in self.broker.books().endpoints.values().filter(|e| e.member == member) {
@@ -348,8 +352,15 @@ impl Server {
     pub(super) fn send_segments(&mut self, member: u32) {
         let mut body = Vec::new();
         for segment in self.broker.books().segments.values().filter(|s| s.members.contains(&member)) {
-            let entry =
-                relay::Segment { name: segment.name, uuid: segment.uuid.0, size: segment.size, reserved: 0 };
+            let entry = relay::Segment {
+                name: segment.name,
+                uuid: segment.uuid.0,
+                size: segment.size,
+                kind: segment.memory.kind(),
+                page: segment.page,
+                access: segment.access(member),
+                reserved: 0,
+            };
             body.extend_from_slice(entry.as_bytes());
         }
         self.send_relay(member, RelayKind::SEGMENTS, 0, body);

@@ -4,6 +4,7 @@
 pub mod qemu;
 
 use ginnel_daemon::packet::{self, Packet};
+use ginnel_layout::segment::RESERVED;
 use ginnel_layout::wire::{self, Header, Kind};
 use ginnel_layout::{Name, channel, ring};
 use ginnel_shmem::{Mapping, Memory, Protection};
@@ -286,9 +287,12 @@ impl Client {
     pub fn attach_as(mut self, wish: wire::Attach) -> Result<Attached, Refused> {
         let (wire, fds) = self.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED)?;
         assert_eq!(fds.len(), 2, "memory and event");
-        let memory =
-            Mapping::of_file(&fds[0], wire.map_offset, wire.segment_len as usize, Protection::ReadWrite)
-                .unwrap();
+        let len = wire.mapped_len().unwrap() as usize;
+        let read_only = wire.access.is_read_only();
+        let protection = if read_only { Protection::Read } else { Protection::ReadWrite };
+        let memory = Mapping::of_file(&fds[0], wire.map_offset, len, protection).unwrap();
+        let writable = Mapping::of_file(&fds[0], wire.map_offset, len, Protection::ReadWrite).is_ok();
+        assert_eq!(writable, !read_only, "what the descriptor allows");
         let event = fds.into_iter().nth(1).unwrap();
         let back = wire::Attach { endpoint: wire.endpoint, epoch: wire.epoch, token: wire.token, ..wish };
         Ok(Attached { client: self, wire, memory, event, back, nonce: 0 })
@@ -377,8 +381,8 @@ pub struct Channel {
 impl Channel {
     pub fn new(memory: &Mapping, wire: wire::Channel, mut fds: Vec<OwnedFd>) -> Self {
         let (output, input) = channel::rings(wire.capacity as usize, wire.initiator == 1);
-        let part =
-            |at| memory.part(wire.offset as usize + at, ring::footprint(wire.capacity as usize)).unwrap();
+        let block = (wire.offset - RESERVED) as usize; // The mapping begins there.
+        let part = |at| memory.part(block + at, ring::footprint(wire.capacity as usize)).unwrap();
         Self { bell: fds.pop(), output: part(output), input: part(input), wire }
     }
 

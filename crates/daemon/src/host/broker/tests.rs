@@ -1,6 +1,6 @@
 //! The state machine without sockets: any requests of any clients, and what must hold after each.
 
-use super::super::config::Limits;
+use super::super::config::{Limits, Memory};
 use super::super::journal::{self, Replayed};
 use super::super::record::{Record, Text};
 use super::*;
@@ -62,6 +62,10 @@ impl Bench {
                 uuid: Hex16([7; 16]),
                 size: SIZE,
                 members: members.into_iter().collect(),
+                readers: BTreeSet::new(),
+                memory: Memory::Dax,
+                page: 2 << 20,
+                part: None,
                 runtime: None,
             }));
         }
@@ -439,7 +443,7 @@ fn effects_come_in_the_order_that_survives_a_crash() {
 #[test]
 fn who_may_not_is_told_why() {
     let mut bench = Bench::new(Limits::default());
-    bench.broker.set_access(name("own"), Access { users: [5].into(), groups: [6].into() }, 4096);
+    bench.broker.set_access(name("own"), Access { users: [5].into(), groups: [6].into() });
     let mut code = |member, uid, segment: &str| {
         let id = bench.client(member, uid);
         bench.code(id, Kind::ATTACH, attach(segment).as_bytes())
@@ -516,6 +520,10 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         uuid: Hex16([7; 16]),
         size: SIZE,
         members: [0, 1, 2].into(),
+        readers: BTreeSet::new(),
+        memory: Memory::Dax,
+        page: 2 << 20,
+        part: None,
         runtime: None,
     }));
     let (host, h) = bench.attach(0, "web");

@@ -1,6 +1,7 @@
-//! Sizes, modes and accounts, as they are written in the configuration.
+//! Sizes, kinds, modes and accounts, as they are written in the configuration.
 
 use super::Problem;
+use ginnel_layout::segment::MappingKind;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 
@@ -71,6 +72,35 @@ impl<'de> Deserialize<'de> for Bytes {
             }
         }
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// By which kind of device a segment comes to VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// `virtio-pmem-pci`: `/dev/dax*` in the guest, always cached.
+    #[default]
+    Dax,
+    /// `ivshmem-plain`: a PCI BAR. Can be unplugged, and needs nothing of the guest's kernel.
+    Bar,
+}
+
+impl Memory {
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Dax => "dax",
+            Self::Bar => "bar",
+        }
+    }
+
+    /// The same on the wire.
+    pub fn kind(self) -> MappingKind {
+        match self {
+            Self::Dax => MappingKind::DAX,
+            Self::Bar => MappingKind::BAR,
+        }
     }
 }
 

@@ -1,0 +1,293 @@
+//! Whether a command line of QEMU joins a VM to its segments, and to nobody else's.
+
+use crate::inspect::{Inspect, Memory};
+use crate::size;
+use crate::vm_devices::{Devices, MemoryDevice};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The value of an option of QEMU: `kind,key=value,...`.
+#[derive(Debug, Default)]
+struct Value {
+    kind: String,
+    keys: HashMap<String, String>,
+}
+
+impl Value {
+    /// A comma in a value is written twice.
+    fn parse(text: &str) -> Self {
+        const COMMA: &str = "\u{1f}";
+        let text = text.replace(",,", COMMA);
+        let mut value = Self::default();
+        for (i, part) in text.split(',').enumerate() {
+            let part = part.replace(COMMA, ",");
+            match part.split_once('=') {
+                Some((key, text)) => drop(value.keys.insert(key.into(), text.into())),
+                None if i == 0 => value.kind = part,
+                // QEMU's old way of `key=on`.
+                None => drop(value.keys.insert(part, "on".into())),
+            }
+        }
+        value
+    }
+
+    fn key(&self, key: &str) -> &str {
+        self.keys.get(key).map_or("", String::as_str)
+    }
+
+    fn is_on(&self, key: &str) -> bool {
+        matches!(self.key(key), "on" | "yes" | "true" | "y")
+    }
+}
+
+/// All values of an option, in their order. QEMU takes one dash or two.
+fn values(line: &str, option: &str) -> Vec<Value> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_option =
+        |word: &str| word.strip_prefix('-').is_some_and(|w| w.strip_prefix('-').unwrap_or(w) == option);
+    words.windows(2).filter(|pair| is_option(pair[0])).map(|pair| Value::parse(pair[1])).collect()
+}
+
+/// A size as QEMU reads it: in `default` units without a letter.
+fn number(text: &str, default: u64) -> Option<u64> {
+    match text.parse::<u64>() {
+        Ok(number) => number.checked_mul(default),
+        Err(_) => size::parse(&text.trim_end_matches('B').to_ascii_uppercase()).ok(),
+    }
+}
+
+/// What is wrong, one line each.
+pub fn problems(line: &str, devices: &Devices, inspect: &Inspect) -> Vec<String> {
+    let mut problems = Vec::new();
+    control(line, devices, inspect, &mut problems);
+    let objects = values(line, "object");
+    let backends: Vec<&Value> = objects.iter().filter(|o| !o.key("mem-path").is_empty()).collect();
+    let attached = values(line, "device");
+    for memory in &devices.memory {
+        segment(memory, &backends, &attached, &mut problems);
+    }
+    for backend in backends {
+        stranger(backend, devices, inspect, &mut problems);
+    }
+    address_space(line, devices, &mut problems);
+    problems
+}
+
+/// One control device, and this VM's.
+fn control(line: &str, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
+    let vm = &devices.vm;
+    let chardevs = values(line, "chardev");
+    for chardev in &chardevs {
+        let path = chardev.key("path");
+        let other = inspect.members.iter().find(|m| m.name != *vm && m.socket.as_deref() == Some(path));
+        if let Some(other) = other.filter(|_| !path.is_empty()) {
+            problems.push(format!(
+                "the control device is VM {}'s: give this one its own, path={}",
+                other.name,
+                devices.socket.display()
+            ));
+            return;
+        }
+    }
+    let own = chardevs.iter().filter(|c| Path::new(c.key("path")) == devices.socket).map(|c| c.key("id"));
+    let own: Vec<&str> = own.collect();
+    let attached = values(line, "device");
+    let control: Vec<&Value> =
+        attached.iter().filter(|d| d.kind == "ivshmem-doorbell" && own.contains(&d.key("chardev"))).collect();
+    match control[..] {
+        [] => {
+            problems.push(format!("VM {vm} has no control device: add what `ginnel qemu-args {vm}` prints"))
+        }
+        [device] if number(device.key("vectors"), 1) != Some(u64::from(devices.vectors)) => {
+            problems.push(format!(
+                "the control device has vectors={}, and the daemon's configuration {}: write the same",
+                device.key("vectors"),
+                devices.vectors
+            ))
+        }
+        [_] => {}
+        _ => problems.push("there are several control devices of this VM: keep one".into()),
+    }
+}
+
+/// A segment, once, by its own kind of device.
+fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], problems: &mut Vec<String>) {
+    let name = &memory.segment;
+    let offset = |backend: &Value| number(backend.key("offset"), 1).unwrap_or(0);
+    let mut own =
+        backends.iter().filter(|b| Path::new(b.key("mem-path")) == memory.file && offset(b) == memory.offset);
+    let Some(backend) = own.next() else {
+        problems.push(format!(
+            "segment {name} has no -object: add -object {} -device {}",
+            memory.object(),
+            memory.device()
+        ));
+        return;
+    };
+    let mut wrong = |what: &str, fix: String| problems.push(format!("segment {name} {what}: {fix}"));
+    if own.next().is_some() {
+        return wrong(
+            "is there twice",
+            "keep one, because no machine may see the same memory both ways".into(),
+        );
+    }
+    if !backend.is_on("share") {
+        wrong("is a private copy", "its -object needs share=on".into());
+    }
+    if number(backend.key("size"), 1) != Some(memory.size) {
+        wrong(
+            &format!("has size={}", backend.key("size")),
+            format!("its -object needs size={}", memory.size),
+        );
+    }
+    match (backend.is_on("readonly"), memory.read_only) {
+        (false, true) => wrong("is given to a reader for writing", "its -object needs readonly=on".into()),
+        (true, false) => wrong("is given to a member for reading only", "remove readonly=on".into()),
+        _ => {}
+    }
+    let users: Vec<&str> =
+        attached.iter().filter(|d| d.key("memdev") == backend.key("id")).map(|d| d.kind.as_str()).collect();
+    let right = if memory.kind == Memory::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
+    match users[..] {
+        [] => wrong("has no -device", format!("add -device {right},memdev={}", backend.key("id"))),
+        [model] if model == right => {}
+        [model] => wrong(
+            &format!("is a {model}"),
+            format!("its memory is {:?}: make it a {right}", memory.kind.to_string()),
+        ),
+        _ => wrong(
+            "has several devices",
+            "keep one, because no machine may see the same memory both ways".into(),
+        ),
+    }
+}
+
+/// Segments of others.
+fn stranger(backend: &Value, devices: &Devices, inspect: &Inspect, problems: &mut Vec<String>) {
+    let path = backend.key("mem-path");
+    let offset = number(backend.key("offset"), 1).unwrap_or(0);
+    if devices.memory.iter().any(|memory| memory.file == Path::new(path) && memory.offset == offset) {
+        return;
+    }
+    if let Some(other) = inspect.segments.iter().find(|s| s.path.as_deref() == Some(path)) {
+        problems.push(format!(
+            "the -object {} shows VM {} segment {}, of which it is no member: remove it",
+            backend.key("id"),
+            devices.vm,
+            other.name
+        ));
+    }
+}
+
+/// Room for DAX segments.
+fn address_space(line: &str, devices: &Devices, problems: &mut Vec<String>) {
+    const MIB: u64 = 1 << 20;
+    let more = devices.hot_pluggable();
+    if more == 0 {
+        return;
+    }
+    // The last of several counts, key by key; without any it is 128 MiB.
+    let (mut ram, mut max) = (Some(128 * MIB), None);
+    for value in values(line, "m") {
+        for text in [value.kind.as_str(), value.key("size")] {
+            if !text.is_empty() {
+                ram = number(text, MIB);
+            }
+        }
+        if !value.key("maxmem").is_empty() {
+            max = number(value.key("maxmem"), MIB);
+        }
+    }
+    let Some(ram) = ram else {
+        problems.push("-m has no size: write one, such as -m 2G,maxmem=4G".into());
+        return;
+    };
+    if max.is_none_or(|max| max.saturating_sub(ram) < more) {
+        let has = max.map_or("is missing".into(), |max| format!("of {} is too small", size::exact(max)));
+        let least = size::exact(ram.saturating_add(more));
+        problems.push(format!(
+            "maxmem {has} for the DAX segments: write -m {},maxmem={least} or more",
+            size::exact(ram)
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qemu_args::arguments;
+
+    const ANSWER: &str = r#"{
+        "members": [{"number": 0, "name": "host"},
+                    {"number": 1, "name": "a", "socket": "/run/ginnel/a.sock", "vectors": 32},
+                    {"number": 2, "name": "b", "socket": "/run/ginnel/b.sock", "vectors": 32}],
+        "segments": [
+            {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["a"], "memory": "dax"},
+            {"name": "old", "size": 4194304, "path": "/dev/shm/ginnel-old", "members": ["a"], "memory": "bar"},
+            {"name": "news", "size": 4194304, "path": "/x,y/news", "readers": ["a"], "memory": "dax"},
+            {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel-other", "members": ["b"]}]}"#;
+
+    /// What is found wrong after `from` was replaced by `to` in the right command line.
+    fn after(from: &str, to: &str) -> Vec<String> {
+        let inspect = Inspect::parse(ANSWER).unwrap();
+        let devices = Devices::from(&inspect, "a").unwrap();
+        let line =
+            format!("qemu-system-x86_64 -nodefaults {}", arguments(&devices, Some(2 << 30), true).join(" "));
+        assert!(line.contains(from), "{from} is not in {line}");
+        problems(&line.replacen(from, to, 1), &devices, &inspect)
+    }
+
+    #[test]
+    fn what_is_printed_is_good() {
+        assert_eq!(after("-nodefaults", "--nodefaults"), [""; 0]);
+        assert_eq!(after("size=4194304", "size=4M"), [""; 0]);
+        assert_eq!(after("share=on", "share=true"), [""; 0]);
+        assert_eq!(after("-m 2G", "-m size=2048"), [""; 0]);
+    }
+
+    #[test]
+    fn every_lie_is_one_line() {
+        for (from, to, said) in [
+            ("a.sock", "b.sock", "the control device is VM b's"),
+            ("a.sock", "c.sock", "VM a has no control device"),
+            ("vectors=32", "vectors=8", "vectors=8"),
+            ("ginnel-old,size", "ginnel-other,size", "segment old has no -object"),
+            ("share=on", "share=off", "segment web is a private copy"),
+            ("size=268435456", "size=256", "segment web has size=256"),
+            (",readonly=on", "", "segment news is given to a reader for writing"),
+            ("ginnel-web,size=268435456,dump=off", "ginnel-web,size=256M,readonly=on", "remove readonly=on"),
+            (
+                "virtio-pmem-pci,memdev=ginnel-web",
+                "ivshmem-plain,memdev=ginnel-web",
+                "make it a virtio-pmem-pci",
+            ),
+            ("-device virtio-pmem-pci,memdev=ginnel-web", "", "segment web has no -device"),
+            ("-nodefaults", "-device ivshmem-plain,memdev=ginnel-web", "several devices"),
+            (
+                "-nodefaults",
+                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-web,size=256M",
+                "segment web is there twice",
+            ),
+            (
+                "-nodefaults",
+                "-object memory-backend-file,id=x,mem-path=/dev/shm/ginnel-other,size=4M",
+                "shows VM a segment other, of which it is no member",
+            ),
+            (",maxmem=3332M", "", "maxmem is missing for the DAX segments: write -m 2G,maxmem=2308M"),
+            ("maxmem=3332M", "maxmem=2200M", "maxmem of 2200M is too small"),
+            ("-m 2G", "-m lots", "-m has no size"),
+        ] {
+            let problems = after(from, to);
+            assert!(problems.iter().any(|p| p.contains(said)), "{to}: {said} is missing in {problems:?}");
+            assert!(problems.iter().all(|p| p.lines().count() == 1), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn any_text_is_read() {
+        for text in ["", "-m", "-m ,,,=,", "-object =", "-device ,", "-m 99999999999999999999T,maxmem=-1"] {
+            let inspect = Inspect::parse(ANSWER).unwrap();
+            assert!(!problems(text, &Devices::from(&inspect, "a").unwrap(), &inspect).is_empty(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Segments that come as virtio-pmem devices, as sysfs shows them.
+//!
+//! Four drivers turn such a device into a file that can be mapped: `virtio_pmem` makes a region with a namespace of it,
+//! `nd_pmem` finds the DAX info block in there, `dax_pmem` makes a DAX device of that, and `device_dax` gives it its
+//! node, `/dev/dax0.0`. The uuid of the info block says which segment it is; the numbers in the names say nothing.
+//! Where a device gets stuck on that way is what tells a user what to do.
+
+use anyhow::{Context, Result, bail};
+use ginnel_layout::dax::{self, InfoBlock};
+use ginnel_layout::relay;
+use ginnel_layout::segment::RESERVED;
+use rustix::fs::{Advice, Mode, OFlags, fadvise};
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// What `device` of a virtio-pmem device says.
+const VIRTIO_PMEM: &str = "0x001b";
+/// The modules on the way, and where each shows that it is there.
+const DRIVERS: [(&str, &str); 4] = [
+    ("virtio_pmem", "bus/virtio/drivers/virtio_pmem"),
+    ("nd_pmem", "bus/nd/drivers/nd_pmem"),
+    ("dax_pmem", "bus/nd/drivers/dax_pmem"),
+    ("device_dax", "bus/dax/drivers/device_dax"),
+];
+/// The driver that makes ordinary memory of a DAX device.
+const SYSTEM_RAM: &str = "kmem";
+const LARGE_PAGE: u64 = dax::LARGE_PAGE as u64;
+
+/// Where a kernel's devices are seen, and what loads its modules. Tests have others.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// `/sys`.
+    pub sysfs: PathBuf,
+    /// `/dev`.
+    pub dev: PathBuf,
+    /// `modprobe`.
+    pub modprobe: PathBuf,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self { sysfs: "/sys".into(), dev: "/dev".into(), modprobe: "modprobe".into() }
+    }
+}
+
+/// A DAX device that an info block has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaxDevice {
+    /// Its node, `/dev/dax0.0`.
+    pub node: PathBuf,
+    /// The uuid of its info block.
+    pub uuid: [u8; 16],
+    /// Bytes of the whole segment: those that it has, and the front that the info block keeps.
+    pub len: u64,
+    /// Unit in which it is mapped, in bytes.
+    pub page: u32,
+    driver: Option<String>,
+}
+
+impl DaxDevice {
+    /// Whether it has its node; else what keeps it from that.
+    pub fn check(&self) -> Result<(), Trouble> {
+        let place = self.node.display().to_string();
+        match self.driver.as_deref() {
+            Some("device_dax") => Ok(()),
+            Some(SYSTEM_RAM) => Err(Trouble::SystemRam { place }),
+            Some(other) => Err(Trouble::OtherDriver { place, driver: other.into() }),
+            None => Err(Trouble::NoDriver { place, module: "device_dax", why: String::new() }),
+        }
+    }
+
+    /// Opens it; nothing can be done with the file but to map it, for loads only if `read_only`.
+    pub fn open(&self, read_only: bool) -> Result<OwnedFd> {
+        let file = File::options().read(true).write(!read_only).open(&self.node);
+        Ok(file.with_context(|| format!("cannot open {}", self.node.display()))?.into())
+    }
+}
+
+/// Why there is no DAX device for a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No virtio-pmem device that could be it.
+    NoDevice,
+    /// A driver is missing.
+    NoDriver {
+        /// Which device waits for it.
+        place: String,
+        /// The module that has it.
+        module: &'static str,
+        /// Why it could not be loaded.
+        why: String,
+    },
+    /// The kernel did not find the info block, so it made a block device.
+    Damaged {
+        /// Which device.
+        place: String,
+        /// What it became.
+        node: String,
+        /// Somebody has it open or mounted.
+        in_use: bool,
+    },
+    /// The kernel uses it as ordinary memory.
+    SystemRam {
+        /// The DAX device.
+        place: String,
+    },
+    /// Something else has taken the DAX device.
+    OtherDriver {
+        /// The DAX device.
+        place: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// It does not lie where large pages can begin.
+    Misaligned {
+        /// Which device.
+        place: String,
+        /// Its physical address in the guest.
+        start: u64,
+    },
+    /// A driver refused it.
+    Refused {
+        /// Which device.
+        place: String,
+    },
+    /// The DAX device cannot be opened or mapped.
+    Unusable {
+        /// The DAX device.
+        place: String,
+        /// Why.
+        why: String,
+    },
+    /// The info block is right and what follows it is not ours.
+    NoHeader {
+        /// The DAX device.
+        place: String,
+    },
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => write!(
+                f,
+                "this VM has no virtio-pmem device for it; start its QEMU with the lines that `ginnel qemu-args` prints \
+                 on the host (-m SIZE,maxmem=MORE -object memory-backend-file,... -device virtio-pmem-pci,memdev=...)"
+            ),
+            Self::NoDriver { place, module, why } => {
+                write!(f, "{place} has no driver: the module {module} is not loaded")?;
+                if !why.is_empty() {
+                    write!(f, " ({why})")?;
+                }
+                write!(
+                    f,
+                    "; run `modprobe {module}` as root, or boot a kernel that has it (CONFIG_VIRTIO_PMEM, \
+                     CONFIG_NVDIMM_DAX, CONFIG_DEV_DAX_PMEM), or set memory = \"bar\" for the segment"
+                )
+            }
+            Self::Damaged { place, node, in_use } => {
+                write!(
+                    f,
+                    "{place} has become the block device {node}, because its DAX info block was damaged"
+                )?;
+                if *in_use {
+                    return write!(f, ", and {node} is in use; unmount it");
+                }
+                write!(
+                    f,
+                    "; the host's daemon repairs it: restart this daemon, or shut the VM down and start it"
+                )
+            }
+            Self::SystemRam { place } => write!(
+                f,
+                "{place} was turned into system RAM of this VM (driver {SYSTEM_RAM}; by daxctl?), which has \
+                 overwritten it; reboot this VM"
+            ),
+            Self::OtherDriver { place, driver } => write!(
+                f,
+                "{place} is bound to the driver {driver}; unbind it and bind device_dax, or reboot this VM"
+            ),
+            Self::Misaligned { place, start } => write!(
+                f,
+                "{place} lies at {start:#x}, which is no multiple of 2 MiB; QEMU puts memory devices one behind the \
+                 other, so give all of this VM's sizes that are multiples of 2 MiB"
+            ),
+            Self::Refused { place } => {
+                write!(f, "the kernel could not make a DAX device of {place}; its log says why (dmesg)")
+            }
+            Self::Unusable { place, why } => write!(f, "{place} cannot be used: {why}"),
+            Self::NoHeader { place } => write!(
+                f,
+                "{place} has the right uuid, but no header of a segment at its begin; a member of the segment has \
+                 overwritten it: shut this VM down and start it, or restart ginneld on the host"
+            ),
+        }
+    }
+}
+
+impl Kernel {
+    /// All DAX devices that an info block has made, in the order of their names.
+    pub fn dax_devices(&self) -> Result<Vec<DaxDevice>> {
+        let mut devices = Vec::new();
+        for path in children(&self.sysfs.join("bus/dax/devices"), "dax")? {
+            match self.dax_device(&path) {
+                Ok(device) => devices.extend(device),
+                // It may have been taken away just now.
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
+        Ok(devices)
+    }
+
+    /// `None` if it is made of something else than persistent memory.
+    fn dax_device(&self, path: &Path) -> Result<Option<DaxDevice>> {
+        // The device is a link to a folder in that of the info block's device.
+        let Some(uuid) = uuid(&path.join(".."))? else { return Ok(None) };
+        let name = path.file_name().context("a device without a name")?;
+        let page = number(path, "align").unwrap_or(LARGE_PAGE);
+        let page = u32::try_from(page).with_context(|| format!("{}: align {page}", path.display()))?;
+        let len = number(path, "size")?.saturating_add(RESERVED);
+        Ok(Some(DaxDevice { node: self.dev.join(name), uuid, len, page, driver: driver(path) }))
+    }
+
+    /// Does what can be done for a DAX device of each of these segments to appear: loads modules, and has the kernel
+    /// look again where the info block has been repaired since. Returns the modules that could not be loaded, and why.
+    pub fn bring_up(&self, segments: &[relay::Segment]) -> Result<Vec<(&'static str, String)>> {
+        let pmems = self.pmems()?;
+        let mut failed = Vec::new();
+        if pmems.is_empty() {
+            return Ok(failed);
+        }
+        for (module, driver) in DRIVERS {
+            if !self.sysfs.join(driver).exists() {
+                match self.load(module) {
+                    Ok(()) => tracing::info!("loaded the module {module}"),
+                    Err(error) => failed.push((module, format!("{error:#}"))),
+                }
+                self.settle();
+            }
+        }
+        for pmem in pmems {
+            let Ok(Some(block_device)) = self.block_device(&pmem) else { continue };
+            let repaired = |segment: &&relay::Segment| block_device.holds(segment);
+            let Some(segment) = segments.iter().find(repaired) else { continue };
+            match self.look_again(&block_device) {
+                Ok(()) => tracing::info!(
+                    "{}: the info block of segment {} has been repaired, so it is no block device any more",
+                    pmem.place,
+                    segment.name
+                ),
+                Err(error) => tracing::warn!("{}: {error:#}", pmem.place),
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Why there is no DAX device for this segment, after [`Kernel::bring_up`].
+    pub fn trouble(&self, segment: &relay::Segment, failed: &[(&'static str, String)]) -> Trouble {
+        for pmem in self.pmems().unwrap_or_default() {
+            match self.trouble_with(&pmem, segment) {
+                Ok(Some(Trouble::NoDriver { place, module, .. })) => {
+                    let why = failed.iter().find(|(failed, _)| *failed == module);
+                    let why = why.map(|(_, why)| why.clone()).unwrap_or_default();
+                    return Trouble::NoDriver { place, module, why };
+                }
+                Ok(Some(trouble)) => return trouble,
+                Ok(None) => {}
+                Err(error) => tracing::warn!("{}: {error:#}", pmem.place),
+            }
+        }
+        Trouble::NoDevice
+    }
+
+    /// `None` if this device is another segment, or what it is cannot be known and its size is another.
+    fn trouble_with(&self, pmem: &Pmem, segment: &relay::Segment) -> Result<Option<Trouble>> {
+        let place = pmem.place.clone();
+        let no_driver =
+            |module| Ok(Some(Trouble::NoDriver { place: place.clone(), module, why: String::new() }));
+        if driver(&pmem.path).is_none() {
+            return no_driver("virtio_pmem");
+        }
+        let Some(region) = pmem.region()? else { return Ok(Some(Trouble::Refused { place })) };
+        // What the info block has made, with or without a driver; a second one without uuid is always there.
+        for made in children(&region, "dax")? {
+            match uuid(&made)? {
+                Some(uuid) if uuid != segment.uuid => return Ok(None),
+                Some(_) if driver(&made).is_some() => return Ok(Some(Trouble::Refused { place })),
+                Some(_) => return no_driver("dax_pmem"),
+                None => {}
+            }
+        }
+        if let Some(block_device) = self.block_device(pmem)? {
+            let claims = block_device.block.uuid == segment.uuid;
+            let node = block_device.node.display().to_string();
+            let damaged = Trouble::Damaged { place, node, in_use: block_device.in_use };
+            return Ok((claims || block_device.len == segment.size).then_some(damaged));
+        }
+        if !self.sysfs.join(DRIVERS[1].1).exists() {
+            return no_driver("nd_pmem");
+        }
+        if number(&region, "size")? != segment.size {
+            return Ok(None);
+        }
+        let start = number(&region, "resource")?;
+        Ok(Some(if start.is_multiple_of(LARGE_PAGE) {
+            Trouble::Refused { place }
+        } else {
+            Trouble::Misaligned { place, start }
+        }))
+    }
+
+    /// All virtio-pmem devices.
+    fn pmems(&self) -> Result<Vec<Pmem>> {
+        let mut pmems = Vec::new();
+        for path in children(&self.sysfs.join("bus/virtio/devices"), "virtio")? {
+            if text(&path, "device").is_ok_and(|device| device == VIRTIO_PMEM) {
+                let real =
+                    path.canonicalize().with_context(|| format!("cannot follow {}", path.display()))?;
+                let parent = real.parent().and_then(Path::file_name).unwrap_or_default();
+                let place = format!("virtio-pmem device {}", parent.display());
+                pmems.push(Pmem { path, place });
+            }
+        }
+        Ok(pmems)
+    }
+
+    /// The block device that a device has become.
+    fn block_device(&self, pmem: &Pmem) -> Result<Option<BlockDevice>> {
+        let Some(region) = pmem.region()? else { return Ok(None) };
+        let Some(namespace) = children(&region, "namespace")?.pop() else { return Ok(None) };
+        let Some(block) = children(&namespace.join("block"), "pmem")?.pop() else { return Ok(None) };
+        let node = self.dev.join(block.file_name().context("a device without a name")?);
+        let mut device = BlockDevice {
+            namespace,
+            node,
+            len: number(&region, "size")?,
+            block: InfoBlock::new_zeroed(),
+            in_use: false,
+        };
+        // Exclusive: refused while it is mounted.
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&device.node, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::BUSY) => return Ok(Some(BlockDevice { in_use: true, ..device })),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot open {}", device.node.display()));
+            }
+        };
+        // What the page cache has of it may be from before the repair.
+        let _ = fadvise(&file, 0, None, Advice::DontNeed);
+        file.read_exact_at(device.block.as_mut_bytes(), dax::AT)
+            .with_context(|| format!("cannot read {}", device.node.display()))?;
+        Ok(Some(device))
+    }
+
+    /// Has the kernel look for the info block again.
+    fn look_again(&self, device: &BlockDevice) -> Result<()> {
+        let name = device.namespace.file_name().and_then(|name| name.to_str()).context("no name")?;
+        let driver = self.sysfs.join(DRIVERS[1].1);
+        fs::write(driver.join("unbind"), name).with_context(|| format!("cannot unbind {name}"))?;
+        // This fails where it succeeds: the driver leaves the namespace to that of the DAX device.
+        let bound = fs::write(driver.join("bind"), name);
+        self.settle();
+        match bound {
+            Err(error) if error.raw_os_error() != Some(libc::ENXIO) => {
+                Err(error).with_context(|| format!("cannot bind {name}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn load(&self, module: &str) -> Result<()> {
+        let modprobe = self.modprobe.display();
+        let output = Command::new(&self.modprobe).arg(module).output();
+        let output = output.with_context(|| format!("cannot run {modprobe}"))?;
+        if !output.status.success() {
+            bail!("{modprobe} {module}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+
+    /// Waits until the kernel has tried its drivers on all devices that it knows.
+    fn settle(&self) {
+        for bus in children(&self.sysfs.join("bus/nd/devices"), "ndbus").unwrap_or_default() {
+            let _ = text(&bus, "wait_probe"); // Reading it waits.
+        }
+    }
+}
+
+/// A virtio-pmem device.
+struct Pmem {
+    path: PathBuf,
+    /// Which one, for people.
+    place: String,
+}
+
+impl Pmem {
+    fn region(&self) -> Result<Option<PathBuf>> {
+        let Some(bus) = children(&self.path, "ndbus")?.pop() else { return Ok(None) };
+        Ok(children(&bus, "region")?.pop())
+    }
+}
+
+/// What a virtio-pmem device becomes if its info block is damaged.
+struct BlockDevice {
+    namespace: PathBuf,
+    node: PathBuf,
+    len: u64,
+    /// What stands there now.
+    block: InfoBlock,
+    in_use: bool,
+}
+
+impl BlockDevice {
+    /// Whether the segment's right info block stands there now.
+    fn holds(&self, segment: &relay::Segment) -> bool {
+        self.len == segment.size && self.block.check(segment.uuid, segment.size, segment.page).is_ok()
+    }
+}
+
+/// What is in a folder and called `prefix` and a number, sorted. Nothing if there is no such folder.
+fn children(folder: &Path, prefix: &str) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("cannot list {}", folder.display())),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot list {}", folder.display()))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(prefix));
+        if name.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn driver(path: &Path) -> Option<String> {
+    Some(fs::read_link(path.join("driver")).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+fn text(folder: &Path, file: &str) -> Result<String> {
+    let path = folder.join(file);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+/// Decimal, or hexadecimal with `0x`.
+fn number(folder: &Path, file: &str) -> Result<u64> {
+    let text = text(folder, file)?;
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.with_context(|| format!("{}/{file} says '{text}', which is no number", folder.display()))
+}
+
+/// `None` if there is none, or nothing has been made of it.
+fn uuid(folder: &Path) -> Result<Option<[u8; 16]>> {
+    if !folder.join("uuid").exists() {
+        return Ok(None);
+    }
+    Ok(super::parse_uuid(&text(folder, "uuid")?))
+}
+
+#[cfg(test)]
+mod tests;

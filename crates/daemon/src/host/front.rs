@@ -1,0 +1,100 @@
+//! What the daemon writes in front of a segment's arena: the DAX info block for a guest's kernel, and the header for its
+//! daemon. Whoever shares a segment can spoil both, by intent or with a tool (`ndctl`, `daxctl`), so they are looked at
+//! before a guest does, and written again. What is found there is compared with the books, never believed.
+
+use super::config::Memory;
+use ginnel_layout::Name;
+use ginnel_layout::dax::{self, InfoBlock};
+use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
+use ginnel_shmem::{Mapping, Memory as _};
+use tracing::warn;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// What should stand there.
+#[derive(Clone, Copy, Debug)]
+pub struct Front {
+    /// Name of the segment.
+    pub name: Name,
+    /// Its uuid.
+    pub uuid: [u8; 16],
+    /// Its bytes.
+    pub size: u64,
+    /// By which kind of device it comes to VMs.
+    pub memory: Memory,
+    /// Unit in which it may be mapped.
+    pub page: u32,
+    /// Counts the daemon's starts.
+    pub generation: u64,
+}
+
+/// What was found damaged so far, and written again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// How often the DAX info block.
+    pub info_block: u64,
+    /// How often the header.
+    pub header: u64,
+}
+
+impl Front {
+    fn header(&self) -> SegmentHeader {
+        SegmentHeader {
+            magic: MAGIC,
+            version: VERSION,
+            page: self.page,
+            uuid: self.uuid,
+            size: self.size,
+            arena: ARENA,
+            arena_len: self.size - ARENA,
+            generation: self.generation,
+            name: self.name,
+        }
+    }
+
+    fn info_block(&self) -> InfoBlock {
+        InfoBlock::new(self.uuid, self.size, self.page)
+    }
+
+    /// Writes the header, and the info block if it is `new`: an old one is looked at by [`Front::repair`].
+    pub fn write(&self, mapping: &Mapping, new: bool) {
+        if new {
+            let none = InfoBlock::new_zeroed();
+            write_info_block(mapping, if self.memory == Memory::Dax { self.info_block() } else { none });
+        }
+        self.write_header(mapping);
+    }
+
+    fn write_header(&self, mapping: &Mapping) {
+        let version = SegmentHeader::VERSION_AT as usize;
+        mapping.store_release_u32(version, 0);
+        mapping.write(RESERVED as usize, SegmentHeader { version: 0, ..self.header() }.as_bytes());
+        // ORDER segment.version: all of the header before it. Pairs with: whoever looks for the segment.
+        mapping.store_release_u32(version, VERSION);
+    }
+
+    /// Looks at both, and writes again what is not as it should be.
+    pub fn repair(&self, mapping: &Mapping, repairs: &mut Repairs) {
+        let segment = &self.name;
+        if self.memory == Memory::Dax {
+            let mut bytes = [0; size_of::<InfoBlock>()];
+            mapping.read(dax::AT as usize, &mut bytes);
+            let block: InfoBlock = zerocopy::transmute!(bytes);
+            if let Err(damage) = block.check(self.uuid, self.size, self.page) {
+                repairs.info_block += 1;
+                warn!(%segment, repairs = repairs.info_block, "its DAX info block was damaged and is written again: {damage}; somebody with power over a member's kernel has done this (ndctl, for one)");
+                write_info_block(mapping, self.info_block());
+            }
+        }
+        let mut bytes = [0; size_of::<SegmentHeader>()];
+        mapping.read(RESERVED as usize, &mut bytes);
+        if bytes != self.header().as_bytes() {
+            repairs.header += 1;
+            warn!(%segment, repairs = repairs.header, "its header was damaged and is written again: a member has done this, or a guest has made RAM of its device (daxctl)");
+            self.write_header(mapping);
+        }
+    }
+}
+
+fn write_info_block(mapping: &Mapping, block: InfoBlock) {
+    mapping.write(dax::AT as usize, block.as_bytes());
+}

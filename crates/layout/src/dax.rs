@@ -1,0 +1,242 @@
+//! The DAX info block: what makes a Linux guest turn a `virtio-pmem` device into `/dev/dax*` by itself.
+//!
+//! It stands at [`AT`] of every segment of this kind, and is written by the host's daemon. The guest's kernel reads it
+//! when it finds the device, which is at its boot. A kernel that finds it damaged makes a block device of the segment
+//! instead, and one that finds another `mode` keeps its own page structures in the segment. So it is looked at before
+//! each boot; since there is exactly one right block for a segment, looking is comparing.
+//!
+//! The format is Linux's `struct nd_pfn_sb` (`drivers/nvdimm/pfn.h`), version 1.4.
+
+use crate::segment::RESERVED;
+use core::fmt;
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Where it stands in the segment.
+pub const AT: u64 = 4096;
+
+/// First word of a block.
+pub const SIGNATURE: [u8; 16] = *b"NVDIMM_DAX_INFO\0";
+
+/// Pages of 2 MiB: the guest maps the segment with large pages, and programs in multiples of this.
+pub const LARGE_PAGE: u32 = 2 << 20;
+/// Pages of 4 KiB.
+pub const SMALL_PAGE: u32 = 4096;
+
+/// Of the page structures: in the guest's own memory. The other value of the format (2) puts them into the segment, where
+/// other members could write them.
+pub const MODE_RAM: u32 = 1;
+
+/// The unit of `npfns`.
+const FRAME: u64 = 4096;
+
+/// The block.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct InfoBlock {
+    /// [`SIGNATURE`].
+    pub signature: [u8; 16],
+    /// The segment's uuid. A guest reads it as `uuid` of the parent of `/sys/bus/dax/devices/dax*`.
+    pub uuid: [u8; 16],
+    /// Zero: the namespace has no label.
+    pub parent_uuid: [u8; 16],
+    /// Zero.
+    pub flags: u32,
+    /// 1.
+    pub version_major: u16,
+    /// 4.
+    pub version_minor: u16,
+    /// Where the data begin, which is where `/dev/dax*` begins: [`RESERVED`].
+    pub dataoff: u64,
+    /// Pages of 4 KiB behind it.
+    pub npfns: u64,
+    /// [`MODE_RAM`].
+    pub mode: u32,
+    /// Zero.
+    pub start_pad: u32,
+    /// Zero.
+    pub end_trunc: u32,
+    /// Unit of the guest's mappings: [`LARGE_PAGE`] or [`SMALL_PAGE`].
+    pub align: u32,
+    /// 4096; looked at in the other mode only.
+    pub page_size: u32,
+    /// 64; looked at in the other mode only.
+    pub page_struct_size: u16,
+    /// Zero.
+    pub padding: [u8; 3994],
+    /// [`fletcher64`] of all of it with zero here.
+    pub checksum: u64,
+}
+
+const _: () = assert!(size_of::<InfoBlock>() == 4096);
+const _: () = assert!(offset_of!(InfoBlock, uuid) == 16);
+const _: () = assert!(offset_of!(InfoBlock, parent_uuid) == 32);
+const _: () = assert!(offset_of!(InfoBlock, flags) == 48);
+const _: () = assert!(offset_of!(InfoBlock, version_major) == 52);
+const _: () = assert!(offset_of!(InfoBlock, version_minor) == 54);
+const _: () = assert!(offset_of!(InfoBlock, dataoff) == 56);
+const _: () = assert!(offset_of!(InfoBlock, npfns) == 64);
+const _: () = assert!(offset_of!(InfoBlock, mode) == 72);
+const _: () = assert!(offset_of!(InfoBlock, start_pad) == 76);
+const _: () = assert!(offset_of!(InfoBlock, end_trunc) == 80);
+const _: () = assert!(offset_of!(InfoBlock, align) == 84);
+const _: () = assert!(offset_of!(InfoBlock, page_size) == 88);
+const _: () = assert!(offset_of!(InfoBlock, page_struct_size) == 92);
+const _: () = assert!(offset_of!(InfoBlock, padding) == 94);
+const _: () = assert!(offset_of!(InfoBlock, checksum) == 4088);
+const _: () = assert!(AT + size_of::<InfoBlock>() as u64 <= RESERVED);
+
+impl InfoBlock {
+    /// The block of the segment of this uuid and of `size` bytes, mapped in units of `page` bytes.
+    pub fn new(uuid: [u8; 16], size: u64, page: u32) -> Self {
+        let mut block = Self {
+            signature: SIGNATURE,
+            uuid,
+            parent_uuid: [0; 16],
+            flags: 0,
+            version_major: 1,
+            version_minor: 4,
+            dataoff: RESERVED,
+            npfns: size.saturating_sub(RESERVED) / FRAME,
+            mode: MODE_RAM,
+            start_pad: 0,
+            end_trunc: 0,
+            align: page,
+            page_size: FRAME as u32,
+            page_struct_size: 64,
+            padding: [0; 3994],
+            checksum: 0,
+        };
+        block.checksum = block.sum();
+        block
+    }
+
+    /// What `checksum` should be.
+    pub fn sum(&self) -> u64 {
+        fletcher64(Self { checksum: 0, ..*self }.as_bytes())
+    }
+
+    /// Whether this is the block that the segment should have; else what is wrong with it first.
+    pub fn check(&self, uuid: [u8; 16], size: u64, page: u32) -> Result<(), Damage> {
+        let right = Self::new(uuid, size, page);
+        let other = |field, same| if same { Ok(()) } else { Err(Damage { field, values: None }) };
+        let value = |field, found: u64, right: u64| {
+            let values = Some((found, right));
+            if found == right { Ok(()) } else { Err(Damage { field, values }) }
+        };
+        other("signature", self.signature == right.signature)?;
+        other("uuid", self.uuid == right.uuid)?;
+        other("parent_uuid", self.parent_uuid == right.parent_uuid)?;
+        value("flags", self.flags.into(), right.flags.into())?;
+        value("version_major", self.version_major.into(), right.version_major.into())?;
+        value("version_minor", self.version_minor.into(), right.version_minor.into())?;
+        value("dataoff", self.dataoff, right.dataoff)?;
+        value("npfns", self.npfns, right.npfns)?;
+        value("mode", self.mode.into(), right.mode.into())?;
+        value("start_pad", self.start_pad.into(), right.start_pad.into())?;
+        value("end_trunc", self.end_trunc.into(), right.end_trunc.into())?;
+        value("align", self.align.into(), right.align.into())?;
+        value("page_size", self.page_size.into(), right.page_size.into())?;
+        value("page_struct_size", self.page_struct_size.into(), right.page_struct_size.into())?;
+        other("padding", self.padding == right.padding)?;
+        value("checksum", self.checksum, right.checksum)
+    }
+}
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The field.
+    pub field: &'static str,
+    /// What it says and what it should say, where that is a number.
+    pub values: Option<(u64, u64)>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.values {
+            Some((found, right)) => write!(f, "its {} is {found:#x} and should be {right:#x}", self.field),
+            None => write!(f, "its {} is not what it should be", self.field),
+        }
+    }
+}
+
+/// Linux's variant: over little-endian words of 32 bits, the lower half of the sum wrapping at 32 bits. Bytes behind the
+/// last whole word do not count.
+pub fn fletcher64(bytes: &[u8]) -> u64 {
+    let (mut low, mut high) = (0u32, 0u64);
+    for word in bytes.as_chunks::<4>().0 {
+        low = low.wrapping_add(u32::from_le_bytes(*word));
+        high = high.wrapping_add(low.into());
+    }
+    high << 32 | u64::from(low)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::string::ToString;
+
+    const UUID: [u8; 16] = *b"0123456789abcdef";
+    const SIZE: u64 = 64 << 20;
+
+    fn block() -> InfoBlock {
+        InfoBlock::new(UUID, SIZE, LARGE_PAGE)
+    }
+
+    #[test]
+    fn known_sums() {
+        assert_eq!(fletcher64(&[]), 0);
+        assert_eq!(fletcher64(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]), 0x0000_000a_0000_0006);
+        assert_eq!(
+            fletcher64(&[0xff; 8]),
+            0xffff_fffd_ffff_fffe,
+            "the lower half wraps, the upper counts on"
+        );
+        // Worked out by another program, from the table in docs/segment-format.md.
+        assert_eq!(block().checksum, 0x3dc7_b09f_0ac5_946b);
+        assert_eq!(InfoBlock::new(UUID, SIZE, SMALL_PAGE).checksum, 0xc0a6_609f_0aa5_a46b);
+    }
+
+    #[test]
+    fn the_right_block_is_right_for_its_segment_alone() {
+        assert_eq!(block().check(UUID, SIZE, LARGE_PAGE), Ok(()));
+        let field = |uuid, size, page| block().check(uuid, size, page).unwrap_err().field;
+        assert_eq!(field([1; 16], SIZE, LARGE_PAGE), "uuid");
+        assert_eq!(field(UUID, SIZE / 2, LARGE_PAGE), "npfns");
+        assert_eq!(field(UUID, SIZE, SMALL_PAGE), "align");
+        assert_eq!(block().npfns, (SIZE - RESERVED) / 4096);
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let mut block = block();
+        block.mode = 2;
+        assert_eq!(
+            block.check(UUID, SIZE, LARGE_PAGE).unwrap_err().to_string(),
+            "its mode is 0x2 and should be 0x1"
+        );
+        block.checksum = block.sum();
+        assert_eq!(
+            block.check(UUID, SIZE, LARGE_PAGE).unwrap_err().field,
+            "mode",
+            "a right sum saves nobody"
+        );
+    }
+
+    #[test]
+    fn any_flipped_bit_is_found() {
+        let right = block();
+        for bit in 0..8 * size_of::<InfoBlock>() {
+            let mut bytes = [0; size_of::<InfoBlock>()];
+            bytes.copy_from_slice(right.as_bytes());
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let mut damaged: InfoBlock = zerocopy::transmute!(bytes);
+            assert!(damaged.check(UUID, SIZE, LARGE_PAGE).is_err(), "bit {bit}");
+            // Also if whoever has flipped it has made the sum fit.
+            damaged.checksum = damaged.sum();
+            assert_eq!(damaged.check(UUID, SIZE, LARGE_PAGE).is_ok(), bit / 8 >= 4088, "bit {bit}");
+        }
+    }
+}
