@@ -88,6 +88,10 @@ fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
 /// What the arguments alone do not say.
 fn hints(devices: &Devices, args: &Args) -> Vec<String> {
     let mut hints = Vec::new();
+    if let Some(pid) = devices.qemu {
+        hints
+            .push(format!("VM {} runs already, in process {pid}: a second QEMU will be refused", devices.vm));
+    }
     let more = devices.hot_pluggable();
     if args.memory.is_none() && more > 0 {
         hints.push(format!(

@@ -15,6 +15,8 @@ pub struct Devices {
     /// Socket of its control device.
     pub socket: PathBuf,
     pub vectors: u32,
+    /// The QEMU that it runs in already.
+    pub qemu: Option<u32>,
     pub memory: Vec<MemoryDevice>,
 }
 
@@ -45,7 +47,13 @@ impl Devices {
         let member = inspect.vm(vm)?;
         let socket = member.socket.as_ref().context(ONLY_HOST)?.into();
         let memory = inspect.segments.iter().filter_map(|segment| MemoryDevice::of(segment, vm).transpose());
-        Ok(Self { vm: vm.into(), socket, vectors: member.vectors, memory: memory.collect::<Result<_>>()? })
+        Ok(Self {
+            vm: vm.into(),
+            socket,
+            vectors: member.vectors,
+            qemu: member.qemu_pid,
+            memory: memory.collect::<Result<_>>()?,
+        })
     }
 
     /// Bytes of address space that QEMU's `maxmem` must have beyond the VM's RAM.

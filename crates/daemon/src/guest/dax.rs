@@ -143,6 +143,17 @@ pub enum Trouble {
     },
 }
 
+impl Trouble {
+    /// Says of a missing driver why its module was not loaded, if it is among those that failed.
+    pub fn because(&mut self, failed: &[(&'static str, String)]) {
+        if let Self::NoDriver { module, why, .. } = self
+            && let Some((_, reason)) = failed.iter().find(|(failed, _)| failed == module)
+        {
+            why.clone_from(reason);
+        }
+    }
+}
+
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -261,14 +272,9 @@ impl Kernel {
     }
 
     /// Why there is no DAX device for this segment, after [`Kernel::bring_up`].
-    pub fn trouble(&self, segment: &relay::Segment, failed: &[(&'static str, String)]) -> Trouble {
+    pub fn trouble(&self, segment: &relay::Segment) -> Trouble {
         for pmem in self.pmems().unwrap_or_default() {
             match self.trouble_with(&pmem, segment) {
-                Ok(Some(Trouble::NoDriver { place, module, .. })) => {
-                    let why = failed.iter().find(|(failed, _)| *failed == module);
-                    let why = why.map(|(_, why)| why.clone()).unwrap_or_default();
-                    return Trouble::NoDriver { place, module, why };
-                }
                 Ok(Some(trouble)) => return trouble,
                 Ok(None) => {}
                 Err(error) => tracing::warn!("{}: {error:#}", pmem.place),

@@ -118,9 +118,10 @@ impl MemoryDevices {
             found.add_dax(kernel, &missing)?;
             for segment in found.missing(&missing) {
                 if !found.troubles.iter().any(|(uuid, _)| *uuid == segment.uuid) {
-                    found.troubles.push((segment.uuid, kernel.trouble(&segment, &failed)));
+                    found.troubles.push((segment.uuid, kernel.trouble(&segment)));
                 }
             }
+            found.troubles.iter_mut().for_each(|(_, trouble)| trouble.because(&failed));
         }
         Ok(found)
     }

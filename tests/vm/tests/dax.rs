@@ -1,0 +1,387 @@
+//! What is particular to how a segment's memory reaches a guest: page tables, rights, and what a guest can do to devices.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use vmtest::installation::{Installation, Memory, Plan, program};
+use vmtest::{Bed, Job, Vm, VmBuilder, wait_until};
+
+vmtest::test_both_memories!(page_tables_are_as_the_device_promises, a_store_to_a_read_only_segment_is_lost);
+
+const PROMPT: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// Shell functions for what tools like ndctl and daxctl do.
+const TOOLS: &str = r#"
+nd=/sys/bus/nd/drivers
+# The DAX device of a segment of this many MiB, such as dax0.0, and what it is made of.
+dax_of() {
+    for d in /sys/bus/dax/devices/dax*; do
+        if [ -e $d ] && [ $(cat $d/size) = $((($1 - 2) << 20)) ]; then echo ${d##*/}; fi
+    done
+}
+# Overwrites the info block in front of a DAX device, as `ndctl destroy-namespace -f` does.
+destroy_block() {
+    made=$(readlink -f /sys/bus/dax/devices/$1/..) region=$(readlink -f /sys/bus/dax/devices/$1/../..)
+    namespace=$(basename $region/namespace*.0)
+    echo ${made##*/} > $nd/dax_pmem/unbind
+    echo > $made/namespace
+    echo 1 > $region/$namespace/force_raw
+    echo $namespace > $nd/nd_pmem/bind
+    dd if=/dev/zero of=/dev/$(basename $region/$namespace/block/pmem*) bs=4096 seek=1 count=1 conv=fsync
+    echo $namespace > $nd/nd_pmem/unbind
+    echo 0 > $region/$namespace/force_raw
+    echo $namespace > $nd/nd_pmem/bind
+}
+# Makes memory of the guest of it, as `daxctl reconfigure-device -m system-ram` does.
+to_system_ram() {
+    modprobe kmem
+    echo $1 > /sys/bus/dax/drivers/device_dax/unbind
+    echo $1 > /sys/bus/dax/drivers/kmem/new_id
+    for state in /sys/devices/system/memory/memory*/state; do
+        [ $(cat $state) = online ] || echo online > $state
+    done
+}
+"#;
+
+fn tools(vm: &Vm, command: &str) -> Result<String> {
+    Ok(vm.run(&format!("set -e; . /etc/tools; {command}"))?.ok()?.stdout.trim().to_owned())
+}
+
+fn vm(ginnel: &Installation<'_>, name: &str) -> Result<VmBuilder> {
+    let vm = ginnel.vm(name)?.program(program("load")?).program(program("by-hand")?);
+    Ok(vm.content("/etc/tools", 0o644, TOOLS))
+}
+
+/// The file that a program maps, where in it, and the physical address of that.
+fn device(vm: &Vm, memory: Memory, mib: u64) -> Result<(String, u64, u64)> {
+    let (file, start, resource) = match memory {
+        Memory::Dax => {
+            let name = tools(vm, &format!("dax_of {mib}"))?;
+            let resource = tools(vm, &format!("cat /sys/bus/dax/devices/{name}/resource"))?;
+            (format!("/dev/{name}"), 0, resource)
+        }
+        Memory::Bar => {
+            let find = format!("find /sys/devices -name resource2 -size {}k", mib << 10);
+            let file = tools(vm, &find)?;
+            let resource = tools(
+                vm,
+                &format!("awk 'NR == 3 {{ print $1 }}' {}", file.replace("resource2", "resource")),
+            )?;
+            (file, 2 * MIB, resource)
+        }
+    };
+    let digits = resource.strip_prefix("0x").context("no address")?;
+    Ok((file, start, u64::from_str_radix(digits, 16)? + start))
+}
+
+/// Two hexadecimal numbers with a `-` between them.
+fn range(text: &str) -> Option<(u64, u64)> {
+    let (start, end) = text.split_once('-')?;
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    Some((number(start)?, number(end)?))
+}
+
+/// What the guest's kernel notes for the caching of a physical address.
+fn memory_type(vm: &Vm, address: u64) -> Result<String> {
+    vm.run("grep -q debugfs /proc/mounts || mount -t debugfs none /sys/kernel/debug")?.ok()?;
+    // "PAT: [mem 0x0000000100000000-0x0000000101000000] write-back"
+    let list = vm.run("cat /sys/kernel/debug/x86/pat_memtype_list")?.ok()?.stdout;
+    let mut types = list.lines().rev().filter_map(|line| {
+        let (mem, kind) = line.strip_prefix("PAT: [mem ")?.split_once("] ")?;
+        let (start, end) = range(mem)?;
+        (start..end).contains(&address).then(|| kind.to_owned())
+    });
+    types.next().with_context(|| format!("{address:#x} is not in {list}"))
+}
+
+/// The flags of the processor's page table entry for a physical address, while a program that has it mapped runs.
+fn entry_flags(vm: &Vm, address: u64) -> Result<String> {
+    let page = |address: u64| address & !(2 * MIB - 1);
+    let mut flags = None;
+    wait_until("the page to be in the page table", PROMPT, || {
+        let ask = r#"{"execute": "human-monitor-command", "arguments": {"command-line": "info tlb"}}"#;
+        let table = vm.qmp(ask)?;
+        // "00007f9d40000000: 0000000100200000 X-PDA--UW", user pages only: the kernel has mapped it as well.
+        flags = table.as_str().unwrap_or_default().lines().find_map(|line| {
+            let (_, entry) = line.split_once(": ")?;
+            let (physical, flags) = entry.split_once(' ')?;
+            let physical = u64::from_str_radix(physical, 16).ok()?;
+            (page(physical) == page(address) && flags.contains('U')).then(|| flags.trim().to_owned())
+        });
+        Ok(flags.is_some())
+    })?;
+    flags.context("no flags")
+}
+
+/// `KernelPageSize` of a process' mapping of a file.
+fn page_size(vm: &Vm, pid: u32, file: &str) -> Result<String> {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let smaps = vm.run(&format!("cat /proc/{pid}/smaps"))?.ok()?.stdout;
+    let mut lines = smaps.lines().skip_while(|line| !line.ends_with(name));
+    let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:"));
+    Ok(size.with_context(|| format!("{name} is not mapped: {smaps}"))?.trim().to_owned())
+}
+
+fn page_tables_are_as_the_device_promises(memory: Memory) -> Result<()> {
+    let bed = Bed::new("page-tables")?;
+    let mut plan = Plan::new(&bed).memory(memory).vm("a").segment("web", 16, &["host", "a"]);
+    if memory == Memory::Dax {
+        plan = plan.config("[segment.fine]\nsize = \"8M\"\nmembers = [\"a\"]\npage = \"4K\"");
+    }
+    let ginnel = plan.start()?;
+    let vm = vm(&ginnel, "a")?.boot()?;
+    let _daemon = ginnel.start_guest(&vm)?;
+
+    // A program with the library, and one without.
+    let echo = vm.spawn("exec load echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    let (file, start, address) = device(&vm, memory, 16)?;
+    let spin = vm.spawn(&format!("exec by-hand spin {file} {start}"))?;
+    spin.wait_for_line("spinning", PROMPT)?;
+    let (kind, flags) = (memory_type(&vm, address)?, entry_flags(&vm, address)?);
+    let pages = [page_size(&vm, echo.pid(), &file)?, page_size(&vm, spin.pid(), &file)?];
+    println!("{file} at {address:#x}: {kind}, page table entry {flags}, pages of {pages:?}");
+    // P: a large page; C: PCD, which says uncached.
+    let (wanted, page) = match memory {
+        Memory::Dax => (("write-back", true, false), "2048 kB"),
+        Memory::Bar => (("uncached-minus", false, true), "4 kB"),
+    };
+    ensure!((kind.as_str(), flags.contains('P'), flags.contains('C')) == wanted, "{kind}, {flags}");
+    ensure!(pages == [page; 2], "{pages:?}");
+    spin.kill_process(9)?;
+
+    if memory == Memory::Dax {
+        // A segment with small pages.
+        let echo = vm.spawn("exec load echo fine echo")?;
+        echo.wait_for_line("listening", PROMPT)?;
+        let (file, _, address) = device(&vm, memory, 8)?;
+        ensure!(page_size(&vm, echo.pid(), &file)? == "4 kB");
+        ensure!(memory_type(&vm, address)? == "write-back");
+
+        // Nobody needs root to map it, only the rights to its file.
+        let poke = format!("su user -c 'by-hand poke {file} 0'");
+        let refused = vm.run(&poke)?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains("Permission denied"), "{refused:?}");
+        vm.run(&format!("chgrp user {file}; chmod 660 {file}"))?.ok()?;
+        ensure!(vm.run(&poke)?.ok()?.stdout.contains("was 0, is 1"));
+    }
+    Ok(())
+}
+
+fn a_store_to_a_read_only_segment_is_lost(memory: Memory) -> Result<()> {
+    let bed = Bed::new("read-only")?;
+    let plan = Plan::new(&bed).memory(memory).vm("a").vm("w");
+    let ginnel = plan
+        .segment_with_readers("feed", 16, &["host", "w"], &["a"])
+        .segment("web", 32, &["host", "a"])
+        .start()?;
+    let vm = vm(&ginnel, "a")?.boot()?;
+    let daemon = ginnel.start_guest(&vm)?;
+    daemon.wait_for_line("segment feed is", PROMPT)?;
+
+    // The library knows, and says so before anything is lost.
+    for role in ["echo feed name", "drive feed name 1"] {
+        let refused = vm.run(&format!("load {role}"))?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains("read"), "{role}: {refused:?}");
+        println!("load {role}: {}", refused.stderr.lines().last().unwrap_or_default());
+    }
+
+    // Who maps it by hand stores into the void, and reads what is there.
+    let (device, start, _) = device(&vm, memory, 16)?;
+    let file = File::options().read(true).write(true).open(ginnel.segment_file("feed"))?;
+    let word = 2 * MIB + MIB;
+    file.write_all_at(&41u64.to_le_bytes(), word)?;
+    let mut before = vec![0; 16 * MIB as usize];
+    file.read_exact_at(&mut before, 0)?;
+    let said = vm.run(&format!("by-hand poke {device} {start}"))?.ok()?.stdout;
+    ensure!(said.contains("was 41, is 41"), "{said}");
+    let mut after = vec![0; before.len()];
+    file.read_exact_at(&mut after, 0)?;
+    ensure!(before == after, "the store has reached the file");
+
+    // Nobody is the worse for it.
+    let echo = vm.spawn("exec load echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    bed.host(&ginnel.on_host("load drive web echo 1")?)?.ok()?;
+    Ok(())
+}
+
+/// How often the host's daemon has repaired a segment's info block.
+fn repairs(bed: &Bed, ginnel: &Installation<'_>, segment: &str) -> Result<u64> {
+    let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
+    let status: serde_json::Value = serde_json::from_str(&status)?;
+    let segments = status["segments"].as_array().context("no segments in the status")?;
+    let found = segments.iter().find(|s| s["name"] == segment).context("the segment is not in the status")?;
+    found["info_block_repairs"].as_u64().with_context(|| format!("no repairs in {found:#}"))
+}
+
+/// Host and VM exchange messages in a segment.
+fn talk(bed: &Bed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Result<()> {
+    let echo: Job = vm.spawn(&format!("exec load echo {segment} talk"))?;
+    echo.wait_for_line("listening", PROMPT)?;
+    bed.host(&ginnel.on_host(&format!("load drive {segment} talk 1"))?)?.ok()?;
+    echo.kill_process(9)?;
+    echo.wait(PROMPT)?;
+    Ok(())
+}
+
+#[test]
+fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
+    let bed = Bed::new("devices-spoilt")?;
+    let ginnel = Plan::new(&bed)
+        .vm("a")
+        .vm("b")
+        .segment("shared", 16, &["host", "a", "b"])
+        .segment("private", 32, &["host", "b"])
+        .segment("big", 384, &["host", "a"])
+        .start()?;
+    let a = vm(&ginnel, "a")?.start()?;
+    // In this one the kernel looks for the info blocks while it boots.
+    let b = vm(&ginnel, "b")?.dax().boot()?;
+    a.wait_ready()?;
+    let daemon = ginnel.start_guest(&a)?;
+    let _b_daemon = ginnel.start_guest(&b)?;
+    for segment in ["shared", "private"] {
+        b.spawn(&format!("exec load echo {segment} echo"))?.wait_for_line("listening", PROMPT)?;
+    }
+    let mut drives = Vec::new();
+    for segment in ["shared", "private"] {
+        let drive = bed.host_spawn(&ginnel.on_host(&format!("exec load drive {segment} echo 12"))?)?;
+        drive.wait_for_line("connected", PROMPT)?;
+        drives.push(drive);
+    }
+
+    // The info block of a shared segment, and a segment that becomes memory of the guest.
+    let big = tools(&a, "dax_of 384")?;
+    tools(&a, "destroy_block $(dax_of 16)")?;
+    let before = tools(&a, "awk '/MemTotal/ { print $2 }' /proc/meminfo")?.parse::<u64>()?;
+    tools(&a, &format!("to_system_ram {big}"))?;
+    let after = tools(&a, "awk '/MemTotal/ { print $2 }' /proc/meminfo")?.parse::<u64>()?;
+    ensure!(after > before + (200 << 10), "the guest's memory was {before} KiB and is {after} KiB");
+    // It is used as such.
+    tools(&a, "mount -t tmpfs -o size=100% none /mnt && dd if=/dev/urandom of=/mnt/fill bs=1M count=300")?;
+    for (segment, why) in [("shared", "info block was damaged"), ("big", "system RAM")] {
+        let refused = a.run(&format!("load drive {segment} echo 1"))?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains(why), "{segment}: {refused:?}");
+        println!("{}", refused.stderr.lines().last().unwrap_or_default());
+    }
+    ensure!(daemon.is_running(), "{:?}", daemon.said());
+
+    // The neighbours notice nothing ...
+    for drive in drives {
+        drive.wait(PROMPT)?.ok()?;
+    }
+    // ... and one that boots with the block destroyed has it back when its daemon has come.
+    ensure!(!tools(&b, "dax_of 16")?.is_empty(), "the drivers are loaded");
+    b.reboot_and_wait()?;
+    ensure!(
+        tools(&b, "dax_of 16")?.is_empty() && !tools(&b, "dax_of 32")?.is_empty(),
+        "the block was not destroyed"
+    );
+    let _b_daemon = ginnel.start_guest(&b)?;
+    talk(&bed, &ginnel, &b, "shared")?;
+    talk(&bed, &ginnel, &b, "private")?;
+    ensure!(repairs(&bed, &ginnel, "shared")? == 1 && repairs(&bed, &ginnel, "private")? == 0);
+
+    // And the next start of that VM works.
+    a.kill_qemu()?;
+    let a = vm(&ginnel, "a")?.boot()?;
+    let _daemon = ginnel.start_guest(&a)?;
+    talk(&bed, &ginnel, &a, "shared")?;
+    talk(&bed, &ginnel, &a, "big")?;
+    Ok(())
+}
+
+#[test]
+fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
+    let bed = Bed::new("no-dax")?;
+    let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
+    let refused = |vm: &Vm, why: &str| -> Result<()> {
+        let refused = vm.run("load drive web echo 1")?;
+        ensure!(refused.code() == Some(1) && refused.stderr.contains(why), "{refused:?}");
+        println!("{}", refused.stderr.lines().last().unwrap_or_default());
+        Ok(())
+    };
+
+    // A QEMU that has no room for it does not start.
+    let args = ginnel.devices("a")?;
+    let error = bed.vm("a").qemu_args(&args).start().map(drop).unwrap_err();
+    let error = format!("{error:#}");
+    ensure!(error.contains("maxmem"), "{error}");
+    println!("{}", error.lines().find(|line| line.contains("maxmem")).unwrap_or_default());
+
+    // A kernel without one of the modules, each in turn.
+    let vm = vm(&ginnel, "a")?.boot()?;
+    let _daemon = ginnel.start_guest(&vm)?;
+    ensure!(!tools(&vm, "dax_of 16")?.is_empty(), "the daemon has not loaded the modules");
+    for module in ["device_dax", "dax_pmem", "nd_pmem", "virtio_pmem"] {
+        vm.reboot_and_wait()?;
+        vm.run(&format!(
+            "cd /lib/modules/*/; sed -i '/\\/{module}.ko:/d' modules.dep; rm $(find . -name {module}.ko)"
+        ))?
+        .ok()?;
+        let daemon = ginnel.start_guest(&vm)?;
+        refused(&vm, &format!("the module {module} is not loaded"))?;
+        ensure!(daemon.is_running(), "{:?}", daemon.said());
+    }
+
+    // A block that is destroyed meanwhile.
+    vm.reboot_and_wait()?;
+    let daemon = ginnel.start_guest(&vm)?;
+    tools(&vm, "destroy_block $(dax_of 16)")?;
+    refused(&vm, "info block was damaged")?;
+    daemon.kill_process(9)?;
+    daemon.wait(PROMPT)?;
+    // The host repairs it when the next daemon comes, which has the kernel look again.
+    let daemon = ginnel.start_guest(&vm)?;
+    daemon.wait_for_line("has been repaired", PROMPT)?;
+    talk(&bed, &ginnel, &vm, "web")?;
+    Ok(())
+}
+
+#[test]
+fn a_dax_segment_is_plugged_in_and_stays() -> Result<()> {
+    let bed = Bed::new("dax-hotplug")?;
+    let members = ["host", "a"];
+    let ginnel =
+        Plan::new(&bed).vm("a").segment("web", 16, &members).segment("late", 32, &members).start()?;
+    let devices = ginnel.devices("a")?;
+    let devices: Vec<_> = devices.lines().filter(|line| !line.contains("ginnel-late")).collect();
+    let vm = bed
+        .vm("a")
+        .device_memory_mib(ginnel.device_memory_mib())
+        .program(program("ginneld")?)
+        .program(program("ginnel")?)
+        .program(program("load")?)
+        .qemu_args(&devices.join("\n"))
+        .qemu_args("-device pcie-root-port,id=root1,chassis=1")
+        .boot()?;
+    let _daemon = ginnel.start_guest(&vm)?;
+    let refused = vm.run("load drive late echo 1")?;
+    ensure!(refused.code() == Some(1) && refused.stderr.contains("no virtio-pmem device"), "{refused:?}");
+
+    let file = ginnel.segment_file("late");
+    vm.qmp(&format!(
+        r#"{{"execute": "object-add", "arguments": {{"qom-type": "memory-backend-file", "id": "late", "share": true,
+            "mem-path": {file:?}, "size": {}}}}}"#,
+        32 * MIB
+    ))?;
+    vm.qmp(
+        r#"{"execute": "device_add", "arguments": {"driver": "virtio-pmem-pci", "id": "late-device", "memdev": "late",
+            "bus": "root1"}}"#,
+    )?;
+    wait_until("the plugged device can be used", PROMPT, || {
+        let echo = vm.run("timeout 1 load echo late probe")?;
+        Ok(echo.stdout.contains("listening"))
+    })?;
+    talk(&bed, &ginnel, &vm, "late")?;
+
+    let refused = vm.qmp(r#"{"execute": "device_del", "arguments": {"id": "late-device"}}"#);
+    let refused = refused.map(|answer| answer.to_string()).unwrap_err();
+    println!("unplugging: {refused:#}");
+    talk(&bed, &ginnel, &vm, "late")?;
+    Ok(())
+}
