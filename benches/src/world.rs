@@ -4,7 +4,7 @@ use crate::measure::Timing;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Duration;
-use vmtest::installation::{Installation, Plan, program};
+use vmtest::installation::{Installation, Memory, Plan, program};
 use vmtest::{Bed, Job, Vm};
 
 /// How long one measurement may take.
@@ -19,7 +19,8 @@ pub enum Place<'w> {
     Vm(&'w Vm),
 }
 
-/// An installation with two segments: `bench` for channels, `bare` for floors.
+/// An installation with two segments of each kind of memory: `bench` for channels, `bare` for floors; and over BARs
+/// `bench-bar` and `bare-bar`.
 pub struct World<'b> {
     /// The bed that it lives in.
     pub bed: &'b Bed,
@@ -36,6 +37,9 @@ impl<'b> World<'b> {
             .vm("b")
             .segment("bench", 256, &members)
             .segment("bare", 64, &members)
+            .memory(Memory::Bar)
+            .segment("bench-bar", 256, &members)
+            .segment("bare-bar", 64, &members)
             .config("[limits]\nmax_ring = \"32M\"\nbytes_per_endpoint = \"128M\"")
             .start()?;
         Ok(Self { bed, ginnel })

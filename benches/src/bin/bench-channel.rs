@@ -55,7 +55,18 @@ fn main() -> Result<()> {
         let vms = world.boot(memory, &share.display().to_string(), &disk)?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
         if wants("vm") {
-            bench.vm(a, b)?;
+            let dax = Ends {
+                server: Place::Vm(b),
+                client: Place::Vm(a),
+                name: "vm-vm over dax",
+                channels: "bench",
+                bare: "bare",
+                rounds: 100_000,
+            };
+            let bar = Ends { name: "vm-vm over bar", channels: "bench-bar", bare: "bare-bar", ..dax };
+            bench.vm(dax, b)?;
+            bench.vm(bar, b)?;
+            bench.kinds(dax, bar)?;
         }
         if wants("cp") {
             bench.cp(a, &file, cli.copy_mib)?;
@@ -80,6 +91,9 @@ struct Ends<'w> {
     server: Place<'w>,
     client: Place<'w>,
     name: &'static str,
+    /// Segments for channels, and for floors.
+    channels: &'static str,
+    bare: &'static str,
     /// Round trips of polled measurements.
     rounds: u32,
 }
@@ -103,23 +117,23 @@ impl Bench<'_> {
         Ok(pairs)
     }
 
+    /// Measures over the segment for channels.
+    fn time(&self, ends: Ends<'_>, args: &str) -> Result<Timing> {
+        self.world.time(ends.server, ends.client, &format!("{args} --segment {}", ends.channels))
+    }
+
+    /// Measures a floor.
+    fn floor(&self, ends: Ends<'_>, args: &str) -> Result<Timing> {
+        self.world.time(ends.server, ends.client, &format!("{args} --segment {}", ends.bare))
+    }
+
     /// One-way latency against the bare ping-pong, and the stream and in-place rows, in one pair of places.
     fn shared_memory(&mut self, ends: Ends<'_>, floor_name: &str, latency_target: f64) -> Result<()> {
-        let Ends { server, client, name, rounds } = ends;
+        let Ends { name, rounds, .. } = ends;
         for size in [8, 64] {
             let (ours, floors) = self.in_turns(
-                || {
-                    Ok(self
-                        .world
-                        .time(server, client, &format!("message --size {size} --rounds {rounds}"))?
-                        .median)
-                },
-                || {
-                    Ok(self
-                        .world
-                        .time(server, client, &format!("bare --segment bare --rounds {rounds}"))?
-                        .median)
-                },
+                || Ok(self.time(ends, &format!("message --size {size} --rounds {rounds}"))?.median),
+                || Ok(self.floor(ends, &format!("bare --rounds {rounds}"))?.median),
             )?;
             let case = format!("{name}: {size} B message, poll, one way");
             let target = Some(1.0 / latency_target);
@@ -130,23 +144,13 @@ impl Bench<'_> {
     }
 
     fn transfers(&mut self, ends: Ends<'_>, total: u64, rounds: u32) -> Result<()> {
-        let Ends { server, client, name, .. } = ends;
+        let name = ends.name;
         for chunk in [64 << 10, 1 << 20, 16 << 20] {
             let count = (total / chunk).max(2);
             let args = format!("--size {chunk} --count {count} --rounds {rounds}");
             let (ours, floors) = self.in_turns(
-                || {
-                    Ok(self
-                        .world
-                        .time(server, client, &format!("stream --capacity {STREAM_RING} {args}"))?
-                        .median)
-                },
-                || {
-                    Ok(self
-                        .world
-                        .time(server, client, &format!("double-buffer --segment bare {args}"))?
-                        .median)
-                },
+                || Ok(self.time(ends, &format!("stream --capacity {STREAM_RING} {args}"))?.median),
+                || Ok(self.floor(ends, &format!("double-buffer {args}"))?.median),
             )?;
             let case = format!("{name}: stream, {} KiB writes", chunk >> 10);
             self.report.pairs(
@@ -172,8 +176,8 @@ impl Bench<'_> {
                     8 << 20
                 );
                 let (ours, copies) = self.in_turns(
-                    || Ok(self.world.time(server, client, &format!("in-place {args}"))?.median),
-                    || Ok(self.world.time(server, client, &format!("copying {args}"))?.median),
+                    || Ok(self.time(ends, &format!("in-place {args}"))?.median),
+                    || Ok(self.time(ends, &format!("copying {args}"))?.median),
                 )?;
                 let case = format!("{name}: {} KiB in place, {what}", size >> 10);
                 self.report.pairs(
@@ -192,15 +196,21 @@ impl Bench<'_> {
     }
 
     fn host(&mut self) -> Result<()> {
-        let ends =
-            Ends { server: Place::Host(1), client: Place::Host(0), name: "host-host", rounds: 200_000 };
+        let ends = Ends {
+            server: Place::Host(1),
+            client: Place::Host(0),
+            name: "host-host",
+            channels: "bench",
+            bare: "bare",
+            rounds: 200_000,
+        };
         self.shared_memory(ends, "bare two-line ping-pong", 1.35)?;
         let socket = self.world.bed.dir().join("peer.sock");
         for size in [8, 64] {
             let message = format!("message --size {size} --rounds 100000");
             let unix = format!("unix --address {} --size {size} --rounds 20000", socket.display());
             let tcp = format!("tcp --address 127.0.0.1:17171 --size {size} --rounds 20000");
-            let ours = |b: &Self| Ok(b.world.time(ends.server, ends.client, &message)?.median);
+            let ours = |b: &Self| Ok(b.time(ends, &message)?.median);
             for (peer, args) in [("Unix socket", &unix), ("TCP loopback", &tcp)] {
                 let (a, p) = self.in_turns(
                     || ours(self),
@@ -221,8 +231,7 @@ impl Bench<'_> {
         }
         self.transfers(ends, 256 << 20, 5)?;
         self.sleeping(ends, 20_000)?;
-        let (a, p) = self
-            .in_turns(|| Ok(self.world.time(ends.server, ends.client, "attach")?.median / 1e6), || Ok(5.0))?;
+        let (a, p) = self.in_turns(|| Ok(self.time(ends, "attach")?.median / 1e6), || Ok(5.0))?;
         self.report.pairs(
             "host: attach to first message answered",
             "ms",
@@ -238,16 +247,10 @@ impl Bench<'_> {
 
     /// Interrupt and adaptive mode.
     fn sleeping(&mut self, ends: Ends<'_>, rounds: u32) -> Result<()> {
-        let Ends { server, client, name, .. } = ends;
+        let name = ends.name;
         let (ours, floors) = self.in_turns(
-            || {
-                Ok(microseconds(&self.world.time(
-                    server,
-                    client,
-                    &format!("message --mode interrupt --rounds {rounds}"),
-                )?))
-            },
-            || Ok(microseconds(&self.world.time(server, client, &format!("doorbell --rounds {rounds}"))?)),
+            || Ok(microseconds(&self.time(ends, &format!("message --mode interrupt --rounds {rounds}"))?)),
+            || Ok(microseconds(&self.time(ends, &format!("doorbell --rounds {rounds}"))?)),
         )?;
         let case = format!("{name}: 8 B message, interrupt, one way");
         let (target, note) = (Some(1.0 / 1.3), "target: at most 1.3 x the floor");
@@ -263,38 +266,16 @@ impl Bench<'_> {
         );
 
         let (ours, polled) = self.in_turns(
-            || {
-                Ok(self
-                    .world
-                    .time(server, client, &format!("message --mode adaptive --rounds {}", ends.rounds))?
-                    .median)
-            },
-            || {
-                Ok(self
-                    .world
-                    .time(server, client, &format!("message --mode poll --rounds {}", ends.rounds))?
-                    .median)
-            },
+            || Ok(self.time(ends, &format!("message --mode adaptive --rounds {}", ends.rounds))?.median),
+            || Ok(self.time(ends, &format!("message --mode poll --rounds {}", ends.rounds))?.median),
         )?;
         let case = format!("{name}: 8 B message, adaptive, peer awake");
         self.report.pairs(case, "ns", Better::Lower, &ours, "poll", &polled, None, "");
 
         let pause = format!("--pause 20000 --rounds {}", (rounds / 40).clamp(50, 200));
         let (ours, slept) = self.in_turns(
-            || {
-                Ok(microseconds(&self.world.time(
-                    server,
-                    client,
-                    &format!("message --mode adaptive {pause}"),
-                )?))
-            },
-            || {
-                Ok(microseconds(&self.world.time(
-                    server,
-                    client,
-                    &format!("message --mode interrupt {pause}"),
-                )?))
-            },
+            || Ok(microseconds(&self.time(ends, &format!("message --mode adaptive {pause}"))?)),
+            || Ok(microseconds(&self.time(ends, &format!("message --mode interrupt {pause}"))?)),
         )?;
         let case = format!("{name}: 8 B message, adaptive, peer asleep");
         self.report.pairs(
@@ -310,19 +291,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn vm(&mut self, a: &Vm, b: &Vm) -> Result<()> {
-        let ends = Ends { server: Place::Vm(b), client: Place::Vm(a), name: "vm-vm", rounds: 100_000 };
-        self.shared_memory(ends, "bare ping-pong on the BAR", 1.5)?;
+    fn vm(&mut self, ends: Ends<'_>, b: &Vm) -> Result<()> {
+        self.shared_memory(ends, "bare ping-pong in the same memory", 1.5)?;
         let address = format!("{}:17171", b.address()?);
         for size in [8, 64] {
             let (ours, tcp) = self.in_turns(
-                || {
-                    Ok(microseconds(&self.world.time(
-                        ends.server,
-                        ends.client,
-                        &format!("message --size {size} --rounds 100000"),
-                    )?))
-                },
+                || Ok(microseconds(&self.time(ends, &format!("message --size {size} --rounds 100000"))?)),
                 || {
                     Ok(microseconds(&self.world.time(
                         ends.server,
@@ -331,7 +305,7 @@ impl Bench<'_> {
                     )?))
                 },
             )?;
-            let case = format!("vm-vm: {size} B message, one way");
+            let case = format!("{}: {size} B message, one way", ends.name);
             self.report.pairs(
                 case,
                 "us",
@@ -347,10 +321,8 @@ impl Bench<'_> {
         let (ours, tcp) = self.in_turns(
             || {
                 Ok(self
-                    .world
                     .time(
-                        ends.server,
-                        ends.client,
+                        ends,
                         &format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3"),
                     )?
                     .median)
@@ -367,7 +339,7 @@ impl Bench<'_> {
             },
         )?;
         self.report.pairs(
-            "vm-vm: stream, 64 KiB writes",
+            format!("{}: stream, 64 KiB writes", ends.name),
             "GB/s",
             Better::Higher,
             &ours,
@@ -377,6 +349,29 @@ impl Bench<'_> {
             "",
         );
         self.sleeping(ends, 4000)
+    }
+
+    /// The two kinds of memory beside each other, in the same two VMs.
+    fn kinds(&mut self, dax: Ends<'_>, bar: Ends<'_>) -> Result<()> {
+        let stream = format!("stream --capacity {STREAM_RING} --size 65536 --count 1024 --rounds 3");
+        for (what, args, unit, better) in [
+            ("8 B message, poll, one way", "message --size 8 --rounds 100000", "ns", Better::Lower),
+            ("64 B message, poll, one way", "message --size 64 --rounds 100000", "ns", Better::Lower),
+            (
+                "8 B message, interrupt, one way",
+                "message --mode interrupt --rounds 4000",
+                "ns",
+                Better::Lower,
+            ),
+            ("stream, 64 KiB writes", stream.as_str(), "GB/s", Better::Higher),
+        ] {
+            let (ours, theirs) =
+                self.in_turns(|| Ok(self.time(dax, args)?.median), || Ok(self.time(bar, args)?.median))?;
+            let case = format!("vm-vm over dax: {what}");
+            let note = "emulation hides what caching is worth";
+            self.report.pairs(case, unit, better, &ours, "the same over a BAR", &theirs, Some(1.0), note);
+        }
+        Ok(())
     }
 
     /// A large file from the host into a VM: to memory, and to a disk.
