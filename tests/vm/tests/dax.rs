@@ -343,6 +343,29 @@ fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
 }
 
 #[test]
+fn a_second_vm_with_the_devices_of_the_first_is_refused() -> Result<()> {
+    let bed = Bed::new("same-devices")?;
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 16, &["host", "a"]).start()?;
+    let a = vm(&ginnel, "a")?.boot()?;
+    let _daemon = ginnel.start_guest(&a)?;
+
+    // Before it starts: `qemu-args --check` says it of the command line that was meant for b.
+    let devices = ginnel.devices("a")?.replace('\n', " ");
+    let check =
+        bed.host(&ginnel.on_host(&format!("ginnel qemu-args b --check '-m 256M,maxmem=2G {devices}'"))?)?;
+    ensure!(check.code() == Some(1), "{check:?}");
+    println!("{}", check.stderr.trim());
+
+    // When it does: QEMU ends, and the daemon says why.
+    let error = bed.vm("b").device_memory_mib(2048).qemu_args(&devices).boot().map(drop).unwrap_err();
+    let error = format!("{error:#}");
+    ensure!(error.contains("server sent version -1"), "{error}");
+    println!("{}", error.lines().find(|line| line.contains("version")).unwrap_or_default());
+    ginnel.daemon()?.wait_for_line("a second QEMU is refused: this VM runs already", PROMPT)?;
+    talk(&bed, &ginnel, &a, "web")
+}
+
+#[test]
 fn a_dax_segment_is_plugged_in_and_stays() -> Result<()> {
     let bed = Bed::new("dax-hotplug")?;
     let members = ["host", "a"];

@@ -12,6 +12,9 @@
 //! | id of another member | eventfd | its next vector; repeated for each vector, and for each member that shares a segment |
 //! | own id | eventfd | own next vector; repeated for each |
 //!
+//! A QEMU that is refused is told version -1: it says that this is not version 0, and ends. Without a word it would wait
+//! for ever, even for a connection that has ended.
+//!
 //! Later a member that is declared is told as above, and one that is gone by its id without a descriptor. QEMU says
 //! nothing; the end of the connection is the end of QEMU.
 
@@ -24,6 +27,8 @@ use std::sync::Arc;
 
 /// Version of the protocol.
 const VERSION: i64 = 0;
+/// A version that no QEMU takes.
+const NO_VERSION: i64 = -1;
 /// "Here is the shared memory."
 const MEMORY: i64 = -1;
 
@@ -52,6 +57,11 @@ pub fn greeting<'a>(
     }
     messages.extend(joined(own, fds));
     messages
+}
+
+/// What a QEMU is told that is not welcome.
+pub fn refusal() -> Message {
+    Message { number: NO_VERSION, fd: None }
 }
 
 /// A member is there.

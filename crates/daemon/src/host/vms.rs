@@ -101,6 +101,9 @@ impl Server {
                     warn!(vm = %name, pid = process.pid, "QEMU connects a second time and is refused: leave out reconnect= on its ivshmem chardev");
                 } else {
                     warn!(vm = %name, pid = process.pid, other = old.pid, "a second QEMU is refused: this VM runs already");
+                    let mut connection = Connection::new(fd);
+                    connection.say([ivshmem::refusal()]);
+                    let _ = connection.flush(); // Eight bytes, into an empty socket.
                 }
                 return;
             }
