@@ -638,6 +638,22 @@ mod truncated {
         assert_eq!(c.recv(&mut [0; 100]), Err(RecvError::Broken), "zeros are not the message");
     }
 
+    /// The header is on a page that is still there, the rest of the message is not.
+    #[test]
+    fn in_the_middle_of_a_message() {
+        let (file, m) = file();
+        let mut p = message::Producer::new(m.clone(), CAPACITY);
+        let mut c = message::Consumer::new(m, CAPACITY);
+        // The page ends 3584 bytes into the data. By the last two no space goes back: that way is another.
+        for span in [1024, 1024, 640, 512, 320] {
+            pass(&mut p, &mut c, span);
+        }
+        let _ = p.send(&[7; 120]).unwrap();
+        file.set_len(4096).unwrap();
+        assert_eq!(c.take(&mut [0; MAX], 1), None, "zeros are not the message");
+        assert_eq!(c.recv(&mut [0; MAX]), Err(RecvError::Broken));
+    }
+
     #[test]
     fn between_the_look_and_the_copy_of_a_stream() {
         let (file, m) = file();

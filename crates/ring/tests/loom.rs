@@ -210,6 +210,33 @@ fn messages_arrive_over_the_wrap_with_both_sides_sleeping() {
     });
 }
 
+/// Short messages by the short ways: the first of a lap goes by a claim, the others do not.
+fn deliver_shortly(count: u64, (mut producer, mut consumer): MessagePair) {
+    let mut awake_consumer = Bed::new();
+    let to_consumer = awake_consumer.clone();
+    let sender = thread::spawn(move || {
+        for i in 0..count {
+            to_consumer.ring_if(producer.send(&(100 + i).to_ne_bytes()).unwrap());
+        }
+    });
+    for i in 0..count {
+        let mut word = [0; 8];
+        while consumer.take(&mut word, 1).is_none() {
+            sleep_until(&mut consumer, &mut awake_consumer);
+        }
+        assert_eq!(u64::from_ne_bytes(word), 100 + i);
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn short_messages_arrive_by_the_short_ways() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64, 128, 192]));
+        deliver_shortly(3, messages(p, c));
+    });
+}
+
 #[test]
 fn messages_arrive_over_padding() {
     // The fourth leaves half a message's room in front of the end of the ring, so padding goes before the fifth.
