@@ -246,6 +246,7 @@ impl Kernel {
         if pmems.is_empty() {
             return Ok(failed);
         }
+        self.settle(); // This may be early in the boot.
         for (module, driver) in DRIVERS {
             if !self.sysfs.join(driver).exists() {
                 match self.load(module) {
