@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
-    ("vmtest", &["ginnel"]),
+    ("vmtest", &["ginnel", "ginnel-shmem"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
 ];
 
