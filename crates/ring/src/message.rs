@@ -16,8 +16,8 @@ use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Waitable};
 use ginnel_layout::ring::{
-    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER,
-    RecordHeader, RecordKind, SPACE_ARMED, SideState, record_span,
+    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, RECORD_ALIGN, RECORD_HEADER, RecordHeader, RecordKind,
+    SPACE_ARMED, SideState, record_span,
 };
 use ginnel_shmem::{Memory, SharedSlice};
 
@@ -25,12 +25,6 @@ use ginnel_shmem::{Memory, SharedSlice};
 #[inline]
 fn at(position: u64, capacity: usize) -> usize {
     HEADER + (position as usize & (capacity - 1))
-}
-
-/// Checks what a ring is built on: `memory` is exactly one ring.
-fn check(capacity: usize, len: usize) {
-    assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
-    assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
 }
 
 /// The sending side.
@@ -58,13 +52,7 @@ impl<M: Memory> Producer<M> {
     /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
-        check(capacity, memory.len());
-        memory.store_relaxed_u32(SPACE_ARMED, 0);
-        memory.store_relaxed_u64(HEADER, 0);
-        // The daemon may have declared this side dead already; then it stays so.
-        if SideState(memory.load_relaxed_u32(PRODUCER_STATE)) != SideState::DEAD {
-            memory.store_release_u32(PRODUCER_STATE, SideState::OPEN.0);
-        }
+        side::begin_producing(&memory, capacity, HEADER);
         Self {
             memory,
             capacity,
@@ -325,12 +313,7 @@ impl<M: Memory> Consumer<M> {
     /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
-        check(capacity, memory.len());
-        memory.store_relaxed_u64(HEAD, 0);
-        memory.store_relaxed_u32(DATA_ARMED, 0);
-        if SideState(memory.load_relaxed_u32(CONSUMER_STATE)) != SideState::DEAD {
-            memory.store_release_u32(CONSUMER_STATE, SideState::OPEN.0);
-        }
+        side::begin_consuming(&memory, capacity);
         Self {
             memory,
             capacity,

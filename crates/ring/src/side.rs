@@ -1,8 +1,37 @@
 //! What each side says of itself, and what the other makes of it.
 
 use crate::error::{Corrupt, RecvError, SendError};
-use ginnel_layout::ring::{CONSUMER_STATE, PRODUCER_STATE, SideState};
+use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, PRODUCER_STATE, SPACE_ARMED, SideState};
 use ginnel_shmem::Memory;
+
+/// Checks what a ring is built on, and resets the producer's words. `published` is the one by which the consumer sees that
+/// something is there.
+pub(crate) fn begin_producing<M: Memory>(memory: &M, capacity: usize, published: usize) {
+    check(capacity, memory.len());
+    memory.store_relaxed_u32(SPACE_ARMED, 0);
+    memory.store_relaxed_u64(published, 0);
+    open(memory, PRODUCER_STATE);
+}
+
+/// Checks what a ring is built on, and resets the consumer's words.
+pub(crate) fn begin_consuming<M: Memory>(memory: &M, capacity: usize) {
+    check(capacity, memory.len());
+    memory.store_relaxed_u64(HEAD, 0);
+    memory.store_relaxed_u32(DATA_ARMED, 0);
+    open(memory, CONSUMER_STATE);
+}
+
+fn check(capacity: usize, len: usize) {
+    assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
+    assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
+}
+
+fn open<M: Memory>(memory: &M, state: usize) {
+    // The daemon may have declared this side dead already; then it stays so.
+    if SideState(memory.load_relaxed_u32(state)) != SideState::DEAD {
+        memory.store_release_u32(state, SideState::OPEN.0);
+    }
+}
 
 /// What the consumer should do about the producer's state word, once the ring has nothing for it.
 pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {

@@ -7,15 +7,8 @@
 use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Waitable};
-use ginnel_layout::ring::{
-    self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED, SideState, TAIL,
-};
+use ginnel_layout::ring::{DATA_ARMED, HEAD, HEADER, SPACE_ARMED, TAIL};
 use ginnel_shmem::{Memory, SharedSlice};
-
-fn check(capacity: usize, len: usize) {
-    assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
-    assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
-}
 
 /// Long copies are handed over in pieces of this part of the ring.
 const PIECES: usize = 8;
@@ -36,12 +29,7 @@ impl<M: Memory> Producer<M> {
     /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
-        check(capacity, memory.len());
-        memory.store_relaxed_u32(SPACE_ARMED, 0);
-        memory.store_release_u64(TAIL, 0);
-        if SideState(memory.load_relaxed_u32(PRODUCER_STATE)) != SideState::DEAD {
-            memory.store_release_u32(PRODUCER_STATE, SideState::OPEN.0);
-        }
+        side::begin_producing(&memory, capacity, TAIL);
         Self {
             memory,
             capacity,
@@ -202,12 +190,7 @@ impl<M: Memory> Consumer<M> {
     /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
-        check(capacity, memory.len());
-        memory.store_relaxed_u64(HEAD, 0);
-        memory.store_relaxed_u32(DATA_ARMED, 0);
-        if SideState(memory.load_relaxed_u32(CONSUMER_STATE)) != SideState::DEAD {
-            memory.store_release_u32(CONSUMER_STATE, SideState::OPEN.0);
-        }
+        side::begin_consuming(&memory, capacity);
         Self {
             memory,
             capacity,
