@@ -41,6 +41,9 @@ pub struct Member {
     pub session: bool,
     /// Nothing if it was never heard of.
     pub interrupts: Option<bool>,
+    /// No sign of life; nothing if none is waited for.
+    #[serde(default)]
+    pub hangs: Option<bool>,
     /// Of its control device; on the host only.
     pub socket: Option<String>,
     pub vectors: u32,

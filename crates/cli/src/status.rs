@@ -89,6 +89,7 @@ fn state(member: &Member) -> String {
     match (member.connected, member.session) {
         (false, _) => "not running".into(),
         (true, false) => format!("no guest daemon{qemu}"),
+        (true, true) if member.hangs == Some(true) => format!("hangs{qemu}"),
         (true, true) => format!("up{qemu}"),
     }
 }
@@ -209,6 +210,10 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
         let name = &member.name;
         if !member.session {
             warnings.push(format!("VM {name} runs without a guest daemon: start `ginneld guest` in it"));
+        } else if member.hangs == Some(true) {
+            warnings.push(format!(
+                "VM {name} gives no sign of life: it hangs, is paused, or its ginneld is not running"
+            ));
         } else if member.interrupts == Some(false) {
             warnings.push(format!(
                 "VM {name} has no interrupts, so its programs poll: give it an IOMMU ({IOMMU}, and intel_iommu=on on \

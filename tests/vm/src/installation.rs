@@ -85,7 +85,7 @@ struct Segment {
 #[must_use = "a plan starts nothing"]
 pub struct Plan<'b> {
     bed: &'b Bed,
-    vms: Vec<String>,
+    vms: Vec<(String, String)>,
     memory: Memory,
     segments: Vec<Segment>,
     more: String,
@@ -98,8 +98,13 @@ impl<'b> Plan<'b> {
     }
 
     /// A VM.
-    pub fn vm(mut self, name: &str) -> Self {
-        self.vms.push(name.into());
+    pub fn vm(self, name: &str) -> Self {
+        self.vm_with(name, "")
+    }
+
+    /// A VM, and more lines for it.
+    pub fn vm_with(mut self, name: &str, lines: &str) -> Self {
+        self.vms.push((name.into(), lines.into()));
         self
     }
 
@@ -143,8 +148,8 @@ impl<'b> Plan<'b> {
             dir.join("state"),
             shm.path()
         );
-        for vm in &self.vms {
-            writeln!(text, "[vm.{vm}]")?;
+        for (vm, lines) in &self.vms {
+            writeln!(text, "[vm.{vm}]\n{lines}")?;
         }
         for Segment { name, mib, memory, members, readers } in &self.segments {
             writeln!(

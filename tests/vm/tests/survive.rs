@@ -145,8 +145,12 @@ fn daemons_killed_under_load_lose_nothing(memory: Memory) -> Result<()> {
 
 fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()> {
     let bed = Bed::new("deaths")?;
-    let ginnel =
-        Plan::new(&bed).memory(memory).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let ginnel = Plan::new(&bed)
+        .memory(memory)
+        .vm_with("a", "heartbeat = 1")
+        .vm("b")
+        .segment("web", 64, &["host", "a", "b"])
+        .start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;
 
     // A program in a VM.
@@ -174,14 +178,16 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()
     let second = echo.wait_for_line("listening", PROMPT)?;
     ensure!(first != second, "the same number and epoch: {first}");
 
-    // A paused VM is not dead.
+    // A paused VM is not dead. That it gives no sign of life is told.
     let at_host = host_load(&bed, &ginnel, "hold web echo")?;
     at_host.wait_for_line("holding", PROMPT)?;
     let in_vm = b.load("hold web echo")?;
     in_vm.wait_for_line("holding", PROMPT)?;
     a.vm.pause()?;
-    std::thread::sleep(Duration::from_secs(2));
+    let daemon = ginnel.daemon()?;
+    daemon.wait_for_line("no sign of life", PROMPT)?;
     a.vm.resume()?;
+    daemon.wait_for_line("gives signs of life again", PROMPT)?;
     a.vm.run("true")?.ok()?;
     ensure!(
         !at_host.said().0.contains("told") && !in_vm.said().0.contains("told"),

@@ -25,6 +25,7 @@ impl Daemon {
         if !self.up {
             return;
         }
+        self.unanswered |= kind == RelayKind::DATA;
         if self.outbox.is_empty() && self.link.send(kind, client, body) != Err(SendRefused::Full) {
             return; // Sent, or the session is broken, which the next look at the link says.
         }
@@ -162,7 +163,7 @@ impl Daemon {
                 }
                 Event::Down => {
                     tracing::warn!("the session with the host's daemon has ended; waiting for the next");
-                    self.up = false;
+                    (self.up, self.unanswered) = (false, false);
                     self.outbox.clear();
                     self.orphans.clear(); // The next session brings them again.
                     for id in self.clients.opened() {
@@ -170,7 +171,10 @@ impl Daemon {
                     }
                     self.clients.resume();
                 }
-                Event::Message { kind, client, body } => self.host_says(kind, client, body),
+                Event::Message { kind, client, body } => {
+                    self.unanswered = false;
+                    self.host_says(kind, client, body);
+                }
             }
         }
         true

@@ -171,6 +171,7 @@ impl Server {
                 self.step_links();
             }
             self.look_after_segments();
+            self.look_at_hearts();
         }
     }
 
@@ -193,15 +194,15 @@ impl Server {
         }
     }
 
-    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated.
+    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated, or signs of life are
+    /// waited for.
     fn timeout(&self) -> Option<Duration> {
         if self.more {
             return Some(Duration::ZERO);
         }
-        if self.broker.books().channels.is_empty() {
-            return None;
-        }
-        Some(LOOK.saturating_sub(self.last_look.elapsed()))
+        let segments =
+            (!self.broker.books().channels.is_empty()).then(|| LOOK.saturating_sub(self.last_look.elapsed()));
+        [segments, self.next_look_at_hearts()].into_iter().flatten().min()
     }
 
     fn look_after_segments(&mut self) {
