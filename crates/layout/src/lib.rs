@@ -17,6 +17,7 @@ pub mod name;
 pub mod relay;
 pub mod ring;
 pub mod segment;
+pub mod sync;
 pub mod wire;
 
 pub use name::Name;
