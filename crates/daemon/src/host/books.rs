@@ -256,8 +256,8 @@ impl Books {
                 Ok(())
             }
             Record::Segment { name, uuid, size, members, readers, memory, page, part, runtime } => {
-                let arena = match self.segments.get(&name.0) {
-                    Some(old) if old.size == *size => old.arena.clone(),
+                let arena = match self.segments.get_mut(&name.0) {
+                    Some(old) if old.size == *size => std::mem::replace(&mut old.arena, Arena::of_segment(0)),
                     Some(old) if old.arena.used() > 0 => {
                         return Err(Misfit("a segment resized that is in use"));
                     }

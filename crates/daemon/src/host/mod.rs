@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`config`] | the configuration file |
 //! | [`broker`], `requests` | the state machine of the attach protocol |
-//! | [`books`], [`record`], [`arena`] | its state, and the changes that lead there |
+//! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
@@ -28,6 +28,7 @@ pub mod reply;
 mod requests;
 pub mod segments;
 pub mod server;
+mod starts;
 mod startup;
 mod vms;
 

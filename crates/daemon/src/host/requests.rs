@@ -9,7 +9,7 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
-use ginnel_layout::{HOST_MEMBER, Name};
+use ginnel_layout::{HOST_MEMBER, Name, PAGE};
 use tracing::{debug, info};
 use zerocopy::IntoBytes;
 
@@ -398,7 +398,7 @@ impl Broker {
             }
         }
         let arena = self.books.segments.get(&segment).map(|s| &s.arena);
-        let Some(offset) = arena.and_then(|arena| arena.find(len)) else {
+        let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
             let text = format!(
                 "segment {segment} has no room for a channel of {len} bytes (its longest free run has {}): close \
                  channels, wish for smaller rings, or make the segment larger",
