@@ -222,6 +222,23 @@ impl Memory for Mapping {
         self.word64(self.writable, at).store(value, Ordering::Release);
     }
     #[inline]
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        let word = self.word64(self.writable, at);
+        word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+    #[inline]
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        self.word64(self.writable, at).swap(value, Ordering::AcqRel)
+    }
+    #[inline]
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word64(self.writable, at).fetch_or(bits, Ordering::AcqRel)
+    }
+    #[inline]
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word64(self.writable, at).fetch_and(bits, Ordering::AcqRel)
+    }
+    #[inline]
     fn full_fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -292,6 +309,17 @@ mod tests {
     }
 
     #[test]
+    fn words_are_changed_as_they_stand() {
+        let m = Mapping::anonymous(4096).unwrap();
+        assert_eq!(m.swap_u64(8, 0b1100), 0);
+        assert_eq!(m.fetch_or_u64(8, 0b0011), 0b1100);
+        assert_eq!(m.fetch_and_u64(8, 0b0110), 0b1111);
+        assert_eq!(m.compare_exchange_u64(8, 0b1111, 9), Err(0b0110));
+        assert_eq!(m.compare_exchange_u64(8, 0b0110, 9), Ok(()));
+        assert_eq!(m.load_acquire_u64(8), 9);
+    }
+
+    #[test]
     fn stripes_are_the_words_in_order() {
         let m = Mapping::anonymous(4096).unwrap();
         let bytes: Vec<u8> = (0..107u8).collect();
@@ -341,11 +369,15 @@ mod tests {
             reader.is_read_only() && reader.part(64, 64).unwrap().is_read_only() && !writer.is_read_only()
         );
         writer.store_release_u64(64, 7);
-        let stores: [fn(&Mapping); 6] = [
+        let stores: [fn(&Mapping); 10] = [
             |m| m.store_relaxed_u32(0, 1),
             |m| m.store_release_u32(0, 1),
             |m| m.store_relaxed_u64(0, 1),
             |m| m.store_release_u64(0, 1),
+            |m| m.compare_exchange_u64(0, 1, 1).unwrap(),
+            |m| _ = m.swap_u64(0, 1),
+            |m| _ = m.fetch_or_u64(0, 1),
+            |m| _ = m.fetch_and_u64(0, 1),
             |m| m.write(0, &[1; 8]),
             |m| m.write(0, &[1; 999]),
         ];
