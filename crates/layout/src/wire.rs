@@ -17,6 +17,10 @@
 //! | `CONNECT` [`Connect`] | `CHANNEL` [`Channel`] | the peer's event (host only) |
 //! | `ACCEPTED` [`ChannelRef`] | `OK` | |
 //! | `CLOSE` [`ChannelRef`] | `OK` | |
+//! | `SYNC_OPEN` [`SyncOpen`] | `SYNC` [`Sync`] | |
+//! | `SYNC_CLOSE` [`SyncRef`] | `OK` | |
+//! | `SYNC_UNLINK` [`ByName`] | `OK` | |
+//! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
 //! | `INSPECT` | `TEXT`..., JSON | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
@@ -53,6 +57,10 @@ impl Kind {
     pub const CLOSE: Self = Self(7);
     pub const INSPECT: Self = Self(8);
     pub const ADMIN: Self = Self(9);
+    pub const SYNC_OPEN: Self = Self(10);
+    pub const SYNC_CLOSE: Self = Self(11);
+    pub const SYNC_UNLINK: Self = Self(12);
+    pub const BELL: Self = Self(13);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);
@@ -62,6 +70,8 @@ impl Kind {
     pub const OK: Self = Self(107);
     pub const TEXT: Self = Self(108);
     pub const ERROR: Self = Self(109);
+    pub const SYNC: Self = Self(110);
+    pub const BELL_OK: Self = Self(111);
 }
 
 /// In front of every message.
@@ -291,6 +301,107 @@ pub struct ChannelRef {
 }
 const _: () = assert!(size_of::<ChannelRef>() == 8);
 
+/// Opens a synchronisation object of the segment by name, as one more user of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SyncOpen {
+    /// Its name. Those of synchronisation objects, blocks and listeners are apart.
+    pub name: Name,
+    /// [`crate::sync::SyncKind`].
+    pub kind: u32,
+    /// Semaphore: most permits. Barrier: parties. Else 0. For an object that is there: 0, or what it has.
+    pub limit: u32,
+    /// Semaphore: the permits that a new one has. Else 0.
+    pub initial: u32,
+    /// [`SyncOpen::CREATE`] and others.
+    pub flags: u32,
+    /// Chosen by the client, unique for the endpoint. The same request asked again (after the daemon has gone without an
+    /// answer) with the same nonce yields the same slot.
+    pub nonce: u64,
+}
+const _: () = assert!(size_of::<SyncOpen>() == 88);
+
+impl SyncOpen {
+    /// Make the object if it is not there.
+    pub const CREATE: u32 = 1;
+    /// With [`SyncOpen::CREATE`]: it must not be there ([`ErrorCode::IN_USE`]).
+    pub const EXCLUSIVE: u32 = 2;
+    /// With [`SyncOpen::CREATE`]: a new object stays until it is unlinked; else it goes with its last user.
+    pub const PERSISTENT: u32 = 4;
+}
+
+/// Answer to [`SyncOpen`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Sync {
+    /// Number of the object. Never used again.
+    pub object: u64,
+    /// Offset of its page from the start of the segment.
+    pub offset: u64,
+    /// [`crate::sync::SyncKind`].
+    pub kind: u32,
+    /// Its limit.
+    pub limit: u32,
+    /// The slot that is now this user's.
+    pub slot: u32,
+    /// The slot's epoch.
+    pub epoch: u32,
+    /// The endpoint's own doorbell as it stands in the slot: member << 16 | vector.
+    pub bell: u32,
+    /// 1 if the object was made by this request.
+    pub created: u32,
+}
+const _: () = assert!(size_of::<Sync>() == 40);
+
+/// Names a slot in `SYNC_CLOSE`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SyncRef {
+    /// [`Sync::object`].
+    pub object: u64,
+    /// [`Sync::slot`].
+    pub slot: u32,
+    /// [`Sync::epoch`].
+    pub epoch: u32,
+}
+const _: () = assert!(size_of::<SyncRef>() == 16);
+
+/// Names something in the segment: in `SYNC_UNLINK` and `BLOCK_UNLINK`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ByName {
+    /// The name.
+    pub name: Name,
+}
+const _: () = assert!(size_of::<ByName>() == 64);
+
+/// Asks how to ring a doorbell of a member of the endpoint's segment, as it stands in the slots of synchronisation
+/// objects. Those are in shared memory, so the daemon checks that the member has a share in the segment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BellOf {
+    /// Member << 16 | vector.
+    pub bell: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BellOf>() == 8);
+
+/// Answer to [`BellOf`]. Holds as long as the endpoint does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BellOk {
+    /// How.
+    pub kind: BellKind,
+    /// What to store in the doorbell register.
+    pub bell: u32,
+    /// File descriptors that come along ([`Fds::PEER_EVENT`]).
+    pub fds: Fds,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BellOk>() == 16);
+
 /// A request was refused. Text for people follows: what, where, and the fix.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -318,7 +429,7 @@ impl ErrorCode {
     pub const DENIED: Self = Self(4);
     /// Nobody listens at that name.
     pub const REFUSED: Self = Self(5);
-    /// Somebody listens at that name already.
+    /// The name is taken already.
     pub const IN_USE: Self = Self(6);
     /// A limit is reached: endpoints, channels, bytes, backlog.
     pub const LIMIT: Self = Self(7);
@@ -326,11 +437,11 @@ impl ErrorCode {
     pub const NO_MEMORY: Self = Self(8);
     /// The endpoint (number, epoch, token) is not or no longer known.
     pub const STALE: Self = Self(9);
-    /// The listener has channels of another kind.
+    /// The listener has channels of another kind, or the synchronisation object is of another kind.
     pub const KIND: Self = Self(10);
     /// The segment's memory is broken (its file was truncated).
     pub const BROKEN: Self = Self(11);
-    /// No such channel, listener, VM or segment.
+    /// No such channel, listener, object, block, VM or segment.
     pub const NOT_FOUND: Self = Self(12);
     /// The daemon that decides cannot be reached just now. Try again.
     pub const UNAVAILABLE: Self = Self(13);
@@ -338,6 +449,13 @@ impl ErrorCode {
     pub const INVALID: Self = Self(14);
     /// This member may only read the segment.
     pub const READ_ONLY: Self = Self(15);
+    /// A quota of memory is used up: bytes or number of blocks, open handles.
+    pub const QUOTA: Self = Self(16);
+    /// All places are taken: a synchronisation object has [`crate::sync::SLOTS`] users at most; or somebody has a block for
+    /// itself that is wished for writing. Try again.
+    pub const BUSY: Self = Self(17);
+    /// The handle is not open (any more): closed or freed twice.
+    pub const CLOSED: Self = Self(18);
 }
 
 /// Splits a packet into header and body, without looking into the body.
