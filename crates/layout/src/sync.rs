@@ -9,7 +9,8 @@
 //! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. Who clears another's bit rings
 //! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. Who clears another's bit has signalled it
 //! 0x020           users    turn      u64  the slot that was woken last; a hint for fairness, any value will do
-//! 0x028                    reserved, zero
+//! 0x028           daemon   seated    u64  bit k: slot k has a user. Others are not looked at
+//! 0x030                    reserved, zero
 //!
 //! 0x040 * (k + 1)          slot k of 63: one user, that is, one open handle
 //!     + 0x00      daemon   endpoint  u32  whose handle it is
@@ -58,6 +59,8 @@ pub const ARMED: usize = 0x10;
 pub const WAITING: usize = 0x18;
 /// Offset of the hint whose turn it was.
 pub const TURN: usize = 0x20;
+/// Offset of the bits of the slots that have a user.
+pub const SEATED: usize = 0x28;
 
 /// Offset of a slot. Panics for one that does not exist.
 #[inline]
@@ -82,7 +85,7 @@ pub const SLOT_SINCE: usize = 0x18;
 const _: () = {
     assert!(SIZE == 4096 && SLOTS == 63 && SLOTS_MASK == u64::MAX >> 1);
     assert!(slot(0) == 0x40 && slot(SLOTS - 1) + CACHE_LINE == SIZE);
-    assert!(TURN + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
+    assert!(SEATED + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
 };
 
 /// What an object is. Open: unknown values are refused.
