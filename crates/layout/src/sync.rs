@@ -15,7 +15,8 @@
 //! 0x040 * (k + 1)          slot k of 63: one user, that is, one open handle
 //!     + 0x00      daemon   endpoint  u32  whose handle it is
 //!     + 0x04      daemon   endpoint_epoch u32
-//!     + 0x08      daemon   epoch     u32  of the slot: 1 to 0xffff, another for each user; 0 while the slot is free
+//!     + 0x08      daemon   epoch     u32  of the slot: 1 to 0xffff, another for each user; 0 while the slot is free (then
+//!                                         the rest still says who had it)
 //!     + 0x0c      daemon   bell      u32  how to ring the user: member << 16 | vector. A hint, checked by who rings
 //!     + 0x10      users*   reader    u64  rwlock: ReaderState
 //!     + 0x18      user     since     u64  when the user began to wait, in ns of CLOCK_REALTIME; 0 while it does not

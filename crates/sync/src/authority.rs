@@ -76,9 +76,6 @@ pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> 
     page.fetch_and_u64(ARMED, !bit);
     page.fetch_and_u64(SEATED, !bit);
     page.store_relaxed_u64(at + SLOT_SINCE, 0);
-    page.store_relaxed_u32(at + SLOT_ENDPOINT, 0);
-    page.store_relaxed_u32(at + SLOT_ENDPOINT_EPOCH, 0);
-    page.store_relaxed_u32(at + SLOT_BELL, 0);
     // Those who sleep, and those whose bit the dead may have taken without ringing them.
     let asleep = SLEEPERS.sleepers(page);
     let waits = |k: &usize| page.load_relaxed_u64(slot(*k) + SLOT_SINCE) != 0;
