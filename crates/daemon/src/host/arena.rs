@@ -130,12 +130,12 @@ impl Arena {
         let Some((page, len)) = self.span(at, len).filter(|&span| self.is_taken(span)) else { return false };
         self.used -= len;
         let (mut start, mut end) = (page, page + len);
-        if let Some(before) = self.starts.below(page).filter(|&run| self.is_free(run)) {
+        if let Some(before) = self.starts.below(page).filter(|&run| self.begins_free(run)) {
             self.unlink(before);
             self.starts.remove(page);
             start = before;
         }
-        if self.is_free(end) {
+        if self.begins_free(end) {
             self.unlink(end);
             self.starts.remove(end);
             end += self.table[end as usize][LEN] & !FREE;
@@ -152,7 +152,7 @@ impl Arena {
         let end = page + old;
         if new > old {
             let more = new - old;
-            let room = if self.is_free(end) { self.table[end as usize][LEN] & !FREE } else { 0 };
+            let room = if self.begins_free(end) { self.table[end as usize][LEN] & !FREE } else { 0 };
             if room < more {
                 return false;
             }
@@ -172,6 +172,14 @@ impl Arena {
             return self.give(at + u64::from(new) * PAGE as u64, u64::from(old - new) * PAGE as u64);
         }
         true
+    }
+
+    /// Whether there is room for so many bytes right behind a block that ends here.
+    pub fn is_free_behind(&self, at: u64, len: u64) -> bool {
+        self.span(at, len).is_some_and(|(page, len)| {
+            let begins = self.starts.below(page + 1) == Some(page) && self.begins_free(page);
+            begins && self.table[page as usize][LEN] & !FREE >= len
+        })
     }
 
     /// Bytes that are taken.
@@ -214,7 +222,7 @@ impl Arena {
     }
 
     /// Whether a free run begins here. `page` is where another run ends, so a run begins here, or the arena ends.
-    fn is_free(&self, page: u32) -> bool {
+    fn begins_free(&self, page: u32) -> bool {
         self.table.get(page as usize).is_some_and(|run| run[LEN] & FREE != 0)
     }
 
@@ -409,6 +417,9 @@ mod tests {
                         let Some((at, old)) = some(index) else { continue };
                         let new = new.next_multiple_of(P);
                         let fits = new <= old || model.is_free(at + old, new - old);
+                        if new > old {
+                            prop_assert_eq!(arena.is_free_behind(at + old, new - old), fits);
+                        }
                         prop_assert_eq!(arena.resize(at, old, new), fits);
                         if fits {
                             model.0.insert(at, new);

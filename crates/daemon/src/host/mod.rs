@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`config`] | the configuration file |
 //! | [`broker`], `requests` | the state machine of the attach protocol |
+//! | `blocks`, `sync` | blocks, synchronisation objects |
 //! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
@@ -13,6 +14,7 @@
 
 mod admin;
 pub mod arena;
+mod blocks;
 pub mod books;
 pub mod broker;
 mod clients;
@@ -30,6 +32,7 @@ pub mod segments;
 pub mod server;
 mod starts;
 mod startup;
+mod sync;
 mod vms;
 
 use config::{Config, LogFormat};

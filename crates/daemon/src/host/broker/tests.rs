@@ -21,6 +21,9 @@ impl World for TestWorld {
         self.0 += 1;
         self.0.to_le_bytes()
     }
+    fn now(&mut self) -> u64 {
+        1
+    }
 }
 
 const SIZE: u64 = 4 << 20;
@@ -46,6 +49,7 @@ impl Bench {
             next_epoch: 1,
             next_listener: 1,
             next_channel: 1,
+            next_object: 1,
         };
         assert!(broker.note(start));
         for (number, member) in [(0, "host"), (VM, "vm-a")] {
@@ -151,6 +155,8 @@ impl Bench {
                 .filter(|c| c.segment.0 == segment.name)
                 .map(|c| (c.offset, c.offset + c.block_len()))
                 .collect();
+            let pages = books.syncs.values().filter(|s| s.segment.0 == segment.name);
+            blocks.extend(pages.map(|s| (s.offset, s.offset + PAGE as u64)));
             blocks.sort_unstable();
             assert!(blocks.windows(2).all(|w| w[0].1 <= w[1].0), "overlap");
             assert!(blocks.iter().all(|b| b.0 >= ARENA && b.1 <= SIZE && b.0.is_multiple_of(PAGE as u64)));
@@ -162,6 +168,18 @@ impl Bench {
                 let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
                 assert!(side.closed || endpoint.is_some_and(|e| e.channels.contains(&channel.number)));
             }
+        }
+        for object in books.syncs.values() {
+            assert!(!object.users.is_empty() || (object.persistent && !object.name.0.is_none()));
+            assert!(object.users.windows(2).all(|w| w[0].slot < w[1].slot));
+            for user in &object.users {
+                assert!(books.endpoints[&user.endpoint].syncs.contains(&(object.number, user.slot)));
+            }
+        }
+        let handles: usize = books.endpoints.values().map(|e| e.syncs.len()).sum();
+        assert_eq!(handles, books.syncs.values().map(|s| s.users.len()).sum::<usize>());
+        for ((segment, name), object) in &books.sync_names {
+            assert_eq!((*segment, *name), (books.syncs[object].segment.0, books.syncs[object].name.0));
         }
         for endpoint in books.endpoints.values() {
             assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
@@ -189,6 +207,11 @@ impl Bench {
                 (member.tally.channels as usize, member.tally.bytes),
                 (channels.len(), channels.iter().sum())
             );
+            let pages = books.syncs.values().filter(|s| s.member == member.number).count();
+            assert_eq!(
+                (member.tally.blocks as usize, member.tally.block_bytes),
+                (pages, (pages * PAGE) as u64)
+            );
         }
         // The journal makes the same books, and so does a dump of them.
         let Replayed { books: replayed, dropped, misfits, .. } = journal::replay(&self.journal);
@@ -210,6 +233,7 @@ fn check_packet(effect: &Effect) {
             assert_eq!(channel.bell_kind == BellKind::EVENT, channel.fds.0 & Fds::PEER_EVENT != 0);
             channel.fds.0
         }
+        Kind::BELL_OK => wire::body::<wire::BellOk>(body).unwrap().fds.0,
         _ => 0,
     };
     assert_eq!(announced.count_ones() as usize, fds.len(), "{:?}", header.kind);
@@ -225,6 +249,15 @@ fn listen(at: &str) -> wire::Listen {
 
 fn connect(to: &str, capacity: u64, nonce: u64) -> wire::Connect {
     wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce }
+}
+
+fn sync_open(at: &str, kind: u32, limit: u32, nonce: u64) -> wire::SyncOpen {
+    let flags = wire::SyncOpen::CREATE;
+    wire::SyncOpen { name: name(at), kind, limit, initial: 0, flags, nonce }
+}
+
+fn by_name(at: &str) -> wire::ByName {
+    wire::ByName { name: name(at) }
 }
 
 fn reference(channel: u64) -> wire::ChannelRef {
@@ -245,6 +278,9 @@ enum Step {
     Connect(usize, u8, u64, u8),
     Accept(usize, usize),
     Close(usize, usize),
+    SyncOpen { client: usize, name: u8, kind: u32, flags: u32, nonce: u8 },
+    SyncClose(usize, usize),
+    SyncUnlink(usize, u8),
     Garbage(usize, u16, Vec<u8>),
 }
 
@@ -262,7 +298,12 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
         3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
         5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
-        1 => (n(), 0..12u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
+        5 => (n(), 0..3u8, 1..5u32, 0..8u32, 0..9u8).prop_map(|(client, name, kind, flags, nonce)| {
+            Step::SyncOpen { client, name, kind, flags, nonce }
+        }),
+        3 => (n(), n()).prop_map(|(c, h)| Step::SyncClose(c, h)),
+        1 => (n(), 0..3u8).prop_map(|(c, name)| Step::SyncUnlink(c, name)),
+        1 => (n(), 0..30u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
     ]
 }
 
@@ -350,6 +391,31 @@ proptest! {
                     let kind = if matches!(step, Step::Accept(..)) { Kind::ACCEPTED } else { Kind::CLOSE };
                     bench.ask(id, kind, reference(pick(&channels, h).unwrap_or(77)).as_bytes());
                 }
+                Step::SyncOpen { client, name, kind, flags, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let limit = if kind == 4 { 3 } else { 0 };
+                    let wish = wire::SyncOpen { flags, ..sync_open(["a", "b", "c"][name as usize], kind, limit, nonce.into()) };
+                    bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes());
+                }
+                Step::SyncClose(c, h) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let all: Vec<(u64, u32, u16, u32)> = bench.broker.books.syncs.values()
+                        .flat_map(|s| s.users.iter().map(|u| (s.number, u.slot, u.epoch, u.endpoint))).collect();
+                    let Some((object, slot, epoch, owner)) = pick(&all, h) else { continue };
+                    let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
+                    let wish = wire::SyncRef { object, slot, epoch: epoch.into() };
+                    let kind = bench.ask(id, Kind::SYNC_CLOSE, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, own);
+                    if own {
+                        let attached = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
+                        prop_assert!(attached.is_none() || bench.code(id, Kind::SYNC_CLOSE, wish.as_bytes()) == Some(ErrorCode::CLOSED));
+                    }
+                }
+                Step::SyncUnlink(c, name) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.ask(id, Kind::SYNC_UNLINK, by_name(["a", "b", "c"][name as usize]).as_bytes());
+                    }
+                }
                 Step::Garbage(c, kind, body) => {
                     if let Some(id) = pick(&clients, c) {
                         bench.broker.packet(&mut bench.world, id, &reply::packet(Kind(kind), 9, &body));
@@ -377,7 +443,9 @@ proptest! {
         bench.check();
         let books = bench.broker.books();
         prop_assert!(books.endpoints.is_empty() && books.channels.is_empty() && books.listeners.is_empty());
-        prop_assert!(books.segments.values().all(|s| s.arena.used() == 0));
+        prop_assert!(books.syncs.values().all(|s| s.persistent && s.users.is_empty()));
+        let stay = books.syncs.len() * PAGE;
+        prop_assert_eq!(books.segments.values().map(|s| s.arena.used()).sum::<u64>(), stay as u64);
     }
 
     #[test]
@@ -629,4 +697,92 @@ fn unlistening_refuses_those_who_wait() {
     assert!(effects.contains(&Effect::Ring { member: 0, vector: attached.vector }));
     assert_eq!(bench.connect(b, "x", 2).unwrap_err(), ErrorCode::REFUSED);
     bench.check();
+}
+
+#[test]
+fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (b, other) = bench.attach(VM, "web");
+    let open = sync_open("m", SyncKind::MUTEX.0, 0, 1);
+    let (kind, body, effects) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    let first: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!(
+        (kind, first.slot, first.epoch, first.created, first.bell),
+        (Kind::SYNC, 0, 1, 1, attached.vector)
+    );
+    assert!(matches!(
+        &effects[..],
+        [Effect::NewSync { .. }, Effect::Seat { bell, .. }, Effect::Send { .. }] if *bell == attached.vector
+    ));
+    // Asked again it is the same; asked anew, by anybody, another slot.
+    let (_, body, _) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    assert_eq!(wire::body::<wire::Sync>(&body).unwrap().slot, 0);
+    let (_, body, _) = bench.ask_all(b, Kind::SYNC_OPEN, sync_open("m", 1, 0, 1).as_bytes());
+    let second: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!((second.object, second.slot, second.epoch, second.created), (first.object, 1, 2, 0));
+    assert_eq!(second.bell, VM << 16 | other.vector);
+    assert_eq!(bench.broker.books.sync_bell(first.object, 1), Some((VM, other.vector)));
+    // Refused, and each for a reason of its own.
+    let wishes = [
+        (sync_open("m", 2, 0, 9), ErrorCode::KIND),
+        (sync_open("m", 9, 0, 9), ErrorCode::INVALID),
+        (wire::SyncOpen { flags: 3, ..sync_open("m", 1, 0, 9) }, ErrorCode::IN_USE),
+        (wire::SyncOpen { flags: 0, ..sync_open("n", 1, 0, 9) }, ErrorCode::NOT_FOUND),
+        (sync_open("n", 5, 64, 9), ErrorCode::INVALID),
+        (sync_open("n", 1, 1, 9), ErrorCode::INVALID),
+    ];
+    for (wish, code) in wishes {
+        assert_eq!(bench.code(a, Kind::SYNC_OPEN, wish.as_bytes()), Some(code), "{wish:?}");
+    }
+    assert_eq!(bench.code(b, Kind::SYNC_UNLINK, by_name("m").as_bytes()), Some(ErrorCode::DENIED));
+    bench.check();
+    bench.broker.hung_up(a);
+    let effects = bench.effects();
+    assert!(
+        effects.iter().any(|e| matches!(e, Effect::Reclaim { slot: 0, left: Left::Died, .. })),
+        "{effects:?}"
+    );
+    bench.check();
+    bench.broker.member_died(VM);
+    bench.effects();
+    bench.check();
+    assert!(bench.broker.books.syncs.is_empty(), "it goes with its last user");
+}
+
+#[test]
+fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
+    let mut limits = Limits::default();
+    limits.member.handles_per_endpoint = 64;
+    limits.member.blocks_per_member = 2;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    for nonce in 0..63 {
+        assert_eq!(bench.ask(a, Kind::SYNC_OPEN, sync_open("m", 1, 0, nonce).as_bytes()), Kind::SYNC);
+    }
+    let mut code = |name, nonce| bench.code(a, Kind::SYNC_OPEN, sync_open(name, 1, 0, nonce).as_bytes());
+    assert_eq!(code("m", 63), Some(ErrorCode::BUSY));
+    assert_eq!(code("n", 64), None);
+    assert_eq!(code("m", 65), Some(ErrorCode::QUOTA), "handles");
+    let (b, _) = bench.attach(0, "web");
+    assert_eq!(
+        bench.code(b, Kind::SYNC_OPEN, sync_open("o", 1, 0, 1).as_bytes()),
+        Some(ErrorCode::QUOTA),
+        "objects"
+    );
+    bench.check();
+}
+
+#[test]
+fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (own, _) = bench.attach(0, "own");
+    let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
+    let (kind, body, _) = bench.ask_all(a, Kind::BELL, bell(VM, 3).as_bytes());
+    let answer: wire::BellOk = wire::body(&body).unwrap();
+    assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
+    for (client, wish) in [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1))] {
+        assert_eq!(bench.code(client, Kind::BELL, wish.as_bytes()), Some(ErrorCode::NOT_FOUND), "{wish:?}");
+    }
 }
