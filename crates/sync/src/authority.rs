@@ -56,13 +56,12 @@ pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> 
             page.swap_u64(at + SLOT_READER, ReaderState::NONE.0);
         }
         SyncKind::CONDVAR => {
-            let waited = page.load_relaxed_u64(at + SLOT_SINCE) != 0;
-            let signalled = page.fetch_and_u64(WAITING, !bit) & bit == 0;
-            if waited && signalled {
-                // A signal that died with it is for somebody else. One too many does no harm.
-                if let Some(other) = slots(page.load_relaxed_u64(WAITING)).next() {
-                    page.fetch_and_u64(WAITING, !(1 << other));
-                }
+            // If it was signalled, the signal died with it and is for somebody else. One too many does no harm, so there is no
+            // need to know whether it waited at all.
+            if page.fetch_and_u64(WAITING, !bit) & bit == 0
+                && let Some(other) = slots(page.load_relaxed_u64(WAITING)).next()
+            {
+                page.fetch_and_u64(WAITING, !(1 << other));
             }
         }
         SyncKind::BARRIER => {

@@ -33,26 +33,28 @@ impl<M: Memory> Condvar<M> {
         Self { seat: Seat::new(page, user) }
     }
 
-    /// Unlocks `mutex`, waits for a signal as `patience` says, and locks `mutex` again as `relock` says. An error means that
+    /// Unlocks `mutex`, waits in `world` for a signal as `patience` says, and locks `mutex` again as `relock` says; the mutex
+    /// has slots of its own, so it has a world of its own. An error means that
     /// the mutex is not locked any more (or never was: [`SyncError::NotOwner`]). May wake without a reason (after somebody's death); look at the condition again.
     ///
     /// The mutex may be any in the segment, but the same for all who wait here at a time.
-    pub fn wait<N: Memory, W: World>(
+    pub fn wait<N: Memory, W: World, V: World>(
         &mut self,
-        mutex: &mut Mutex<N>,
         world: &mut W,
         patience: Patience,
+        mutex: &mut Mutex<N>,
+        mutex_world: &mut V,
         relock: Patience,
     ) -> Result<Woken, SyncError> {
         if let Err(error) = self.seat.check() {
-            mutex.unlock(world)?;
+            mutex.unlock(mutex_world)?;
             return Err(error);
         }
         let page = &self.seat.page;
         page.fetch_or_u64(WAITING, self.seat.bit);
         // ORDER condvar.enrol: the bit before the mutex is free, so whoever notifies after having had the mutex sees it.
         // Pairs with: `notify_one`, `notify_all`, through the mutex.
-        if let Err(error) = mutex.unlock(world) {
+        if let Err(error) = mutex.unlock(mutex_world) {
             self.withdraw();
             return Err(error);
         }
@@ -72,7 +74,7 @@ impl<M: Memory> Condvar<M> {
                 return Err(error);
             }
         };
-        let locked = mutex.lock(world, relock)?;
+        let locked = mutex.lock(mutex_world, relock)?;
         Ok(Woken { locked, signalled })
     }
 

@@ -357,11 +357,12 @@ fn pair(users: usize) -> (LoomMemory, LoomMemory) {
 }
 
 fn await_flag(mutex: LoomMemory, condvar: LoomMemory, k: usize, mut mutex_beds: Beds) {
+    let mut beds = mutex_beds.clone();
     let mut guard = Mutex::new(mutex.clone(), user(k));
     let mut condvar = Condvar::new(condvar, user(k));
     let _ = guard.lock(&mut mutex_beds, ASLEEP).unwrap();
     while done(&mutex) == 0 {
-        let woken = condvar.wait(&mut guard, &mut mutex_beds, ASLEEP, ASLEEP).unwrap();
+        let woken = condvar.wait(&mut beds, ASLEEP, &mut guard, &mut mutex_beds, ASLEEP).unwrap();
         assert!(woken.signalled);
     }
     guard.unlock(&mut mutex_beds).unwrap();
