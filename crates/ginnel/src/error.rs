@@ -1,6 +1,6 @@
 //! What can go wrong, for callers.
 
-use ginnel_layout::wire::ErrorCode;
+use ginnel_layout::wire::{ErrorCode, Rights};
 use ginnel_ring::{Corrupt, RecvError, SendError};
 use std::io;
 use std::path::PathBuf;
@@ -74,14 +74,31 @@ pub enum Error {
         /// What was wrong.
         what: &'static str,
     },
-    /// This member may only read the segment, and whoever has a channel writes.
+    /// This member may only read the segment, and whoever has a channel, a lock or a block of its own writes.
     #[error(
-        "this member may only read segment {segment}, and whoever has a channel writes: on the host, move it from \
-         `readers` to `members` of [segment.{segment}]"
+        "this member may only read segment {segment}, and whoever has a channel, a lock or a block of its own writes: on the \
+         host, move it from `readers` to `members` of [segment.{segment}]"
     )]
     ReadOnly {
         /// The segment.
         segment: String,
+    },
+    /// The handle of a block does not have the right for this, or (with [`crate::Block::guard_writes`]) a store was tried
+    /// without it.
+    #[error("this block may not be written, or not be used any more: its handle has {} rights", rights.name())]
+    Denied {
+        /// What it has.
+        rights: Rights,
+    },
+    /// Bytes that the block does not have.
+    #[error("{len} bytes at {at} of a block that has {size}")]
+    OutOfBlock {
+        /// Where.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// What it has.
+        size: usize,
     },
     /// A name that is none.
     #[error("bad name {name:?}: {reason}")]
@@ -156,12 +173,14 @@ impl From<Error> for io::Error {
             Error::Closed => io::ErrorKind::BrokenPipe,
             Error::PeerDead => io::ErrorKind::ConnectionReset,
             Error::Corrupt(_) | Error::Protocol { .. } => io::ErrorKind::InvalidData,
-            Error::TooLong { .. } | Error::BufferTooSmall { .. } | Error::Name { .. } => {
-                io::ErrorKind::InvalidInput
-            }
+            Error::TooLong { .. }
+            | Error::BufferTooSmall { .. }
+            | Error::OutOfBlock { .. }
+            | Error::Name { .. } => io::ErrorKind::InvalidInput,
             Error::Refused { code: ErrorCode::REFUSED, .. } => io::ErrorKind::ConnectionRefused,
             Error::Refused { code: ErrorCode::DENIED | ErrorCode::READ_ONLY, .. }
-            | Error::ReadOnly { .. } => io::ErrorKind::PermissionDenied,
+            | Error::ReadOnly { .. }
+            | Error::Denied { .. } => io::ErrorKind::PermissionDenied,
             Error::Refused { code: ErrorCode::IN_USE, .. } => io::ErrorKind::AddrInUse,
             Error::Refused { code: ErrorCode::NO_SEGMENT | ErrorCode::NOT_FOUND, .. } => {
                 io::ErrorKind::NotFound
