@@ -67,12 +67,20 @@ pub trait Memory: Clone {
 ///
 /// The peer may still write to it, so there is no reference to its bytes: copy with [`SharedSlice::read`] and
 /// [`SharedSlice::write`], or take the raw pointer and its rules.
-#[derive(Clone, Copy)]
 pub struct SharedSlice<'a, M: Memory> {
     memory: &'a M,
     at: usize,
     len: usize,
 }
+
+// By hand, because a derived one would ask the same of `M`.
+impl<M: Memory> Clone for SharedSlice<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for SharedSlice<'_, M> {}
 
 impl<'a, M: Memory> SharedSlice<'a, M> {
     /// The `len` bytes of `memory` from `at`. Panics if they are not inside.
