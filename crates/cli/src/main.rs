@@ -1,10 +1,12 @@
 //! `ginnel`: the command for operators.
 
 mod address;
+mod blocks;
 mod completions;
 mod cp;
 mod inspect;
 mod libvirt_xml;
+mod locks;
 mod man;
 mod output;
 mod perf;
@@ -37,6 +39,8 @@ enum Command {
     Segment(segment::Args),
     Vm(vm::Args),
     Status(status::Args),
+    Blocks(blocks::Args),
+    Locks(locks::Args),
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
@@ -77,6 +81,8 @@ fn main() -> ExitCode {
         Command::Segment(args) => segment::run(args),
         Command::Vm(args) => vm::run(args),
         Command::Status(args) => status::run(args),
+        Command::Blocks(args) => blocks::run(args),
+        Command::Locks(args) => locks::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),

@@ -9,7 +9,7 @@
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
-//! | `declare`, `admin`, `inspect` | members and segments come and go, and are shown |
+//! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
 mod admin;
@@ -22,6 +22,7 @@ pub mod config;
 mod declare;
 mod front;
 mod inspect;
+mod inspect_memory;
 pub mod ivshmem;
 pub mod journal;
 pub mod members;
