@@ -2,6 +2,7 @@
 
 use ginnel_layout::wire::{ErrorCode, Rights};
 use ginnel_ring::{Corrupt, RecvError, SendError};
+use ginnel_sync::SyncError;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -100,6 +101,33 @@ pub enum Error {
         /// What it has.
         size: usize,
     },
+    /// A writer has died in the read-write lock: nobody may read until a writer has called the data consistent.
+    #[error("a writer died in the lock: take it for writing, repair the data and call them consistent")]
+    OwnerDied,
+    /// The lock's owner died, and the next one unlocked without calling the data consistent.
+    #[error("the lock was given up with its data inconsistent: unlink it and make it anew")]
+    NotRecoverable,
+    /// Unlocking what this handle has not locked, or no longer has.
+    #[error("this handle does not have the lock")]
+    NotOwner,
+    /// This handle has the lock already.
+    #[error("this handle has the lock already: unlock it first, or open another handle")]
+    Deadlock,
+    /// The semaphore would have more permits than it may have.
+    #[error("the semaphore would have more than its {limit} permits")]
+    Overflow {
+        /// The most it may have.
+        limit: u32,
+    },
+    /// A party of the barrier has died.
+    #[error("a party of the barrier has died: reset it once the others know")]
+    BarrierBroken,
+    /// The endpoint was declared dead, and what it had was handed on.
+    #[error("this endpoint was declared dead, and its locks were handed on: attach again")]
+    Fenced,
+    /// Somebody in the segment has broken the synchronisation object.
+    #[error("corrupt lock: {0}")]
+    CorruptLock(ginnel_sync::Corrupt),
     /// A name that is none.
     #[error("bad name {name:?}: {reason}")]
     Name {
@@ -159,6 +187,26 @@ impl From<SendError> for Error {
             SendError::PeerDead => Self::PeerDead,
             SendError::Corrupt(corrupt) => Self::Corrupt(corrupt),
             // As above.
+            _ => Self::Broken,
+        }
+    }
+}
+
+impl From<SyncError> for Error {
+    fn from(error: SyncError) -> Self {
+        match error {
+            SyncError::Busy => Self::WouldBlock,
+            SyncError::TimedOut => Self::TimedOut,
+            SyncError::OwnerDied => Self::OwnerDied,
+            SyncError::NotRecoverable => Self::NotRecoverable,
+            SyncError::NotOwner => Self::NotOwner,
+            SyncError::Deadlock => Self::Deadlock,
+            SyncError::Overflow { limit } => Self::Overflow { limit },
+            SyncError::BarrierBroken => Self::BarrierBroken,
+            SyncError::Stale => Self::Fenced,
+            SyncError::Corrupt(corrupt) => Self::CorruptLock(corrupt),
+            SyncError::Sleep(source) => Self::System { what: "sleeping on a doorbell", source },
+            // `Gone`, and whatever a later version adds: the object is of no more use.
             _ => Self::Broken,
         }
     }

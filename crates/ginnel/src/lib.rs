@@ -48,6 +48,7 @@ mod error;
 mod listener;
 mod message;
 mod stream;
+pub mod sync;
 mod waiter;
 
 pub use block::{Block, BlockOptions};

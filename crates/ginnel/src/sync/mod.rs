@@ -1,6 +1,6 @@
 //! Locks by name, in a segment: between processes, between VMs, and between both.
 //!
-//! An object is opened by name from an [`Endpoint`] and is there for all endpoints of the segment. It is made at the first
+//! An object is opened by name (one for all kinds) and is there for all endpoints of the segment. It is made at the first
 //! open and goes with its last handle, unless [`SyncOptions`] say otherwise.
 //!
 //! ```no_run

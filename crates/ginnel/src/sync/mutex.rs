@@ -34,8 +34,15 @@ impl Mutex {
         Ok(MutexGuard { mutex: Some(self), locked })
     }
 
-    /// Unlocks a mutex whose guard was leaked ([`std::mem::forget`]): for bindings to languages without guards.
+    /// The guard of a mutex whose guard was leaked ([`std::mem::forget`]), as if its owner had not died: for bindings to
+    /// languages without guards. If the mutex is not locked, what is done with the guard fails with [`Error::NotOwner`].
+    pub fn assume_locked(&mut self) -> MutexGuard<'_> {
+        MutexGuard { mutex: Some(self), locked: Locked::Clean }
+    }
+
+    /// Unlocks a mutex whose guard was leaked: for bindings to languages without guards.
     /// [`Error::NotOwner`] if this handle does not have it.
+    #[inline]
     pub fn force_unlock(&mut self) -> Result<(), Error> {
         self.lock.unlock(&mut self.handle.office).map_err(Error::from)
     }
