@@ -4,7 +4,9 @@
 pub mod bare;
 pub mod doorbell;
 pub mod ends;
+pub mod locks;
 pub mod pingpong;
+pub mod posix;
 pub mod transfer;
 
 use serde::{Deserialize, Serialize};

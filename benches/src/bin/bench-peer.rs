@@ -7,7 +7,9 @@ use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, StreamChan
 use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, reset, stop};
 use ginnel_bench::measure::doorbell::Doorbell;
 use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
+use ginnel_bench::measure::locks::{self, Ours, Signal};
 use ginnel_bench::measure::pingpong::Echo;
+use ginnel_bench::measure::posix::Posix;
 use ginnel_bench::measure::{Timing, pin, pingpong, transfer};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -57,6 +59,9 @@ struct What {
     /// Of each message, so many bytes are looked at or written, one word in each cache line.
     #[arg(long, default_value_t = 64)]
     touch: usize,
+    /// The C library's lock in place of ours.
+    #[arg(long)]
+    posix: bool,
     /// The CPU to stay on.
     #[arg(long)]
     cpu: Option<usize>,
@@ -77,6 +82,14 @@ enum Kind {
     InPlace,
     Attach,
     Idle,
+    /// Lock and unlock, alone.
+    Lock,
+    /// Both ends lock as often as they can.
+    LockCrowd,
+    /// A turn handed over under a lock.
+    LockTurns,
+    /// The same with a condition variable.
+    Condvar,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -118,6 +131,37 @@ impl What {
     }
 }
 
+/// A game of two ends with locks: words and the C library's locks lie in the segment that has no objects.
+fn locks(what: &What, me: u64) -> Result<Timing> {
+    let bare = Endpoint::attach("bare")?;
+    let memory = bare.memory();
+    let first = me == 1 || what.kind == Kind::Lock;
+    if first {
+        locks::reset(memory);
+    }
+    let mut pair: Box<dyn Signal> = match what.posix {
+        true => Box::new(Posix::open(memory, first)?),
+        false => Box::new(Ours::open(&what.endpoint()?)?),
+    };
+    if me == 1 {
+        println!("listening");
+    }
+    let timing = match what.kind {
+        Kind::LockCrowd => locks::crowd(&mut *pair, memory, me, what.rounds),
+        Kind::LockTurns => locks::hand_over(&mut *pair, memory, me, what.rounds),
+        Kind::Condvar => locks::signals(&mut *pair, memory, me, what.rounds),
+        _ => locks::alone(&mut *pair, what.rounds),
+    }?;
+    if me == 0 {
+        // The other end may sleep until it is told.
+        pair.lock()?;
+        locks::stop(memory);
+        pair.notify()?;
+        pair.unlock()?;
+    }
+    Ok(timing)
+}
+
 fn main() -> Result<()> {
     match Cli::parse().end {
         End::Serve(what) => {
@@ -134,6 +178,7 @@ fn main() -> Result<()> {
 
 fn serve(what: &What) -> Result<()> {
     match what.kind {
+        Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 1).map(|_| ()),
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             reset(endpoint.memory());
@@ -213,6 +258,7 @@ fn connect_tcp(address: &str) -> Result<TcpStream> {
 fn time(what: &What) -> Result<Timing> {
     let total = what.size as u64 * what.count;
     match what.kind {
+        Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 0),
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             let timing = pingpong::run(&mut BarePing::new(endpoint.memory().clone()), what.size, what.rounds);
