@@ -45,6 +45,7 @@ mod daemon;
 mod doorbell;
 mod endpoint;
 mod error;
+pub mod farm;
 mod listener;
 mod message;
 mod stream;
