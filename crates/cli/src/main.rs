@@ -4,6 +4,7 @@ mod address;
 mod blocks;
 mod completions;
 mod cp;
+mod farm;
 mod inspect;
 mod libvirt_xml;
 mod locks;
@@ -44,6 +45,7 @@ enum Command {
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
+    Farm(farm::Args),
     QemuArgs(qemu_args::Args),
     LibvirtXml(libvirt_xml::Args),
     Completions(completions::Args),
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),
+        Command::Farm(args) => farm::run(args),
         Command::QemuArgs(args) => qemu_args::run(args),
         Command::LibvirtXml(args) => libvirt_xml::run(args),
         Command::Completions(args) => completions::run(args, Cli::command()),
