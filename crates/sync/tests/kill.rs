@@ -25,7 +25,7 @@ fn main() {
 
 #[cfg(not(loom))]
 mod test {
-    use super::world::{Bed, Bells, user};
+    use super::world::{Bed, Bells, Sound, WATCHDOG, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
     use ginnel_shmem::{Mapping, Memory, Protection};
@@ -37,8 +37,6 @@ mod test {
     use std::io;
     use std::time::{Duration, Instant};
 
-    /// Far longer than anything takes; a sleeper that is not woken by then never is.
-    const WATCHDOG: Duration = Duration::from_secs(10);
     /// Users: who dies, who sleeps, and who is left to try.
     const VICTIM: usize = 0;
     const SLEEPER: usize = 1;
@@ -122,28 +120,8 @@ mod test {
         }
     }
 
-    /// A bed without the look every 100 ms.
-    struct Sound(Bed);
-
-    impl Sound {
-        fn new(stage: &Stage, k: usize) -> Self {
-            Self(Bed::new(&stage.bells, k))
-        }
-    }
-
-    impl Sleeper for Sound {
-        fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
-            let end = Instant::now() + WATCHDOG;
-            self.0.sleep(Some(end))?;
-            assert!(Instant::now() < end, "a wake-up was lost");
-            Ok(())
-        }
-    }
-
-    impl World for Sound {
-        fn ring(&mut self, slot: usize) {
-            self.0.ring(slot);
-        }
+    fn bed(stage: &Stage, k: usize) -> Sound {
+        Sound(Bed::new(&stage.bells, k))
     }
 
     /// The victim's: it does not sleep but looks again, and after a few times has been asleep long enough to be killed.
@@ -190,12 +168,12 @@ mod test {
     fn mutex_works(stage: &Stage) {
         lock_and_work(stage, HEIR);
         let mut mutex = stage.mutex(HEIR);
-        assert_eq!(mutex.lock(&mut Sound::new(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
-        mutex.unlock(&mut Sound::new(stage, HEIR)).unwrap();
+        assert_eq!(mutex.lock(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        mutex.unlock(&mut bed(stage, HEIR)).unwrap();
     }
 
     fn lock_and_work(stage: &Stage, k: usize) {
-        let (mut mutex, mut bed) = (stage.mutex(k), Sound::new(stage, k));
+        let (mut mutex, mut bed) = (stage.mutex(k), bed(stage, k));
         let locked = mutex.lock(&mut bed, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
@@ -206,7 +184,7 @@ mod test {
     }
 
     fn lock(stage: &Stage, k: usize) {
-        let _ = stage.mutex(k).lock(&mut Sound::new(stage, k), ASLEEP).unwrap();
+        let _ = stage.mutex(k).lock(&mut bed(stage, k), ASLEEP).unwrap();
     }
 
     fn wait_for_flag(stage: &Stage, k: usize, world: &mut impl World, again: &mut impl World) {
@@ -225,7 +203,7 @@ mod test {
     }
 
     fn sleep_for_flag(stage: &Stage) {
-        wait_for_flag(stage, SLEEPER, &mut Sound::new(stage, SLEEPER), &mut Sound::new(stage, SLEEPER));
+        wait_for_flag(stage, SLEEPER, &mut bed(stage, SLEEPER), &mut bed(stage, SLEEPER));
     }
 
     fn raise_flag(stage: &Stage, k: usize, world: &mut impl World) {
@@ -239,7 +217,7 @@ mod test {
     }
 
     fn write(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), Sound::new(stage, k));
+        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
         let locked = lock.write(&mut bed, ASLEEP).unwrap();
         stage.check(locked);
         if locked == Locked::OwnerDied {
@@ -250,7 +228,7 @@ mod test {
     }
 
     fn read(stage: &Stage, k: usize) {
-        let (mut lock, mut bed) = (stage.rwlock(k), Sound::new(stage, k));
+        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
         match lock.read(&mut bed, ASLEEP) {
             Ok(()) => {
                 stage.check(Locked::Clean);
@@ -278,22 +256,22 @@ mod test {
 
     fn heir_reads(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        lock.read(&mut Sound::new(stage, HEIR), ASLEEP).unwrap();
+        lock.read(&mut bed(stage, HEIR), ASLEEP).unwrap();
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_writes(stage: &Stage) {
         let mut lock = stage.rwlock(HEIR);
-        assert_eq!(lock.write(&mut Sound::new(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        assert_eq!(lock.write(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
         *stage.held.borrow_mut() = Some(lock);
     }
 
     fn heir_leaves(stage: &Stage) {
-        stage.held.take().unwrap().unlock(&mut Sound::new(stage, HEIR)).unwrap();
+        stage.held.take().unwrap().unlock(&mut bed(stage, HEIR)).unwrap();
     }
 
     fn heir_unlocks(stage: &Stage) {
-        stage.mutex(HEIR).unlock(&mut Sound::new(stage, HEIR)).unwrap();
+        stage.mutex(HEIR).unlock(&mut bed(stage, HEIR)).unwrap();
     }
 
     fn mutexes() -> Vec<Case> {
@@ -359,7 +337,7 @@ mod test {
                     mutex.unlock(world).unwrap();
                 },
                 sleeper: Some((
-                    |stage| match stage.mutex(SLEEPER).lock(&mut Sound::new(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.mutex(SLEEPER).lock(&mut bed(stage, SLEEPER), ASLEEP) {
                         Ok(Locked::OwnerDied) | Err(SyncError::NotRecoverable) => {}
                         other => panic!("{other:?}"),
                     },
@@ -375,7 +353,7 @@ mod test {
                     raise_flag(stage, VICTIM, world);
                 },
                 sleeper: Some((sleep_for_flag, 1)),
-                after: |stage| raise_flag(stage, HEIR, &mut Sound::new(stage, HEIR)),
+                after: |stage| raise_flag(stage, HEIR, &mut bed(stage, HEIR)),
                 ..mutex
             },
             Case {
@@ -388,7 +366,7 @@ mod test {
                 meanwhile: |stage| {
                     // Without the mutex, which the victim may have. The signal is for one of the two.
                     stage.data.store_relaxed_u64(0, 1);
-                    stage.condvar(HEIR).notify_one(&mut Sound::new(stage, HEIR));
+                    stage.condvar(HEIR).notify_one(&mut bed(stage, HEIR));
                 },
                 after: nothing,
                 ..mutex
@@ -481,7 +459,7 @@ mod test {
 
     fn others() -> Vec<Case> {
         let acquire: Act =
-            |stage| stage.semaphore(SLEEPER).acquire(&mut Sound::new(stage, SLEEPER), ASLEEP).unwrap();
+            |stage| stage.semaphore(SLEEPER).acquire(&mut bed(stage, SLEEPER), ASLEEP).unwrap();
         let semaphore = Case {
             name: "semaphore: release with a sleeper",
             kinds: (SyncKind::SEMAPHORE, SyncKind::CONDVAR),
@@ -496,7 +474,7 @@ mod test {
             after: |stage| {
                 // Died before it gave the permit (or the sleeper has it already): somebody else gives one.
                 if stage.semaphore(HEIR).permits().unwrap() == 0 {
-                    stage.semaphore(HEIR).release(&mut Sound::new(stage, HEIR), 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut bed(stage, HEIR), 1).unwrap();
                 }
             },
         };
@@ -508,7 +486,7 @@ mod test {
                     let _ = stage.semaphore(VICTIM).acquire(world, ASLEEP);
                 },
                 meanwhile: |stage| {
-                    let mut bed = Sound::new(stage, HEIR);
+                    let mut bed = bed(stage, HEIR);
                     stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
                     stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
                 },
@@ -524,7 +502,7 @@ mod test {
                     assert!(stage.barrier(VICTIM).wait(world, ASLEEP).unwrap());
                 },
                 sleeper: Some((
-                    |stage| match stage.barrier(SLEEPER).wait(&mut Sound::new(stage, SLEEPER), ASLEEP) {
+                    |stage| match stage.barrier(SLEEPER).wait(&mut bed(stage, SLEEPER), ASLEEP) {
                         Ok(false) | Err(SyncError::BarrierBroken) => {}
                         other => panic!("{other:?}"),
                     },
@@ -544,8 +522,8 @@ mod test {
                     stage.work();
                     once.complete(world).unwrap();
                 },
-                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut Sound::new(stage, SLEEPER)), 0)),
-                after: |stage| do_once(stage, HEIR, &mut Sound::new(stage, HEIR)),
+                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut bed(stage, SLEEPER)), 0)),
+                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
                 ..semaphore
             },
             semaphore,
