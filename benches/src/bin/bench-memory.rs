@@ -1,15 +1,15 @@
 //! The memory service beside its alternatives: `make bench NAME=memory`.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_bench::report::{Better, Report};
 use ginnel_bench::world::{Place, World};
-use vmtest::Bed;
+use vmtest::{Bed, HOST_ADDRESS};
 
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: locks, vm.
+    /// Only the part of that name: locks, blocks, allocate, vm.
     #[arg(long)]
     only: Option<String>,
     /// Pairs of runs for each row.
@@ -28,16 +28,28 @@ fn main() -> Result<()> {
     if wants("locks") {
         bench.locks()?;
     }
+    if wants("blocks") {
+        bench.blocks("host -> host", Place::Host(0), Place::Host(1), "127.0.0.1:17171")?;
+    }
+    if wants("allocate") {
+        ginnel_bench::allocate::allocate(&bed, &mut bench.report)?;
+    }
     if wants("vm") {
         let share = bed.dir().join("share");
         std::fs::create_dir_all(&share)?;
         let vms = world.boot(512, &share.display().to_string())?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
         bench.vm(Place::Vm(a), Place::Vm(b))?;
+        let address = format!("{}:17171", b.address()?);
+        bench.blocks("VM -> VM", Place::Vm(a), Place::Vm(b), &address)?;
+        bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
+        bench.blocks("VM -> host", Place::Vm(a), Place::Host(1), &format!("{HOST_ADDRESS}:17171"))?;
     }
     bench.report.finish("memory")
 }
 
+/// Bytes that go through a block.
+const BLOCKS_TOTAL: u64 = 2 << 30;
 /// The C library's lock that survives its owner.
 const PTHREAD: &str = "pthread robust mutex";
 const DOORBELL: &str = "bare doorbell -> eventfd";
@@ -108,6 +120,47 @@ impl Bench<'_> {
             None,
             "",
         );
+        Ok(())
+    }
+
+    /// A writer and a reader that share a block, guarded by a lock and a condition variable: the curve over the block's size.
+    fn blocks(&mut self, name: &str, writer: Place<'_>, reader: Place<'_>, address: &str) -> Result<()> {
+        let on_host = matches!((writer, reader), (Place::Host(_), Place::Host(_)));
+        for kib in [4u64, 64, 1024, 4096, 16384, 65536] {
+            let size = kib << 10;
+            let args = |total: u64| format!("--size {size} --count {}", (total / size).max(2));
+            let ours = self.world.time(reader, writer, &format!("block {}", args(BLOCKS_TOTAL)))?;
+            let case = format!("{name}: one block of {kib} KiB, lock and condition variable");
+            let mut peers = vec![(
+                if on_host { "TCP loopback" } else { "TCP over virtio-net" },
+                format!("tcp-stream --address {address} {} --rounds 1", args(BLOCKS_TOTAL / 8)),
+            )];
+            if on_host {
+                let file = self.world.bed.dir().join("mapped").display().to_string();
+                peers.push((
+                    "mmap of a file, pthread lock",
+                    format!("block --posix --address {file} {}", args(BLOCKS_TOTAL)),
+                ));
+            }
+            for (peer, args) in peers {
+                let theirs = self.world.time(reader, writer, &args)?.median;
+                let higher = Better::Higher;
+                self.report.pairs(&case, "GB/s", higher, &[ours.median], peer, &[theirs], None, "2 GiB");
+            }
+            let share = ours.waiting.context("the writer tells how long nobody copied")? * 100.0;
+            let target = (kib == 4096).then_some(1.0);
+            let case = format!("{name}: one block of {kib} KiB, time on locks");
+            self.report.pairs(
+                case,
+                "%",
+                Better::Lower,
+                &[share.max(0.01)],
+                "the limit",
+                &[1.0],
+                target,
+                "polling",
+            );
+        }
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
 use ginnel_bench::measure::locks::{self, Ours, Signal};
 use ginnel_bench::measure::pingpong::Echo;
 use ginnel_bench::measure::posix::Posix;
-use ginnel_bench::measure::{Timing, pin, pingpong, transfer};
+use ginnel_bench::measure::{Timing, pin, pingpong, shared_block, transfer};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
@@ -90,6 +90,8 @@ enum Kind {
     LockTurns,
     /// The same with a condition variable.
     Condvar,
+    /// A writer and a reader share a block, or with `--posix` a file that is mapped.
+    Block,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -162,6 +164,22 @@ fn locks(what: &What, me: u64) -> Result<Timing> {
     Ok(timing)
 }
 
+/// The writer or the reader of a block; `--address` is the file for `--posix`.
+fn block_end(what: &What, reader: bool) -> Result<shared_block::End> {
+    if what.posix {
+        let bare = Endpoint::attach("bare")?;
+        let pair = Box::new(Posix::open(bare.memory(), reader)?);
+        let file = Box::new(shared_block::map(&what.address, what.size)?);
+        return Ok(shared_block::End::new(file, pair, what.size));
+    }
+    let endpoint = what.endpoint()?;
+    let block = match reader {
+        true => shared_block::make(&endpoint, what.size),
+        false => shared_block::open(&endpoint, what.size),
+    }?;
+    Ok(shared_block::End::new(Box::new(block), Box::new(Ours::open(&endpoint)?), what.size))
+}
+
 fn main() -> Result<()> {
     match Cli::parse().end {
         End::Serve(what) => {
@@ -179,6 +197,12 @@ fn main() -> Result<()> {
 fn serve(what: &What) -> Result<()> {
     match what.kind {
         Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 1).map(|_| ()),
+        Kind::Block => {
+            let mut end = block_end(what, true)?;
+            end.reset()?;
+            println!("listening");
+            end.read()
+        }
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             reset(endpoint.memory());
@@ -259,6 +283,7 @@ fn time(what: &What) -> Result<Timing> {
     let total = what.size as u64 * what.count;
     match what.kind {
         Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 0),
+        Kind::Block => block_end(what, false)?.write(what.count),
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             let timing = pingpong::run(&mut BarePing::new(endpoint.memory().clone()), what.size, what.rounds);
