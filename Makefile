@@ -3,6 +3,8 @@
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
+# Each writes target/bench/NAME.json.
+BENCHES = channel memory farm
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
@@ -38,7 +40,7 @@ test-vm: build
 
 bench: build
 	scripts/setup bench
-	target/release/bench-$(or $(NAME),channel)
+	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
 soak: build
 	GINNEL_SOAK=1 $(VMTEST)

@@ -4,6 +4,7 @@
 //! - `bench-channel` sets up the daemon and the VMs, runs the peers in pairs, and writes the table and
 //!   `target/bench/channel.json`.
 
+pub mod allocate;
 pub mod measure;
 pub mod report;
 pub mod world;

@@ -4,7 +4,10 @@
 pub mod bare;
 pub mod doorbell;
 pub mod ends;
+pub mod locks;
 pub mod pingpong;
+pub mod posix;
+pub mod shared_block;
 pub mod transfer;
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +23,9 @@ pub struct Timing {
     pub high: f64,
     /// CPU time of this process over wall time, 0 to 1 for one thread.
     pub cpu: f64,
+    /// The part of the time in which nobody copied, where that was measured.
+    #[serde(default)]
+    pub waiting: Option<f64>,
 }
 
 impl Timing {
@@ -29,7 +35,7 @@ impl Timing {
         let at = |part: f64| {
             samples.get(((samples.len() as f64 - 1.0) * part) as usize).copied().unwrap_or(f64::NAN)
         };
-        Self { median: at(0.5), low: at(0.25), high: at(0.75), cpu }
+        Self { median: at(0.5), low: at(0.25), high: at(0.75), cpu, waiting: None }
     }
 }
 

@@ -45,8 +45,8 @@ impl<'b> World<'b> {
         Ok(Self { bed, ginnel })
     }
 
-    /// Boots both VMs and their daemons. The first has a shared folder and a disk.
-    pub fn boot(&self, memory_mib: u32, share: &str, disk: &Path) -> Result<Vec<(Vm, Job)>> {
+    /// Boots both VMs and their daemons. The first can have a shared folder and a disk.
+    pub fn boot(&self, memory_mib: u32, shelf: Option<(&str, &Path)>) -> Result<Vec<(Vm, Job)>> {
         let mut vms = Vec::new();
         for name in ["a", "b"] {
             let mut vm = self
@@ -56,7 +56,7 @@ impl<'b> World<'b> {
                 .program(program("bench-peer")?)
                 .program("/usr/bin/ssh")
                 .program("/usr/bin/scp");
-            if name == "a" {
+            if let Some((share, disk)) = shelf.filter(|_| name == "a") {
                 vm =
                     ["virtio_blk", "crc32c_generic", "ext4"].into_iter().fold(vm, |vm, name| vm.module(name));
                 vm = vm

@@ -1,7 +1,10 @@
-//! What the fuzz targets share: the ring harness of the property tests, and how bytes become its operations.
+//! What the fuzz targets share: the harnesses of the property tests, and how bytes become their operations.
 
 #[path = "../../crates/ring/tests/model/mod.rs"]
 pub mod model;
+
+#[path = "../../crates/sync/tests/model/mod.rs"]
+pub mod sync_model;
 
 use model::Op;
 
@@ -40,5 +43,20 @@ impl RingInput {
             [op.code, a0, a1, b0, b1]
         };
         std::iter::once(choice).chain(ops.iter().flat_map(op)).collect()
+    }
+}
+
+/// A run of the harness of locks: which kind, what to do. The first byte is the kind; each five bytes after it are an
+/// operation, or a scribble.
+pub struct SyncInput {
+    pub kind: ginnel_layout::sync::SyncKind,
+    pub ops: Vec<sync_model::Op>,
+}
+
+impl SyncInput {
+    pub fn parse(input: &[u8]) -> Option<Self> {
+        let RingInput { ops, .. } = RingInput::parse(input)?;
+        let op = |Op { code, a, b }: Op| sync_model::Op { code, a, b };
+        Some(Self { kind: sync_model::kind(*input.first()?), ops: ops.into_iter().map(op).collect() })
     }
 }

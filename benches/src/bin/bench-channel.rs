@@ -52,7 +52,7 @@ fn main() -> Result<()> {
             d = disk.display()
         ))?
         .ok()?;
-        let vms = world.boot(memory, &share.display().to_string(), &disk)?;
+        let vms = world.boot(memory, Some((&share.display().to_string(), &disk)))?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
         if wants("vm") {
             let dax = Ends {

@@ -7,8 +7,10 @@ use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, StreamChan
 use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, reset, stop};
 use ginnel_bench::measure::doorbell::Doorbell;
 use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
+use ginnel_bench::measure::locks::{self, Ours, Signal};
 use ginnel_bench::measure::pingpong::Echo;
-use ginnel_bench::measure::{Timing, pin, pingpong, transfer};
+use ginnel_bench::measure::posix::Posix;
+use ginnel_bench::measure::{Timing, pin, pingpong, shared_block, transfer};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
@@ -57,6 +59,9 @@ struct What {
     /// Of each message, so many bytes are looked at or written, one word in each cache line.
     #[arg(long, default_value_t = 64)]
     touch: usize,
+    /// The C library's lock in place of ours.
+    #[arg(long)]
+    posix: bool,
     /// The CPU to stay on.
     #[arg(long)]
     cpu: Option<usize>,
@@ -77,6 +82,16 @@ enum Kind {
     InPlace,
     Attach,
     Idle,
+    /// Lock and unlock, alone.
+    Lock,
+    /// Both ends lock as often as they can.
+    LockCrowd,
+    /// A turn handed over under a lock.
+    LockTurns,
+    /// The same with a condition variable.
+    Condvar,
+    /// A writer and a reader share a block, or with `--posix` a file that is mapped.
+    Block,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -118,6 +133,53 @@ impl What {
     }
 }
 
+/// A game of two ends with locks: words and the C library's locks lie in the segment that has no objects.
+fn locks(what: &What, me: u64) -> Result<Timing> {
+    let bare = Endpoint::attach("bare")?;
+    let memory = bare.memory();
+    let first = me == 1 || what.kind == Kind::Lock;
+    if first {
+        locks::reset(memory);
+    }
+    let mut pair: Box<dyn Signal> = match what.posix {
+        true => Box::new(Posix::open(memory, first)?),
+        false => Box::new(Ours::open(&what.endpoint()?)?),
+    };
+    if me == 1 {
+        println!("listening");
+    }
+    let timing = match what.kind {
+        Kind::LockCrowd => locks::crowd(&mut *pair, memory, me, what.rounds),
+        Kind::LockTurns => locks::hand_over(&mut *pair, memory, me, what.rounds),
+        Kind::Condvar => locks::signals(&mut *pair, memory, me, what.rounds),
+        _ => locks::alone(&mut *pair, what.rounds),
+    }?;
+    if me == 0 {
+        // The other end may sleep until it is told.
+        pair.lock()?;
+        locks::stop(memory);
+        pair.notify()?;
+        pair.unlock()?;
+    }
+    Ok(timing)
+}
+
+/// The writer or the reader of a block; `--address` is the file for `--posix`.
+fn block_end(what: &What, reader: bool) -> Result<shared_block::End> {
+    if what.posix {
+        let bare = Endpoint::attach("bare")?;
+        let pair = Box::new(Posix::open(bare.memory(), reader)?);
+        let file = Box::new(shared_block::map(&what.address, what.size)?);
+        return Ok(shared_block::End::new(file, pair, what.size));
+    }
+    let endpoint = what.endpoint()?;
+    let block = match reader {
+        true => shared_block::make(&endpoint, what.size),
+        false => shared_block::open(&endpoint, what.size),
+    }?;
+    Ok(shared_block::End::new(Box::new(block), Box::new(Ours::open(&endpoint)?), what.size))
+}
+
 fn main() -> Result<()> {
     match Cli::parse().end {
         End::Serve(what) => {
@@ -134,6 +196,13 @@ fn main() -> Result<()> {
 
 fn serve(what: &What) -> Result<()> {
     match what.kind {
+        Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 1).map(|_| ()),
+        Kind::Block => {
+            let mut end = block_end(what, true)?;
+            end.reset()?;
+            println!("listening");
+            end.read()
+        }
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             reset(endpoint.memory());
@@ -213,6 +282,8 @@ fn connect_tcp(address: &str) -> Result<TcpStream> {
 fn time(what: &What) -> Result<Timing> {
     let total = what.size as u64 * what.count;
     match what.kind {
+        Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 0),
+        Kind::Block => block_end(what, false)?.write(what.count),
         Kind::Bare => {
             let endpoint = what.endpoint()?;
             let timing = pingpong::run(&mut BarePing::new(endpoint.memory().clone()), what.size, what.rounds);

@@ -6,7 +6,8 @@
  *
  * A process attaches to a segment, which makes it an endpoint. Endpoints of one segment listen and
  * connect by name; what they get is a channel, of messages or of bytes, that lies in shared memory
- * and needs neither kernel nor daemon to be used. The manual pages begin with ginnel(7).
+ * and needs neither kernel nor daemon to be used. Or they share blocks of memory, guarded by locks. The
+ * manual pages begin with ginnel(7).
  *
  * What holds for all functions:
  *
@@ -22,7 +23,8 @@
  *   that programs and libraries of different versions fit together. Options start as all zeros.
  * - Time is in nanoseconds; a negative timeout means for ever. Sizes are in bytes.
  * - Threads. Endpoints and listeners may be used by any number of threads at once. In a channel, one
- *   thread may send while another receives; more than one per direction need a lock of their own.
+ *   thread may send while another receives; more than one per direction need a lock of their own. A
+ *   handle of a lock is for one thread at a time.
  * - Waiting is not interrupted by signals. Functions that do not say that they block do not.
  * - fork(2): afterwards a handle is used in one of the two processes only.
  * - The first attach installs a handler for SIGBUS, so that a truncated segment is an error and not the
@@ -41,6 +43,17 @@
 #define GINNEL_VERSION "0.1.0"
 #define GINNEL_VERSION_MAJOR 0
 #define GINNEL_VERSION_MINOR 1
+
+// What ginnel_mutex_lock(), ginnel_rwlock_wrlock() and ginnel_condvar_wait() return when the caller has the lock and its last
+// owner has died in it: the data may be half-written. Repair them and call ginnel_mutex_consistent() or
+// ginnel_rwlock_consistent() before unlocking; without that, the lock is GINNEL_ERR_NOT_RECOVERABLE for all.
+#define GINNEL_OWNER_DIED 1
+
+// What ginnel_once_begin() returns when the caller has to do it, and then to call ginnel_once_end().
+#define GINNEL_ONCE_BEGIN 1
+
+// The same, when somebody before has died in it or given it up, and so may have done some of it.
+#define GINNEL_ONCE_AGAIN 2
 
 // What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
 // another meaning; later versions may add some. They are grouped:
@@ -68,13 +81,21 @@ typedef enum ginnel_status {
     GINNEL_ERR_CORRUPT = -104,
     // The segment's memory is gone (its file was truncated, or the daemon has declared it broken).
     GINNEL_ERR_BROKEN = -105,
+    // A writer has died in the read-write lock: take it for writing, repair the data, call them consistent.
+    GINNEL_ERR_OWNER_DIED = -106,
+    // The lock's owner died, and the next one unlocked without calling the data consistent: unlink it and make it anew.
+    GINNEL_ERR_NOT_RECOVERABLE = -107,
+    // A party of the barrier has died.
+    GINNEL_ERR_BARRIER_BROKEN = -108,
+    // The endpoint was declared dead, and what it had was handed on: attach again.
+    GINNEL_ERR_FENCED = -109,
     // A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
     // An argument outside its range.
     GINNEL_ERR_INVALID = -202,
     // A name or an address that is none.
     GINNEL_ERR_NAME = -203,
-    // A channel, or a listener, of the other kind.
+    // A channel, a listener or a lock of another kind.
     GINNEL_ERR_KIND = -204,
     // The message is longer than the channel takes; open it with a larger capacity.
     GINNEL_ERR_TOO_LONG = -205,
@@ -86,6 +107,14 @@ typedef enum ginnel_status {
     GINNEL_ERR_CLAIMED = -208,
     // Nothing is claimed, or nothing is peeked at.
     GINNEL_ERR_NOT_CLAIMED = -209,
+    // Bytes that the block does not have.
+    GINNEL_ERR_RANGE = -210,
+    // This handle does not have the lock.
+    GINNEL_ERR_NOT_OWNER = -211,
+    // This handle has the lock already.
+    GINNEL_ERR_DEADLOCK = -212,
+    // The semaphore would have more permits than its limit.
+    GINNEL_ERR_OVERFLOW = -213,
     // The daemon refuses, for a reason that this version of the library does not know.
     GINNEL_ERR_REFUSED_OTHERWISE = -300,
     // The daemon does not understand the library.
@@ -98,7 +127,7 @@ typedef enum ginnel_status {
     GINNEL_ERR_DENIED = -304,
     // Nobody listens at that name.
     GINNEL_ERR_REFUSED = -305,
-    // Somebody listens at that name already.
+    // The name is taken already.
     GINNEL_ERR_IN_USE = -306,
     // A limit is reached: endpoints, channels, bytes, or connections that wait to be accepted.
     GINNEL_ERR_LIMIT = -307,
@@ -110,8 +139,14 @@ typedef enum ginnel_status {
     GINNEL_ERR_NOT_FOUND = -312,
     // The daemon that decides cannot be reached just now.
     GINNEL_ERR_UNAVAILABLE = -313,
-    // This machine may only read the segment, and whoever has a channel writes.
+    // This machine may only read the segment, and whoever has a channel, a lock or a block of its own writes.
     GINNEL_ERR_READ_ONLY = -315,
+    // A quota of memory is used up: bytes or number of blocks, open handles.
+    GINNEL_ERR_QUOTA = -316,
+    // Somebody has the block in a way that excludes this, or all places at a lock are taken.
+    GINNEL_ERR_BUSY = -317,
+    // The handle is not open any more: it was freed twice.
+    GINNEL_ERR_FREED = -318,
     // No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
     // The daemon said something that is not in the protocol.
@@ -160,6 +195,18 @@ typedef enum ginnel_direction {
     GINNEL_RECEIVE = 2,
 } ginnel_direction;
 
+// What may be done with a block. Each right includes those above it.
+typedef enum ginnel_rights {
+    // Nothing.
+    GINNEL_RIGHTS_NONE = 0,
+    // Loads.
+    GINNEL_RIGHTS_READ = 1,
+    // Loads and stores.
+    GINNEL_RIGHTS_READ_WRITE = 2,
+    // The same, and nobody else has it open for stores meanwhile.
+    GINNEL_RIGHTS_WRITE_EXCLUSIVE = 3,
+} ginnel_rights;
+
 // What an entry of a list is about.
 typedef enum ginnel_subject {
     // A member: the host, or a VM. `active` says whether its VM is there.
@@ -170,10 +217,22 @@ typedef enum ginnel_subject {
     GINNEL_LISTENER = 3,
 } ginnel_subject;
 
+// A barrier of a segment: a number of parties wait for each other. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_barrier_open(), freed by ginnel_barrier_close().
+typedef struct ginnel_barrier ginnel_barrier;
+
+// An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
+// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
+typedef struct ginnel_block ginnel_block;
+
 // A channel of either kind, with two directions that are independent: one thread may send while another receives, but
 // no two may send at once, or receive at once. Made by ginnel_connect(), ginnel_endpoint_connect() or ginnel_accept(),
 // freed by ginnel_channel_close().
 typedef struct ginnel_channel ginnel_channel;
+
+// A condition variable of a segment, beside a mutex. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_condvar_open(), freed by ginnel_condvar_close().
+typedef struct ginnel_condvar ginnel_condvar;
 
 // An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
 // once. Made by ginnel_attach(), freed by ginnel_detach().
@@ -186,6 +245,22 @@ typedef struct ginnel_list ginnel_list;
 // A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
 // ginnel_endpoint_listen(), freed by ginnel_listener_close().
 typedef struct ginnel_listener ginnel_listener;
+
+// A mutex of a segment, robust: if its owner dies, the next one gets it and is told. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_mutex_open(), freed by ginnel_mutex_close().
+typedef struct ginnel_mutex ginnel_mutex;
+
+// Something that is done once in a segment. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_once_open(), freed by ginnel_once_close().
+typedef struct ginnel_once ginnel_once;
+
+// A read-write lock of a segment: many readers or one writer, who goes first. Robust as to writers. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_rwlock_open(), freed by ginnel_rwlock_close().
+typedef struct ginnel_rwlock ginnel_rwlock;
+
+// A counting semaphore of a segment. What a process that dies has acquired is not given back. A handle is used by one
+// thread at a time; others open their own. Made by ginnel_semaphore_open(), freed by ginnel_semaphore_close().
+typedef struct ginnel_semaphore ginnel_semaphore;
 
 // How to attach. Fill it with zeros, set `size`, then what you want otherwise.
 typedef struct ginnel_attach_options {
@@ -271,6 +346,54 @@ typedef struct ginnel_channel_info {
     // What the peer's endpoint calls itself.
     char peer_name[64];
 } ginnel_channel_info;
+
+// How to make a block. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_block_options {
+    // sizeof(ginnel_block_options).
+    size_t size;
+    // Its offset in the segment is a multiple of this power of two, in bytes. 0: of the segment's page.
+    size_t align;
+    // 1: nobody else can have it open for writing while the creator has.
+    uint32_t exclusive;
+    // 1: its name outlives the endpoint, until it is unlinked.
+    uint32_t persistent;
+    // 1: its bytes are whatever was there before, and it costs the same however large it is. 0: they are zero.
+    uint32_t no_zero;
+    // 1: others may do what `others` says; 0: GINNEL_RIGHTS_READ_WRITE.
+    uint32_t set_others;
+    // What those may who have not been granted anything else: one of GINNEL_RIGHTS_*.
+    int others;
+} ginnel_block_options;
+
+// Facts about an open block.
+typedef struct ginnel_block_info {
+    // sizeof(ginnel_block_info).
+    size_t size;
+    // Number of the block; never used again.
+    uint64_t number;
+    // Its bytes.
+    size_t length;
+    // What this handle may do just now: one of GINNEL_RIGHTS_*.
+    int rights;
+} ginnel_block_info;
+
+// How to open a lock. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_lock_options {
+    // sizeof(ginnel_lock_options).
+    size_t size;
+    // 1: it must be there (GINNEL_ERR_NOT_FOUND). 0: it is made if it is not.
+    uint32_t existing;
+    // 1: it must not be there (GINNEL_ERR_IN_USE).
+    uint32_t exclusive;
+    // 1: if it is made by this, it stays until it is unlinked. 0: it goes with its last handle.
+    uint32_t persistent;
+    // 1: `wait` and `budget_ns` count. 0: it waits as the endpoint's channels do.
+    uint32_t set_wait;
+    // How to wait: one of GINNEL_WAIT_*.
+    int wait;
+    // For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    uint64_t budget_ns;
+} ginnel_lock_options;
 
 // An entry of a list.
 typedef struct ginnel_list_entry {
@@ -595,6 +718,260 @@ int ginnel_stream_peek(struct ginnel_channel *channel,
 // without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
 int ginnel_stream_release(struct ginnel_channel *channel,
                           size_t len);
+
+// Makes a block of `size` bytes in the segment of `endpoint` and opens it for reading and writing. `name` may be NULL: then
+// nobody finds it until ginnel_block_link(). `options` may be NULL. On success `*block` is the caller's, to be freed with
+// ginnel_block_close(); on failure it is NULL.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_QUOTA,
+// GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_block_create(const struct ginnel_endpoint *endpoint,
+                        const char *name,
+                        size_t size,
+                        const struct ginnel_block_options *options,
+                        struct ginnel_block **block);
+
+// Opens a block of the segment of `endpoint` by name, with these rights (one of GINNEL_RIGHTS_*, not NONE). Waits up to
+// `patience_ns` nanoseconds for one that is not there or busy; 0: not at all. On success `*block` is the caller's, to be
+// freed with ginnel_block_close(); on failure it is NULL.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_NOT_FOUND, GINNEL_ERR_DENIED, GINNEL_ERR_BUSY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_block_open(const struct ginnel_endpoint *endpoint,
+                      const char *name,
+                      int wanted,
+                      uint64_t patience_ns,
+                      struct ginnel_block **block);
+
+// Removes the name of a block. Its memory stays as long as somebody has it open. For its owner. Blocks for the daemon's answer.
+// Any thread. Errors: GINNEL_ERR_NOT_FOUND, GINNEL_ERR_DENIED, GINNEL_ERR_NAME.
+int ginnel_block_unlink(const struct ginnel_endpoint *endpoint,
+                        const char *name);
+
+// Gives a name to a block that has none. For its owner. Blocks for the daemon's answer. Any thread. Errors:
+// GINNEL_ERR_IN_USE, GINNEL_ERR_DENIED, GINNEL_ERR_NAME.
+int ginnel_block_link(const struct ginnel_block *block,
+                      const char *name);
+
+// Where the block's bytes lie, and how many there are: mapped with the rights of this handle, until ginnel_block_close() or
+// ginnel_block_resize(). Others write there too: order your accesses by a lock. A store without the right is SIGSEGV,
+// unless ginnel_block_guard(). `length` may be NULL. Any thread. Errors: GINNEL_ERR_DENIED, GINNEL_ERR_BROKEN.
+int ginnel_block_map(const struct ginnel_block *block,
+                     void **address,
+                     size_t *length);
+
+// Survives stores without the right from now on: they go into a private copy of the page, never into the block, and the
+// next function of this block returns GINNEL_ERR_DENIED, after which the block shows what it has. Installs a handler for
+// SIGSEGV, which passes on what does not lie in such a block. Any thread.
+int ginnel_block_guard(const struct ginnel_block *block);
+
+// Copies `len` bytes at `at` of the block to `buffer`. Any thread. Errors: GINNEL_ERR_RANGE, GINNEL_ERR_DENIED,
+// GINNEL_ERR_BROKEN.
+int ginnel_block_read(const struct ginnel_block *block,
+                      size_t at,
+                      void *buffer,
+                      size_t len);
+
+// Copies `len` bytes from `data` into the block at `at`. Any thread. Errors: GINNEL_ERR_RANGE, GINNEL_ERR_DENIED,
+// GINNEL_ERR_BROKEN.
+int ginnel_block_write(const struct ginnel_block *block,
+                       size_t at,
+                       const void *data,
+                       size_t len);
+
+// Makes the block longer or shorter where it is; it may be mapped elsewhere in the process afterwards. For its owner, and
+// while no other thread uses the handle. Blocks for the daemon's answer. Errors: GINNEL_ERR_NO_MEMORY if there is no room
+// behind it, GINNEL_ERR_BUSY if others have it open and would keep what is cut off, GINNEL_ERR_QUOTA, GINNEL_ERR_DENIED.
+int ginnel_block_resize(struct ginnel_block *block,
+                        size_t size);
+
+// Says what a member may do with the block: number of the member, and of one of its endpoints, or 0 for all of them. Rights
+// that handles have and that are not granted any more are taken away. For its owner. Blocks for the daemon's answer. Any
+// thread. Errors: GINNEL_ERR_DENIED, GINNEL_ERR_NOT_FOUND.
+int ginnel_block_grant(const struct ginnel_block *block,
+                       uint32_t member,
+                       uint32_t endpoint,
+                       int granted);
+
+// Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
+int ginnel_block_get_info(const struct ginnel_block *block, struct ginnel_block_info *info);
+
+// Unmaps and frees a block handle. NULL is allowed. A handle that was freed already, and whose address no other has got
+// since, is GINNEL_ERR_FREED. No other thread may be using the handle. May tell the daemon, for at most a second.
+int ginnel_block_close(struct ginnel_block *block);
+
+// Handles what the daemon has said unasked, for example that rights were taken away. Functions that ask the daemon do so
+// too, and those of a block every 10 ms. Any thread; does not block.
+int ginnel_process_events(const struct ginnel_endpoint *endpoint);
+
+// Opens a mutex of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_mutex_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_mutex_open(const struct ginnel_endpoint *endpoint,
+                      const char *name,
+                      const struct ginnel_lock_options *options,
+                      struct ginnel_mutex **mutex);
+
+// Locks. Waits up to `timeout_ns`; 0: not at all; negative: for ever. Returns 0, or GINNEL_OWNER_DIED: in both cases the
+// caller has it. Errors: GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NOT_RECOVERABLE, GINNEL_ERR_DEADLOCK if this handle has it
+// already, GINNEL_ERR_FENCED, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+int ginnel_mutex_lock(struct ginnel_mutex *mutex,
+                      int64_t timeout_ns);
+
+// Unlocks. Errors: GINNEL_ERR_NOT_OWNER, GINNEL_ERR_CORRUPT.
+int ginnel_mutex_unlock(struct ginnel_mutex *mutex);
+
+// Says that the data are consistent again, after GINNEL_OWNER_DIED. Errors: GINNEL_ERR_NOT_OWNER.
+int ginnel_mutex_consistent(struct ginnel_mutex *mutex);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_mutex_close(struct ginnel_mutex *mutex);
+
+// Opens a read-write lock of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_rwlock_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_rwlock_open(const struct ginnel_endpoint *endpoint,
+                       const char *name,
+                       const struct ginnel_lock_options *options,
+                       struct ginnel_rwlock **lock);
+
+// Locks for reading. Waits up to `timeout_ns`; 0: not at all; negative: for ever. Errors: GINNEL_ERR_TIMED_OUT,
+// GINNEL_ERR_OWNER_DIED if a writer has died in it: then take it for writing, GINNEL_ERR_NOT_RECOVERABLE,
+// GINNEL_ERR_DEADLOCK, GINNEL_ERR_FENCED, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+int ginnel_rwlock_rdlock(struct ginnel_rwlock *lock,
+                         int64_t timeout_ns);
+
+// Locks for writing. Otherwise as ginnel_mutex_lock().
+int ginnel_rwlock_wrlock(struct ginnel_rwlock *lock, int64_t timeout_ns);
+
+// Unlocks, whichever way it was locked. Errors: GINNEL_ERR_NOT_OWNER, GINNEL_ERR_CORRUPT.
+int ginnel_rwlock_unlock(struct ginnel_rwlock *lock);
+
+// Says that the data are consistent again, after GINNEL_OWNER_DIED. Errors: GINNEL_ERR_NOT_OWNER.
+int ginnel_rwlock_consistent(struct ginnel_rwlock *lock);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_rwlock_close(struct ginnel_rwlock *lock);
+
+// Opens a condvar of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_condvar_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_condvar_open(const struct ginnel_endpoint *endpoint,
+                        const char *name,
+                        const struct ginnel_lock_options *options,
+                        struct ginnel_condvar **condvar);
+
+// Unlocks the mutex, waits for a signal up to `timeout_ns` (negative: for ever), and locks again, for which it waits for ever.
+// Returns 0, or GINNEL_OWNER_DIED as ginnel_mutex_lock(); after these and after GINNEL_ERR_TIMED_OUT the caller has the
+// mutex, after other errors not. Look at the condition in every case. Errors: those of ginnel_mutex_lock(), and
+// GINNEL_ERR_NOT_OWNER if the caller did not have the mutex.
+int ginnel_condvar_wait(struct ginnel_condvar *condvar,
+                        struct ginnel_mutex *mutex,
+                        int64_t timeout_ns);
+
+// Signals one waiter, if there is one. The condition must have been changed with the mutex; this may be called without.
+int ginnel_condvar_signal(struct ginnel_condvar *condvar);
+
+// Signals all waiters.
+int ginnel_condvar_broadcast(struct ginnel_condvar *condvar);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_condvar_close(struct ginnel_condvar *condvar);
+
+// Opens a semaphore of the segment of `endpoint` by name. A new one has `initial` permits, of at most `limit`; an existing one must have the same limit, or `limit` is 0. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_semaphore_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_semaphore_open(const struct ginnel_endpoint *endpoint,
+                          const char *name,
+                          uint32_t limit,
+                          uint32_t initial,
+                          const struct ginnel_lock_options *options,
+                          struct ginnel_semaphore **semaphore);
+
+// Acquires one permit. Waits up to `timeout_ns`; 0: not at all; negative: for ever. Errors: GINNEL_ERR_TIMED_OUT,
+// GINNEL_ERR_FENCED, GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+int ginnel_semaphore_wait(struct ginnel_semaphore *semaphore,
+                          int64_t timeout_ns);
+
+// Releases `count` permits. Errors: GINNEL_ERR_OVERFLOW if it would have more than its limit, GINNEL_ERR_CORRUPT.
+int ginnel_semaphore_post(struct ginnel_semaphore *semaphore,
+                          uint32_t count);
+
+// How many permits are left just now, in `*permits`. Errors: GINNEL_ERR_CORRUPT.
+int ginnel_semaphore_get(struct ginnel_semaphore *semaphore, uint64_t *permits);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_semaphore_close(struct ginnel_semaphore *semaphore);
+
+// Opens a barrier of the segment of `endpoint` by name. It is for `parties` (1 to 63), each with a handle of its own. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_barrier_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_barrier_open(const struct ginnel_endpoint *endpoint,
+                        const char *name,
+                        uint32_t parties,
+                        const struct ginnel_lock_options *options,
+                        struct ginnel_barrier **barrier);
+
+// Waits until all parties have come, up to `timeout_ns`; negative: for ever. Returns 1 to one of them, 0 to the others.
+// Errors: GINNEL_ERR_TIMED_OUT, GINNEL_ERR_BARRIER_BROKEN if a party has died, GINNEL_ERR_FENCED, GINNEL_ERR_CORRUPT.
+int ginnel_barrier_wait(struct ginnel_barrier *barrier,
+                        int64_t timeout_ns);
+
+// Makes a broken barrier usable again. Errors: GINNEL_ERR_WOULD_BLOCK while some of those who waited have not found out yet.
+int ginnel_barrier_reset(struct ginnel_barrier *barrier);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_barrier_close(struct ginnel_barrier *barrier);
+
+// Opens a once of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
+// caller's, to be freed with ginnel_once_close(); on failure it is NULL. A lock has 63 handles at most.
+//
+// Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_KIND if a lock of another kind has that name,
+// GINNEL_ERR_BUSY if all handles are taken, GINNEL_ERR_NOT_FOUND, GINNEL_ERR_IN_USE, GINNEL_ERR_NO_MEMORY,
+// GINNEL_ERR_QUOTA, GINNEL_ERR_READ_ONLY, GINNEL_ERR_NAME.
+int ginnel_once_open(const struct ginnel_endpoint *endpoint,
+                     const char *name,
+                     const struct ginnel_lock_options *options,
+                     struct ginnel_once **once);
+
+// The turn to do it. Waits while somebody else is at it, up to `timeout_ns`; negative: for ever. Returns 0 if it has been done,
+// GINNEL_ONCE_BEGIN or GINNEL_ONCE_AGAIN if the caller has to. Errors: GINNEL_ERR_TIMED_OUT, GINNEL_ERR_FENCED,
+// GINNEL_ERR_CORRUPT, GINNEL_ERR_BROKEN.
+int ginnel_once_begin(struct ginnel_once *once,
+                      int64_t timeout_ns);
+
+// Ends a turn. `done` is 1 if it has been done; with 0 the next caller has the turn. Errors: GINNEL_ERR_NOT_OWNER.
+int ginnel_once_end(struct ginnel_once *once,
+                    int done);
+
+// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
+// the handle. May tell the daemon, for at most a second.
+void ginnel_once_close(struct ginnel_once *once);
+
+// Removes the name of a lock. Those who have it open keep it; the next open of the name makes another. For members that have
+// made it. Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_NOT_FOUND, GINNEL_ERR_DENIED, GINNEL_ERR_NAME.
+int ginnel_lock_unlink(const struct ginnel_endpoint *endpoint,
+                       const char *name);
 
 // Lists the members, the endpoints and the listeners that the daemon knows: all on the host; in a VM, those of the
 // segments that the VM has a share in. `socket` is the path of the daemon's socket; NULL: $GINNEL_SOCKET, else

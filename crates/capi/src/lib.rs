@@ -23,6 +23,10 @@ pub mod message;
 
 pub mod stream;
 
+pub mod block;
+
+pub mod lock;
+
 pub mod list;
 
 use std::ffi::{CStr, c_char};

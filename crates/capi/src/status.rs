@@ -39,6 +39,14 @@ pub enum Status {
     GINNEL_ERR_CORRUPT = -104,
     /// The segment's memory is gone (its file was truncated, or the daemon has declared it broken).
     GINNEL_ERR_BROKEN = -105,
+    /// A writer has died in the read-write lock: take it for writing, repair the data, call them consistent.
+    GINNEL_ERR_OWNER_DIED = -106,
+    /// The lock's owner died, and the next one unlocked without calling the data consistent: unlink it and make it anew.
+    GINNEL_ERR_NOT_RECOVERABLE = -107,
+    /// A party of the barrier has died.
+    GINNEL_ERR_BARRIER_BROKEN = -108,
+    /// The endpoint was declared dead, and what it had was handed on: attach again.
+    GINNEL_ERR_FENCED = -109,
 
     /// A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
@@ -46,7 +54,7 @@ pub enum Status {
     GINNEL_ERR_INVALID = -202,
     /// A name or an address that is none.
     GINNEL_ERR_NAME = -203,
-    /// A channel, or a listener, of the other kind.
+    /// A channel, a listener or a lock of another kind.
     GINNEL_ERR_KIND = -204,
     /// The message is longer than the channel takes; open it with a larger capacity.
     GINNEL_ERR_TOO_LONG = -205,
@@ -58,6 +66,14 @@ pub enum Status {
     GINNEL_ERR_CLAIMED = -208,
     /// Nothing is claimed, or nothing is peeked at.
     GINNEL_ERR_NOT_CLAIMED = -209,
+    /// Bytes that the block does not have.
+    GINNEL_ERR_RANGE = -210,
+    /// This handle does not have the lock.
+    GINNEL_ERR_NOT_OWNER = -211,
+    /// This handle has the lock already.
+    GINNEL_ERR_DEADLOCK = -212,
+    /// The semaphore would have more permits than its limit.
+    GINNEL_ERR_OVERFLOW = -213,
 
     /// The daemon refuses, for a reason that this version of the library does not know.
     GINNEL_ERR_REFUSED_OTHERWISE = -300,
@@ -71,7 +87,7 @@ pub enum Status {
     GINNEL_ERR_DENIED = -304,
     /// Nobody listens at that name.
     GINNEL_ERR_REFUSED = -305,
-    /// Somebody listens at that name already.
+    /// The name is taken already.
     GINNEL_ERR_IN_USE = -306,
     /// A limit is reached: endpoints, channels, bytes, or connections that wait to be accepted.
     GINNEL_ERR_LIMIT = -307,
@@ -83,8 +99,14 @@ pub enum Status {
     GINNEL_ERR_NOT_FOUND = -312,
     /// The daemon that decides cannot be reached just now.
     GINNEL_ERR_UNAVAILABLE = -313,
-    /// This machine may only read the segment, and whoever has a channel writes.
+    /// This machine may only read the segment, and whoever has a channel, a lock or a block of its own writes.
     GINNEL_ERR_READ_ONLY = -315,
+    /// A quota of memory is used up: bytes or number of blocks, open handles.
+    GINNEL_ERR_QUOTA = -316,
+    /// Somebody has the block in a way that excludes this, or all places at a lock are taken.
+    GINNEL_ERR_BUSY = -317,
+    /// The handle is not open any more: it was freed twice.
+    GINNEL_ERR_FREED = -318,
 
     /// No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
@@ -107,30 +129,41 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_FINISHED, c"the peer has finished sending"),
     (GINNEL_ERR_CLOSED, c"the peer has closed the channel"),
     (GINNEL_ERR_PEER_DEAD, c"the peer has died"),
-    (GINNEL_ERR_CORRUPT, c"the channel is corrupt"),
+    (GINNEL_ERR_CORRUPT, c"corrupt channel or lock"),
     (GINNEL_ERR_BROKEN, c"the segment's memory is gone"),
+    (GINNEL_ERR_OWNER_DIED, c"a writer has died in the lock"),
+    (GINNEL_ERR_NOT_RECOVERABLE, c"lock given up with its data inconsistent"),
+    (GINNEL_ERR_BARRIER_BROKEN, c"a party of the barrier has died"),
+    (GINNEL_ERR_FENCED, c"endpoint declared dead"),
     (GINNEL_ERR_NULL, c"null pointer"),
     (GINNEL_ERR_INVALID, c"argument outside its range"),
     (GINNEL_ERR_NAME, c"bad name"),
-    (GINNEL_ERR_KIND, c"channel of the other kind"),
+    (GINNEL_ERR_KIND, c"of another kind"),
     (GINNEL_ERR_TOO_LONG, c"message too long for the channel"),
     (GINNEL_ERR_BUFFER_TOO_SMALL, c"message longer than the buffer"),
     (GINNEL_ERR_AFTER_FINISH, c"sending after finish"),
     (GINNEL_ERR_CLAIMED, c"a claim is open"),
     (GINNEL_ERR_NOT_CLAIMED, c"nothing claimed or peeked at"),
+    (GINNEL_ERR_RANGE, c"outside the block"),
+    (GINNEL_ERR_NOT_OWNER, c"lock not held by this handle"),
+    (GINNEL_ERR_DEADLOCK, c"lock held by this handle already"),
+    (GINNEL_ERR_OVERFLOW, c"too many permits"),
     (GINNEL_ERR_REFUSED_OTHERWISE, c"refused by the daemon"),
     (GINNEL_ERR_NOT_UNDERSTOOD, c"not understood by the daemon"),
     (GINNEL_ERR_VERSION, c"no common protocol version"),
     (GINNEL_ERR_NO_SEGMENT, c"no such segment"),
     (GINNEL_ERR_DENIED, c"permission denied"),
     (GINNEL_ERR_REFUSED, c"nobody listens at that name"),
-    (GINNEL_ERR_IN_USE, c"somebody listens at that name already"),
+    (GINNEL_ERR_IN_USE, c"name taken already"),
     (GINNEL_ERR_LIMIT, c"limit reached"),
     (GINNEL_ERR_NO_MEMORY, c"no room in the segment"),
     (GINNEL_ERR_STALE, c"endpoint no longer known to the daemon"),
     (GINNEL_ERR_NOT_FOUND, c"not found"),
     (GINNEL_ERR_UNAVAILABLE, c"daemon unavailable"),
     (GINNEL_ERR_READ_ONLY, c"read-only segment"),
+    (GINNEL_ERR_QUOTA, c"quota exceeded"),
+    (GINNEL_ERR_BUSY, c"busy"),
+    (GINNEL_ERR_FREED, c"freed already"),
     (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
     (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
     (GINNEL_ERR_SYSTEM, c"system call failed"),
@@ -194,7 +227,16 @@ fn status_of(error: &Error) -> Status {
         Error::Finished => GINNEL_ERR_FINISHED,
         Error::Closed => GINNEL_ERR_CLOSED,
         Error::PeerDead => GINNEL_ERR_PEER_DEAD,
-        Error::Corrupt(_) => GINNEL_ERR_CORRUPT,
+        Error::Corrupt(_) | Error::CorruptLock(_) => GINNEL_ERR_CORRUPT,
+        Error::OwnerDied => GINNEL_ERR_OWNER_DIED,
+        Error::NotRecoverable => GINNEL_ERR_NOT_RECOVERABLE,
+        Error::BarrierBroken => GINNEL_ERR_BARRIER_BROKEN,
+        Error::Fenced => GINNEL_ERR_FENCED,
+        Error::NotOwner => GINNEL_ERR_NOT_OWNER,
+        Error::Deadlock => GINNEL_ERR_DEADLOCK,
+        Error::Overflow { .. } => GINNEL_ERR_OVERFLOW,
+        Error::Denied { .. } => GINNEL_ERR_DENIED,
+        Error::OutOfBlock { .. } => GINNEL_ERR_RANGE,
         Error::Broken => GINNEL_ERR_BROKEN,
         Error::TooLong { .. } => GINNEL_ERR_TOO_LONG,
         Error::BufferTooSmall { .. } => GINNEL_ERR_BUFFER_TOO_SMALL,
@@ -231,6 +273,9 @@ fn refused(code: ErrorCode) -> Status {
         ErrorCode::UNAVAILABLE => GINNEL_ERR_UNAVAILABLE,
         ErrorCode::INVALID => GINNEL_ERR_INVALID,
         ErrorCode::READ_ONLY => GINNEL_ERR_READ_ONLY,
+        ErrorCode::QUOTA => GINNEL_ERR_QUOTA,
+        ErrorCode::BUSY => GINNEL_ERR_BUSY,
+        ErrorCode::CLOSED => GINNEL_ERR_FREED,
         _ => GINNEL_ERR_REFUSED_OTHERWISE,
     }
 }

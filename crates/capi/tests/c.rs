@@ -56,6 +56,7 @@ fn built() -> &'static Built {
         let built =
             Built { library: programs.join("capi"), programs, compiled: tempfile::tempdir().unwrap() };
         built.compile("cc", "c11", "conversation.c", &["-D_POSIX_C_SOURCE=200809L"]);
+        built.compile("cc", "c11", "memory.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("c++", "c++17", "conversation.cpp", &[]);
         built
     })
@@ -230,13 +231,52 @@ fn cxx_programs_work_too() {
 }
 
 #[test]
-fn the_examples_talk_to_each_other() {
+fn blocks_and_locks_fail_each_in_its_own_way() {
     let world = World::new();
-    let folder = tempfile::tempdir().unwrap();
-    let built = built();
-    let target = built.programs.parent().unwrap();
-    let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
-    run(make(target, profile).arg("examples").arg(format!("EXAMPLES={}", folder.path().display())));
+    run(&mut world.command(&built().program("c/memory")));
+}
+
+fn examples() -> &'static TempDir {
+    static EXAMPLES: OnceLock<TempDir> = OnceLock::new();
+    EXAMPLES.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let built = built();
+        let target = built.programs.parent().unwrap();
+        let profile = if built.programs.ends_with("debug") { "dev" } else { "release" };
+        run(make(target, profile).arg("examples").arg(format!("EXAMPLES={}", folder.path().display())));
+        folder
+    })
+}
+
+#[test]
+fn files_of_any_size_go_through_one_block() {
+    let (world, folder) = (World::new(), examples());
+    let (from, to) = (world.folder.path().join("from"), world.folder.path().join("to"));
+    for (n, (len, block)) in
+        [(0, "4M"), (1, "4M"), (4_000_000, "100000"), (30_000_001, "4M")].into_iter().enumerate()
+    {
+        let bytes: Vec<u8> = (0..len).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        fs::write(&from, &bytes).unwrap();
+        let block = if block == "4M" { "4194304" } else { block };
+        let program = |name: &str| world.command(&folder.path().join(name));
+        let start = |receives: bool| {
+            let mut command = program(if receives { "block_reader" } else { "block_writer" });
+            command.args(["test", "file"]).arg(if receives { &to } else { &from });
+            if !receives {
+                command.arg(block);
+            }
+            command.spawn().unwrap()
+        };
+        // Either may come first.
+        let (mut first, mut second) = (start(n % 2 == 0), start(n % 2 == 1));
+        assert!(first.wait().unwrap().success() && second.wait().unwrap().success(), "{len} bytes");
+        assert!(fs::read(&to).unwrap() == bytes, "{len} bytes");
+    }
+}
+
+#[test]
+fn the_examples_talk_to_each_other() {
+    let (world, folder) = (World::new(), examples());
 
     let mut server = world.command(&folder.path().join("echo_server")).arg("test/echo").spawn().unwrap();
     let watchdog = Instant::now() + Duration::from_secs(20);

@@ -14,6 +14,11 @@ pub struct Inspect {
     pub endpoints: Vec<Endpoint>,
     pub listeners: Vec<Listener>,
     pub channels: Vec<Channel>,
+    pub blocks: Vec<Block>,
+    /// More than are listed, if there are very many.
+    pub blocks_total: usize,
+    pub locks: Vec<Lock>,
+    pub locks_total: usize,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -156,6 +161,75 @@ pub struct Channel {
 pub struct Side {
     pub endpoint: u32,
     pub member: String,
+}
+
+/// A block of a segment.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Block {
+    pub segment: String,
+    /// Empty if it has none.
+    pub name: String,
+    /// Nobody if that endpoint has ended.
+    pub owner: Option<User>,
+    pub owner_member: String,
+    pub size: u64,
+    pub age_s: u64,
+    pub persistent: bool,
+    /// What those may who have not been granted anything else.
+    pub others: String,
+    pub grants: Vec<Grant>,
+    pub handles: Vec<User>,
+}
+
+/// What a member or an endpoint may do with a block.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Grant {
+    pub member: String,
+    pub endpoint: Option<u32>,
+    pub rights: String,
+}
+
+/// A synchronisation object of a segment.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Lock {
+    pub segment: String,
+    pub name: String,
+    pub kind: String,
+    pub limit: u64,
+    pub users: u64,
+    pub owner: Option<User>,
+    pub owner_died: bool,
+    pub not_recoverable: bool,
+    pub done: bool,
+    pub permits: Option<u64>,
+    pub readers: Vec<User>,
+    pub waiters: Vec<User>,
+}
+
+/// An endpoint that has to do with a block or a lock.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct User {
+    pub endpoint: u32,
+    pub name: Option<String>,
+    pub member: Option<String>,
+    /// What its handle may do, of a block.
+    pub rights: String,
+    /// Seconds since it began to wait, if it sleeps.
+    pub since_s: Option<f64>,
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.endpoint, self.name.as_deref().unwrap_or("?"))?;
+        match &self.member {
+            Some(member) => write!(f, "@{member}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Segment {

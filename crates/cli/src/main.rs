@@ -1,10 +1,13 @@
 //! `ginnel`: the command for operators.
 
 mod address;
+mod blocks;
 mod completions;
 mod cp;
+mod farm;
 mod inspect;
 mod libvirt_xml;
+mod locks;
 mod man;
 mod output;
 mod perf;
@@ -37,9 +40,12 @@ enum Command {
     Segment(segment::Args),
     Vm(vm::Args),
     Status(status::Args),
+    Blocks(blocks::Args),
+    Locks(locks::Args),
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
+    Farm(farm::Args),
     QemuArgs(qemu_args::Args),
     LibvirtXml(libvirt_xml::Args),
     Completions(completions::Args),
@@ -77,9 +83,12 @@ fn main() -> ExitCode {
         Command::Segment(args) => segment::run(args),
         Command::Vm(args) => vm::run(args),
         Command::Status(args) => status::run(args),
+        Command::Blocks(args) => blocks::run(args),
+        Command::Locks(args) => locks::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),
+        Command::Farm(args) => farm::run(args),
         Command::QemuArgs(args) => qemu_args::run(args),
         Command::LibvirtXml(args) => libvirt_xml::run(args),
         Command::Completions(args) => completions::run(args, Cli::command()),

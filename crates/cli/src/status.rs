@@ -263,7 +263,7 @@ fn mapping_warning(name: &str, mapping: &Mapping) -> Option<String> {
 }
 
 /// A time in seconds, for people.
-fn period(seconds: u64) -> String {
+pub fn period(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds} s"),

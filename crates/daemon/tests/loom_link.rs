@@ -81,6 +81,18 @@ impl Memory for Part {
         u32: load_relaxed_u32 load_acquire_u32 store_relaxed_u32 store_release_u32
         u64: load_relaxed_u64 load_acquire_u64 store_relaxed_u64 store_release_u64
     }
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.whole.compare_exchange_u64(self.start + at, old, new)
+    }
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        self.whole.swap_u64(self.start + at, value)
+    }
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        self.whole.fetch_or_u64(self.start + at, bits)
+    }
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        self.whole.fetch_and_u64(self.start + at, bits)
+    }
     fn full_fence(&self) {
         self.whole.full_fence();
     }

@@ -1,5 +1,6 @@
 //! An attached process.
 
+use crate::block::OpenBlocks;
 use crate::channel::{Channel, Pipe};
 use crate::connection::{Connection, Lost, Packet, protocol};
 use crate::doorbell::{BorrowedEvent, private_event};
@@ -14,7 +15,8 @@ use ginnel_shmem::{Mapping, Protection};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,9 +30,11 @@ use zerocopy::{FromZeros, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a daemon that is there may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How often the calls of a block look whether the daemon has taken rights away.
+const GLANCE: Duration = Duration::from_millis(10);
 /// Between two tries to reach a daemon: from the first to the last, doubling.
-const FIRST_RETRY: Duration = Duration::from_millis(5);
-const LAST_RETRY: Duration = Duration::from_millis(200);
+pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(5);
+pub(crate) const LAST_RETRY: Duration = Duration::from_millis(200);
 
 /// How to attach. The defaults are right for most programs.
 #[derive(Clone, Debug)]
@@ -119,7 +123,7 @@ impl Endpoint {
             kind: C::KIND.0,
             reserved: 0,
             capacity: round(options.capacity),
-            nonce: self.0.nonce.fetch_add(1, Ordering::Relaxed),
+            nonce: self.0.next_nonce(),
         };
         let deadline = Instant::now().checked_add(options.patience);
         let mut pause = FIRST_RETRY;
@@ -160,6 +164,10 @@ impl Endpoint {
         }
     }
 
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+
     /// Number of the member that this endpoint belongs to; 0 is the host.
     pub fn member(&self) -> u32 {
         self.0.identity.member
@@ -194,7 +202,7 @@ impl Endpoint {
 
     /// The segment's page, in bytes: the unit in which it may be mapped.
     pub fn page(&self) -> usize {
-        self.0.identity.page as usize
+        self.0.page()
     }
 }
 
@@ -206,7 +214,7 @@ fn round(capacity: usize) -> u64 {
     capacity.max(ginnel_layout::ring::MIN_CAPACITY).checked_next_power_of_two().unwrap_or(usize::MAX) as u64
 }
 
-fn parse_name(name: &str) -> Result<Name, Error> {
+pub(crate) fn parse_name(name: &str) -> Result<Name, Error> {
     Name::new(name).map_err(|reason| Error::Name { name: name.into(), reason })
 }
 
@@ -225,6 +233,8 @@ pub(crate) struct Incoming {
 /// What an endpoint holds.
 pub(crate) struct Inner {
     pub path: PathBuf,
+    /// Where the memory comes from, for mapping parts of it once more.
+    pub file: OwnedFd,
     pub memory: Mapping,
     /// The eventfd of our vector; none in a VM without interrupts.
     pub event: Option<BorrowedEvent>,
@@ -239,6 +249,8 @@ pub(crate) struct Inner {
     pub accept_poll: OwnedFd,
     inbox: OwnedFd,
     retry: OwnedFd,
+    /// When [`Inner::glance`] looks again, in milliseconds of the coarse clock.
+    next_glance: AtomicU64,
 }
 
 impl Drop for Inner {
@@ -260,6 +272,7 @@ pub(crate) struct Control {
     waiting: HashMap<u32, VecDeque<Incoming>>,
     /// Channels that were announced to us and are not closed: a new daemon may announce them again.
     known: HashSet<u64>,
+    pub blocks: OpenBlocks,
     /// What to tell the daemon when there is one again.
     unsaid: Vec<(Kind, Vec<u8>)>,
     pause: Duration,
@@ -291,14 +304,14 @@ impl Inner {
         let mut fds = fds.into_iter();
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
-        let memory = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
+        let file = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
         let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or_else(|| protocol(path, "an impossible segment"))?;
         let protection = match identity.access.is_read_only() {
             true => Protection::Read,
             false => Protection::ReadWrite,
         };
-        let memory = Mapping::of_file(&memory, identity.map_offset, len, protection)
+        let memory = Mapping::of_file(&file, identity.map_offset, len, protection)
             .map_err(Error::io("mapping the segment"))?;
         let registers = registers
             .map(|fd| Registers::map(&fd).map(Arc::new))
@@ -312,6 +325,7 @@ impl Inner {
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
         let inner = Self {
             path: path.clone(),
+            file,
             memory,
             event: event.map(Arc::new),
             registers,
@@ -329,6 +343,7 @@ impl Inner {
                 next_request: 1,
                 waiting: HashMap::new(),
                 known: HashSet::new(),
+                blocks: OpenBlocks::default(),
                 unsaid: Vec::new(),
                 pause: FIRST_RETRY,
                 retry_at: None,
@@ -336,6 +351,7 @@ impl Inner {
             accept_poll,
             inbox,
             retry,
+            next_glance: AtomicU64::new(0),
         };
         inner.watch(inner.inbox.as_fd())?;
         inner.watch(inner.retry.as_fd())?;
@@ -349,8 +365,8 @@ impl Inner {
             .map_err(Error::system("watching the daemon's socket"))
     }
 
-    /// Both ends of a channel write.
-    fn may_write(&self) -> Result<(), Error> {
+    /// Both ends of a channel write, and so do those of a lock.
+    pub fn may_write(&self) -> Result<(), Error> {
         if self.identity.access.is_read_only() {
             return Err(Error::ReadOnly { segment: self.attach.segment.as_str().into() });
         }
@@ -364,6 +380,20 @@ impl Inner {
         self.memory.part(at, len)
     }
 
+    /// Where in the memory's file an offset of the segment lies.
+    pub fn file_offset(&self, offset: u64) -> u64 {
+        self.identity.map_offset + (offset - segment::RESERVED)
+    }
+
+    pub fn page(&self) -> usize {
+        self.identity.page as usize
+    }
+
+    /// A number for a request that may be repeated.
+    pub fn next_nonce(&self) -> u64 {
+        self.nonce.fetch_add(1, Ordering::Relaxed)
+    }
+
     pub fn protocol(&self, what: &'static str) -> Error {
         protocol(&self.path, what)
     }
@@ -375,7 +405,51 @@ impl Inner {
 
     /// Asks the daemon, waiting for its successor if need be.
     pub fn request(&self, kind: Kind, body: &[u8]) -> Result<Packet, Error> {
-        self.ask(&mut self.lock(), kind, body, Instant::now() + PATIENCE)
+        self.request_then(kind, body, |_, packet| Ok(packet))
+    }
+
+    /// The same; what `then` does with the answer is done before anything that the daemon says afterwards is heard.
+    pub fn request_then<T>(
+        &self,
+        kind: Kind,
+        body: &[u8],
+        then: impl FnOnce(&mut Control, Packet) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut control = self.lock();
+        let packet = self.ask(&mut control, kind, body, Instant::now() + PATIENCE)?;
+        let done = then(&mut control, packet);
+        self.acknowledge(&mut control);
+        done
+    }
+
+    /// Asks for something that is done or refused.
+    pub fn order(&self, kind: Kind, body: &[u8]) -> Result<(), Error> {
+        self.request(kind, body)?.into_body::<[u8; 0]>(Kind::OK, &self.path).map(drop)
+    }
+
+    /// Asks a daemon that is there, and answers at once; does not wait for another, nor for another thread's request.
+    pub fn request_promptly(&self, kind: Kind, body: &[u8], within: Duration) -> Option<Packet> {
+        let mut control = self.control.try_lock().ok()?;
+        let deadline = Instant::now() + within;
+        let request = control.next_request;
+        control.next_request = request.checked_add(1).unwrap_or(1);
+        if control.connection.as_ref()?.send(kind, request, body, Some(deadline)).is_err() {
+            self.lost(&mut control);
+            return None;
+        }
+        match self.answer(&mut control, request, deadline) {
+            Ok(packet) if !packet.is_unavailable() => Some(packet),
+            Ok(_) | Err(Error::TimedOut) => None,
+            Err(_) => {
+                self.lost(&mut control);
+                None
+            }
+        }
+    }
+
+    /// Number of this endpoint.
+    pub fn number(&self) -> u32 {
+        self.identity.endpoint
     }
 
     /// All requests may be repeated: a daemon that has died may or may not have heard the first.
@@ -428,6 +502,11 @@ impl Inner {
 
     /// Keeps what the daemon says unasked.
     fn event(&self, control: &mut Control, packet: Packet) {
+        if packet.header.kind == Kind::BLOCK_REVOKED
+            && let Some(event) = wire::body(&packet.body)
+        {
+            control.blocks.revoked(&event);
+        }
         if packet.header.kind != Kind::INCOMING {
             return;
         }
@@ -516,7 +595,7 @@ impl Inner {
     }
 
     /// Tells the daemon something that needs no answer. If there is none just now, its successor hears it.
-    fn tell(&self, kind: Kind, body: &[u8]) {
+    pub fn tell(&self, kind: Kind, body: &[u8]) {
         let mut control = self.lock();
         if control.connection.is_none() {
             control.unsaid.push((kind, body.to_vec()));
@@ -525,10 +604,62 @@ impl Inner {
         }
     }
 
+    /// Tells the daemon what we have heard of it.
+    fn acknowledge(&self, control: &mut Control) {
+        loop {
+            // While we say one, another may come.
+            let heard = control.blocks.take_acknowledgements();
+            if heard.is_empty() {
+                return;
+            }
+            for event in heard {
+                match control.connection {
+                    Some(_) => {
+                        let _ = self.say(control, Kind::BLOCK_ACK, event.as_bytes(), Instant::now() + ANSWER);
+                    }
+                    None => control.unsaid.push((Kind::BLOCK_ACK, event.as_bytes().to_vec())),
+                }
+            }
+        }
+    }
+
     /// The next connection to a listener, if there is one.
     pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
         let mut control = self.lock();
         let control = &mut *control;
+        self.hear(control)?;
+        let incoming = control.waiting.get_mut(&listener).and_then(VecDeque::pop_front);
+        if control.waiting.values().all(VecDeque::is_empty) {
+            let _ = rustix::io::read(&self.inbox, &mut [0u8; 8]);
+        }
+        Ok(incoming)
+    }
+
+    /// Handles what the daemon has said unasked, if nobody else is talking to it. Never blocks.
+    pub fn look_for_events(&self) {
+        if let Ok(mut control) = self.control.try_lock() {
+            // Whoever needs the daemon next hears that it refuses us.
+            let _ = self.hear(&mut control);
+        }
+    }
+
+    /// The same, but not more often than every [`GLANCE`], and for no more than a look at the clock else.
+    pub fn glance(&self) {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        if now >= self.next_glance.load(Ordering::Relaxed) {
+            self.next_glance.store(now + GLANCE.as_millis() as u64, Ordering::Relaxed);
+            self.look_for_events();
+        }
+    }
+
+    /// A block is closed.
+    pub fn forget_block(&self, handle: u64) {
+        self.lock().blocks.forget(handle);
+    }
+
+    /// Takes in what the daemon has said. Tries to reach a new one if it is gone and the time for that has come.
+    fn hear(&self, control: &mut Control) -> Result<(), Error> {
         if control.connection.is_none() && control.retry_at.is_none_or(|at| Instant::now() >= at) {
             let _ = rustix::io::read(&self.retry, &mut [0u8; 8]);
             if let Err(Introduction::Refused(error)) = self.reconnect(control) {
@@ -542,11 +673,8 @@ impl Inner {
                 Err(_) => self.lost(control),
             }
         }
-        let incoming = control.waiting.get_mut(&listener).and_then(VecDeque::pop_front);
-        if control.waiting.values().all(VecDeque::is_empty) {
-            let _ = rustix::io::read(&self.inbox, &mut [0u8; 8]);
-        }
-        Ok(incoming)
+        self.acknowledge(control);
+        Ok(())
     }
 
     /// Tells the daemon that we have a channel that it announced.

@@ -1,7 +1,8 @@
 //! What can go wrong, for callers.
 
-use ginnel_layout::wire::ErrorCode;
+use ginnel_layout::wire::{ErrorCode, Rights};
 use ginnel_ring::{Corrupt, RecvError, SendError};
+use ginnel_sync::SyncError;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -74,15 +75,59 @@ pub enum Error {
         /// What was wrong.
         what: &'static str,
     },
-    /// This member may only read the segment, and whoever has a channel writes.
+    /// This member may only read the segment, and whoever has a channel, a lock or a block of its own writes.
     #[error(
-        "this member may only read segment {segment}, and whoever has a channel writes: on the host, move it from \
-         `readers` to `members` of [segment.{segment}]"
+        "this member may only read segment {segment}, and whoever has a channel, a lock or a block of its own writes: on the \
+         host, move it from `readers` to `members` of [segment.{segment}]"
     )]
     ReadOnly {
         /// The segment.
         segment: String,
     },
+    /// The handle of a block does not have the right for this, or (with [`crate::Block::guard_writes`]) a store was tried
+    /// without it.
+    #[error("this block may not be written, or not be used any more: its handle has {} rights", rights.name())]
+    Denied {
+        /// What it has.
+        rights: Rights,
+    },
+    /// Bytes that the block does not have.
+    #[error("{len} bytes at {at} of a block that has {size}")]
+    OutOfBlock {
+        /// Where.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// What it has.
+        size: usize,
+    },
+    /// A writer has died in the read-write lock: nobody may read until a writer has called the data consistent.
+    #[error("a writer died in the lock: take it for writing, repair the data and call them consistent")]
+    OwnerDied,
+    /// The lock's owner died, and the next one unlocked without calling the data consistent.
+    #[error("the lock was given up with its data inconsistent: unlink it and make it anew")]
+    NotRecoverable,
+    /// Unlocking what this handle has not locked, or no longer has.
+    #[error("this handle does not have the lock")]
+    NotOwner,
+    /// This handle has the lock already.
+    #[error("this handle has the lock already: unlock it first, or open another handle")]
+    Deadlock,
+    /// The semaphore would have more permits than it may have.
+    #[error("the semaphore would have more than its {limit} permits")]
+    Overflow {
+        /// The most it may have.
+        limit: u32,
+    },
+    /// A party of the barrier has died.
+    #[error("a party of the barrier has died: reset it once the others know")]
+    BarrierBroken,
+    /// The endpoint was declared dead, and what it had was handed on.
+    #[error("this endpoint was declared dead, and its locks were handed on: attach again")]
+    Fenced,
+    /// Somebody in the segment has broken the synchronisation object.
+    #[error("corrupt lock: {0}")]
+    CorruptLock(ginnel_sync::Corrupt),
     /// A name that is none.
     #[error("bad name {name:?}: {reason}")]
     Name {
@@ -147,6 +192,26 @@ impl From<SendError> for Error {
     }
 }
 
+impl From<SyncError> for Error {
+    fn from(error: SyncError) -> Self {
+        match error {
+            SyncError::Busy => Self::WouldBlock,
+            SyncError::TimedOut => Self::TimedOut,
+            SyncError::OwnerDied => Self::OwnerDied,
+            SyncError::NotRecoverable => Self::NotRecoverable,
+            SyncError::NotOwner => Self::NotOwner,
+            SyncError::Deadlock => Self::Deadlock,
+            SyncError::Overflow { limit } => Self::Overflow { limit },
+            SyncError::BarrierBroken => Self::BarrierBroken,
+            SyncError::Stale => Self::Fenced,
+            SyncError::Corrupt(corrupt) => Self::CorruptLock(corrupt),
+            SyncError::Sleep(source) => Self::System { what: "sleeping on a doorbell", source },
+            // `Gone`, and whatever a later version adds: the object is of no more use.
+            _ => Self::Broken,
+        }
+    }
+}
+
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
@@ -156,12 +221,14 @@ impl From<Error> for io::Error {
             Error::Closed => io::ErrorKind::BrokenPipe,
             Error::PeerDead => io::ErrorKind::ConnectionReset,
             Error::Corrupt(_) | Error::Protocol { .. } => io::ErrorKind::InvalidData,
-            Error::TooLong { .. } | Error::BufferTooSmall { .. } | Error::Name { .. } => {
-                io::ErrorKind::InvalidInput
-            }
+            Error::TooLong { .. }
+            | Error::BufferTooSmall { .. }
+            | Error::OutOfBlock { .. }
+            | Error::Name { .. } => io::ErrorKind::InvalidInput,
             Error::Refused { code: ErrorCode::REFUSED, .. } => io::ErrorKind::ConnectionRefused,
             Error::Refused { code: ErrorCode::DENIED | ErrorCode::READ_ONLY, .. }
-            | Error::ReadOnly { .. } => io::ErrorKind::PermissionDenied,
+            | Error::ReadOnly { .. }
+            | Error::Denied { .. } => io::ErrorKind::PermissionDenied,
             Error::Refused { code: ErrorCode::IN_USE, .. } => io::ErrorKind::AddrInUse,
             Error::Refused { code: ErrorCode::NO_SEGMENT | ErrorCode::NOT_FOUND, .. } => {
                 io::ErrorKind::NotFound

@@ -38,24 +38,28 @@
 //! After `fork`, use an endpoint in one of the two processes only.
 #![forbid(unsafe_code)]
 
+mod block;
 mod channel;
 mod connection;
 mod daemon;
 mod doorbell;
 mod endpoint;
 mod error;
+pub mod farm;
 mod listener;
 mod message;
 mod stream;
+pub mod sync;
 mod waiter;
 
+pub use block::{Block, BlockOptions};
 pub use channel::{Channel, ChannelInfo, Counters, Peer};
 pub use daemon::Daemon;
 pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
 pub use error::Error;
 pub use ginnel_layout::channel::ChannelKind;
 pub use ginnel_layout::segment::MappingKind;
-pub use ginnel_layout::wire::ErrorCode;
+pub use ginnel_layout::wire::{ErrorCode, Rights};
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, Memory, SharedSlice};

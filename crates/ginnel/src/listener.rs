@@ -1,7 +1,7 @@
 //! Accepting connections.
 
 use crate::channel::{Channel, Pipe};
-use crate::doorbell::readable;
+use crate::doorbell::{BorrowedEvent, readable};
 use crate::endpoint::Inner;
 use crate::error::Error;
 use std::marker::PhantomData;
@@ -19,6 +19,11 @@ pub struct Listener<C> {
 impl<C: Channel> Listener<C> {
     pub(crate) fn new(endpoint: Arc<Inner>, number: u32) -> Self {
         Self { endpoint, number, kind: PhantomData }
+    }
+
+    /// The eventfd by which channels of this listener's endpoint are woken; none in a VM without interrupts.
+    pub(crate) fn event(&self) -> Option<&BorrowedEvent> {
+        self.endpoint.event.as_ref()
     }
 
     /// Waits for a connection. Also outlives daemons: it goes on waiting with the next one.

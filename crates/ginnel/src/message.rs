@@ -6,6 +6,7 @@ use crate::waiter::Waiter;
 use crate::{ChannelInfo, WaitMode};
 use ginnel_layout::channel::ChannelKind;
 use ginnel_ring::message::{self, Consumer, Producer};
+use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError};
 use ginnel_shmem::{Mapping, SharedSlice};
 use std::sync::Arc;
@@ -151,6 +152,13 @@ impl MessageSender {
         Ok(Claim { inner, counters: &mut self.counters, shared: &self.shared })
     }
 
+    /// Whether a message of `len` bytes finds room now, so that [`MessageSender::claim`] would not wait. Never waits, and no
+    /// system call.
+    pub fn has_room(&mut self, len: usize) -> Result<bool, Error> {
+        self.waiter.begin(&mut self.ring);
+        self.room(len)
+    }
+
     fn room(&mut self, len: usize) -> Result<bool, Error> {
         match self.ring.claim(len) {
             Ok(_abandoned) => Ok(true),
@@ -279,6 +287,28 @@ impl MessageReceiver {
         }
         let inner = self.ring.peek()?;
         Ok(Message { inner, counters: &mut self.counters, shared: &self.shared })
+    }
+
+    /// Whether [`MessageReceiver::peek`] would return at once, be it with an error. Never waits, and no system call unless the
+    /// peer waits for room.
+    #[inline]
+    pub fn is_ready(&mut self) -> bool {
+        self.waiter.begin(&mut self.ring);
+        let ready = self.ring.ready();
+        let owed = self.ring.take_owed();
+        self.ring_if(owed);
+        ready
+    }
+
+    /// To wait for this and others together.
+    pub(crate) fn waitable(&mut self) -> &mut Consumer<Mapping> {
+        self.waiter.begin(&mut self.ring);
+        &mut self.ring
+    }
+
+    /// As [`Waitable::glance`].
+    pub(crate) fn glance(&self) -> bool {
+        self.ring.glance()
     }
 
     #[inline]

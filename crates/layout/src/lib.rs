@@ -13,10 +13,12 @@ compile_error!("the formats are little-endian and are read in place");
 pub mod channel;
 pub mod control;
 pub mod dax;
+pub mod farm;
 pub mod name;
 pub mod relay;
 pub mod ring;
 pub mod segment;
+pub mod sync;
 pub mod wire;
 
 pub use name::Name;

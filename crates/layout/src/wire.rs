@@ -17,12 +17,26 @@
 //! | `CONNECT` [`Connect`] | `CHANNEL` [`Channel`] | the peer's event (host only) |
 //! | `ACCEPTED` [`ChannelRef`] | `OK` | |
 //! | `CLOSE` [`ChannelRef`] | `OK` | |
+//! | `SYNC_OPEN` [`SyncOpen`] | `SYNC` [`Sync`] | |
+//! | `SYNC_CLOSE` [`SyncRef`] | `OK` | |
+//! | `SYNC_UNLINK` [`ByName`] | `OK` | |
+//! | `BLOCK_CREATE` [`BlockCreate`] | `BLOCK` [`Block`] | |
+//! | `BLOCK_OPEN` [`BlockOpen`] | `BLOCK` [`Block`] | |
+//! | `BLOCK_RESIZE` [`BlockResize`] | `BLOCK` [`Block`] | |
+//! | `BLOCK_LINK` [`BlockLink`] | `OK` | |
+//! | `BLOCK_UNLINK` [`ByName`] | `OK` | |
+//! | `BLOCK_CLOSE` [`BlockRights`] | `OK` | |
+//! | `BLOCK_GRANT` [`BlockGrant`] | `OK` | |
+//! | `BLOCK_ACK` [`BlockRights`] | `OK` | |
+//! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
 //! | `INSPECT` | `TEXT`..., JSON | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
 //!
-//! The daemon's one event is `INCOMING` [`Channel`]: somebody has connected to a listener of this endpoint. It is
-//! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for it.
+//! The daemon's events are `INCOMING` [`Channel`]: somebody has connected to a listener of this endpoint; and
+//! `BLOCK_REVOKED` [`BlockRights`]: rights to a block that this endpoint has open are less from now on. They are
+//! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for the one, `BLOCK_ACK` or
+//! `BLOCK_CLOSE` for the other.
 
 use crate::Name;
 use crate::segment::{self, Access, MappingKind};
@@ -53,6 +67,18 @@ impl Kind {
     pub const CLOSE: Self = Self(7);
     pub const INSPECT: Self = Self(8);
     pub const ADMIN: Self = Self(9);
+    pub const SYNC_OPEN: Self = Self(10);
+    pub const SYNC_CLOSE: Self = Self(11);
+    pub const SYNC_UNLINK: Self = Self(12);
+    pub const BELL: Self = Self(13);
+    pub const BLOCK_CREATE: Self = Self(14);
+    pub const BLOCK_OPEN: Self = Self(15);
+    pub const BLOCK_RESIZE: Self = Self(16);
+    pub const BLOCK_LINK: Self = Self(17);
+    pub const BLOCK_UNLINK: Self = Self(18);
+    pub const BLOCK_CLOSE: Self = Self(19);
+    pub const BLOCK_GRANT: Self = Self(20);
+    pub const BLOCK_ACK: Self = Self(21);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);
@@ -62,6 +88,10 @@ impl Kind {
     pub const OK: Self = Self(107);
     pub const TEXT: Self = Self(108);
     pub const ERROR: Self = Self(109);
+    pub const SYNC: Self = Self(110);
+    pub const BELL_OK: Self = Self(111);
+    pub const BLOCK: Self = Self(112);
+    pub const BLOCK_REVOKED: Self = Self(113);
 }
 
 /// In front of every message.
@@ -291,6 +321,268 @@ pub struct ChannelRef {
 }
 const _: () = assert!(size_of::<ChannelRef>() == 8);
 
+/// Opens a synchronisation object of the segment by name, as one more user of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SyncOpen {
+    /// Its name. Those of synchronisation objects, blocks and listeners are apart.
+    pub name: Name,
+    /// [`crate::sync::SyncKind`].
+    pub kind: u32,
+    /// Semaphore: most permits. Barrier: parties. Else 0. For an object that is there: 0, or what it has.
+    pub limit: u32,
+    /// Semaphore: the permits that a new one has. Else 0.
+    pub initial: u32,
+    /// [`SyncOpen::CREATE`] and others.
+    pub flags: u32,
+    /// Chosen by the client, unique for the endpoint. The same request asked again (after the daemon has gone without an
+    /// answer) with the same nonce yields the same slot.
+    pub nonce: u64,
+}
+const _: () = assert!(size_of::<SyncOpen>() == 88);
+
+impl SyncOpen {
+    /// Make the object if it is not there.
+    pub const CREATE: u32 = 1;
+    /// With [`SyncOpen::CREATE`]: it must not be there ([`ErrorCode::IN_USE`]).
+    pub const EXCLUSIVE: u32 = 2;
+    /// With [`SyncOpen::CREATE`]: a new object stays until it is unlinked; else it goes with its last user.
+    pub const PERSISTENT: u32 = 4;
+}
+
+/// Answer to [`SyncOpen`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Sync {
+    /// Number of the object. Never used again.
+    pub object: u64,
+    /// Offset of its page from the start of the segment.
+    pub offset: u64,
+    /// [`crate::sync::SyncKind`].
+    pub kind: u32,
+    /// Its limit.
+    pub limit: u32,
+    /// The slot that is now this user's.
+    pub slot: u32,
+    /// The slot's epoch.
+    pub epoch: u32,
+    /// The endpoint's own doorbell as it stands in the slot: member << 16 | vector.
+    pub bell: u32,
+    /// 1 if the object was made by this request.
+    pub created: u32,
+}
+const _: () = assert!(size_of::<Sync>() == 40);
+
+/// Names a slot in `SYNC_CLOSE`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SyncRef {
+    /// [`Sync::object`].
+    pub object: u64,
+    /// [`Sync::slot`].
+    pub slot: u32,
+    /// [`Sync::epoch`].
+    pub epoch: u32,
+}
+const _: () = assert!(size_of::<SyncRef>() == 16);
+
+/// Names something in the segment: in `SYNC_UNLINK` and `BLOCK_UNLINK`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ByName {
+    /// The name.
+    pub name: Name,
+}
+const _: () = assert!(size_of::<ByName>() == 64);
+
+/// Asks how to ring a doorbell of a member of the endpoint's segment, as it stands in the slots of synchronisation
+/// objects. Those are in shared memory, so the daemon checks that the member has a share in the segment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BellOf {
+    /// Member << 16 | vector.
+    pub bell: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BellOf>() == 8);
+
+/// Answer to [`BellOf`]. Holds as long as the endpoint does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BellOk {
+    /// How.
+    pub kind: BellKind,
+    /// What to store in the doorbell register.
+    pub bell: u32,
+    /// File descriptors that come along ([`Fds::PEER_EVENT`]).
+    pub fds: Fds,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BellOk>() == 16);
+
+/// What may be done with a block. Each right includes those below it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct Rights(pub u32);
+
+impl Rights {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Loads.
+    pub const READ: Self = Self(1);
+    /// Loads and stores.
+    pub const READ_WRITE: Self = Self(2);
+    /// The same, and nobody else has it open for stores meanwhile.
+    pub const WRITE_EXCLUSIVE: Self = Self(3);
+
+    /// Whether this release knows it.
+    pub const fn is_known(self) -> bool {
+        self.0 <= 3
+    }
+
+    /// Whether stores are allowed.
+    pub const fn may_write(self) -> bool {
+        self.0 >= 2
+    }
+
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NONE => "none",
+            Self::READ => "read",
+            Self::READ_WRITE => "read-write",
+            Self::WRITE_EXCLUSIVE => "write-exclusive",
+            _ => "?",
+        }
+    }
+}
+
+/// Makes a block of the segment and opens it. Its bytes are what they are: who wants zeros writes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockCreate {
+    /// Its name; [`Name::NONE`] for a block without one.
+    pub name: Name,
+    /// Bytes wished for; at least 1. What it gets is a multiple of the segment's page.
+    pub size: u64,
+    /// Its offset is a multiple of this power of two, and of the segment's page; 0 means the latter.
+    pub align: u64,
+    /// How the creator opens it: [`Rights::READ_WRITE`] or [`Rights::WRITE_EXCLUSIVE`].
+    pub rights: Rights,
+    /// What those may who have not been granted anything else.
+    pub others: Rights,
+    /// [`BlockCreate::PERSISTENT`].
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// As [`SyncOpen::nonce`]: the same request asked again yields the same handle.
+    pub nonce: u64,
+}
+const _: () = assert!(size_of::<BlockCreate>() == 104);
+
+impl BlockCreate {
+    /// The name outlives the endpoint that has made the block.
+    pub const PERSISTENT: u32 = 1;
+}
+
+/// Opens a block by name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockOpen {
+    /// Its name.
+    pub name: Name,
+    /// The rights that are needed; not [`Rights::NONE`].
+    pub rights: Rights,
+    /// Zero.
+    pub reserved: u32,
+    /// As [`SyncOpen::nonce`].
+    pub nonce: u64,
+}
+const _: () = assert!(size_of::<BlockOpen>() == 80);
+
+/// An open block. Answer to [`BlockCreate`], [`BlockOpen`] and [`BlockResize`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Block {
+    /// Number of the block. Never used again.
+    pub block: u64,
+    /// Number of this handle. Never used again.
+    pub handle: u64,
+    /// Offset of the block from the start of the segment.
+    pub offset: u64,
+    /// Its bytes, as wished for.
+    pub size: u64,
+    /// Its bytes, a multiple of the segment's page: these may be mapped.
+    pub span: u64,
+    /// What this handle may do.
+    pub rights: Rights,
+    /// The endpoint that owns it; 0 if that has ended.
+    pub owner: u32,
+    /// Its member.
+    pub owner_member: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Block>() == 56);
+
+/// Makes an open block longer or shorter. Longer only where there is room behind it, shorter only if nobody else has it
+/// open.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockResize {
+    /// [`Block::handle`].
+    pub handle: u64,
+    /// Bytes wished for.
+    pub size: u64,
+}
+const _: () = assert!(size_of::<BlockResize>() == 16);
+
+/// Gives a name to a block of one's own that has none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockLink {
+    /// [`Block::block`].
+    pub block: u64,
+    /// Its name from now on.
+    pub name: Name,
+}
+const _: () = assert!(size_of::<BlockLink>() == 72);
+
+/// Says what somebody may do with a block of one's own, from now on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockGrant {
+    /// [`Block::block`].
+    pub block: u64,
+    /// A member.
+    pub member: u32,
+    /// One endpoint of it; 0 for all that have not been granted anything of their own.
+    pub endpoint: u32,
+    /// The most that it may open the block with. Handles that have more lose it.
+    pub rights: Rights,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BlockGrant>() == 24);
+
+/// A handle and what it may do: in `BLOCK_REVOKED` what is left, in `BLOCK_ACK` what is kept. A handle that is left
+/// nothing is closed when that is acknowledged. In `BLOCK_CLOSE` the rights are [`Rights::NONE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BlockRights {
+    /// [`Block::handle`].
+    pub handle: u64,
+    /// What it may do.
+    pub rights: Rights,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<BlockRights>() == 16);
+
 /// A request was refused. Text for people follows: what, where, and the fix.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -318,7 +610,7 @@ impl ErrorCode {
     pub const DENIED: Self = Self(4);
     /// Nobody listens at that name.
     pub const REFUSED: Self = Self(5);
-    /// Somebody listens at that name already.
+    /// The name is taken already.
     pub const IN_USE: Self = Self(6);
     /// A limit is reached: endpoints, channels, bytes, backlog.
     pub const LIMIT: Self = Self(7);
@@ -326,11 +618,11 @@ impl ErrorCode {
     pub const NO_MEMORY: Self = Self(8);
     /// The endpoint (number, epoch, token) is not or no longer known.
     pub const STALE: Self = Self(9);
-    /// The listener has channels of another kind.
+    /// The listener has channels of another kind, or the synchronisation object is of another kind.
     pub const KIND: Self = Self(10);
     /// The segment's memory is broken (its file was truncated).
     pub const BROKEN: Self = Self(11);
-    /// No such channel, listener, VM or segment.
+    /// No such channel, listener, object, block, VM or segment.
     pub const NOT_FOUND: Self = Self(12);
     /// The daemon that decides cannot be reached just now. Try again.
     pub const UNAVAILABLE: Self = Self(13);
@@ -338,6 +630,13 @@ impl ErrorCode {
     pub const INVALID: Self = Self(14);
     /// This member may only read the segment.
     pub const READ_ONLY: Self = Self(15);
+    /// A quota of memory is used up: bytes or number of blocks, open handles.
+    pub const QUOTA: Self = Self(16);
+    /// All places are taken: a synchronisation object has [`crate::sync::SLOTS`] users at most; or somebody has a block for
+    /// itself that is wished for writing. Try again.
+    pub const BUSY: Self = Self(17);
+    /// The handle is not open (any more): closed or freed twice.
+    pub const CLOSED: Self = Self(18);
 }
 
 /// Splits a packet into header and body, without looking into the body.

@@ -16,11 +16,13 @@
 //! early: the consumer sleeps, the producer does not ring, and nobody ever wakes. With both fences, one of the two
 //! comes first in the single order of all full fences: if C2, then P3 sees the token and rings; if P2, then C3 sees
 //! what was published and does not sleep. A producer that waits for space plays the consumer's part with the roles
-//! exchanged; locks and completion queues will use the same pair. It is implemented here ([`Armed::arm`],
-//! [`Bell::needed`]) and nowhere else, and modelled with loom in `tests/loom.rs`.
+//! exchanged; locks and completion queues use the same pair. It is implemented here ([`Armed::arm`],
+//! [`Bell::needed`]; for the many sleepers of a lock [`ArmedSet`]) and nowhere else, and modelled with loom in
+//! `tests/loom.rs`.
 //!
 //! Waking costs the sleeper's side a doorbell (tens of microseconds), so the token is a counter: a producer rings once
-//! for each arming, not once for each message. Each word has one writer; nothing here needs an atomic read-modify-write.
+//! for each arming, not once for each message. Each word of a ring has one writer, and needs no atomic
+//! read-modify-write; an [`ArmedSet`] has many.
 //!
 //! A neighbour who scribbles on the words can cause needless doorbells and missed ones on its own ring. A missed one
 //! is bounded by the caller's timeout, and without one the daemon still wakes the sleeper when the peer dies.
@@ -206,5 +208,44 @@ impl Bell {
         }
         self.rung = token;
         true
+    }
+}
+
+/// The wake word of many sleepers: a bit for each. A waker chooses whom it wakes; whoever takes a sleeper's bit away has
+/// to ring it.
+#[derive(Clone, Copy, Debug)]
+pub struct ArmedSet {
+    at: usize,
+}
+
+impl ArmedSet {
+    /// The wake word at `at`.
+    pub const fn new(at: usize) -> Self {
+        Self { at }
+    }
+
+    /// Says "ring me" for the sleeper of this bit. It must look once more before it sleeps.
+    pub fn arm<M: Memory>(&self, memory: &M, bit: u64) {
+        memory.fetch_or_u64(self.at, bit);
+        // ORDER wait.fence: the bit before the coming look at what is waited for. Pairs with: `ArmedSet::sleepers`.
+        memory.full_fence();
+    }
+
+    /// Says "I am awake". True if a waker has taken the bit: it has rung, or is about to.
+    pub fn disarm<M: Memory>(&self, memory: &M, bit: u64) -> bool {
+        memory.fetch_and_u64(self.at, !bit) & bit == 0
+    }
+
+    /// After something was published: those who sleep.
+    pub fn sleepers<M: Memory>(&self, memory: &M) -> u64 {
+        // ORDER wait.fence: what was published before the coming look at the bits. Pairs with: `ArmedSet::arm`.
+        memory.full_fence();
+        memory.load_relaxed_u64(self.at)
+    }
+
+    /// Takes the bits of sleepers who are to be rung; returns those that were still there.
+    #[must_use = "whoever takes a bit has to ring"]
+    pub fn take<M: Memory>(&self, memory: &M, bits: u64) -> u64 {
+        memory.fetch_and_u64(self.at, !bits) & bits
     }
 }

@@ -36,9 +36,9 @@ unsafe impl Send for Word {}
 /// An ordering that [`LoomMemory::without`] takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Acquire loads become relaxed.
+    /// Acquire loads become relaxed, and a read-modify-write only releases.
     Acquire,
-    /// Release stores become relaxed.
+    /// Release stores become relaxed, and a read-modify-write only acquires.
     Release,
     /// Full fences do nothing.
     Fence,
@@ -76,6 +76,15 @@ impl LoomMemory {
     fn unless(&self, order: Order, strong: Ordering) -> Ordering {
         if self.forgets == Some(order) { Ordering::Relaxed } else { strong }
     }
+
+    /// The order of a read-modify-write.
+    fn both(&self) -> Ordering {
+        match self.forgets {
+            Some(Order::Acquire) => Ordering::Release,
+            Some(Order::Release) => Ordering::Acquire,
+            _ => Ordering::AcqRel,
+        }
+    }
 }
 
 impl Memory for LoomMemory {
@@ -105,6 +114,19 @@ impl Memory for LoomMemory {
     }
     fn store_release_u64(&self, at: usize, value: u64) {
         self.word(at).store(value, self.unless(Order::Release, Ordering::Release));
+    }
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        let failure = self.unless(Order::Acquire, Ordering::Acquire);
+        self.word(at).compare_exchange(old, new, self.both(), failure).map(|_| ())
+    }
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        self.word(at).swap(value, self.both())
+    }
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_or(bits, self.both())
+    }
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_and(bits, self.both())
     }
     fn full_fence(&self) {
         if self.forgets != Some(Order::Fence) {

@@ -2,7 +2,7 @@
 
 use crate::guard;
 use crate::memory::{Memory, WORDWISE};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -33,6 +33,9 @@ struct Whole {
     len: usize,
     broken: AtomicBool,
     guard: OnceLock<guard::Slot>,
+    /// A store was tried where there must be none.
+    denied: AtomicBool,
+    stores: OnceLock<guard::Slot>,
 }
 
 // SAFETY: the pointer leads to a mapping that lives as long as `whole`; all access to it is through atomics and raw
@@ -49,6 +52,7 @@ impl Drop for Whole {
     fn drop(&mut self) {
         // The guard must stop knowing the range before the kernel can give it to somebody else.
         self.guard.take();
+        self.stores.take();
         // SAFETY: `start` and `len` are of a mapping that this value made and that nobody uses any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -84,9 +88,16 @@ impl Mapping {
                 "a mapping's length is a multiple of eight",
             ));
         }
-        let whole = Arc::new(Whole { start, len, broken: AtomicBool::new(false), guard: OnceLock::new() });
+        let whole = Arc::new(Whole {
+            start,
+            len,
+            broken: AtomicBool::new(false),
+            guard: OnceLock::new(),
+            denied: AtomicBool::new(false),
+            stores: OnceLock::new(),
+        });
         if guarded {
-            let slot = guard::watch(start.as_ptr() as usize, len, &raw const whole.broken)?;
+            let slot = guard::TRUNCATION.watch(start.as_ptr() as usize, len, len, &raw const whole.broken)?;
             // Just made, so it is not set yet.
             let _ = whole.guard.set(slot);
         }
@@ -110,6 +121,61 @@ impl Mapping {
     /// it, and panics.
     pub fn is_read_only(&self) -> bool {
         self.writable == 0 && self.len > 0
+    }
+
+    /// Zeroes `len` bytes from `at`.
+    pub fn zero(&self, at: usize, len: usize) {
+        let to = self.pointer_below(self.writable, at, len);
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { std::ptr::write_bytes(to, 0, len) };
+    }
+
+    /// Forbids stores to the whole mapping from now on, for all its users in this process: they fault.
+    pub fn forbid_stores(&self) -> io::Result<()> {
+        let whole = &self.whole;
+        // SAFETY: the range is a mapping of ours; nothing that Rust knows of refers to its bytes.
+        unsafe { mprotect(whole.start.as_ptr().cast(), whole.len, MprotectFlags::READ) }?;
+        Ok(())
+    }
+
+    /// Takes the memory away from all users in this process: they find zeros, and what they store is nobody's.
+    pub fn detach(&self) -> io::Result<()> {
+        let (whole, prot) = (&self.whole, ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: as in `forbid_stores`; the range stays mapped.
+        unsafe { mmap_anonymous(whole.start.as_ptr().cast(), whole.len, prot, flags) }?;
+        Ok(())
+    }
+
+    /// From now on, a store to the mapping where it must not be stored to is survived: it goes into a private copy of its
+    /// page (in units of `page` bytes, in which the mapping can be split), and [`Mapping::take_denied`] says so. The first
+    /// such mapping installs a SIGSEGV handler, which passes on what is not ours.
+    pub fn guard_stores(&self, page: usize) -> io::Result<()> {
+        let whole = &self.whole;
+        if whole.stores.get().is_none() {
+            let slot = guard::STORES.watch(
+                whole.start.as_ptr() as usize,
+                whole.len,
+                page,
+                &raw const whole.denied,
+            )?;
+            // If somebody else was faster, one of the two slots is enough.
+            let _ = whole.stores.set(slot);
+        }
+        Ok(())
+    }
+
+    /// Whether a forbidden store has been survived since the last call. The pages of `file` at `offset`, of which this is a
+    /// mapping, are then in their place again, for loads.
+    pub fn take_denied(&self, file: impl AsFd, offset: u64) -> io::Result<bool> {
+        let whole = &self.whole;
+        if !whole.denied.load(Ordering::Relaxed) || !whole.denied.swap(false, Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let (prot, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: as in `forbid_stores`; the range stays mapped.
+        unsafe { mmap(whole.start.as_ptr().cast(), whole.len, prot, flags, file, offset) }?;
+        Ok(true)
     }
 
     /// Declares the memory broken, for all its users in this process.
@@ -239,6 +305,23 @@ impl Memory for Mapping {
         self.word64(self.writable, at).store(value, Ordering::Release);
     }
     #[inline]
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        let word = self.word64(self.writable, at);
+        word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    }
+    #[inline]
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        self.word64(self.writable, at).swap(value, Ordering::AcqRel)
+    }
+    #[inline]
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word64(self.writable, at).fetch_or(bits, Ordering::AcqRel)
+    }
+    #[inline]
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        self.word64(self.writable, at).fetch_and(bits, Ordering::AcqRel)
+    }
+    #[inline]
     fn full_fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -309,6 +392,17 @@ mod tests {
     }
 
     #[test]
+    fn words_are_changed_as_they_stand() {
+        let m = Mapping::anonymous(4096).unwrap();
+        assert_eq!(m.swap_u64(8, 0b1100), 0);
+        assert_eq!(m.fetch_or_u64(8, 0b0011), 0b1100);
+        assert_eq!(m.fetch_and_u64(8, 0b0110), 0b1111);
+        assert_eq!(m.compare_exchange_u64(8, 0b1111, 9), Err(0b0110));
+        assert_eq!(m.compare_exchange_u64(8, 0b0110, 9), Ok(()));
+        assert_eq!(m.load_acquire_u64(8), 9);
+    }
+
+    #[test]
     fn stripes_are_the_words_in_order() {
         let m = Mapping::anonymous(4096).unwrap();
         let bytes: Vec<u8> = (0..107u8).collect();
@@ -358,11 +452,15 @@ mod tests {
             reader.is_read_only() && reader.part(64, 64).unwrap().is_read_only() && !writer.is_read_only()
         );
         writer.store_release_u64(64, 7);
-        let stores: [fn(&Mapping); 6] = [
+        let stores: [fn(&Mapping); 10] = [
             |m| m.store_relaxed_u32(0, 1),
             |m| m.store_release_u32(0, 1),
             |m| m.store_relaxed_u64(0, 1),
             |m| m.store_release_u64(0, 1),
+            |m| m.compare_exchange_u64(0, 1, 1).unwrap(),
+            |m| _ = m.swap_u64(0, 1),
+            |m| _ = m.fetch_or_u64(0, 1),
+            |m| _ = m.fetch_and_u64(0, 1),
             |m| m.write(0, &[1; 8]),
             |m| m.write(0, &[1; 999]),
         ];
@@ -376,6 +474,49 @@ mod tests {
         let error =
             crate::SharedSlice::new(&reader, 0, 8).read_from(File::open("/dev/zero").unwrap().as_fd());
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn a_forbidden_store_goes_nowhere_and_is_told() {
+        let file = file(3 * 4096);
+        let owner = Mapping::of_file(&file, 0, 3 * 4096, Protection::ReadWrite).unwrap();
+        owner.store_relaxed_u64(4096, 7);
+        owner.store_relaxed_u64(8192, 8);
+        for page in [4096, 2 << 20] {
+            let reader = Mapping::of_file(&file, 0, 3 * 4096, Protection::Read).unwrap();
+            reader.guard_stores(page).unwrap();
+            assert!(!reader.take_denied(&file, 0).unwrap());
+            let word = reader.pointer(4096, 8).cast::<u64>();
+            // SAFETY: inside the mapping, aligned, accessed atomically.
+            unsafe { AtomicU64::from_ptr(word).store(99, Ordering::Relaxed) };
+            assert_eq!((owner.load_relaxed_u64(4096), owner.load_relaxed_u64(8192)), (7, 8));
+            assert_eq!(
+                (reader.load_relaxed_u64(4096), reader.load_relaxed_u64(8192)),
+                (99, 8),
+                "its own copy"
+            );
+            assert!(reader.take_denied(&file, 0).unwrap() && !reader.take_denied(&file, 0).unwrap());
+            assert_eq!(reader.load_relaxed_u64(4096), 7);
+        }
+    }
+
+    #[test]
+    fn rights_can_be_taken_from_a_mapping() {
+        let file = file(8192);
+        let owner = Mapping::of_file(&file, 0, 8192, Protection::ReadWrite).unwrap();
+        let other = Mapping::of_file(&file, 0, 8192, Protection::ReadWrite).unwrap();
+        other.guard_stores(4096).unwrap();
+        other.store_relaxed_u64(0, 1);
+        other.forbid_stores().unwrap();
+        other.store_relaxed_u64(0, 2);
+        assert_eq!(owner.load_relaxed_u64(0), 1);
+        assert!(other.take_denied(&file, 0).unwrap());
+        other.detach().unwrap();
+        assert_eq!(other.load_relaxed_u64(0), 0);
+        other.store_relaxed_u64(0, 3);
+        assert_eq!(owner.load_relaxed_u64(0), 1);
+        owner.zero(0, 8);
+        assert_eq!(owner.load_relaxed_u64(0), 0);
     }
 
     #[test]

@@ -51,6 +51,16 @@ pub trait Memory: Clone {
     /// Stores; everything done before is seen by whoever acquires this value.
     fn store_release_u64(&self, at: usize, value: u64);
 
+    /// Puts `new` in the place of `old`; if something else is there, returns that. Acquires what is found, and releases what
+    /// is put.
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64>;
+    /// Puts `value` there and returns what was there. Acquires and releases.
+    fn swap_u64(&self, at: usize, value: u64) -> u64;
+    /// Sets the bits and returns the word before. Acquires and releases.
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64;
+    /// Keeps only the bits and returns the word before. Acquires and releases.
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64;
+
     /// Orders all earlier stores of this thread before all its later loads, as seen by everybody (store-load fence).
     fn full_fence(&self);
 
@@ -69,12 +79,20 @@ pub trait Memory: Clone {
 ///
 /// The peer may still write to it, so there is no reference to its bytes: copy with [`SharedSlice::read`] and
 /// [`SharedSlice::write`], or take the raw pointer and its rules.
-#[derive(Clone, Copy)]
 pub struct SharedSlice<'a, M: Memory> {
     memory: &'a M,
     at: usize,
     len: usize,
 }
+
+// By hand, because a derived one would ask the same of `M`.
+impl<M: Memory> Clone for SharedSlice<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for SharedSlice<'_, M> {}
 
 impl<'a, M: Memory> SharedSlice<'a, M> {
     /// The `len` bytes of `memory` from `at`. Panics if they are not inside.

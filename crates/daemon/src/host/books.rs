@@ -5,7 +5,7 @@
 
 use super::arena::Arena;
 use super::config::{Memory, SegmentSpec, VmSpec};
-use super::record::{Attach, Channel, FilePart, Hex16, Record, Side, Text};
+use super::record::{Attach, Block, Channel, FilePart, Hex16, Record, Side, SyncObject, Text};
 use crate::pidwatch::Process;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::segment::Access;
@@ -16,7 +16,7 @@ use thiserror::Error;
 /// A record that does not fit the books. Only a damaged journal, or a mistake of ours, makes one.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
-pub struct Misfit(&'static str);
+pub struct Misfit(pub(super) &'static str);
 
 /// All books.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +31,8 @@ pub struct Books {
     pub next_listener: u32,
     /// Number of the next channel.
     pub next_channel: u64,
+    /// Number of the next synchronisation object or block.
+    pub next_object: u64,
     /// By number.
     pub members: BTreeMap<u32, Member>,
     /// By name.
@@ -45,6 +47,16 @@ pub struct Books {
     pub names: BTreeMap<(Name, Name), u32>,
     /// Channels whose doorbells the daemon passes on.
     pub relayed: BTreeSet<u64>,
+    /// Synchronisation objects, by number.
+    pub syncs: BTreeMap<u64, SyncObject>,
+    /// The same, by segment and name.
+    pub sync_names: BTreeMap<(Name, Name), u64>,
+    /// Blocks, by number.
+    pub blocks: BTreeMap<u64, Block>,
+    /// The same, by segment and name.
+    pub block_names: BTreeMap<(Name, Name), u64>,
+    /// Which block a handle is of.
+    pub handles: BTreeMap<u64, u64>,
 }
 
 /// The host, or a VM.
@@ -93,6 +105,10 @@ pub struct Tally {
     pub channels: u32,
     /// That memory, in bytes.
     pub bytes: u64,
+    /// Blocks and synchronisation objects that they have made and that still hold memory.
+    pub blocks: u32,
+    /// That memory, in bytes.
+    pub block_bytes: u64,
 }
 
 /// A segment.
@@ -147,6 +163,14 @@ pub struct Endpoint {
     pub listeners: BTreeSet<u32>,
     /// Bytes of the channels that it has opened.
     pub bytes: u64,
+    /// Synchronisation objects that it uses, and its slots in them.
+    pub syncs: BTreeSet<(u64, u32)>,
+    /// Its handles of blocks, by the nonce of the request for each.
+    pub handles: BTreeMap<u64, u64>,
+    /// Blocks that it owns.
+    pub blocks: BTreeSet<u64>,
+    /// Their bytes.
+    pub block_bytes: u64,
 }
 
 /// A name at which an endpoint listens.
@@ -197,13 +221,23 @@ impl Books {
         all
     }
 
+    /// Segments of which somebody has memory, and so may be hurt when the file is truncated.
+    pub fn segments_in_use(&self) -> Vec<Name> {
+        self.segments.values().filter(|s| s.arena.used() > 0).map(|s| s.name).collect()
+    }
+
+    /// Whether there are any.
+    pub fn is_memory_used(&self) -> bool {
+        self.segments.values().any(|s| s.arena.used() > 0)
+    }
+
     /// Changes the books. On error nothing has changed.
     pub fn apply(&mut self, record: &Record) -> Result<(), Misfit> {
         match record {
-            &Record::Start { boot_id, generation, next_epoch, next_listener, next_channel } => {
+            &Record::Start { boot_id, generation, next_epoch, next_listener, next_channel, next_object } => {
                 (self.boot_id, self.generation) = (boot_id, generation);
-                (self.next_epoch, self.next_listener, self.next_channel) =
-                    (next_epoch, next_listener, next_channel);
+                (self.next_epoch, self.next_listener) = (next_epoch, next_listener);
+                (self.next_channel, self.next_object) = (next_channel, next_object);
                 Ok(())
             }
             Record::Member { number, name, runtime, retired } => {
@@ -256,8 +290,8 @@ impl Books {
                 Ok(())
             }
             Record::Segment { name, uuid, size, members, readers, memory, page, part, runtime } => {
-                let arena = match self.segments.get(&name.0) {
-                    Some(old) if old.size == *size => old.arena.clone(),
+                let arena = match self.segments.get_mut(&name.0) {
+                    Some(old) if old.size == *size => std::mem::replace(&mut old.arena, Arena::of_segment(0)),
                     Some(old) if old.arena.used() > 0 => {
                         return Err(Misfit("a segment resized that is in use"));
                     }
@@ -281,6 +315,13 @@ impl Books {
             Record::SegmentRemoved { name } => {
                 if self.endpoints.values().any(|e| e.segment == name.0) {
                     return Err(Misfit("a segment removed that has endpoints"));
+                }
+                // What stays without endpoints goes with the segment.
+                for object in self.syncs_of(&name.0) {
+                    self.sync_removed(object);
+                }
+                for block in self.blocks_of(&name.0) {
+                    self.block_removed(block);
                 }
                 self.segments.remove(&name.0).map(drop).ok_or(Misfit("a segment removed that is not there"))
             }
@@ -330,6 +371,18 @@ impl Books {
                     _ => Err(Misfit("a channel closed twice")),
                 }
             }
+            Record::Sync(object) => self.sync(object),
+            Record::SyncOpened { object, user } => self.sync_opened(*object, *user),
+            Record::SyncClosed { object, slot } => self.sync_closed(*object, *slot),
+            Record::SyncUnlinked { object } => self.sync_unlinked(*object),
+            Record::Block(block) => self.block(block),
+            Record::BlockLinked { block, name } => self.block_linked(*block, name.0),
+            Record::BlockUnlinked { block } => self.block_unlinked(*block),
+            Record::BlockOpened { block, handle } => self.block_opened(*block, *handle),
+            Record::BlockClosed { handle } => self.block_closed(*handle),
+            Record::BlockResized { block, size, span } => self.block_resized(*block, *size, *span),
+            Record::BlockGranted { block, grant } => self.block_granted(*block, *grant),
+            Record::BlockAcked { handle } => self.block_acked(*handle),
         }
     }
 
@@ -356,6 +409,10 @@ impl Books {
             channels: BTreeSet::new(),
             listeners: BTreeSet::new(),
             bytes: 0,
+            syncs: BTreeSet::new(),
+            handles: BTreeMap::new(),
+            blocks: BTreeSet::new(),
+            block_bytes: 0,
         };
         self.endpoints.insert(endpoint.number, endpoint);
         Ok(())
@@ -375,6 +432,10 @@ impl Books {
                 }
             }
         }
+        for (object, slot) in self.endpoints.get(&number).map(|e| e.syncs.clone()).unwrap_or_default() {
+            self.sync_closed(object, slot)?;
+        }
+        self.blocks_of_dead(number)?;
         if let Some(endpoint) = self.endpoints.remove(&number)
             && let Some(member) = self.members.get_mut(&endpoint.member)
         {
@@ -491,6 +552,7 @@ impl Books {
             next_epoch: self.next_epoch,
             next_listener: self.next_listener,
             next_channel: self.next_channel,
+            next_object: self.next_object,
         }];
         for member in self.members.values() {
             let (number, name) = (member.number, Text(member.name));
@@ -544,6 +606,8 @@ impl Books {
             capacity: listener.capacity,
         }));
         records.extend(self.channels.values().cloned().map(Record::Channel));
+        records.extend(self.syncs.values().cloned().map(Record::Sync));
+        records.extend(self.blocks.values().cloned().map(Record::Block));
         records
     }
 

@@ -6,14 +6,16 @@
 //! was not given is asked for again. Programs on the host and programs in guests are the same here, but for how a
 //! doorbell is named.
 
-use super::books::{Books, Endpoint};
+use super::books::Books;
 use super::config::{Access, Limits, MemberLimits};
-use super::record::{Hex16, Record};
+use super::record::{Hex16, Record, SyncUser};
 use super::reply::{self, Refusal};
 use crate::pidwatch::Process;
 use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name, channel, control};
+use ginnel_sync::authority::Left;
 use std::collections::BTreeMap;
 use tracing::{error, info};
 use zerocopy::IntoBytes;
@@ -74,6 +76,47 @@ pub enum Effect {
         /// What to write.
         state: SideState,
     },
+    /// Make a page a synchronisation object: zeroes, and what the daemon says in front.
+    NewSync {
+        /// The segment.
+        segment: Name,
+        /// Where the page lies.
+        offset: u64,
+        /// What it becomes.
+        kind: SyncKind,
+        /// Most permits, or parties.
+        limit: u32,
+        /// Permits at first.
+        initial: u32,
+    },
+    /// Write into a synchronisation object whose a slot is.
+    Seat {
+        /// The segment.
+        segment: Name,
+        /// Where the page lies.
+        offset: u64,
+        /// The user.
+        user: SyncUser,
+        /// Epoch of its endpoint.
+        endpoint_epoch: u32,
+        /// Its doorbell: member << 16 | vector.
+        bell: u32,
+    },
+    /// Take back a slot of a synchronisation object, and ring who must go on because of it.
+    Reclaim {
+        /// Number of the object.
+        object: u64,
+        /// The segment.
+        segment: Name,
+        /// Where the page lies.
+        offset: u64,
+        /// What it is.
+        kind: SyncKind,
+        /// The slot.
+        slot: u32,
+        /// Why.
+        left: Left,
+    },
     /// Ring a doorbell.
     Ring {
         /// Whose.
@@ -132,6 +175,8 @@ pub trait World {
     fn is_broken(&mut self, segment: &Name) -> bool;
     /// Sixteen bytes that nobody can guess.
     fn random(&mut self) -> [u8; 16];
+    /// Seconds since 1970.
+    fn now(&mut self) -> u64;
 }
 
 /// One connection.
@@ -258,12 +303,16 @@ impl Broker {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (segment, epoch, member, name) =
             (endpoint.segment, endpoint.epoch, endpoint.member, endpoint.name);
+        let syncs = endpoint.syncs.clone();
         for channel in endpoint.channels.clone() {
             for initiator in [true, false] {
                 if self.books.channels.get(&channel).is_some_and(|c| c.side(initiator).endpoint == number) {
                     self.mark(channel, initiator, SideState::DEAD);
                 }
             }
+        }
+        for (object, slot) in syncs {
+            self.reclaim(object, slot, Left::Died);
         }
         if let Some(client) = self.attached.remove(&number) {
             if let Some(client) = self.clients.get_mut(&client) {
@@ -360,6 +409,18 @@ impl Broker {
             Kind::CONNECT => self.connect(world, id, header.request, &reply::body(body)?),
             Kind::ACCEPTED => self.accepted(id, header.request, &reply::body(body)?),
             Kind::CLOSE => self.close(id, header.request, &reply::body(body)?),
+            Kind::SYNC_OPEN => self.sync_open(world, id, header.request, &reply::body(body)?),
+            Kind::SYNC_CLOSE => self.sync_close(id, header.request, &reply::body(body)?),
+            Kind::SYNC_UNLINK => self.sync_unlink(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_CREATE => self.block_create(world, id, header.request, &reply::body(body)?),
+            Kind::BLOCK_OPEN => self.block_open(world, id, header.request, &reply::body(body)?),
+            Kind::BLOCK_RESIZE => self.block_resize(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_LINK => self.block_link(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_UNLINK => self.block_unlink(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_CLOSE => self.block_close(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_GRANT => self.block_grant(id, header.request, &reply::body(body)?),
+            Kind::BLOCK_ACK => self.block_ack(id, header.request, &reply::body(body)?),
+            Kind::BELL => self.bell_request(id, header.request, &reply::body(body)?),
             Kind::INSPECT if body.is_empty() => {
                 self.effects.push(Effect::Inspect { client: id, request: header.request });
                 Ok(())
@@ -421,7 +482,8 @@ impl Broker {
         let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
         // It may have died since, and its number may be another's.
         let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
-        let (bell_kind, bell) = there.map_or((BellKind::NONE, 0), |there| self.bell(endpoint.member, there));
+        let (bell_kind, bell) =
+            there.map_or((BellKind::NONE, 0), |t| self.bell(endpoint.member, t.member, t.vector));
         let (fds, bits) = match there {
             Some(there) if bell_kind == BellKind::EVENT => {
                 (vec![FdRef::Event(there.member, there.vector)], Fds::PEER_EVENT)
@@ -449,21 +511,26 @@ impl Broker {
         self.send(client, reply::packet(kind, request, answer.as_bytes()), fds);
     }
 
-    /// How a program of `member` rings an endpoint.
-    pub(super) fn bell(&self, member: u32, peer: &Endpoint) -> (BellKind, u32) {
-        let session = self.books.members.get(&peer.member).and_then(|m| m.session);
+    /// How a program of `member` rings a vector of another.
+    pub(super) fn bell(&self, member: u32, peer: u32, vector: u32) -> (BellKind, u32) {
+        let session = self.books.members.get(&peer).and_then(|m| m.session);
         if session.is_some_and(|session| !session.interrupts) {
             return (BellKind::NONE, 0);
         }
         if member == HOST_MEMBER {
             return (BellKind::EVENT, 0);
         }
-        let qemu = self.books.members.get(&member).and_then(|m| m.qemu.as_ref());
-        if peer.member == member || qemu.is_some_and(|qemu| qemu.knows.contains(&peer.member)) {
-            return (BellKind::REGISTER, peer.member << 16 | peer.vector);
+        if self.knows(member, peer) {
+            return (BellKind::REGISTER, peer << 16 | vector);
         }
         // Declared after this VM has started and while no connection to its QEMU was open: by way of the daemon.
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
+    }
+
+    /// Whether a member can ring another by itself.
+    fn knows(&self, member: u32, peer: u32) -> bool {
+        let qemu = self.books.members.get(&member).and_then(|m| m.qemu.as_ref());
+        member == HOST_MEMBER || member == peer || qemu.is_some_and(|qemu| qemu.knows.contains(&peer))
     }
 
     /// The host's daemon vector was rung: who rings by way of the daemon has meant somebody of these.
@@ -475,6 +542,13 @@ impl Broker {
                 }
             }
         }
+        let mut rung = Vec::new();
+        for object in self.books.syncs.values() {
+            let users = || object.users.iter().filter_map(|user| self.books.endpoints.get(&user.endpoint));
+            let unknown = users().filter(|user| users().any(|other| !self.knows(other.member, user.member)));
+            rung.extend(unknown.map(|user| Effect::Ring { member: user.member, vector: user.vector }));
+        }
+        self.effects.append(&mut rung);
     }
 
     /// The token of an endpoint, compared in a time that says nothing about it.

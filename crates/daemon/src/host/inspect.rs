@@ -9,6 +9,11 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::relay::{Mapped, MappingKind};
 use serde_json::{Value, json};
 
+/// Most blocks, and most synchronisation objects, that are shown one by one: beyond, their number has to do. Those in a VM are
+/// fewer, because a long answer goes through its control ring.
+const MOST: usize = 10_000;
+const MOST_IN_VM: usize = 500;
+
 impl Server {
     /// All that this client may see: on the host everything, in a VM the segments that it has a share in. Secrets
     /// (tokens, uuids) are not in it.
@@ -17,7 +22,8 @@ impl Server {
         let host = viewer == HOST_MEMBER;
         let books = self.broker.books();
         let neighbours = books.neighbours(viewer);
-        let seen = |segment| {
+        let most = if host { MOST } else { MOST_IN_VM };
+        let seen = |segment: &_| {
             host || books.segments.get(segment).is_some_and(|segment| segment.members.contains(&viewer))
         };
         let member_name = |number: &u32| books.members.get(number).map(|m| m.name.as_str());
@@ -43,6 +49,8 @@ impl Server {
                     "endpoints": member.tally.endpoints,
                     "channels": member.tally.channels,
                     "bytes": member.tally.bytes,
+                    "blocks": member.tally.blocks,
+                    "block_bytes": member.tally.block_bytes,
                 })
             })
             .collect();
@@ -152,6 +160,10 @@ impl Server {
             "endpoints": endpoints,
             "listeners": listeners,
             "channels": channels,
+            "blocks": self.inspect_blocks(seen, most),
+            "blocks_total": books.blocks.values().filter(|b| seen(&b.segment.0)).count(),
+            "locks": self.inspect_locks(seen, most),
+            "locks_total": books.syncs.values().filter(|s| seen(&s.segment.0)).count(),
             "limits": self.config.limits,
         })
         .to_string()

@@ -4,24 +4,27 @@
 //! |---|---|
 //! | [`config`] | the configuration file |
 //! | [`broker`], `requests` | the state machine of the attach protocol |
-//! | [`books`], [`record`], [`arena`] | its state, and the changes that lead there |
+//! | `blocks`, `sync` | blocks, synchronisation objects |
+//! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
-//! | `declare`, `admin`, `inspect` | members and segments come and go, and are shown |
+//! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
 mod admin;
 pub mod arena;
+mod blocks;
 pub mod books;
 pub mod broker;
 mod clients;
 pub mod config;
 mod declare;
 mod front;
-pub mod heart;
+mod heart;
 mod inspect;
-mod ivshmem;
+mod inspect_memory;
+pub mod ivshmem;
 pub mod journal;
 pub mod members;
 pub mod record;
@@ -29,7 +32,9 @@ pub mod reply;
 mod requests;
 pub mod segments;
 pub mod server;
+mod starts;
 mod startup;
+mod sync;
 mod vms;
 
 use config::{Config, LogFormat};

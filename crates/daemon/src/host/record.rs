@@ -24,6 +24,9 @@ pub enum Record {
         next_listener: u32,
         /// Number of the next channel.
         next_channel: u64,
+        /// Number of the next synchronisation object or block.
+        #[serde(default)]
+        next_object: u64,
     },
     /// A member, new or changed.
     Member {
@@ -135,6 +138,74 @@ pub enum Record {
         /// Which side.
         initiator: bool,
     },
+    /// A synchronisation object.
+    Sync(SyncObject),
+    /// It has another user.
+    SyncOpened {
+        /// Number of the object.
+        object: u64,
+        /// The user.
+        user: SyncUser,
+    },
+    /// A user has gone, and the object with its last one, unless it is persistent and has its name.
+    SyncClosed {
+        /// Number of the object.
+        object: u64,
+        /// The user's slot.
+        slot: u32,
+    },
+    /// Its name is gone.
+    SyncUnlinked {
+        /// Number of the object.
+        object: u64,
+    },
+    /// A block.
+    Block(Block),
+    /// It has got a name.
+    BlockLinked {
+        /// Number of the block.
+        block: u64,
+        /// The name.
+        name: Text,
+    },
+    /// Its name is gone, and the block if nobody has it open.
+    BlockUnlinked {
+        /// Number of the block.
+        block: u64,
+    },
+    /// Somebody has opened it.
+    BlockOpened {
+        /// Number of the block.
+        block: u64,
+        /// The handle.
+        handle: BlockHandle,
+    },
+    /// A handle is closed, and with the last one a block without a name is gone.
+    BlockClosed {
+        /// Number of the handle.
+        handle: u64,
+    },
+    /// It is longer, or shorter.
+    BlockResized {
+        /// Number of the block.
+        block: u64,
+        /// Bytes wished for.
+        size: u64,
+        /// Bytes that it has.
+        span: u64,
+    },
+    /// Somebody may do something else with it.
+    BlockGranted {
+        /// Number of the block.
+        block: u64,
+        /// Who, and what.
+        grant: BlockGrant,
+    },
+    /// Whoever has a handle knows that it has been left less.
+    BlockAcked {
+        /// Number of the handle.
+        handle: u64,
+    },
 }
 
 fn only_bar() -> Memory {
@@ -215,6 +286,107 @@ pub struct Side {
     pub member: u32,
     /// It has closed the channel, or has died.
     pub closed: bool,
+}
+
+/// A synchronisation object: a page of a segment, and who uses it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SyncObject {
+    /// Its number.
+    pub number: u64,
+    /// In which segment.
+    pub segment: Text,
+    /// Its name; none once it is unlinked.
+    pub name: Text,
+    /// [`ginnel_layout::sync::SyncKind`].
+    pub kind: u32,
+    /// Most permits, or parties.
+    pub limit: u32,
+    /// Where its page lies.
+    pub offset: u64,
+    /// It stays without users.
+    pub persistent: bool,
+    /// Who has made it, and pays for it.
+    pub member: u32,
+    /// Epoch of its next user.
+    pub next_epoch: u16,
+    /// Its users, by slot.
+    pub users: Vec<SyncUser>,
+}
+
+/// A user of a synchronisation object: an open handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncUser {
+    /// Its slot.
+    pub slot: u32,
+    /// Epoch of the slot.
+    pub epoch: u16,
+    /// Whose handle it is.
+    pub endpoint: u32,
+    /// The endpoint's own number for its request.
+    pub nonce: u64,
+}
+
+/// A block of a segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// Its number.
+    pub number: u64,
+    /// In which segment.
+    pub segment: Text,
+    /// Its name, if it has one.
+    pub name: Text,
+    /// The endpoint that has made it.
+    pub owner: u32,
+    /// That endpoint's epoch.
+    pub owner_epoch: u32,
+    /// Its member, which pays for the block.
+    pub member: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Where it lies.
+    pub offset: u64,
+    /// Bytes wished for.
+    pub size: u64,
+    /// Bytes that it has.
+    pub span: u64,
+    /// Its name outlives the endpoint.
+    pub persistent: bool,
+    /// When it was made, in seconds since 1970.
+    pub made: u64,
+    /// What those may ([`ginnel_layout::wire::Rights`]) who are not in `grants`.
+    pub others: u32,
+    /// What some may.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grants: Vec<BlockGrant>,
+    /// Who has it open.
+    pub handles: Vec<BlockHandle>,
+}
+
+/// What a member or an endpoint may do with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockGrant {
+    /// The member.
+    pub member: u32,
+    /// Epoch of one of its endpoints; 0 for the others.
+    pub epoch: u32,
+    /// What it may do.
+    pub rights: u32,
+}
+
+/// An open handle of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockHandle {
+    /// Its number.
+    pub number: u64,
+    /// Whose it is.
+    pub endpoint: u32,
+    /// What it can do: what its library has mapped.
+    pub rights: u32,
+    /// What it has been left, until its library says that it has heard of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u32>,
+    /// The endpoint's own number for its request.
+    pub nonce: u64,
 }
 
 impl Channel {

@@ -9,7 +9,7 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{self, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
-use ginnel_layout::{HOST_MEMBER, Name};
+use ginnel_layout::{HOST_MEMBER, Name, PAGE};
 use tracing::{debug, info};
 use zerocopy::IntoBytes;
 
@@ -76,6 +76,7 @@ impl Broker {
         for channel in waiting {
             self.send_channel(id, Kind::INCOMING, 0, channel, false);
         }
+        self.send_all_revoked(number);
         Ok(())
     }
 
@@ -187,13 +188,13 @@ impl Broker {
             || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
     }
 
-    /// A channel is memory that both sides write.
-    fn may_write(&self, segment: &Name, member: u32) -> Result<(), Refusal> {
+    /// Channels, locks and blocks are written to.
+    pub(super) fn may_write(&self, segment: &Name, member: u32) -> Result<(), Refusal> {
         let segment = self.books.segments.get(segment).filter(|s| s.access(member).is_read_only());
         let Some(segment) = segment else { return Ok(()) };
         let own = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
         let text = format!(
-            "{own} may only read segment {0}, and whoever has a channel writes: move it from `readers` to `members` of \
+            "{own} may only read segment {0}, and whoever has a channel, a lock or a block of its own writes: move it from `readers` to `members` of \
              [segment.{0}]",
             segment.name
         );
@@ -201,7 +202,7 @@ impl Broker {
     }
 
     /// The endpoint that a client is.
-    fn endpoint_of(&self, id: ClientId) -> Result<u32, Refusal> {
+    pub(super) fn endpoint_of(&self, id: ClientId) -> Result<u32, Refusal> {
         self.clients
             .get(&id)
             .and_then(|client| client.endpoint)
@@ -398,7 +399,7 @@ impl Broker {
             }
         }
         let arena = self.books.segments.get(&segment).map(|s| &s.arena);
-        let Some(offset) = arena.and_then(|arena| arena.find(len)) else {
+        let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
             let text = format!(
                 "segment {segment} has no room for a channel of {len} bytes (its longest free run has {}): close \
                  channels, wish for smaller rings, or make the segment larger",
@@ -407,7 +408,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
         };
         let needs_daemon = |from: u32, to: &Endpoint| {
-            let (kind, bell) = self.bell(from, to);
+            let (kind, bell) = self.bell(from, to.member, to.vector);
             // The daemon's own vector is nobody else's.
             kind == wire::BellKind::REGISTER && bell == 0
         };
@@ -490,7 +491,7 @@ impl Broker {
         self.record(Record::Closed { channel: number, initiator })
     }
 
-    fn ok(&mut self, id: ClientId, request: u32) {
+    pub(super) fn ok(&mut self, id: ClientId, request: u32) {
         self.send(id, reply::packet(Kind::OK, request, &[]), vec![]);
     }
 
@@ -515,7 +516,7 @@ fn no_channel(endpoint: u32, channel: u64) -> Refusal {
     Refusal::new(ErrorCode::NOT_FOUND, format!("endpoint {endpoint} has no open channel {channel}"))
 }
 
-fn broken(segment: &Name) -> Refusal {
+pub(super) fn broken(segment: &Name) -> Refusal {
     let text = format!(
         "the memory of segment {segment} is broken (its file was truncated or replaced): stop its VMs, remove the \
          segment and create it anew"
@@ -523,7 +524,7 @@ fn broken(segment: &Name) -> Refusal {
     Refusal::new(ErrorCode::BROKEN, text)
 }
 
-fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
+pub(super) fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
     match name.checked() {
         Ok(_) => Ok(*name),
         Err(error) => Err(Refusal::new(ErrorCode::PROTOCOL, format!("the {what}'s name: {error}"))),

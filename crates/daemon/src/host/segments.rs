@@ -3,11 +3,15 @@
 use super::broker::World;
 use super::config::{self, Bytes, Problem};
 use super::front::{Front, Repairs};
+use super::record::SyncUser;
 use ginnel_layout::channel;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
+use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_sync::User;
+use ginnel_sync::authority::{self, Left};
 use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +19,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 use tracing::{error, info};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -228,6 +233,32 @@ impl Segments {
         // Whoever learns of the block learns it through a socket or a control ring, which orders these stores before.
     }
 
+    /// Makes a page a synchronisation object.
+    pub fn new_sync(&self, name: &Name, offset: u64, kind: SyncKind, limit: u32, permits: u32) {
+        if let Some(page) = self.sync_page(name, offset) {
+            authority::format(&page, kind, limit, permits);
+        }
+    }
+
+    /// Writes whose a slot of a synchronisation object is.
+    pub fn seat(&self, name: &Name, offset: u64, user: SyncUser, endpoint_epoch: u32, bell: u32) {
+        let seated = User::new(user.slot as usize, user.epoch, user.endpoint);
+        if let (Some(page), Some(user)) = (self.sync_page(name, offset), seated) {
+            authority::seat(&page, user, endpoint_epoch, bell);
+        }
+    }
+
+    /// Takes back a slot of a synchronisation object. Returns the slots whose users have to look, a bit for each.
+    pub fn reclaim(&self, name: &Name, offset: u64, kind: SyncKind, slot: u32, left: Left) -> u64 {
+        self.sync_page(name, offset).map_or(0, |page| authority::reclaim(&page, kind, slot as usize, left))
+    }
+
+    /// The words of a synchronisation object, for showing.
+    pub fn sync_page(&self, name: &Name, offset: u64) -> Option<Mapping> {
+        let Open { memory: Some((_, mapping)), .. } = self.open.get(name)? else { return None };
+        part(mapping, offset, sync::SIZE)
+    }
+
     /// Writes a side's state.
     pub fn mark(&self, name: &Name, at: u64, state: SideState) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
@@ -261,6 +292,11 @@ impl World for Segments {
 
     fn random(&mut self) -> [u8; 16] {
         random()
+    }
+
+    fn now(&mut self) -> u64 {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        since.map_or(0, |since| since.as_secs())
     }
 }
 

@@ -12,7 +12,7 @@ use super::vms::Vm;
 use crate::keeper::{Held, Keeper};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Poller, Ready};
-use ginnel_layout::HOST_MEMBER;
+use ginnel_layout::{HOST_MEMBER, sync};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -201,16 +201,14 @@ impl Server {
             return Some(Duration::ZERO);
         }
         let segments =
-            (!self.broker.books().channels.is_empty()).then(|| LOOK.saturating_sub(self.last_look.elapsed()));
+            self.broker.books().is_memory_used().then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         [segments, self.next_look_at_hearts()].into_iter().flatten().min()
     }
 
     fn look_after_segments(&mut self) {
         if self.last_look.elapsed() >= LOOK {
             self.last_look = Instant::now();
-            let used: std::collections::BTreeSet<_> =
-                self.broker.books().channels.values().map(|c| c.segment.0).collect();
-            for segment in used {
+            for segment in self.broker.books().segments_in_use() {
                 self.segments.check(&segment);
             }
         }
@@ -250,6 +248,20 @@ impl Server {
         match effect {
             Effect::Zero { segment, offset, capacity } => self.segments.zero(&segment, offset, capacity),
             Effect::Mark { segment, at, state } => self.segments.mark(&segment, at, state),
+            Effect::NewSync { segment, offset, kind, limit, initial } => {
+                self.segments.new_sync(&segment, offset, kind, limit, initial);
+            }
+            Effect::Seat { segment, offset, user, endpoint_epoch, bell } => {
+                self.segments.seat(&segment, offset, user, endpoint_epoch, bell);
+            }
+            Effect::Reclaim { object, segment, offset, kind, slot, left } => {
+                let look = self.segments.reclaim(&segment, offset, kind, slot, left);
+                for slot in (0..sync::SLOTS as u32).filter(|slot| look & 1 << slot != 0) {
+                    if let Some((member, vector)) = self.broker.books().sync_bell(object, slot) {
+                        self.members.ring(member, vector);
+                    }
+                }
+            }
             Effect::Ring { member, vector } => self.members.ring(member, vector),
             Effect::Record(record) => self.journal.append(&record),
             Effect::Send { client, packet, fds } => self.send(client, packet, &fds),

@@ -116,6 +116,11 @@ fn begin(books: &mut Books, boot_id: Hex16) {
     if books.boot_id != boot_id {
         records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
         records.extend(books.members.keys().map(|&member| Record::Left { member }));
+        // Their memory was emptied.
+        let stay = books.syncs.values().filter(|object| object.persistent && !object.name.0.is_none());
+        records.extend(stay.map(|object| Record::SyncUnlinked { object: object.number }));
+        let stay = books.blocks.values().filter(|block| block.persistent && !block.name.0.is_none());
+        records.extend(stay.map(|block| Record::BlockUnlinked { block: block.number }));
     }
     records.push(Record::Start {
         boot_id,
@@ -123,6 +128,7 @@ fn begin(books: &mut Books, boot_id: Hex16) {
         next_epoch: books.next_epoch.max(1),
         next_listener: books.next_listener.max(1),
         next_channel: books.next_channel.max(1),
+        next_object: books.next_object.max(1),
     });
     for record in records {
         if let Err(misfit) = books.apply(&record) {

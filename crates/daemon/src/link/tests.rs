@@ -214,6 +214,18 @@ impl Memory for Mortal {
     }
     mortal_word!(u32, load_relaxed_u32, load_acquire_u32, store_relaxed_u32, store_release_u32);
     mortal_word!(u64, load_relaxed_u64, load_acquire_u64, store_relaxed_u64, store_release_u64);
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        if self.alive() { self.memory.compare_exchange_u64(at, old, new) } else { Ok(()) }
+    }
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        if self.alive() { self.memory.swap_u64(at, value) } else { 0 }
+    }
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        if self.alive() { self.memory.fetch_or_u64(at, bits) } else { 0 }
+    }
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        if self.alive() { self.memory.fetch_and_u64(at, bits) } else { 0 }
+    }
     fn full_fence(&self) {
         self.memory.full_fence();
     }

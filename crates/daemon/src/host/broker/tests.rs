@@ -6,6 +6,7 @@ use super::super::record::{Record, Text};
 use super::*;
 use ginnel_layout::PAGE;
 use ginnel_layout::segment::ARENA;
+use ginnel_layout::wire::Rights;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use zerocopy::FromZeros;
@@ -21,6 +22,9 @@ impl World for TestWorld {
         self.0 += 1;
         self.0.to_le_bytes()
     }
+    fn now(&mut self) -> u64 {
+        1
+    }
 }
 
 const SIZE: u64 = 4 << 20;
@@ -28,6 +32,29 @@ const VM: u32 = 1;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
+}
+
+/// A request that is answered with a block.
+trait Wish {
+    fn packet(&self) -> (Kind, Vec<u8>);
+}
+
+impl Wish for wire::BlockCreate {
+    fn packet(&self) -> (Kind, Vec<u8>) {
+        (Kind::BLOCK_CREATE, self.as_bytes().to_vec())
+    }
+}
+
+impl Wish for wire::BlockOpen {
+    fn packet(&self) -> (Kind, Vec<u8>) {
+        (Kind::BLOCK_OPEN, self.as_bytes().to_vec())
+    }
+}
+
+impl Wish for wire::BlockResize {
+    fn packet(&self) -> (Kind, Vec<u8>) {
+        (Kind::BLOCK_RESIZE, self.as_bytes().to_vec())
+    }
 }
 
 struct Bench {
@@ -38,6 +65,14 @@ struct Bench {
 }
 
 impl Bench {
+    fn block(&mut self, id: ClientId, wish: &impl Wish) -> Result<wire::Block, ErrorCode> {
+        let (kind, body) = wish.packet();
+        match self.ask_all(id, kind, &body) {
+            (Kind::BLOCK, body, _) => Ok(wire::body(&body).unwrap()),
+            (_, body, _) => Err(wire::body::<wire::Error>(&body[..8]).unwrap().code),
+        }
+    }
+
     fn new(limits: Limits) -> Self {
         let mut broker = Broker::new(Books::default(), limits, 4, 0);
         let start = Record::Start {
@@ -46,6 +81,7 @@ impl Bench {
             next_epoch: 1,
             next_listener: 1,
             next_channel: 1,
+            next_object: 1,
         };
         assert!(broker.note(start));
         for (number, member) in [(0, "host"), (VM, "vm-a")] {
@@ -64,7 +100,7 @@ impl Bench {
                 members: members.into_iter().collect(),
                 readers: BTreeSet::new(),
                 memory: Memory::Dax,
-                page: 2 << 20,
+                page: 4096,
                 part: None,
                 runtime: None,
             }));
@@ -151,6 +187,10 @@ impl Bench {
                 .filter(|c| c.segment.0 == segment.name)
                 .map(|c| (c.offset, c.offset + c.block_len()))
                 .collect();
+            let pages = books.syncs.values().filter(|s| s.segment.0 == segment.name);
+            blocks.extend(pages.map(|s| (s.offset, s.offset + PAGE as u64)));
+            let spans = books.blocks.values().filter(|b| b.segment.0 == segment.name);
+            blocks.extend(spans.map(|b| (b.offset, b.offset + b.span)));
             blocks.sort_unstable();
             assert!(blocks.windows(2).all(|w| w[0].1 <= w[1].0), "overlap");
             assert!(blocks.iter().all(|b| b.0 >= ARENA && b.1 <= SIZE && b.0.is_multiple_of(PAGE as u64)));
@@ -162,6 +202,42 @@ impl Bench {
                 let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
                 assert!(side.closed || endpoint.is_some_and(|e| e.channels.contains(&channel.number)));
             }
+        }
+        for object in books.syncs.values() {
+            assert!(!object.users.is_empty() || (object.persistent && !object.name.0.is_none()));
+            assert!(object.users.windows(2).all(|w| w[0].slot < w[1].slot));
+            for user in &object.users {
+                assert!(books.endpoints[&user.endpoint].syncs.contains(&(object.number, user.slot)));
+            }
+        }
+        let handles: usize = books.endpoints.values().map(|e| e.syncs.len()).sum();
+        assert_eq!(handles, books.syncs.values().map(|s| s.users.len()).sum::<usize>());
+        for block in books.blocks.values() {
+            assert!(!block.handles.is_empty() || !block.name.0.is_none());
+            assert!(block.size <= block.span && block.span.is_multiple_of(PAGE as u64));
+            let owned = books.owner_of(block).is_some_and(|owner| owner.blocks.contains(&block.number));
+            assert!(owned || block.persistent || block.name.0.is_none());
+            for handle in &block.handles {
+                assert_eq!(books.handles[&handle.number], block.number);
+                assert_eq!(books.endpoints[&handle.endpoint].handles[&handle.nonce], handle.number);
+                // Who has it for himself is the only one who writes, as far as mappings go.
+                if handle.rights == Rights::WRITE_EXCLUSIVE.0 {
+                    assert_eq!(block.handles.iter().filter(|h| Rights(h.rights).may_write()).count(), 1);
+                }
+                assert!(handle.left.is_none_or(|left| left < handle.rights));
+            }
+        }
+        assert_eq!(books.handles.len(), books.blocks.values().map(|b| b.handles.len()).sum::<usize>());
+        assert_eq!(books.handles.len(), books.endpoints.values().map(|e| e.handles.len()).sum::<usize>());
+        for ((segment, name), block) in &books.block_names {
+            assert_eq!((*segment, *name), (books.blocks[block].segment.0, books.blocks[block].name.0));
+        }
+        for endpoint in books.endpoints.values() {
+            let bytes: u64 = endpoint.blocks.iter().map(|block| books.blocks[block].span).sum();
+            assert_eq!(endpoint.block_bytes, bytes);
+        }
+        for ((segment, name), object) in &books.sync_names {
+            assert_eq!((*segment, *name), (books.syncs[object].segment.0, books.syncs[object].name.0));
         }
         for endpoint in books.endpoints.values() {
             assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
@@ -189,6 +265,13 @@ impl Bench {
                 (member.tally.channels as usize, member.tally.bytes),
                 (channels.len(), channels.iter().sum())
             );
+            let pages = books.syncs.values().filter(|s| s.member == member.number).map(|_| PAGE as u64);
+            let spans = books.blocks.values().filter(|b| b.member == member.number).map(|b| b.span);
+            let charged: Vec<u64> = pages.chain(spans).collect();
+            assert_eq!(
+                (member.tally.blocks as usize, member.tally.block_bytes),
+                (charged.len(), charged.iter().sum())
+            );
         }
         // The journal makes the same books, and so does a dump of them.
         let Replayed { books: replayed, dropped, misfits, .. } = journal::replay(&self.journal);
@@ -210,6 +293,7 @@ fn check_packet(effect: &Effect) {
             assert_eq!(channel.bell_kind == BellKind::EVENT, channel.fds.0 & Fds::PEER_EVENT != 0);
             channel.fds.0
         }
+        Kind::BELL_OK => wire::body::<wire::BellOk>(body).unwrap().fds.0,
         _ => 0,
     };
     assert_eq!(announced.count_ones() as usize, fds.len(), "{:?}", header.kind);
@@ -225,6 +309,25 @@ fn listen(at: &str) -> wire::Listen {
 
 fn connect(to: &str, capacity: u64, nonce: u64) -> wire::Connect {
     wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce }
+}
+
+fn sync_open(at: &str, kind: u32, limit: u32, nonce: u64) -> wire::SyncOpen {
+    let flags = wire::SyncOpen::CREATE;
+    wire::SyncOpen { name: name(at), kind, limit, initial: 0, flags, nonce }
+}
+
+fn block_create(at: &str, size: u64, others: Rights, nonce: u64) -> wire::BlockCreate {
+    let name = if at.is_empty() { Name::NONE } else { name(at) };
+    let rights = Rights::READ_WRITE;
+    wire::BlockCreate { name, size, rights, others, nonce, ..wire::BlockCreate::new_zeroed() }
+}
+
+fn block_open(at: &str, rights: Rights, nonce: u64) -> wire::BlockOpen {
+    wire::BlockOpen { name: name(at), rights, reserved: 0, nonce }
+}
+
+fn by_name(at: &str) -> wire::ByName {
+    wire::ByName { name: name(at) }
 }
 
 fn reference(channel: u64) -> wire::ChannelRef {
@@ -245,6 +348,16 @@ enum Step {
     Connect(usize, u8, u64, u8),
     Accept(usize, usize),
     Close(usize, usize),
+    SyncOpen { client: usize, name: u8, kind: u32, flags: u32, nonce: u8 },
+    SyncClose(usize, usize),
+    SyncUnlink(usize, u8),
+    BlockCreate { client: usize, name: u8, size: u64, rights: u32, others: u32, persistent: bool, nonce: u8 },
+    BlockOpen { client: usize, name: u8, rights: u32, nonce: u8 },
+    BlockClose(usize, usize),
+    BlockAck(usize, usize),
+    BlockResize(usize, usize, u64),
+    BlockGrant { client: usize, block: usize, whom: usize, all: bool, rights: u32 },
+    BlockName(usize, usize, u8),
     Garbage(usize, u16, Vec<u8>),
 }
 
@@ -262,7 +375,26 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
         3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
         5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
-        1 => (n(), 0..12u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
+        5 => (n(), 0..3u8, 1..5u32, 0..8u32, 0..9u8).prop_map(|(client, name, kind, flags, nonce)| {
+            Step::SyncOpen { client, name, kind, flags, nonce }
+        }),
+        3 => (n(), n()).prop_map(|(c, h)| Step::SyncClose(c, h)),
+        1 => (n(), 0..3u8).prop_map(|(c, name)| Step::SyncUnlink(c, name)),
+        4 => (n(), 0..4u8, 0..90_000u64, 1..4u32, 0..4u32, any::<bool>(), 10..19u8).prop_map(
+            |(client, name, size, rights, others, persistent, nonce)| {
+                Step::BlockCreate { client, name, size, rights, others, persistent, nonce }
+            }
+        ),
+        5 => (n(), 0..3u8, 0..4u32, 10..19u8)
+            .prop_map(|(client, name, rights, nonce)| Step::BlockOpen { client, name, rights, nonce }),
+        3 => (n(), n()).prop_map(|(c, h)| Step::BlockClose(c, h)),
+        3 => (n(), n()).prop_map(|(c, h)| Step::BlockAck(c, h)),
+        2 => (n(), n(), 0..200_000u64).prop_map(|(c, h, size)| Step::BlockResize(c, h, size)),
+        4 => (n(), n(), n(), any::<bool>(), 0..4u32).prop_map(|(client, block, whom, all, rights)| {
+            Step::BlockGrant { client, block, whom, all, rights }
+        }),
+        2 => (n(), n(), 0..3u8).prop_map(|(c, block, name)| Step::BlockName(c, block, name)),
+        1 => (n(), 0..30u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
     ]
 }
 
@@ -350,6 +482,98 @@ proptest! {
                     let kind = if matches!(step, Step::Accept(..)) { Kind::ACCEPTED } else { Kind::CLOSE };
                     bench.ask(id, kind, reference(pick(&channels, h).unwrap_or(77)).as_bytes());
                 }
+                Step::SyncOpen { client, name, kind, flags, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let limit = if kind == 4 { 3 } else { 0 };
+                    let wish = wire::SyncOpen { flags, ..sync_open(["a", "b", "c"][name as usize], kind, limit, nonce.into()) };
+                    bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes());
+                }
+                Step::SyncClose(c, h) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let all: Vec<(u64, u32, u16, u32)> = bench.broker.books.syncs.values()
+                        .flat_map(|s| s.users.iter().map(|u| (s.number, u.slot, u.epoch, u.endpoint))).collect();
+                    let Some((object, slot, epoch, owner)) = pick(&all, h) else { continue };
+                    let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
+                    let wish = wire::SyncRef { object, slot, epoch: epoch.into() };
+                    let kind = bench.ask(id, Kind::SYNC_CLOSE, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, own);
+                    if own {
+                        let attached = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
+                        prop_assert!(attached.is_none() || bench.code(id, Kind::SYNC_CLOSE, wish.as_bytes()) == Some(ErrorCode::CLOSED));
+                    }
+                }
+                Step::SyncUnlink(c, name) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.ask(id, Kind::SYNC_UNLINK, by_name(["a", "b", "c"][name as usize]).as_bytes());
+                    }
+                }
+                Step::BlockCreate { client, name: n, size, rights, others, persistent, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let name = if n == 3 { Name::NONE } else { name(["a", "b", "c"][n as usize]) };
+                    let wish = wire::BlockCreate {
+                        name,
+                        size,
+                        rights: Rights(rights),
+                        others: Rights(others),
+                        flags: persistent.into(),
+                        nonce: nonce.into(),
+                        ..wire::BlockCreate::new_zeroed()
+                    };
+                    bench.ask(id, Kind::BLOCK_CREATE, wish.as_bytes());
+                }
+                Step::BlockOpen { client, name, rights, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let wish = block_open(["a", "b", "c"][name as usize], Rights(rights), nonce.into());
+                    bench.ask(id, Kind::BLOCK_OPEN, wish.as_bytes());
+                }
+                Step::BlockClose(c, h) | Step::BlockAck(c, h) | Step::BlockResize(c, h, _) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let handles: Vec<u64> = bench.broker.books.handles.keys().copied().collect();
+                    let handle = pick(&handles, h).unwrap_or(99_999);
+                    let held = bench.broker.books.handles.get(&handle).and_then(|block| {
+                        bench.broker.books.blocks[block].handles.iter().find(|h| h.number == handle)
+                    });
+                    let (left, owner) = held.map_or((None, 0), |h| (h.left, h.endpoint));
+                    let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
+                    let rights = Rights(left.unwrap_or(0));
+                    let wish = wire::BlockRights { handle, rights, reserved: 0 };
+                    let kind = match step {
+                        Step::BlockClose(..) => bench.ask(id, Kind::BLOCK_CLOSE, wish.as_bytes()),
+                        Step::BlockAck(..) => bench.ask(id, Kind::BLOCK_ACK, wish.as_bytes()),
+                        Step::BlockResize(_, _, size) => {
+                            let wish = wire::BlockResize { handle, size };
+                            bench.ask(id, Kind::BLOCK_RESIZE, wish.as_bytes());
+                            continue;
+                        }
+                        _ => continue,
+                    };
+                    prop_assert_eq!(kind == Kind::OK, own);
+                }
+                Step::BlockGrant { client, block, whom, all, rights } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let blocks: Vec<u64> = bench.broker.books.blocks.keys().copied().collect();
+                    let Some(whom) = pick(&known, whom) else { continue };
+                    let wish = wire::BlockGrant {
+                        block: pick(&blocks, block).unwrap_or(0),
+                        member: whom.member,
+                        endpoint: if all { 0 } else { whom.endpoint },
+                        rights: Rights(rights),
+                        reserved: 0,
+                    };
+                    bench.ask(id, Kind::BLOCK_GRANT, wish.as_bytes());
+                }
+                Step::BlockName(c, block, n) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let blocks: Vec<u64> = bench.broker.books.blocks.keys().copied().collect();
+                    let at = ["a", "b", "c"][n as usize];
+                    match pick(&blocks, block) {
+                        Some(block) if block % 2 == 0 => {
+                            let wish = wire::BlockLink { block, name: name(at) };
+                            bench.ask(id, Kind::BLOCK_LINK, wish.as_bytes());
+                        }
+                        _ => drop(bench.ask(id, Kind::BLOCK_UNLINK, by_name(at).as_bytes())),
+                    }
+                }
                 Step::Garbage(c, kind, body) => {
                     if let Some(id) = pick(&clients, c) {
                         bench.broker.packet(&mut bench.world, id, &reply::packet(Kind(kind), 9, &body));
@@ -377,7 +601,10 @@ proptest! {
         bench.check();
         let books = bench.broker.books();
         prop_assert!(books.endpoints.is_empty() && books.channels.is_empty() && books.listeners.is_empty());
-        prop_assert!(books.segments.values().all(|s| s.arena.used() == 0));
+        prop_assert!(books.syncs.values().all(|s| s.persistent && s.users.is_empty()));
+        prop_assert!(books.blocks.values().all(|b| b.persistent && b.handles.is_empty() && !b.name.0.is_none()));
+        let stay = books.syncs.len() as u64 * PAGE as u64 + books.blocks.values().map(|b| b.span).sum::<u64>();
+        prop_assert_eq!(books.segments.values().map(|s| s.arena.used()).sum::<u64>(), stay);
     }
 
     #[test]
@@ -628,5 +855,248 @@ fn unlistening_refuses_those_who_wait() {
     assert_eq!(marks, 2);
     assert!(effects.contains(&Effect::Ring { member: 0, vector: attached.vector }));
     assert_eq!(bench.connect(b, "x", 2).unwrap_err(), ErrorCode::REFUSED);
+    bench.check();
+}
+
+#[test]
+fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (b, other) = bench.attach(VM, "web");
+    let open = sync_open("m", SyncKind::MUTEX.0, 0, 1);
+    let (kind, body, effects) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    let first: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!(
+        (kind, first.slot, first.epoch, first.created, first.bell),
+        (Kind::SYNC, 0, 1, 1, attached.vector)
+    );
+    assert!(matches!(
+        &effects[..],
+        [Effect::NewSync { .. }, Effect::Seat { bell, .. }, Effect::Send { .. }] if *bell == attached.vector
+    ));
+    // Asked again it is the same; asked anew, by anybody, another slot.
+    let (_, body, _) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    assert_eq!(wire::body::<wire::Sync>(&body).unwrap().slot, 0);
+    let (_, body, _) = bench.ask_all(b, Kind::SYNC_OPEN, sync_open("m", 1, 0, 1).as_bytes());
+    let second: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!((second.object, second.slot, second.epoch, second.created), (first.object, 1, 2, 0));
+    assert_eq!(second.bell, VM << 16 | other.vector);
+    assert_eq!(bench.broker.books.sync_bell(first.object, 1), Some((VM, other.vector)));
+    // Refused, and each for a reason of its own.
+    let wishes = [
+        (sync_open("m", 2, 0, 9), ErrorCode::KIND),
+        (sync_open("m", 9, 0, 9), ErrorCode::INVALID),
+        (wire::SyncOpen { flags: 3, ..sync_open("m", 1, 0, 9) }, ErrorCode::IN_USE),
+        (wire::SyncOpen { flags: 0, ..sync_open("n", 1, 0, 9) }, ErrorCode::NOT_FOUND),
+        (sync_open("n", 5, 64, 9), ErrorCode::INVALID),
+        (sync_open("n", 1, 1, 9), ErrorCode::INVALID),
+    ];
+    for (wish, code) in wishes {
+        assert_eq!(bench.code(a, Kind::SYNC_OPEN, wish.as_bytes()), Some(code), "{wish:?}");
+    }
+    assert_eq!(bench.code(b, Kind::SYNC_UNLINK, by_name("m").as_bytes()), Some(ErrorCode::DENIED));
+    bench.check();
+    bench.broker.hung_up(a);
+    let effects = bench.effects();
+    assert!(
+        effects.iter().any(|e| matches!(e, Effect::Reclaim { slot: 0, left: Left::Died, .. })),
+        "{effects:?}"
+    );
+    bench.check();
+    bench.broker.member_died(VM);
+    bench.effects();
+    bench.check();
+    assert!(bench.broker.books.syncs.is_empty(), "it goes with its last user");
+}
+
+#[test]
+fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
+    let mut limits = Limits::default();
+    limits.member.handles_per_endpoint = 64;
+    limits.member.blocks_per_member = 2;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    for nonce in 0..63 {
+        assert_eq!(bench.ask(a, Kind::SYNC_OPEN, sync_open("m", 1, 0, nonce).as_bytes()), Kind::SYNC);
+    }
+    let mut code = |name, nonce| bench.code(a, Kind::SYNC_OPEN, sync_open(name, 1, 0, nonce).as_bytes());
+    assert_eq!(code("m", 63), Some(ErrorCode::BUSY));
+    assert_eq!(code("n", 64), None);
+    assert_eq!(code("m", 65), Some(ErrorCode::QUOTA), "handles");
+    let (b, _) = bench.attach(0, "web");
+    assert_eq!(
+        bench.code(b, Kind::SYNC_OPEN, sync_open("o", 1, 0, 1).as_bytes()),
+        Some(ErrorCode::QUOTA),
+        "objects"
+    );
+    bench.check();
+}
+
+#[test]
+fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (own, _) = bench.attach(0, "own");
+    let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
+    let (kind, body, _) = bench.ask_all(a, Kind::BELL, bell(VM, 3).as_bytes());
+    let answer: wire::BellOk = wire::body(&body).unwrap();
+    assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
+    for (client, wish) in [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1))] {
+        assert_eq!(bench.code(client, Kind::BELL, wish.as_bytes()), Some(ErrorCode::NOT_FOUND), "{wish:?}");
+    }
+}
+
+#[test]
+fn a_block_is_opened_with_what_its_owner_grants() {
+    use Rights as R;
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, other) = bench.attach(VM, "web");
+    let made = bench.block(a, &block_create("x", 5000, R::READ, 1)).unwrap();
+    assert_eq!((made.size, made.span, made.rights, made.owner_member), (5000, 8192, R::READ_WRITE, 0));
+    assert_eq!(bench.block(a, &block_create("x", 5000, R::READ, 1)).unwrap().handle, made.handle, "again");
+    assert_eq!(bench.block(a, &block_create("x", 1, R::READ, 2)).unwrap_err(), ErrorCode::IN_USE);
+    assert_eq!(bench.block(a, &block_create("y", 0, R::READ, 2)).unwrap_err(), ErrorCode::INVALID);
+    assert_eq!(bench.block(a, &block_create("y", 1 << 30, R::READ, 2)).unwrap_err(), ErrorCode::NO_MEMORY);
+    assert_eq!(bench.block(b, &block_open("z", R::READ, 1)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.block(b, &block_open("x", R::READ_WRITE, 1)).unwrap_err(), ErrorCode::DENIED);
+    let read = bench.block(b, &block_open("x", R::READ, 1)).unwrap();
+    assert_eq!((read.offset, read.rights), (made.offset, R::READ));
+    // Granted to one endpoint, to its member, and taken back.
+    let grant =
+        |endpoint, rights| wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
+    assert_eq!(bench.code(b, Kind::BLOCK_GRANT, grant(0, R::READ_WRITE).as_bytes()), Some(ErrorCode::DENIED));
+    assert_eq!(
+        bench.code(a, Kind::BLOCK_GRANT, grant(77, R::READ_WRITE).as_bytes()),
+        Some(ErrorCode::NOT_FOUND)
+    );
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, grant(other.endpoint, R::READ_WRITE).as_bytes()), None);
+    let write = bench.block(b, &block_open("x", R::READ_WRITE, 2)).unwrap();
+    assert_eq!(bench.block(b, &block_open("x", R::WRITE_EXCLUSIVE, 3)).unwrap_err(), ErrorCode::DENIED);
+    assert_eq!(bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 3)).unwrap_err(), ErrorCode::BUSY);
+    let (_, _, effects) = bench.ask_all(a, Kind::BLOCK_GRANT, grant(other.endpoint, R::READ).as_bytes());
+    let told = effects.iter().find_map(|effect| match effect {
+        Effect::Send { client, packet, .. } if *client == b => wire::split(packet),
+        _ => None,
+    });
+    let (header, body) = told.expect("the holder is told");
+    let left: wire::BlockRights = wire::body(body).unwrap();
+    assert_eq!((header.kind, left.handle, left.rights), (Kind::BLOCK_REVOKED, write.handle, R::READ));
+    bench.check();
+    // Nobody is alone before the holder has heard of it.
+    let close = wire::BlockRights { handle: made.handle, rights: R::NONE, reserved: 0 };
+    assert_eq!(bench.code(b, Kind::BLOCK_CLOSE, close.as_bytes()), Some(ErrorCode::CLOSED), "another's");
+    assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), None);
+    assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), Some(ErrorCode::CLOSED), "freed twice");
+    assert_eq!(bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 4)).unwrap_err(), ErrorCode::BUSY);
+    assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
+    let alone = bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 4)).unwrap();
+    assert_eq!(bench.block(a, &block_open("x", R::READ_WRITE, 5)).unwrap_err(), ErrorCode::BUSY);
+    // Longer where there is room, shorter when nobody else has it.
+    assert_eq!(bench.block(a, &wire::BlockResize { handle: alone.handle, size: 9000 }).unwrap().span, 12288);
+    assert_eq!(
+        bench.block(a, &wire::BlockResize { handle: alone.handle, size: 1 }).unwrap_err(),
+        ErrorCode::BUSY
+    );
+    assert_eq!(
+        bench.block(b, &wire::BlockResize { handle: read.handle, size: 1 }).unwrap_err(),
+        ErrorCode::DENIED
+    );
+    bench.block(a, &block_create("behind", 1, R::NONE, 6)).unwrap();
+    let more = wire::BlockResize { handle: alone.handle, size: 20000 };
+    assert_eq!(bench.block(a, &more).unwrap_err(), ErrorCode::NO_MEMORY);
+    bench.check();
+    // The owner's end takes the names along, and the memory stays for who has it open.
+    bench.broker.hung_up(a);
+    bench.effects();
+    bench.check();
+    assert_eq!(bench.block(b, &block_open("x", R::READ, 9)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 12288);
+    bench.broker.hung_up(b);
+    bench.effects();
+    assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 0);
+}
+
+#[test]
+fn a_persistent_block_stays_and_its_user_owns_it_again() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let keep = wire::BlockCreate { flags: 1, ..block_create("keep", 4096, Rights::NONE, 1) };
+    bench.block(a, &keep).unwrap();
+    bench.block(a, &block_create("go", 4096, Rights::NONE, 2)).unwrap();
+    bench.broker.hung_up(a);
+    bench.effects();
+    bench.check();
+    let (b, _) = bench.attach(0, "web");
+    let (vm, _) = bench.attach(VM, "web");
+    assert_eq!(bench.block(b, &block_open("go", Rights::READ, 1)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.block(vm, &block_open("keep", Rights::READ, 1)).unwrap_err(), ErrorCode::DENIED);
+    let open = bench.block(b, &block_open("keep", Rights::WRITE_EXCLUSIVE, 1)).unwrap();
+    assert_eq!(open.owner, 0);
+    assert_eq!(bench.code(vm, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), Some(ErrorCode::DENIED));
+    assert_eq!(bench.code(b, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), None);
+    bench.broker.hung_up(b);
+    bench.effects();
+    bench.check();
+    assert!(bench.broker.books.blocks.is_empty());
+}
+
+#[test]
+fn each_quota_of_blocks_is_one() {
+    let mut limits = Limits::default();
+    limits.member.blocks_per_endpoint = 2;
+    limits.member.blocks_per_member = 3;
+    limits.member.block_bytes_per_endpoint = 5 * 4096;
+    limits.member.block_bytes_per_member = 7 * 4096;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    let anonymous = |pages: u64, nonce| block_create("", pages * 4096, Rights::NONE, nonce);
+    assert_eq!(bench.block(a, &anonymous(6, 1)).unwrap_err(), ErrorCode::QUOTA, "bytes of the endpoint");
+    let four = bench.block(a, &anonymous(4, 1)).unwrap();
+    assert_eq!(
+        bench.block(a, &wire::BlockResize { handle: four.handle, size: 6 * 4096 }).unwrap_err(),
+        ErrorCode::QUOTA
+    );
+    assert_eq!(bench.block(b, &anonymous(4, 1)).unwrap_err(), ErrorCode::QUOTA, "bytes of the member");
+    bench.block(a, &anonymous(1, 2)).unwrap();
+    assert_eq!(bench.block(a, &anonymous(1, 3)).unwrap_err(), ErrorCode::QUOTA, "blocks of the endpoint");
+    bench.block(b, &anonymous(1, 1)).unwrap();
+    assert_eq!(bench.block(b, &anonymous(1, 2)).unwrap_err(), ErrorCode::QUOTA, "blocks of the member");
+    bench.check();
+}
+
+#[test]
+fn who_comes_back_is_told_again_what_it_has_lost() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, attached) = bench.attach(0, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::READ_WRITE, 1)).unwrap();
+    let open = bench.block(b, &block_open("x", Rights::READ_WRITE, 1)).unwrap();
+    let process = bench.broker.clients[&b].who.process;
+    bench.broker.lost(b);
+    let none = wire::BlockGrant {
+        block: made.block,
+        member: 0,
+        endpoint: attached.endpoint,
+        rights: Rights::NONE,
+        reserved: 0,
+    };
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, none.as_bytes()), None);
+    let b = bench.client(0, 0);
+    bench.broker.clients.get_mut(&b).unwrap().who.process = process;
+    let back = wire::Attach {
+        endpoint: attached.endpoint,
+        epoch: attached.epoch,
+        token: attached.token,
+        ..attach("web")
+    };
+    let (_, _, effects) = bench.ask_all(b, Kind::ATTACH, back.as_bytes());
+    let Some(Effect::Send { packet, .. }) = effects.last() else { panic!("{effects:?}") };
+    let (header, body) = wire::split(packet).unwrap();
+    let left: wire::BlockRights = wire::body(body).unwrap();
+    assert_eq!((header.kind, left.handle, left.rights), (Kind::BLOCK_REVOKED, open.handle, Rights::NONE));
+    assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
+    assert!(!bench.broker.books.handles.contains_key(&open.handle), "nothing left is closed");
     bench.check();
 }

@@ -14,6 +14,11 @@ pub struct LimitsSpec {
     channels_per_member: Option<u32>,
     bytes_per_endpoint: Option<Bytes>,
     bytes_per_member: Option<Bytes>,
+    handles_per_endpoint: Option<u32>,
+    blocks_per_endpoint: Option<u32>,
+    blocks_per_member: Option<u32>,
+    block_bytes_per_endpoint: Option<Bytes>,
+    block_bytes_per_member: Option<Bytes>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -32,6 +37,11 @@ pub(super) struct AllLimitsSpec {
     channels_per_member: Option<u32>,
     bytes_per_endpoint: Option<Bytes>,
     bytes_per_member: Option<Bytes>,
+    handles_per_endpoint: Option<u32>,
+    blocks_per_endpoint: Option<u32>,
+    blocks_per_member: Option<u32>,
+    block_bytes_per_endpoint: Option<Bytes>,
+    block_bytes_per_member: Option<Bytes>,
 }
 
 /// Bounds of one member and its endpoints.
@@ -49,6 +59,16 @@ pub struct MemberLimits {
     pub bytes_per_endpoint: u64,
     /// Bytes of the channels that a member's endpoints have opened.
     pub bytes_per_member: u64,
+    /// Handles of blocks and synchronisation objects that an endpoint may have open.
+    pub handles_per_endpoint: u32,
+    /// Blocks that an endpoint may own.
+    pub blocks_per_endpoint: u32,
+    /// Blocks and synchronisation objects that all endpoints of a member may have made.
+    pub blocks_per_member: u32,
+    /// Bytes of the blocks that an endpoint owns.
+    pub block_bytes_per_endpoint: u64,
+    /// Bytes of the blocks and synchronisation objects of a member.
+    pub block_bytes_per_member: u64,
 }
 
 impl MemberLimits {
@@ -62,6 +82,11 @@ impl MemberLimits {
         set(&mut self.channels_per_member, spec.channels_per_member);
         set(&mut self.bytes_per_endpoint, spec.bytes_per_endpoint.map(|b| b.0));
         set(&mut self.bytes_per_member, spec.bytes_per_member.map(|b| b.0));
+        set(&mut self.handles_per_endpoint, spec.handles_per_endpoint);
+        set(&mut self.blocks_per_endpoint, spec.blocks_per_endpoint);
+        set(&mut self.blocks_per_member, spec.blocks_per_member);
+        set(&mut self.block_bytes_per_endpoint, spec.block_bytes_per_endpoint.map(|b| b.0));
+        set(&mut self.block_bytes_per_member, spec.block_bytes_per_member.map(|b| b.0));
         self
     }
 }
@@ -102,6 +127,11 @@ impl Default for Limits {
                 channels_per_member: 4096,
                 bytes_per_endpoint: 64 << 20,
                 bytes_per_member: 1 << 30,
+                handles_per_endpoint: 1 << 16,
+                blocks_per_endpoint: 1 << 16,
+                blocks_per_member: 1 << 16,
+                block_bytes_per_endpoint: 1 << 40,
+                block_bytes_per_member: 1 << 40,
             },
         }
     }
@@ -117,6 +147,11 @@ pub(super) fn limits(spec: &AllLimitsSpec, place: &str) -> Result<Limits, Proble
         channels_per_member: spec.channels_per_member,
         bytes_per_endpoint: spec.bytes_per_endpoint,
         bytes_per_member: spec.bytes_per_member,
+        handles_per_endpoint: spec.handles_per_endpoint,
+        blocks_per_endpoint: spec.blocks_per_endpoint,
+        blocks_per_member: spec.blocks_per_member,
+        block_bytes_per_endpoint: spec.block_bytes_per_endpoint,
+        block_bytes_per_member: spec.block_bytes_per_member,
     };
     let max_clients = spec.max_clients.unwrap_or(default.max_clients);
     let limits = Limits {

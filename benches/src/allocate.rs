@@ -1,0 +1,78 @@
+//! Making and freeing a block, with few and with many that live: the daemon's part, by way of its socket.
+
+use crate::report::{Better, Report, median};
+use anyhow::Result;
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
+use std::time::Instant;
+use vmtest::Bed;
+use vmtest::installation::Plan;
+
+/// So many blocks live while one more is made and freed.
+const LIVE: [usize; 4] = [1, 1_000, 100_000, 1_000_000];
+/// Pairs of a sample, and samples at each number.
+const PAIRS: usize = 2_000;
+const SAMPLES: usize = 9;
+/// How much more it may cost with a million: the ratio is of the medians.
+const FLAT: f64 = 1.2;
+
+const SEGMENT: &str = "[segment.many]\nsize = \"5G\"\npage = \"4K\"\nmembers = [\"host\"]\n[limits]\n\
+    handles_per_endpoint = 2000000\nblocks_per_endpoint = 2000000\nblocks_per_member = 2000000\n";
+
+/// Adds a row for each number of blocks. Needs 5 GiB of tmpfs.
+pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {
+    let ginnel = Plan::new(bed).config(SEGMENT).start()?;
+    let socket = AttachOptions { socket: ginnel.socket(), ..AttachOptions::default() };
+    let endpoint = Endpoint::attach_with("many", &socket)?;
+    let mut live = Vec::new();
+    let mut first = Vec::new();
+    for count in LIVE {
+        while live.len() < count {
+            live.push(make(&endpoint)?);
+        }
+        let samples = (0..SAMPLES).map(|_| sample(&endpoint)).collect::<Result<Vec<_>>>()?;
+        if count == LIVE[0] {
+            first = samples;
+            continue;
+        }
+        let case = format!("make and free a block of 4 KiB beside {count} others");
+        let target = (count == LIVE[3]).then_some(1.0 / FLAT);
+        report.pairs(
+            &case,
+            "us",
+            Better::Lower,
+            &samples,
+            "beside 1 other",
+            &first,
+            target,
+            "ratio of medians",
+        );
+    }
+    // Any of them instead of the last one.
+    let mut at = 0usize;
+    let begin = Instant::now();
+    for _ in 0..PAIRS * SAMPLES {
+        at = (at.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1_442_695_040_888_963_407);
+        let number = (at >> 33) % live.len();
+        drop(live.swap_remove(number));
+        live.push(make(&endpoint)?);
+    }
+    let any = begin.elapsed().as_secs_f64() * 1e6 / (PAIRS * SAMPLES) as f64;
+    let case = format!("free any of {} blocks and make another", LIVE[3]);
+    report.pairs(&case, "us", Better::Lower, &[any], "beside 1 other", &[median(first)], None, "mean");
+    Ok(())
+}
+
+fn make(endpoint: &Endpoint) -> Result<Block> {
+    Ok(endpoint.create_block("", 4096, &BlockOptions { zero: false, ..BlockOptions::default() })?)
+}
+
+/// Median of the pairs, in microseconds.
+fn sample(endpoint: &Endpoint) -> Result<f64> {
+    let mut times = Vec::with_capacity(PAIRS);
+    for _ in 0..PAIRS {
+        let begin = Instant::now();
+        make(endpoint)?.close()?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}

@@ -1,0 +1,182 @@
+//! The memory service beside its alternatives: `make bench NAME=memory`.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ginnel_bench::report::{Better, Report};
+use ginnel_bench::world::{Place, World};
+use vmtest::{Bed, HOST_ADDRESS};
+
+/// Measures locks beside the C library's and beside the doorbell floor.
+#[derive(Parser)]
+struct Cli {
+    /// Only the part of that name: locks, blocks, allocate, vm.
+    #[arg(long)]
+    only: Option<String>,
+    /// Pairs of runs for each row.
+    #[arg(long, default_value_t = 7)]
+    pairs: usize,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    let bed = Bed::new("bench")?;
+    let world = World::new(&bed)?;
+    let mut bench = Bench { world: &world, report: Report::default(), pairs: cli.pairs };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("one machine with {cpus} CPUs; guests run under {:?}", bed.accel()?);
+    if wants("locks") {
+        bench.locks()?;
+    }
+    if wants("blocks") {
+        bench.blocks("host -> host", Place::Host(0), Place::Host(1), "127.0.0.1:17171")?;
+    }
+    if wants("allocate") {
+        ginnel_bench::allocate::allocate(&bed, &mut bench.report)?;
+    }
+    if wants("vm") {
+        let vms = world.boot(512, None)?;
+        let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
+        bench.vm(Place::Vm(a), Place::Vm(b))?;
+        let address = format!("{}:17171", b.address()?);
+        bench.blocks("VM -> VM", Place::Vm(a), Place::Vm(b), &address)?;
+        bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
+        bench.blocks("VM -> host", Place::Vm(a), Place::Host(1), &format!("{HOST_ADDRESS}:17171"))?;
+    }
+    bench.report.finish("memory")
+}
+
+/// Bytes that go through a block.
+const BLOCKS_TOTAL: u64 = 2 << 30;
+/// The C library's lock that survives its owner.
+const PTHREAD: &str = "pthread robust mutex";
+const DOORBELL: &str = "bare doorbell -> eventfd";
+
+struct Bench<'w> {
+    world: &'w World<'w>,
+    report: Report,
+    pairs: usize,
+}
+
+impl Bench<'_> {
+    /// Runs ours and the other in turns; each as `bench-peer` wants it said. Nanoseconds.
+    fn in_turns(&self, ours: impl Fn() -> Result<f64>, theirs: impl Fn() -> Result<f64>) -> Result<Pairs> {
+        let mut pairs = Pairs::default();
+        for _ in 0..self.pairs {
+            pairs.theirs.push(theirs()?);
+            pairs.ours.push(ours()?);
+        }
+        Ok(pairs)
+    }
+
+    fn locks(&mut self) -> Result<()> {
+        let alone = |args: &str| Ok(self.world.alone(args)?.median);
+        let pairs =
+            self.in_turns(|| alone("lock --rounds 4000000"), || alone("lock --posix --rounds 4000000"))?;
+        self.add(
+            "lock + unlock, nobody else",
+            "ns",
+            pairs,
+            PTHREAD,
+            Some(1.0 / 1.5),
+            "target: at most 1.5 x",
+        );
+
+        let both = |args: &str| Ok(self.world.time(Place::Host(1), Place::Host(0), args)?.median);
+        for (kind, rounds, case, target) in [
+            ("lock-turns", 20_000, "host-host: lock handed over", Some(1.0)),
+            ("lock-crowd", 400_000, "host-host: both lock all the time, each", None),
+            ("condvar", 20_000, "host-host: condition variable, one way", Some(1.0)),
+        ] {
+            for (mode, target) in [("adaptive", target), ("interrupt", None)] {
+                let pairs = self.in_turns(
+                    || both(&format!("{kind} --rounds {rounds} --mode {mode}")),
+                    || both(&format!("{kind} --posix --rounds {rounds}")),
+                )?;
+                let case = format!("{case}, {mode}");
+                let peer = if kind == "condvar" { "pthread condvar" } else { PTHREAD };
+                self.add(&case, "ns", pairs, peer, target, "");
+            }
+        }
+        Ok(())
+    }
+
+    /// Between two VMs, where nobody else has locks: beside the floor.
+    fn vm(&mut self, a: Place<'_>, b: Place<'_>) -> Result<()> {
+        let both = |args: &str| Ok(self.world.time(b, a, args)?.median);
+        let pairs = self
+            .in_turns(|| both("condvar --rounds 2000 --mode interrupt"), || both("doorbell --rounds 2000"))?;
+        let note = "target: at most 1.3 x the floor";
+        self.add("VM-VM: condition variable asleep, one way", "ns", pairs, DOORBELL, Some(1.0 / 1.3), note);
+        let pairs =
+            self.in_turns(|| both("condvar --rounds 20000"), || both("bare --segment bare --rounds 20000"))?;
+        self.add(
+            "VM-VM: condition variable, poll, one way",
+            "ns",
+            pairs,
+            "bare two-line ping-pong",
+            None,
+            "",
+        );
+        Ok(())
+    }
+
+    /// A writer and a reader that share a block, guarded by a lock and a condition variable: the curve over the block's size.
+    fn blocks(&mut self, name: &str, writer: Place<'_>, reader: Place<'_>, address: &str) -> Result<()> {
+        let on_host = matches!((writer, reader), (Place::Host(_), Place::Host(_)));
+        for kib in [4u64, 64, 1024, 4096, 16384, 65536] {
+            let size = kib << 10;
+            let args = |total: u64| format!("--size {size} --count {}", (total / size).max(2));
+            let ours = self.world.time(reader, writer, &format!("block {}", args(BLOCKS_TOTAL)))?;
+            let case = format!("{name}: one block of {kib} KiB, lock and condition variable");
+            let mut peers = vec![(
+                if on_host { "TCP loopback" } else { "TCP over virtio-net" },
+                format!("tcp-stream --address {address} {} --rounds 1", args(BLOCKS_TOTAL / 8)),
+            )];
+            if on_host {
+                let file = self.world.bed.dir().join("mapped").display().to_string();
+                peers.push((
+                    "mmap of a file, pthread lock",
+                    format!("block --posix --address {file} {}", args(BLOCKS_TOTAL)),
+                ));
+            }
+            for (peer, args) in peers {
+                let theirs = self.world.time(reader, writer, &args)?.median;
+                let higher = Better::Higher;
+                self.report.pairs(&case, "GB/s", higher, &[ours.median], peer, &[theirs], None, "2 GiB");
+            }
+            let share = ours.waiting.context("the writer tells how long nobody copied")? * 100.0;
+            let target = (kib == 4096).then_some(1.0);
+            let case = format!("{name}: one block of {kib} KiB, time on locks");
+            self.report.pairs(
+                case,
+                "%",
+                Better::Lower,
+                &[share.max(0.01)],
+                "the limit",
+                &[1.0],
+                target,
+                "polling",
+            );
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        case: &str,
+        unit: &'static str,
+        pairs: Pairs,
+        peer: &str,
+        target: Option<f64>,
+        note: &str,
+    ) {
+        self.report.pairs(case, unit, Better::Lower, &pairs.ours, peer, &pairs.theirs, target, note);
+    }
+}
+
+#[derive(Default)]
+struct Pairs {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}

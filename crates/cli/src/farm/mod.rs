@@ -1,0 +1,58 @@
+//! `ginnel farm`.
+
+mod input;
+mod job;
+mod progress;
+mod run;
+mod work;
+
+use crate::Usage;
+use anyhow::Result;
+use ginnel_layout::Name;
+use std::time::Duration;
+
+/// Has a job done by many workers, each with shared memory of its own.
+///
+/// The manager (`run`) and its workers (`work`) meet at an address: a segment that a manager shares with one worker (a
+/// slice), or one that many share. The manager writes pieces of the input into the workers' memory, which work on them
+/// there. What a worker held when it died is given to another; who comes late gets work too.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Run(run::Args),
+    Work(work::Args),
+}
+
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Command::Run(args) => run::run(args),
+        Command::Work(args) => work::run(args),
+    }
+}
+
+/// SEGMENT, or SEGMENT/NAME.
+fn address(text: &str) -> Result<String, String> {
+    let full = if text.contains('/') { text.to_owned() } else { format!("{text}/{}", ginnel::farm::NAME) };
+    crate::address::split(&full).map(|_| full.clone()).map_err(|error| error.to_string())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
+}
+
+/// What a program calls itself beside others of its kind.
+fn name(what: &str) -> Option<String> {
+    let name = format!("farm-{what}.{}", std::process::id());
+    Name::new(&name).ok().map(|_| name)
+}
+
+/// A usage error.
+fn usage(text: impl Into<String>) -> anyhow::Error {
+    Usage(text.into()).into()
+}

@@ -1,0 +1,269 @@
+//! `ginnel farm run`.
+
+use super::input::Input;
+use super::job::{Consolidation, Job};
+use super::progress::Progress;
+use super::{address, name, seconds, usage};
+use crate::output::{self, Table};
+use crate::wait::Mode;
+use anyhow::{Context, Result};
+use ginnel::farm::{Manager, Options, Report};
+use ginnel::{AttachOptions, Endpoint};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Has a job done by the workers that come to ADDRESS (`ginnel farm work`).
+///
+/// Exit status 0 if all of the input was worked on, whatever happened to single workers meanwhile.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to do with the input.
+    #[arg(value_enum)]
+    job: Job,
+
+    /// SEGMENT or SEGMENT/NAME, one for each slice, such as job.w1 job.w2. NAME is farm if not given.
+    #[arg(required = true, value_name = "ADDRESS", value_parser = address)]
+    addresses: Vec<String>,
+
+    /// The input.
+    #[arg(long, value_name = "FILE", required_unless_present = "generate", conflicts_with = "generate")]
+    file: Option<PathBuf>,
+
+    /// Make up so many bytes of text instead, such as 1G.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    generate: Option<u64>,
+
+    /// What makes one made-up text different from another.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "file")]
+    seed: u64,
+
+    /// The longest piece. Each worker's channel takes about eight times as much shared memory. Default: what fits into
+    /// rings of 1M.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
+    piece: Option<u64>,
+
+    /// Let each piece end where a line does, unless a line is longer than a piece.
+    #[arg(long, conflicts_with = "generate")]
+    lines: bool,
+
+    /// Pieces that a worker holds at a time: one that it works on, and those that are transferred meanwhile.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    window: u8,
+
+    /// How to wait for the workers.
+    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
+    mode: Mode,
+
+    /// Begin when so many workers are there. Default: with the first.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+
+    /// Start so many workers on this machine, in turn at each ADDRESS.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    spawn: usize,
+
+    /// Seconds to wait for workers at the beginning, and to go on without any.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    patience: Duration,
+
+    /// A worker that takes longer for a piece is dismissed, and others do its work. Default: it may take any time.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    piece_timeout: Option<Duration>,
+
+    /// Print no progress and no table.
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.json && args.job == Job::Filter {
+        return Err(usage("filter prints what its workers print, and so no JSON"));
+    }
+    let input = Input::open(args.file.as_deref(), args.generate, args.seed)?;
+    let piece = args.piece.map_or(Ok(Options::PIECE), |piece| {
+        usize::try_from(piece)
+            .ok()
+            .filter(|piece| (1..=1 << 30).contains(piece))
+            .ok_or_else(|| usage("--piece: a piece has from 1 byte to 1G"))
+    })?;
+    let mut manager = Manager::new(Options {
+        mode: args.mode.into(),
+        window: args.window.into(),
+        piece,
+        piece_timeout: args.piece_timeout,
+        patience: Some(args.patience),
+        ..Options::default()
+    })?;
+    listen(&args, &mut manager)?;
+    let mut hands = Hands::start(&args)?;
+    if !args.quiet && !args.json && args.job != Job::Filter {
+        output::ready(format!("managing at {}", args.addresses.join(", ")));
+    }
+    if !manager.wait_for_workers(args.workers, args.patience)? {
+        anyhow::bail!(
+            "{} of {} workers came within {:?}; start them with `ginnel farm work {}`",
+            manager.workers(),
+            args.workers,
+            args.patience,
+            args.addresses[0]
+        );
+    }
+    let progress = Progress::new(input.len(), args.quiet || args.json);
+    progress.say(format!("{} with {} workers", args.job.name(), manager.workers()));
+    let mut sum = Consolidation::new(args.job, &input, std::io::stdout().lock());
+    let pieces = input.pieces(piece, args.lines);
+    let report = manager.run(args.job.name(), pieces, &input, |piece, result| {
+        sum.add(piece, result)?;
+        progress.done(piece.len as u64);
+        Ok(())
+    })?;
+    drop(progress);
+    let count = sum.finish()?;
+    // The workers end when their manager does.
+    drop(manager);
+    hands.finish();
+    show(&args, count, &report)
+}
+
+/// Listens everywhere; attaches once to each segment.
+fn listen(args: &Args, manager: &mut Manager) -> Result<()> {
+    let mut endpoints = BTreeMap::new();
+    for address in &args.addresses {
+        let (segment, farm) = crate::address::split(address)?;
+        let endpoint = match endpoints.get(segment) {
+            Some(endpoint) => endpoint,
+            None => {
+                let mode = args.mode.into();
+                let options = AttachOptions { name: name("manager"), mode, ..AttachOptions::default() };
+                let endpoint = Endpoint::attach_with(segment, &options)?;
+                endpoints.entry(segment).or_insert(endpoint)
+            }
+        };
+        manager.listen(endpoint, farm).with_context(|| format!("cannot listen at {address}"))?;
+    }
+    Ok(())
+}
+
+/// Workers that this manager has started.
+struct Hands(Vec<Child>);
+
+impl Hands {
+    fn start(args: &Args) -> Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let mut hands = Self(Vec::new());
+        for address in args.addresses.iter().cycle().take(args.spawn) {
+            let mut command = Command::new(&program);
+            command.args(["farm", "work", address.as_str()]).stdin(Stdio::null()).stdout(Stdio::null());
+            hands.0.push(command.spawn().context("cannot start a worker")?);
+        }
+        Ok(hands)
+    }
+
+    /// Gives them a moment to end by themselves.
+    fn finish(&mut self) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end && self.0.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Summary<'a> {
+    job: &'a str,
+    /// Nothing if the job counts nothing.
+    count: Option<u64>,
+    bytes: u64,
+    pieces: u64,
+    seconds: f64,
+    bytes_per_s: f64,
+    reassigned: u64,
+    deaths: usize,
+    workers: Vec<WorkerSummary<'a>>,
+}
+
+#[derive(Serialize)]
+struct WorkerSummary<'a> {
+    name: &'a str,
+    pieces: u64,
+    bytes: u64,
+    bytes_per_s: f64,
+    /// Seconds from the start of the job; 0 if it was there before.
+    joined: f64,
+    failed: u64,
+    /// Pieces that were taken from it and given to others.
+    lost: u64,
+    /// How it went, if it did before the end.
+    departure: Option<String>,
+}
+
+fn show(args: &Args, count: Option<u64>, report: &Report) -> Result<()> {
+    let seconds = report.time.as_secs_f64();
+    let bytes_per_s = report.bytes as f64 / seconds.max(1e-9);
+    let workers = report.workers.iter().map(|worker| WorkerSummary {
+        name: &worker.name,
+        pieces: worker.pieces,
+        bytes: worker.bytes,
+        bytes_per_s: worker.throughput(),
+        joined: worker.joined.as_secs_f64(),
+        failed: worker.failed,
+        lost: worker.lost,
+        departure: worker.departure.as_ref().map(ToString::to_string),
+    });
+    let workers: Vec<_> = workers.collect();
+    if args.json {
+        return output::json(&Summary {
+            job: args.job.name(),
+            count,
+            bytes: report.bytes,
+            pieces: report.pieces,
+            seconds,
+            bytes_per_s,
+            reassigned: report.reassigned,
+            deaths: report.deaths(),
+            workers,
+        });
+    }
+    if let Some(count) = count {
+        output::line(count.to_string())?;
+    }
+    if args.quiet {
+        return Ok(());
+    }
+    let mut table = Table::new(&["WORKER", "PIECES", "BYTES", "SPEED", "JOINED", "LOST", "DEPARTURE"]);
+    for worker in workers {
+        table.row([
+            worker.name.to_owned(),
+            worker.pieces.to_string(),
+            output::bytes(worker.bytes),
+            format!("{}/s", output::bytes(worker.bytes_per_s as u64)),
+            format!("{:.2} s", worker.joined),
+            worker.lost.to_string(),
+            worker.departure.unwrap_or_default(),
+        ]);
+    }
+    output::note(table.to_string());
+    let (bytes, speed) = (output::bytes(report.bytes), output::bytes(bytes_per_s as u64));
+    let mut line = format!("{} pieces, {bytes} in {seconds:.2} s, {speed}/s", report.pieces);
+    if report.reassigned > 0 {
+        line += &format!("; {} pieces were given to a second worker", report.reassigned);
+    }
+    output::note(line);
+    Ok(())
+}

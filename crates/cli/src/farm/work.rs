@@ -1,0 +1,103 @@
+//! `ginnel farm work`.
+
+use super::{address, job, name, seconds};
+use crate::output;
+use crate::wait::Mode;
+use anyhow::{Context, Result};
+use ginnel::farm::{Worker, run_program};
+use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel};
+use serde::Serialize;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Works for the manager at ADDRESS (`ginnel farm run`), until it has no more to do.
+///
+/// Without PROGRAM it knows the jobs count-chars and count-words. With PROGRAM it runs that for each piece, which comes on
+/// its standard input, in whatever job; what PROGRAM prints is the result. Exit status 0 if the manager ended well.
+#[derive(clap::Args)]
+pub struct Args {
+    /// SEGMENT or SEGMENT/NAME, such as job.w1. NAME is farm if not given.
+    #[arg(value_parser = address)]
+    address: String,
+
+    /// Seconds to wait for a manager.
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    patience: Duration,
+
+    /// Work for one manager after the other, and wait for each as long as it takes.
+    #[arg(long, conflicts_with = "patience")]
+    forever: bool,
+
+    /// How to wait for pieces.
+    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
+    mode: Mode,
+
+    /// Print what was done as JSON.
+    #[arg(long)]
+    json: bool,
+
+    /// A program and its arguments.
+    #[arg(last = true, value_name = "PROGRAM")]
+    program: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Summary<'a> {
+    address: &'a str,
+    pieces: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let (segment, farm) = crate::address::split(&args.address)?;
+    let options = AttachOptions { name: name("worker"), mode: args.mode.into(), ..AttachOptions::default() };
+    let endpoint = Endpoint::attach_with(segment, &options)?;
+    loop {
+        let patience = if args.forever { Duration::MAX } else { args.patience };
+        let options = ChannelOptions { patience, ..ChannelOptions::default() };
+        let channel = endpoint.connect_with::<MessageChannel>(farm, &options).with_context(|| {
+            format!("cannot work at {} (the manager runs `ginnel farm run JOB {0}`)", args.address)
+        })?;
+        if !args.json {
+            output::ready(format!("working at {}", args.address));
+        }
+        let served = serve(&args, channel);
+        match served {
+            Err(error) if args.forever => output::note(format!("ginnel: {error:#}")),
+            other => other?,
+        }
+        if !args.forever {
+            return Ok(());
+        }
+    }
+}
+
+fn serve(args: &Args, channel: MessageChannel) -> Result<()> {
+    let begun = Instant::now();
+    let mut worker = Worker::over(channel);
+    let served = match args.program.split_first() {
+        None => worker.serve(job::work),
+        Some((program, rest)) => {
+            let longest = worker.longest_result();
+            worker.serve(|task, result| {
+                let mut command = Command::new(program);
+                command.args(rest).env("GINNEL_JOB", task.job);
+                command.env("GINNEL_PIECE_OFFSET", task.offset.to_string());
+                run_program(&mut command, task.data, result, longest)
+            })
+        }
+    };
+    let (pieces, bytes) = worker.done();
+    let seconds = begun.elapsed().as_secs_f64();
+    if args.json {
+        output::json(&Summary { address: &args.address, pieces, bytes, seconds })?;
+    } else {
+        output::line(format!("{pieces} pieces, {} in {seconds:.2} s", output::bytes(bytes)))?;
+    }
+    served.map_err(|error| match error {
+        Error::PeerDead => anyhow::anyhow!("{}: the manager has died", args.address),
+        Error::Closed => anyhow::anyhow!("{}: the manager has dismissed this worker", args.address),
+        other => anyhow::Error::from(other).context(args.address.clone()),
+    })
+}

@@ -1,0 +1,115 @@
+//! `ginnel locks`.
+
+use crate::blocks::selected;
+use crate::inspect::{Inspect, Lock, User};
+use crate::output::{self, Table};
+use anyhow::{Context, Result};
+use ginnel::Daemon;
+
+/// Shows the locks of segments: owner, readers, who waits and since when.
+///
+/// Locks are mutexes, read-write locks, condition variables, semaphores, barriers and onces. On the host: all. In a VM:
+/// those of the segments that it has a share in.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Those of this segment only.
+    #[arg(value_name = "SEGMENT")]
+    segment: Option<String>,
+    /// Print what the daemon says of them, as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let text = Daemon::connect()?.inspect().context("asking the daemon for its status")?;
+    if args.json {
+        return output::json(&selected(&text, "locks", args.segment.as_deref())?);
+    }
+    let inspect = Inspect::parse(&text)?;
+    let table = table(&inspect, args.segment.as_deref());
+    if table.is_empty() {
+        output::note("ginnel: there are no locks");
+        return Ok(());
+    }
+    output::line(table.to_string())?;
+    let (shown, total) = (inspect.locks.len(), inspect.locks_total);
+    if shown < total {
+        output::note(format!("ginnel: {shown} of {total} locks are shown"));
+    }
+    Ok(())
+}
+
+fn table(inspect: &Inspect, segment: Option<&str>) -> Table {
+    let mut table = Table::new(&["SEGMENT", "LOCK", "KIND", "STATE", "USERS", "WAITING"]);
+    let locks = inspect.locks.iter().filter(|l| segment.is_none_or(|segment| l.segment == segment));
+    for lock in locks {
+        table.row([
+            lock.segment.clone(),
+            if lock.name.is_empty() { "-".into() } else { lock.name.clone() },
+            lock.kind.clone(),
+            state(lock),
+            lock.users.to_string(),
+            if lock.waiters.is_empty() { "-".into() } else { list(&lock.waiters) },
+        ]);
+    }
+    table
+}
+
+fn list(users: &[User]) -> String {
+    let one = |user: &User| match user.since_s {
+        Some(seconds) => format!("{user} ({seconds:.1} s)"),
+        None => user.to_string(),
+    };
+    users.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn state(lock: &Lock) -> String {
+    let mut parts = Vec::new();
+    if let Some(owner) = &lock.owner {
+        parts.push(format!("held by {owner}"));
+    }
+    if !lock.readers.is_empty() {
+        parts.push(format!("read by {}", list(&lock.readers)));
+    }
+    if let Some(permits) = lock.permits {
+        parts.push(format!("{permits} of {} permits", lock.limit));
+    }
+    if lock.kind == "barrier" {
+        parts.push(format!("{} parties", lock.limit));
+    }
+    for (flag, text) in [
+        (lock.owner_died, if lock.kind == "barrier" { "broken" } else { "OWNER DIED" }),
+        (lock.not_recoverable, "NOT RECOVERABLE"),
+        (lock.done, "done"),
+    ] {
+        if flag {
+            parts.push(text.into());
+        }
+    }
+    if parts.is_empty() { "free".into() } else { parts.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_shown_with_owner_and_waiters() {
+        let answer = r#"{"locks_total": 4, "locks": [
+            {"segment": "web", "name": "m", "kind": "mutex", "users": 3, "owner": {"endpoint": 1, "name": "a", "member": "host"},
+             "owner_died": true, "waiters": [{"endpoint": 2, "name": "b", "member": "vm-a", "since_s": 1.25},
+             {"endpoint": 3, "name": "c", "member": "vm-a", "since_s": null}]},
+            {"segment": "web", "name": "s", "kind": "semaphore", "limit": 5, "permits": 2, "users": 1},
+            {"segment": "web", "name": "", "kind": "barrier", "limit": 4, "owner_died": true, "users": 1},
+            {"segment": "db", "name": "r", "kind": "rwlock", "users": 1}]}"#;
+        let all = table(&Inspect::parse(answer).unwrap(), None).to_string();
+        for line in [
+            "web      m     mutex      held by 1 a@host, OWNER DIED  3      2 b@vm-a (1.2 s), 3 c@vm-a",
+            "web      s     semaphore  2 of 5 permits                1      -",
+            "web      -     barrier    4 parties, broken             1      -",
+            "db       r     rwlock     free                          1      -",
+        ] {
+            assert!(all.lines().any(|l| l == line), "{line:?} is missing in\n{all}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A set of small numbers that finds the nearest below in constant time.
+
+/// Bits of a tree with 64 branches: a bit of the lowest level is a number, one above says that a word below is not
+/// empty. Six levels hold all numbers of 32 bits.
+#[derive(Clone, Debug)]
+pub struct Starts {
+    levels: Vec<Vec<u64>>,
+}
+
+impl Starts {
+    /// The empty set of numbers below `bound`.
+    pub fn new(bound: u32) -> Self {
+        let mut levels = Vec::new();
+        let mut words = bound as usize + 1; // `below` takes the bound itself.
+        loop {
+            words = words.div_ceil(64).max(1);
+            levels.push(vec![0; words]);
+            if words == 1 {
+                return Self { levels };
+            }
+        }
+    }
+
+    /// Adds a number, which must be below the bound.
+    pub fn insert(&mut self, number: u32) {
+        let mut at = number as usize;
+        for level in &mut self.levels {
+            level[at / 64] |= 1 << (at % 64);
+            at /= 64;
+        }
+    }
+
+    /// Takes a number out.
+    pub fn remove(&mut self, number: u32) {
+        let mut at = number as usize;
+        for level in &mut self.levels {
+            level[at / 64] &= !(1 << (at % 64));
+            if level[at / 64] != 0 {
+                return;
+            }
+            at /= 64;
+        }
+    }
+
+    /// The largest number of the set below `bound`.
+    pub fn below(&self, bound: u32) -> Option<u32> {
+        let mut at = bound as usize;
+        for (height, level) in self.levels.iter().enumerate() {
+            let word = level.get(at / 64).map_or(0, |word| word & ((1 << (at % 64)) - 1));
+            if word != 0 {
+                at = (at / 64 * 64) | word.ilog2() as usize;
+                for level in self.levels[..height].iter().rev() {
+                    at = (at * 64) | level[at].ilog2() as usize;
+                }
+                return u32::try_from(at).ok();
+            }
+            at /= 64;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn finds_what_a_tree_finds(
+            bound in prop::sample::select(vec![1u32, 64, 65, 4096, 300_000]),
+            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..200),
+        ) {
+            let (mut starts, mut model) = (Starts::new(bound), BTreeSet::new());
+            for (add, index) in steps {
+                let number = index.index(bound as usize) as u32;
+                if add { starts.insert(number); model.insert(number); } else { starts.remove(number); model.remove(&number); }
+                for at in [0, number, number + 1, bound] {
+                    prop_assert_eq!(starts.below(at), model.range(..at).next_back().copied(), "below {}", at);
+                }
+            }
+        }
+    }
+}

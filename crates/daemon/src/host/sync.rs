@@ -1,0 +1,442 @@
+//! Synchronisation objects: who uses which, and what is left to do when a user goes.
+//!
+//! What an object's words say is between its users; the daemon gives out the page and its slots, writes whose each slot
+//! is, and takes back a slot as [`ginnel_sync::authority::reclaim`] does it, however its user has ended.
+
+use super::books::{Books, Endpoint, Misfit};
+use super::broker::{Broker, ClientId, Effect, FdRef, World};
+use super::record::{Record, SyncObject, SyncUser, Text};
+use super::reply::{self, Refusal};
+use super::requests::{broken, checked};
+use ginnel_layout::sync::{self, SyncKind};
+use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
+use ginnel_layout::{Name, PAGE};
+use ginnel_sync::authority::Left;
+use tracing::debug;
+use zerocopy::IntoBytes;
+
+impl SyncObject {
+    fn user(&self, slot: u32) -> Option<&SyncUser> {
+        self.users.iter().find(|user| user.slot == slot)
+    }
+
+    fn free_slot(&self) -> Option<u32> {
+        (0..sync::SLOTS as u32).find(|&slot| self.user(slot).is_none())
+    }
+
+    /// Whether nothing holds it any more.
+    fn is_over(&self) -> bool {
+        self.users.is_empty() && (self.name.0.is_none() || !self.persistent)
+    }
+}
+
+impl Books {
+    pub(super) fn syncs_of(&self, segment: &Name) -> Vec<u64> {
+        self.syncs.values().filter(|s| s.segment.0 == *segment).map(|s| s.number).collect()
+    }
+
+    pub(super) fn sync(&mut self, object: &SyncObject) -> Result<(), Misfit> {
+        let (number, key) = (object.number, (object.segment.0, object.name.0));
+        let kind = SyncKind(object.kind);
+        if !kind.is_known() || !kind.allows(object.limit) || object.is_over() {
+            return Err(Misfit("an impossible synchronisation object"));
+        }
+        if self.syncs.contains_key(&number) || self.sync_names.contains_key(&key) {
+            return Err(Misfit("two synchronisation objects of one name"));
+        }
+        if !self.members.contains_key(&object.member) {
+            return Err(Misfit("a synchronisation object of nobody"));
+        }
+        for (n, user) in object.users.iter().enumerate() {
+            if object.users[..n].iter().any(|other| other.slot == user.slot) {
+                return Err(Misfit("a slot with two users"));
+            }
+            self.may_use(object, user)?;
+        }
+        let segment = self.segments.get_mut(&key.0).ok_or(Misfit("an object in no segment"))?;
+        if !segment.arena.take(object.offset, PAGE as u64) {
+            return Err(Misfit("a synchronisation object without memory"));
+        }
+        if let Some(member) = self.members.get_mut(&object.member) {
+            member.tally.blocks += 1;
+            member.tally.block_bytes += PAGE as u64;
+        }
+        for user in &object.users {
+            if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
+                endpoint.syncs.insert((number, user.slot));
+            }
+        }
+        if !key.1.is_none() {
+            self.sync_names.insert(key, number);
+        }
+        self.next_object = self.next_object.max(number.saturating_add(1));
+        self.syncs.insert(number, object.clone());
+        Ok(())
+    }
+
+    fn may_use(&self, object: &SyncObject, user: &SyncUser) -> Result<(), Misfit> {
+        let endpoint = self.endpoints.get(&user.endpoint);
+        if endpoint.is_none_or(|e| e.segment != object.segment.0) || user.slot as usize >= sync::SLOTS {
+            return Err(Misfit("a synchronisation object used by nobody"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync_opened(&mut self, object: u64, user: SyncUser) -> Result<(), Misfit> {
+        let there = self.syncs.get(&object).ok_or(Misfit("an unknown synchronisation object opened"))?;
+        self.may_use(there, &user)?;
+        if there.user(user.slot).is_some() {
+            return Err(Misfit("a slot with two users"));
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
+            endpoint.syncs.insert((object, user.slot));
+        }
+        if let Some(there) = self.syncs.get_mut(&object) {
+            there.next_epoch = following(user.epoch);
+            there.users.push(user);
+            there.users.sort_unstable_by_key(|user| user.slot);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync_closed(&mut self, object: u64, slot: u32) -> Result<(), Misfit> {
+        let there = self.syncs.get_mut(&object).ok_or(Misfit("an unknown synchronisation object closed"))?;
+        let at = there.users.iter().position(|user| user.slot == slot);
+        let user = there.users.remove(at.ok_or(Misfit("a synchronisation object closed twice"))?);
+        let over = there.is_over();
+        if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
+            endpoint.syncs.remove(&(object, slot));
+        }
+        if over {
+            self.sync_removed(object);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync_unlinked(&mut self, object: u64) -> Result<(), Misfit> {
+        let there =
+            self.syncs.get_mut(&object).ok_or(Misfit("an unknown synchronisation object unlinked"))?;
+        let name = std::mem::replace(&mut there.name.0, Name::NONE);
+        let (key, over) = ((there.segment.0, name), there.is_over());
+        self.sync_names.remove(&key);
+        if over {
+            self.sync_removed(object);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sync_removed(&mut self, object: u64) {
+        let Some(object) = self.syncs.remove(&object) else { return };
+        self.sync_names.remove(&(object.segment.0, object.name.0));
+        if let Some(member) = self.members.get_mut(&object.member) {
+            member.tally.blocks -= 1;
+            member.tally.block_bytes -= PAGE as u64;
+        }
+        if let Some(segment) = self.segments.get_mut(&object.segment.0) {
+            let given = segment.arena.give(object.offset, PAGE as u64);
+            debug_assert!(given, "the page of a synchronisation object was taken");
+        }
+    }
+
+    /// The doorbell of a user: member and vector.
+    pub fn sync_bell(&self, object: u64, slot: u32) -> Option<(u32, u32)> {
+        let user = self.syncs.get(&object)?.user(slot)?;
+        self.endpoints.get(&user.endpoint).map(|endpoint| (endpoint.member, endpoint.vector))
+    }
+}
+
+/// The epoch after this one. They go round; 0 is for slots that are free.
+fn following(epoch: u16) -> u16 {
+    epoch.checked_add(1).filter(|&next| next != u16::MAX).unwrap_or(1)
+}
+
+/// How a doorbell stands in a slot.
+pub(super) fn bell_word(endpoint: &Endpoint) -> u32 {
+    endpoint.member << 16 | endpoint.vector
+}
+
+impl Broker {
+    pub(super) fn sync_open(
+        &mut self,
+        world: &mut impl World,
+        id: ClientId,
+        request: u32,
+        wish: &wire::SyncOpen,
+    ) -> Result<(), Refusal> {
+        let number = self.endpoint_of(id)?;
+        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+        let (segment, member, bell) = (endpoint.segment, endpoint.member, bell_word(endpoint));
+        let name = checked(&wish.name, "object")?;
+        let kind = SyncKind(wish.kind);
+        if !kind.is_known() {
+            let text = format!("there is no kind {} of synchronisation objects: use 1 to 6", wish.kind);
+            return Err(Refusal::new(ErrorCode::INVALID, text));
+        }
+        self.may_write(&segment, member)?;
+        let again = endpoint.syncs.iter().find_map(|(object, slot)| {
+            let object = self.books.syncs.get(object)?;
+            object.user(*slot).filter(|user| user.nonce == wish.nonce).map(|user| (object.number, *user))
+        });
+        if let Some((object, user)) = again {
+            self.send_sync(id, request, object, user, bell, false);
+            return Ok(());
+        }
+        if world.is_broken(&segment) {
+            return Err(broken(&segment));
+        }
+        self.handle_quota(endpoint)?;
+        let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
+        let Some(object) = there else {
+            return self.sync_create(id, request, number, name, wish);
+        };
+        if wish.flags & wire::SyncOpen::EXCLUSIVE != 0 {
+            let text =
+                format!("{segment} has a {} {name} already: choose another name", kind_of(object).name());
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        if kind_of(object) != kind {
+            let text = format!("{name} in {segment} is a {}, not a {}", kind_of(object).name(), kind.name());
+            return Err(Refusal::new(ErrorCode::KIND, text));
+        }
+        if wish.limit != 0 && wish.limit != object.limit {
+            let text = format!(
+                "{} {name} in {segment} has a limit of {}, not {}: open it with 0 or the same",
+                kind.name(),
+                object.limit,
+                wish.limit
+            );
+            return Err(Refusal::new(ErrorCode::INVALID, text));
+        }
+        let Some(slot) = object.free_slot() else {
+            let text = format!(
+                "{} {name} in {segment} has {} users, which is all that it can have: close some handles, or try later",
+                kind.name(),
+                sync::SLOTS
+            );
+            return Err(Refusal::new(ErrorCode::BUSY, text));
+        };
+        let (object, offset) = (object.number, object.offset);
+        let user = SyncUser {
+            slot,
+            epoch: self.books.syncs.get(&object).map_or(1, |object| object.next_epoch),
+            endpoint: number,
+            nonce: wish.nonce,
+        };
+        self.seat(segment, offset, user);
+        self.record(Record::SyncOpened { object, user })?;
+        debug!(object, slot, endpoint = number, %segment, %name, "synchronisation object opened");
+        self.send_sync(id, request, object, user, bell, false);
+        Ok(())
+    }
+
+    fn sync_create(
+        &mut self,
+        id: ClientId,
+        request: u32,
+        endpoint: u32,
+        name: Name,
+        wish: &wire::SyncOpen,
+    ) -> Result<(), Refusal> {
+        let Some(creator) = self.books.endpoints.get(&endpoint) else { return Ok(()) };
+        let (segment, member, bell) = (creator.segment, creator.member, bell_word(creator));
+        let kind = SyncKind(wish.kind);
+        if wish.flags & wire::SyncOpen::CREATE == 0 {
+            let text = format!("there is no {} {name} in {segment}: create it first", kind.name());
+            return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
+        }
+        let initial =
+            if kind == SyncKind::SEMAPHORE { wish.initial <= wish.limit } else { wish.initial == 0 };
+        if !kind.allows(wish.limit) || !initial {
+            let text = format!(
+                "a {} cannot have a limit of {} and begin with {}: semaphores take 1 to 4294967295 permits and begin \
+                 with as many at most, barriers 1 to {} parties, others 0",
+                kind.name(),
+                wish.limit,
+                wish.initial,
+                sync::SLOTS
+            );
+            return Err(Refusal::new(ErrorCode::INVALID, text));
+        }
+        self.block_quota(member, 1, PAGE as u64)?;
+        let page = PAGE as u64;
+        let arena = self.books.segments.get(&segment).map(|s| &s.arena);
+        let offset =
+            arena.and_then(|arena| arena.find(page, page)).ok_or_else(|| no_room(&segment, page, 0))?;
+        let user = SyncUser { slot: 0, epoch: 1, endpoint, nonce: wish.nonce };
+        let object = SyncObject {
+            number: self.books.next_object.max(1),
+            segment: Text(segment),
+            name: Text(name),
+            kind: kind.0,
+            limit: wish.limit,
+            offset,
+            persistent: wish.flags & wire::SyncOpen::PERSISTENT != 0,
+            member,
+            next_epoch: 2,
+            users: vec![user],
+        };
+        let number = object.number;
+        self.effect(Effect::NewSync { segment, offset, kind, limit: wish.limit, initial: wish.initial });
+        self.seat(segment, offset, user);
+        self.record(Record::Sync(object))?;
+        debug!(object = number, endpoint, %segment, %name, kind = kind.name(), "synchronisation object");
+        self.send_sync(id, request, number, user, bell, true);
+        Ok(())
+    }
+
+    /// Says in the page whose a slot is.
+    fn seat(&mut self, segment: Name, offset: u64, user: SyncUser) {
+        let Some(endpoint) = self.books.endpoints.get(&user.endpoint) else { return };
+        let (endpoint_epoch, bell) = (endpoint.epoch, bell_word(endpoint));
+        self.effect(Effect::Seat { segment, offset, user, endpoint_epoch, bell });
+    }
+
+    fn send_sync(
+        &mut self,
+        id: ClientId,
+        request: u32,
+        object: u64,
+        user: SyncUser,
+        bell: u32,
+        created: bool,
+    ) {
+        let Some(object) = self.books.syncs.get(&object) else { return };
+        let answer = wire::Sync {
+            object: object.number,
+            offset: object.offset,
+            kind: object.kind,
+            limit: object.limit,
+            slot: user.slot,
+            epoch: user.epoch.into(),
+            bell,
+            created: created.into(),
+        };
+        self.send(id, reply::packet(Kind::SYNC, request, answer.as_bytes()), vec![]);
+    }
+
+    pub(super) fn sync_close(
+        &mut self,
+        id: ClientId,
+        request: u32,
+        wish: &wire::SyncRef,
+    ) -> Result<(), Refusal> {
+        let number = self.endpoint_of(id)?;
+        let user = self.books.syncs.get(&wish.object).and_then(|object| object.user(wish.slot));
+        if user.is_none_or(|user| user.endpoint != number || u32::from(user.epoch) != wish.epoch) {
+            let text = format!("endpoint {number} has no slot {} of object {}", wish.slot, wish.object);
+            return Err(Refusal::new(ErrorCode::CLOSED, text));
+        }
+        self.reclaim(wish.object, wish.slot, Left::Closed);
+        self.record(Record::SyncClosed { object: wish.object, slot: wish.slot })?;
+        self.ok(id, request);
+        Ok(())
+    }
+
+    /// Takes back what the user of a slot has in the object's words, whatever it was doing.
+    pub(super) fn reclaim(&mut self, object: u64, slot: u32, left: Left) {
+        let Some(object) = self.books.syncs.get(&object) else { return };
+        let effect = Effect::Reclaim {
+            object: object.number,
+            segment: object.segment.0,
+            offset: object.offset,
+            kind: kind_of(object),
+            slot,
+            left,
+        };
+        self.effect(effect);
+    }
+
+    pub(super) fn sync_unlink(
+        &mut self,
+        id: ClientId,
+        request: u32,
+        wish: &wire::ByName,
+    ) -> Result<(), Refusal> {
+        let number = self.endpoint_of(id)?;
+        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+        let name = checked(&wish.name, "object")?;
+        let segment = endpoint.segment;
+        let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
+        let Some(object) = there else {
+            let text = format!("there is no synchronisation object {name} in {segment}");
+            return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
+        };
+        if object.member != endpoint.member {
+            let text = format!("member {} has made {name}, and only it can unlink it", object.member);
+            return Err(Refusal::new(ErrorCode::DENIED, text));
+        }
+        self.record(Record::SyncUnlinked { object: object.number })?;
+        self.ok(id, request);
+        Ok(())
+    }
+
+    pub(super) fn bell_request(
+        &mut self,
+        id: ClientId,
+        request: u32,
+        wish: &wire::BellOf,
+    ) -> Result<(), Refusal> {
+        let number = self.endpoint_of(id)?;
+        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+        let (member, vector) = (wish.bell >> 16, wish.bell & 0xffff);
+        let segment = self.books.segments.get(&endpoint.segment);
+        if segment.is_none_or(|s| !s.members.contains(&member)) || !(1..self.vectors).contains(&vector) {
+            let text = format!("segment {} has no member with doorbell {:#x}", endpoint.segment, wish.bell);
+            return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
+        }
+        let (kind, bell) = self.bell(endpoint.member, member, vector);
+        let (fds, bits) = match kind {
+            BellKind::EVENT => (vec![FdRef::Event(member, vector)], Fds::PEER_EVENT),
+            _ => (vec![], 0),
+        };
+        let answer = wire::BellOk { kind, bell, fds: Fds(bits), reserved: 0 };
+        self.send(id, reply::packet(Kind::BELL_OK, request, answer.as_bytes()), fds);
+        Ok(())
+    }
+
+    /// Whether an endpoint may have one more handle.
+    pub(super) fn handle_quota(&self, endpoint: &Endpoint) -> Result<(), Refusal> {
+        let open = endpoint.syncs.len() + endpoint.handles.len();
+        let limit = self.limits_of(endpoint.member).handles_per_endpoint;
+        if open < limit as usize {
+            return Ok(());
+        }
+        let text = format!(
+            "endpoint {} has {open} handles of blocks and synchronisation objects, which is its limit: close some, or \
+             raise handles_per_endpoint",
+            endpoint.number
+        );
+        Err(Refusal::new(ErrorCode::QUOTA, text))
+    }
+
+    /// Whether a member may have so many more blocks and bytes of blocks.
+    pub(super) fn block_quota(&self, member: u32, blocks: u64, bytes: u64) -> Result<(), Refusal> {
+        let limits = self.limits_of(member);
+        let tally = self.books.members.get(&member).map(|m| m.tally).unwrap_or_default();
+        for (key, used, more, limit) in [
+            ("blocks_per_member", tally.blocks.into(), blocks, limits.blocks_per_member.into()),
+            ("block_bytes_per_member", tally.block_bytes, bytes, limits.block_bytes_per_member),
+        ] {
+            if used.saturating_add(more) > limit {
+                let text = format!(
+                    "member {member} has {used} of {limit}, and this takes {more} more: free some, or raise {key}"
+                );
+                return Err(Refusal::new(ErrorCode::QUOTA, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kind_of(object: &SyncObject) -> SyncKind {
+    SyncKind(object.kind)
+}
+
+/// The segment is full.
+pub(super) fn no_room(segment: &Name, len: u64, longest: u64) -> Refusal {
+    let text = format!(
+        "segment {segment} has no room for {len} bytes (its longest free run has {longest}): free blocks, close \
+         channels, or make the segment larger"
+    );
+    Refusal::new(ErrorCode::NO_MEMORY, text)
+}

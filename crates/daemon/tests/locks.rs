@@ -1,0 +1,134 @@
+//! Locks when their owner dies, with and without a daemon, and as they are shown; objects and blocks from a VM.
+
+mod support;
+
+use ginnel::{AttachOptions, Endpoint};
+use ginnel_layout::sync::SyncKind;
+use ginnel_layout::wire::{self, BellKind, Kind, Rights};
+use ginnel_layout::{sync, wire::Fds};
+use ginnel_shmem::Memory;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::qemu::Qemu;
+use support::*;
+use zerocopy::{FromZeros, IntoBytes};
+
+const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
+
+fn attach(socket: &Path, name: &str) -> Endpoint {
+    let options =
+        AttachOptions { socket: socket.into(), name: Some(name.into()), ..AttachOptions::default() };
+    Endpoint::attach_with("web", &options).unwrap()
+}
+
+#[test]
+#[ignore = "no test: the process of a program, for those below"]
+fn program() {
+    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
+    let endpoint = attach(Path::new(&socket), "program");
+    let mut mutex = endpoint.mutex("m").unwrap();
+    let mut ready = endpoint.semaphore("ready", 9, 0).unwrap();
+    let _guard = mutex.lock().unwrap();
+    ready.release(1).unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn start_program(daemon: &Daemon) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "program", "--ignored"])
+        .env("TEST_PROGRAM_SOCKET", daemon.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
+    let mut daemon = Daemon::start_new(WEB);
+    let endpoint = attach(&daemon.socket(), "own");
+    let mut ready = endpoint.semaphore("ready", 9, 0).unwrap();
+    let mut mutex = endpoint.mutex("m").unwrap();
+    mutex.set_timeout(Some(WATCHDOG));
+    ready.set_timeout(Some(WATCHDOG));
+    for daemon_is_away in [false, true] {
+        let mut program = start_program(&daemon);
+        ready.acquire().unwrap();
+        assert!(mutex.try_lock().is_err());
+        if daemon_is_away {
+            daemon.kill();
+        }
+        program.kill().unwrap();
+        program.wait().unwrap();
+        if daemon_is_away {
+            mutex.set_timeout(Some(Duration::from_millis(50)));
+            assert!(mutex.lock().is_err(), "nobody can know");
+            mutex.set_timeout(Some(WATCHDOG));
+            daemon.start();
+        }
+        let mut guard = mutex.lock().unwrap();
+        assert!(guard.owner_died());
+        guard.make_consistent().unwrap();
+    }
+    let lock = &daemon.inspect()["locks"][1];
+    assert_eq!((&lock["name"], &lock["kind"], &lock["users"]), (&"m".into(), &"mutex".into(), &1.into()));
+    assert!(lock["owner"].is_null());
+}
+
+#[test]
+fn owner_and_waiters_are_shown() {
+    let daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
+    let (mut mine, mut other) = (a.mutex("m").unwrap(), b.mutex("m").unwrap());
+    let guard = mine.lock().unwrap();
+    let waiting = std::thread::spawn(move || other.lock().map(drop));
+    let lock = wait_for("a waiter", || {
+        let lock = daemon.inspect()["locks"][0].clone();
+        (!lock["waiters"][0]["since_s"].is_null()).then_some(lock)
+    });
+    assert_eq!((&lock["owner"]["name"], &lock["waiters"][0]["name"]), (&"a".into(), &"b".into()));
+    drop(guard);
+    waiting.join().unwrap().unwrap();
+}
+
+#[test]
+fn programs_in_a_vm_have_locks_and_blocks_too() {
+    let daemon = Daemon::start_new("[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n");
+    let host = attach(&daemon.socket(), "host");
+    let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
+    guest.open(1, 100);
+    let attached = guest
+        .attach(1, wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() })
+        .unwrap();
+    let mutex = host.mutex("m").unwrap();
+    let open =
+        wire::SyncOpen { name: name("m"), kind: SyncKind::MUTEX.0, limit: 0, initial: 0, flags: 0, nonce: 1 };
+    let there: wire::Sync = guest.ask(1, Kind::SYNC_OPEN, open.as_bytes(), Kind::SYNC).unwrap();
+    assert_eq!((there.slot, there.bell), (1, attached.member << 16 | attached.vector));
+    // What stands in the page is what the daemon says.
+    let page =
+        host.memory().part((there.offset - ginnel_layout::segment::RESERVED) as usize, sync::SIZE).unwrap();
+    let word = |at| page.load_acquire_u32(sync::slot(1) + at);
+    assert_eq!(word(sync::SLOT_ENDPOINT), attached.endpoint);
+    assert_eq!((word(sync::SLOT_EPOCH), word(sync::SLOT_BELL)), (there.epoch, there.bell));
+    // It rings the host by its register.
+    let bell = page.load_acquire_u32(sync::slot(0) + sync::SLOT_BELL);
+    let ask = wire::BellOf { bell, reserved: 0 };
+    let ring: wire::BellOk = guest.ask(1, Kind::BELL, ask.as_bytes(), Kind::BELL_OK).unwrap();
+    assert_eq!((ring.kind, ring.bell, ring.fds), (BellKind::REGISTER, bell, Fds(0)));
+    let block = wire::BlockCreate {
+        name: name("b"),
+        size: 1,
+        rights: Rights::READ_WRITE,
+        others: Rights::READ,
+        nonce: 2,
+        ..FromZeros::new_zeroed()
+    };
+    let block: wire::Block = guest.ask(1, Kind::BLOCK_CREATE, block.as_bytes(), Kind::BLOCK).unwrap();
+    assert_eq!(block.owner_member, attached.member);
+    let mine = host.open_block("b", Rights::READ).unwrap();
+    assert_eq!(mine.len(), 1);
+    drop(mutex);
+}

@@ -1,0 +1,455 @@
+//! The manager.
+
+use super::books::{Books, Piece};
+use super::error::{Error, Refusal};
+use super::link::{Answer, HEADER, Link};
+use super::report::{Departure, Report};
+use super::source::Source;
+use super::wait::Watch;
+use crate::{ChannelOptions, Endpoint, Listener, MessageChannel, WaitMode};
+use ginnel_layout::ring;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// How a manager works.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How it waits for its workers. Default: adaptive.
+    pub mode: WaitMode,
+    /// Pieces that a worker may hold: one that it works on, and others that are being transferred meanwhile. Default: 2.
+    pub window: usize,
+    /// The longest piece, in bytes: decides how much shared memory a channel takes (about eight times as much, in powers
+    /// of two). Default: [`Options::PIECE`].
+    pub piece: usize,
+    /// A worker that takes longer for a piece is dismissed, and its pieces are given to others. Default: it may take as
+    /// long as it likes.
+    pub piece_timeout: Option<Duration>,
+    /// How long a job goes on without any worker. `None`: for ever. Default: 30 s.
+    pub patience: Option<Duration>,
+    /// How often a piece is tried: a piece that fails, or takes its worker along, as often ends the job. Default: 5.
+    pub tries: u32,
+}
+
+impl Options {
+    /// The longest piece for which rings of 1 MiB do.
+    pub const PIECE: usize = ring::max_message(1 << 20) - HEADER;
+
+    /// Data bytes of the rings that pieces of [`Options::piece`] need.
+    fn capacity(&self) -> usize {
+        let mut capacity = ring::MIN_CAPACITY;
+        while ring::max_message(capacity) < self.piece.saturating_add(HEADER) && capacity < 1 << 40 {
+            capacity *= 2;
+        }
+        capacity
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            mode: WaitMode::default(),
+            window: 2,
+            piece: Self::PIECE,
+            piece_timeout: None,
+            patience: Some(Duration::from_secs(30)),
+            tries: 5,
+        }
+    }
+}
+
+/// One who has work done by many. Its workers stay with it from job to job. Dropping it tells them that there is no more.
+pub struct Manager {
+    options: Options,
+    doors: Vec<Listener<MessageChannel>>,
+    /// Where the first door is, for people.
+    address: String,
+    links: Vec<Link>,
+    watch: Watch,
+    /// Number of the next job's first piece.
+    next: u64,
+}
+
+impl Manager {
+    /// A manager without workers, and without a place where they could come.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let watch = Watch::new()?;
+        Ok(Self {
+            options,
+            doors: Vec::new(),
+            address: "SEGMENT/farm".into(),
+            links: Vec::new(),
+            watch,
+            next: 1,
+        })
+    }
+
+    /// Lets workers come that connect to `name` in the endpoint's segment: one worker with a slice of its own, or as many
+    /// as like in a segment that they share.
+    pub fn listen(&mut self, endpoint: &Endpoint, name: &str) -> Result<(), Error> {
+        let options = ChannelOptions { capacity: self.options.capacity(), ..ChannelOptions::default() };
+        let door = endpoint.listen_with(name, &options)?;
+        self.watch.door(&door)?;
+        self.doors.push(door);
+        Ok(())
+    }
+
+    /// Attaches to the segment of `address` (`segment/name`), and lets workers come there.
+    pub fn listen_at(&mut self, address: &str) -> Result<(), Error> {
+        let (segment, name) = crate::split(address)?;
+        self.listen(&Endpoint::attach(segment)?, name)?;
+        if self.doors.len() == 1 {
+            self.address = address.into();
+        }
+        Ok(())
+    }
+
+    /// The longest piece that any worker's channel takes.
+    pub fn longest_piece(&self) -> usize {
+        ring::max_message(self.options.capacity()) - HEADER
+    }
+
+    /// Workers that are here.
+    pub fn workers(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Waits until so many workers are here; false if they were not in time. A job needs not wait for that: who comes later
+    /// gets work too.
+    pub fn wait_for_workers(&mut self, count: usize, timeout: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            self.welcome()?;
+            self.links.retain_mut(|link| !link.is_gone());
+            if self.links.len() >= count {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            self.watch.wait(&mut self.links, WaitMode::Interrupt, deadline)?;
+        }
+    }
+
+    /// Has a job done: gives the pieces of `source` to the workers, and calls `fold` with each piece and its result, once
+    /// for each piece that counts, in the order in which results come. Waits until all is done.
+    pub fn run<I: Iterator<Item = Range<u64>>>(
+        &mut self,
+        job: &str,
+        pieces: I,
+        source: impl Source,
+        mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<Report, Error> {
+        let mut run = self.start(job, pieces, source)?;
+        while run.turn(&mut fold)? != Step::Done {
+            run.wait()?;
+        }
+        Ok(run.report())
+    }
+
+    /// Begins a job that the caller drives with [`Run::step`] and [`Run::poll_fd`].
+    pub fn start<'m, I: Iterator<Item = Range<u64>>, S: Source>(
+        &'m mut self,
+        job: &str,
+        pieces: I,
+        source: S,
+    ) -> Result<Run<'m, I, S>, Error> {
+        let mut books = Books::new(pieces, self.next);
+        for link in &mut self.links {
+            link.worker = books.join(link.name(), false);
+            link.told = false;
+        }
+        let now = Instant::now();
+        Ok(Run {
+            manager: self,
+            job: job.into(),
+            source,
+            books,
+            buffer: Vec::new(),
+            had_worker: now,
+            last: String::new(),
+            looked: None,
+        })
+    }
+
+    /// Takes in who has come.
+    fn welcome(&mut self) -> Result<usize, Error> {
+        let before = self.links.len();
+        for door in &self.doors {
+            loop {
+                match door.try_accept() {
+                    Ok(channel) => self.links.push(Link::new(channel)),
+                    Err(crate::Error::WouldBlock) => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(self.links.len() - before)
+    }
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more to do at once: call again.
+    Working,
+    /// Nothing can be done until a worker says something: wait on [`Run::poll_fd`], then call again.
+    Waiting,
+    /// All is done.
+    Done,
+}
+
+/// Between two looks for newcomers while there is always something else to do.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A job that is being done. Dropping it gives it up; the workers stay.
+pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
+    manager: &'m mut Manager,
+    job: String,
+    source: S,
+    books: Books<I>,
+    buffer: Vec<u8>,
+    /// When there was a worker last.
+    had_worker: Instant,
+    /// How the last worker went.
+    last: String,
+    /// When we looked for newcomers last.
+    looked: Option<Instant>,
+}
+
+impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
+    /// Does what can be done without waiting: gathers results, which go to `fold`, and scatters pieces. When it says
+    /// [`Step::Waiting`], the file descriptor becomes readable when another step is worth it.
+    pub fn step(
+        &mut self,
+        mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<Step, Error> {
+        self.manager.watch.disarm(&mut self.manager.links);
+        let step = self.turn(&mut fold)?;
+        if step == Step::Waiting {
+            let deadline = self.deadline();
+            if self.manager.watch.arm(&mut self.manager.links, deadline)? {
+                return Ok(Step::Working);
+            }
+        }
+        Ok(step)
+    }
+
+    /// One file descriptor for all workers, for poll and epoll: readable after [`Step::Waiting`] when a worker has said
+    /// something, has come or has gone, or when a time has run out. An error in a VM without interrupts.
+    pub fn poll_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.manager.watch.fd()
+    }
+
+    /// What happened so far.
+    pub fn report(&self) -> Report {
+        self.books.report()
+    }
+
+    /// Pieces and bytes that are done so far.
+    pub fn done(&self) -> (u64, u64) {
+        self.books.done()
+    }
+
+    /// Waits until another turn is worth it, as the manager's mode says.
+    fn wait(&mut self) -> Result<(), Error> {
+        let deadline = self.deadline();
+        let Manager { links, watch, options, .. } = &mut *self.manager;
+        // Who polls never sleeps, and sees newcomers only when it looks.
+        let look = (options.mode == WaitMode::Poll).then(|| Instant::now() + LOOK);
+        let first = [deadline, look].into_iter().flatten().min();
+        watch.wait(links, options.mode, first)
+    }
+
+    /// When a time runs out.
+    fn deadline(&self) -> Option<Instant> {
+        let options = &self.manager.options;
+        if self.manager.links.is_empty() {
+            return options.patience.and_then(|patience| self.had_worker.checked_add(patience));
+        }
+        let timeout = options.piece_timeout?;
+        let since =
+            self.manager.links.iter().filter_map(|link| self.books.waiting_since(link.worker)).min()?;
+        since.checked_add(timeout)
+    }
+
+    /// Gathers and scatters once.
+    fn turn(&mut self, fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>) -> Result<Step, Error> {
+        self.meet_newcomers()?;
+        let mut worked = false;
+        // Who has nothing is served first, then who could have more.
+        for depth in 0..self.manager.options.window.max(1) {
+            let mut n = 0;
+            while n < self.manager.links.len() {
+                match self.serve(n, depth, fold)? {
+                    Ok(did) => {
+                        worked |= did;
+                        n += 1;
+                    }
+                    Err(departure) => {
+                        worked = true;
+                        self.dismiss(n, departure)?;
+                    }
+                }
+            }
+        }
+        if self.books.is_done() {
+            return Ok(Step::Done);
+        }
+        self.check_times()?;
+        Ok(if worked { Step::Working } else { Step::Waiting })
+    }
+
+    fn meet_newcomers(&mut self) -> Result<(), Error> {
+        if self.looked.is_some_and(|last| last.elapsed() < LOOK) && !self.manager.watch.knocked() {
+            return Ok(());
+        }
+        let first = self.looked.is_none();
+        self.looked = Some(Instant::now());
+        if !first && !self.manager.watch.look()? {
+            return Ok(());
+        }
+        let came = self.manager.welcome()?;
+        let links = &mut self.manager.links;
+        let known = links.len() - came;
+        for link in &mut links[known..] {
+            link.worker = self.books.join(link.name(), true);
+        }
+        Ok(())
+    }
+
+    /// Gathers all that a worker has said, and sends it a piece if it holds at most `depth`. Whether anything was done, or
+    /// how the worker went.
+    fn serve(
+        &mut self,
+        n: usize,
+        depth: usize,
+        fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<Result<bool, Departure>, Error> {
+        let link = &mut self.manager.links[n];
+        let worker = link.worker;
+        let mut did = false;
+        loop {
+            let answer = match link.answer(&mut self.buffer) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => break,
+                Err(departure) => return Ok(Err(departure)),
+            };
+            did = true;
+            let (Answer::Result(number) | Answer::Failed(number)) = answer;
+            if link.stale.remove(&number) {
+                continue;
+            }
+            let Some(piece) = self.books.held(worker, number) else {
+                let what = format!("it answered piece {number}, which it does not hold");
+                return Ok(Err(Departure::Dismissed(what)));
+            };
+            if let Answer::Failed(_) = answer {
+                self.books.failed(worker, number);
+                let why = format!("said: {}", String::from_utf8_lossy(&self.buffer));
+                give_up(&self.manager.options, piece, why)?;
+                continue;
+            }
+            match fold(&piece, &self.buffer) {
+                Ok(()) => {
+                    self.books.answered(worker, number);
+                }
+                Err(Refusal::Nonsense(why)) => {
+                    let what = format!("its result of the piece at {} is nonsense: {why}", piece.offset);
+                    return Ok(Err(Departure::Dismissed(what)));
+                }
+                Err(Refusal::Fatal(why)) => {
+                    return Err(Error::Result { piece, worker: self.books.name(worker).into(), why });
+                }
+            }
+        }
+        if self.books.holds(worker) + link.stale.len() > depth || !self.books.has_more() {
+            return Ok(Ok(did));
+        }
+        if !link.told {
+            match link.tell(&self.job) {
+                Ok(told) => link.told = told,
+                Err(departure) => return Ok(Err(departure)),
+            }
+            if !link.told {
+                return Ok(Ok(did));
+            }
+        }
+        let Some(piece) = self.books.give(worker) else { return Ok(Ok(did)) };
+        if piece.len > link.longest() {
+            return Err(Error::TooLong { piece, worker: link.name(), max: link.longest() });
+        }
+        match link.has_room(piece.len) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.books.take_back(worker);
+                return Ok(Ok(did));
+            }
+            Err(departure) => return Ok(Err(departure)),
+        }
+        let source = &mut self.source;
+        match link.send(&piece, |room| source.fill(piece.offset, room)) {
+            Ok(Ok(())) => Ok(Ok(true)),
+            Ok(Err(source)) => Err(Error::Source { piece, source }),
+            Err(departure) => Ok(Err(departure)),
+        }
+    }
+
+    /// Takes a worker out, and its pieces with it.
+    fn dismiss(&mut self, n: usize, departure: Departure) -> Result<(), Error> {
+        let link = self.manager.links.swap_remove(n);
+        self.had_worker = Instant::now();
+        let why = format!("({}) {departure}", self.books.name(link.worker));
+        self.last = format!("; the last worker {why}");
+        match self.books.depart(link.worker, departure) {
+            Some(piece) => give_up(&self.manager.options, piece, why),
+            None => Ok(()),
+        }
+    }
+
+    /// Dismisses who takes too long; and sees whether the job has been without workers for too long.
+    fn check_times(&mut self) -> Result<(), Error> {
+        if let Some(timeout) = self.manager.options.piece_timeout {
+            let mut n = 0;
+            while n < self.manager.links.len() {
+                let since = self.books.waiting_since(self.manager.links[n].worker);
+                if since.is_some_and(|since| since.elapsed() >= timeout) {
+                    let why = format!("it has not answered a piece for {timeout:?}");
+                    self.dismiss(n, Departure::Dismissed(why))?;
+                } else {
+                    n += 1;
+                }
+            }
+        }
+        if !self.manager.links.is_empty() {
+            return Ok(());
+        }
+        match self.manager.options.patience {
+            Some(patience) if self.had_worker.elapsed() >= patience => Err(Error::NoWorker {
+                waited: patience,
+                address: self.manager.address.clone(),
+                left: match self.books.done() {
+                    (0, _) => "all is".into(),
+                    (n, _) => format!("more than the {n} pieces done so far is"),
+                },
+                last: self.last.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ends the job if a piece has been tried often enough.
+fn give_up(options: &Options, piece: Piece, why: String) -> Result<(), Error> {
+    if piece.tries < options.tries.max(1) { Ok(()) } else { Err(Error::Piece { piece, why }) }
+}
+
+impl<I: Iterator<Item = Range<u64>>, S> Drop for Run<'_, I, S> {
+    fn drop(&mut self) {
+        self.manager.next = self.books.next_number();
+        for link in &mut self.manager.links {
+            // Of a job that was given up.
+            link.stale.extend(self.books.held_by(link.worker));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A farm: one manager scatters a job's input over many workers, and gathers what they make of it.
+//!
+//! Each worker has a channel to its manager, in a segment of its own (a *slice*, which no other worker sees) or in one
+//! that all share. A [`Manager`] attaches to all of these segments and has them mapped side by side. It writes each
+//! *piece* of the input in place into a worker's ring; the worker works on it where it lies, and sends its result.
+//! While it works on one piece the next is being written ([`Options::window`]), so transfer and work overlap.
+//!
+//! ```no_run
+//! // A worker, anywhere: counts the bytes of each piece that are a newline.
+//! let mut worker = ginnel::farm::Worker::connect("job.w1/farm", std::time::Duration::from_secs(60))?;
+//! worker.serve(|task, result| {
+//!     let lines = task.data.to_vec().iter().filter(|byte| **byte == b'\n').count();
+//!     result.extend_from_slice(&(lines as u64).to_le_bytes());
+//!     Ok(())
+//! })?;
+//! # Ok::<(), ginnel::Error>(())
+//! ```
+//!
+//! ```no_run
+//! // The manager, anywhere that is a member of both slices.
+//! use ginnel::farm::{Manager, Options, Refusal, equal};
+//! let mut manager = Manager::new(Options::default())?;
+//! manager.listen_at("job.w1/farm")?;
+//! manager.listen_at("job.w2/farm")?;
+//! let input = std::fs::File::open("input")?;
+//! let pieces = equal(input.metadata()?.len(), manager.longest_piece());
+//! let mut lines = 0;
+//! let report = manager.run("lines", pieces, input, |_piece, result| {
+//!     let count = result.try_into().map_err(|_| Refusal::Nonsense("no number".into()))?;
+//!     lines += u64::from_le_bytes(count);
+//!     Ok(())
+//! })?;
+//! println!("{lines} lines from {} workers", report.workers.len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Death, delay and lies
+//!
+//! The pieces that a dead worker has not answered are given to others; its [`Source`] is asked for their bytes again. A
+//! worker that connects in the middle gets pieces at once. However often a piece is given, its result counts once. A
+//! worker is another member and is not believed: it can answer the pieces that it holds, wrongly if it likes, and
+//! nothing else. Whoever breaks the protocol is dismissed, and harms nobody but itself.
+
+mod books;
+pub mod count;
+mod error;
+mod link;
+mod manager;
+mod program;
+mod report;
+mod source;
+mod wait;
+mod worker;
+
+pub use books::{Books, Piece};
+pub use error::{Error, Refusal};
+pub use manager::{Manager, Options, Run, Step};
+pub use program::run_program;
+pub use report::{Departure, Report, WorkerReport};
+pub use source::{Generated, Source, equal};
+pub use worker::{Task, Worker};
+
+/// The name at which a manager listens unless told otherwise.
+pub const NAME: &str = "farm";

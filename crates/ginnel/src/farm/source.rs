@@ -1,0 +1,174 @@
+//! Where pieces come from.
+
+use crate::{Mapping, SharedSlice};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+/// The input of a job. It is asked for each piece when that is given to a worker, and again when the worker died.
+pub trait Source {
+    /// Writes the input's bytes from `offset` into all of `room`, which lies in the worker's ring. Must give the same bytes
+    /// each time.
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()>;
+}
+
+/// Pieces of `size` bytes, the last as long as what is left, that make up `total` bytes.
+pub fn equal(total: u64, size: usize) -> impl Iterator<Item = Range<u64>> + Clone {
+    let size = size.max(1) as u64;
+    (0..total.div_ceil(size)).map(move |n| n * size..total.min((n + 1).saturating_mul(size)))
+}
+
+/// As the file itself.
+impl Source for File {
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
+        (&*self).fill(offset, room)
+    }
+}
+
+/// A file, which the kernel copies straight into the rings. Its position moves.
+impl Source for &File {
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
+        self.seek(SeekFrom::Start(offset))?;
+        let mut filled = 0;
+        while filled < room.len() {
+            match room.skip(filled).read_from(self.as_fd()) {
+                Ok(0) => return Err(short()),
+                Ok(n) => filled += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes in memory.
+impl Source for &[u8] {
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
+        let at = usize::try_from(offset).ok();
+        let bytes = at.and_then(|at| self.get(at..at.checked_add(room.len())?)).ok_or_else(short)?;
+        room.write(0, bytes);
+        Ok(())
+    }
+}
+
+fn short() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the input is shorter than its pieces say")
+}
+
+impl<F: FnMut(u64, SharedSlice<'_, Mapping>) -> io::Result<()>> Source for F {
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
+        self(offset, room)
+    }
+}
+
+/// Text that is made up, the same for the same seed, of any length: bytes from space to underscore.
+#[derive(Clone, Copy, Debug)]
+pub struct Generated {
+    /// What makes one text different from another.
+    pub seed: u64,
+}
+
+impl Generated {
+    /// Its bytes from `offset`.
+    pub fn read(self, offset: u64, into: &mut [u8]) {
+        let (mut word, skip) = (offset / 8, (offset % 8) as usize);
+        let head = into.len().min((8 - skip) % 8);
+        let (first, rest) = into.split_at_mut(head);
+        if head > 0 {
+            first.copy_from_slice(&self.word(word)[skip..skip + head]);
+            word += 1;
+        }
+        let (words, last) = rest.as_chunks_mut::<8>();
+        for bytes in words {
+            *bytes = self.word(word);
+            word += 1;
+        }
+        let tail = last.len();
+        last.copy_from_slice(&self.word(word)[..tail]);
+    }
+
+    /// Eight bytes: SplitMix64 of their number, so that any part can be made without those in front of it.
+    #[inline]
+    fn word(self, number: u64) -> [u8; 8] {
+        let mut x = self.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^= x >> 31;
+        ((x & 0x3f3f_3f3f_3f3f_3f3f) + 0x2020_2020_2020_2020).to_le_bytes()
+    }
+}
+
+impl Source for Generated {
+    fn fill(&mut self, offset: u64, room: SharedSlice<'_, Mapping>) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        let mut filled = 0;
+        while filled < room.len() {
+            let part = &mut buffer[..(room.len() - filled).min(4096)];
+            self.read(offset + filled as u64, part);
+            filled += room.write(filled, part);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn filled(source: &mut impl Source, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let memory = Mapping::anonymous(16384).unwrap();
+        let room = SharedSlice::new(&memory, 24, len);
+        source.fill(offset, room)?;
+        Ok(room.to_vec())
+    }
+
+    #[test]
+    fn equal_pieces_make_up_the_whole() {
+        for (total, size) in [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 7), (10, 0)] {
+            let mut at = 0;
+            for piece in equal(total, size) {
+                assert!(
+                    piece.start == at && !piece.is_empty() && piece.end - piece.start <= size.max(1) as u64
+                );
+                at = piece.end;
+            }
+            assert_eq!(at, total);
+        }
+    }
+
+    #[test]
+    fn any_part_of_generated_text_is_a_part_of_the_whole() {
+        let text = Generated { seed: 7 };
+        let mut whole = vec![0; 10_000];
+        text.read(0, &mut whole);
+        assert!(whole.iter().all(|byte| (b' '..=b'_').contains(byte)) && whole.contains(&b' '));
+        for (at, len) in [(0, 0), (0, 1), (1, 6), (3, 5), (7, 1), (7, 9), (13, 4096), (8, 9000), (4095, 4099)]
+        {
+            let mut part = vec![0; len];
+            text.read(at as u64, &mut part);
+            assert_eq!(part, whole[at..at + len], "{at} {len}");
+            assert_eq!(filled(&mut { text }, at as u64, len).unwrap(), part);
+        }
+        let mut other = vec![0; 100];
+        Generated { seed: 8 }.read(0, &mut other);
+        assert_ne!(other, whole[..100]);
+    }
+
+    #[test]
+    fn files_and_memory_are_read_anywhere_and_a_short_one_is_an_error() {
+        let bytes: Vec<u8> = (0..9999u32).map(|n| (n % 251) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        for (at, len) in [(0, 9999), (9000, 999), (17, 1), (9999, 0)] {
+            assert_eq!(filled(&mut file, at as u64, len).unwrap(), bytes[at..at + len]);
+            assert_eq!(filled(&mut bytes.as_slice(), at as u64, len).unwrap(), bytes[at..at + len]);
+        }
+        for (at, len) in [(0, 10_000), (9999, 1), (u64::MAX, 1), (u64::MAX - 3, 8)] {
+            assert!(filled(&mut bytes.as_slice(), at, len).is_err());
+        }
+        assert_eq!(filled(&mut file, 9990, 10).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

@@ -1,0 +1,134 @@
+//! A worker.
+
+use super::link::HEADER;
+use crate::{
+    AttachOptions, ChannelOptions, Endpoint, Error, Mapping, MessageChannel, MessageReceiver, MessageSender,
+    SharedSlice,
+};
+use ginnel_layout::farm::{Header, Kind, VERSION};
+use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What a worker says of a piece that it could make nothing of is cut to this many bytes.
+const LONGEST_REASON: usize = 1024;
+
+/// A piece, as its worker sees it.
+#[derive(Clone, Copy)]
+pub struct Task<'a> {
+    /// Name of the job.
+    pub job: &'a str,
+    /// Number of the piece.
+    pub number: u64,
+    /// Where in the input it begins.
+    pub offset: u64,
+    /// Its bytes, in place. They begin at a multiple of eight.
+    pub data: SharedSlice<'a, Mapping>,
+}
+
+/// A worker of a farm: a process, or a thread, with a channel to its manager.
+pub struct Worker {
+    sender: MessageSender,
+    receiver: MessageReceiver,
+    job: String,
+    pieces: u64,
+    bytes: u64,
+}
+
+impl Worker {
+    /// Attaches to the segment of `address` (`segment/name`) and connects to the manager that listens there. Waits for it
+    /// as long as `patience`.
+    pub fn connect(address: &str, patience: Duration) -> Result<Self, Error> {
+        let (segment, name) = crate::split(address)?;
+        let endpoint = Endpoint::attach_with(segment, &AttachOptions::default())?;
+        let options = ChannelOptions { patience, ..ChannelOptions::default() };
+        Ok(Self::over(endpoint.connect_with(name, &options)?))
+    }
+
+    /// A worker with this channel to its manager. It waits as that is set to.
+    pub fn over(channel: MessageChannel) -> Self {
+        let (sender, receiver) = channel.split();
+        Self { sender, receiver, job: String::new(), pieces: 0, bytes: 0 }
+    }
+
+    /// Works until the manager has no more jobs: calls `work` for each piece, which appends its result to the empty
+    /// vector. What `work` returns as an error goes to the manager, which tries the piece elsewhere. Ends with an error if
+    /// the manager dies, dismisses this worker or breaks the protocol.
+    pub fn serve(
+        &mut self,
+        mut work: impl FnMut(&Task<'_>, &mut Vec<u8>) -> Result<(), String>,
+    ) -> Result<(), Error> {
+        let longest = self.longest_result();
+        let mut answer = Vec::new();
+        loop {
+            let message = match self.receiver.peek() {
+                Ok(message) => message,
+                Err(Error::Finished) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let slice = message.slice();
+            let mut header = [0; HEADER];
+            slice.read(0, &mut header);
+            let header = Header::read_from_bytes(&header)
+                .ok()
+                .filter(|header| header.version == VERSION && slice.len() >= HEADER);
+            let Some(header) = header else { return Err(broken("a message without a header of ours")) };
+            let data = slice.skip(HEADER);
+            match header.kind {
+                Kind::JOB => {
+                    let name = String::from_utf8(data.to_vec());
+                    message.release();
+                    self.job = name.map_err(|_| broken("a job without a name"))?;
+                }
+                Kind::PIECE => {
+                    answer.clear();
+                    let task = Task { job: &self.job, number: header.piece, offset: header.offset, data };
+                    let made = work(&task, &mut answer).and_then(|()| match answer.len() {
+                        len if len > longest => {
+                            Err(format!("its result has {len} bytes, and the channel takes {longest}"))
+                        }
+                        _ => Ok(Kind::RESULT),
+                    });
+                    let kind = made.unwrap_or_else(|why| {
+                        answer.clear();
+                        answer
+                            .extend_from_slice(&why.as_bytes()[..why.len().min(longest).min(LONGEST_REASON)]);
+                        Kind::FAILED
+                    });
+                    let len = data.len();
+                    // The room comes back before the answer: a manager that sees this one can send another piece.
+                    message.release();
+                    let header = Header { kind, ..header };
+                    let claim = self.sender.claim(HEADER + answer.len())?;
+                    claim.slice().write(0, header.as_bytes());
+                    claim.slice().write(HEADER, &answer);
+                    claim.send(HEADER + answer.len());
+                    if kind == Kind::RESULT {
+                        self.pieces += 1;
+                        self.bytes += len as u64;
+                    }
+                }
+                _ => return Err(broken("an unknown kind of message")),
+            }
+        }
+    }
+
+    /// Pieces that it has answered, and their bytes.
+    pub fn done(&self) -> (u64, u64) {
+        (self.pieces, self.bytes)
+    }
+
+    /// Bytes of the longest result that its channel takes.
+    pub fn longest_result(&self) -> usize {
+        self.sender.max_message() - HEADER
+    }
+
+    /// How its channel waits.
+    pub fn set_mode(&mut self, mode: crate::WaitMode) {
+        self.sender.set_mode(mode);
+        self.receiver.set_mode(mode);
+    }
+}
+
+fn broken(what: &'static str) -> Error {
+    Error::System { what: "the manager broke the farm's protocol", source: std::io::Error::other(what) }
+}

@@ -1,0 +1,244 @@
+//! An open object: its page and slot, how it waits, and how it rings others.
+
+use crate::doorbell::{Bed, Doorbell};
+use crate::endpoint::{Endpoint, Inner, parse_name};
+use crate::error::Error;
+use ginnel_layout::sync::{SIZE, SLOT_BELL, SyncKind, slot};
+use ginnel_layout::wire::{self, BellKind, Kind};
+use ginnel_ring::wait::{Sleeper, WaitMode};
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_sync::{LOOK_EVERY, Patience, User, World};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// How to open a synchronisation object. The defaults are right for most programs.
+#[derive(Clone, Copy, Debug)]
+pub struct SyncOptions {
+    /// Make the object if it is not there. Without, that is [`wire::ErrorCode::NOT_FOUND`].
+    pub create: bool,
+    /// It must not be there ([`wire::ErrorCode::IN_USE`]).
+    pub exclusive: bool,
+    /// If it is made by this: it stays until it is unlinked. Without, it goes with its last handle.
+    pub persistent: bool,
+}
+
+impl Default for SyncOptions {
+    fn default() -> Self {
+        Self { create: true, exclusive: false, persistent: false }
+    }
+}
+
+/// What all kinds of handle have in common.
+pub(crate) struct Handle {
+    pub page: Mapping,
+    pub user: User,
+    pub limit: u32,
+    pub patience: Patience,
+    pub office: Office,
+    kind: SyncKind,
+    name: ginnel_layout::Name,
+    object: u64,
+}
+
+impl Handle {
+    pub fn open(
+        endpoint: &Endpoint,
+        name: &str,
+        kind: SyncKind,
+        (limit, initial): (u32, u32),
+        options: &SyncOptions,
+    ) -> Result<Self, Error> {
+        let flag = |on: bool, bit| if on { bit } else { 0 };
+        let flags = flag(options.create, wire::SyncOpen::CREATE)
+            | flag(options.exclusive, wire::SyncOpen::EXCLUSIVE)
+            | flag(options.persistent, wire::SyncOpen::PERSISTENT);
+        Self::ask(
+            endpoint.inner().clone(),
+            parse_name(name)?,
+            kind,
+            (limit, initial),
+            flags,
+            endpoint.inner().mode,
+        )
+    }
+
+    fn ask(
+        endpoint: Arc<Inner>,
+        name: ginnel_layout::Name,
+        kind: SyncKind,
+        (limit, initial): (u32, u32),
+        flags: u32,
+        mode: WaitMode,
+    ) -> Result<Self, Error> {
+        endpoint.may_write()?;
+        let nonce = endpoint.next_nonce();
+        let body = wire::SyncOpen { name, kind: kind.0, limit, initial, flags, nonce };
+        let packet = endpoint.request(Kind::SYNC_OPEN, body.as_bytes())?;
+        let (sync, _) = packet.into_body::<wire::Sync>(Kind::SYNC, &endpoint.path)?;
+        let user = u16::try_from(sync.epoch)
+            .ok()
+            .and_then(|epoch| User::new(sync.slot as usize, epoch, endpoint.number()))
+            .ok_or_else(|| endpoint.protocol("a slot that cannot be"))?;
+        let page = endpoint
+            .part(sync.offset, SIZE)
+            .ok_or_else(|| endpoint.protocol("an object outside the segment"))?;
+        if sync.kind != kind.0 || !kind.allows(sync.limit) {
+            return Err(endpoint.protocol("an object of another kind"));
+        }
+        let office = Office {
+            bed: Bed::new(endpoint.event.clone()),
+            page: page.clone(),
+            bells: HashMap::new(),
+            woke: None,
+            endpoint,
+        };
+        Ok(Self {
+            page,
+            user,
+            limit: sync.limit,
+            patience: Patience { mode, timeout: None },
+            office,
+            kind,
+            name,
+            object: sync.object,
+        })
+    }
+
+    /// Another handle on the same object, with the same settings.
+    pub fn again(&self) -> Result<Self, Error> {
+        let (endpoint, limit) = (self.office.endpoint.clone(), (self.limit, 0));
+        let mut other = Self::ask(endpoint, self.name, self.kind, limit, 0, self.patience.mode)?;
+        if other.object != self.object {
+            // Removed meanwhile, and made anew by somebody.
+            return Err(Error::Refused {
+                code: wire::ErrorCode::NOT_FOUND,
+                text: format!(
+                    "{} {} has been unlinked; nobody else can open it",
+                    self.kind.name(),
+                    self.name
+                ),
+            });
+        }
+        other.patience = self.patience;
+        Ok(other)
+    }
+
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let body = wire::SyncRef {
+            object: self.object,
+            slot: self.user.slot() as u32,
+            epoch: self.user.epoch().into(),
+        };
+        self.office.endpoint.tell(Kind::SYNC_CLOSE, body.as_bytes());
+    }
+}
+
+/// Where a handle sleeps, and how it rings the others.
+pub(crate) struct Office {
+    bed: Bed,
+    page: Mapping,
+    endpoint: Arc<Inner>,
+    /// The doorbells rung before, by what stands in the slots. `None`: there is no such doorbell.
+    bells: HashMap<u32, Option<Doorbell>>,
+    woke: Option<Instant>,
+}
+
+/// Doorbells that are kept. A neighbour may write one after the other into the slots.
+const MOST_BELLS: usize = 1024;
+/// How long the daemon may take to say how to ring somebody. It is asked once for each doorbell, under whatever lock is
+/// being given back, so not for long: who is not rung looks by itself, [`LOOK_EVERY`].
+const PROMPT: Duration = Duration::from_millis(50);
+const _: () = assert!(PROMPT.as_millis() < LOOK_EVERY.as_millis());
+/// After a pause this long, naps (in a VM without interrupts) begin short again.
+const NEW_WAIT: Duration = Duration::from_millis(5);
+
+impl Sleeper for Office {
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        if self.woke.is_none_or(|at| at.elapsed() > NEW_WAIT) {
+            self.bed.rested();
+        }
+        let slept = self.bed.sleep(deadline);
+        self.woke = Some(Instant::now());
+        slept
+    }
+}
+
+impl World for Office {
+    #[cold]
+    fn ring(&mut self, k: usize) {
+        let bell = self.page.load_relaxed_u32(slot(k) + SLOT_BELL);
+        if !self.bells.contains_key(&bell) {
+            let Some(doorbell) = self.ask(bell) else { return };
+            if self.bells.len() >= MOST_BELLS {
+                self.bells.clear();
+            }
+            self.bells.insert(bell, doorbell);
+        }
+        if let Some(Some(doorbell)) = self.bells.get(&bell) {
+            doorbell.ring();
+        }
+    }
+}
+
+impl Office {
+    /// How to ring a doorbell; the outer `None` if the daemon cannot be asked just now.
+    fn ask(&self, bell: u32) -> Option<Option<Doorbell>> {
+        let body = wire::BellOf { bell, reserved: 0 };
+        let packet = self.endpoint.request_promptly(Kind::BELL, body.as_bytes(), PROMPT)?;
+        let Ok((answer, mut fds)) = packet.into_body::<wire::BellOk>(Kind::BELL_OK, &self.endpoint.path)
+        else {
+            return Some(None);
+        };
+        Some(match (answer.kind, fds.pop(), &self.endpoint.registers) {
+            (BellKind::EVENT, Some(event), _) => Some(Doorbell::Event(event)),
+            (BellKind::REGISTER, _, Some(registers)) => {
+                Some(Doorbell::Register(registers.clone(), answer.bell))
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Removes an object's name.
+pub(crate) fn unlink(endpoint: &Endpoint, name: &str) -> Result<(), Error> {
+    let body = wire::ByName { name: parse_name(name)? };
+    let packet = endpoint.inner().request(Kind::SYNC_UNLINK, body.as_bytes())?;
+    packet.into_body::<[u8; 0]>(Kind::OK, &endpoint.inner().path).map(|_| ())
+}
+
+/// The methods that all handles share. Each has a field `handle`, and is made of one by `new`.
+macro_rules! common {
+    ($handle:ident) => {
+        impl $handle {
+            /// How this handle waits. The default is the endpoint's.
+            pub fn set_mode(&mut self, mode: $crate::WaitMode) {
+                self.handle.patience.mode = mode;
+            }
+
+            /// How long operations of this handle may wait; `None`, the default, means for ever.
+            pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
+                self.handle.patience.timeout = timeout;
+            }
+
+            /// Another handle on the same object, for another thread, with the same settings. Asks the daemon.
+            pub fn try_clone(&self) -> Result<Self, $crate::Error> {
+                self.handle.again().map(Self::new)
+            }
+
+            /// The object's name.
+            pub fn name(&self) -> &str {
+                self.handle.name()
+            }
+        }
+    };
+}
+pub(crate) use common;

@@ -1,0 +1,242 @@
+//! A synchronisation object: one page of a segment's arena. Mutex, read-write lock, condition variable, semaphore,
+//! barrier and once differ in what the words mean, not in where they lie.
+//!
+//! ```text
+//! offset          writer   word
+//! 0x000           daemon   kind      u32  SyncKind: a copy for readers; users know it from the daemon's answer
+//! 0x004           daemon   limit     u32  semaphore: most permits; barrier: parties; else 0. A copy, too
+//! 0x008           users*   state     u64  the object itself, see below
+//! 0x010           users*   armed     u64  bit k: slot k sleeps and wants to be rung. Who clears another's bit rings
+//! 0x018           users*   waiting   u64  condvar: bit k: slot k waits. Who clears another's bit has signalled it
+//! 0x020           users    turn      u64  the slot that was woken last; a hint for fairness, any value will do
+//! 0x028           daemon   seated    u64  bit k: slot k has a user. Others are not looked at
+//! 0x030                    reserved, zero
+//!
+//! 0x040 * (k + 1)          slot k of 63: one user, that is, one open handle
+//!     + 0x00      daemon   endpoint  u32  whose handle it is
+//!     + 0x04      daemon   endpoint_epoch u32
+//!     + 0x08      daemon   epoch     u32  of the slot: 1 to 0xffff, another for each user; 0 while the slot is free (then
+//!                                         the rest still says who had it)
+//!     + 0x0c      daemon   bell      u32  how to ring the user: member << 16 | vector. A hint, checked by who rings
+//!     + 0x10      users*   reader    u64  rwlock: ReaderState
+//!     + 0x18      user     since     u64  when the user began to wait, in ns of CLOCK_REALTIME; 0 while it does not
+//!     + 0x20               reserved, zero
+//! ```
+//!
+//! `*` with atomic read-modify-write only (and by the daemon, when it reclaims the slot of a dead user).
+//!
+//! What `state` holds:
+//!
+//! | kind | state |
+//! |---|---|
+//! | mutex, once | an [`OwnerWord`] |
+//! | rwlock | an [`OwnerWord`]: the writer. Readers are in the slots' `reader` words |
+//! | condvar | unused |
+//! | semaphore | the permits that are left |
+//! | barrier | bit k: slot k has arrived and waits; bit 63: [`BARRIER_BROKEN`] |
+//!
+//! The daemon allocates the page, zeroes it, writes kind, limit and (semaphore) the first state, then names it in its
+//! answers; it writes a slot's identity before it answers the open that the slot is for, and never reads any of it back
+//! as truth.
+
+use crate::{CACHE_LINE, PAGE};
+
+/// Bytes of an object.
+pub const SIZE: usize = PAGE;
+/// Users that an object can have at a time.
+pub const SLOTS: usize = SIZE / CACHE_LINE - 1;
+/// A bit for each slot.
+pub const SLOTS_MASK: u64 = (1 << SLOTS) - 1;
+
+/// Offset of the [`SyncKind`].
+pub const KIND: usize = 0x00;
+/// Offset of the limit.
+pub const LIMIT: usize = 0x04;
+/// Offset of the object itself.
+pub const STATE: usize = 0x08;
+/// Offset of the bits of those who sleep.
+pub const ARMED: usize = 0x10;
+/// Offset of the bits of those who wait on a condition variable.
+pub const WAITING: usize = 0x18;
+/// Offset of the hint whose turn it was.
+pub const TURN: usize = 0x20;
+/// Offset of the bits of the slots that have a user.
+pub const SEATED: usize = 0x28;
+
+/// Offset of a slot. Panics for one that does not exist.
+#[inline]
+pub const fn slot(slot: usize) -> usize {
+    assert!(slot < SLOTS);
+    (slot + 1) * CACHE_LINE
+}
+
+/// Offset, in a slot, of the number of the endpoint that has it.
+pub const SLOT_ENDPOINT: usize = 0x00;
+/// Offset, in a slot, of that endpoint's epoch.
+pub const SLOT_ENDPOINT_EPOCH: usize = 0x04;
+/// Offset, in a slot, of the slot's epoch.
+pub const SLOT_EPOCH: usize = 0x08;
+/// Offset, in a slot, of the user's doorbell.
+pub const SLOT_BELL: usize = 0x0c;
+/// Offset, in a slot, of the [`ReaderState`].
+pub const SLOT_READER: usize = 0x10;
+/// Offset, in a slot, of when its user began to wait.
+pub const SLOT_SINCE: usize = 0x18;
+
+const _: () = {
+    assert!(SIZE == 4096 && SLOTS == 63 && SLOTS_MASK == u64::MAX >> 1);
+    assert!(slot(0) == 0x40 && slot(SLOTS - 1) + CACHE_LINE == SIZE);
+    assert!(SEATED + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
+};
+
+/// What an object is. Open: unknown values are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct SyncKind(pub u32);
+
+impl SyncKind {
+    /// Mutual exclusion; robust.
+    pub const MUTEX: Self = Self(1);
+    /// Many readers or one writer; robust as to writers.
+    pub const RWLOCK: Self = Self(2);
+    /// Waiting for a condition, beside a mutex.
+    pub const CONDVAR: Self = Self(3);
+    /// A number of permits.
+    pub const SEMAPHORE: Self = Self(4);
+    /// A number of parties wait for each other.
+    pub const BARRIER: Self = Self(5);
+    /// Something done once.
+    pub const ONCE: Self = Self(6);
+
+    /// Whether this release knows the kind.
+    pub const fn is_known(self) -> bool {
+        matches!(self.0, 1..=6)
+    }
+
+    /// Whether an object of this kind may have this limit: permits of a semaphore, parties of a barrier (as many as there
+    /// are slots); 0 for the others.
+    pub const fn allows(self, limit: u32) -> bool {
+        match self {
+            Self::SEMAPHORE => limit >= 1,
+            Self::BARRIER => limit >= 1 && limit as usize <= SLOTS,
+            _ => limit == 0,
+        }
+    }
+
+    /// For people; `"?"` where it is not known.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MUTEX => "mutex",
+            Self::RWLOCK => "rwlock",
+            Self::CONDVAR => "condvar",
+            Self::SEMAPHORE => "semaphore",
+            Self::BARRIER => "barrier",
+            Self::ONCE => "once",
+            _ => "?",
+        }
+    }
+}
+
+/// Who has a mutex, the writer's side of a read-write lock, or the run of a once; and what else is to be known of it.
+///
+/// ```text
+/// 63            32 31       16 15    8 7      0
+/// | endpoint      | slot epoch | flags | slot+1 |      all zero: free
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct OwnerWord(pub u64);
+
+impl OwnerWord {
+    /// Nobody, nothing.
+    pub const FREE: Self = Self(0);
+    /// Somebody sleeps until it is free: whoever frees it wakes one of those who are armed.
+    pub const WAITERS: u64 = 1 << 8;
+    /// An owner has died in it, and nobody has called the data consistent since.
+    pub const OWNER_DIED: u64 = 1 << 9;
+    /// It was unlocked like that: of no more use.
+    pub const NOT_RECOVERABLE: u64 = 1 << 10;
+    /// Once: it has been done.
+    pub const DONE: u64 = 1 << 11;
+
+    const FLAGS: u64 = Self::WAITERS | Self::OWNER_DIED | Self::NOT_RECOVERABLE | Self::DONE;
+
+    /// The word of this user, without flags.
+    pub const fn owned(slot: usize, slot_epoch: u16, endpoint: u32) -> Self {
+        assert!(slot < SLOTS);
+        Self((endpoint as u64) << 32 | (slot_epoch as u64) << 16 | (slot as u64 + 1))
+    }
+
+    /// The slot of its owner; `None` if it has none. Not to be used where [`OwnerWord::is_valid`] says no.
+    pub const fn slot(self) -> Option<usize> {
+        match (self.0 & 0xff) as usize {
+            0 => None,
+            slot => Some(slot - 1),
+        }
+    }
+
+    /// The epoch of the owner's slot.
+    pub const fn slot_epoch(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// Number of the owner's endpoint.
+    pub const fn endpoint(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Whether any of these flags is set.
+    pub const fn has(self, flags: u64) -> bool {
+        self.0 & flags & Self::FLAGS != 0
+    }
+
+    /// The word without flags: nobody, or the owner.
+    pub const fn owner(self) -> Self {
+        Self(self.0 & !(0xff << 8))
+    }
+
+    /// The flags alone.
+    pub const fn flags(self) -> u64 {
+        self.0 & 0xff << 8
+    }
+
+    /// Whether a correct user can have written this: a slot that exists, known flags, and flags that fit together.
+    pub const fn is_valid(self) -> bool {
+        let slot = self.0 & 0xff;
+        let ended = self.0 & (Self::NOT_RECOVERABLE | Self::DONE);
+        self.flags() & !Self::FLAGS == 0
+            && slot <= SLOTS as u64
+            && (slot != 0) == (self.slot_epoch() != 0)
+            && (slot != 0 || self.endpoint() == 0)
+            && (ended == 0 || self.0 == ended && ended.is_power_of_two())
+    }
+}
+
+const _: () = {
+    let word = OwnerWord::owned(62, 0xfffe, 0xdead_beef);
+    let with = OwnerWord(word.0 | OwnerWord::WAITERS | OwnerWord::OWNER_DIED);
+    assert!(word.is_valid() && with.is_valid() && with.owner().0 == word.0 && with.has(OwnerWord::WAITERS));
+    assert!(matches!(with.slot(), Some(62)) && with.slot_epoch() == 0xfffe && with.endpoint() == 0xdead_beef);
+    assert!(OwnerWord::FREE.is_valid() && OwnerWord(OwnerWord::OWNER_DIED).is_valid());
+    assert!(!OwnerWord(64).is_valid() && !OwnerWord(1).is_valid() && !OwnerWord(1 << 32).is_valid());
+    assert!(!OwnerWord(word.0 | OwnerWord::DONE).is_valid() && !OwnerWord(1 << 15).is_valid());
+};
+
+/// A slot's share in a read-write lock. Open: unknown values are corruption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct ReaderState(pub u64);
+
+impl ReaderState {
+    /// None.
+    pub const NONE: Self = Self(0);
+    /// Reads, or is about to look whether it may. A writer waits for it.
+    pub const HELD: Self = Self(1);
+    /// Waits for the writer to end. A writer that ends makes it [`ReaderState::HELD`].
+    pub const WANTED: Self = Self(2);
+}
+
+/// Flag of a barrier's state: a party has died, and nobody has reset it since.
+pub const BARRIER_BROKEN: u64 = 1 << 63;
+
+const _: () = assert!(BARRIER_BROKEN & SLOTS_MASK == 0);

@@ -1,0 +1,713 @@
+//! A user is killed at each instruction of an operation, while another sleeps on the same object. Then the daemon's
+//! `reclaim` runs and rings whom it names, and: nobody stays asleep, the object can be used, and data that may be
+//! half-written are said to be.
+//!
+//! The victim is a process of its own that is single-stepped with ptrace. A first pass finds the instructions at which
+//! something changes that others can see: a word in shared memory, or a system call. A death between two of them is the
+//! same wherever it is, so the victim is killed before and after each, and then at as many other instructions as there
+//! is time for:
+//!
+//!     cargo test -p ginnel-sync --test kill -- [NAME] [--seconds N]         (for each operation; default 1)
+//!
+//! The sleepers here do not look every 100 ms, so a wake-up that is lost shows.
+#![allow(unsafe_code)] // fork, ptrace, kill.
+
+#[cfg(not(loom))]
+mod world;
+
+#[cfg(loom)]
+fn main() {}
+
+#[cfg(not(loom))]
+fn main() {
+    test::main();
+}
+
+#[cfg(not(loom))]
+mod test {
+    use super::world::{Bed, Bells, Sound, WATCHDOG, user};
+    use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
+    use ginnel_ring::wait::{Sleeper, WaitMode};
+    use ginnel_shmem::{Mapping, Memory, Protection};
+    use ginnel_sync::authority::{self, Left, reclaim};
+    use ginnel_sync::{
+        Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, World,
+    };
+    use std::cell::RefCell;
+    use std::io;
+    use std::time::{Duration, Instant};
+
+    /// Users: who dies, who sleeps, and who is left to try.
+    const VICTIM: usize = 0;
+    const SLEEPER: usize = 1;
+    const HEIR: usize = 2;
+
+    const ASLEEP: Patience = Patience { mode: WaitMode::Interrupt, timeout: None };
+
+    /// What all processes share: two objects, and two words that are equal where no one is at work on them.
+    struct Stage {
+        first: Mapping,
+        second: Mapping,
+        data: Mapping,
+        whole: Mapping,
+        bells: Bells,
+        kinds: (SyncKind, SyncKind),
+        /// What the heir holds.
+        held: RefCell<Option<RwLock<Mapping>>>,
+    }
+
+    impl Stage {
+        fn new() -> Self {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.set_len(3 * SIZE as u64).unwrap();
+            let whole = Mapping::of_file(&file, 0, 3 * SIZE, Protection::ReadWrite).unwrap();
+            let part = |n: usize| whole.part(n * SIZE, SIZE).unwrap();
+            let kinds = (SyncKind(0), SyncKind(0));
+            Self {
+                first: part(0),
+                second: part(1),
+                data: part(2),
+                bells: Bells::new(3),
+                whole,
+                kinds,
+                held: RefCell::new(None),
+            }
+        }
+
+        fn set(&mut self, case: &Case) {
+            self.kinds = case.kinds;
+            for (page, kind) in [(&self.first, case.kinds.0), (&self.second, case.kinds.1)] {
+                authority::format(page, kind, case.limit, 0);
+                (0..3).for_each(|k| authority::seat(page, user(k), 1, 0));
+                // The victim is the next to be woken.
+                page.swap_u64(TURN, 62);
+            }
+            self.data.write(0, &[0; SIZE]);
+        }
+
+        fn mutex(&self, k: usize) -> Mutex<Mapping> {
+            Mutex::new(self.first.clone(), user(k))
+        }
+        fn rwlock(&self, k: usize) -> RwLock<Mapping> {
+            RwLock::new(self.first.clone(), user(k))
+        }
+        fn condvar(&self, k: usize) -> Condvar<Mapping> {
+            Condvar::new(self.second.clone(), user(k))
+        }
+        fn semaphore(&self, k: usize) -> Semaphore<Mapping> {
+            Semaphore::new(self.first.clone(), user(k), 5)
+        }
+        fn barrier(&self, k: usize) -> Barrier<Mapping> {
+            Barrier::new(self.first.clone(), user(k), 2)
+        }
+        fn once(&self, k: usize) -> Once<Mapping> {
+            Once::new(self.first.clone(), user(k))
+        }
+
+        /// Half of it, then the other half.
+        fn work(&self) {
+            for at in [0, 8] {
+                self.data.store_relaxed_u64(at, self.data.load_relaxed_u64(at) + 1);
+            }
+        }
+        fn flag(&self) -> bool {
+            self.data.load_relaxed_u64(0) > 0
+        }
+        fn check(&self, locked: Locked) {
+            let halves = (self.data.load_relaxed_u64(0), self.data.load_relaxed_u64(8));
+            assert!(locked == Locked::OwnerDied || halves.0 == halves.1, "half-written: {halves:?}");
+            self.data.store_relaxed_u64(8, halves.0);
+        }
+    }
+
+    fn bed(stage: &Stage, k: usize) -> Sound {
+        Sound(Bed::new(&stage.bells, k))
+    }
+
+    /// The victim's: it does not sleep but looks again, and after a few times has been asleep long enough to be killed.
+    struct Restless<'a>(&'a Stage, u32);
+
+    impl Sleeper for Restless<'_> {
+        fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
+            self.1 += 1;
+            if self.1 > 2 {
+                leave(0);
+            }
+            Ok(())
+        }
+    }
+
+    impl World for Restless<'_> {
+        fn ring(&mut self, slot: usize) {
+            self.0.bells.ring(slot);
+        }
+    }
+
+    type Act = fn(&Stage);
+
+    /// An operation in which somebody dies.
+    struct Case {
+        name: &'static str,
+        kinds: (SyncKind, SyncKind),
+        limit: u32,
+        /// What somebody else has done before.
+        before: Act,
+        /// What the victim does. It dies in what comes after [`start`].
+        victim: fn(&Stage, &mut Restless<'_>),
+        /// The sleeper, and in which of the two objects it sleeps when the victim starts.
+        sleeper: Option<(Act, usize)>,
+        /// What somebody else does just before it dies.
+        meanwhile: Act,
+        /// What somebody else does after the daemon has cleaned up. After this the sleeper must come to its end.
+        after: Act,
+    }
+
+    fn nothing(_: &Stage) {}
+
+    /// The mutex can be locked, by whoever comes, and says so if its data are half-written.
+    fn mutex_works(stage: &Stage) {
+        lock_and_work(stage, HEIR);
+        let mut mutex = stage.mutex(HEIR);
+        assert_eq!(mutex.lock(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        mutex.unlock(&mut bed(stage, HEIR)).unwrap();
+    }
+
+    fn lock_and_work(stage: &Stage, k: usize) {
+        let (mut mutex, mut bed) = (stage.mutex(k), bed(stage, k));
+        let locked = mutex.lock(&mut bed, ASLEEP).unwrap();
+        stage.check(locked);
+        if locked == Locked::OwnerDied {
+            mutex.make_consistent().unwrap();
+        }
+        stage.work();
+        mutex.unlock(&mut bed).unwrap();
+    }
+
+    fn lock(stage: &Stage, k: usize) {
+        let _ = stage.mutex(k).lock(&mut bed(stage, k), ASLEEP).unwrap();
+    }
+
+    fn wait_for_flag(stage: &Stage, k: usize, world: &mut impl World, again: &mut impl World) {
+        let (mut mutex, mut condvar) = (stage.mutex(k), stage.condvar(k));
+        let mut locked = mutex.lock(world, ASLEEP).unwrap();
+        while !stage.flag() {
+            if locked == Locked::OwnerDied {
+                mutex.make_consistent().unwrap();
+            }
+            locked = condvar.wait(again, ASLEEP, &mut mutex, world, ASLEEP).unwrap().locked;
+        }
+        if locked == Locked::OwnerDied {
+            mutex.make_consistent().unwrap();
+        }
+        mutex.unlock(world).unwrap();
+    }
+
+    fn sleep_for_flag(stage: &Stage) {
+        wait_for_flag(stage, SLEEPER, &mut bed(stage, SLEEPER), &mut bed(stage, SLEEPER));
+    }
+
+    fn raise_flag(stage: &Stage, k: usize, world: &mut impl World) {
+        let (mut mutex, mut condvar) = (stage.mutex(k), stage.condvar(k));
+        if mutex.lock(world, ASLEEP).unwrap() == Locked::OwnerDied {
+            mutex.make_consistent().unwrap();
+        }
+        stage.data.store_relaxed_u64(0, 1);
+        condvar.notify_one(world);
+        mutex.unlock(world).unwrap();
+    }
+
+    fn write(stage: &Stage, k: usize) {
+        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
+        let locked = lock.write(&mut bed, ASLEEP).unwrap();
+        stage.check(locked);
+        if locked == Locked::OwnerDied {
+            lock.make_consistent().unwrap();
+        }
+        stage.work();
+        lock.unlock(&mut bed).unwrap();
+    }
+
+    fn read(stage: &Stage, k: usize) {
+        let (mut lock, mut bed) = (stage.rwlock(k), bed(stage, k));
+        match lock.read(&mut bed, ASLEEP) {
+            Ok(()) => {
+                stage.check(Locked::Clean);
+                lock.unlock(&mut bed).unwrap();
+            }
+            Err(error) => assert!(matches!(error, SyncError::OwnerDied), "{error}"),
+        }
+    }
+
+    fn do_once(stage: &Stage, k: usize, world: &mut impl World) {
+        let mut once = stage.once(k);
+        if let Turn::Mine { again } = once.begin(world, ASLEEP).unwrap() {
+            stage.check(if again { Locked::OwnerDied } else { Locked::Clean });
+            stage.work();
+            once.complete(world).unwrap();
+        }
+    }
+
+    /// From here on the victim goes instruction by instruction.
+    fn start() {
+        ptrace(libc::PTRACE_TRACEME, 0);
+        // SAFETY: stops ourselves, until the tracer has us go on.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+
+    fn heir_reads(stage: &Stage) {
+        let mut lock = stage.rwlock(HEIR);
+        lock.read(&mut bed(stage, HEIR), ASLEEP).unwrap();
+        *stage.held.borrow_mut() = Some(lock);
+    }
+
+    fn heir_writes(stage: &Stage) {
+        let mut lock = stage.rwlock(HEIR);
+        assert_eq!(lock.write(&mut bed(stage, HEIR), ASLEEP).unwrap(), Locked::Clean);
+        *stage.held.borrow_mut() = Some(lock);
+    }
+
+    fn heir_leaves(stage: &Stage) {
+        stage.held.take().unwrap().unlock(&mut bed(stage, HEIR)).unwrap();
+    }
+
+    fn heir_unlocks(stage: &Stage) {
+        stage.mutex(HEIR).unlock(&mut bed(stage, HEIR)).unwrap();
+    }
+
+    fn mutexes() -> Vec<Case> {
+        let mutex = Case {
+            name: "mutex: lock, work, unlock",
+            kinds: (SyncKind::MUTEX, SyncKind::CONDVAR),
+            limit: 0,
+            before: nothing,
+            victim: |stage, world| {
+                start();
+                let mut mutex = stage.mutex(VICTIM);
+                let _ = mutex.lock(world, ASLEEP).unwrap();
+                stage.work();
+                mutex.unlock(world).unwrap();
+            },
+            sleeper: None,
+            meanwhile: nothing,
+            after: mutex_works,
+        };
+        vec![
+            Case {
+                name: "mutex: work, unlock with a sleeper",
+                victim: |stage, world| {
+                    let mut mutex = stage.mutex(VICTIM);
+                    let _ = mutex.lock(world, ASLEEP).unwrap();
+                    start();
+                    stage.work();
+                    mutex.unlock(world).unwrap();
+                },
+                sleeper: Some((|stage| lock_and_work(stage, SLEEPER), 0)),
+                ..mutex
+            },
+            Case {
+                name: "mutex: wait beside a sleeper, then it is free",
+                before: |stage| lock(stage, HEIR),
+                victim: |stage, world| {
+                    start();
+                    let _ = stage.mutex(VICTIM).lock(world, ASLEEP);
+                },
+                sleeper: Some((|stage| lock_and_work(stage, SLEEPER), 0)),
+                meanwhile: heir_unlocks,
+                ..mutex
+            },
+            Case {
+                name: "mutex: time out beside a sleeper, then it is free",
+                before: |stage| lock(stage, HEIR),
+                victim: |stage, world| {
+                    start();
+                    let brief = Patience { timeout: Some(Duration::ZERO), ..ASLEEP };
+                    let _ = stage.mutex(VICTIM).lock(world, brief);
+                },
+                sleeper: Some((|stage| lock_and_work(stage, SLEEPER), 0)),
+                meanwhile: heir_unlocks,
+                ..mutex
+            },
+            Case {
+                name: "mutex: give up inconsistent",
+                before: |stage| _ = stage.first.swap_u64(STATE, OwnerWord::OWNER_DIED),
+                victim: |stage, world| {
+                    let mut mutex = stage.mutex(VICTIM);
+                    assert_eq!(mutex.lock(world, ASLEEP).unwrap(), Locked::OwnerDied);
+                    start();
+                    mutex.unlock(world).unwrap();
+                },
+                sleeper: Some((
+                    |stage| match stage.mutex(SLEEPER).lock(&mut bed(stage, SLEEPER), ASLEEP) {
+                        Ok(Locked::OwnerDied) | Err(SyncError::NotRecoverable) => {}
+                        other => panic!("{other:?}"),
+                    },
+                    0,
+                )),
+                after: nothing,
+                ..mutex
+            },
+            Case {
+                name: "condvar: signal a sleeper",
+                victim: |stage, world| {
+                    start();
+                    raise_flag(stage, VICTIM, world);
+                },
+                sleeper: Some((sleep_for_flag, 1)),
+                after: |stage| raise_flag(stage, HEIR, &mut bed(stage, HEIR)),
+                ..mutex
+            },
+            Case {
+                name: "condvar: wait beside a sleeper, one signal",
+                victim: |stage, world| {
+                    start();
+                    wait_for_flag(stage, VICTIM, world, &mut Restless(stage, 0));
+                },
+                sleeper: Some((sleep_for_flag, 1)),
+                meanwhile: |stage| {
+                    // Without the mutex, which the victim may have. The signal is for one of the two.
+                    stage.data.store_relaxed_u64(0, 1);
+                    stage.condvar(HEIR).notify_one(&mut bed(stage, HEIR));
+                },
+                after: nothing,
+                ..mutex
+            },
+            mutex,
+        ]
+    }
+
+    fn rwlocks() -> Vec<Case> {
+        let rwlock = Case {
+            name: "rwlock: write, work, unlock",
+            kinds: (SyncKind::RWLOCK, SyncKind::CONDVAR),
+            limit: 0,
+            before: nothing,
+            victim: |stage, world| {
+                start();
+                let mut lock = stage.rwlock(VICTIM);
+                let _ = lock.write(world, ASLEEP).unwrap();
+                stage.work();
+                lock.unlock(world).unwrap();
+            },
+            sleeper: None,
+            meanwhile: nothing,
+            after: |stage| write(stage, HEIR),
+        };
+        vec![
+            Case {
+                name: "rwlock: work, unlock with a reader asleep",
+                victim: |stage, world| {
+                    let mut lock = stage.rwlock(VICTIM);
+                    let _ = lock.write(world, ASLEEP).unwrap();
+                    start();
+                    stage.work();
+                    lock.unlock(world).unwrap();
+                },
+                sleeper: Some((|stage| read(stage, SLEEPER), 0)),
+                ..rwlock
+            },
+            Case {
+                name: "rwlock: work, unlock with a writer asleep",
+                victim: |stage, world| {
+                    let mut lock = stage.rwlock(VICTIM);
+                    let _ = lock.write(world, ASLEEP).unwrap();
+                    start();
+                    stage.work();
+                    lock.unlock(world).unwrap();
+                },
+                sleeper: Some((|stage| write(stage, SLEEPER), 0)),
+                ..rwlock
+            },
+            Case {
+                name: "rwlock: end of reading with a writer asleep",
+                victim: |stage, world| {
+                    let mut lock = stage.rwlock(VICTIM);
+                    lock.read(world, ASLEEP).unwrap();
+                    start();
+                    lock.unlock(world).unwrap();
+                },
+                sleeper: Some((|stage| write(stage, SLEEPER), 0)),
+                ..rwlock
+            },
+            Case {
+                name: "rwlock: read beside a writer that sleeps for another reader",
+                before: heir_reads,
+                victim: |stage, world| {
+                    start();
+                    let mut lock = stage.rwlock(VICTIM);
+                    if lock.read(world, ASLEEP).is_ok() {
+                        lock.unlock(world).unwrap();
+                    }
+                },
+                sleeper: Some((|stage| write(stage, SLEEPER), 0)),
+                meanwhile: heir_leaves,
+                ..rwlock
+            },
+            Case {
+                name: "rwlock: write beside a sleeping reader, then it is free",
+                before: heir_writes,
+                victim: |stage, world| {
+                    start();
+                    let _ = stage.rwlock(VICTIM).write(world, ASLEEP);
+                },
+                sleeper: Some((|stage| read(stage, SLEEPER), 0)),
+                meanwhile: heir_leaves,
+                ..rwlock
+            },
+            rwlock,
+        ]
+    }
+
+    fn others() -> Vec<Case> {
+        let acquire: Act =
+            |stage| stage.semaphore(SLEEPER).acquire(&mut bed(stage, SLEEPER), ASLEEP).unwrap();
+        let semaphore = Case {
+            name: "semaphore: release with a sleeper",
+            kinds: (SyncKind::SEMAPHORE, SyncKind::CONDVAR),
+            limit: 5,
+            before: nothing,
+            victim: |stage, world| {
+                start();
+                stage.semaphore(VICTIM).release(world, 1).unwrap();
+            },
+            sleeper: Some((acquire, 0)),
+            meanwhile: nothing,
+            after: |stage| {
+                // Died before it gave the permit (or the sleeper has it already): somebody else gives one.
+                if stage.semaphore(HEIR).permits().unwrap() == 0 {
+                    stage.semaphore(HEIR).release(&mut bed(stage, HEIR), 1).unwrap();
+                }
+            },
+        };
+        vec![
+            Case {
+                name: "semaphore: acquire beside a sleeper, two permits",
+                victim: |stage, world| {
+                    start();
+                    let _ = stage.semaphore(VICTIM).acquire(world, ASLEEP);
+                },
+                meanwhile: |stage| {
+                    let mut bed = bed(stage, HEIR);
+                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
+                    stage.semaphore(HEIR).release(&mut bed, 1).unwrap();
+                },
+                after: nothing,
+                ..semaphore
+            },
+            Case {
+                name: "barrier: arrive last",
+                kinds: (SyncKind::BARRIER, SyncKind::CONDVAR),
+                limit: 2,
+                victim: |stage, world| {
+                    start();
+                    assert!(stage.barrier(VICTIM).wait(world, ASLEEP).unwrap());
+                },
+                sleeper: Some((
+                    |stage| match stage.barrier(SLEEPER).wait(&mut bed(stage, SLEEPER), ASLEEP) {
+                        Ok(false) | Err(SyncError::BarrierBroken) => {}
+                        other => panic!("{other:?}"),
+                    },
+                    0,
+                )),
+                after: nothing,
+                ..semaphore
+            },
+            Case {
+                name: "once: do it with a sleeper",
+                kinds: (SyncKind::ONCE, SyncKind::CONDVAR),
+                limit: 0,
+                victim: |stage, world| {
+                    let mut once = stage.once(VICTIM);
+                    assert_eq!(once.begin(world, ASLEEP).unwrap(), Turn::Mine { again: false });
+                    start();
+                    stage.work();
+                    once.complete(world).unwrap();
+                },
+                sleeper: Some((|stage| do_once(stage, SLEEPER, &mut bed(stage, SLEEPER)), 0)),
+                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                ..semaphore
+            },
+            semaphore,
+        ]
+    }
+
+    fn leave(status: i32) -> ! {
+        // SAFETY: ends the process at once, without touching what it shares with its parent.
+        unsafe { libc::_exit(status) }
+    }
+
+    /// Runs `body` in a process of its own. This process has one thread.
+    fn fork(body: impl FnOnce()) -> libc::pid_t {
+        // SAFETY: one thread, so the child is a whole copy.
+        match unsafe { libc::fork() } {
+            0 => {
+                // Far beyond the watchdog, so that nothing outlives a driver that was killed.
+                // SAFETY: sets a timer.
+                unsafe { libc::alarm(120) };
+                let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+                leave(if ended.is_ok() { 0 } else { 1 })
+            }
+            pid if pid > 0 => pid,
+            _ => panic!("fork: {}", io::Error::last_os_error()),
+        }
+    }
+
+    fn reap(pid: libc::pid_t) -> i32 {
+        let mut status = 0;
+        // SAFETY: a child of ours, and a valid pointer.
+        let n = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(n, pid, "waitpid: {}", io::Error::last_os_error());
+        status
+    }
+
+    fn ptrace(request: libc::c_uint, pid: libc::pid_t) {
+        // SAFETY: requests that take no memory of ours.
+        let n = unsafe { libc::ptrace(request, pid, 0, 0) };
+        assert_eq!(n, 0, "ptrace: {}", io::Error::last_os_error());
+    }
+
+    /// A victim that stands before its first instruction, and what sleeps beside it.
+    struct Scene<'a> {
+        case: &'a Case,
+        stage: &'a Stage,
+        victim: libc::pid_t,
+        sleeper: Option<libc::pid_t>,
+        alive: bool,
+    }
+
+    impl<'a> Scene<'a> {
+        fn open(case: &'a Case, stage: &'a mut Stage) -> Self {
+            stage.set(case);
+            let stage = &*stage;
+            (case.before)(stage);
+            let victim = fork(|| (case.victim)(stage, &mut Restless(stage, 0)));
+            assert!(libc::WIFSTOPPED(reap(victim)), "{}: the victim has not come so far", case.name);
+            let sleeper = case.sleeper.map(|(act, object)| {
+                let pid = fork(|| act(stage));
+                let page = if object == 0 { &stage.first } else { &stage.second };
+                let end = Instant::now() + WATCHDOG;
+                while page.load_relaxed_u64(ARMED) & 1 << SLEEPER == 0 {
+                    assert!(Instant::now() < end, "{}: nobody falls asleep", case.name);
+                    std::thread::yield_now();
+                }
+                pid
+            });
+            Self { case, stage, victim, sleeper, alive: true }
+        }
+
+        /// One instruction. False if it was the last.
+        fn step(&mut self) -> bool {
+            ptrace(libc::PTRACE_SINGLESTEP, self.victim);
+            let status = reap(self.victim);
+            self.alive = libc::WIFSTOPPED(status);
+            if !self.alive {
+                assert_eq!(status, 0, "{}: the victim has failed by itself", self.case.name);
+            }
+            self.alive
+        }
+
+        /// Whether the next instruction is a system call.
+        #[cfg(target_arch = "x86_64")]
+        fn at_syscall(&self) -> bool {
+            // SAFETY: all zeros is a valid value, which the call fills in.
+            let registers = unsafe {
+                let mut registers: libc::user_regs_struct = std::mem::zeroed();
+                libc::ptrace(libc::PTRACE_GETREGS, self.victim, 0, &raw mut registers);
+                registers
+            };
+            // SAFETY: reads a word of the victim, or fails.
+            let code = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.victim, registers.rip, 0) };
+            code & 0xffff == 0x050f
+        }
+
+        #[cfg(not(target_arch = "x86_64"))]
+        fn at_syscall(&self) -> bool {
+            false
+        }
+
+        /// Somebody does something, the victim dies, the daemon cleans up, and all must be well.
+        fn close(mut self) {
+            (self.case.meanwhile)(self.stage);
+            if self.alive {
+                // SAFETY: a child of ours that has not been reaped.
+                unsafe { libc::kill(self.victim, libc::SIGKILL) };
+                assert!(libc::WIFSIGNALED(reap(self.victim)));
+                self.alive = false;
+            }
+            let (first, second) = self.stage.kinds;
+            for (page, kind) in [(&self.stage.first, first), (&self.stage.second, second)] {
+                self.stage.bells.ring_all(reclaim(page, kind, VICTIM, Left::Died));
+            }
+            (self.case.after)(self.stage);
+            if let Some(sleeper) = self.sleeper {
+                assert_eq!(reap(sleeper), 0, "{}: the sleeper has failed", self.case.name);
+            }
+        }
+    }
+
+    /// The instructions before or after which something is seen by others, and how many there are.
+    fn pass(case: &Case, stage: &mut Stage) -> (Vec<usize>, usize) {
+        let mut scene = Scene::open(case, stage);
+        let look = |stage: &Stage| {
+            let mut bytes = vec![0; 3 * SIZE];
+            stage.whole.read(0, &mut bytes);
+            bytes
+        };
+        let (mut seen, mut matters, mut n) = (look(scene.stage), vec![0], 0);
+        loop {
+            let syscall = scene.at_syscall();
+            let more = scene.step();
+            n += 1;
+            let now = look(scene.stage);
+            if syscall || now != seen {
+                matters.extend([n - 1, n]);
+                seen = now;
+            }
+            if !more {
+                break;
+            }
+        }
+        scene.close();
+        matters.dedup();
+        (matters, n)
+    }
+
+    /// Kills the victim at the `k`-th instruction.
+    fn kill_at(case: &Case, stage: &mut Stage, k: usize) {
+        let mut scene = Scene::open(case, stage);
+        for _ in 0..k {
+            if !scene.step() {
+                break;
+            }
+        }
+        scene.close();
+    }
+
+    pub fn main() {
+        let args: Vec<String> = std::env::args().skip(1).collect();
+        let seconds =
+            args.iter().position(|a| a == "--seconds").and_then(|at| args.get(at + 1)?.parse().ok());
+        let budget = Duration::from_secs_f64(seconds.unwrap_or(1.0));
+        let wanted = args.first().filter(|a| !a.starts_with('-'));
+        let mut stage = Stage::new();
+        let cases = [mutexes(), rwlocks(), others()].into_iter().flatten();
+        for case in &cases.filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))).collect::<Vec<_>>()
+        {
+            let begin = Instant::now();
+            let (matters, n) = pass(case, &mut stage);
+            matters.iter().for_each(|&k| kill_at(case, &mut stage, k));
+            // The others: in steps of the golden ratio, so that whenever the time is up they are spread over all.
+            let (mut others, mut k) = (0, 0);
+            while others < n && begin.elapsed() < budget {
+                k = (k + n * 1000 / 1618 + 1) % n;
+                kill_at(case, &mut stage, k);
+                others += 1;
+            }
+            println!(
+                "test {} ... ok: {n} instructions, {} at which something is seen, {others} others ({:.1} s)",
+                case.name,
+                matters.len(),
+                begin.elapsed().as_secs_f64()
+            );
+        }
+    }
+}

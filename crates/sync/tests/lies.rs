@@ -1,0 +1,268 @@
+//! Each malformed thing that a neighbour can write into an object, named by the rule it breaks: the exact error, within the
+//! caller's timeout, and the page is not changed by refusing it.
+#![cfg(not(loom))]
+
+mod world;
+
+use ginnel_layout::sync::{
+    ARMED, BARRIER_BROKEN, OwnerWord, SEATED, SIZE, SLOT_EPOCH, SLOT_READER, STATE, SyncKind, TURN, WAITING,
+    slot,
+};
+use ginnel_ring::wait::WaitMode;
+use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_sync::authority::{self, Left, reclaim};
+use ginnel_sync::{Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError};
+use std::time::{Duration, Instant};
+use world::{Deaf, page, user};
+
+const MODES: [WaitMode; 3] =
+    [WaitMode::Poll, WaitMode::Interrupt, WaitMode::Adaptive { budget: Duration::from_micros(10) }];
+
+fn short(mode: WaitMode) -> Patience {
+    Patience { mode, timeout: Some(Duration::from_millis(5)) }
+}
+
+fn patient() -> Patience {
+    Patience { mode: WaitMode::Interrupt, timeout: None }
+}
+
+fn everything(page: &Mapping) -> Vec<u8> {
+    let mut bytes = vec![0; SIZE];
+    page.read(0, &mut bytes);
+    bytes
+}
+
+/// Owner words that no correct user writes.
+fn impossible() -> Vec<u64> {
+    let owned = OwnerWord::owned(3, 1, 9).0;
+    vec![
+        64 | 1 << 16,                         // a slot that does not exist
+        255 | 1 << 16,                        // nor this one
+        1,                                    // a slot without epoch
+        1 << 16,                              // an epoch without slot
+        7 << 32,                              // an endpoint without slot
+        owned | 1 << 12,                      // an unknown flag
+        owned | 1 << 15,                      // another
+        owned | OwnerWord::NOT_RECOVERABLE,   // ended, and owned
+        owned | OwnerWord::DONE,              // likewise
+        OwnerWord::DONE | OwnerWord::WAITERS, // nobody waits for what has ended
+        OwnerWord::DONE | OwnerWord::NOT_RECOVERABLE,
+        u64::MAX,
+    ]
+}
+
+#[test]
+fn impossible_owners_are_corrupt() {
+    for word in impossible() {
+        let page = page(SyncKind::MUTEX, 0, 0, 2);
+        page.swap_u64(STATE, word);
+        let before = everything(&page);
+        let corrupt = |error: SyncError| matches!(error, SyncError::Corrupt(Corrupt::Owner(w)) if w == word);
+        let mut mutex = Mutex::new(page.clone(), user(0));
+        assert!(corrupt(mutex.try_lock().unwrap_err()), "{word:#x}");
+        assert!(corrupt(mutex.lock(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(mutex.unlock(&mut Deaf).unwrap_err()), "{word:#x}");
+        assert!(corrupt(mutex.make_consistent().unwrap_err()), "{word:#x}");
+        let mut lock = RwLock::new(page.clone(), user(0));
+        assert!(corrupt(lock.write(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(lock.read(&mut Deaf, patient()).unwrap_err()), "{word:#x}");
+        assert!(corrupt(lock.try_read(&mut Deaf).unwrap_err()), "{word:#x}");
+        assert!(
+            corrupt(Once::new(page.clone(), user(0)).begin(&mut Deaf, patient()).unwrap_err()),
+            "{word:#x}"
+        );
+        assert_eq!(everything(&page), before, "{word:#x}");
+    }
+}
+
+#[test]
+fn a_mutex_is_never_done() {
+    let page = page(SyncKind::MUTEX, 0, 0, 1);
+    page.swap_u64(STATE, OwnerWord::DONE);
+    let outcome = Mutex::new(page.clone(), user(0)).lock(&mut Deaf, patient());
+    assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Owner(_)))), "{outcome:?}");
+}
+
+#[test]
+fn an_owner_that_does_not_exist_costs_the_timeout() {
+    let page = page(SyncKind::MUTEX, 0, 0, 1);
+    page.swap_u64(STATE, OwnerWord::owned(62, 5, 9).0);
+    for mode in MODES {
+        let begin = Instant::now();
+        let outcome = Mutex::new(page.clone(), user(0)).lock(&mut Deaf, short(mode));
+        assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
+        assert!(begin.elapsed() >= Duration::from_millis(5));
+    }
+    assert_eq!(page.load_relaxed_u64(ARMED), 0, "the wait ends disarmed");
+}
+
+#[test]
+fn locks_that_are_taken_away_are_not_unlocked() {
+    let page = page(SyncKind::MUTEX, 0, 0, 2);
+    let mut mutex = Mutex::new(page.clone(), user(0));
+    for word in [0, OwnerWord::owned(1, 1, 7).0, OwnerWord::owned(0, 2, 7).0, OwnerWord::owned(0, 1, 8).0] {
+        assert_eq!(mutex.try_lock().unwrap(), Locked::Clean);
+        page.swap_u64(STATE, word);
+        assert!(matches!(mutex.unlock(&mut Deaf), Err(SyncError::NotOwner)));
+        assert!(matches!(mutex.make_consistent(), Err(SyncError::NotOwner)));
+        assert_eq!(page.swap_u64(STATE, 0), word, "another's word stays");
+    }
+}
+
+#[test]
+fn a_lock_said_to_be_ours_is_not_taken() {
+    let page = page(SyncKind::MUTEX, 0, 0, 1);
+    page.swap_u64(STATE, OwnerWord::owned(0, 1, 7).0);
+    assert!(matches!(Mutex::new(page, user(0)).lock(&mut Deaf, patient()), Err(SyncError::Deadlock)));
+}
+
+#[test]
+fn impossible_readers_are_corrupt() {
+    let page = page(SyncKind::RWLOCK, 0, 0, 2);
+    // A writer that never ends; and the own word is overwritten while we wait, with what no writer puts there.
+    page.swap_u64(STATE, OwnerWord::owned(1, 1, 7).0);
+    struct Scribble<'a>(&'a Mapping);
+    impl ginnel_ring::wait::Sleeper for Scribble<'_> {
+        fn sleep(&mut self, _: Option<Instant>) -> std::io::Result<()> {
+            self.0.swap_u64(slot(0) + SLOT_READER, 77);
+            Ok(())
+        }
+    }
+    impl ginnel_sync::World for Scribble<'_> {
+        fn ring(&mut self, _: usize) {}
+    }
+    let outcome = RwLock::new(page.clone(), user(0)).read(&mut Scribble(&page), patient());
+    assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Reader(77)))), "{outcome:?}");
+    assert_eq!(page.load_relaxed_u64(slot(0) + SLOT_READER), 0, "and says no more that it wants");
+}
+
+#[test]
+fn a_reader_that_never_leaves_costs_the_writer_its_timeout() {
+    for mode in MODES {
+        let page = page(SyncKind::RWLOCK, 0, 0, 2);
+        page.swap_u64(slot(1) + SLOT_READER, 1);
+        let outcome = RwLock::new(page.clone(), user(0)).write(&mut Deaf, short(mode));
+        assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
+        assert_eq!(page.load_relaxed_u64(STATE), 0, "the word is given back");
+    }
+}
+
+#[test]
+fn a_read_lock_that_is_taken_away_is_not_unlocked() {
+    let page = page(SyncKind::RWLOCK, 0, 0, 2);
+    let mut lock = RwLock::new(page.clone(), user(0));
+    lock.read(&mut Deaf, patient()).unwrap();
+    page.swap_u64(slot(0) + SLOT_READER, 0);
+    assert!(matches!(lock.unlock(&mut Deaf), Err(SyncError::NotOwner)));
+}
+
+#[test]
+fn permits_beyond_the_limit_are_corrupt() {
+    let page = page(SyncKind::SEMAPHORE, 3, 0, 1);
+    for permits in [4, u64::MAX, 1 << 32] {
+        page.swap_u64(STATE, permits);
+        let mut semaphore = Semaphore::new(page.clone(), user(0), 3);
+        let corrupt =
+            |e| matches!(e, SyncError::Corrupt(Corrupt::Permits { limit: 3, permits: p }) if p == permits);
+        assert!(corrupt(semaphore.acquire(&mut Deaf, patient()).unwrap_err()));
+        assert!(corrupt(semaphore.try_acquire().unwrap_err()));
+        assert!(corrupt(semaphore.release(&mut Deaf, 1).unwrap_err()));
+        assert_eq!(page.load_relaxed_u64(STATE), permits);
+    }
+}
+
+#[test]
+fn bits_of_nobody_ring_nobody_who_is_not_there_and_end() {
+    let page = page(SyncKind::CONDVAR, 0, 0, 1);
+    for waiting in [u64::MAX, 1 << 63, 1 << 62, 2] {
+        for turn in [0, 62, 63, 64, u64::MAX] {
+            page.swap_u64(WAITING, waiting);
+            page.swap_u64(ARMED, u64::MAX);
+            page.swap_u64(TURN, turn);
+            let mut condvar = Condvar::new(page.clone(), user(0));
+            condvar.notify_one(&mut Deaf);
+            condvar.notify_all(&mut Deaf);
+        }
+    }
+}
+
+#[test]
+fn arrivals_that_nobody_made_do_not_hold_a_barrier_for_ever() {
+    let page = page(SyncKind::BARRIER, 2, 0, 2);
+    let mut barrier = Barrier::new(page.clone(), user(0), 2);
+    page.swap_u64(STATE, u64::MAX >> 1);
+    assert!(barrier.wait(&mut Deaf, patient()).unwrap(), "more than all have come");
+    page.swap_u64(STATE, BARRIER_BROKEN | 2);
+    assert!(matches!(barrier.wait(&mut Deaf, patient()), Err(SyncError::BarrierBroken)));
+    assert!(matches!(barrier.reset(), Err(SyncError::Busy)), "one has not found out");
+    page.swap_u64(STATE, BARRIER_BROKEN);
+    barrier.reset().unwrap();
+    assert!(matches!(barrier.wait(&mut Deaf, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));
+    assert_eq!(page.load_relaxed_u64(STATE), 0, "who gives up has not arrived");
+}
+
+#[test]
+fn a_handle_whose_slot_is_gone_takes_nothing() {
+    for epoch in [0, 2, u32::MAX] {
+        let page = page(SyncKind::MUTEX, 0, 0, 1);
+        page.store_relaxed_u32(slot(0) + SLOT_EPOCH, epoch);
+        let before = everything(&page);
+        let stale =
+            |outcome: Result<(), SyncError>| assert!(matches!(outcome, Err(SyncError::Stale)), "{outcome:?}");
+        stale(Mutex::new(page.clone(), user(0)).lock(&mut Deaf, patient()).map(|_| ()));
+        stale(Mutex::new(page.clone(), user(0)).try_lock().map(|_| ()));
+        stale(RwLock::new(page.clone(), user(0)).read(&mut Deaf, patient()));
+        stale(RwLock::new(page.clone(), user(0)).write(&mut Deaf, patient()).map(|_| ()));
+        stale(Semaphore::new(page.clone(), user(0), 3).acquire(&mut Deaf, patient()));
+        stale(Barrier::new(page.clone(), user(0), 2).wait(&mut Deaf, patient()).map(|_| ()));
+        stale(Once::new(page.clone(), user(0)).begin(&mut Deaf, patient()).map(|_| ()));
+        assert_eq!(everything(&page), before);
+    }
+}
+
+#[test]
+fn memory_that_is_gone_is_said_to_be() {
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(SIZE as u64).unwrap();
+    let page = Mapping::of_file(&file, 0, SIZE, Protection::ReadWrite).unwrap();
+    authority::format(&page, SyncKind::MUTEX, 0, 0);
+    authority::seat(&page, user(0), 1, 0);
+    let mut mutex = Mutex::new(page.clone(), user(0));
+    assert_eq!(mutex.try_lock().unwrap(), Locked::Clean);
+    mutex.unlock(&mut Deaf).unwrap();
+    file.set_len(0).unwrap();
+    assert!(matches!(mutex.lock(&mut Deaf, patient()), Err(SyncError::Gone)));
+    assert!(matches!(mutex.try_lock(), Err(SyncError::Gone)));
+}
+
+/// What the daemon does with a page that is nothing but noise: it ends, and leaves no trace of the dead.
+#[test]
+fn the_daemon_takes_back_a_slot_of_any_page() {
+    let noise = |seed: u64| {
+        let page = page(SyncKind::MUTEX, 0, 0, 0);
+        let mut x = seed | 1;
+        for at in (0..SIZE).step_by(8) {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            page.swap_u64(at, x);
+        }
+        page
+    };
+    for kind in (0..8).map(SyncKind) {
+        for seed in 1..200 {
+            let page = noise(seed * 0x9e37_79b9);
+            let k = seed as usize % 63;
+            page.swap_u64(SEATED, u64::MAX);
+            page.swap_u64(STATE, page.load_relaxed_u64(STATE) & !0xff | (k as u64 + 1));
+            let rung = reclaim(&page, kind, k, Left::Died);
+            assert_eq!(rung & (1 << k | 1 << 63), 0, "neither the dead nor nobody");
+            assert_eq!(page.load_relaxed_u64(ARMED) & 1 << k, 0);
+            assert_eq!(page.load_relaxed_u32(slot(k) + SLOT_EPOCH), 0);
+            if matches!(kind, SyncKind::MUTEX | SyncKind::RWLOCK | SyncKind::ONCE) {
+                assert_eq!(page.load_relaxed_u64(STATE), OwnerWord::OWNER_DIED);
+            }
+            let _ = authority::look(&page, kind);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Any list of operations gives what the oracle gives; and no scribble does more than spoil the object.
+#![cfg(not(loom))]
+
+mod model;
+
+use model::{Op, alone, beside, kind, run};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn op() -> impl Strategy<Value = Op> {
+    any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
+}
+
+/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+fn mostly_operations() -> impl Strategy<Value = Op> {
+    (op(), 0..6u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_lock_is_a_lock(choice in any::<u8>(), ops in vec(op(), 0..300)) {
+        run(kind(choice), &ops);
+    }
+
+    #[test]
+    fn scribbles_spoil_only_the_object(choice in any::<u8>(), ops in vec(mostly_operations(), 0..300)) {
+        alone(kind(choice), &ops);
+    }
+
+    #[test]
+    fn scribbles_beside_spoil_only_the_object(choice in any::<u8>(), ops in vec(op(), 0..150), scribbles in vec(op(), 1..8)) {
+        beside(kind(choice), &ops, &scribbles);
+    }
+}
