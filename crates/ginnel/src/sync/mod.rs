@@ -6,7 +6,7 @@
 //! ```no_run
 //! let endpoint = ginnel::Endpoint::attach("web")?;
 //! let mut mutex = endpoint.mutex("table")?;
-//! let guard = mutex.lock()?;
+//! let mut guard = mutex.lock()?;
 //! if guard.owner_died() {
 //!     // ... repair what the lock guards ...
 //!     guard.make_consistent()?;
