@@ -12,8 +12,8 @@
 //! other work to do turns to it after some number of events.
 
 use ginnel_layout::control::{
-    CAPACITY, ControlHeader, GUEST_ACK, GUEST_BEATS, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK,
-    HOST_BEAT_EVERY, HOST_EPOCH, MAGIC, SIZE, TO_GUEST, TO_HOST, VERSION, VERSION_AT,
+    CAPACITY, ControlHeader, GUEST_ACK, GUEST_BOOT_ID, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH,
+    MAGIC, SIZE, TO_GUEST, TO_HOST, VERSION, VERSION_AT,
 };
 use ginnel_layout::relay::{Envelope, MAX_MESSAGE, RelayKind};
 use ginnel_layout::ring::{self, CONSUMER_STATE, PRODUCER_STATE, SideState};
@@ -23,7 +23,6 @@ use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError};
 use ginnel_shmem::{Mapping, Memory};
 use std::mem::offset_of;
-use std::time::Duration;
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -331,16 +330,6 @@ impl<M: Parts> HostLink<M> {
         self.ring = true;
     }
 
-    /// Asks the guest for a sign of life this often; not at all if zero.
-    pub fn ask_for_beats(&self, every: Duration) {
-        self.memory.store_relaxed_u64(HOST_BEAT_EVERY, u64::try_from(every.as_millis()).unwrap_or(u64::MAX));
-    }
-
-    /// Signs of life that the guest says it has given. Its word; only that it changes counts.
-    pub fn beats(&self) -> u64 {
-        self.memory.load_relaxed_u64(GUEST_BEATS)
-    }
-
     /// Ends the session; the next step answers whatever guest epoch stands there. Whether there was one.
     fn end(&mut self) -> bool {
         self.rings = None;
@@ -441,19 +430,6 @@ impl<M: Parts> GuestLink<M> {
     /// Whether the host's daemon vector must be rung. Answers true once.
     pub fn take_ring(&mut self) -> bool {
         std::mem::take(&mut self.ring)
-    }
-
-    /// How often the host wants a sign of life, if at all.
-    pub fn beat_every(&self) -> Option<Duration> {
-        match self.memory.load_relaxed_u64(HOST_BEAT_EVERY) {
-            0 => None,
-            milliseconds => Some(Duration::from_millis(milliseconds.clamp(10, 3_600_000))),
-        }
-    }
-
-    /// Gives a sign of life.
-    pub fn beat(&self) {
-        self.memory.store_relaxed_u64(GUEST_BEATS, self.memory.load_relaxed_u64(GUEST_BEATS).wrapping_add(1));
     }
 
     /// Says goodbye: the host sees at once that nobody is there.

@@ -74,10 +74,8 @@ pub struct HostLine {
     pub epoch: u64,
     /// The guest epoch that the host has accepted, or zero.
     pub ack: u64,
-    /// How often the guest's daemon is to give a sign of life, in milliseconds; 0: not at all.
-    pub beat_every: u64,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 6],
 }
 
 /// The guest's session line.
@@ -94,11 +92,7 @@ pub struct GuestLine {
     /// 1 if the guest can receive interrupts (MSI-X through VFIO), 0 if it polls.
     pub interrupts: u32,
     /// Zero.
-    pub reserved: u32,
-    /// Signs of life so far, if the host wants any. A guest that hangs counts no more.
-    pub beats: u64,
-    /// Zero.
-    pub reserved_too: [u64; 2],
+    pub reserved: [u32; 7],
 }
 
 const _: () = assert!(size_of::<ControlHeader>() == 256);
@@ -121,10 +115,6 @@ pub const GUEST_ACK: usize = offset_of!(ControlHeader, guest) + offset_of!(Guest
 pub const GUEST_BOOT_ID: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, boot_id);
 /// Offset of [`GuestLine::interrupts`].
 pub const GUEST_INTERRUPTS: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, interrupts);
-/// Offset of [`HostLine::beat_every`].
-pub const HOST_BEAT_EVERY: usize = offset_of!(ControlHeader, host) + offset_of!(HostLine, beat_every);
-/// Offset of [`GuestLine::beats`].
-pub const GUEST_BEATS: usize = offset_of!(ControlHeader, guest) + offset_of!(GuestLine, beats);
 
 /// Doorbell vector of a member that its daemon listens on. The others belong to endpoints.
 pub const DAEMON_VECTOR: u32 = 0;

@@ -147,7 +147,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()
     let bed = Bed::new("deaths")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
-        .vm_with("a", "heartbeat = 1")
+        .vm_with("a", "hang_after = 1")
         .vm("b")
         .segment("web", 64, &["host", "a", "b"])
         .start()?;
@@ -178,16 +178,16 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()
     let second = echo.wait_for_line("listening", PROMPT)?;
     ensure!(first != second, "the same number and epoch: {first}");
 
-    // A paused VM is not dead. That it gives no sign of life is told.
+    // A paused VM is not dead. That it does not answer is told.
     let at_host = host_load(&bed, &ginnel, "hold web echo")?;
     at_host.wait_for_line("holding", PROMPT)?;
     let in_vm = b.load("hold web echo")?;
     in_vm.wait_for_line("holding", PROMPT)?;
     a.vm.pause()?;
     let daemon = ginnel.daemon()?;
-    daemon.wait_for_line("no sign of life", PROMPT)?;
+    daemon.wait_for_line("the VM hangs", PROMPT)?;
     a.vm.resume()?;
-    daemon.wait_for_line("gives signs of life again", PROMPT)?;
+    daemon.wait_for_line("answers again", PROMPT)?;
     a.vm.run("true")?.ok()?;
     ensure!(
         !at_host.said().0.contains("told") && !in_vm.said().0.contains("told"),

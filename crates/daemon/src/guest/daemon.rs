@@ -13,7 +13,7 @@ use ginnel_layout::relay::{self, RelayKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 // Epoll tokens; clients have those from `FIRST_TOKEN`.
@@ -50,8 +50,6 @@ pub struct Daemon {
     /// Endpoints of an earlier daemon whose programs have not come back yet, and the end of their processes.
     pub(super) orphans: BTreeMap<u32, (relay::Endpoint, OwnedFd)>,
     nap: Duration,
-    /// When the next sign of life is due, if the host wants any.
-    next_beat: Option<Instant>,
     /// The host has been told something and has said nothing since.
     pub(super) unanswered: bool,
 }
@@ -92,7 +90,6 @@ impl Daemon {
             outbox: VecDeque::new(),
             orphans: BTreeMap::new(),
             nap: FIRST_NAP,
-            next_beat: None,
             unanswered: false,
         })
     }
@@ -107,7 +104,6 @@ impl Daemon {
                 self.control.ring_host();
             }
             let timeout = self.timeout(busy);
-            let timeout = self.until_beat(timeout);
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
             for event in &ready {
                 if event.token == STOP {
@@ -123,22 +119,6 @@ impl Daemon {
                 self.idle();
             }
         }
-    }
-
-    /// Gives the sign of life that is due, and cuts the timeout to the next one.
-    fn until_beat(&mut self, timeout: Option<Duration>) -> Option<Duration> {
-        let every = self.link.beat_every().filter(|_| self.up);
-        let Some(every) = every else {
-            self.next_beat = None;
-            return timeout;
-        };
-        let now = Instant::now();
-        if self.next_beat.is_none_or(|due| due <= now) {
-            self.link.beat();
-            self.next_beat = Some(now + every);
-        }
-        let left = self.next_beat.map_or(every, |due| due - now);
-        Some(timeout.map_or(left, |timeout| timeout.min(left)))
     }
 
     /// How long there is nothing to do. `None`: until something comes.

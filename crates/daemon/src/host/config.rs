@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use thiserror::Error;
 
 mod limits;
@@ -16,7 +15,7 @@ mod values;
 use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
 pub use slices::SliceFiles;
-pub use values::{Account, Bytes, Memory, Mode, OnHang};
+pub use values::{Account, Bytes, Memory, Mode};
 
 /// What is wrong, where, and what to do about it. One line.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -53,12 +52,6 @@ pub struct VmSpec {
     pub home: Option<Bytes>,
     /// By which kind of device that segment comes.
     pub home_memory: Option<Memory>,
-    /// After how many seconds without a sign of life it counts as hanging; 0 or none: never.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub heartbeat: Option<u32>,
-    /// What is done then.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub on_hang: Option<OnHang>,
     /// Its own bounds.
     pub limits: LimitsSpec,
 }
@@ -176,10 +169,6 @@ pub struct Vm {
     pub group: Option<u32>,
     /// Mode of its socket.
     pub socket_mode: u32,
-    /// After how long without a sign of life it counts as hanging.
-    pub heartbeat: Option<Duration>,
-    /// What is done then.
-    pub on_hang: OnHang,
     /// Its bounds.
     pub limits: MemberLimits,
 }
@@ -431,8 +420,6 @@ impl Config {
             user: spec.user.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             socket_mode: spec.socket_mode.map_or(0o660, |m| m.0),
-            heartbeat: spec.heartbeat.filter(|&s| s > 0).map(|s| Duration::from_secs(s.into())),
-            on_hang: spec.on_hang.unwrap_or_default(),
             limits: self.limits.member.with(&spec.limits),
         };
         self.check_path(&self.vm_socket(&name), place)?;

@@ -42,7 +42,6 @@ impl Server {
                     "session": is_host || vm.is_some_and(|vm| vm.up),
                     "interrupts": if is_host { Some(true) } else { member.session.map(|s| s.interrupts) },
                     "socket": vm.filter(|_| host).map(|vm| self.config.vm_socket(&vm.config.name)),
-                    "hangs": vm.and_then(|vm| vm.heart.as_ref()).map(|heart| heart.hangs()),
                     "live": vm.is_some_and(|vm| vm.is_connected()),
                     "vectors": self.config.vectors,
                     "runtime": member.runtime.is_some(),

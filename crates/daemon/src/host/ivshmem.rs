@@ -119,6 +119,11 @@ impl Connection {
         Ok(false)
     }
 
+    /// Whether something waits for room.
+    pub fn is_blocked(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Looks whether QEMU is still there. Whatever it says is thrown away, a bounded amount at a time.
     pub fn hear(&mut self) -> Heard {
         match rustix::io::read(&self.fd, &mut [0u8; 4096]) {

@@ -21,9 +21,13 @@ mod clients;
 pub mod config;
 mod declare;
 mod front;
+<<<<<<< HEAD
 mod heart;
 mod inspect;
 mod inspect_memory;
+=======
+mod inspect;
+>>>>>>> parent of 8581a01 (daemon: signs of life of a VM, and a lost doorbell costs a second at most)
 pub mod ivshmem;
 pub mod journal;
 pub mod members;

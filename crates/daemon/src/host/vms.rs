@@ -2,7 +2,6 @@
 
 use super::broker::{ClientId, Who};
 use super::config;
-use super::heart::Heart;
 use super::ivshmem::{self, Connection, Heard};
 use super::record::{Hex16, Record};
 use super::server::{Server, Token};
@@ -16,7 +15,6 @@ use ginnel_layout::{HOST_MEMBER, Name, wire};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -40,8 +38,6 @@ pub struct Vm {
     clients: BTreeMap<u32, ClientId>,
     pub(super) up: bool,
     pub(super) mapped: BTreeMap<Name, relay::Mapped>,
-    /// Its signs of life, if any are wanted.
-    pub(super) heart: Option<Heart>,
     vectors: u32,
 }
 
@@ -49,11 +45,8 @@ impl Vm {
     /// A VM that is declared, with its sockets and memory ready.
     pub fn new(config: config::Vm, member: u32, vectors: u32, listener: OwnedFd, memory: Mapping) -> Self {
         let link = HostLink::new(memory.clone(), member, vectors, config.name);
-        let heart = config.heartbeat.map(|patience| Heart::new(patience, Instant::now()));
-        link.ask_for_beats(heart.as_ref().map_or(Duration::ZERO, Heart::every));
         Self {
             config,
-            heart,
             listener,
             connection: None,
             pidfd: None,
@@ -78,14 +71,8 @@ impl Vm {
         self.connection.is_some()
     }
 
-    /// Signs of life that its daemon says it has given.
-    pub fn beats(&self) -> u64 {
-        self.link.beats()
-    }
-
     fn restart_link(&mut self, member: u32) {
         self.link = HostLink::new(self.memory.clone(), member, self.vectors, self.config.name);
-        self.link.ask_for_beats(self.heart.as_ref().map_or(Duration::ZERO, Heart::every));
         (self.up, self.queued) = (false, 0);
         self.queue.clear();
     }
@@ -325,9 +312,6 @@ impl Server {
     fn session_up(&mut self, member: u32, guest: PeerInfo) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         vm.up = true;
-        if let Some(heart) = &mut vm.heart {
-            heart.start_over(Instant::now());
-        }
         let boot_id = Hex16(guest.boot_id);
         info!(vm = %vm.config.name, member, interrupts = guest.interrupts, "the VM's daemon is there");
         let known = self.broker.books().members.get(&member).and_then(|m| m.session);

@@ -75,17 +75,6 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// What is done about a VM that hangs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnHang {
-    /// Say it.
-    #[default]
-    Warn,
-    /// Only show it in the status.
-    Nothing,
-}
-
 /// By which kind of device a segment comes to VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
