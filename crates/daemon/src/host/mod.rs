@@ -8,7 +8,7 @@
 //! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
-//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
+//! | [`server`], `clients`, `vms`, `heartbeat`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
@@ -21,6 +21,7 @@ mod clients;
 pub mod config;
 mod declare;
 mod front;
+mod heartbeat;
 mod inspect;
 mod inspect_memory;
 pub mod ivshmem;
