@@ -12,6 +12,8 @@
 //! | `DATA` | both | one packet of the attach protocol |
 //! | `CLOSE` | both | nothing: the program, or the host, has ended the connection |
 //! | `GONE` | to host | [`Endpoint`]: this process is dead (found by its pid after a restart of the guest's daemon) |
+//! | `PING` | to guest | nothing: is its daemon there? |
+//! | `PONG` | to host | nothing: it is |
 //! | `MAPPED` | to host | [`Mapped`]: how a segment is mapped in the guest, and how fast it copies |
 
 use crate::{Name, wire};
@@ -33,6 +35,8 @@ impl RelayKind {
     pub const CLOSE: Self = Self(5);
     pub const GONE: Self = Self(6);
     pub const MAPPED: Self = Self(7);
+    pub const PING: Self = Self(8);
+    pub const PONG: Self = Self(9);
 }
 
 /// In front of each message.

@@ -22,6 +22,8 @@ fn c_programs_talk_between_host_and_guest(memory: Memory) -> Result<()> {
         .library(out.join("libginnel.so.0"))
         .program(out.join("echo_server"))
         .program(out.join("echo_client"))
+        .program(out.join("block_writer"))
+        .program(out.join("block_reader"))
         .boot()?;
     let _daemon = ginnel.start_guest(&vm)?;
 
@@ -46,5 +48,19 @@ fn c_programs_talk_between_host_and_guest(memory: Memory) -> Result<()> {
     })?;
     ensure!(said.contains("salutations"), "the client in the VM got {said:?}");
     server.kill(9)?;
+
+    // There and back through one block each, of a size that does not divide the file's.
+    let (there, back) = (bed.dir().join("there"), bed.dir().join("back"));
+    let bytes: Vec<u8> = (0..8_000_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(&there, &bytes)?;
+    let command = format!("exec {}/block_writer web there {} 1000000", out.display(), there.display());
+    let writer = bed.host_spawn(&ginnel.on_host(&command)?)?;
+    vm.run("block_reader web there /tmp/file")?.ok()?;
+    writer.wait(PROMPT)?.ok()?;
+    let writer = vm.spawn("exec block_writer web back /tmp/file 1000000")?;
+    bed.host(&ginnel.on_host(&format!("{}/block_reader web back {}", out.display(), back.display()))?)?
+        .ok()?;
+    writer.wait(PROMPT)?.ok()?;
+    ensure!(std::fs::read(&back)? == bytes, "the file has changed on its way there and back");
     Ok(())
 }

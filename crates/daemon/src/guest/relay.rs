@@ -202,6 +202,7 @@ impl Daemon {
                 }
                 endpoints.iter().for_each(|bytes| self.await_program(zerocopy::transmute!(*bytes)));
             }
+            RelayKind::PING => self.tell(RelayKind::PONG, 0, &[]),
             RelayKind(other) => tracing::warn!("the host's daemon says something unknown ({other})"),
         }
     }

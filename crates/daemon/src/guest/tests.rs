@@ -511,3 +511,11 @@ fn there_is_a_limit_to_connections_and_room_again_when_some_have_gone() {
         assert!(Instant::now() < deadline, "there is no room again");
     }
 }
+
+#[test]
+fn who_is_asked_whether_he_is_there_says_so() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    host.send(RelayKind::PING, 0, &[]).unwrap();
+    assert_eq!(next_message(&mut host), (RelayKind::PONG, 0, vec![]));
+}

@@ -184,7 +184,9 @@ impl Books {
 
     pub(super) fn block_granted(&mut self, block: u64, grant: BlockGrant) -> Result<(), Misfit> {
         let there = self.blocks.get_mut(&block).ok_or(Misfit("an unknown block granted"))?;
-        there.grants.retain(|g| (g.member, g.epoch) != (grant.member, grant.epoch));
+        // What was granted to endpoints that have ended is of no more use.
+        let lives = |epoch| epoch == 0 || self.endpoints.values().any(|e| e.epoch == epoch);
+        there.grants.retain(|g| lives(g.epoch) && (g.member, g.epoch) != (grant.member, grant.epoch));
         there.grants.push(grant);
         let Some(there) = self.blocks.get(&block) else { return Ok(()) };
         let lost: Vec<(u64, u32)> = there

@@ -1,11 +1,13 @@
 //! The configuration: a TOML file, checked as a whole before anything is done.
 
+use super::heartbeat::OnHang;
 use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use thiserror::Error;
 
 mod limits;
@@ -52,6 +54,12 @@ pub struct VmSpec {
     pub home: Option<Bytes>,
     /// By which kind of device that segment comes.
     pub home_memory: Option<Memory>,
+    /// Seconds of silence after which its guest counts as hanging; 0, the default: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang_after: Option<u32>,
+    /// What is done then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_hang: Option<OnHang>,
     /// Its own bounds.
     pub limits: LimitsSpec,
 }
@@ -169,6 +177,10 @@ pub struct Vm {
     pub group: Option<u32>,
     /// Mode of its socket.
     pub socket_mode: u32,
+    /// Silence after which its guest counts as hanging.
+    pub hang_after: Option<Duration>,
+    /// What is done then.
+    pub on_hang: OnHang,
     /// Its bounds.
     pub limits: MemberLimits,
 }
@@ -420,6 +432,8 @@ impl Config {
             user: spec.user.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             socket_mode: spec.socket_mode.map_or(0o660, |m| m.0),
+            hang_after: spec.hang_after.filter(|&s| s > 0).map(|s| Duration::from_secs(s.into())),
+            on_hang: spec.on_hang.unwrap_or_default(),
             limits: self.limits.member.with(&spec.limits),
         };
         self.check_path(&self.vm_socket(&name), place)?;

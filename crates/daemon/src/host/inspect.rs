@@ -43,6 +43,7 @@ impl Server {
                     "interrupts": if is_host { Some(true) } else { member.session.map(|s| s.interrupts) },
                     "socket": vm.filter(|_| host).map(|vm| self.config.vm_socket(&vm.config.name)),
                     "live": vm.is_some_and(|vm| vm.is_connected()),
+                    "hangs": vm.is_some_and(|vm| vm.up && vm.pulse.hangs),
                     "vectors": self.config.vectors,
                     "runtime": member.runtime.is_some(),
                     "endpoints": member.tally.endpoints,

@@ -8,7 +8,7 @@
 //! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
-//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
+//! | [`server`], `clients`, `vms`, `heartbeat`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
@@ -21,13 +21,9 @@ mod clients;
 pub mod config;
 mod declare;
 mod front;
-<<<<<<< HEAD
-mod heart;
+mod heartbeat;
 mod inspect;
 mod inspect_memory;
-=======
-mod inspect;
->>>>>>> parent of 8581a01 (daemon: signs of life of a VM, and a lost doorbell costs a second at most)
 pub mod ivshmem;
 pub mod journal;
 pub mod members;

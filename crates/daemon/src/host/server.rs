@@ -171,6 +171,7 @@ impl Server {
                 self.step_links();
             }
             self.look_after_segments();
+            self.beat();
         }
     }
 
@@ -193,21 +194,15 @@ impl Server {
         }
     }
 
-    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated.
+    /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated, or
+    /// a guest is to be asked whether it is there.
     fn timeout(&self) -> Option<Duration> {
         if self.more {
             return Some(Duration::ZERO);
         }
-<<<<<<< HEAD
-        let segments =
-            self.broker.books().is_memory_used().then(|| LOOK.saturating_sub(self.last_look.elapsed()));
-        [segments, self.next_look_at_hearts()].into_iter().flatten().min()
-=======
-        if self.broker.books().channels.is_empty() {
-            return None;
-        }
-        Some(LOOK.saturating_sub(self.last_look.elapsed()))
->>>>>>> parent of 8581a01 (daemon: signs of life of a VM, and a lost doorbell costs a second at most)
+        let used = self.broker.books().is_memory_used();
+        let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
+        [look, self.until_beat()].into_iter().flatten().min()
     }
 
     fn look_after_segments(&mut self) {

@@ -2,6 +2,7 @@
 
 use super::broker::{ClientId, Who};
 use super::config;
+use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
 use super::record::{Hex16, Record};
 use super::server::{Server, Token};
@@ -37,6 +38,7 @@ pub struct Vm {
     queued: usize,
     clients: BTreeMap<u32, ClientId>,
     pub(super) up: bool,
+    pub(super) pulse: Pulse,
     pub(super) mapped: BTreeMap<Name, relay::Mapped>,
     vectors: u32,
 }
@@ -56,6 +58,7 @@ impl Vm {
             queued: 0,
             clients: BTreeMap::new(),
             up: false,
+            pulse: Pulse::new(),
             mapped: BTreeMap::new(),
             vectors,
         }
@@ -294,6 +297,7 @@ impl Server {
                 Event::Up(guest) => self.session_up(member, guest),
                 Event::Down => self.session_down(member),
                 Event::Message { kind, client, body } => {
+                    self.heard_of(member);
                     self.relay_message(member, kind, client, &body);
                     // What it leads to is done before the next, so that answers keep their order.
                     self.run_effects();
@@ -303,7 +307,7 @@ impl Server {
         self.ring_daemon(member);
     }
 
-    fn ring_daemon(&mut self, member: u32) {
+    pub(super) fn ring_daemon(&mut self, member: u32) {
         if self.vms.get_mut(&member).is_some_and(|vm| vm.link.take_ring()) {
             self.members.ring(member, DAEMON_VECTOR);
         }
@@ -311,7 +315,7 @@ impl Server {
 
     fn session_up(&mut self, member: u32, guest: PeerInfo) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
-        vm.up = true;
+        (vm.up, vm.pulse) = (true, Pulse::new());
         let boot_id = Hex16(guest.boot_id);
         info!(vm = %vm.config.name, member, interrupts = guest.interrupts, "the VM's daemon is there");
         let known = self.broker.books().members.get(&member).and_then(|m| m.session);
@@ -384,6 +388,8 @@ impl Server {
     fn relay_message(&mut self, member: u32, kind: RelayKind, number: u32, body: &[u8]) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         match kind {
+            // That it has come is all that it says.
+            RelayKind::PONG => {}
             RelayKind::OPEN => {
                 if let Some(old) = vm.clients.remove(&number) {
                     self.relayed.remove(&old);
@@ -454,7 +460,7 @@ impl Server {
         true
     }
 
-    fn send_relay(&mut self, member: u32, kind: RelayKind, client: u32, body: Vec<u8>) {
+    pub(super) fn send_relay(&mut self, member: u32, kind: RelayKind, client: u32, body: Vec<u8>) {
         let limit = self.config.limits.queue as usize;
         let Some(vm) = self.vms.get_mut(&member).filter(|vm| vm.up) else { return };
         if vm.queued > limit {

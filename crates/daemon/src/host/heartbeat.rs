@@ -1,0 +1,95 @@
+//! Guests that hang: their QEMU runs, and their daemon says nothing.
+//!
+//! A VM that is paused, or whose debugger has stopped it, looks the same, so nothing is done unless the configuration asks for
+//! it. A guest that reboots is silent too; its endpoints are dead anyway.
+
+use super::server::Server;
+use ginnel_layout::relay::RelayKind;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// What is done about a VM whose guest hangs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnHang {
+    /// It is shown by `ginnel status --json`, and nothing else.
+    Nothing,
+    /// And logged.
+    #[default]
+    Warn,
+    /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs find
+    /// that out when it goes on, and attach anew.
+    Fence,
+}
+
+/// When a guest was last heard of.
+#[derive(Debug)]
+pub struct Pulse {
+    heard: Instant,
+    asked: bool,
+    /// Nothing was heard of it for as long as its configuration allows.
+    pub hangs: bool,
+}
+
+impl Pulse {
+    /// Of a guest that has just been heard of.
+    pub fn new() -> Self {
+        Self { heard: Instant::now(), asked: false, hangs: false }
+    }
+}
+
+/// A guest that says nothing by itself is asked so many times sooner than it counts as hanging.
+const SOONER: u32 = 3;
+
+impl Server {
+    /// A guest's daemon has said something.
+    pub(super) fn heard_of(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        if std::mem::replace(&mut vm.pulse, Pulse::new()).hangs {
+            info!(vm = %vm.config.name, member, "the VM's daemon answers again");
+        }
+    }
+
+    /// How long it takes until [`Server::beat`] has something to do.
+    pub(super) fn until_beat(&self) -> Option<Duration> {
+        let waits = self.vms.values().filter(|vm| vm.up && !vm.pulse.hangs).filter_map(|vm| {
+            let after = vm.config.hang_after?;
+            let next = if vm.pulse.asked { after } else { after / SOONER };
+            Some(next.saturating_sub(vm.pulse.heard.elapsed()))
+        });
+        waits.min()
+    }
+
+    /// Asks guests that have been silent, and does what the configuration says about those that do not answer.
+    pub(super) fn beat(&mut self) {
+        let silent = self.vms.iter().filter(|(_, vm)| vm.up && !vm.pulse.hangs).filter_map(|(member, vm)| {
+            let (after, silence) = (vm.config.hang_after?, vm.pulse.heard.elapsed());
+            (silence >= after / SOONER).then_some((*member, silence >= after))
+        });
+        for (member, hangs) in silent.collect::<Vec<_>>() {
+            if hangs {
+                self.hangs(member);
+            } else if let Some(vm) = self.vms.get_mut(&member)
+                && !std::mem::replace(&mut vm.pulse.asked, true)
+            {
+                self.send_relay(member, RelayKind::PING, 0, Vec::new());
+                self.ring_daemon(member);
+            }
+        }
+    }
+
+    fn hangs(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        vm.pulse.hangs = true;
+        let (name, silence) = (vm.config.name, vm.pulse.heard.elapsed().as_secs());
+        match vm.config.on_hang {
+            OnHang::Nothing => {}
+            OnHang::Warn => warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer"),
+            OnHang::Fence => {
+                warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer; its programs are declared dead");
+                self.broker.member_died(member);
+            }
+        }
+    }
+}
