@@ -462,6 +462,12 @@ impl Broker {
                     format!("block {} has the name {} already: unlink it first", block.number, block.name.0);
                 return Err(Refusal::new(ErrorCode::INVALID, text));
             }
+            // A name ends with the owner, or with an unlink of a persistent one. Nobody would end this one.
+            if !block.persistent && self.books.owner_of(block).is_none() {
+                let text =
+                    format!("the owner of block {} has ended: copy it into one of your own", block.number);
+                return Err(Refusal::new(ErrorCode::INVALID, text));
+            }
             self.name_is_free(&block.segment.0, name)?;
             self.record(Record::BlockLinked { block: wish.block, name: Text(name) })?;
         }

@@ -10,6 +10,7 @@ use crate::pidwatch::Process;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::segment::Access;
 use ginnel_layout::{HOST_MEMBER, Name, ring};
+use ginnel_sync::authority::Left;
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -373,7 +374,7 @@ impl Books {
             }
             Record::Sync(object) => self.sync(object),
             Record::SyncOpened { object, user } => self.sync_opened(*object, *user),
-            Record::SyncClosed { object, slot } => self.sync_closed(*object, *slot),
+            Record::SyncClosed { object, slot } => self.sync_left(*object, *slot, Left::Closed),
             Record::SyncUnlinked { object } => self.sync_unlinked(*object),
             Record::Block(block) => self.block(block),
             Record::BlockLinked { block, name } => self.block_linked(*block, name.0),
@@ -433,7 +434,7 @@ impl Books {
             }
         }
         for (object, slot) in self.endpoints.get(&number).map(|e| e.syncs.clone()).unwrap_or_default() {
-            self.sync_closed(object, slot)?;
+            self.sync_left(object, slot, Left::Died)?;
         }
         self.blocks_of_dead(number)?;
         if let Some(endpoint) = self.endpoints.remove(&number)

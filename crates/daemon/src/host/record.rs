@@ -305,6 +305,9 @@ pub struct SyncObject {
     pub offset: u64,
     /// It stays without users.
     pub persistent: bool,
+    /// Its last user has died, so it stays until it was used again: what a lock says of its dead owner must not get lost.
+    #[serde(default)]
+    pub bereaved: bool,
     /// Who has made it, and pays for it.
     pub member: u32,
     /// Epoch of its next user.

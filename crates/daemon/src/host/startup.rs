@@ -114,11 +114,11 @@ fn signals() -> std::io::Result<OwnedFd> {
 fn begin(books: &mut Books, boot_id: Hex16) {
     let mut records = Vec::new();
     if books.boot_id != boot_id {
+        // Their memory was emptied. Without a name they go with their users.
+        let named = books.syncs.values().filter(|object| !object.name.0.is_none());
+        records.extend(named.map(|object| Record::SyncUnlinked { object: object.number }));
         records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
         records.extend(books.members.keys().map(|&member| Record::Left { member }));
-        // Their memory was emptied.
-        let stay = books.syncs.values().filter(|object| object.persistent && !object.name.0.is_none());
-        records.extend(stay.map(|object| Record::SyncUnlinked { object: object.number }));
         let stay = books.blocks.values().filter(|block| block.persistent && !block.name.0.is_none());
         records.extend(stay.map(|block| Record::BlockUnlinked { block: block.number }));
     }

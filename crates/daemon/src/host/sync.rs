@@ -26,7 +26,7 @@ impl SyncObject {
 
     /// Whether nothing holds it any more.
     fn is_over(&self) -> bool {
-        self.users.is_empty() && (self.name.0.is_none() || !self.persistent)
+        self.users.is_empty() && (self.name.0.is_none() || !(self.persistent || self.bereaved))
     }
 }
 
@@ -93,16 +93,19 @@ impl Books {
         }
         if let Some(there) = self.syncs.get_mut(&object) {
             there.next_epoch = following(user.epoch);
+            there.bereaved = false;
             there.users.push(user);
             there.users.sort_unstable_by_key(|user| user.slot);
         }
         Ok(())
     }
 
-    pub(super) fn sync_closed(&mut self, object: u64, slot: u32) -> Result<(), Misfit> {
+    /// A user is gone. If it has died and was the last, the object stays for the next.
+    pub(super) fn sync_left(&mut self, object: u64, slot: u32, left: Left) -> Result<(), Misfit> {
         let there = self.syncs.get_mut(&object).ok_or(Misfit("an unknown synchronisation object closed"))?;
         let at = there.users.iter().position(|user| user.slot == slot);
         let user = there.users.remove(at.ok_or(Misfit("a synchronisation object closed twice"))?);
+        there.bereaved = left == Left::Died && there.users.is_empty();
         let over = there.is_over();
         if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
             endpoint.syncs.remove(&(object, slot));
@@ -271,6 +274,7 @@ impl Broker {
             limit: wish.limit,
             offset,
             persistent: wish.flags & wire::SyncOpen::PERSISTENT != 0,
+            bereaved: false,
             member,
             next_epoch: 2,
             users: vec![user],

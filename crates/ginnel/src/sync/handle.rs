@@ -21,7 +21,7 @@ pub struct SyncOptions {
     pub create: bool,
     /// It must not be there ([`wire::ErrorCode::IN_USE`]).
     pub exclusive: bool,
-    /// If it is made by this: it stays until it is unlinked. Without, it goes with its last handle.
+    /// If it is made by this: it stays until it is unlinked. Without, it goes when its last handle is closed.
     pub persistent: bool,
 }
 

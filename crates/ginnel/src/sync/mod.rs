@@ -1,7 +1,8 @@
 //! Locks by name, in a segment: between processes, between VMs, and between both.
 //!
 //! An object is opened by name (one for all kinds) and is there for all endpoints of the segment. It is made at the first
-//! open and goes with its last handle, unless [`SyncOptions`] say otherwise.
+//! open and goes with its last handle, unless [`SyncOptions`] say otherwise, or its last user has died: then it stays for
+//! the next one, who is told.
 //!
 //! ```no_run
 //! let endpoint = ginnel::Endpoint::attach("web")?;
