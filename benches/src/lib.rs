@@ -3,8 +3,10 @@
 //! - `bench-peer` is one end of one measurement: it runs on the host and in guests, and prints one JSON line.
 //! - `bench-channel` sets up the daemon and the VMs, runs the peers in pairs, and writes the table and
 //!   `target/bench/channel.json`.
+//! - `bench-farm-peer` and `bench-farm` are the same for the farm.
 
 pub mod allocate;
+pub mod farm;
 pub mod measure;
 pub mod report;
 pub mod world;

@@ -54,7 +54,7 @@ pub struct Args {
     window: u8,
 
     /// How to wait for the workers.
-    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
+    #[arg(long, value_enum, default_value_t = Mode::Interrupt)]
     mode: Mode,
 
     /// Begin when so many workers are there. Default: with the first.

@@ -29,7 +29,7 @@ pub struct Args {
     forever: bool,
 
     /// How to wait for pieces.
-    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
+    #[arg(long, value_enum, default_value_t = Mode::Interrupt)]
     mode: Mode,
 
     /// Print what was done as JSON.

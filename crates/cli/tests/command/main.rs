@@ -2,6 +2,7 @@
 
 mod cp;
 mod farm;
+mod farm_library;
 mod liars;
 mod measure;
 mod operate;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// How a manager works.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How it waits for its workers. Default: adaptive.
+    /// How it waits for its workers. Default: [`Options::MODE`].
     pub mode: WaitMode,
     /// Pieces that a worker may hold: one that it works on, and others that are being transferred meanwhile. Default: 2.
     pub window: usize,
@@ -32,13 +32,19 @@ pub struct Options {
 }
 
 impl Options {
+    /// Sleeps at once: a piece is work for longer than a doorbell takes, the next one is there already meanwhile, and with
+    /// more workers than processors whoever looks keeps another from its work.
+    pub const MODE: WaitMode = WaitMode::Interrupt;
+
     /// The longest piece for which rings of 1 MiB do.
     pub const PIECE: usize = ring::max_message(1 << 20) - HEADER;
 
-    /// Data bytes of the rings that pieces of [`Options::piece`] need.
+    /// Data bytes of the rings that pieces of [`Options::piece`] need, so that as many as the window allows find room.
     fn capacity(&self) -> usize {
+        let longest = self.piece.min(1 << 36) + HEADER;
+        let all = ring::record_span(longest).saturating_mul(self.window.saturating_add(1)).min(1 << 40);
         let mut capacity = ring::MIN_CAPACITY;
-        while ring::max_message(capacity) < self.piece.saturating_add(HEADER) && capacity < 1 << 40 {
+        while ring::max_message(capacity) < longest || capacity < all {
             capacity *= 2;
         }
         capacity
@@ -48,7 +54,7 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            mode: WaitMode::default(),
+            mode: Self::MODE,
             window: 2,
             piece: Self::PIECE,
             piece_timeout: None,
@@ -359,6 +365,8 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
                     return Ok(Err(Departure::Dismissed(what)));
                 }
                 Err(Refusal::Fatal(why)) => {
+                    // The worker has done with it: it must not be waited for in the next job.
+                    self.books.failed(worker, number);
                     return Err(Error::Result { piece, worker: self.books.name(worker).into(), why });
                 }
             }
@@ -377,6 +385,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         }
         let Some(piece) = self.books.give(worker) else { return Ok(Ok(did)) };
         if piece.len > link.longest() {
+            self.books.take_back(worker);
             return Err(Error::TooLong { piece, worker: link.name(), max: link.longest() });
         }
         match link.has_room(piece.len) {
@@ -390,7 +399,10 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         let source = &mut self.source;
         match link.send(&piece, |room| source.fill(piece.offset, room)) {
             Ok(Ok(())) => Ok(Ok(true)),
-            Ok(Err(source)) => Err(Error::Source { piece, source }),
+            Ok(Err(source)) => {
+                self.books.take_back(worker);
+                Err(Error::Source { piece, source })
+            }
             Err(departure) => Ok(Err(departure)),
         }
     }

@@ -1,6 +1,7 @@
 //! A worker.
 
 use super::link::HEADER;
+use super::manager::Options;
 use crate::{
     AttachOptions, ChannelOptions, Endpoint, Error, Mapping, MessageChannel, MessageReceiver, MessageSender,
     SharedSlice,
@@ -39,7 +40,10 @@ impl Worker {
     /// as long as `patience`.
     pub fn connect(address: &str, patience: Duration) -> Result<Self, Error> {
         let (segment, name) = crate::split(address)?;
-        let endpoint = Endpoint::attach_with(segment, &AttachOptions::default())?;
+        let endpoint = Endpoint::attach_with(
+            segment,
+            &AttachOptions { mode: Options::MODE, ..AttachOptions::default() },
+        )?;
         let options = ChannelOptions { patience, ..ChannelOptions::default() };
         Ok(Self::over(endpoint.connect_with(name, &options)?))
     }

@@ -1,0 +1,242 @@
+//! The farm beside the same manager and workers over TCP: `make bench NAME=farm`.
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use ginnel_bench::report::{Better, Report, median};
+use serde::Deserialize;
+use std::time::Duration;
+use vmtest::installation::{Installation, Memory, Plan, program};
+use vmtest::{Bed, HOST_ADDRESS, Job, Vm};
+
+/// Measures the farm.
+#[derive(Parser)]
+struct Cli {
+    /// Only the part of that name: host, modes, vm.
+    #[arg(long)]
+    only: Option<String>,
+    /// Pairs of runs for each row.
+    #[arg(long, default_value_t = 5)]
+    pairs: usize,
+    /// Mebibytes of text that host processes count; VMs count a sixteenth of it.
+    #[arg(long, default_value_t = 4096)]
+    mib: u64,
+    /// Bytes of a piece, in shared memory and over TCP.
+    #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
+    piece: usize,
+    /// How both sides wait: interrupt, poll, or microseconds to look before they sleep.
+    #[arg(long, default_value = "interrupt")]
+    mode: String,
+    /// Worker counts of host processes.
+    #[arg(long, value_delimiter = ',', default_value = "1,3,7,15,31")]
+    workers: Vec<usize>,
+}
+
+const WORKERS: [&str; 3] = ["w1", "w2", "w3"];
+const PATIENCE: Duration = Duration::from_secs(240);
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    let bed = Bed::new("bench")?;
+    let mut plan = Plan::new(&bed).segment("bench", 128, &["host"]);
+    for worker in WORKERS {
+        plan = plan.vm(worker);
+    }
+    let slices = format!(
+        "[segment.job]\nsize = \"16M\"\nmemory = \"{}\"\nmembers = [\"host\"]\nslices = {WORKERS:?}",
+        Memory::Dax
+    );
+    let ginnel = plan.config(&slices).start()?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("one machine with {cpus} CPUs; guests run under {:?}", bed.accel()?);
+    let mut bench = Bench { bed: &bed, ginnel: &ginnel, cli: &cli, report: Report::default() };
+    if wants("host") {
+        bench.host()?;
+    }
+    if wants("modes") {
+        bench.modes()?;
+    }
+    if wants("vm") {
+        bench.vms()?;
+    }
+    bench.report.finish("farm")
+}
+
+/// What manager and workers print.
+#[derive(Clone, Copy, Deserialize)]
+struct Said {
+    seconds: f64,
+    cpu: f64,
+}
+
+/// One run: its time, and CPU time of manager and workers together.
+#[derive(Clone, Copy)]
+struct Run {
+    seconds: f64,
+    cpu: f64,
+}
+
+struct Bench<'b> {
+    bed: &'b Bed,
+    ginnel: &'b Installation<'b>,
+    cli: &'b Cli,
+    report: Report,
+}
+
+impl Bench<'_> {
+    fn spawn(&self, args: &str) -> Result<std::sync::Arc<vmtest::HostJob>> {
+        self.bed.host_spawn(&self.ginnel.on_host(&format!("exec bench-farm-peer {args}"))?)
+    }
+
+    /// One run with host processes as workers.
+    fn on_host(&self, count: usize, manage: &str, work: &str) -> Result<Run> {
+        let manager = self.spawn(&format!("manage --workers {count} {manage}"))?;
+        let workers: Vec<_> =
+            (0..count).map(|_| self.spawn(&format!("work {work}"))).collect::<Result<_>>()?;
+        let said = said(&manager.wait(PATIENCE)?.ok()?.stdout)?;
+        let mut cpu = said.cpu;
+        for worker in workers {
+            cpu += self::said(&worker.wait(PATIENCE)?.ok()?.stdout)?.cpu;
+        }
+        Ok(Run { seconds: said.seconds, cpu })
+    }
+
+    /// One run with VMs as workers; the CPU time is the manager's and, in the guests' time, theirs.
+    fn in_vms(&self, vms: &[&Vm], manage: &str, work: impl Fn(usize) -> String) -> Result<Run> {
+        let manager = self.spawn(&format!("manage --workers {} {manage}", vms.len()))?;
+        let workers: Vec<Job> = vms
+            .iter()
+            .enumerate()
+            .map(|(n, vm)| vm.spawn(&format!("exec bench-farm-peer work {}", work(n))))
+            .collect::<Result<_>>()?;
+        let said = said(&manager.wait(PATIENCE)?.ok()?.stdout)?;
+        let mut cpu = said.cpu;
+        for worker in workers {
+            cpu += self::said(&worker.wait(PATIENCE)?.ok()?.stdout)?.cpu;
+        }
+        Ok(Run { seconds: said.seconds, cpu })
+    }
+
+    /// A row of pairs, the peer first in each.
+    fn row(
+        &mut self,
+        case: String,
+        peer: &str,
+        target: f64,
+        note: &str,
+        mut ours: impl FnMut(&Self) -> Result<Run>,
+        mut theirs: impl FnMut(&Self) -> Result<Run>,
+    ) -> Result<()> {
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for _ in 0..self.cli.pairs {
+            b.push(theirs(self).with_context(|| format!("{case}: {peer}"))?);
+            a.push(ours(self).with_context(|| case.clone())?);
+        }
+        let times = |runs: &[Run]| runs.iter().map(|run| run.seconds).collect::<Vec<_>>();
+        let cpus = |runs: &[Run]| median(runs.iter().map(|run| run.cpu / run.seconds).collect());
+        let note = format!("CPUs used: {:.2} and {:.2}; {note}", cpus(&a), cpus(&b));
+        self.report.pairs(case, "s", Better::Lower, &times(&a), peer, &times(&b), Some(target), &note);
+        Ok(())
+    }
+
+    fn job(&self, mib: u64) -> String {
+        format!("--bytes {} --piece {}", mib << 20, self.cli.piece)
+    }
+
+    fn host(&mut self) -> Result<()> {
+        for count in self.cli.workers.clone() {
+            let job = self.job(self.cli.mib);
+            let target = if count < 7 { 1.0 / 0.6 } else { 1.0 / 0.4 };
+            // Between the two, nothing is asked for; the easier of the two is shown.
+            let target = if count == 7 { 1.0 / 0.6 } else { target };
+            let mode = format!("--mode {}", self.cli.mode);
+            self.row(
+                format!("{count} host processes count {} MiB", self.cli.mib),
+                "TCP loopback",
+                target,
+                &format!("pieces of {} KiB", self.cli.piece >> 10),
+                |b| b.on_host(count, &format!("bench/farm {job} {mode}"), &format!("bench/farm {mode}")),
+                |b| {
+                    let tcp = format!("--tcp 127.0.0.1:17271 {job}");
+                    b.on_host(count, &tcp, &tcp)
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Sleeping beside polling.
+    fn modes(&mut self) -> Result<()> {
+        for count in [1, 3] {
+            let job = self.job(self.cli.mib);
+            let run = |b: &Self, mode: &str| {
+                b.on_host(
+                    count,
+                    &format!("bench/farm {job} --mode {mode}"),
+                    &format!("bench/farm --mode {mode}"),
+                )
+            };
+            self.row(
+                format!("{count} host processes, interrupt"),
+                "polling",
+                1.0 / 1.1,
+                "target: within 10 %",
+                |b| run(b, "interrupt"),
+                |b| run(b, "poll"),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn vms(&mut self) -> Result<()> {
+        let mut starting = Vec::new();
+        for name in WORKERS {
+            starting.push(self.ginnel.vm(name)?.program(program("bench-farm-peer")?).start()?);
+        }
+        let mut vms = Vec::new();
+        for vm in starting {
+            vm.wait_ready()?;
+            let daemon = self.ginnel.start_guest(&vm)?;
+            vms.push((vm, daemon));
+        }
+        let vms: Vec<&Vm> = vms.iter().map(|(vm, _)| vm).collect();
+        ensure!(vms.len() == WORKERS.len(), "as many VMs as names");
+        let mib = self.cli.mib / 16;
+        let job = self.job(mib);
+        let slices =
+            |count: usize| WORKERS[..count].iter().map(|w| format!("job.{w}/farm ")).collect::<String>();
+        for count in [1, 3] {
+            let mode = format!("--mode {}", self.cli.mode);
+            self.row(
+                format!("{count} VMs count {mib} MiB"),
+                "TCP over virtio-net",
+                1.0 / 0.6,
+                "a slice for each VM",
+                |b| {
+                    let manage = format!("{}{job} {mode}", slices(count));
+                    b.in_vms(&vms[..count], &manage, |n| format!("job.{}/farm {mode}", WORKERS[n]))
+                },
+                |b| {
+                    let manage = format!("--tcp 0.0.0.0:17271 {job}");
+                    b.in_vms(&vms[..count], &manage, |_| format!("--tcp {HOST_ADDRESS}:17271 {job}"))
+                },
+            )?;
+        }
+        let run = |b: &Self, mode: &str| {
+            let manage = format!("{}{job} --mode {mode}", slices(1));
+            b.in_vms(&vms[..1], &manage, |_| format!("job.w1/farm --mode {mode}"))
+        };
+        self.row(
+            "1 VM, interrupt".into(),
+            "polling",
+            1.0 / 1.1,
+            "target: within 10 %",
+            |b| run(b, "interrupt"),
+            |b| run(b, "poll"),
+        )
+    }
+}
+
+fn said(text: &str) -> Result<Said> {
+    serde_json::from_str(text.trim()).with_context(|| format!("not a result: {text:?}"))
+}

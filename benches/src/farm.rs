@@ -1,0 +1,167 @@
+//! The farm over TCP, for comparison: the same books, source and work as in shared memory; one thread that never blocks in
+//! the manager, and workers that read each piece into memory of their own.
+
+use anyhow::{Context, Result, ensure};
+use ginnel::farm::{Books, Generated, Report, Source, count, equal};
+use ginnel::{Mapping, Memory, SharedSlice};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// In front of each piece: its number and its length. A result is a number and a count.
+const HEADER: usize = 16;
+
+/// The manager's end of one connection.
+struct Conn {
+    stream: TcpStream,
+    /// A header and a piece that are being written, and how much of them is left.
+    out: Mapping,
+    left: std::ops::Range<usize>,
+    /// A result that is being read.
+    result: [u8; HEADER],
+    read: usize,
+}
+
+/// Has `bytes` of generated text counted by `workers` that connect to `address`.
+pub fn manage(
+    address: &str,
+    workers: usize,
+    bytes: u64,
+    piece: usize,
+    window: usize,
+    spin: bool,
+) -> Result<(u64, Report)> {
+    let listener = TcpListener::bind(address).with_context(|| format!("listening at {address}"))?;
+    let mut conns = Vec::new();
+    for _ in 0..workers {
+        let (stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let out = Mapping::anonymous((HEADER + piece).next_multiple_of(8))?;
+        conns.push(Conn { stream, out, left: 0..0, result: [0; HEADER], read: 0 });
+    }
+    let mut source = Generated { seed: 1 };
+    let mut books = Books::new(equal(bytes, piece), 1);
+    for worker in 0..workers {
+        books.join(worker.to_string(), false);
+    }
+    let mut sum = 0;
+    loop {
+        let mut worked = false;
+        for (worker, conn) in conns.iter_mut().enumerate() {
+            worked |= gather(conn, worker, &mut books, &mut sum)?;
+            worked |= scatter(conn, worker, &mut books, window, &mut source)?;
+        }
+        if books.is_done() {
+            return Ok((sum, books.report()));
+        }
+        if !worked && !spin {
+            let wish = |conn: &Conn| match conn.left.is_empty() {
+                true => PollFlags::IN,
+                false => PollFlags::IN | PollFlags::OUT,
+            };
+            let mut fds: Vec<_> = conns.iter().map(|conn| PollFd::new(&conn.stream, wish(conn))).collect();
+            poll(&mut fds, None)?;
+        }
+    }
+}
+
+fn gather<I: Iterator<Item = std::ops::Range<u64>>>(
+    conn: &mut Conn,
+    worker: usize,
+    books: &mut Books<I>,
+    sum: &mut u64,
+) -> Result<bool> {
+    let mut worked = false;
+    // Only who holds something can say something.
+    while books.holds(worker) > 0 {
+        match (&conn.stream).read(&mut conn.result[conn.read..]) {
+            Ok(0) => anyhow::bail!("a worker has gone"),
+            Ok(n) => conn.read += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error.into()),
+        }
+        if conn.read == HEADER {
+            conn.read = 0;
+            worked = true;
+            let [number, count] = words(&conn.result);
+            ensure!(books.answered(worker, number).is_some(), "a result of nothing");
+            *sum += count;
+        }
+    }
+    Ok(worked)
+}
+
+fn scatter<I: Iterator<Item = std::ops::Range<u64>>>(
+    conn: &mut Conn,
+    worker: usize,
+    books: &mut Books<I>,
+    window: usize,
+    source: &mut Generated,
+) -> Result<bool> {
+    let mut worked = false;
+    loop {
+        if conn.left.is_empty() {
+            if books.holds(worker) >= window {
+                return Ok(worked);
+            }
+            let Some(piece) = books.give(worker) else { return Ok(worked) };
+            conn.out.write(0, &piece.number.to_le_bytes());
+            conn.out.write(8, &(piece.len as u64).to_le_bytes());
+            source.fill(piece.offset, SharedSlice::new(&conn.out, HEADER, piece.len))?;
+            conn.left = 0..HEADER + piece.len;
+            worked = true;
+        }
+        let rest = SharedSlice::new(&conn.out, conn.left.start, conn.left.len());
+        match rest.write_to(conn.stream.as_fd()) {
+            Ok(n) => {
+                conn.left.start += n;
+                worked = true;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(worked),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn words(bytes: &[u8; HEADER]) -> [u64; 2] {
+    let words = bytes.as_chunks::<8>().0;
+    [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
+}
+
+/// Works for the manager at `address` until it hangs up.
+pub fn work(address: &str, piece: usize) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut stream = loop {
+        match TcpStream::connect(address) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() >= deadline => return Err(error).context("no manager"),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    stream.set_nodelay(true)?;
+    let memory = Mapping::anonymous(piece.next_multiple_of(8))?;
+    let mut header = [0; HEADER];
+    loop {
+        match stream.read_exact(&mut header) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
+            other => other?,
+        }
+        let [number, len] = words(&header);
+        ensure!(len <= piece as u64, "a piece of {len} bytes");
+        let text = SharedSlice::new(&memory, 0, len as usize);
+        let mut read = 0;
+        while read < text.len() {
+            match text.skip(read).read_from(stream.as_fd())? {
+                0 => anyhow::bail!("the manager has gone"),
+                n => read += n,
+            }
+        }
+        let mut result = number.to_le_bytes().to_vec();
+        result.extend_from_slice(&count::characters(text).to_le_bytes());
+        stream.write_all(&result)?;
+    }
+}

@@ -1,0 +1,173 @@
+//! The farm as a library, with workers that are threads or liars.
+
+use crate::world::World;
+use ginnel::farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
+use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::thread::{JoinHandle, spawn};
+use std::time::Duration;
+
+const WATCHDOG: Duration = Duration::from_secs(30);
+const LEN: u64 = 1 << 20;
+
+fn endpoint(world: &World) -> Endpoint {
+    let options = AttachOptions { socket: world.socket(), ..AttachOptions::default() };
+    Endpoint::attach_with("web", &options).unwrap()
+}
+
+fn manager(world: &World, options: Options) -> Manager {
+    let mut manager = Manager::new(options).unwrap();
+    manager.listen(&endpoint(world), "farm").unwrap();
+    manager
+}
+
+fn connect(world: &World) -> MessageChannel {
+    let options = ChannelOptions { patience: WATCHDOG, ..ChannelOptions::default() };
+    endpoint(world).connect_with("farm", &options).unwrap()
+}
+
+/// A thread that counts characters; what it counts ends with `serve`.
+fn counter(world: &World) -> JoinHandle<Result<(), ginnel::Error>> {
+    let channel = connect(world);
+    spawn(move || {
+        Worker::over(channel).serve(|task, result| {
+            result.extend_from_slice(&count::characters(task.data).to_le_bytes());
+            Ok(())
+        })
+    })
+}
+
+fn number(result: &[u8]) -> Result<u64, Refusal> {
+    result.try_into().map(u64::from_le_bytes).map_err(|_| Refusal::Nonsense("no number".into()))
+}
+
+#[test]
+fn an_event_loop_drives_a_job_by_one_fd() {
+    let world = World::new();
+    let mut manager = manager(&world, Options::default());
+    let workers = [counter(&world), counter(&world)];
+    let (mut sum, mut waits) = (0, 0);
+    let mut run = manager.start("count", equal(LEN, 10_000), Generated { seed: 1 }).unwrap();
+    loop {
+        let step = run.step(|_, result| {
+            sum += number(result)?;
+            Ok(())
+        });
+        match step.unwrap() {
+            Step::Working => {}
+            Step::Done => break,
+            Step::Waiting => {
+                waits += 1;
+                let fd = run.poll_fd().unwrap();
+                let timeout = rustix::event::Timespec::try_from(WATCHDOG).unwrap();
+                let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap();
+                assert_eq!(ready, 1, "a wake was lost after {sum} characters");
+            }
+        }
+    }
+    assert_eq!((sum, run.done()), (LEN, (LEN.div_ceil(10_000), LEN)));
+    assert!(waits > 0 && run.report().workers.iter().all(|worker| worker.departure.is_none()));
+    drop(run);
+    drop(manager);
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn workers_stay_from_job_to_job_even_if_one_is_given_up() {
+    let world = World::new();
+    let mut manager = manager(&world, Options { window: 3, ..Options::default() });
+    let workers = [counter(&world), counter(&world)];
+    assert!(manager.wait_for_workers(2, WATCHDOG).unwrap());
+    for job in 0..6 {
+        let mut pieces = 0;
+        let done = manager.run("count", equal(LEN, 5000), Generated { seed: job }, |_, _| {
+            pieces += 1;
+            // The others hold pieces then, whose results nobody wants.
+            if pieces == 20 { Err(std::io::Error::other("enough").into()) } else { Ok(()) }
+        });
+        assert!(matches!(done, Err(Error::Result { .. })), "{done:?}");
+        let mut sum = 0;
+        let report = manager
+            .run("count", equal(LEN, 7000), Generated { seed: job }, |_, result| {
+                sum += number(result)?;
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!((sum, report.pieces, report.workers.len()), (LEN, LEN.div_ceil(7000), 2));
+    }
+    let failed = manager.run("short", equal(LEN, 5000), &b"short"[..], |_, _| Ok(()));
+    assert!(matches!(failed, Err(Error::Source { .. })), "{failed:?}");
+    let long = manager.run("long", equal(LEN, 1 << 19), Generated { seed: 0 }, |_, _| Ok(()));
+    assert!(matches!(long, Err(Error::TooLong { .. })), "{long:?}");
+    drop(manager);
+    for worker in workers {
+        worker.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn liars_are_dismissed_and_change_nothing() {
+    let world = World::new();
+    let answer = |kind: u32, version: u32, piece: u64, content: &[u8]| {
+        let mut message = kind.to_le_bytes().to_vec();
+        message.extend_from_slice(&version.to_le_bytes());
+        message.extend_from_slice(&piece.to_le_bytes());
+        message.extend_from_slice(&0u64.to_le_bytes());
+        message.extend_from_slice(content);
+        message
+    };
+    let one = LEN.to_le_bytes();
+    let lies = [
+        (vec![], "a message without a header"),
+        (b"short".to_vec(), "a message without a header"),
+        (answer(3, 9, 1, &one), "it speaks version 9"),
+        (answer(7, 1, 1, &one), "an unknown kind"),
+        (answer(1, 1, 1, &one), "an unknown kind"),
+        (answer(3, 1, 0, &one), "it answered piece 0, which it does not hold"),
+        (answer(3, 1, u64::MAX, &one), "which it does not hold"),
+        (answer(4, 1, 99, b"why"), "which it does not hold"),
+        (answer(3, 1, 1, b"nonsense"), "is nonsense: no count of mine"),
+    ];
+    for (lie, says) in lies {
+        let mut manager = manager(&world, Options::default());
+        let mut liar = connect(&world);
+        assert!(manager.wait_for_workers(1, WATCHDOG).unwrap());
+        let liar = spawn(move || {
+            // The job, and a piece.
+            for _ in 0..2 {
+                liar.recv().unwrap();
+            }
+            liar.send(&lie).unwrap();
+            while liar.recv().is_ok() {}
+        });
+        let honest = {
+            let channel = connect(&world);
+            spawn(move || {
+                Worker::over(channel).serve(|task, result| {
+                    result.extend_from_slice(&count::characters(task.data).to_le_bytes());
+                    Ok(())
+                })
+            })
+        };
+        let mut sum = 0;
+        let report = manager
+            .run("count", equal(10_000, 1000), Generated { seed: 1 }, |piece, result| {
+                match number(result)? {
+                    count if count == piece.len as u64 => sum += count,
+                    _ => return Err(Refusal::Nonsense("no count of mine".into())),
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!((sum, report.pieces), (10_000, 10), "{says}");
+        let Some(Departure::Dismissed(why)) = &report.workers[0].departure else {
+            panic!("{says}: {report:?}");
+        };
+        assert!(why.contains(says), "{why}");
+        drop(manager);
+        liar.join().unwrap();
+        honest.join().unwrap().unwrap();
+    }
+}
