@@ -126,6 +126,10 @@ fn time_round_trips(line: &mut impl Line, order: &Order) -> Result<Latency> {
         ensure!(line.receive(&mut buffer)?, "the server ended in the middle of a measurement");
         Ok(())
     };
+    for _ in 0..WARM_UP {
+        trip()?;
+    }
+    // The first ones were slow, as the other side was still getting ready: they would make the batch too short.
     let begun = Instant::now();
     for _ in 0..WARM_UP {
         trip()?;
