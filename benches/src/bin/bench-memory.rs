@@ -20,9 +20,14 @@ struct Cli {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    let mut report = Report::default();
+    if wants("allocate") {
+        // A bed of its own, because it has a daemon of its own.
+        ginnel_bench::allocate::allocate(&Bed::new("allocate")?, &mut report)?;
+    }
     let bed = Bed::new("bench")?;
     let world = World::new(&bed)?;
-    let mut bench = Bench { world: &world, report: Report::default(), pairs: cli.pairs };
+    let mut bench = Bench { world: &world, report, pairs: cli.pairs };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     println!("one machine with {cpus} CPUs; guests run under {:?}", bed.accel()?);
     if wants("locks") {
@@ -30,9 +35,6 @@ fn main() -> Result<()> {
     }
     if wants("blocks") {
         bench.blocks("host -> host", Place::Host(0), Place::Host(1), "127.0.0.1:17171")?;
-    }
-    if wants("allocate") {
-        ginnel_bench::allocate::allocate(&bed, &mut bench.report)?;
     }
     if wants("vm") {
         let vms = world.boot(512, None)?;
