@@ -153,7 +153,7 @@ impl MessageSender {
     }
 
     /// Whether a message of `len` bytes finds room now, so that [`MessageSender::claim`] would not wait. Never waits, and no
-    /// system call.
+    /// system call unless a non-blocking call has said [`Error::WouldBlock`] before.
     pub fn has_room(&mut self, len: usize) -> Result<bool, Error> {
         self.waiter.begin(&mut self.ring);
         self.room(len)
@@ -290,7 +290,7 @@ impl MessageReceiver {
     }
 
     /// Whether [`MessageReceiver::peek`] would return at once, be it with an error. Never waits, and no system call unless the
-    /// peer waits for room.
+    /// peer waits for room, or a non-blocking call has said [`Error::WouldBlock`] before.
     #[inline]
     pub fn is_ready(&mut self) -> bool {
         self.waiter.begin(&mut self.ring);
