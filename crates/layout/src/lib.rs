@@ -19,6 +19,7 @@ pub mod relay;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+pub mod vhost_user;
 pub mod wire;
 
 pub use name::Name;

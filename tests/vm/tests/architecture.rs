@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),
+    ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
 ];
 

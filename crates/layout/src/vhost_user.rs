@@ -1,0 +1,209 @@
+//! Messages of the vhost-user protocol (QEMU's `docs/interop/vhost-user.rst`), as they lie on the socket.
+//!
+//! A message is a [`Header`], then `size` bytes of payload; file descriptors travel with the header. Both directions, and
+//! both channels (the front end's, and the back end's own), have the same form.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// In front of each message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// What is asked: a [`Request`], or a [`BackendRequest`] on the back end's channel.
+    pub request: u32,
+    /// [`Header::VERSION`], and [`Header::REPLY`], [`Header::NEED_REPLY`].
+    pub flags: u32,
+    /// Bytes of payload.
+    pub size: u32,
+}
+const _: () = assert!(size_of::<Header>() == 12);
+
+impl Header {
+    /// The version that all messages bear, in the lowest two bits of the flags.
+    pub const VERSION: u32 = 1;
+    /// Mask of the version.
+    pub const VERSION_MASK: u32 = 0x3;
+    /// This is an answer.
+    pub const REPLY: u32 = 1 << 2;
+    /// The sender wants to know whether it succeeded ([`protocol::REPLY_ACK`]).
+    pub const NEED_REPLY: u32 = 1 << 3;
+}
+
+/// The largest payload that a message of the kinds below can have; longer ones are refused.
+pub const MAX_PAYLOAD: usize = 4096;
+
+/// The most descriptors that one message can carry.
+pub const MAX_FDS: usize = 32;
+
+/// Requests of a front end. Open: unknown values are refused by their reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request(pub u32);
+
+#[allow(missing_docs)] // The specification's names, "Front-end message types".
+impl Request {
+    pub const GET_FEATURES: Self = Self(1);
+    pub const SET_FEATURES: Self = Self(2);
+    pub const SET_OWNER: Self = Self(3);
+    pub const RESET_OWNER: Self = Self(4);
+    pub const SET_MEM_TABLE: Self = Self(5);
+    pub const SET_LOG_BASE: Self = Self(6);
+    pub const SET_LOG_FD: Self = Self(7);
+    pub const SET_VRING_NUM: Self = Self(8);
+    pub const SET_VRING_ADDR: Self = Self(9);
+    pub const SET_VRING_BASE: Self = Self(10);
+    pub const GET_VRING_BASE: Self = Self(11);
+    pub const SET_VRING_KICK: Self = Self(12);
+    pub const SET_VRING_CALL: Self = Self(13);
+    pub const SET_VRING_ERR: Self = Self(14);
+    pub const GET_PROTOCOL_FEATURES: Self = Self(15);
+    pub const SET_PROTOCOL_FEATURES: Self = Self(16);
+    pub const GET_QUEUE_NUM: Self = Self(17);
+    pub const SET_VRING_ENABLE: Self = Self(18);
+    pub const SET_BACKEND_REQ_FD: Self = Self(21);
+    pub const GET_CONFIG: Self = Self(24);
+    pub const SET_CONFIG: Self = Self(25);
+    pub const GET_INFLIGHT_FD: Self = Self(31);
+    pub const SET_INFLIGHT_FD: Self = Self(32);
+    pub const RESET_DEVICE: Self = Self(34);
+    pub const GET_MAX_MEM_SLOTS: Self = Self(36);
+    pub const ADD_MEM_REG: Self = Self(37);
+    pub const REM_MEM_REG: Self = Self(38);
+}
+
+/// Requests of a back end, on its own channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendRequest(pub u32);
+
+impl BackendRequest {
+    /// The device's configuration has changed.
+    pub const CONFIG_CHANGE: Self = Self(2);
+}
+
+/// Protocol features, as bits of a 64-bit word.
+#[allow(missing_docs)] // The specification's names, "Protocol features".
+pub mod protocol {
+    pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+}
+
+/// Feature bits that are not the device's, but of the connection.
+pub mod feature {
+    /// `VHOST_F_LOG_ALL`: pages that the device writes are to be marked in the log.
+    pub const LOG_ALL: u64 = 1 << 26;
+    /// `VHOST_USER_F_PROTOCOL_FEATURES`: there are protocol features.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+}
+
+/// A region of guest memory; the payload of `SET_MEM_TABLE` is a count, four bytes of padding and these, that of
+/// `ADD_MEM_REG` and `REM_MEM_REG` eight bytes of padding and one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MemoryRegion {
+    /// Guest physical address.
+    pub guest: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address in the front end's process.
+    pub user: u64,
+    /// Where the region begins in its file.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<MemoryRegion>() == 32);
+
+/// Bytes in front of the regions of `SET_MEM_TABLE`, and of the one of `ADD_MEM_REG`.
+pub const MEMORY_HEADER: usize = 8;
+
+/// A queue and a number: `SET_VRING_NUM`, `SET_VRING_BASE`, `GET_VRING_BASE`, `SET_VRING_ENABLE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringState {
+    /// Which queue.
+    pub index: u32,
+    /// Its size, base or whether it is enabled.
+    pub value: u32,
+}
+const _: () = assert!(size_of::<VringState>() == 8);
+
+/// Where a queue lies, in addresses of the front end's process (`SET_VRING_ADDR`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VringAddress {
+    /// Which queue.
+    pub index: u32,
+    /// [`VringAddress::LOG`].
+    pub flags: u32,
+    /// Descriptor table, or the packed ring.
+    pub descriptors: u64,
+    /// Used ring, or the device's event suppression.
+    pub used: u64,
+    /// Available ring, or the driver's event suppression.
+    pub available: u64,
+    /// Guest physical address of the used ring, for the log.
+    pub log: u64,
+}
+const _: () = assert!(size_of::<VringAddress>() == 40);
+
+impl VringAddress {
+    /// `VHOST_VRING_F_LOG`: writes to the used ring are to be marked in the log.
+    pub const LOG: u32 = 1;
+}
+
+/// Payload of `SET_VRING_KICK`, `SET_VRING_CALL`, `SET_VRING_ERR`: the queue.
+pub const VRING_INDEX_MASK: u64 = 0xff;
+/// And whether there is no descriptor with it.
+pub const VRING_NO_FD: u64 = 1 << 8;
+
+/// In front of the bytes of `GET_CONFIG` and `SET_CONFIG`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ConfigHeader {
+    /// Where in the configuration space.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+    /// Whether it is the driver who writes, or a migration.
+    pub flags: u32,
+}
+const _: () = assert!(size_of::<ConfigHeader>() == 12);
+
+/// Bytes of the largest configuration space.
+pub const MAX_CONFIG: usize = 256;
+
+/// The region that tracks descriptors in flight (`GET_INFLIGHT_FD`, `SET_INFLIGHT_FD`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InflightArea {
+    /// Bytes.
+    pub size: u64,
+    /// Where it begins in its file.
+    pub offset: u64,
+    /// Queues.
+    pub queues: u16,
+    /// Descriptors of each queue.
+    pub queue_size: u16,
+    /// Zero; the structure is sent with the padding that C gives it, or without it.
+    pub padding: u32,
+}
+const _: () = assert!(size_of::<InflightArea>() == 24);
+
+impl InflightArea {
+    /// Bytes without the padding.
+    pub const PACKED: usize = 20;
+}
+
+/// The log of written pages (`SET_LOG_BASE`): one bit for each 4 KiB of guest physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LogArea {
+    /// Bytes.
+    pub size: u64,
+    /// Where it begins in its file.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<LogArea>() == 16);

@@ -1,0 +1,15 @@
+//! `ginnel-volume`: virtual disks over vhost-user, one process each.
+//!
+//! ```text
+//!  server    accepts front ends, one at a time; signals; what the control socket asks for
+//!  session   one front end: vhost-user messages -> memory, queues, features
+//!  worker    one thread: its queues, its io_uring, its counters; no lock on the way
+//!  device    bytes of a request -> operation on a backend -> bytes of the answer (blk, scsi)
+//!  backend   where the bytes lie: a file or block device, memory, nowhere
+//! ```
+//!
+//! A queue has one owner, the worker that it was given to, from the front end's start of the queue to its stop. The
+//! session talks to workers through a mailbox, and they answer; nothing else is shared between threads but counters.
+
+pub mod config;
+pub mod session;

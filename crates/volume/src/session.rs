@@ -1,0 +1,3 @@
+//! One front end: its messages, and what they make of the device.
+
+pub mod message;
