@@ -11,6 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-sync", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
     ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
+    ("ginnel-volume-control", &[]),
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),

@@ -1,0 +1,303 @@
+//! The configuration of a volume: a TOML file, flags of the same names, or both; checked as a whole before anything is
+//! done.
+
+mod disk;
+mod kinds;
+
+pub use disk::{Disk, DiskSpec};
+pub use kinds::{BackendKind, Device, Direct, LogFormat, SandboxMode, Wait};
+
+use crate::{Account, Bytes, Limits, Mode, Period, Places};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use thiserror::Error;
+
+/// The most queues of a volume: QEMU's own bound is 1024, and one for each virtual processor is enough.
+pub const QUEUES_MAX: u16 = 256;
+/// The most threads of a volume.
+pub const THREADS_MAX: usize = 256;
+/// The longest queue, as virtio has it for split rings.
+pub const QUEUE_SIZE_MAX: u16 = 32768;
+/// The most LUNs of a target.
+pub const DISKS_MAX: usize = 256;
+/// The longest path of a socket (`sun_path`, with its final zero byte).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// What is wrong, where, and what to do about it. One line.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{place}: {what}; {fix}")]
+pub struct Problem {
+    /// File and key.
+    pub place: String,
+    /// What is wrong.
+    pub what: String,
+    /// What helps.
+    pub fix: String,
+}
+
+impl Problem {
+    /// A problem at `place`.
+    pub fn new(place: impl fmt::Display, what: impl fmt::Display, fix: impl fmt::Display) -> Self {
+        Self { place: place.to_string(), what: what.to_string(), fix: fix.to_string() }
+    }
+}
+
+/// A volume, as it is written. Every key may be left away but what says where the bytes are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Spec {
+    /// `blk` (one disk) or `scsi` (a target with a LUN for each disk).
+    pub device: Device,
+    /// The VM that it is for: `ginnel qemu-args` and `libvirt-xml` print its part.
+    pub vm: Option<String>,
+    /// The vhost-user socket.
+    pub socket: Option<PathBuf>,
+    /// The control socket.
+    pub control: Option<PathBuf>,
+    /// Permissions of the vhost-user socket.
+    pub socket_mode: Option<Mode>,
+    /// Owner of both sockets: QEMU's user.
+    pub socket_user: Option<Account>,
+    /// Group of both sockets.
+    pub socket_group: Option<Account>,
+    /// Request queues.
+    pub queues: Option<u16>,
+    /// The longest queue that is taken, in descriptors.
+    pub queue_size: Option<u16>,
+    /// Threads; queues are spread over them.
+    pub threads: Option<usize>,
+    /// A processor for each thread.
+    pub cpus: Vec<usize>,
+    /// How threads wait.
+    pub wait: Wait,
+    /// For how long an adaptive thread looks before it sleeps.
+    pub poll_for: Option<Period>,
+    /// Whether packed rings are offered.
+    pub packed: Option<bool>,
+    /// The most segments of a request.
+    pub segments: Option<u32>,
+    /// Limits, at the start.
+    pub limits: Limits,
+    /// Whether the process locks itself in.
+    pub sandbox: SandboxMode,
+    /// Who it is once everything is open, if it was started as root.
+    pub user: Option<Account>,
+    /// Its group then; else the group of `user`.
+    pub group: Option<Account>,
+    /// What is logged, as `RUST_LOG` has it.
+    pub log: Option<String>,
+    /// How the log looks.
+    pub log_format: LogFormat,
+    /// The disk; for `scsi` as many as there are LUNs, from 0 on.
+    pub disk: Vec<DiskSpec>,
+}
+
+/// A volume, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its name.
+    pub name: String,
+    /// What the VM gets.
+    pub device: Device,
+    /// The VM that it is for.
+    pub vm: Option<String>,
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// Permissions of the vhost-user socket.
+    pub socket_mode: u32,
+    /// Owner of both sockets.
+    pub socket_user: Option<Account>,
+    /// Group of both sockets.
+    pub socket_group: Option<Account>,
+    /// Request queues.
+    pub queues: u16,
+    /// The longest queue that is taken.
+    pub queue_size: u16,
+    /// Threads.
+    pub threads: usize,
+    /// A processor for each thread, or none at all.
+    pub cpus: Vec<usize>,
+    /// How threads wait.
+    pub wait: Wait,
+    /// For how long an adaptive thread looks before it sleeps.
+    pub poll_for: Duration,
+    /// Whether packed rings are offered.
+    pub packed: bool,
+    /// The most data segments of a request.
+    pub segments: u32,
+    /// Limits at the start.
+    pub limits: Limits,
+    /// Whether the process locks itself in.
+    pub sandbox: SandboxMode,
+    /// Who it is once everything is open.
+    pub user: Option<Account>,
+    /// Its group then.
+    pub group: Option<Account>,
+    /// What is logged.
+    pub log: String,
+    /// How the log looks.
+    pub log_format: LogFormat,
+    /// Its disks; one for `blk`.
+    pub disks: Vec<Disk>,
+}
+
+impl Spec {
+    /// Reads a configuration. `path` is for messages.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Problem> {
+        toml::from_str(text).map_err(|error| {
+            let line =
+                error.span().map_or(0, |s| text.get(..s.start).unwrap_or("").matches('\n').count() + 1);
+            let place =
+                if line > 0 { format!("{}:{line}", path.display()) } else { path.display().to_string() };
+            let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            Problem::new(place, what, "see ginnel-volume(8) for all keys")
+        })
+    }
+
+    /// Reads a configuration file.
+    pub fn read(path: &Path) -> Result<Self, Problem> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Problem::new(path.display(), error, "write a configuration, or name another"))?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks everything that can be known without opening anything. `place` is for messages: the file, or the command
+    /// line.
+    pub fn check(&self, name: &str, places: &Places, place: &str) -> Result<Config, Problem> {
+        let bad = |key: &str, what: String, fix: &str| Problem::new(format!("{place}: {key}"), what, fix);
+        check_name(name).map_err(|what| bad("name", what, "use letters, digits, `.`, `_` and `-`"))?;
+        let socket = self.socket.clone().unwrap_or_else(|| places.socket(name));
+        let control = self.control.clone().unwrap_or_else(|| match &self.socket {
+            Some(socket) => socket.with_extension("ctl"),
+            None => places.control(name),
+        });
+        for (key, path) in [("socket", &socket), ("control", &control)] {
+            if path.as_os_str().len() > SOCKET_PATH_MAX {
+                let what =
+                    format!("{} is longer than the {SOCKET_PATH_MAX} bytes of a socket", path.display());
+                return Err(bad(key, what, "choose a shorter path"));
+            }
+        }
+        if socket == control {
+            return Err(bad("control", "it is the path of `socket`".into(), "choose another"));
+        }
+        let range = |key: &str, value: u64, most: u64| match value {
+            1.. if value <= most => Ok(()),
+            _ => Err(bad(key, format!("{value} is not in 1 to {most}"), "choose a number in that range")),
+        };
+        let queues = self.queues.unwrap_or(1);
+        range("queues", queues.into(), QUEUES_MAX.into())?;
+        let queue_size = self.queue_size.unwrap_or(1024);
+        range("queue-size", queue_size.into(), QUEUE_SIZE_MAX.into())?;
+        if !queue_size.is_power_of_two() {
+            return Err(bad(
+                "queue-size",
+                format!("{queue_size} is no power of two"),
+                "choose one, such as 256",
+            ));
+        }
+        let default_threads = if self.cpus.is_empty() { 1 } else { self.cpus.len() };
+        let threads = self.threads.unwrap_or(default_threads.min(queues.into()));
+        range("threads", threads as u64, THREADS_MAX as u64)?;
+        if threads > usize::from(queues) {
+            let what = format!("{threads} threads for {queues} queues, and each queue has one owner");
+            return Err(bad("threads", what, "have as many queues, or fewer threads"));
+        }
+        if !self.cpus.is_empty() && self.cpus.len() != threads {
+            let what = format!("{} processors for {threads} threads", self.cpus.len());
+            return Err(bad("cpus", what, "name one for each thread, or none"));
+        }
+        let segments = self.segments.unwrap_or(126);
+        range("segments", segments.into(), 1024)?;
+        if self.limits.burst.0 > Duration::from_secs(60) {
+            let what = format!("{} is longer than a minute", self.limits.burst);
+            return Err(bad("limits.burst", what, "choose a shorter one, such as 1s"));
+        }
+        Ok(Config {
+            name: name.into(),
+            device: self.device,
+            vm: self.vm.clone(),
+            socket,
+            control,
+            socket_mode: self.socket_mode.map_or(0o660, |mode| mode.0),
+            socket_user: self.socket_user.clone(),
+            socket_group: self.socket_group.clone(),
+            queues,
+            queue_size,
+            threads,
+            cpus: self.cpus.clone(),
+            wait: self.wait,
+            poll_for: self.poll_for.map_or(Duration::from_micros(50), |p| p.0),
+            packed: self.packed.unwrap_or(true),
+            segments,
+            limits: self.limits,
+            sandbox: self.sandbox,
+            user: self.user.clone(),
+            group: self.group.clone(),
+            log: self.log.clone().unwrap_or_else(|| "info".into()),
+            log_format: self.log_format,
+            disks: self.disks(name, place)?,
+        })
+    }
+
+    fn disks(&self, name: &str, place: &str) -> Result<Vec<Disk>, Problem> {
+        let bad = |what: String, fix: &str| Err(Problem::new(format!("{place}: disk"), what, fix));
+        match (self.device, self.disk.len()) {
+            (_, 0) => {
+                return bad(
+                    "there is none".into(),
+                    "say where the bytes are, such as path = \"/var/lib/a.img\"",
+                );
+            }
+            (Device::Blk, 2..) => {
+                return bad("a blk device has one disk".into(), "write device = \"scsi\" for several");
+            }
+            (_, n) if n > DISKS_MAX => {
+                return bad(format!("{n} are more than {DISKS_MAX}"), "split them into several volumes");
+            }
+            _ => {}
+        }
+        let check =
+            |(i, disk): (usize, &DiskSpec)| disk.check(self.device, name, i, &format!("{place}: disk {i}"));
+        let disks: Vec<Disk> = self.disk.iter().enumerate().map(check).collect::<Result<_, _>>()?;
+        for (i, disk) in disks.iter().enumerate() {
+            if let Some(path) = &disk.path
+                && let Some(twin) = disks[..i].iter().position(|d| d.path.as_ref() == Some(path))
+            {
+                return bad(
+                    format!("disks {twin} and {i} are both {}", path.display()),
+                    "give each disk an image of its own",
+                );
+            }
+        }
+        Ok(disks)
+    }
+
+    /// A configuration of one RAM disk, for tests and first steps.
+    pub fn ram(size: u64) -> Self {
+        let disk =
+            DiskSpec { backend: Some(BackendKind::Ram), size: Some(Bytes(size)), ..Default::default() };
+        Self { disk: vec![disk], ..Self::default() }
+    }
+}
+
+/// Whether `name` can be part of file names, unit names and QEMU's ids.
+fn check_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    match name.chars().next() {
+        None => Err("it is empty".into()),
+        Some(first) if !first.is_ascii_alphanumeric() => {
+            Err(format!("{name:?} does not begin with a letter or digit"))
+        }
+        _ if name.len() > 64 => Err(format!("{name:?} is longer than 64 bytes")),
+        _ if !name.chars().all(good) => Err(format!("{name:?} has other characters")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

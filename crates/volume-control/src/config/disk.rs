@@ -1,0 +1,149 @@
+//! A disk of a volume.
+
+use super::{BackendKind, Device, Direct, Problem};
+use crate::Bytes;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The longest serial number: `VIRTIO_BLK_ID_BYTES`.
+pub const SERIAL_MAX: usize = 20;
+
+/// A disk, as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct DiskSpec {
+    /// Where its bytes are; `file` if there is a `path`.
+    pub backend: Option<BackendKind>,
+    /// The image: a raw file or a block device.
+    pub path: Option<PathBuf>,
+    /// Its size; else that of the file or device. A file that is not there yet is made, sparse.
+    pub size: Option<Bytes>,
+    /// Size of a sector: 512 or 4096.
+    pub sector: Option<Bytes>,
+    /// Whether the guest cannot write.
+    pub read_only: bool,
+    /// Its serial number; else the volume's name (and LUN).
+    pub serial: Option<String>,
+    /// Whether the kernel's page cache is bypassed.
+    pub direct: Direct,
+    /// Whether the guest is told of a write cache, which it flushes; without, each write is durable before it is
+    /// acknowledged.
+    pub write_cache: Option<bool>,
+    /// Whether the guest may discard, and write zeroes, which make holes.
+    pub discard: Option<bool>,
+    /// Whether completions are polled from the device instead of waited for (`IORING_SETUP_IOPOLL`).
+    pub iopoll: bool,
+    /// Whether the image is locked against other volumes and QEMUs.
+    pub lock: Option<bool>,
+}
+
+/// A disk, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its LUN.
+    pub lun: u32,
+    /// Where its bytes are.
+    pub backend: BackendKind,
+    /// The image; there for `file` and `volatile`.
+    pub path: Option<PathBuf>,
+    /// Its size; there for `ram` and `null`.
+    pub size: Option<u64>,
+    /// Size of a sector.
+    pub sector: u32,
+    /// Whether the guest cannot write.
+    pub read_only: bool,
+    /// Its serial number.
+    pub serial: String,
+    /// Whether the page cache is bypassed.
+    pub direct: Direct,
+    /// Whether there is a write cache for the guest to flush.
+    pub write_cache: bool,
+    /// Whether the guest may discard.
+    pub discard: bool,
+    /// Whether completions are polled from the device.
+    pub iopoll: bool,
+    /// Whether the image is locked.
+    pub lock: bool,
+}
+
+impl DiskSpec {
+    pub(super) fn check(
+        &self,
+        device: Device,
+        volume: &str,
+        index: usize,
+        place: &str,
+    ) -> Result<Disk, Problem> {
+        let bad =
+            |key: &str, what: String, fix: &str| Err(Problem::new(format!("{place}: {key}"), what, fix));
+        let backend = self.backend.unwrap_or_default();
+        match (backend, &self.path, self.size) {
+            (BackendKind::File | BackendKind::Volatile, None, _) => {
+                return bad("path", format!("a {backend} disk has none"), "name the image");
+            }
+            (BackendKind::Ram | BackendKind::Null, Some(path), _) => {
+                let what = format!("a {backend} disk has no image, and here is {}", path.display());
+                return bad("path", what, "remove it, or write backend = \"file\"");
+            }
+            (BackendKind::Ram | BackendKind::Null, _, None) => {
+                return bad(
+                    "size",
+                    format!("a {backend} disk needs one"),
+                    "write one, such as size = \"1G\"",
+                );
+            }
+            _ => {}
+        }
+        if let Some(path) = &self.path
+            && path
+                .extension()
+                .is_some_and(|e| ["qcow2", "qcow", "vmdk", "vdi", "vhdx"].iter().any(|f| e == *f))
+        {
+            let what = format!("{} looks like an image with a format, and volumes are raw", path.display());
+            return bad(
+                "path",
+                what,
+                "convert it (`qemu-img convert -O raw`), or let qemu-storage-daemon serve it",
+            );
+        }
+        let sector = self.sector.map_or(512, |s| s.0);
+        if ![512, 4096].contains(&sector) {
+            return bad("sector", format!("{sector} is no size of a sector here"), "write 512 or 4096");
+        }
+        let size = self.size.map(|s| s.0);
+        if let Some(size) = size
+            && (size == 0 || !size.is_multiple_of(sector))
+        {
+            return bad("size", format!("{size} is no multiple of the sector of {sector}"), "round it");
+        }
+        let serial = self.serial.clone().unwrap_or_else(|| default_serial(device, volume, index));
+        if serial.len() > SERIAL_MAX || !serial.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
+            let what = format!("{serial:?} is longer than {SERIAL_MAX} bytes or not printable ASCII");
+            return bad("serial", what, "choose a shorter one");
+        }
+        if self.iopoll && (backend != BackendKind::File || self.direct == Direct::Off) {
+            return bad("iopoll", "it needs a file backend with direct I/O".into(), "remove it");
+        }
+        Ok(Disk {
+            lun: index as u32,
+            backend,
+            path: self.path.clone(),
+            size,
+            sector: sector as u32,
+            read_only: self.read_only,
+            serial,
+            direct: self.direct,
+            write_cache: self.write_cache.unwrap_or(true),
+            discard: self.discard.unwrap_or(true) && !self.read_only,
+            iopoll: self.iopoll,
+            lock: self.lock.unwrap_or(true),
+        })
+    }
+}
+
+/// The volume's name, cut, and the LUN, not cut.
+fn default_serial(device: Device, volume: &str, index: usize) -> String {
+    let tail = if device == Device::Scsi { format!(".{index}") } else { String::new() };
+    let head = volume.get(..SERIAL_MAX - tail.len()).unwrap_or(volume);
+    format!("{head}{tail}")
+}

@@ -1,0 +1,112 @@
+use super::*;
+
+fn check(text: &str) -> Result<Config, Problem> {
+    Spec::parse(text, Path::new("v.toml"))?.check("v", &Places::default(), "v.toml")
+}
+
+#[test]
+fn a_file_is_all_that_it_takes() {
+    let config = check("[[disk]]\npath = \"/images/v.img\"").unwrap();
+    assert_eq!(config.socket, Path::new("/run/ginnel/volumes/v.sock"));
+    assert_eq!(config.control, Path::new("/run/ginnel/volumes/v.ctl"));
+    assert_eq!((config.queues, config.threads, config.socket_mode), (1, 1, 0o660));
+    assert_eq!(config.disks[0].serial, "v");
+    assert!(config.disks[0].write_cache && config.disks[0].discard && config.disks[0].lock);
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = check(
+        r#"
+        device = "scsi"
+        vm = "a"
+        socket = "/tmp/s"
+        socket-mode = "0600"
+        socket-user = "qemu"
+        socket-group = 107
+        queues = 4
+        queue-size = 256
+        threads = 2
+        cpus = [2, 3]
+        wait = "poll"
+        poll-for = "20us"
+        packed = false
+        segments = 64
+        sandbox = "require"
+        user = "ginnel-volume"
+        log = "debug"
+        log-format = "json"
+        [limits]
+        iops = 5000
+        bandwidth = "100M"
+        burst = "50ms"
+        [[disk]]
+        path = "/images/a"
+        sector = 4096
+        serial = "X1"
+        direct = "on"
+        iopoll = true
+        [[disk]]
+        path = "/images/b"
+        read-only = true
+        [[disk]]
+        backend = "ram"
+        size = "64M"
+        lock = false
+        "#,
+    )
+    .unwrap();
+    assert_eq!(config.control, Path::new("/tmp/s.ctl"));
+    assert_eq!((config.device, config.wait, config.packed), (Device::Scsi, Wait::Poll, false));
+    assert_eq!(config.socket_group, Some(Account::Number(107)));
+    assert_eq!(config.limits.bandwidth, Bytes(100 << 20));
+    let serials: Vec<_> = config.disks.iter().map(|d| (d.lun, d.serial.as_str())).collect();
+    assert_eq!(serials, [(0, "X1"), (1, "v.1"), (2, "v.2")]);
+    assert!(!config.disks[1].discard, "nothing to discard on a read-only disk");
+}
+
+#[test]
+fn mistakes_are_named_with_place_and_fix() {
+    for (text, part) in [
+        ("", "there is none"),
+        ("qeues = 2", "v.toml:1: unknown field `qeues`"),
+        ("\n\ndevice = \"nvme\"", "v.toml:3: unknown variant `nvme`"),
+        ("[[disk]]\npath = 5", "v.toml:2"),
+        ("[[disk]]", "disk 0: path"),
+        ("[[disk]]\nbackend = \"ram\"", "disk 0: size"),
+        ("[[disk]]\nbackend = \"null\"\npath = \"/x\"", "has no image"),
+        ("[[disk]]\npath = \"/a.qcow2\"", "qemu-img convert"),
+        ("[[disk]]\npath = \"/a\"\nsector = 1024", "512 or 4096"),
+        ("[[disk]]\npath = \"/a\"\nsize = 1000", "no multiple"),
+        ("[[disk]]\npath = \"/a\"\nserial = \"123456789012345678901\"", "longer than 20"),
+        ("[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/b\"", "device = \"scsi\""),
+        ("device = \"scsi\"\n[[disk]]\npath = \"/a\"\n[[disk]]\npath = \"/a\"", "disks 0 and 1"),
+        ("queues = 0\n[[disk]]\npath = \"/a\"", "queues: 0 is not in 1 to 256"),
+        ("queue-size = 100\n[[disk]]\npath = \"/a\"", "no power of two"),
+        ("threads = 2\n[[disk]]\npath = \"/a\"", "2 threads for 1 queues"),
+        ("queues = 2\ncpus = [1]\nthreads = 2\n[[disk]]\npath = \"/a\"", "1 processors for 2 threads"),
+        ("poll-for = \"5\"\n[[disk]]\npath = \"/a\"", "v.toml:1"),
+        ("[limits]\nburst = \"2000s\"\n[[disk]]\npath = \"/a\"", "longer than a minute"),
+        ("[[disk]]\npath = \"/a\"\ndirect = \"off\"\niopoll = true", "iopoll"),
+    ] {
+        let problem = check(text).unwrap_err().to_string();
+        assert!(problem.contains(part), "{text:?}: {problem}");
+        assert!(!problem.contains('\n'), "{problem}");
+    }
+    let long = format!("socket = \"/{}\"\n[[disk]]\npath = \"/a\"", "x".repeat(107));
+    assert!(check(&long).unwrap_err().to_string().contains("107 bytes"));
+}
+
+#[test]
+fn names_can_be_names_of_files() {
+    for bad in ["", "../a", "-a", ".a", "a/b", "a b", &"x".repeat(65)] {
+        assert!(Spec::ram(4096).check(bad, &Places::default(), "flags").is_err(), "{bad:?}");
+    }
+    assert!(Spec::ram(4096).check("web.data_1-a", &Places::default(), "flags").is_ok());
+}
+
+#[test]
+fn a_configuration_is_written_as_it_is_read() {
+    let spec = Spec::ram(1 << 20);
+    assert_eq!(Spec::parse(&toml::to_string(&spec).unwrap(), Path::new("x")).unwrap(), spec);
+}

@@ -1,0 +1,23 @@
+//! What a volume is told and what it tells: its configuration, the protocol of its control socket with a small blocking
+//! client, its statistics as JSON and Prometheus text.
+//!
+//! Shared by the volume itself, by the command `ginnel`, and by tests. Nothing here opens an image or maps memory.
+
+mod client;
+pub mod config;
+mod limits;
+mod places;
+mod prometheus;
+mod queue_state;
+mod request;
+mod stat;
+mod values;
+
+pub use client::{Client, Error};
+pub use limits::{LimitChange, Limits};
+pub use places::Places;
+pub use prometheus::prometheus;
+pub use queue_state::{Dump, InFlight, QueueState};
+pub use request::{Answer, REQUEST_MAX, Request};
+pub use stat::{DiskStat, FrontEnd, Latency, OperationStat, QueueStat, Stat, ThreadStat};
+pub use values::{Account, Bytes, Mode, Period};

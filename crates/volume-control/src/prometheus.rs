@@ -1,0 +1,199 @@
+//! Statistics as Prometheus' text exposition format, version 0.0.4.
+
+use crate::{Latency, OperationStat, QueueStat, Stat, ThreadStat};
+use std::fmt::Write;
+
+/// Bounds of the buckets that are shown: 2^8 ns (256 ns) to 2^34 ns (17 s), each twice the one before. They coincide with
+/// bounds of the buckets in which volumes count.
+const BOUNDS: std::ops::RangeInclusive<u32> = 8..=34;
+
+/// The counters of several volumes, as one exposition.
+pub fn prometheus(stats: &[Stat]) -> String {
+    let mut text = String::new();
+    about(&mut text, stats);
+    queues(&mut text, stats);
+    threads(&mut text, stats);
+    operations(&mut text, stats);
+    text
+}
+
+/// Writing to a `String` never fails.
+macro_rules! put {
+    ($text:expr, $($arg:tt)*) => { let _ = writeln!($text, $($arg)*); };
+}
+
+fn family(text: &mut String, name: &str, kind: &str, help: &str) {
+    put!(text, "# HELP {name} {help}");
+    put!(text, "# TYPE {name} {kind}");
+}
+
+fn about(text: &mut String, stats: &[Stat]) {
+    family(text, "ginnel_volume_info", "gauge", "What a volume is; always 1.");
+    for s in stats {
+        put!(
+            text,
+            "ginnel_volume_info{{volume={},version={},device={},vm={},sandbox={}}} 1",
+            quoted(&s.volume),
+            quoted(&s.version),
+            quoted(s.device.word()),
+            quoted(s.vm.as_deref().unwrap_or("")),
+            quoted(&s.sandbox)
+        );
+    }
+    type Gauge = (&'static str, &'static str, &'static str, fn(&Stat) -> f64);
+    let gauges: [Gauge; 6] = [
+        ("ginnel_volume_uptime_seconds", "gauge", "Seconds since the volume's start.", |s| s.uptime),
+        ("ginnel_volume_connected", "gauge", "Whether a front end is connected.", |s| {
+            f64::from(u8::from(s.front_end.is_some()))
+        }),
+        ("ginnel_volume_sessions_total", "counter", "Front ends that have connected.", |s| s.sessions as f64),
+        ("ginnel_volume_limit_iops", "gauge", "Requests a second that are allowed; 0: no limit.", |s| {
+            s.limits.iops as f64
+        }),
+        (
+            "ginnel_volume_limit_bytes_per_second",
+            "gauge",
+            "Bytes a second that are allowed; 0: no limit.",
+            |s| s.limits.bandwidth.0 as f64,
+        ),
+        ("ginnel_volume_limit_burst_seconds", "gauge", "Unused allowance that is kept.", |s| {
+            s.limits.burst.0.as_secs_f64()
+        }),
+    ];
+    for (name, kind, help, value) in gauges {
+        family(text, name, kind, help);
+        for s in stats {
+            put!(text, "{name}{{volume={}}} {}", quoted(&s.volume), value(s));
+        }
+    }
+    family(text, "ginnel_volume_disk_size_bytes", "gauge", "Size of a disk.");
+    for s in stats {
+        for disk in &s.disks {
+            put!(
+                text,
+                "ginnel_volume_disk_size_bytes{{volume={},disk=\"{}\"}} {}",
+                quoted(&s.volume),
+                disk.disk,
+                disk.size
+            );
+        }
+    }
+}
+
+fn queues(text: &mut String, stats: &[Stat]) {
+    type Counter = (&'static str, &'static str, fn(&QueueStat) -> u64);
+    let counters: [Counter; 7] = [
+        ("ginnel_volume_queue_taken_total", "Requests taken from a queue.", |q| q.taken),
+        ("ginnel_volume_queue_done_total", "Requests given back.", |q| q.done),
+        ("ginnel_volume_queue_kicks_total", "Kicks from the driver.", |q| q.kicks),
+        ("ginnel_volume_queue_calls_total", "Calls to the driver.", |q| q.calls),
+        ("ginnel_volume_queue_calls_saved_total", "Calls that the driver did not want.", |q| q.calls_saved),
+        ("ginnel_volume_queue_throttled_total", "Requests that waited for a limit.", |q| q.throttled),
+        ("ginnel_volume_queue_malformed_total", "Requests that made no sense.", |q| q.malformed),
+    ];
+    for (name, help, value) in counters {
+        family(text, name, "counter", help);
+        for s in stats {
+            for q in &s.queues {
+                put!(text, "{name}{{volume={},queue=\"{}\"}} {}", quoted(&s.volume), q.queue, value(q));
+            }
+        }
+    }
+}
+
+fn threads(text: &mut String, stats: &[Stat]) {
+    type Counter = (&'static str, &'static str, fn(&ThreadStat) -> u64);
+    let counters: [Counter; 3] = [
+        ("ginnel_volume_thread_turns_total", "Looks of a thread for work.", |t| t.turns),
+        ("ginnel_volume_thread_busy_turns_total", "Looks that found some.", |t| t.busy_turns),
+        ("ginnel_volume_thread_sleeps_total", "Sleeps of a thread.", |t| t.sleeps),
+    ];
+    for (name, help, value) in counters {
+        family(text, name, "counter", help);
+        for s in stats {
+            for t in &s.threads {
+                put!(text, "{name}{{volume={},thread=\"{}\"}} {}", quoted(&s.volume), t.thread, value(t));
+            }
+        }
+    }
+}
+
+fn operations(text: &mut String, stats: &[Stat]) {
+    type Counter = (&'static str, &'static str, fn(&OperationStat) -> u64);
+    let counters: [Counter; 3] = [
+        ("ginnel_volume_requests_total", "Requests, done or failed.", |o| o.requests),
+        ("ginnel_volume_bytes_total", "Bytes of data in requests.", |o| o.bytes),
+        ("ginnel_volume_errors_total", "Requests that failed.", |o| o.errors),
+    ];
+    let labels = |s: &Stat, o: &OperationStat| {
+        format!("volume={},operation={}", quoted(&s.volume), quoted(&o.operation))
+    };
+    for (name, help, value) in counters {
+        family(text, name, "counter", help);
+        for s in stats {
+            for o in &s.operations {
+                put!(text, "{name}{{{}}} {}", labels(s, o), value(o));
+            }
+        }
+    }
+    let name = "ginnel_volume_latency_seconds";
+    family(text, name, "histogram", "From taking a request to giving it back.");
+    for s in stats {
+        for o in &s.operations {
+            histogram(text, name, &labels(s, o), &o.latency);
+        }
+    }
+}
+
+fn histogram(text: &mut String, name: &str, labels: &str, latency: &Latency) {
+    for bound in BOUNDS {
+        let nanoseconds = 1u64 << bound;
+        let within: u64 =
+            latency.buckets.iter().take_while(|(upper, _)| *upper <= nanoseconds).map(|(_, n)| n).sum();
+        put!(text, "{name}_bucket{{{labels},le=\"{}\"}} {within}", nanoseconds as f64 / 1e9);
+    }
+    put!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", latency.count);
+    put!(text, "{name}_sum{{{labels}}} {}", latency.sum as f64 / 1e9);
+    put!(text, "{name}_count{{{labels}}} {}", latency.count);
+}
+
+/// The value of a label.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exposition() {
+        let read = OperationStat {
+            operation: "read".into(),
+            requests: 3,
+            bytes: 12288,
+            errors: 1,
+            latency: Latency::of(vec![(255, 1), (1023, 1), (1 << 40, 1)], 2_000, 1 << 39),
+        };
+        let queue = QueueStat { queue: 1, kicks: 7, ..Default::default() };
+        let stat =
+            Stat { volume: "a\"b".into(), queues: vec![queue], operations: vec![read], ..Default::default() };
+        let text = prometheus(&[stat]);
+        for line in [
+            r#"ginnel_volume_queue_kicks_total{volume="a\"b",queue="1"} 7"#,
+            r#"ginnel_volume_requests_total{volume="a\"b",operation="read"} 3"#,
+            r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="0.000000256"} 1"#,
+            r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="0.000001024"} 2"#,
+            r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="+Inf"} 3"#,
+            r#"ginnel_volume_latency_seconds_sum{volume="a\"b",operation="read"} 0.000002"#,
+            r#"ginnel_volume_latency_seconds_count{volume="a\"b",operation="read"} 3"#,
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        }
+        // Each family is announced once, and has its samples together.
+        let announced: Vec<_> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();
+        let mut unique = announced.clone();
+        unique.dedup();
+        assert_eq!(announced, unique);
+    }
+}
