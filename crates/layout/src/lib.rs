@@ -20,6 +20,7 @@ pub mod ring;
 pub mod segment;
 pub mod sync;
 pub mod vhost_user;
+pub mod virtio_blk;
 pub mod wire;
 
 pub use name::Name;
