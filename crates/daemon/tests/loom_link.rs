@@ -78,6 +78,7 @@ impl Memory for Part {
         self.len
     }
     words! {
+        u16: load_relaxed_u16 load_acquire_u16 store_relaxed_u16 store_release_u16
         u32: load_relaxed_u32 load_acquire_u32 store_relaxed_u32 store_release_u32
         u64: load_relaxed_u64 load_acquire_u64 store_relaxed_u64 store_release_u64
     }

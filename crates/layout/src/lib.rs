@@ -14,12 +14,14 @@ pub mod channel;
 pub mod control;
 pub mod dax;
 pub mod farm;
+pub mod inflight;
 pub mod name;
 pub mod relay;
 pub mod ring;
 pub mod segment;
 pub mod sync;
 pub mod vhost_user;
+pub mod virtio;
 pub mod virtio_blk;
 pub mod wire;
 

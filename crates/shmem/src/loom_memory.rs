@@ -6,7 +6,8 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A run of 64-bit words that loom explores. 32-bit words occupy a 64-bit one (at multiples of eight). Bulk copies go
+/// A run of words that loom explores. A word is named by its offset and may be used with one size only; two of them must
+/// not overlap, which nothing checks. Bulk copies, of 64-bit words, go
 /// word by word without ordering, so a missing release or acquire shows as an old value; and they are also watched for
 /// data races, because loom never lets a load see a store that its execution has not done yet, which hides that a
 /// copy out must come before the next copy in.
@@ -53,7 +54,7 @@ impl Word {
 impl LoomMemory {
     /// `len` bytes, zero, of which the words at the given offsets exist. To be made inside the model.
     pub fn new(len: usize, words: impl IntoIterator<Item = usize>) -> Self {
-        let words = words.into_iter().inspect(|at| assert!(at % 8 == 0 && at + 8 <= len, "no word at {at}"));
+        let words = words.into_iter().inspect(|at| assert!(at % 2 == 0 && at + 2 <= len, "no word at {at}"));
         Self { len, words: Arc::new(words.map(|at| (at, Word::new())).collect()), forgets: None }
     }
 
@@ -90,6 +91,18 @@ impl LoomMemory {
 impl Memory for LoomMemory {
     fn len(&self) -> usize {
         self.len
+    }
+    fn load_relaxed_u16(&self, at: usize) -> u16 {
+        self.load_relaxed_u64(at) as u16
+    }
+    fn load_acquire_u16(&self, at: usize) -> u16 {
+        self.load_acquire_u64(at) as u16
+    }
+    fn store_relaxed_u16(&self, at: usize, value: u16) {
+        self.store_relaxed_u64(at, value.into());
+    }
+    fn store_release_u16(&self, at: usize, value: u16) {
+        self.store_release_u64(at, value.into());
     }
     fn load_relaxed_u32(&self, at: usize) -> u32 {
         self.load_relaxed_u64(at) as u32

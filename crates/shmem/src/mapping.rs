@@ -6,7 +6,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 /// What a mapping may be used for.
@@ -197,6 +197,16 @@ impl Mapping {
     }
 
     #[inline]
+    fn word16(&self, limit: usize, at: usize) -> &AtomicU16 {
+        assert!(
+            at.rotate_right(1) < limit / 2,
+            "word outside the mapping, or misaligned, or a store to a read-only one"
+        );
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU16::from_ptr(self.start.as_ptr().add(at).cast()) }
+    }
+
+    #[inline]
     fn word32(&self, limit: usize, at: usize) -> &AtomicU32 {
         // One comparison, here and below: rotated, a misaligned offset is a huge one. Under emulation a branch costs more
         // than what it guards.
@@ -258,6 +268,22 @@ impl Memory for Mapping {
     #[inline]
     fn len(&self) -> usize {
         self.len
+    }
+    #[inline]
+    fn load_relaxed_u16(&self, at: usize) -> u16 {
+        self.word16(self.len, at).load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn load_acquire_u16(&self, at: usize) -> u16 {
+        self.word16(self.len, at).load(Ordering::Acquire)
+    }
+    #[inline]
+    fn store_relaxed_u16(&self, at: usize, value: u16) {
+        self.word16(self.writable, at).store(value, Ordering::Relaxed);
+    }
+    #[inline]
+    fn store_release_u16(&self, at: usize, value: u16) {
+        self.word16(self.writable, at).store(value, Ordering::Release);
     }
     #[inline]
     fn load_relaxed_u32(&self, at: usize) -> u32 {
@@ -452,7 +478,9 @@ mod tests {
             reader.is_read_only() && reader.part(64, 64).unwrap().is_read_only() && !writer.is_read_only()
         );
         writer.store_release_u64(64, 7);
-        let stores: [fn(&Mapping); 10] = [
+        let stores: [fn(&Mapping); 12] = [
+            |m| m.store_relaxed_u16(0, 1),
+            |m| m.store_release_u16(0, 1),
             |m| m.store_relaxed_u32(0, 1),
             |m| m.store_release_u32(0, 1),
             |m| m.store_relaxed_u64(0, 1),

@@ -22,6 +22,15 @@ pub trait Memory: Clone {
     }
 
     /// Loads without ordering.
+    fn load_relaxed_u16(&self, at: usize) -> u16;
+    /// Loads; what the writer did before its release store is seen afterwards.
+    fn load_acquire_u16(&self, at: usize) -> u16;
+    /// Stores without ordering.
+    fn store_relaxed_u16(&self, at: usize, value: u16);
+    /// Stores; everything done before is seen by whoever acquires this value.
+    fn store_release_u16(&self, at: usize, value: u16);
+
+    /// Loads without ordering.
     fn load_relaxed_u32(&self, at: usize) -> u32;
     /// Loads; what the writer did before its release store is seen afterwards.
     fn load_acquire_u32(&self, at: usize) -> u32;

@@ -9,6 +9,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-shmem", &[]),
     ("ginnel-ring", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-sync", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
+    ("ginnel-virtqueue", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
     ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
     ("ginnel-volume-control", &[]),

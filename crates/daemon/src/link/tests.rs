@@ -212,6 +212,7 @@ impl Memory for Mortal {
     fn len(&self) -> usize {
         self.memory.len()
     }
+    mortal_word!(u16, load_relaxed_u16, load_acquire_u16, store_relaxed_u16, store_release_u16);
     mortal_word!(u32, load_relaxed_u32, load_acquire_u32, store_relaxed_u32, store_release_u32);
     mortal_word!(u64, load_relaxed_u64, load_acquire_u64, store_relaxed_u64, store_release_u64);
     fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {

@@ -1,0 +1,227 @@
+//! Virtqueues: what a virtio driver and its device share (virtio 1.2, section 2.7 split and 2.8 packed virtqueues).
+//!
+//! A queue of `size` entries has three areas, each anywhere in the driver's memory:
+//!
+//! ```text
+//!            descriptor area            driver area (written by the driver)    device area (written by the device)
+//! split      Descriptor[size]           flags u16, idx u16, ring u16[size],    flags u16, idx u16, ring {id u32,
+//!            written by the driver      used_event u16                         len u32}[size], avail_event u16
+//! packed     PackedDescriptor[size]     off_wrap u16, flags u16                off_wrap u16, flags u16
+//!            written by both
+//! ```
+
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The largest queue of either kind (2.7, 2.8.10.1).
+pub const MAX_SIZE: u16 = 1 << 15;
+
+/// Bytes of a descriptor of either kind; also of one in an indirect table.
+pub const DESCRIPTOR: usize = 16;
+
+/// Alignment of the descriptor area.
+pub const DESCRIPTOR_ALIGN: usize = 16;
+
+/// Feature bits that concern the queues and the transport (section 6; bit 26 and 30: vhost-user specification).
+pub mod feature {
+    /// The log of dirty pages is to be written (vhost).
+    pub const VHOST_LOG_ALL: u64 = 1 << 26;
+    /// Indirect descriptors may be used.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// Notifications are suppressed by index.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// The vhost-user protocol features can be negotiated (vhost-user).
+    pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
+    /// Virtio 1.0 or later.
+    pub const VERSION_1: u64 = 1 << 32;
+    /// Addresses go through an IOMMU of the platform.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
+    /// Packed instead of split queues.
+    pub const RING_PACKED: u64 = 1 << 34;
+    /// Buffers are used in the order in which they were made available.
+    pub const IN_ORDER: u64 = 1 << 35;
+}
+
+/// Flags of a descriptor. Unknown bits are reserved and ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct DescriptorFlags(pub u16);
+
+impl DescriptorFlags {
+    /// The chain goes on.
+    pub const NEXT: Self = Self(1);
+    /// The device writes; without it, it reads.
+    pub const WRITE: Self = Self(2);
+    /// The buffer holds a table of descriptors.
+    pub const INDIRECT: Self = Self(4);
+    /// Packed: equal to the driver's wrap counter when available.
+    pub const AVAIL: Self = Self(1 << 7);
+    /// Packed: differs from the driver's wrap counter when available, is equal to the device's when used.
+    pub const USED: Self = Self(1 << 15);
+
+    /// Whether all bits of `other` are set.
+    #[inline]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The bits of both.
+    #[inline]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Packed: what AVAIL and USED say of a descriptor made available under this wrap counter (2.8.1).
+    #[inline]
+    pub const fn available(wrap: bool) -> Self {
+        if wrap { Self::AVAIL } else { Self::USED }
+    }
+
+    /// Packed: what AVAIL and USED say of one used under this wrap counter (2.8.1).
+    #[inline]
+    pub const fn used(wrap: bool) -> Self {
+        if wrap { Self(Self::AVAIL.0 | Self::USED.0) } else { Self(0) }
+    }
+
+    /// Packed: AVAIL and USED alone.
+    #[inline]
+    pub const fn state(self) -> Self {
+        Self(self.0 & (Self::AVAIL.0 | Self::USED.0))
+    }
+}
+
+/// A descriptor of a split queue, or of an indirect table of one (2.7.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Descriptor {
+    /// Guest physical address.
+    pub address: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Flags.
+    pub flags: DescriptorFlags,
+    /// The next of the chain, if it goes on.
+    pub next: u16,
+}
+
+/// A descriptor of a packed queue, or of an indirect table of one (2.8.13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PackedDescriptor {
+    /// Guest physical address.
+    pub address: u64,
+    /// Bytes; in a used one, bytes written.
+    pub len: u32,
+    /// The buffer's identity, chosen by the driver.
+    pub id: u16,
+    /// Flags.
+    pub flags: DescriptorFlags,
+}
+
+const _: () = {
+    assert!(size_of::<Descriptor>() == DESCRIPTOR && size_of::<PackedDescriptor>() == DESCRIPTOR);
+    assert!(offset_of!(Descriptor, len) == 8 && offset_of!(PackedDescriptor, len) == 8);
+    assert!(offset_of!(Descriptor, flags) == 12 && offset_of!(Descriptor, next) == 14);
+    assert!(offset_of!(PackedDescriptor, id) == 12 && offset_of!(PackedDescriptor, flags) == 14);
+};
+
+impl Descriptor {
+    /// From the two words that it lies in.
+    #[inline]
+    pub const fn from_words(address: u64, rest: u64) -> Self {
+        Self {
+            address,
+            len: rest as u32,
+            flags: DescriptorFlags((rest >> 32) as u16),
+            next: (rest >> 48) as u16,
+        }
+    }
+
+    /// The second of the two words that it lies in; the first is the address.
+    #[inline]
+    pub const fn rest(self) -> u64 {
+        self.len as u64 | (self.flags.0 as u64) << 32 | (self.next as u64) << 48
+    }
+}
+
+impl PackedDescriptor {
+    /// From the two words that it lies in.
+    #[inline]
+    pub const fn from_words(address: u64, rest: u64) -> Self {
+        Self {
+            address,
+            len: rest as u32,
+            id: (rest >> 32) as u16,
+            flags: DescriptorFlags((rest >> 48) as u16),
+        }
+    }
+
+    /// The second of the two words that it lies in; the first is the address.
+    #[inline]
+    pub const fn rest(self) -> u64 {
+        self.len as u64 | (self.id as u64) << 32 | (self.flags.0 as u64) << 48
+    }
+}
+
+/// The split queue's rings (2.7.6 the available ring, in the driver area; 2.7.8 the used ring, in the device area).
+pub mod split {
+    /// Offset of the flags in both rings.
+    pub const FLAGS: usize = 0;
+    /// Offset of the index in both rings.
+    pub const INDEX: usize = 2;
+    /// Available ring: the driver does not want to be called (unless EVENT_IDX is negotiated).
+    pub const NO_INTERRUPT: u16 = 1;
+    /// Used ring: the device does not want to be kicked (unless EVENT_IDX is negotiated).
+    pub const NO_NOTIFY: u16 = 1;
+    /// Alignment of the driver area.
+    pub const DRIVER_ALIGN: usize = 2;
+    /// Alignment of the device area.
+    pub const DEVICE_ALIGN: usize = 4;
+
+    /// Offset of the available ring's entry `i`, a u16.
+    #[inline]
+    pub const fn available(i: u16) -> usize {
+        4 + 2 * i as usize
+    }
+    /// Offset of the used ring's entry `i`: id, then length, each a u32.
+    #[inline]
+    pub const fn used(i: u16) -> usize {
+        4 + 8 * i as usize
+    }
+    /// Offset of `used_event`, behind the available ring.
+    #[inline]
+    pub const fn used_event(size: u16) -> usize {
+        available(size)
+    }
+    /// Offset of `avail_event`, behind the used ring.
+    #[inline]
+    pub const fn avail_event(size: u16) -> usize {
+        used(size)
+    }
+    /// Bytes of the driver area.
+    pub const fn driver_len(size: u16, event_idx: bool) -> usize {
+        used_event(size) + if event_idx { 2 } else { 0 }
+    }
+    /// Bytes of the device area.
+    pub const fn device_len(size: u16, event_idx: bool) -> usize {
+        avail_event(size) + if event_idx { 2 } else { 0 }
+    }
+}
+
+/// The packed queue's event suppression structures (2.8.14): each one 32-bit word, `off_wrap` in the low half.
+pub mod packed {
+    /// Notify always.
+    pub const ENABLE: u16 = 0;
+    /// Notify never.
+    pub const DISABLE: u16 = 1;
+    /// Notify when the descriptor of `off_wrap` is reached (EVENT_IDX only).
+    pub const DESC: u16 = 2;
+    /// Bytes and alignment of the driver area and of the device area.
+    pub const EVENT: usize = 4;
+
+    /// The word.
+    #[inline]
+    pub const fn event(off_wrap: u16, flags: u16) -> u32 {
+        off_wrap as u32 | (flags as u32) << 16
+    }
+}

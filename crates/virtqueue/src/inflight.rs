@@ -1,0 +1,49 @@
+//! In-flight regions (vhost-user specification, "Inflight I/O tracking"): what a device notes down so that a successor knows
+//! which requests it had, and takes exactly those again.
+//!
+//! A process that is killed has done all its stores up to some instruction and none behind it. So the order of the
+//! stores is all that matters, and all here are release stores: the compiler keeps them in the order that the
+//! specification demands.
+
+mod split;
+
+use crate::Kind;
+use crate::error::SetupError;
+use crate::memory::Area;
+use ginnel_layout::inflight::{ALIGN, packed, split as layout};
+use ginnel_shmem::Memory;
+
+pub(crate) use split::Split;
+
+/// One queue's part of an in-flight region.
+pub struct InflightQueue<M> {
+    area: Area<M>,
+    /// Entries.
+    size: u16,
+    kind: Kind,
+}
+
+impl<M: Memory> InflightQueue<M> {
+    /// Bytes of the part of a queue of this size: a multiple of 64. The parts of a region follow one another.
+    pub const fn len(kind: Kind, size: u16) -> usize {
+        match kind {
+            Kind::Split => layout::len(size),
+            Kind::Packed => packed::len(size),
+        }
+    }
+
+    /// The part of queue number `queue`, in `memory` from `at`, where the region begins (at a multiple of 8), for queues of at
+    /// most `size` entries. A part of zeros has not been in use yet.
+    pub fn new(memory: M, at: usize, queue: u16, kind: Kind, size: u16) -> Result<Self, SetupError> {
+        let len = Self::len(kind, size);
+        let at = len.checked_mul(queue.into()).and_then(|offset| at.checked_add(offset));
+        let Some(at) = at.filter(|at| at.checked_add(len).is_some_and(|end| end <= memory.len())) else {
+            return Err(SetupError::Inflight("it is too short for the number of queues and their size"));
+        };
+        if !at.is_multiple_of(8) {
+            return Err(SetupError::Inflight("it does not begin at a multiple of 8"));
+        }
+        const { assert!(ALIGN.is_multiple_of(8)) };
+        Ok(Self { area: Area { memory, at, len, guest: 0 }, size, kind })
+    }
+}

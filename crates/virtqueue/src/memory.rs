@@ -1,0 +1,362 @@
+//! The guest's memory: which of its addresses lie where in ours.
+
+use crate::error::{Corrupt, MemoryError};
+use ginnel_shmem::{Memory, SharedSlice};
+
+/// A run of the guest's memory.
+#[derive(Clone)]
+pub struct Region<M> {
+    /// Its address in the guest.
+    pub guest: u64,
+    /// Its address in the front end, by which rings are named (vhost-user specification, "Memory region description").
+    pub user: u64,
+    /// The bytes; as many as the region has.
+    pub memory: M,
+}
+
+/// Part of a region: where a ring's area lies.
+#[derive(Clone)]
+pub struct Area<M> {
+    /// The region's bytes.
+    pub memory: M,
+    /// Where the area begins in them.
+    pub at: usize,
+    /// Bytes of the area; what is behind the needed ones is ignored.
+    pub len: usize,
+    /// Its address in the guest (for the log of dirty pages, and messages).
+    pub guest: u64,
+}
+
+/// Words of an area, by their offset in it. As in [`Memory`], an offset that is not inside, or misaligned, panics; the queues
+/// check sizes and alignment when they are made, and mask or check every index.
+impl<M: Memory> Area<M> {
+    #[inline]
+    pub(crate) fn load_relaxed_u16(&self, offset: usize) -> u16 {
+        self.memory.load_relaxed_u16(self.at + offset)
+    }
+    #[inline]
+    pub(crate) fn load_acquire_u16(&self, offset: usize) -> u16 {
+        self.memory.load_acquire_u16(self.at + offset)
+    }
+    #[inline]
+    pub(crate) fn store_relaxed_u16(&self, offset: usize, value: u16) {
+        self.memory.store_relaxed_u16(self.at + offset, value);
+    }
+    #[inline]
+    pub(crate) fn store_release_u16(&self, offset: usize, value: u16) {
+        self.memory.store_release_u16(self.at + offset, value);
+    }
+    #[inline]
+    pub(crate) fn load_relaxed_u32(&self, offset: usize) -> u32 {
+        self.memory.load_relaxed_u32(self.at + offset)
+    }
+    #[inline]
+    pub(crate) fn store_relaxed_u32(&self, offset: usize, value: u32) {
+        self.memory.store_relaxed_u32(self.at + offset, value);
+    }
+    #[inline]
+    pub(crate) fn load_relaxed_u64(&self, offset: usize) -> u64 {
+        self.memory.load_relaxed_u64(self.at + offset)
+    }
+    #[inline]
+    pub(crate) fn store_relaxed_u64(&self, offset: usize, value: u64) {
+        self.memory.store_relaxed_u64(self.at + offset, value);
+    }
+    #[inline]
+    pub(crate) fn store_release_u64(&self, offset: usize, value: u64) {
+        self.memory.store_release_u64(self.at + offset, value);
+    }
+}
+
+/// A piece of a request's memory, contiguous in one region. Means something only to the [`GuestMemory`] that found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Which region.
+    pub region: u16,
+    /// Bytes.
+    pub len: u32,
+    /// Where in the region.
+    pub at: usize,
+}
+
+/// All regions. Clones name the same memory.
+#[derive(Clone)]
+pub struct GuestMemory<M: Memory> {
+    /// By address in the guest.
+    regions: Vec<Region<M>>,
+}
+
+impl<M: Memory> GuestMemory<M> {
+    /// Takes the regions in any order. Empty ones are left out.
+    pub fn new(mut regions: Vec<Region<M>>) -> Result<Self, MemoryError> {
+        regions.retain(|region| !region.memory.is_empty());
+        if regions.len() > usize::from(u16::MAX) {
+            return Err(MemoryError::TooMany(regions.len()));
+        }
+        regions.sort_unstable_by_key(|region| region.user);
+        apart(&regions, |region| region.user)?;
+        regions.sort_unstable_by_key(|region| region.guest);
+        apart(&regions, |region| region.guest)?;
+        Ok(Self { regions })
+    }
+
+    /// The regions, by address in the guest.
+    pub fn regions(&self) -> &[Region<M>] {
+        &self.regions
+    }
+
+    /// Whether one of the regions has gone away (see [`Memory::is_broken`]).
+    pub fn is_broken(&self) -> bool {
+        self.regions.iter().any(|region| region.memory.is_broken())
+    }
+
+    /// The `len` bytes at an address of the front end, if one region has them all.
+    pub fn at_user(&self, user: u64, len: usize) -> Option<Area<M>> {
+        self.area(len, |region| user.checked_sub(region.user))
+    }
+
+    /// The `len` bytes at an address of the guest, if one region has them all.
+    pub fn at_guest(&self, guest: u64, len: usize) -> Option<Area<M>> {
+        self.area(len, |region| guest.checked_sub(region.guest))
+    }
+
+    fn area(&self, len: usize, offset: impl Fn(&Region<M>) -> Option<u64>) -> Option<Area<M>> {
+        self.regions.iter().find_map(|region| {
+            let at = offset(region)?;
+            if at >= region.memory.len() as u64 || len > region.memory.len() - at as usize {
+                return None;
+            }
+            Some(Area { memory: region.memory.clone(), at: at as usize, len, guest: region.guest + at })
+        })
+    }
+
+    /// The bytes of a buffer. Panics if another `GuestMemory` has found it and there are no such bytes here.
+    #[inline]
+    pub fn slice(&self, buffer: &Buffer) -> SharedSlice<'_, M> {
+        SharedSlice::new(&self.regions[usize::from(buffer.region)].memory, buffer.at, buffer.len as usize)
+    }
+
+    /// The address of a buffer in the guest.
+    #[inline]
+    pub fn guest_address(&self, buffer: &Buffer) -> u64 {
+        self.regions[usize::from(buffer.region)].guest + buffer.at as u64
+    }
+
+    /// Finds the pieces of `len` bytes at a guest's address, and gives them to `take`, which says whether to go on; several
+    /// where regions meet. `hint` is the region to look in first, and is set to the last one found.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        address: u64,
+        len: u32,
+        hint: &mut u16,
+        mut take: impl FnMut(Buffer) -> bool,
+    ) -> Result<(), Corrupt> {
+        if let Some(region) = self.regions.get(usize::from(*hint)) {
+            let at = address.wrapping_sub(region.guest);
+            let bytes = region.memory.len() as u64;
+            // The sum cannot overflow once the first holds.
+            if at < bytes && at + u64::from(len) <= bytes {
+                take(Buffer { region: *hint, len, at: at as usize });
+                return Ok(());
+            }
+        }
+        self.find_slowly(address, len, hint, &mut take)
+    }
+
+    #[cold]
+    fn find_slowly(
+        &self,
+        address: u64,
+        len: u32,
+        hint: &mut u16,
+        take: &mut dyn FnMut(Buffer) -> bool,
+    ) -> Result<(), Corrupt> {
+        let outside = Corrupt::Outside { address, len };
+        let (mut address, mut left) = (address, len);
+        while left > 0 {
+            let index = self.regions.partition_point(|region| region.guest <= address);
+            let region = index.checked_sub(1).ok_or(outside)?;
+            let at = address - self.regions[region].guest;
+            let room = (self.regions[region].memory.len() as u64).saturating_sub(at);
+            if room == 0 {
+                return Err(outside);
+            }
+            let piece = room.min(u64::from(left)) as u32;
+            *hint = region as u16;
+            if !take(Buffer { region: region as u16, len: piece, at: at as usize }) {
+                return Ok(());
+            }
+            // A region ends within the address space, so at worst nothing follows.
+            address = address.wrapping_add(u64::from(piece));
+            left -= piece;
+        }
+        Ok(())
+    }
+
+    /// Copies out what the buffers hold from byte `at` on; returns how many bytes there were.
+    pub fn read(&self, from: &[Buffer], at: u64, into: &mut [u8]) -> usize {
+        let mut done = 0;
+        self.pieces(from, at, into.len(), |slice| {
+            let n = slice.len();
+            slice.read(0, &mut into[done..done + n]);
+            done += n;
+        })
+    }
+
+    /// Copies into the buffers from byte `at` on; returns how many bytes found room.
+    pub fn write(&self, to: &[Buffer], at: u64, from: &[u8]) -> usize {
+        let mut done = 0;
+        self.pieces(to, at, from.len(), |slice| {
+            let n = slice.len();
+            slice.write(0, &from[done..done + n]);
+            done += n;
+        })
+    }
+
+    /// Calls `f` with each piece of `len` bytes from byte `at` on; returns how many bytes there were.
+    pub fn pieces(
+        &self,
+        buffers: &[Buffer],
+        mut at: u64,
+        len: usize,
+        mut f: impl FnMut(SharedSlice<'_, M>),
+    ) -> usize {
+        let mut left = len;
+        for buffer in buffers {
+            if left == 0 {
+                break;
+            }
+            if at >= u64::from(buffer.len) {
+                at -= u64::from(buffer.len);
+                continue;
+            }
+            let slice = self.slice(buffer).skip(at as usize);
+            at = 0;
+            let n = left.min(slice.len());
+            f(slice.first(n));
+            left -= n;
+        }
+        len - left
+    }
+
+    /// Copies out `into.len()` bytes at a guest's address.
+    #[inline]
+    pub(crate) fn load(&self, address: u64, hint: &mut u16, into: &mut [u8; 16]) -> Result<(), Corrupt> {
+        let mut done = 0;
+        self.find(address, 16, hint, |piece| {
+            let end = done + piece.len as usize;
+            self.regions[usize::from(piece.region)].memory.read(piece.at, &mut into[done..end]);
+            done = end;
+            true
+        })
+    }
+}
+
+/// Checks that sorted regions do not overlap, nor pass the end of the address space.
+fn apart<M: Memory>(regions: &[Region<M>], start: impl Fn(&Region<M>) -> u64) -> Result<(), MemoryError> {
+    let mut end = 0;
+    for region in regions {
+        let from = start(region);
+        if from < end {
+            return Err(MemoryError::Overlap(from));
+        }
+        end = from.checked_add(region.memory.len() as u64).ok_or(MemoryError::TooLong(from))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ginnel_shmem::Mapping;
+
+    fn memory(regions: &[(u64, u64, usize)]) -> Result<GuestMemory<Mapping>, MemoryError> {
+        let region =
+            |&(guest, user, len): &_| Region { guest, user, memory: Mapping::anonymous(len).unwrap() };
+        GuestMemory::new(regions.iter().map(region).collect())
+    }
+
+    fn find(
+        memory: &GuestMemory<Mapping>,
+        address: u64,
+        len: u32,
+    ) -> Result<Vec<(u16, usize, u32)>, Corrupt> {
+        let mut found = Vec::new();
+        for mut hint in [0, 1, 7] {
+            found.clear();
+            memory.find(address, len, &mut hint, |b| {
+                found.push((b.region, b.at, b.len));
+                true
+            })?;
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn a_buffer_may_span_regions_that_meet() {
+        let m = memory(&[(0x4000, 0x90000, 0x1000), (0x1000, 0x80000, 0x3000), (0x9000, 0x10000, 0x1000)])
+            .unwrap();
+        assert_eq!(find(&m, 0x1000, 0x3000), Ok(vec![(0, 0, 0x3000)]));
+        assert_eq!(find(&m, 0x3ff0, 0x20), Ok(vec![(0, 0x2ff0, 0x10), (1, 0, 0x10)]));
+        assert_eq!(find(&m, 0x9008, 8), Ok(vec![(2, 8, 8)]));
+        for (address, len) in [
+            (0, 1),
+            (0xfff, 2),
+            (0x4fff, 2),
+            (0x5000, 1),
+            (0x8fff, 2),
+            (0x9fff, 2),
+            (0xa000, 1),
+            (u64::MAX, 1),
+            (u64::MAX - 3, 8),
+            (0x1000, u32::MAX),
+        ] {
+            assert_eq!(find(&m, address, len), Err(Corrupt::Outside { address, len }));
+        }
+    }
+
+    #[test]
+    fn regions_do_not_overlap() {
+        assert_eq!(memory(&[(0, 0, 0x1000), (0xff8, 0x4000, 8)]).err(), Some(MemoryError::Overlap(0xff8)));
+        assert_eq!(
+            memory(&[(0, 0, 0x1000), (0x4000, 0xff8, 8)]).err(),
+            Some(MemoryError::Overlap(0xff8)),
+            "in the front end's addresses"
+        );
+        assert_eq!(memory(&[(u64::MAX - 7, 0, 16)]).err(), Some(MemoryError::TooLong(u64::MAX - 7)));
+    }
+
+    #[test]
+    fn an_area_lies_in_one_region() {
+        let m = memory(&[(0x1000, 0x80000, 0x1000), (0x2000, 0x81000, 0x1000)]).unwrap();
+        let area = m.at_user(0x81010, 0xff0).unwrap();
+        assert_eq!((area.at, area.len, area.guest), (0x10, 0xff0, 0x2010));
+        assert!(m.at_user(0x81010, 0xff1).is_none(), "one byte too many");
+        assert!(m.at_user(0x80ff0, 0x20).is_none(), "over a border");
+        assert!(
+            m.at_user(0x1000, 1).is_none() && m.at_user(0x82000, 0).is_none() && m.at_user(0, 1).is_none()
+        );
+        assert_eq!(m.at_guest(0x1008, 8).map(|a| a.at), Some(8));
+    }
+
+    #[test]
+    fn bytes_go_over_borders() {
+        let m = memory(&[(0, 0, 0x1000), (0x1000, 0x2000, 0x1000)]).unwrap();
+        let buffers = [
+            Buffer { region: 0, at: 0xffd, len: 3 },
+            Buffer { region: 1, at: 0, len: 5 },
+            Buffer { region: 1, at: 64, len: 2 },
+        ];
+        assert_eq!(m.write(&buffers, 1, b"abcdefghijk"), 9);
+        let mut back = [0; 20];
+        assert_eq!(m.read(&buffers, 0, &mut back), 10);
+        assert_eq!(&back[..10], b"\0abcdefghi");
+        assert_eq!(m.read(&buffers, 8, &mut back[..1]), 1);
+        assert_eq!(back[0], b'h');
+        assert_eq!(m.read(&buffers, 10, &mut back), 0);
+        let mut bytes = [9; 16];
+        m.load(0xffe, &mut 0, &mut bytes).unwrap();
+        assert_eq!(&bytes[..8], b"abcdefg\0", "over a border");
+    }
+}

@@ -1,0 +1,38 @@
+//! Split queues (virtio 1.2, section 2.7).
+
+mod device;
+mod driver;
+
+use crate::device::check_area;
+use crate::error::SetupError;
+use crate::memory::Area;
+use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, split};
+use ginnel_shmem::Memory;
+
+pub(crate) use device::Device;
+pub(crate) use driver::Driver;
+
+/// The three areas, long enough for the size.
+pub(crate) struct Areas<M> {
+    descriptors: Area<M>,
+    driver: Area<M>,
+    device: Area<M>,
+}
+
+impl<M: Memory> Areas<M> {
+    fn new(
+        size: u16,
+        event_idx: bool,
+        descriptors: Area<M>,
+        driver: Area<M>,
+        device: Area<M>,
+    ) -> Result<Self, SetupError> {
+        if !size.is_power_of_two() {
+            return Err(SetupError::Size(size));
+        }
+        check_area("descriptor", &descriptors, DESCRIPTOR * usize::from(size), DESCRIPTOR_ALIGN)?;
+        check_area("driver", &driver, split::driver_len(size, event_idx), split::DRIVER_ALIGN)?;
+        check_area("device", &device, split::device_len(size, event_idx), split::DEVICE_ALIGN)?;
+        Ok(Self { descriptors, driver, device })
+    }
+}

@@ -1,0 +1,199 @@
+//! What a driver makes available its device gets, and the other way round; who is notified when.
+
+mod rig;
+
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
+use rig::Rig;
+
+const KINDS: [Kind; 1] = [Kind::Split];
+
+struct Pair {
+    rig: Rig,
+    guest: GuestMemory<Mapping>,
+    driver: DriverQueue<Mapping>,
+    device: DeviceQueue<Mapping>,
+    chain: Chain,
+}
+
+impl Pair {
+    fn new(kind: Kind, size: u16, event_idx: bool) -> Self {
+        let rig = Rig::new(kind, size, event_idx);
+        let memory = rig.memory();
+        Self {
+            rig,
+            guest: rig.guest(&memory),
+            driver: rig.driver(&memory),
+            device: rig.device(&memory),
+            chain: Chain::new(),
+        }
+    }
+
+    fn segment(&self, at: usize, len: u32, writable: bool) -> Segment {
+        Segment { address: self.rig.data(at), len, writable }
+    }
+
+    /// A block request: header, data, status.
+    fn request(&self, n: usize) -> [Segment; 3] {
+        let at = 512 * n;
+        [self.segment(at, 16, false), self.segment(at + 16, 256, true), self.segment(at + 272, 1, true)]
+    }
+
+    /// The device answers all that is there, with the id as the last byte written; how many there were.
+    fn serve(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(ticket) = self.device.pop(&self.guest, &mut self.chain).unwrap() {
+            assert_eq!((self.chain.readable_len(), self.chain.writable_len()), (16, 257));
+            let mut header = [0; 16];
+            assert_eq!(self.guest.read(self.chain.readable(), 0, &mut header), 16);
+            assert_eq!(self.guest.write(self.chain.writable(), 256, &header[..1]), 1);
+            self.device.push(ticket, 257);
+            count += 1;
+        }
+        count
+    }
+}
+
+#[test]
+fn requests_go_around_the_ring() {
+    for kind in KINDS {
+        for size in [4, 8, 256] {
+            for indirect in [false, true] {
+                let mut p = Pair::new(kind, size, true);
+                for n in 0..1000usize {
+                    let request = p.request(n % 100);
+                    p.guest.write(&[p.guest_buffer(&request[0])], 0, &[n as u8]);
+                    let id = p.driver.add(&request, indirect).unwrap();
+                    assert!(p.driver.outstanding() == 1 && p.serve() == 0, "not published yet");
+                    let _ = p.driver.publish();
+                    assert_eq!(p.serve(), 1);
+                    assert_eq!(p.driver.poll(), Ok(None), "not published yet");
+                    let _ = p.device.publish();
+                    assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+                    assert_eq!(p.driver.poll(), Ok(None));
+                    let mut status = [0];
+                    p.guest.read(&[p.guest_buffer(&request[2])], 0, &mut status);
+                    assert_eq!(status[0], n as u8);
+                }
+                assert_eq!((p.driver.outstanding(), p.device.outstanding()), (0, 0));
+            }
+        }
+    }
+}
+
+impl Pair {
+    fn guest_buffer(&self, segment: &Segment) -> ginnel_virtqueue::Buffer {
+        ginnel_virtqueue::Buffer { region: 0, at: (segment.address - rig::GUEST) as usize, len: segment.len }
+    }
+}
+
+#[test]
+fn a_full_queue_says_so_and_empties() {
+    for kind in KINDS {
+        let mut p = Pair::new(kind, 8, false);
+        for _ in 0..10 {
+            let mut ids = Vec::new();
+            ids.push(p.driver.add(&p.request(0), false).unwrap());
+            ids.push(p.driver.add(&p.request(1), false).unwrap());
+            assert_eq!(p.driver.add(&p.request(2), false), Err(AddError::Full));
+            ids.push(p.driver.add(&p.request(2), true).unwrap());
+            ids.push(p.driver.add(&p.request(3), true).unwrap());
+            assert_eq!(p.driver.add(&p.request(4), true), Err(AddError::Full));
+            assert_eq!(
+                p.driver.add(&[p.segment(0, 1, false); 9], false),
+                Err(AddError::Count { count: 9, limit: 8 })
+            );
+            assert_eq!(p.driver.add(&[], true), Err(AddError::Count { count: 0, limit: rig::TABLE.into() }));
+            let _ = p.driver.publish();
+            assert_eq!(p.serve(), 4);
+            let _ = p.device.publish();
+            let mut done = Vec::new();
+            while let Some((id, _)) = p.driver.poll().unwrap() {
+                done.push(id);
+            }
+            assert_eq!(done, ids);
+        }
+    }
+}
+
+#[test]
+fn requests_come_back_in_any_order() {
+    for kind in KINDS {
+        let mut p = Pair::new(kind, 16, true);
+        for round in 0..50 {
+            let ids: Vec<u16> =
+                (0..5).map(|n| p.driver.add(&p.request(n), (n + round) % 3 == 0).unwrap()).collect();
+            let _ = p.driver.publish();
+            let mut tickets = Vec::new();
+            while let Some(ticket) = p.device.pop(&p.guest, &mut p.chain).unwrap() {
+                tickets.push(ticket);
+            }
+            assert_eq!(tickets.iter().map(|t| t.id()).collect::<Vec<_>>(), ids);
+            let mut order = ids.clone();
+            order.rotate_left(round % 5);
+            order.swap(1, 3);
+            for id in &order {
+                let at = tickets.iter().position(|t| t.id() == *id).unwrap();
+                p.device.push(tickets.swap_remove(at), u32::from(*id));
+            }
+            let _ = p.device.publish();
+            for id in order {
+                assert_eq!(p.driver.poll(), Ok(Some((id, id.into()))));
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_is_notified_who_is_awake_and_everybody_who_sleeps() {
+    for kind in KINDS {
+        for event_idx in [false, true] {
+            let mut p = Pair::new(kind, 8, event_idx);
+            p.device.disarm();
+            p.driver.disarm();
+            // With event index, what was asked for at the beginning is still to come.
+            for n in 0..40 {
+                let id = p.driver.add(&p.request(0), false).unwrap();
+                let kick = p.driver.publish();
+                assert_eq!(p.serve(), 1);
+                let call = p.device.publish();
+                assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+                if n > 0 {
+                    assert!(!kick && !call, "{kind:?} {event_idx} {n}");
+                }
+            }
+            for n in 0..40 {
+                assert!(!p.device.arm(), "nothing there");
+                let id = p.driver.add(&p.request(0), n % 2 == 0).unwrap();
+                assert!(p.driver.publish(), "{kind:?} {event_idx} {n}: the device sleeps");
+                assert!(!p.driver.publish(), "nothing new");
+                assert!(p.device.arm(), "it does not sleep now");
+                p.device.disarm();
+                assert_eq!(p.serve(), 1);
+                assert!(!p.driver.arm());
+                assert!(p.device.publish(), "{kind:?} {event_idx} {n}: the driver sleeps");
+                assert!(!p.device.publish(), "nothing new");
+                assert!(p.driver.arm(), "it does not sleep now");
+                p.driver.disarm();
+                assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_successor_goes_on_where_its_predecessor_stood() {
+    for kind in KINDS {
+        let mut p = Pair::new(kind, 8, true);
+        let memory = p.guest.regions()[0].memory.clone();
+        for n in 0..30 {
+            let id = p.driver.add(&p.request(0), n % 3 == 0).unwrap();
+            let _ = p.driver.publish();
+            p.device = DeviceQueue::new(p.rig.setup(&memory, p.device.base(), None)).unwrap();
+            assert_eq!(p.device.publish(), n > 0, "a call may be owed");
+            assert_eq!(p.serve(), 1);
+            let _ = p.device.publish();
+            assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+        }
+    }
+}

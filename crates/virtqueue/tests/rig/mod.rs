@@ -1,0 +1,96 @@
+//! A queue in a little guest of its own, for all tests and the fuzzer: where its areas lie, and both sides.
+#![allow(dead_code)] // Each test uses what it needs.
+
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_virtqueue::{
+    Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
+    Setup,
+};
+
+/// Where the guest's memory begins, in its own addresses and in the front end's.
+pub const GUEST: u64 = 0x10_0000;
+pub const USER: u64 = 0x7f00_0000_0000;
+/// Descriptors of an indirect table.
+pub const TABLE: u16 = 8;
+/// Most segments of a request.
+pub const SEGMENTS: u16 = 64;
+
+/// A queue's place in its guest's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Rig {
+    pub kind: Kind,
+    pub size: u16,
+    pub event_idx: bool,
+}
+
+impl Rig {
+    pub fn new(kind: Kind, size: u16, event_idx: bool) -> Self {
+        Self { kind, size, event_idx }
+    }
+
+    pub fn driver_at(&self) -> usize {
+        (16 * usize::from(self.size)).next_multiple_of(64)
+    }
+    pub fn device_at(&self) -> usize {
+        (self.driver_at() + 6 + 2 * usize::from(self.size)).next_multiple_of(64)
+    }
+    pub fn tables_at(&self) -> usize {
+        (self.device_at() + 6 + 8 * usize::from(self.size)).next_multiple_of(64)
+    }
+    pub fn data_at(&self) -> usize {
+        self.tables_at() + 16 * usize::from(self.size) * usize::from(TABLE)
+    }
+    /// Bytes, with 64 KiB of data.
+    pub fn len(&self) -> usize {
+        (self.data_at() + (64 << 10)).next_multiple_of(4096)
+    }
+    /// The guest's address of byte `at` of the data.
+    pub fn data(&self, at: usize) -> u64 {
+        GUEST + (self.data_at() + at) as u64
+    }
+
+    pub fn memory(&self) -> Mapping {
+        Mapping::anonymous(self.len()).unwrap()
+    }
+    pub fn inflight_memory(&self) -> Mapping {
+        Mapping::anonymous(InflightQueue::<Mapping>::len(self.kind, self.size)).unwrap()
+    }
+
+    pub fn area<M: Memory>(&self, memory: &M, at: usize, len: usize) -> Area<M> {
+        Area { memory: memory.clone(), at, len, guest: GUEST + at as u64 }
+    }
+    pub fn guest<M: Memory>(&self, memory: &M) -> GuestMemory<M> {
+        GuestMemory::new(vec![Region { guest: GUEST, user: USER, memory: memory.clone() }]).unwrap()
+    }
+
+    /// What a front end says of a fresh queue.
+    pub fn base(&self) -> u32 {
+        if self.kind == Kind::Split { 0 } else { 0x8000_8000 }
+    }
+
+    pub fn setup<M: Memory>(&self, memory: &M, base: u32, inflight: Option<&M>) -> Setup<M> {
+        let Self { kind, size, event_idx } = *self;
+        Setup {
+            kind,
+            size,
+            event_idx,
+            descriptors: self.area(memory, 0, 16 * usize::from(size)),
+            driver: self.area(memory, self.driver_at(), 6 + 2 * usize::from(size)),
+            device: self.area(memory, self.device_at(), 6 + 8 * usize::from(size)),
+            base,
+            inflight: inflight.map(|region| InflightQueue::new(region.clone(), 0, 0, kind, size).unwrap()),
+            max_segments: SEGMENTS,
+        }
+    }
+
+    pub fn device<M: Memory>(&self, memory: &M) -> DeviceQueue<M> {
+        DeviceQueue::new(self.setup(memory, self.base(), None)).unwrap()
+    }
+
+    pub fn driver<M: Memory>(&self, memory: &M) -> DriverQueue<M> {
+        let Setup { kind, size, event_idx, descriptors, driver, device, .. } = self.setup(memory, 0, None);
+        let tables = self.area(memory, self.tables_at(), self.data_at() - self.tables_at());
+        let tables = IndirectTables::new(tables, size, TABLE);
+        DriverQueue::new(DriverSetup { kind, size, descriptors, driver, device, event_idx, tables }).unwrap()
+    }
+}
