@@ -4,14 +4,16 @@
 //!
 //! The victim is a process of its own that is single-stepped with ptrace. A first pass finds the instructions at which
 //! something changes that others can see: a word in shared memory, or a system call. A death between two of them is the
-//! same wherever it is, so the victim is killed before and after each, and then at as many other instructions as there
-//! is time for:
+//! same wherever it is, so the victim is killed before and after each, and then at others all over the operation, until it
+//! has been killed N times:
 //!
-//!     cargo test -p ginnel-sync --test kill -- [NAME] [--seconds N]         (for each operation; default 1)
+//!     cargo test -p ginnel-sync --test kill -- [NAME] [--kills N]           (for each operation; default 100)
 //!
 //! The sleepers here do not look every 100 ms, so a wake-up that is lost shows.
 #![allow(unsafe_code)] // fork, ptrace, kill.
 
+#[cfg(not(loom))]
+mod stepper;
 #[cfg(not(loom))]
 mod world;
 
@@ -25,6 +27,7 @@ fn main() {
 
 #[cfg(not(loom))]
 mod test {
+    use super::stepper::{Stepper, Toll, Way, fork, leave, reap, start, until};
     use super::world::{Bed, Bells, Sound, WATCHDOG, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
@@ -36,6 +39,9 @@ mod test {
     use std::cell::RefCell;
     use std::io;
     use std::time::{Duration, Instant};
+
+    /// How often the victim of each operation is killed.
+    const KILLS: usize = 100;
 
     /// Users: who dies, who sleeps, and who is left to try.
     const VICTIM: usize = 0;
@@ -245,13 +251,6 @@ mod test {
             stage.work();
             once.complete(world).unwrap();
         }
-    }
-
-    /// From here on the victim goes instruction by instruction.
-    fn start() {
-        ptrace(libc::PTRACE_TRACEME, 0);
-        // SAFETY: stops ourselves, until the tracer has us go on.
-        unsafe { libc::raise(libc::SIGSTOP) };
     }
 
     fn heir_reads(stage: &Stage) {
@@ -530,48 +529,12 @@ mod test {
         ]
     }
 
-    fn leave(status: i32) -> ! {
-        // SAFETY: ends the process at once, without touching what it shares with its parent.
-        unsafe { libc::_exit(status) }
-    }
-
-    /// Runs `body` in a process of its own. This process has one thread.
-    fn fork(body: impl FnOnce()) -> libc::pid_t {
-        // SAFETY: one thread, so the child is a whole copy.
-        match unsafe { libc::fork() } {
-            0 => {
-                // Far beyond the watchdog, so that nothing outlives a driver that was killed.
-                // SAFETY: sets a timer.
-                unsafe { libc::alarm(120) };
-                let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-                leave(if ended.is_ok() { 0 } else { 1 })
-            }
-            pid if pid > 0 => pid,
-            _ => panic!("fork: {}", io::Error::last_os_error()),
-        }
-    }
-
-    fn reap(pid: libc::pid_t) -> i32 {
-        let mut status = 0;
-        // SAFETY: a child of ours, and a valid pointer.
-        let n = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        assert_eq!(n, pid, "waitpid: {}", io::Error::last_os_error());
-        status
-    }
-
-    fn ptrace(request: libc::c_uint, pid: libc::pid_t) {
-        // SAFETY: requests that take no memory of ours.
-        let n = unsafe { libc::ptrace(request, pid, 0, 0) };
-        assert_eq!(n, 0, "ptrace: {}", io::Error::last_os_error());
-    }
-
     /// A victim that stands before its first instruction, and what sleeps beside it.
     struct Scene<'a> {
         case: &'a Case,
         stage: &'a Stage,
-        victim: libc::pid_t,
+        victim: Stepper,
         sleeper: Option<libc::pid_t>,
-        alive: bool,
     }
 
     impl<'a> Scene<'a> {
@@ -579,60 +542,27 @@ mod test {
             stage.set(case);
             let stage = &*stage;
             (case.before)(stage);
-            let victim = fork(|| (case.victim)(stage, &mut Restless(stage, 0)));
-            assert!(libc::WIFSTOPPED(reap(victim)), "{}: the victim has not come so far", case.name);
+            let victim = Stepper::fork(|| (case.victim)(stage, &mut Restless(stage, 0)));
             let sleeper = case.sleeper.map(|(act, object)| {
                 let pid = fork(|| act(stage));
                 let page = if object == 0 { &stage.first } else { &stage.second };
-                let end = Instant::now() + WATCHDOG;
-                while page.load_relaxed_u64(ARMED) & 1 << SLEEPER == 0 {
-                    assert!(Instant::now() < end, "{}: nobody falls asleep", case.name);
-                    std::thread::yield_now();
-                }
+                let asleep = || (page.load_relaxed_u64(ARMED) & 1 << SLEEPER != 0).then_some(());
+                until("the sleeper to sleep", WATCHDOG, asleep);
                 pid
             });
-            Self { case, stage, victim, sleeper, alive: true }
+            Self { case, stage, victim, sleeper }
         }
 
-        /// One instruction. False if it was the last.
-        fn step(&mut self) -> bool {
-            ptrace(libc::PTRACE_SINGLESTEP, self.victim);
-            let status = reap(self.victim);
-            self.alive = libc::WIFSTOPPED(status);
-            if !self.alive {
-                assert_eq!(status, 0, "{}: the victim has failed by itself", self.case.name);
-            }
-            self.alive
-        }
-
-        /// Whether the next instruction is a system call.
-        #[cfg(target_arch = "x86_64")]
-        fn at_syscall(&self) -> bool {
-            // SAFETY: all zeros is a valid value, which the call fills in.
-            let registers = unsafe {
-                let mut registers: libc::user_regs_struct = std::mem::zeroed();
-                libc::ptrace(libc::PTRACE_GETREGS, self.victim, 0, &raw mut registers);
-                registers
-            };
-            // SAFETY: reads a word of the victim, or fails.
-            let code = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.victim, registers.rip, 0) };
-            code & 0xffff == 0x050f
-        }
-
-        #[cfg(not(target_arch = "x86_64"))]
-        fn at_syscall(&self) -> bool {
-            false
-        }
-
-        /// Somebody does something, the victim dies, the daemon cleans up, and all must be well.
-        fn close(mut self) {
+        /// Somebody does something, the victim dies, the daemon cleans up, and all must be well. True if it was killed, and
+        /// had not ended before.
+        fn close(mut self) -> bool {
             (self.case.meanwhile)(self.stage);
-            if self.alive {
-                // SAFETY: a child of ours that has not been reaped.
-                unsafe { libc::kill(self.victim, libc::SIGKILL) };
-                assert!(libc::WIFSIGNALED(reap(self.victim)));
-                self.alive = false;
-            }
+            let killed = self.victim.kill();
+            assert!(
+                killed || self.victim.ended == Some(0),
+                "{}: the victim has failed by itself",
+                self.case.name
+            );
             let (first, second) = self.stage.kinds;
             for (page, kind) in [(&self.stage.first, first), (&self.stage.second, second)] {
                 self.stage.bells.ring_all(reclaim(page, kind, VICTIM, Left::Died));
@@ -641,73 +571,59 @@ mod test {
             if let Some(sleeper) = self.sleeper {
                 assert_eq!(reap(sleeper), 0, "{}: the sleeper has failed", self.case.name);
             }
+            killed
         }
     }
 
-    /// The instructions before or after which something is seen by others, and how many there are.
-    fn pass(case: &Case, stage: &mut Stage) -> (Vec<usize>, usize) {
+    /// The instructions of a case.
+    fn pass(case: &Case, stage: &mut Stage) -> Way {
         let mut scene = Scene::open(case, stage);
-        let look = |stage: &Stage| {
+        let whole = scene.stage.whole.clone();
+        let way = Way::of(&mut scene.victim, || {
             let mut bytes = vec![0; 3 * SIZE];
-            stage.whole.read(0, &mut bytes);
+            whole.read(0, &mut bytes);
             bytes
-        };
-        let (mut seen, mut matters, mut n) = (look(scene.stage), vec![0], 0);
-        loop {
-            let syscall = scene.at_syscall();
-            let more = scene.step();
-            n += 1;
-            let now = look(scene.stage);
-            if syscall || now != seen {
-                matters.extend([n - 1, n]);
-                seen = now;
-            }
-            if !more {
-                break;
-            }
-        }
+        });
         scene.close();
-        matters.dedup();
-        (matters, n)
-    }
-
-    /// Kills the victim at the `k`-th instruction.
-    fn kill_at(case: &Case, stage: &mut Stage, k: usize) {
-        let mut scene = Scene::open(case, stage);
-        for _ in 0..k {
-            if !scene.step() {
-                break;
-            }
-        }
-        scene.close();
+        way
     }
 
     pub fn main() {
         let args: Vec<String> = std::env::args().skip(1).collect();
-        let seconds =
-            args.iter().position(|a| a == "--seconds").and_then(|at| args.get(at + 1)?.parse().ok());
-        let budget = Duration::from_secs_f64(seconds.unwrap_or(1.0));
+        let kills = args.iter().position(|a| a == "--kills").and_then(|at| args.get(at + 1)?.parse().ok());
         let wanted = args.first().filter(|a| !a.starts_with('-'));
         let mut stage = Stage::new();
-        let cases = [mutexes(), rwlocks(), others()].into_iter().flatten();
-        for case in &cases.filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))).collect::<Vec<_>>()
-        {
-            let begin = Instant::now();
-            let (matters, n) = pass(case, &mut stage);
-            matters.iter().for_each(|&k| kill_at(case, &mut stage, k));
-            // The others: in steps of the golden ratio, so that whenever the time is up they are spread over all.
-            let (mut others, mut k) = (0, 0);
-            while others < n && begin.elapsed() < budget {
-                k = (k + n * 1000 / 1618 + 1) % n;
-                kill_at(case, &mut stage, k);
-                others += 1;
+        let cases: Vec<Case> = [mutexes(), rwlocks(), others()].into_iter().flatten().collect();
+        let (begin, mut toll) = (Instant::now(), Toll::default());
+        for case in cases.iter().filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))) {
+            let (begin, before) = (Instant::now(), toll.kills);
+            let way = pass(case, &mut stage);
+            for k in way.choose(kills.unwrap_or(KILLS)) {
+                let mut scene = Scene::open(case, &mut stage);
+                scene.victim.go_to(&way, k);
+                let at = scene.victim.at();
+                if scene.close() {
+                    toll.kills += 1;
+                    toll.at.insert(at);
+                }
             }
             println!(
-                "test {} ... ok: {n} instructions, {} at which something is seen, {others} others ({:.1} s)",
+                "test {} ... ok: {} instructions, {} at which something is seen; {} kills ({:.1} s)",
                 case.name,
-                matters.len(),
+                way.len(),
+                way.matters.len(),
+                toll.kills - before,
                 begin.elapsed().as_secs_f64()
             );
         }
+        println!(
+            "killed while it locks, unlocks, waits, signals: {} times, before {} different instructions ({:.1} s)",
+            toll.kills,
+            toll.at.len(),
+            begin.elapsed().as_secs_f64()
+        );
+        // Where the way depends on what others do at the time, a victim may come to its end before it can be killed.
+        let least = cases.len() * KILLS * 9 / 10;
+        assert!(kills.is_some() || wanted.is_some() || toll.kills >= least, "fewer than {least} kills");
     }
 }

@@ -1,0 +1,183 @@
+//! Programs that use the library and a live daemon are killed: at instructions all over each call that makes, names, resizes,
+//! shares or frees a block, and at random instants, also while they have locks that others wait for. Afterwards nothing
+//! has leaked, nothing has been given twice, names are free, and who waits goes on.
+//!
+//! For locks at each of their instructions see `crates/sync/tests/kill.rs`.
+//!
+//!     cargo test -p ginnel-daemon --test kill -- [NAME] [--kills N]         (for each operation; default 60)
+#![allow(unsafe_code)] // fork, ptrace, kill: in `stepper`.
+
+mod blocks;
+mod locks;
+#[path = "../../../sync/tests/stepper/mod.rs"]
+mod stepper;
+#[path = "../support/mod.rs"]
+mod support;
+
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Memory, Rights, WaitMode};
+use ginnel_layout::segment;
+use ginnel_shmem::Protection;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use stepper::{Toll, kill, until};
+use support::{Client, Daemon, WATCHDOG};
+
+const SEGMENT: u64 = 8 << 20;
+const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
+const PAGE: usize = 4096;
+/// A block that is there all the time.
+const OWN: &str = "own";
+const OWN_SIZE: usize = 16 * PAGE;
+
+/// As it is, without the time that zeroing takes.
+const RAW: BlockOptions =
+    BlockOptions { align: 0, exclusive: false, others: Rights::READ_WRITE, persistent: false, zero: false };
+
+fn attach(socket: PathBuf, name: &str) -> Endpoint {
+    // Who has to wait sleeps, and has to be woken.
+    let options = AttachOptions { socket, name: Some(name.into()), mode: WaitMode::Interrupt };
+    Endpoint::attach_with("web", &options).unwrap()
+}
+
+/// What the daemon says there is.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    used: u64,
+    /// Where each block lies, and how long it is.
+    blocks: Vec<(u64, u64)>,
+    locks: usize,
+    endpoints: usize,
+}
+
+/// A daemon, and an endpoint that lives.
+struct Stage {
+    daemon: Daemon,
+    admin: Client,
+    heir: Endpoint,
+    /// What there is when no victim is.
+    base: Seen,
+    /// A page that all processes share.
+    shared: Mapping,
+    toll: Toll,
+    random: u64,
+}
+
+/// In the shared page: the victim is at work.
+const RUNNING: usize = 0;
+
+impl Stage {
+    fn new() -> Self {
+        let daemon = Daemon::start_new(WEB);
+        let heir = attach(daemon.socket(), "heir");
+        let options = BlockOptions { persistent: true, ..RAW };
+        let own = heir.create_block(OWN, OWN_SIZE, &options).unwrap();
+        own.write(0, &pattern()).unwrap();
+        own.close().unwrap();
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let shared = Mapping::of_file(&file, 0, PAGE, Protection::ReadWrite).unwrap();
+        let base = Seen { used: 0, blocks: Vec::new(), locks: 0, endpoints: 0 };
+        let admin = daemon.client();
+        let mut stage =
+            Self { daemon, admin, heir, base, shared, toll: Toll::default(), random: 0x9e37_79b9_7f4a_7c15 };
+        stage.base = stage.look();
+        stage
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    fn look(&mut self) -> Seen {
+        let text = self.admin.text(ginnel_layout::wire::Kind::INSPECT, b"").unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let count = |what: &str| json[what].as_array().unwrap().len();
+        let block = |b: &serde_json::Value| (b["offset"].as_u64().unwrap(), b["span"].as_u64().unwrap());
+        let mut blocks: Vec<_> = json["blocks"].as_array().unwrap().iter().map(block).collect();
+        blocks.sort_unstable();
+        assert!(blocks.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "given twice: {json:#}");
+        Seen {
+            used: json["segments"][0]["used"].as_u64().unwrap(),
+            blocks,
+            locks: count("locks"),
+            endpoints: count("endpoints"),
+        }
+    }
+
+    /// Waits until the daemon knows that the victim is dead.
+    fn buried(&mut self) {
+        let endpoints = self.base.endpoints;
+        until("the victim's end to be known", WATCHDOG, || {
+            (self.look().endpoints == endpoints).then_some(())
+        });
+    }
+
+    /// Nothing has leaked, nothing was given twice, no name is taken.
+    fn all_is_well(&mut self, whose: &str) {
+        assert_eq!(self.look(), self.base, "{whose}: after the death");
+        // All that is free is in one piece, and can be had under the victim's name.
+        let rest = SEGMENT - segment::ARENA - self.base.used;
+        let rest = self.heir.create_block("x", rest as usize, &RAW).unwrap();
+        self.heir.unlink_block("x").unwrap();
+        rest.close().unwrap();
+        let own = self.heir.open_block(OWN, Rights::WRITE_EXCLUSIVE).unwrap();
+        self.is_whole(&own, whose);
+        own.close().unwrap();
+    }
+
+    fn is_whole(&self, own: &Block, whose: &str) {
+        let mut bytes = vec![0; OWN_SIZE];
+        own.read(0, &mut bytes).unwrap();
+        assert!(bytes == pattern(), "{whose}: somebody has written into another's block");
+    }
+
+    /// Forks a victim that says when it is at work, and kills it at a random instant within `time` from then.
+    fn kill_at_random(&mut self, time: Duration, body: impl FnOnce(&Endpoint, &Mapping)) {
+        self.shared.store_relaxed_u64(RUNNING, 0);
+        let (shared, socket) = (self.shared.clone(), self.daemon.socket());
+        let victim = stepper::fork(|| body(&attach(socket, "victim"), &shared));
+        let running = || (shared.load_acquire_u64(RUNNING) != 0).then_some(());
+        until("the victim to be at work", WATCHDOG, running);
+        let end = Instant::now() + Duration::from_nanos(self.random(time.as_nanos() as u64));
+        while Instant::now() < end {
+            std::thread::yield_now();
+        }
+        kill(victim);
+        self.toll.kills += 1;
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..OWN_SIZE).map(|k| (k * 7 + k / PAGE) as u8).collect()
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let kills = args.iter().position(|a| a == "--kills").and_then(|at| args.get(at + 1)?.parse().ok());
+    let wanted = args.first().filter(|a| !a.starts_with('-'));
+    let wanted = |name: &str| wanted.is_none_or(|w| name.contains(w.as_str()));
+    let mut stage = Stage::new();
+    let mut total = 0;
+    let parts: [(&str, fn(&mut Stage, usize, &dyn Fn(&str) -> bool)); 3] = [
+        ("while it asks for blocks and frees them, at chosen instructions", blocks::stepped),
+        ("while it asks for blocks and frees them, at random instants", blocks::at_random),
+        ("while others wait for its locks, at random instants", locks::at_random),
+    ];
+    for (what, part) in parts {
+        let begin = Instant::now();
+        stage.toll = Toll::default();
+        part(&mut stage, kills.unwrap_or(60), &wanted);
+        let (toll, seconds) = (&stage.toll, begin.elapsed().as_secs_f64());
+        let places = match toll.at.len() {
+            0 => String::new(),
+            places => format!(", before {places} different instructions"),
+        };
+        println!("killed {what}: {} times{places} ({seconds:.1} s)", toll.kills);
+        total += toll.kills;
+    }
+    assert!(kills.is_some() || args.first().is_some() || total >= 900, "only {total} kills");
+    println!("killed in all: {total} times");
+}
