@@ -12,4 +12,7 @@
 //! session talks to workers through a mailbox, and they answer; nothing else is shared between threads but counters.
 
 pub mod config;
+pub mod limit;
+pub mod lock;
 pub mod session;
+pub mod stats;

@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),
-    ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
+    ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
 ];
 

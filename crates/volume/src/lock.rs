@@ -1,0 +1,322 @@
+//! Locks on an image, so that volumes and QEMUs keep each other out.
+//!
+//! As QEMU's `file-posix` driver does it (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`): shared
+//! locks of open file descriptions on single bytes. A lock on byte 100 + i says "I use permission i", one on byte 200 + i
+//! "nobody else may use it". Everybody takes the locks first and then looks for contradictions, so of two that start at the
+//! same time at most one stays; the other lets go. Locks end with the last descriptor of the open file, so with the process.
+#![allow(unsafe_code)] // fcntl with F_OFD_* is in no safe wrapper that we have.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// First byte of those that say what somebody does.
+const USES: i64 = 100;
+/// First byte of those that say what others must not do.
+const FORBIDS: i64 = 200;
+
+// Permissions, as QEMU numbers them (include/block/block-common.h, BLK_PERM_*).
+const CONSISTENT_READ: u8 = 0;
+const WRITE: u8 = 1;
+const RESIZE: u8 = 3;
+const ALL: std::ops::Range<u8> = 0..5;
+
+/// How often a lock that somebody has is tried again, within the patience of [`lock`].
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What the holder of a lock wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// To read, beside other readers and nobody who writes.
+    Read,
+    /// To write, alone.
+    Write,
+}
+
+impl Use {
+    fn uses(self) -> &'static [u8] {
+        match self {
+            Self::Read => &[CONSISTENT_READ],
+            Self::Write => &[CONSISTENT_READ, WRITE, RESIZE],
+        }
+    }
+
+    /// Nobody may write beside a reader; beside a writer nobody may count on what is there either.
+    fn forbids(self) -> &'static [u8] {
+        match self {
+            Self::Read => &[WRITE, RESIZE],
+            Self::Write => &[CONSISTENT_READ, WRITE, RESIZE],
+        }
+    }
+}
+
+/// Why an image is not locked.
+#[derive(Debug, Error)]
+pub enum LockError {
+    /// Somebody has it.
+    #[error("image {path} is in use {how}{who}: stop that user first, or serve a copy")]
+    InUse {
+        /// The image.
+        path: String,
+        /// For what.
+        how: &'static str,
+        /// By whom, as far as that can be seen; begins with a space.
+        who: String,
+    },
+    /// The file system has no locks.
+    #[error("image {path} cannot be locked: {cause}; if nobody else uses it, write lock = false")]
+    Impossible {
+        /// The image.
+        path: String,
+        /// What the kernel says.
+        cause: io::Error,
+    },
+}
+
+/// Locks an open image until the last copy of its descriptor is closed. `path` is for messages. Tries for `patience`: what a
+/// killed process had open may live on for moments.
+pub fn lock(file: &File, path: &Path, want: Use, patience: Duration) -> Result<(), LockError> {
+    let until = Instant::now() + patience;
+    loop {
+        match lock_once(file, path, want) {
+            Err(LockError::InUse { .. }) if Instant::now() < until => std::thread::sleep(AGAIN),
+            other => return other,
+        }
+    }
+}
+
+fn lock_once(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
+    let result = take(file, want).and_then(|()| contradiction(file, want));
+    let text = || path.display().to_string();
+    match result {
+        Ok(None) => Ok(()),
+        Ok(Some(how)) => {
+            unlock(file);
+            Err(LockError::InUse { path: text(), how, who: who(file) })
+        }
+        Err(error) => {
+            unlock(file);
+            match error.raw_os_error() {
+                // Somebody holds an exclusive lock, which QEMU does not do, but others may.
+                Some(libc::EAGAIN | libc::EACCES) => {
+                    Err(LockError::InUse { path: text(), how: "exclusively", who: who(file) })
+                }
+                _ => Err(LockError::Impossible { path: text(), cause: error }),
+            }
+        }
+    }
+}
+
+fn take(file: &File, want: Use) -> io::Result<()> {
+    for &bit in want.uses() {
+        set(file, libc::F_RDLCK, USES + i64::from(bit), 1)?;
+    }
+    for &bit in want.forbids() {
+        set(file, libc::F_RDLCK, FORBIDS + i64::from(bit), 1)?;
+    }
+    Ok(())
+}
+
+/// What somebody else does that does not go with what we want.
+fn contradiction(file: &File, want: Use) -> io::Result<Option<&'static str>> {
+    for &bit in want.uses() {
+        if is_locked_by_others(file, FORBIDS + i64::from(bit))? {
+            return Ok(Some(if bit == CONSISTENT_READ { "by a writer" } else { "by others" }));
+        }
+    }
+    for &bit in want.forbids() {
+        if is_locked_by_others(file, USES + i64::from(bit))? {
+            return Ok(Some(if bit == CONSISTENT_READ { "by a reader" } else { "by a writer" }));
+        }
+    }
+    Ok(None)
+}
+
+fn unlock(file: &File) {
+    let bits = i64::from(ALL.end);
+    for first in [USES, FORBIDS] {
+        // Letting go of what one has cannot fail in a way that anything could be done about.
+        let _ = set(file, libc::F_UNLCK, first, bits);
+    }
+}
+
+fn set(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
+    let range = range(kind, start, length);
+    // SAFETY: the descriptor is open, and F_OFD_SETLK reads a struct flock.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
+    // An exclusive lock would meet every lock of others.
+    let mut range = range(libc::F_WRLCK, byte, 1);
+    // SAFETY: the descriptor is open, and F_OFD_GETLK reads and writes a struct flock.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut range) };
+    if done == 0 { Ok(i32::from(range.l_type) != libc::F_UNLCK) } else { Err(io::Error::last_os_error()) }
+}
+
+fn range(kind: i32, start: i64, length: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: length,
+        // Must be zero for locks of open file descriptions.
+        l_pid: 0,
+    }
+}
+
+/// Processes that have the image open, as far as we may see them. The kernel does not tell whose such locks are.
+fn who(file: &File) -> String {
+    let Ok(image) = file.metadata() else { return String::new() };
+    let mut holders = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if pid == std::process::id() {
+            continue;
+        }
+        let open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let has = open
+            .filter_map(|fd| std::fs::metadata(fd.path()).ok())
+            .any(|file| (file.dev(), file.ino()) == (image.dev(), image.ino()));
+        if has {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            holders.push(format!("process {pid} ({})", name.trim()));
+        }
+    }
+    if holders.is_empty() { String::new() } else { format!(" (it is open in {})", holders.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    fn image() -> tempfile::NamedTempFile {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        image
+    }
+
+    fn try_lock(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
+        lock(file, path, want, Duration::ZERO)
+    }
+
+    #[test]
+    fn one_writer_or_many_readers() {
+        let image = image();
+        let path = image.path();
+        let (first, second, third) = (open(path), open(path), open(path));
+        try_lock(&first, path, Use::Write).unwrap();
+        for want in [Use::Write, Use::Read] {
+            let error = try_lock(&second, path, want).unwrap_err().to_string();
+            assert!(error.contains("in use") && error.contains(path.to_str().unwrap()), "{error}");
+        }
+        drop(first);
+        try_lock(&second, path, Use::Read).unwrap();
+        try_lock(&third, path, Use::Read).unwrap();
+        assert!(matches!(try_lock(&open(path), path, Use::Write), Err(LockError::InUse { .. })));
+    }
+
+    #[test]
+    fn who_is_refused_leaves_nothing() {
+        let image = image();
+        let path = image.path();
+        let (reader, writer) = (open(path), open(path));
+        try_lock(&reader, path, Use::Read).unwrap();
+        try_lock(&writer, path, Use::Write).unwrap_err();
+        drop(reader);
+        // The one who was refused still has the file open.
+        try_lock(&open(path), path, Use::Write).unwrap();
+        drop(writer);
+    }
+
+    #[test]
+    fn a_lock_that_goes_soon_is_waited_for() {
+        let image = image();
+        let path = image.path().to_owned();
+        let first = open(&path);
+        try_lock(&first, &path, Use::Write).unwrap();
+        let (second, at) = (open(&path), path.clone());
+        let waiter = std::thread::spawn(move || lock(&second, &at, Use::Write, Duration::from_secs(30)));
+        drop(first);
+        waiter.join().unwrap().unwrap();
+    }
+
+    /// QEMU's block layer with the image open, for reading or writing, and the locks that go with it.
+    struct Daemon(Child);
+
+    impl Daemon {
+        fn start(image: &Path, read_only: bool, socket: &Path) -> Result<Self, String> {
+            let blockdev = format!(
+                "driver=file,node-name=f,filename={},read-only={},locking=on",
+                image.display(),
+                if read_only { "on" } else { "off" }
+            );
+            let export = format!(
+                "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={},writable={}",
+                socket.display(),
+                if read_only { "off" } else { "on" }
+            );
+            let mut child = Command::new("qemu-storage-daemon")
+                // In this order: the greeting on the monitor comes when the image is open.
+                .args(["--blockdev", &blockdev, "--export", &export])
+                .args(["--chardev", "stdio,id=q", "--monitor", "chardev=q"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("qemu-storage-daemon is part of the tests' set-up (scripts/setup)");
+            let mut greeting = String::new();
+            BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut greeting).unwrap();
+            if greeting.contains("QMP") {
+                return Ok(Self(child));
+            }
+            let output = child.wait_with_output().unwrap();
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    impl Drop for Daemon {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn qemu_and_a_volume_keep_each_other_out() {
+        let image = image();
+        let path = image.path();
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("q");
+
+        // We have it: QEMU is refused.
+        let volume = open(path);
+        try_lock(&volume, path, Use::Write).unwrap();
+        let error = Daemon::start(path, false, &socket).err().expect("QEMU opened a locked image");
+        assert!(error.contains("lock"), "{error}");
+        drop(volume);
+
+        // QEMU has it: we are refused, and told by whom.
+        let qemu = Daemon::start(path, false, &socket).unwrap();
+        let volume = open(path);
+        for want in [Use::Write, Use::Read] {
+            let error = try_lock(&volume, path, want).unwrap_err().to_string();
+            assert!(error.contains("qemu-storage-d") && error.contains(&qemu.0.id().to_string()), "{error}");
+        }
+        drop(qemu);
+        try_lock(&volume, path, Use::Write).unwrap();
+    }
+}
