@@ -165,6 +165,18 @@ impl SharedSlice<'_, crate::Mapping> {
         self.memory.pointer(self.at, self.len)
     }
 
+    /// Copies all bytes to `at` of a mapping.
+    #[inline]
+    pub fn copy_to(&self, to: &crate::Mapping, at: usize) {
+        self.memory.copy_to(self.at, to, at, self.len);
+    }
+
+    /// Fills all bytes from `at` of a mapping.
+    #[inline]
+    pub fn copy_from(&self, from: &crate::Mapping, at: usize) {
+        from.copy_to(at, self.memory, self.at, self.len);
+    }
+
     /// Calls `f` with one run of 32 bytes after the other, each word loaded once, and returns how many bytes there were in
     /// whole runs. For checksums: what was seen is what was summed. Panics if the slice is not aligned to 8.
     #[inline]

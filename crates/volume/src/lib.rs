@@ -11,7 +11,9 @@
 //! A queue has one owner, the worker that it was given to, from the front end's start of the queue to its stop. The
 //! session talks to workers through a mailbox, and they answer; nothing else is shared between threads but counters.
 
-pub mod config;
+pub mod backend;
+pub mod device;
+pub mod disk;
 pub mod limit;
 pub mod lock;
 pub mod session;

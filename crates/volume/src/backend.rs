@@ -1,0 +1,239 @@
+//! Where the bytes of a disk lie.
+//!
+//! A [`Backend`] is opened once, before any thread starts, and shared by all. Each worker makes its own [`Stores`] of
+//! them, which holds what belongs to one thread: above all its io_uring.
+
+mod image;
+mod ram;
+mod uring;
+mod volatile;
+
+pub use image::{Image, ImageError};
+pub use volatile::Volatile;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{Buffer, GuestMemory};
+use ginnel_volume_control::config::{self, BackendKind};
+use thiserror::Error;
+
+use uring::Uring;
+
+/// What is to be done. Offsets and lengths are in bytes, whole blocks of the disk, and inside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Fills the data.
+    Read {
+        /// From where.
+        at: u64,
+    },
+    /// Stores the data.
+    Write {
+        /// To where.
+        at: u64,
+        /// Must survive a power cut when it is done.
+        through: bool,
+    },
+    /// All that was done before it began survives a power cut.
+    Flush,
+    /// What is there is not needed any more.
+    Discard {
+        /// From where.
+        at: u64,
+        /// How much.
+        len: u64,
+    },
+    /// Zeros.
+    WriteZeroes {
+        /// From where.
+        at: u64,
+        /// How much.
+        len: u64,
+        /// The space may be given back.
+        unmap: bool,
+        /// Must survive a power cut when it is done.
+        through: bool,
+    },
+}
+
+impl Op {
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::Write { .. } => "write",
+            Self::Flush => "flush",
+            Self::Discard { .. } => "discard",
+            Self::WriteZeroes { .. } => "write_zeroes",
+        }
+    }
+
+    /// Where on the disk it begins.
+    pub fn at(self) -> u64 {
+        match self {
+            Self::Read { at }
+            | Self::Write { at, .. }
+            | Self::Discard { at, .. }
+            | Self::WriteZeroes { at, .. } => at,
+            Self::Flush => 0,
+        }
+    }
+}
+
+/// Why it was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// The backend has no such operation.
+    #[error("the backend cannot do that")]
+    Unsupported,
+    /// The image ends before the disk does.
+    #[error("the image ends there: it was truncated after the volume had opened it")]
+    Truncated,
+    /// The system says so.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Errno(i32),
+}
+
+/// Where the bytes of one disk lie, for all threads.
+#[derive(Clone)]
+pub enum Backend {
+    /// A file or a block device.
+    File(Arc<Image>),
+    /// Memory of this process.
+    Ram(Mapping),
+    /// Nowhere.
+    Null,
+    /// A file behind a cache that a power cut empties.
+    Volatile(Arc<Volatile>),
+}
+
+impl Backend {
+    /// Opens what a disk's configuration names. Returns its size too.
+    pub fn open(disk: &config::Disk) -> Result<(Self, u64), ImageError> {
+        Ok(match disk.backend {
+            BackendKind::Ram => {
+                let bytes = disk.size.unwrap_or(0);
+                (Self::Ram(ram::new(bytes)?), bytes)
+            }
+            BackendKind::Null => (Self::Null, disk.size.unwrap_or(0)),
+            BackendKind::File => {
+                let image = Image::open(disk)?;
+                let bytes = disk.size.unwrap_or(image.bytes()?);
+                (Self::File(Arc::new(image)), bytes)
+            }
+            BackendKind::Volatile => {
+                let image = Image::open(disk)?;
+                let bytes = disk.size.unwrap_or(image.bytes()?);
+                (Self::Volatile(Arc::new(Volatile::new(image))), bytes)
+            }
+        })
+    }
+
+    /// Makes room for a disk of `bytes`, or tells what size it has become if `None`. Blocks for as long as the file system
+    /// takes.
+    pub fn resize(&self, bytes: Option<u64>, now: u64) -> Result<u64, String> {
+        match (self, bytes) {
+            (Self::File(image), _) => image.resize(bytes).map_err(|e| e.to_string()),
+            (Self::Volatile(volatile), _) => volatile.image().resize(bytes).map_err(|e| e.to_string()),
+            (Self::Null, Some(bytes)) => Ok(bytes),
+            (Self::Ram(memory), Some(bytes)) if bytes <= ram::room(memory) => Ok(bytes),
+            (Self::Ram(memory), Some(_)) => Err(format!(
+                "a ram disk cannot grow beyond the {} bytes that it began with; restart the volume with another size",
+                ram::room(memory)
+            )),
+            (_, None) => Ok(now),
+        }
+    }
+
+    /// The image, if there is one.
+    pub fn image(&self) -> Option<&Image> {
+        match self {
+            Self::File(image) => Some(image),
+            Self::Volatile(volatile) => Some(volatile.image()),
+            Self::Ram(_) | Self::Null => None,
+        }
+    }
+}
+
+/// A worker's way to all disks. Belongs to one thread.
+pub struct Stores {
+    disks: Vec<Backend>,
+    uring: Option<Uring>,
+}
+
+impl Stores {
+    /// For the calling thread.
+    pub fn new(disks: &[Backend]) -> io::Result<Self> {
+        let files: Vec<_> = disks
+            .iter()
+            .map(|disk| match disk {
+                Backend::File(image) => Some(image.clone()),
+                _ => None,
+            })
+            .collect();
+        let uring = match files.iter().any(Option::is_some) {
+            true => Some(Uring::new(files)?),
+            false => None,
+        };
+        Ok(Self { disks: disks.to_vec(), uring })
+    }
+
+    /// Begins an operation. `Some`: it is done. `None`: [`Stores::reap`] will tell, with `id`; until then `memory` must stay
+    /// as it is. Not seen by the kernel before [`Stores::submit`].
+    #[inline]
+    pub fn start(
+        &mut self,
+        id: u32,
+        disk: u16,
+        op: Op,
+        data: &[Buffer],
+        memory: &GuestMemory<Mapping>,
+    ) -> Option<Result<(), Failure>> {
+        match self.disks.get(usize::from(disk))? {
+            Backend::Null => Some(Ok(())),
+            Backend::Ram(disk) => Some(ram::perform(disk, op, data, memory)),
+            Backend::Volatile(disk) => Some(disk.perform(op, data, memory)),
+            Backend::File(_) => {
+                let uring = self.uring.as_mut()?;
+                uring.start(id, disk, op, data, memory);
+                None
+            }
+        }
+    }
+
+    /// Hands what was started to the kernel. Once a turn.
+    #[inline]
+    pub fn submit(&mut self) -> io::Result<()> {
+        match &mut self.uring {
+            Some(uring) => uring.submit(),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `done` with all that has ended.
+    #[inline]
+    pub fn reap(&mut self, done: impl FnMut(u32, Result<(), Failure>)) {
+        if let Some(uring) = &mut self.uring {
+            uring.reap(done);
+        }
+    }
+
+    /// Operations that have not ended.
+    #[inline]
+    pub fn pending(&self) -> u32 {
+        self.uring.as_ref().map_or(0, Uring::pending)
+    }
+
+    /// Readable when something has ended.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.uring.as_ref().map(Uring::fd)
+    }
+
+    /// Whether completions must be asked for: nothing becomes readable.
+    pub fn must_poll(&self) -> bool {
+        self.uring.as_ref().is_some_and(|uring| uring.is_iopoll() && uring.pending() > 0)
+    }
+}

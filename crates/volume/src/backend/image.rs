@@ -1,0 +1,202 @@
+//! Raw files and block devices.
+#![allow(unsafe_code)] // statx with STATX_DIOALIGN, which no safe crate tells yet.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ginnel_volume_control::config::{self, Direct};
+use thiserror::Error;
+use tracing::info;
+
+/// Why a disk cannot be opened, or resized.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// The image.
+    #[error("image {}: {what}; {fix}", path.display())]
+    Image {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+        /// What helps.
+        fix: &'static str,
+    },
+    /// A ram disk.
+    #[error("no memory for a ram disk of {bytes} bytes: {why}; choose a smaller one")]
+    Memory {
+        /// Its size.
+        bytes: u64,
+        /// What the kernel says.
+        why: String,
+    },
+}
+
+/// An open image.
+#[derive(Debug)]
+pub struct Image {
+    file: File,
+    path: PathBuf,
+    direct: bool,
+    iopoll: bool,
+    /// Direct I/O: alignment of memory, and of offsets and lengths.
+    align: (usize, usize),
+    is_file: bool,
+}
+
+impl Image {
+    /// Opens the image of a disk. A file that is not there, and has a size, is made, sparse.
+    pub fn open(disk: &config::Disk) -> Result<Self, ImageError> {
+        let path = disk.path.clone().unwrap_or_default();
+        let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
+        let open = |flags: i32| {
+            let create = disk.size.is_some() && !disk.read_only;
+            OpenOptions::new()
+                .read(true)
+                .write(!disk.read_only)
+                .create(create)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(flags | libc::O_CLOEXEC)
+                .open(&path)
+        };
+        let (file, direct) = match disk.direct {
+            Direct::Off => (open(0), false),
+            Direct::On => (open(libc::O_DIRECT), true),
+            Direct::Auto => match open(libc::O_DIRECT) {
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
+                other => (other, true),
+            },
+        };
+        let file = file.map_err(|e| {
+            let fix = match e.raw_os_error() {
+                Some(libc::EINVAL) => "the file system has no direct I/O: write direct = \"auto\" or \"off\"",
+                Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+                    "give this process's user the right to it, or write read-only = true"
+                }
+                Some(libc::ENOENT) => "make it, or give the disk a size so that it is made",
+                _ => "look at the path",
+            };
+            error(format!("cannot be opened: {e}"), fix)
+        })?;
+        let kind = file.metadata().map_err(|e| error(e.to_string(), "look at the path"))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(error("is neither a file nor a block device".to_owned(), "name one of them"));
+        }
+        let mut image = Self {
+            file,
+            path: path.clone(),
+            direct,
+            iopoll: disk.iopoll,
+            align: (1, 1),
+            is_file: kind.is_file(),
+        };
+        if direct {
+            image.align = dio_align(&image.file).unwrap_or((4096, 4096));
+            if image.align.1 > disk.sector as usize {
+                let sectors = image.align.1;
+                if disk.direct == Direct::On {
+                    let what = format!(
+                        "direct I/O is in units of {sectors} bytes here, and the disk has sectors of {}",
+                        disk.sector
+                    );
+                    return Err(error(what, "write sector = 4096, or direct = \"off\""));
+                }
+                image.file = open(0).map_err(|e| error(e.to_string(), "look at the path"))?;
+                image.direct = false;
+            }
+        }
+        if !image.direct && disk.direct == Direct::Auto {
+            info!(image = %path.display(), "no direct I/O here: through the page cache");
+        }
+        if let Some(bytes) = disk.size
+            && !disk.read_only
+        {
+            image.grow(bytes)?;
+        }
+        let bytes = image.bytes()?;
+        if bytes < u64::from(disk.sector) || disk.size.is_some_and(|size| size > bytes) {
+            return Err(error(format!("has only {bytes} bytes"), "make it larger, or write a smaller size"));
+        }
+        Ok(image)
+    }
+
+    /// As it is now.
+    pub fn bytes(&self) -> Result<u64, ImageError> {
+        // Also right for block devices.
+        let end = (&self.file).seek(SeekFrom::End(0));
+        end.map_err(|e| self.error(format!("has no size: {e}"), "look at the device"))
+    }
+
+    /// Makes a file at least that long. Never cuts it.
+    fn grow(&self, bytes: u64) -> Result<(), ImageError> {
+        if self.is_file && self.bytes()? < bytes {
+            self.file.set_len(bytes).map_err(|e| {
+                self.error(format!("cannot grow to {bytes} bytes: {e}"), "see what limits it")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The size that a disk may have from now on. A file grows if need be; a block device is as large as it is.
+    pub fn resize(&self, bytes: Option<u64>) -> Result<u64, ImageError> {
+        let Some(bytes) = bytes else { return self.bytes() };
+        self.grow(bytes)?;
+        let have = self.bytes()?;
+        if have < bytes {
+            return Err(self.error(format!("has only {have} bytes"), "make the device larger first"));
+        }
+        Ok(bytes)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file, for its lock.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether completions are to be polled from the device.
+    pub fn is_iopoll(&self) -> bool {
+        self.iopoll && self.direct
+    }
+
+    /// Whether a run of memory can be used as it is.
+    #[inline]
+    pub(super) fn is_aligned(&self, address: usize, len: usize) -> bool {
+        address & (self.align.0 - 1) == 0 && len & (self.align.1 - 1) == 0
+    }
+
+    fn error(&self, what: String, fix: &'static str) -> ImageError {
+        ImageError::Image { path: self.path.clone(), what, fix }
+    }
+}
+
+impl AsFd for Image {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// What direct I/O asks of memory, and of offsets and lengths; `None` if the kernel does not tell.
+fn dio_align(file: &File) -> Option<(usize, usize)> {
+    // SAFETY: `statx` is a plain structure for which all zeros is a valid value.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, the path is an empty C string, and the kernel fills `stat`.
+    let result = unsafe {
+        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat)
+    };
+    let (memory, offset) = (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
+    let told = result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    (told && memory.is_power_of_two() && offset.is_power_of_two()).then_some((memory, offset))
+}

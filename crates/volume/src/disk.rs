@@ -1,0 +1,82 @@
+//! What all threads know of a disk.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ginnel_layout::virtio_blk::ID_LEN;
+
+/// A disk: a blk device has one, a scsi target one for each logical unit.
+#[derive(Debug)]
+pub struct Disk {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Refuses writes.
+    pub read_only: bool,
+    /// Padded with zeros.
+    pub serial: [u8; ID_LEN],
+    /// Bytes; a multiple of the block size.
+    bytes: AtomicU64,
+    /// Whether writes may stay in a volatile cache until they are flushed.
+    write_back: AtomicBool,
+}
+
+impl Disk {
+    /// A disk of so many bytes; those that fill no whole block are left out.
+    pub fn new(bytes: u64, block_size: u32, read_only: bool, serial: &str) -> Self {
+        let mut padded = [0; ID_LEN];
+        let n = serial.len().min(ID_LEN);
+        padded[..n].copy_from_slice(&serial.as_bytes()[..n]);
+        let disk = Self {
+            block_size,
+            read_only,
+            serial: padded,
+            bytes: AtomicU64::new(0),
+            write_back: AtomicBool::new(true),
+        };
+        disk.set_bytes(bytes);
+        disk
+    }
+
+    /// Its size now.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Changes its size. Requests that are under way end as they began.
+    pub fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes - bytes % u64::from(self.block_size), Ordering::Relaxed);
+    }
+
+    /// Whether `len` bytes from `at` are whole blocks of the disk.
+    #[inline]
+    pub fn holds(&self, at: u64, len: u64) -> bool {
+        let mask = u64::from(self.block_size) - 1;
+        (at | len) & mask == 0 && at.checked_add(len).is_some_and(|end| end <= self.bytes())
+    }
+
+    /// Whether writes may wait for a flush.
+    #[inline]
+    pub fn write_back(&self) -> bool {
+        self.write_back.load(Ordering::Relaxed)
+    }
+
+    /// Says whether writes may wait for a flush.
+    pub fn set_write_back(&self, on: bool) {
+        self.write_back.store(on, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_blocks_inside_are_held() {
+        let disk = Disk::new(10_000, 4096, false, "a serial that is far too long");
+        assert_eq!(disk.bytes(), 8192);
+        assert!(disk.holds(0, 8192) && disk.holds(4096, 4096) && disk.holds(8192, 0));
+        assert!(!disk.holds(512, 4096) && !disk.holds(0, 512) && !disk.holds(8192, 4096));
+        assert!(!disk.holds(u64::MAX - 4095, 8192));
+        assert_eq!(&disk.serial, b"a serial that is far");
+    }
+}
