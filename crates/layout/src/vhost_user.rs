@@ -3,6 +3,7 @@
 //! A message is a [`Header`], then `size` bytes of payload; file descriptors travel with the header. Both directions, and
 //! both channels (the front end's, and the back end's own), have the same form.
 
+use core::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// In front of each message.
@@ -36,38 +37,55 @@ pub const MAX_PAYLOAD: usize = 4096;
 pub const MAX_FDS: usize = 32;
 
 /// Requests of a front end. Open: unknown values are refused by their reader.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Request(pub u32);
 
-#[allow(missing_docs)] // The specification's names, "Front-end message types".
-impl Request {
-    pub const GET_FEATURES: Self = Self(1);
-    pub const SET_FEATURES: Self = Self(2);
-    pub const SET_OWNER: Self = Self(3);
-    pub const RESET_OWNER: Self = Self(4);
-    pub const SET_MEM_TABLE: Self = Self(5);
-    pub const SET_LOG_BASE: Self = Self(6);
-    pub const SET_LOG_FD: Self = Self(7);
-    pub const SET_VRING_NUM: Self = Self(8);
-    pub const SET_VRING_ADDR: Self = Self(9);
-    pub const SET_VRING_BASE: Self = Self(10);
-    pub const GET_VRING_BASE: Self = Self(11);
-    pub const SET_VRING_KICK: Self = Self(12);
-    pub const SET_VRING_CALL: Self = Self(13);
-    pub const SET_VRING_ERR: Self = Self(14);
-    pub const GET_PROTOCOL_FEATURES: Self = Self(15);
-    pub const SET_PROTOCOL_FEATURES: Self = Self(16);
-    pub const GET_QUEUE_NUM: Self = Self(17);
-    pub const SET_VRING_ENABLE: Self = Self(18);
-    pub const SET_BACKEND_REQ_FD: Self = Self(21);
-    pub const GET_CONFIG: Self = Self(24);
-    pub const SET_CONFIG: Self = Self(25);
-    pub const GET_INFLIGHT_FD: Self = Self(31);
-    pub const SET_INFLIGHT_FD: Self = Self(32);
-    pub const RESET_DEVICE: Self = Self(34);
-    pub const GET_MAX_MEM_SLOTS: Self = Self(36);
-    pub const ADD_MEM_REG: Self = Self(37);
-    pub const REM_MEM_REG: Self = Self(38);
+macro_rules! requests {
+    ($($name:ident = $value:literal,)*) => {
+        #[allow(missing_docs)] // The specification's names, "Front-end message types".
+        impl Request {
+            $(pub const $name: Self = Self($value);)*
+        }
+
+        impl fmt::Debug for Request {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.0 {
+                    $($value => f.write_str(stringify!($name)),)*
+                    other => write!(f, "request {other}"),
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    GET_FEATURES = 1,
+    SET_FEATURES = 2,
+    SET_OWNER = 3,
+    RESET_OWNER = 4,
+    SET_MEM_TABLE = 5,
+    SET_LOG_BASE = 6,
+    SET_LOG_FD = 7,
+    SET_VRING_NUM = 8,
+    SET_VRING_ADDR = 9,
+    SET_VRING_BASE = 10,
+    GET_VRING_BASE = 11,
+    SET_VRING_KICK = 12,
+    SET_VRING_CALL = 13,
+    SET_VRING_ERR = 14,
+    GET_PROTOCOL_FEATURES = 15,
+    SET_PROTOCOL_FEATURES = 16,
+    GET_QUEUE_NUM = 17,
+    SET_VRING_ENABLE = 18,
+    SET_BACKEND_REQ_FD = 21,
+    GET_CONFIG = 24,
+    SET_CONFIG = 25,
+    GET_INFLIGHT_FD = 31,
+    SET_INFLIGHT_FD = 32,
+    RESET_DEVICE = 34,
+    GET_MAX_MEM_SLOTS = 36,
+    ADD_MEM_REG = 37,
+    REM_MEM_REG = 38,
 }
 
 /// Requests of a back end, on its own channel.

@@ -15,6 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-volume-control", &[]),
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout"]),
+    ("ginnel-volume-client", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),
     ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),

@@ -1,0 +1,447 @@
+//! A disk, as a front end has it.
+
+use crate::device::{Device, Wire};
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::memory::{GUEST, Memory, Place, Plan};
+use crate::options::{Options, Ring};
+use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
+use crate::request::{Operation, Request, Status};
+use crate::session::{Account, Session, Vring};
+use ginnel_layout::vhost_user::{VringAddress, protocol};
+use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
+use ginnel_layout::virtio_blk::ID_LEN;
+use ginnel_shmem::{Mapping, Memory as _};
+use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind};
+use rustix::event::{EventfdFlags, eventfd};
+use std::time::{Duration, Instant};
+
+/// The longest that one of [`Client`]'s own requests may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The largest queue that QEMU's library for servers takes.
+const LARGEST: u16 = 1024;
+
+/// Where the parts of one queue lie.
+#[derive(Clone, Copy)]
+struct Places {
+    descriptors: Place,
+    driver: Place,
+    device: Place,
+    tables: Place,
+    heads: Place,
+    buffers: Place,
+}
+
+/// A connection to a server, and the memory and the queues that outlive it.
+///
+/// For one thread; its queues can be used by one thread each ([`Client::queues`]).
+pub struct Client {
+    options: Options,
+    ring_size: u16,
+    memory: Memory,
+    places: Vec<Places>,
+    log: Option<Memory>,
+    session: Session,
+    disk: Disk,
+    queues: Vec<Queue>,
+    account: Option<Account>,
+}
+
+/// What has become of the requests that were on their way, at [`Client::reconnect`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// The new server has its predecessor's account and goes on with them.
+    ByTheServer,
+    /// The server keeps no account: they were submitted anew.
+    ByUs,
+}
+
+impl Client {
+    /// Connects, and starts the queues. Tries once, and blocks for at most the options' patience with each message.
+    pub fn connect(options: Options) -> Result<Self, Error> {
+        let ring_size = ring_size(&options)?;
+        let mut plan = Plan::default();
+        let places: Vec<_> =
+            (0..options.queues).map(|_| plan_queue(&mut plan, &options, ring_size)).collect();
+        let memory = Memory::new("ginnel-volume-client", plan.len())?;
+        let session = Session::open(&options)?;
+        let (queues, log) = (Vec::new(), None);
+        let mut client = Self {
+            options,
+            ring_size,
+            memory,
+            places,
+            log,
+            session,
+            disk: Disk::default(),
+            queues,
+            account: None,
+        };
+        client.look()?;
+        for index in 0..usize::from(client.options.queues) {
+            let queue = client.new_queue(index)?;
+            client.queues.push(queue);
+        }
+        client.start(&vec![client.fresh_base(); client.queues.len()])?;
+        Ok(client)
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    /// Virtio feature bits that were agreed on.
+    pub fn features(&self) -> u64 {
+        self.session.features
+    }
+
+    /// Whether the server keeps account of what is in flight, so that its successor can go on.
+    pub fn keeps_account(&self) -> bool {
+        self.account.is_some()
+    }
+
+    /// The queues. Each may be used by a thread of its own.
+    pub fn queues(&mut self) -> &mut [Queue] {
+        &mut self.queues
+    }
+
+    /// One queue. Panics if there is no such one.
+    pub fn queue(&mut self, index: usize) -> &mut Queue {
+        &mut self.queues[index]
+    }
+
+    /// Connects again, after the server has gone. Tries once. All requests that were on their way are on their way again.
+    pub fn reconnect(&mut self) -> Result<Carried, Error> {
+        let session = Session::open(&self.options)?;
+        if session.features != self.session.features {
+            return Err(Error::Unsupported(format!(
+                "the server's features were {:#x} and are now {:#x}",
+                self.session.features, session.features
+            )));
+        }
+        self.session = session;
+        self.look()?;
+        for queue in &mut self.queues {
+            queue.socket = self.session.socket();
+        }
+        if self.account.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
+            let bases: Vec<_> = (0..self.queues.len()).map(|index| self.used_base(index)).collect();
+            self.start(&bases)?;
+            return Ok(Carried::ByTheServer);
+        }
+        self.account = None;
+        let bases = vec![self.fresh_base(); self.queues.len()];
+        for index in 0..self.queues.len() {
+            let ring = self.new_ring(index)?;
+            self.queues[index].restart(ring)?;
+        }
+        self.start(&bases)?;
+        for queue in &mut self.queues {
+            queue.publish()?;
+        }
+        Ok(Carried::ByUs)
+    }
+
+    /// Connects again, as soon as there is a server within `limit`.
+    pub fn reconnect_within(&mut self, limit: Duration) -> Result<Carried, Error> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.reconnect() {
+                Err(Error::Connect { .. } | Error::Gone) if Instant::now() < deadline => {
+                    // Nobody tells when there will be a server.
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Ends the session as a VM does: the server answers what is on its way, and stops. Returns where each queue stopped.
+    pub fn close(mut self) -> Result<Vec<u32>, Error> {
+        (0..self.queues.len()).map(|index| self.session.stop(self.vring_index(index))).collect()
+    }
+
+    /// Stops a queue and starts it again where it stopped, as a VM that is paused does.
+    pub fn pause(&mut self) -> Result<(), Error> {
+        let bases: Result<Vec<_>, _> =
+            (0..self.queues.len()).map(|index| self.session.stop(self.vring_index(index))).collect();
+        self.start(&bases?)
+    }
+
+    /// Whether the server has said since the last call that the disk has changed; then it has been looked at anew. Does
+    /// not block if not.
+    pub fn has_changed(&mut self) -> Result<bool, Error> {
+        let changed = self.session.config_changed()?;
+        if changed {
+            self.look()?;
+        }
+        Ok(changed)
+    }
+
+    /// Turns the disk's write cache on or off (`VIRTIO_BLK_F_CONFIG_WCE`).
+    pub fn set_write_cache(&mut self, on: bool) -> Result<(), Error> {
+        self.session.set_write_cache(on)?;
+        self.look()
+    }
+
+    /// Reads with nothing else on its way in the first queue. `bytes` is no longer than a buffer.
+    pub fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.do_one(Request::read(offset, bytes.len() as u32), bytes)
+    }
+
+    /// Writes, likewise.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.do_one(Request::write(offset, bytes.len() as u32), &mut bytes.to_vec())
+    }
+
+    /// Flushes the disk's cache, likewise.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.do_one(Request::flush(), &mut [])
+    }
+
+    /// Gives a range back, likewise.
+    pub fn discard(&mut self, offset: u64, len: u32) -> Result<(), Error> {
+        self.do_one(Request { operation: Operation::Discard, offset, len }, &mut [])
+    }
+
+    /// Makes a range zero, likewise.
+    pub fn write_zeroes(&mut self, offset: u64, len: u32, unmap: bool) -> Result<(), Error> {
+        self.do_one(Request { operation: Operation::WriteZeroes { unmap }, offset, len }, &mut [])
+    }
+
+    /// The disk's serial number, likewise.
+    pub fn id(&mut self) -> Result<String, Error> {
+        let mut bytes = [0; ID_LEN];
+        let request = Request { operation: Operation::GetId, offset: 0, len: ID_LEN as u32 };
+        self.do_one(request, &mut bytes)?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(ID_LEN);
+        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+
+    fn do_one(&mut self, request: Request, bytes: &mut [u8]) -> Result<(), Error> {
+        let none = || Error::Invalid("connected without queues".into());
+        let done = self.queues.first_mut().ok_or_else(none)?.call(request, bytes, PATIENCE)?;
+        match done.status {
+            Status::Ok => Ok(()),
+            status => Err(Error::Failed { operation: request.to_string(), status }),
+        }
+    }
+
+    /// Makes the server mark the pages that it writes from now on, as for a VM that migrates.
+    pub fn start_log(&mut self) -> Result<(), Error> {
+        let pages = (GUEST + self.memory.len()) / 4096;
+        let log = Memory::new("ginnel-volume-log", (pages as usize / 8).next_multiple_of(4096))?;
+        self.session
+            .log_to(&log, self.places.iter().enumerate().map(|(index, places)| address(index, places)))?;
+        self.log = Some(log);
+        Ok(())
+    }
+
+    /// Makes it stop that.
+    pub fn stop_log(&mut self) -> Result<(), Error> {
+        self.log = None;
+        self.session
+            .set_log(false, self.places.iter().enumerate().map(|(index, places)| address(index, places)))
+    }
+
+    /// Takes the marks: offsets into the shared memory of the pages written since the last call.
+    pub fn take_dirty(&mut self) -> Vec<usize> {
+        let Some(log) = &self.log else { return Vec::new() };
+        let first = (GUEST / 4096) as usize;
+        let words = (first / 64)..(log.mapping.len() / 8);
+        let mut pages = Vec::new();
+        for word in words {
+            let bits = log.mapping.swap_u64(8 * word, 0);
+            let set = (0..64).filter(|bit| bits >> bit & 1 != 0);
+            pages.extend(set.map(|bit| (64 * word + bit - first) * 4096));
+        }
+        pages
+    }
+
+    /// The offsets into the shared memory of the pages that a slot's buffer, a slot's answer, and a queue's used ring lie in,
+    /// for whoever checks marks.
+    pub fn pages_of(&self, queue: usize, slot: usize) -> [std::ops::Range<usize>; 3] {
+        let Places { heads, buffers, device, .. } = self.places[queue];
+        let head = heads.at + HEAD * slot;
+        let buffer = buffers.at + stride(self.options.buffer) * slot;
+        [buffer..buffer + self.options.buffer as usize, head..head + HEAD, device.at..device.at + device.len]
+            .map(|range| range.start / 4096 * 4096..range.end.next_multiple_of(4096))
+    }
+
+    /// Reads the disk's configuration.
+    fn look(&mut self) -> Result<(), Error> {
+        self.disk = match self.options.device {
+            Device::Blk => Disk::of_blk(&self.session.config()?, self.session.features),
+        };
+        if u64::from(self.options.queues) > self.session.queues.min(self.disk.queues.into()) {
+            return Err(Error::Unsupported(format!(
+                "the disk has {} queues and not {}",
+                self.session.queues.min(self.disk.queues.into()),
+                self.options.queues
+            )));
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, bases: &[u32]) -> Result<(), Error> {
+        let vrings: Vec<_> = self
+            .places
+            .iter()
+            .enumerate()
+            .map(|(index, places)| Vring {
+                index: self.vring_index(index),
+                size: self.ring_size,
+                base: bases[index],
+                address: address(index, places),
+            })
+            .collect();
+        for queue in &mut self.queues {
+            // A server looks at a queue when it is kicked, and QEMU's notifiers are made kicked.
+            queue.kick()?;
+        }
+        let bells: Vec<_> = self.queues.iter().map(|queue| &queue.bells).collect();
+        self.account = self.session.start(&self.memory, &vrings, &bells, self.account.take())?;
+        Ok(())
+    }
+
+    /// The number of a request queue among all queues of the device.
+    fn vring_index(&self, queue: usize) -> u32 {
+        queue as u32
+    }
+
+    /// Where a new ring begins: with the wrap counters of a packed one set.
+    fn fresh_base(&self) -> u32 {
+        match self.options.ring {
+            Ring::Split => 0,
+            Ring::Packed => 0x8000_8000,
+        }
+    }
+
+    /// An empty ring.
+    fn new_ring(&self, index: usize) -> Result<DriverQueue<Mapping>, Error> {
+        let places = &self.places[index];
+        let area = |place: Place| Area {
+            memory: self.memory.mapping.clone(),
+            at: place.at,
+            len: place.len,
+            guest: place.guest(),
+        };
+        let has = |feature| self.session.features & feature != 0;
+        let tables = has(virtio::INDIRECT_DESC)
+            .then(|| IndirectTables::new(area(places.tables), self.ring_size, pieces(&self.options) as u16));
+        let setup = DriverSetup {
+            kind: match self.options.ring {
+                Ring::Split => Kind::Split,
+                Ring::Packed => Kind::Packed,
+            },
+            size: self.ring_size,
+            descriptors: area(places.descriptors),
+            driver: area(places.driver),
+            device: area(places.device),
+            event_idx: has(virtio::EVENT_IDX),
+            tables: tables.flatten(),
+        };
+        DriverQueue::new(setup).map_err(|error| Error::Invalid(error.to_string()))
+    }
+
+    /// Where the server's successor goes on, as QEMU says it: at the used index that the server has published.
+    fn used_base(&self, index: usize) -> u32 {
+        match self.options.ring {
+            Ring::Split => {
+                let at = self.places[index].device.at + split::INDEX;
+                self.memory.mapping.load_relaxed_u16(at).into()
+            }
+            // There is none to be seen in a packed ring; the account has it.
+            Ring::Packed => self.queues[index].base(),
+        }
+    }
+
+    fn new_queue(&self, index: usize) -> Result<Queue, Error> {
+        let Places { heads, buffers, .. } = self.places[index];
+        let parts = Parts {
+            ring: self.new_ring(index)?,
+            heads: self.memory.part(heads)?,
+            heads_guest: heads.guest(),
+            buffers: self.memory.part(buffers)?,
+            buffers_guest: buffers.guest(),
+        };
+        let bell = || {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"))
+        };
+        let bells = Bells { kick: bell()?, call: bell()?, error: bell()? };
+        let options = &self.options;
+        let shape = Shape {
+            wire: Wire::Blk,
+            slots: options.depth,
+            buffer: options.buffer,
+            segment: options.segment,
+            indirect: self.session.features & virtio::INDIRECT_DESC != 0,
+        };
+        Ok(Queue::new(index, shape, parts, bells, self.session.socket(), self.ring_size))
+    }
+}
+
+fn address(index: usize, places: &Places) -> VringAddress {
+    VringAddress {
+        index: index as u32,
+        flags: 0,
+        descriptors: places.descriptors.user(),
+        used: places.device.user(),
+        available: places.driver.user(),
+        log: places.device.guest(),
+    }
+}
+
+/// Checks the options; how many descriptors a queue has.
+fn ring_size(options: &Options) -> Result<u16, Error> {
+    let invalid = |what: String| Err(Error::Invalid(what));
+    let Options { queues, depth, buffer, segment, .. } = *options;
+    if !(1..=256).contains(&queues) {
+        return invalid(format!("{queues} queues; 1 to 256 are possible"));
+    }
+    if !(1..=256).contains(&depth) {
+        return invalid(format!("{depth} requests on their way; 1 to 256 are possible"));
+    }
+    if !(512..=64 << 20).contains(&buffer) || segment < 512 || !segment.min(buffer).is_multiple_of(512) {
+        return invalid(format!(
+            "buffers of {buffer} bytes in pieces of {segment}; 512 bytes to 64 MiB in multiples of 512 are possible"
+        ));
+    }
+    let pieces = u64::from(pieces(options));
+    // Without indirect tables, the ring holds all descriptors. Whether there are tables is up to the server.
+    let needed = pieces * u64::from(depth);
+    let size = match options.ring_size {
+        Some(size) => size,
+        None => needed.next_power_of_two().clamp(128, LARGEST.into()) as u16,
+    };
+    if !size.is_power_of_two() || size > LARGEST || u64::from(size) < pieces {
+        return invalid(format!(
+            "queues of {size} descriptors; a power of two is possible, at most {LARGEST} and at least the {pieces} that one request needs"
+        ));
+    }
+    Ok(size)
+}
+
+/// Descriptors of the longest request.
+fn pieces(options: &Options) -> u32 {
+    options.buffer.div_ceil(options.segment) + 2
+}
+
+fn plan_queue(plan: &mut Plan, options: &Options, size: u16) -> Places {
+    let (driver, device) = match options.ring {
+        Ring::Split => (split::driver_len(size, true), split::device_len(size, true)),
+        Ring::Packed => (packed::EVENT, packed::EVENT),
+    };
+    let pieces = pieces(options) as usize;
+    let depth = usize::from(options.depth);
+    Places {
+        descriptors: plan.pages(DESCRIPTOR * usize::from(size)),
+        driver: plan.pages(driver),
+        device: plan.pages(device),
+        tables: plan.pages(DESCRIPTOR * pieces * usize::from(size)),
+        heads: plan.pages(HEAD * depth),
+        buffers: plan.pages(stride(options.buffer) * depth),
+    }
+}

@@ -1,0 +1,244 @@
+//! `ginnel-volume-bench`: measures and checks a disk server without a VM.
+
+mod report;
+
+use anyhow::{Result, bail};
+use clap::{Parser, ValueEnum};
+use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_client::{Client, Disk, Options, Ring};
+use report::Report;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Measures and checks a vhost-user-blk server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
+///
+/// Connects as QEMU does, submits requests like a guest's driver, and looks for the answers all the time. With --rw write,
+/// randwrite, rw or randrw, what is on the disk is lost. Exit status: 0 if all went well, 1 if something failed or a
+/// block was wrong, 2 if the command line makes no sense.
+#[derive(Parser)]
+#[command(name = "ginnel-volume-bench", version, max_term_width = 100)]
+struct Cli {
+    /// The server's vhost-user socket.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Only print what the disk says of itself.
+    #[arg(long)]
+    info: bool,
+    /// Requests: sequential or random, reading, writing or both.
+    #[arg(long, value_enum, default_value = "randread")]
+    rw: Rw,
+    /// With rw and randrw: of a hundred requests, how many read.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..100))]
+    reads: u8,
+    /// Bytes of a request. k, M and G are 2^10, 2^20 and 2^30, here and below.
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
+    bs: u64,
+    /// Requests on their way in each queue, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    qd: u16,
+    /// Queues to use.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    queues: u16,
+    /// Threads that the queues are dealt out to; one for each queue if not given.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Keep the first thread on this CPU, the second on the next, and so on.
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<usize>,
+    /// How long, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    seconds: f64,
+    /// Stop after so many requests of each queue instead.
+    #[arg(long, value_name = "N", conflicts_with = "seconds")]
+    requests: Option<u64>,
+    /// Run so long before it counts, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    ramp: f64,
+    /// Use only the first SIZE bytes of the disk.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Flush after so many writes of a queue.
+    #[arg(long, value_name = "N")]
+    flush_every: Option<u64>,
+    /// Write blocks with offset, sequence number and checksum, check all that is read, and read all that was written once more
+    /// at the end.
+    #[arg(long)]
+    verify: bool,
+    /// When the server goes away, wait so long for the next one, hand it the account of what is in flight, and go on.
+    #[arg(long, value_name = "SECONDS")]
+    reconnect: Option<f64>,
+    /// Sleep until an answer comes, instead of looking for it all the time.
+    #[arg(long)]
+    sleep: bool,
+    /// Packed rings instead of split ones.
+    #[arg(long)]
+    packed: bool,
+    /// Indirect descriptors, if the server takes them.
+    #[arg(long)]
+    indirect: bool,
+    /// No event index: suppress notifications by flag.
+    #[arg(long)]
+    no_event_idx: bool,
+    /// Descriptors in a ring, a power of two.
+    #[arg(long, value_name = "N")]
+    ring_size: Option<u16>,
+    /// Bytes of a request that one descriptor covers at most.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    segment: Option<u64>,
+    /// Other numbers make other random requests.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print JSON; latencies are in nanoseconds.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Rw {
+    Read,
+    Write,
+    #[value(name = "rw")]
+    Both,
+    Randread,
+    Randwrite,
+    Randrw,
+}
+
+/// A number of bytes.
+fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
+        None => (text, 0),
+        Some(digits) if text.ends_with('M') => (digits, 20),
+        Some(digits) if text.ends_with('G') => (digits, 30),
+        Some(digits) => (digits, 10),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a number of bytes, like 4096, 4k, 1M or 2G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".into())
+}
+
+fn seconds(value: f64) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(value)?)
+}
+
+fn main() -> ExitCode {
+    match go(&Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "ginnel-volume-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False if requests failed.
+fn go(cli: &Cli) -> Result<bool> {
+    let narrow =
+        |name, value: u64| u32::try_from(value).map_err(|_| anyhow::anyhow!("--{name} is too large"));
+    let block = narrow("bs", cli.bs)?;
+    let options = Options {
+        queues: cli.queues,
+        depth: cli.qd,
+        buffer: block.max(512),
+        segment: cli.segment.map_or(Ok(u32::MAX), |segment| narrow("segment", segment))?,
+        ring: if cli.packed { Ring::Packed } else { Ring::Split },
+        ring_size: cli.ring_size,
+        indirect: cli.indirect,
+        event_idx: !cli.no_event_idx,
+        ..Options::new(&cli.socket)
+    };
+    let workload = Workload {
+        pattern: pattern(cli),
+        block,
+        depth: cli.qd,
+        limit: match cli.requests {
+            Some(requests) => Limit::Requests(requests),
+            None => Limit::Time(seconds(cli.seconds)?),
+        },
+        ramp: seconds(cli.ramp)?,
+        bytes: cli.size,
+        threads: cli.threads.unwrap_or(cli.queues.into()),
+        cpu: cli.cpu,
+        sleep: cli.sleep,
+        flush_every: cli.flush_every,
+        verify: cli.verify,
+        reconnect: cli.reconnect.map(seconds).transpose()?,
+        seed: cli.seed,
+    };
+    if cli.verify && cli.rw == Rw::Randread {
+        bail!("--verify checks what it has written; choose --rw randrw, randwrite, rw or write");
+    }
+    let mut client = Client::connect(options)?;
+    if cli.info {
+        if cli.json {
+            print(&serde_json::to_string_pretty(client.disk())?);
+        } else {
+            let id = client.id().ok();
+            print(&describe(client.disk(), id.as_deref()));
+        }
+        client.close()?;
+        return Ok(true);
+    }
+    let outcome = run(&mut client, &workload)?;
+    let report = Report::new(&client, &outcome);
+    print(&if cli.json { serde_json::to_string_pretty(&report)? } else { report.table() });
+    client.close()?;
+    Ok(outcome.failed == 0)
+}
+
+fn pattern(cli: &Cli) -> Pattern {
+    let (random, reads) = match cli.rw {
+        Rw::Read => (false, 100),
+        Rw::Write => (false, 0),
+        Rw::Both => (false, cli.reads),
+        Rw::Randread => (true, 100),
+        Rw::Randwrite => (true, 0),
+        Rw::Randrw => (true, cli.reads),
+    };
+    Pattern { random, reads }
+}
+
+fn describe(disk: &Disk, id: Option<&str>) -> String {
+    let yes = |yes| if yes { "yes" } else { "no" };
+    format!(
+        "serial         {}\nbytes          {}\nblock          {}\nqueues         {}\nread-only      {}\nwrite cache    {}\ndiscard        {}\nwrite zeroes   {}\nsegments       {}",
+        id.unwrap_or("-"),
+        disk.bytes,
+        disk.block,
+        disk.queues,
+        yes(disk.read_only),
+        yes(disk.write_cache),
+        yes(disk.discard),
+        yes(disk.write_zeroes),
+        disk.segments
+    )
+}
+
+/// Prints on stdout, which may find nobody reading.
+fn print(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("512"), Ok(512));
+        assert_eq!(size("4k"), Ok(4096));
+        assert_eq!(size("1M"), Ok(1 << 20));
+        assert_eq!(size("2G"), Ok(2 << 30));
+        for bad in ["", "k", "1T", "-1", "4.5k", "99999999999G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! A vhost-user session: features, memory, queues, in the order in which QEMU says them.
+
+use crate::error::Error;
+use crate::link::{Link, receive, send, wait};
+use crate::memory::{GUEST, Memory, USER};
+use crate::options::{Options, Ring};
+use crate::queue::Bells;
+use ginnel_layout::vhost_user::{
+    BackendRequest, ConfigHeader, Header, InflightArea, LogArea, MEMORY_HEADER, MemoryRegion, Request,
+    VringAddress, VringState, feature, protocol,
+};
+use ginnel_layout::virtio::feature as virtio;
+use ginnel_layout::virtio_blk::{Config, feature as blk};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What we use of a server's features, and a disk's.
+const WANTED: u64 = virtio::VERSION_1
+    | blk::SIZE_MAX
+    | blk::SEG_MAX
+    | blk::RO
+    | blk::BLK_SIZE
+    | blk::FLUSH
+    | blk::CONFIG_WCE
+    | blk::MQ
+    | blk::DISCARD
+    | blk::WRITE_ZEROES;
+const WANTED_PROTOCOL: u64 = protocol::MQ
+    | protocol::LOG_SHMFD
+    | protocol::REPLY_ACK
+    | protocol::BACKEND_REQ
+    | protocol::CONFIG
+    | protocol::INFLIGHT_SHMFD;
+
+/// An established session.
+pub(crate) struct Session {
+    link: Link,
+    /// Virtio features that the server offers.
+    offered: u64,
+    /// Negotiated virtio features.
+    pub features: u64,
+    /// Negotiated protocol features.
+    pub protocol: u64,
+    /// Queues that the server has at most; 1 if it does not say.
+    pub queues: u64,
+    /// On which the server speaks first.
+    backend: Option<OwnedFd>,
+}
+
+/// Where a queue lies and what it is told.
+pub(crate) struct Vring {
+    pub index: u32,
+    pub size: u16,
+    pub base: u32,
+    pub address: VringAddress,
+}
+
+/// The region in which the server keeps account of what is in flight. Handed to its successor.
+pub(crate) struct Account {
+    what: InflightArea,
+    file: OwnedFd,
+}
+
+impl Session {
+    /// Connects and agrees on features.
+    pub fn open(options: &Options) -> Result<Self, Error> {
+        let mut link = Link::connect(&options.socket, options.patience)?;
+        let offered: u64 = link.ask_for(Request::GET_FEATURES, &[])?;
+        let (mut agreed, mut queues, mut backend) = (0, 1, None);
+        if offered & feature::PROTOCOL_FEATURES != 0 {
+            let can: u64 = link.ask_for(Request::GET_PROTOCOL_FEATURES, &[])?;
+            agreed = can & WANTED_PROTOCOL;
+            if !options.inflight {
+                agreed &= !protocol::INFLIGHT_SHMFD;
+            }
+            link.tell(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[])?;
+            link.acknowledge = agreed & protocol::REPLY_ACK != 0;
+            if agreed & protocol::MQ != 0 {
+                queues = link.ask_for(Request::GET_QUEUE_NUM, &[])?;
+            }
+            if agreed & protocol::BACKEND_REQ != 0 {
+                let (ours, theirs) =
+                    socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                        .map_err(Error::io("making the backend channel"))?;
+                link.tell(Request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+                backend = Some(ours);
+            }
+        }
+        link.tell(Request::SET_OWNER, &[], &[])?;
+        let features = choose(options, offered)?;
+        link.tell(Request::SET_FEATURES, (features | offered & feature::PROTOCOL_FEATURES).as_bytes(), &[])?;
+        Ok(Self { link, offered, features, protocol: agreed, queues, backend })
+    }
+
+    /// Whether this protocol feature was agreed on.
+    pub fn has(&self, feature: u64) -> bool {
+        self.protocol & feature != 0
+    }
+
+    /// The connection's socket.
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        self.link.socket()
+    }
+
+    /// Reads the disk's configuration space.
+    pub fn config(&mut self) -> Result<Config, Error> {
+        if !self.has(protocol::CONFIG) {
+            return Err(Error::Unsupported("the server does not show its configuration space".into()));
+        }
+        const LEN: usize = size_of::<Config>();
+        let header = ConfigHeader { offset: 0, size: LEN as u32, flags: 0 };
+        let request = [header.as_bytes(), &[0; LEN]].concat();
+        let answer = self.link.ask(Request::GET_CONFIG, &request, &[])?;
+        let malformed = || Error::Malformed { request: Request::GET_CONFIG, what: "its length" };
+        let (said, bytes) = ConfigHeader::read_from_prefix(&answer.body).map_err(|_| malformed())?;
+        if said.size == 0 {
+            return Err(Error::Refused(Request::GET_CONFIG));
+        }
+        Config::read_from_bytes(bytes).map_err(|_| malformed())
+    }
+
+    /// Turns the disk's write cache on or off.
+    pub fn set_write_cache(&mut self, on: bool) -> Result<(), Error> {
+        if !self.has(protocol::CONFIG) || self.features & blk::CONFIG_WCE == 0 {
+            return Err(Error::Unsupported("the disk's write cache cannot be set".into()));
+        }
+        let header = ConfigHeader { offset: offset_of!(Config, writeback) as u32, size: 1, flags: 0 };
+        let request = [header.as_bytes(), &[u8::from(on)]].concat();
+        self.link.tell(Request::SET_CONFIG, &request, &[])
+    }
+
+    /// Hands over the memory, the account of a predecessor if there is one, and the queues, and starts them. Returns the
+    /// account, if the server keeps one.
+    pub fn start(
+        &mut self,
+        memory: &Memory,
+        vrings: &[Vring],
+        bells: &[&Bells],
+        account: Option<Account>,
+    ) -> Result<Option<Account>, Error> {
+        let account = match account {
+            _ if !self.has(protocol::INFLIGHT_SHMFD) => None,
+            Some(account) => Some(account),
+            None => Some(self.new_account(vrings)?),
+        };
+        if let Some(account) = &account {
+            self.link.tell(Request::SET_INFLIGHT_FD, account.what.as_bytes(), &[account.file.as_fd()])?;
+        }
+        let region = MemoryRegion { guest: GUEST, size: memory.len(), user: USER, offset: 0 };
+        // One region: its number, and padding.
+        let mut table = [0; MEMORY_HEADER + size_of::<MemoryRegion>()];
+        table[0] = 1;
+        table[MEMORY_HEADER..].copy_from_slice(region.as_bytes());
+        self.link.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
+        for (vring, bells) in vrings.iter().zip(bells) {
+            let state = |value| VringState { index: vring.index, value };
+            self.link.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
+            self.link.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
+            self.link.tell(Request::SET_VRING_ADDR, vring.address.as_bytes(), &[])?;
+            let number = u64::from(vring.index);
+            let mut bell = |request, fd: &OwnedFd| self.link.tell(request, number.as_bytes(), &[fd.as_fd()]);
+            bell(Request::SET_VRING_ERR, &bells.error)?;
+            bell(Request::SET_VRING_CALL, &bells.call)?;
+            bell(Request::SET_VRING_KICK, &bells.kick)?;
+        }
+        if self.protocol != 0 {
+            for vring in vrings {
+                let state = VringState { index: vring.index, value: 1 };
+                self.link.tell(Request::SET_VRING_ENABLE, state.as_bytes(), &[])?;
+            }
+        }
+        Ok(account)
+    }
+
+    fn new_account(&mut self, vrings: &[Vring]) -> Result<Account, Error> {
+        let request = Request::GET_INFLIGHT_FD;
+        let queues = vrings.iter().map(|vring| vring.index + 1).max().unwrap_or(0) as u16;
+        let queue_size = vrings.iter().map(|vring| vring.size).max().unwrap_or(0);
+        let want = InflightArea { size: 0, offset: 0, queues, queue_size, padding: 0 };
+        let answer = self.link.ask(request, want.as_bytes(), &[])?;
+        // With the padding that C gives it, or without.
+        let mut bytes = answer.body.clone();
+        bytes.resize(
+            if bytes.len() == InflightArea::PACKED { size_of::<InflightArea>() } else { bytes.len() },
+            0,
+        );
+        let what = InflightArea::read_from_bytes(&bytes)
+            .map_err(|_| Error::Malformed { request, what: "its length" })?;
+        let mut files = answer.fds.into_iter();
+        match (files.next(), files.next()) {
+            (Some(file), None) if what.size > 0 => Ok(Account { what, file }),
+            _ => Err(Error::Malformed { request, what: "it must have one descriptor, and a size" }),
+        }
+    }
+
+    /// Stops a queue; the server answers what is on its way first. Returns where its successor goes on.
+    pub fn stop(&mut self, index: u32) -> Result<u32, Error> {
+        let request = Request::GET_VRING_BASE;
+        let state: VringState = self.link.ask_for(request, VringState { index, value: 0 }.as_bytes())?;
+        if state.index != index {
+            return Err(Error::Malformed { request, what: "it is about another queue" });
+        }
+        Ok(state.value)
+    }
+
+    /// Makes the server mark what it writes in `log`, one bit for each page of 4096 bytes; its used rings at these addresses.
+    pub fn log_to(&mut self, log: &Memory, rings: impl Iterator<Item = VringAddress>) -> Result<(), Error> {
+        if !self.has(protocol::LOG_SHMFD) || self.offered & feature::LOG_ALL == 0 {
+            return Err(Error::Unsupported("the server marks no dirty pages".into()));
+        }
+        let what = LogArea { size: log.len(), offset: 0 };
+        // It answers this one in any case.
+        self.link.ask(Request::SET_LOG_BASE, what.as_bytes(), &[log.file()])?;
+        self.set_log(true, rings)
+    }
+
+    /// Switches the log on or off, while the queues run.
+    pub fn set_log(&mut self, on: bool, rings: impl Iterator<Item = VringAddress>) -> Result<(), Error> {
+        let log = if on { feature::LOG_ALL } else { 0 };
+        let features = self.features | feature::PROTOCOL_FEATURES | log;
+        self.link.tell(Request::SET_FEATURES, features.as_bytes(), &[])?;
+        for ring in rings {
+            let ring = VringAddress { flags: if on { VringAddress::LOG } else { 0 }, ..ring };
+            self.link.tell(Request::SET_VRING_ADDR, ring.as_bytes(), &[])?;
+        }
+        Ok(())
+    }
+
+    /// Whether the server has said that the configuration space changed. Does not block.
+    pub fn config_changed(&mut self) -> Result<bool, Error> {
+        let Some(backend) = &self.backend else { return Ok(false) };
+        let mut changed = false;
+        while wait(&[backend.as_fd()], Some(Duration::ZERO))? {
+            let deadline = Instant::now() + Duration::from_secs(1);
+            let Some(message) = receive(backend.as_fd(), deadline)? else { break };
+            let header = message.header;
+            let known = header.request == BackendRequest::CONFIG_CHANGE.0;
+            changed |= known;
+            if header.flags & Header::NEED_REPLY != 0 {
+                self.answer(backend.as_fd(), header, u64::from(!known))?;
+            }
+        }
+        Ok(changed)
+    }
+
+    fn answer(&self, to: BorrowedFd<'_>, header: Header, value: u64) -> Result<(), Error> {
+        let flags = header.flags & !Header::NEED_REPLY | Header::REPLY;
+        let header = Header { flags, size: size_of::<u64>() as u32, ..header };
+        let bytes = [header.as_bytes(), value.as_bytes()].concat();
+        send(to, &bytes, &[]).map_err(Error::io("answering on the backend channel"))
+    }
+}
+
+/// The features that we take of those offered.
+fn choose(options: &Options, offered: u64) -> Result<u64, Error> {
+    let mut want = WANTED;
+    if options.indirect {
+        want |= virtio::INDIRECT_DESC;
+    }
+    if options.event_idx {
+        want |= virtio::EVENT_IDX;
+    }
+    if options.ring == Ring::Packed {
+        want |= virtio::RING_PACKED;
+        if offered & virtio::RING_PACKED == 0 {
+            return Err(Error::Unsupported("the server has no packed rings; ask for split ones".into()));
+        }
+    }
+    if offered & virtio::VERSION_1 == 0 {
+        return Err(Error::Unsupported("the server has no virtio 1.0 device".into()));
+    }
+    Ok(want & offered)
+}

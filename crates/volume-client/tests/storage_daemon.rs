@@ -1,0 +1,234 @@
+//! The client against QEMU's storage daemon.
+
+use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_client::{Carried, Client, Error, Operation, Options, Request, Status};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const SIZE: u64 = 32 << 20;
+
+/// An image and the daemon that serves it.
+struct Server {
+    dir: TempDir,
+    process: Child,
+}
+
+impl Server {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::File::create(dir.path().join("image")).unwrap().set_len(SIZE).unwrap();
+        let process = serve(dir.path());
+        Self { dir, process }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    fn image(&self) -> Vec<u8> {
+        std::fs::read(self.dir.path().join("image")).unwrap()
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    fn restart(&mut self) {
+        self.process = serve(self.dir.path());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts the daemon, and waits until it takes connections.
+fn serve(dir: &Path) -> Child {
+    let socket = dir.join("socket");
+    let _ = std::fs::remove_file(&socket);
+    let mut process = Command::new("qemu-storage-daemon")
+        .arg("--blockdev")
+        .arg(format!("driver=file,node-name=disk,discard=unmap,filename={}", dir.join("image").display()))
+        .arg("--export")
+        .arg(format!(
+            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=2,addr.type=unix,addr.path={}",
+            socket.display()
+        ))
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("qemu-storage-daemon (package qemu-system-common) starts");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // A connection that is closed at once does no harm: the daemon takes the next.
+    while UnixStream::connect(&socket).is_err() {
+        assert!(process.try_wait().unwrap().is_none(), "the daemon has ended");
+        assert!(Instant::now() < deadline, "the daemon does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process
+}
+
+fn pattern(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
+}
+
+#[test]
+fn what_is_written_is_in_the_image() {
+    let server = Server::new();
+    for indirect in [false, true] {
+        let options = Options { indirect, segment: 4096, ..Options::new(server.socket()) };
+        let mut disk = Client::connect(options).unwrap();
+        assert_eq!((disk.disk().bytes, disk.disk().block, disk.disk().queues), (SIZE, 512, 2));
+        assert_eq!(disk.id().unwrap(), "vhost_user_blk");
+        let bytes = pattern(48 << 10, u8::from(indirect));
+        disk.write(1 << 20, &bytes).unwrap();
+        disk.flush().unwrap();
+        assert_eq!(&server.image()[1 << 20..][..bytes.len()], &bytes[..]);
+        let mut back = vec![0; bytes.len()];
+        disk.read(1 << 20, &mut back).unwrap();
+        assert!(back == bytes);
+        disk.write_zeroes((1 << 20) + 4096, 8192, true).unwrap();
+        disk.discard((1 << 20) + 16384, 4096).unwrap();
+        disk.read(1 << 20, &mut back).unwrap();
+        assert_eq!(&back[4096..12288], &[0; 8192]);
+        assert_eq!(&back[12288..16384], &bytes[12288..16384]);
+        disk.close().unwrap();
+    }
+}
+
+#[test]
+fn errors_come_back() {
+    let server = Server::new();
+    let mut disk = Client::connect(Options::new(server.socket())).unwrap();
+    let beyond = disk.write(SIZE, &[0; 512]).unwrap_err();
+    assert!(matches!(beyond, Error::Failed { status: Status::IoError, .. }), "{beyond}");
+    let unknown = Request { operation: Operation::Other(77), offset: 0, len: 512 };
+    let done = disk.queue(0).call(unknown, &mut [0; 512], Duration::from_secs(10)).unwrap();
+    assert_eq!(done.status, Status::Unsupported);
+    let long = disk.read(0, &mut vec![0; 1 << 20]).unwrap_err();
+    assert!(matches!(long, Error::Invalid(_)), "{long}");
+    // And the queue is as good as new.
+    disk.write(0, &[7; 512]).unwrap();
+    let many = Client::connect(Options { queues: 3, ..Options::new(server.socket()) });
+    // The daemon serves one front end at a time, so this one ends by patience or by the number of queues.
+    assert!(many.is_err());
+}
+
+#[test]
+fn a_full_ring_says_so() {
+    let server = Server::new();
+    let options = Options { ring_size: Some(8), depth: 8, ..Options::new(server.socket()) };
+    let mut disk = Client::connect(options).unwrap();
+    let queue = disk.queue(0);
+    for _ in 0..2 {
+        let slot = queue.claim().unwrap();
+        queue.submit(slot, Request::read(0, 4096)).unwrap();
+    }
+    let slot = queue.claim().unwrap();
+    assert!(matches!(queue.submit(slot, Request::read(0, 4096)), Err(Error::Full)));
+    queue.publish().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while queue.submitted() > 0 {
+        assert!(Instant::now() < deadline);
+        if let Some(done) = queue.poll().unwrap() {
+            assert_eq!(done.status, Status::Ok);
+            queue.release(done.slot);
+        }
+    }
+    queue.submit(slot, Request::read(0, 4096)).unwrap();
+}
+
+#[test]
+fn a_verified_workload_over_all_ways() {
+    let server = Server::new();
+    for (indirect, event_idx, sleep, threads) in
+        [(false, true, false, 2), (true, false, true, 1), (false, false, false, 1), (true, true, true, 2)]
+    {
+        let options = Options { queues: 2, depth: 16, indirect, event_idx, ..Options::new(server.socket()) };
+        let mut disk = Client::connect(options).unwrap();
+        let workload = Workload {
+            pattern: Pattern { random: true, reads: 40 },
+            depth: 16,
+            limit: Limit::Requests(1500),
+            bytes: Some(4 << 20),
+            threads,
+            sleep,
+            flush_every: Some(100),
+            verify: true,
+            ..Workload::default()
+        };
+        let outcome = run(&mut disk, &workload).unwrap();
+        assert_eq!(outcome.failed, 0, "{:?}", outcome.first_failure);
+        assert!(outcome.flushes.requests > 0);
+        assert!(outcome.verified >= outcome.reads.requests && outcome.verified > 1000);
+        disk.close().unwrap();
+    }
+}
+
+#[test]
+fn a_damaged_block_is_found() {
+    let server = Server::new();
+    let mut disk = Client::connect(Options::new(server.socket())).unwrap();
+    let write = Workload {
+        pattern: Pattern { random: false, reads: 0 },
+        limit: Limit::Requests(256),
+        bytes: Some(1 << 20),
+        verify: true,
+        ..Workload::default()
+    };
+    run(&mut disk, &write).unwrap();
+    let mut block = vec![0; 4096];
+    disk.read(8192, &mut block).unwrap();
+    block[100] ^= 1;
+    disk.write(8192, &block).unwrap();
+    let read = Workload { pattern: Pattern { random: false, reads: 100 }, ..write };
+    let wrong = run(&mut disk, &read).unwrap_err();
+    assert!(matches!(wrong, Error::Wrong(_)), "{wrong}");
+    assert!(wrong.to_string().contains("8192"), "{wrong}");
+}
+
+/// The daemon keeps no account of what is in flight, so the client does it all again.
+#[test]
+fn goes_on_with_the_next_server() {
+    let mut server = Server::new();
+    let (tell, told) = mpsc::channel();
+    let socket = server.socket();
+    let worker = std::thread::spawn(move || {
+        let mut disk = Client::connect(Options { queues: 2, ..Options::new(socket) }).unwrap();
+        assert!(!disk.keeps_account());
+        let workload = Workload {
+            pattern: Pattern { random: true, reads: 30 },
+            limit: Limit::Time(Duration::from_secs(3)),
+            bytes: Some(8 << 20),
+            verify: true,
+            threads: 2,
+            reconnect: Some(Duration::from_secs(20)),
+            ..Workload::default()
+        };
+        let outcome = run(&mut disk, &workload);
+        tell.send(()).unwrap();
+        (disk, outcome)
+    });
+    let mut kills = 0;
+    while told.recv_timeout(Duration::from_millis(400)).is_err() && kills < 5 {
+        server.kill();
+        server.restart();
+        kills += 1;
+    }
+    let (mut disk, outcome) = worker.join().unwrap();
+    let outcome = outcome.unwrap();
+    assert!(outcome.reconnects >= 2, "{} reconnects after {kills} kills", outcome.reconnects);
+    assert_eq!(outcome.failed, 0, "{:?}", outcome.first_failure);
+    assert!(outcome.verified > 100);
+    server.kill();
+    assert!(matches!(disk.read(0, &mut [0; 512]), Err(Error::Gone)));
+    server.restart();
+    assert_eq!(disk.reconnect().unwrap(), Carried::ByUs);
+}
