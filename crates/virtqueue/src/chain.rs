@@ -124,7 +124,6 @@ impl Chain {
         }
     }
 
-    #[expect(dead_code, reason = "packed queues are the next commit")]
     /// Adds what an indirect table of a packed queue says (2.8.7): all its entries, one after the other.
     pub(crate) fn add_packed_table<M: Memory>(
         &mut self,

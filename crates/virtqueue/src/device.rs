@@ -5,7 +5,7 @@ use crate::error::{Corrupt, SetupError};
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
 use crate::memory::{Area, GuestMemory};
-use crate::{Kind, split};
+use crate::{Kind, packed, split};
 use ginnel_layout::virtio::MAX_SIZE;
 use ginnel_shmem::Memory;
 
@@ -59,6 +59,7 @@ pub struct DeviceQueue<M: Memory> {
 
 enum Ring<M: Memory> {
     Split(split::Device<M>),
+    Packed(packed::Device<M>),
 }
 
 /// Where a queue stands, for a person who looks at a guest that is stuck.
@@ -86,11 +87,13 @@ macro_rules! each {
     ($self:expr, $ring:ident => $call:expr) => {
         match $self.ring {
             Ring::Split(ref $ring) => $call,
+            Ring::Packed(ref $ring) => $call,
         }
     };
     (mut $self:expr, $ring:ident => $call:expr) => {
         match $self.ring {
             Ring::Split(ref mut $ring) => $call,
+            Ring::Packed(ref mut $ring) => $call,
         }
     };
 }
@@ -103,7 +106,7 @@ impl<M: Memory> DeviceQueue<M> {
         }
         let ring = match setup.kind {
             Kind::Split => Ring::Split(split::Device::new(setup)?),
-            Kind::Packed => return Err(SetupError::Size(setup.size)),
+            Kind::Packed => Ring::Packed(packed::Device::new(setup)?),
         };
         Ok(Self { ring })
     }

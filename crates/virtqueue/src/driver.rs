@@ -2,7 +2,7 @@
 
 use crate::error::{AddError, Corrupt, SetupError};
 use crate::memory::Area;
-use crate::{Kind, split};
+use crate::{Kind, packed, split};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, MAX_SIZE};
 use ginnel_shmem::Memory;
 
@@ -100,17 +100,20 @@ pub struct DriverQueue<M: Memory> {
 
 enum Ring<M: Memory> {
     Split(split::Driver<M>),
+    Packed(packed::Driver<M>),
 }
 
 macro_rules! each {
     ($self:expr, $ring:ident => $call:expr) => {
         match $self.ring {
             Ring::Split(ref $ring) => $call,
+            Ring::Packed(ref $ring) => $call,
         }
     };
     (mut $self:expr, $ring:ident => $call:expr) => {
         match $self.ring {
             Ring::Split(ref mut $ring) => $call,
+            Ring::Packed(ref mut $ring) => $call,
         }
     };
 }
@@ -123,7 +126,7 @@ impl<M: Memory> DriverQueue<M> {
         }
         let ring = match setup.kind {
             Kind::Split => Ring::Split(split::Driver::new(setup)?),
-            Kind::Packed => return Err(SetupError::Size(setup.size)),
+            Kind::Packed => Ring::Packed(packed::Driver::new(setup)?),
         };
         Ok(Self { ring })
     }

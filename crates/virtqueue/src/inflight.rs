@@ -5,14 +5,16 @@
 //! stores is all that matters, and all here are release stores: the compiler keeps them in the order that the
 //! specification demands.
 
+mod packed;
 mod split;
 
 use crate::Kind;
 use crate::error::SetupError;
 use crate::memory::Area;
-use ginnel_layout::inflight::{ALIGN, packed, split as layout};
+use ginnel_layout::inflight::{self as layout, ALIGN};
 use ginnel_shmem::Memory;
 
+pub(crate) use packed::{Again, Packed};
 pub(crate) use split::Split;
 
 /// One queue's part of an in-flight region.
@@ -27,8 +29,8 @@ impl<M: Memory> InflightQueue<M> {
     /// Bytes of the part of a queue of this size: a multiple of 64. The parts of a region follow one another.
     pub const fn len(kind: Kind, size: u16) -> usize {
         match kind {
-            Kind::Split => layout::len(size),
-            Kind::Packed => packed::len(size),
+            Kind::Split => layout::split::len(size),
+            Kind::Packed => layout::packed::len(size),
         }
     }
 

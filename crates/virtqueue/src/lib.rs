@@ -45,6 +45,7 @@ mod event;
 mod inflight;
 mod log;
 mod memory;
+mod packed;
 mod split;
 
 pub use chain::Chain;

@@ -59,6 +59,10 @@ impl<M: Memory> Area<M> {
         self.memory.load_relaxed_u64(self.at + offset)
     }
     #[inline]
+    pub(crate) fn load_acquire_u64(&self, offset: usize) -> u64 {
+        self.memory.load_acquire_u64(self.at + offset)
+    }
+    #[inline]
     pub(crate) fn store_relaxed_u64(&self, offset: usize, value: u64) {
         self.memory.store_relaxed_u64(self.at + offset, value);
     }

@@ -6,7 +6,7 @@ use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
 use rig::Rig;
 
-const KINDS: [Kind; 1] = [Kind::Split];
+const KINDS: [Kind; 2] = [Kind::Split, Kind::Packed];
 
 struct Pair {
     rig: Rig,

@@ -45,12 +45,14 @@ impl<M: Memory> Device<M> {
         let used = areas.device.load_relaxed_u16(split::INDEX);
         let mut resubmit = Vec::new();
         let mut inflight = None;
+        let mut call_due = used != 0;
         if let Some(region) = setup.inflight {
             let (tracker, recovered) = inflight::Split::new(region, size, used)?;
             if let Some(heads) = recovered {
                 // Each chain that was ever taken is either used or in flight.
                 next = used.wrapping_add(heads.len() as u16);
                 resubmit = heads;
+                call_due = true;
             }
             inflight = Some(tracker);
         }
@@ -65,7 +67,7 @@ impl<M: Memory> Device<M> {
             published: used,
             outstanding: resubmit.len() as u16,
             armed: true,
-            call_due: used != 0,
+            call_due,
             resubmit,
             inflight,
             log: None,

@@ -42,11 +42,13 @@ impl<M: Memory> Driver<M> {
     pub fn new(setup: DriverSetup<M>) -> Result<Self, SetupError> {
         let DriverSetup { size, event_idx, .. } = setup;
         let areas = Areas::new(size, event_idx, setup.descriptors, setup.driver, setup.device)?;
-        for at in (0..split::driver_len(size, event_idx)).step_by(2) {
-            areas.driver.store_relaxed_u16(at, 0);
+        for area in [&areas.driver, &areas.device] {
+            area.store_relaxed_u16(split::FLAGS, 0);
+            area.store_relaxed_u16(split::INDEX, 0);
         }
-        for at in (0..split::device_len(size, event_idx)).step_by(2) {
-            areas.device.store_relaxed_u16(at, 0);
+        if event_idx {
+            areas.driver.store_relaxed_u16(split::used_event(size), 0);
+            areas.device.store_relaxed_u16(split::avail_event(size), 0);
         }
         let entries = usize::from(size);
         Ok(Self {

@@ -1,0 +1,345 @@
+//! A device that is killed at each of its stores, and its successor: nothing acknowledged is done again, nothing is lost, and
+//! what is done again comes in its order (vhost-user specification, "Inflight I/O tracking").
+//!
+//! A killed process has done all its stores up to some point and none behind it. So the device runs over a memory that
+//! takes no more stores after the k-th, for every k until the run ends alive. The driver and its memory live on. In the longer
+//! runs successors die as well, also while they take over.
+
+mod rig;
+
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
+use rig::Rig;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Memory of a process that dies.
+#[derive(Clone)]
+struct Mortal {
+    memory: Mapping,
+    /// Stores still to be done.
+    left: Rc<Cell<u64>>,
+}
+
+impl Mortal {
+    fn stores(&self) -> bool {
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        left > 0
+    }
+}
+
+macro_rules! words {
+    ($($type:ty: $load_relaxed:ident $load_acquire:ident $store_relaxed:ident $store_release:ident)*) => {$(
+        fn $load_relaxed(&self, at: usize) -> $type { self.memory.$load_relaxed(at) }
+        fn $load_acquire(&self, at: usize) -> $type { self.memory.$load_acquire(at) }
+        fn $store_relaxed(&self, at: usize, value: $type) {
+            if self.stores() { self.memory.$store_relaxed(at, value) }
+        }
+        fn $store_release(&self, at: usize, value: $type) {
+            if self.stores() { self.memory.$store_release(at, value) }
+        }
+    )*};
+}
+
+impl Memory for Mortal {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+    words! {
+        u16: load_relaxed_u16 load_acquire_u16 store_relaxed_u16 store_release_u16
+        u32: load_relaxed_u32 load_acquire_u32 store_relaxed_u32 store_release_u32
+        u64: load_relaxed_u64 load_acquire_u64 store_relaxed_u64 store_release_u64
+    }
+    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
+        if self.stores() { self.memory.compare_exchange_u64(at, old, new) } else { Ok(()) }
+    }
+    fn swap_u64(&self, at: usize, value: u64) -> u64 {
+        if self.stores() { self.memory.swap_u64(at, value) } else { 0 }
+    }
+    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
+        if self.stores() { self.memory.fetch_or_u64(at, bits) } else { 0 }
+    }
+    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
+        if self.stores() { self.memory.fetch_and_u64(at, bits) } else { 0 }
+    }
+    fn full_fence(&self) {
+        self.memory.full_fence();
+    }
+    fn read(&self, at: usize, into: &mut [u8]) {
+        self.memory.read(at, into);
+    }
+    fn write(&self, at: usize, from: &[u8]) {
+        if self.stores() {
+            self.memory.write(at, from);
+        }
+    }
+}
+
+/// xorshift64*; enough to choose what happens next.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
+    }
+}
+
+/// A process that serves the queue.
+struct Process {
+    left: Rc<Cell<u64>>,
+    guest: GuestMemory<Mortal>,
+    queue: DeviceQueue<Mortal>,
+    held: Vec<Ticket>,
+    /// The last request that it took.
+    last: Option<u64>,
+}
+
+struct World {
+    rig: Rig,
+    memory: Mapping,
+    inflight: Mapping,
+    driver: DriverQueue<Mapping>,
+    device: Process,
+    /// Requests that the driver waits for, by id: their number, and their slot of the data.
+    waiting: BTreeMap<u16, (u64, usize)>,
+    slots: Vec<usize>,
+    sent: u64,
+    done: BTreeSet<u64>,
+    random: Random,
+    deaths: u32,
+    what: String,
+}
+
+impl World {
+    fn new(kind: Kind, size: u16, seed: u64, stores: u64) -> Self {
+        let rig = Rig::new(kind, size, seed % 2 == 0);
+        let (memory, inflight) = (rig.memory(), rig.inflight_memory());
+        let driver = rig.driver(&memory);
+        let device = Self::start(&rig, &memory, &inflight, stores).unwrap();
+        Self {
+            rig,
+            memory,
+            inflight,
+            driver,
+            device,
+            waiting: BTreeMap::new(),
+            slots: (0..size.into()).collect(),
+            sent: 0,
+            done: BTreeSet::new(),
+            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            deaths: 0,
+            what: format!("{kind:?}, size {size}, seed {seed}, {stores} stores"),
+        }
+    }
+
+    fn start(rig: &Rig, memory: &Mapping, inflight: &Mapping, stores: u64) -> Option<Process> {
+        let left = Rc::new(Cell::new(stores));
+        let mortal = |memory: &Mapping| Mortal { memory: memory.clone(), left: left.clone() };
+        let (memory, inflight) = (mortal(memory), mortal(inflight));
+        let queue = DeviceQueue::new(rig.setup(&memory, rig.base(), Some(&inflight)));
+        match queue {
+            Ok(queue) => {
+                Some(Process { left, guest: rig.guest(&memory), queue, held: Vec::new(), last: None })
+            }
+            // What it read does not fit what it wrote: it was dead by then.
+            Err(_) if left.get() == 0 => None,
+            Err(error) => panic!("{rig:?}: {error}"),
+        }
+    }
+
+    fn dead(&self) -> bool {
+        self.device.left.get() == 0
+    }
+
+    fn send(&mut self) {
+        let Some(slot) = self.slots.pop() else { return };
+        let at = 256 * slot;
+        let segments = 1 + self.random.below(3) as usize;
+        let segment = |i: usize| Segment {
+            address: self.rig.data(at + 64 * i),
+            len: 8,
+            writable: i > 0 && i + 1 == segments,
+        };
+        let list: Vec<_> = (0..segments).map(segment).collect();
+        let indirect = self.random.below(3) == 0;
+        match self.driver.add(&list, indirect) {
+            Ok(id) => {
+                self.memory.write(self.rig.data_at() + at, &self.sent.to_le_bytes());
+                assert!(self.waiting.insert(id, (self.sent, slot)).is_none(), "{}", self.what);
+                self.sent += 1;
+            }
+            Err(_) => self.slots.push(slot),
+        }
+        if self.random.below(3) > 0 {
+            let _ = self.driver.publish();
+        }
+    }
+
+    /// Takes back what the driver finds used.
+    fn receive(&mut self) {
+        while let Some((id, _)) = self.driver.poll().unwrap_or_else(|e| panic!("{}: {e}", self.what)) {
+            let (number, slot) = self.waiting.remove(&id).unwrap();
+            assert!(self.done.insert(number), "{}: {number} twice", self.what);
+            self.slots.push(slot);
+        }
+    }
+
+    fn take(&mut self) {
+        let mut chain = Chain::new();
+        let Process { left, queue, guest, held, last } = &mut self.device;
+        let ticket = queue.pop(guest, &mut chain).unwrap_or_else(|e| panic!("{}: {e}", self.what));
+        let Some(ticket) = ticket else { return };
+        if left.get() == 0 {
+            return;
+        }
+        let mut number = [0; 8];
+        guest.read(chain.readable(), 0, &mut number);
+        let number = u64::from_le_bytes(number);
+        let (wanted, _) = self.waiting.get(&ticket.id()).unwrap_or(&(u64::MAX, 0));
+        assert!(*wanted == number && !self.done.contains(&number), "{}: {number} is done again", self.what);
+        assert!(last.is_none_or(|last| last < number), "{}: {number} behind {last:?}", self.what);
+        *last = Some(number);
+        held.push(ticket);
+    }
+
+    fn give(&mut self) {
+        if !self.device.held.is_empty() {
+            let ticket = self.random.below(self.device.held.len() as u64);
+            let ticket = self.device.held.swap_remove(ticket as usize);
+            self.device.queue.push(ticket, 0);
+        }
+    }
+
+    /// Lets a successor take over. What was acknowledged is seen by the driver before the successor does anything, once
+    /// before and once after it has taken over.
+    fn succeed(&mut self, mut stores: u64) {
+        self.deaths += 1;
+        if self.random.below(2) == 0 {
+            self.receive();
+        }
+        self.device = loop {
+            match Self::start(&self.rig, &self.memory, &self.inflight, stores) {
+                Some(device) => break device,
+                None => (self.deaths, stores) = (self.deaths + 1, stores + 1),
+            }
+        };
+        self.receive();
+    }
+
+    fn step(&mut self) {
+        match self.random.below(8) {
+            0..=2 => self.send(),
+            3 | 4 => self.take(),
+            5 => self.give(),
+            6 => {
+                let _ = self.device.queue.publish();
+            }
+            _ if self.random.below(2) == 0 => self.receive(),
+            _ => {
+                if !self.device.queue.arm() {
+                    self.device.queue.disarm();
+                }
+            }
+        }
+    }
+
+    /// The last successor lives: all that was sent is done in the end, and nothing stays behind.
+    fn finish(&mut self) {
+        self.device.left.set(u64::MAX);
+        let _ = self.driver.publish();
+        for _ in 0..4 * usize::from(self.rig.size) {
+            self.take();
+            self.give();
+            let _ = self.device.queue.publish();
+            self.receive();
+        }
+        assert!(self.waiting.is_empty(), "{}: lost {:?}", self.what, self.waiting);
+        assert_eq!(self.done.len() as u64, self.sent, "{}", self.what);
+        assert_eq!(self.device.queue.outstanding(), 0, "{}", self.what);
+        self.succeed(u64::MAX);
+        let state = self.device.queue.state();
+        assert_eq!((state.resubmit, state.outstanding), (0, 0), "{}", self.what);
+        assert!(self.device.queue.publish() || self.sent == 0, "{}: a call may be owed", self.what);
+    }
+}
+
+/// One death, at every store of a run.
+#[test]
+fn a_device_may_die_at_each_store() {
+    for kind in [Kind::Split, Kind::Packed] {
+        for seed in 1..=12 {
+            let size = [4, 8][seed as usize / 2 % 2];
+            for stores in 0.. {
+                let mut world = World::new(kind, size, seed, stores);
+                for _ in 0..400 {
+                    if world.deaths == 0 && world.dead() {
+                        world.succeed(u64::MAX);
+                    }
+                    world.step();
+                }
+                let deaths = world.deaths;
+                if world.dead() {
+                    world.succeed(u64::MAX);
+                }
+                world.finish();
+                if deaths == 0 {
+                    assert!(stores > 150, "{}: hardly anything was done", world.what);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Many deaths, also of those who take over.
+#[test]
+fn successors_may_die_as_well() {
+    let mut deaths = 0;
+    for kind in [Kind::Split, Kind::Packed] {
+        for seed in 1..=400 {
+            let size = [2, 4, 8, 16][seed as usize / 2 % 4];
+            let mut world = World::new(kind, size, seed, 20 + seed % 50);
+            for _ in 0..1000 {
+                while world.dead() {
+                    let stores = world.random.below(60);
+                    world.succeed(stores);
+                }
+                world.step();
+            }
+            deaths += world.deaths;
+            world.succeed(u64::MAX);
+            world.finish();
+        }
+    }
+    assert!(deaths > 10_000, "{deaths}");
+}
+
+/// The region of a queue that is shorter than the longest possible, and of one of several.
+#[test]
+fn a_region_has_a_part_for_each_queue() {
+    for kind in [Kind::Split, Kind::Packed] {
+        let rig = Rig::new(kind, 8, true);
+        let len = InflightQueue::<Mapping>::len(kind, 128);
+        let region = Mapping::anonymous((3 * len).next_multiple_of(4096)).unwrap();
+        let part = |queue| InflightQueue::new(region.clone(), 0, queue, kind, 128);
+        let memory = rig.memory();
+        let mut driver = rig.driver(&memory);
+        driver.add(&[Segment { address: rig.data(0), len: 8, writable: false }], false).unwrap();
+        let _ = driver.publish();
+        for (taken, queue) in [(0, 2), (1, 2), (0, 1)] {
+            let mut setup = rig.setup(&memory, rig.base(), None);
+            setup.inflight = Some(part(queue).unwrap());
+            let mut device = DeviceQueue::new(setup).unwrap();
+            assert_eq!(device.state().resubmit, taken, "{kind:?}, part {queue}");
+            let ticket = device.pop(&rig.guest(&memory), &mut Chain::new()).unwrap();
+            assert!(ticket.is_some());
+        }
+        let beyond = (region.len() / len) as u16;
+        assert!(part(beyond).is_err());
+    }
+}
