@@ -23,6 +23,7 @@ pub mod sync;
 pub mod vhost_user;
 pub mod virtio;
 pub mod virtio_blk;
+pub mod virtio_scsi;
 pub mod wire;
 
 pub use name::Name;

@@ -1,6 +1,7 @@
 //! What the guest sees: the bytes of a request become an operation on a disk, and its result the bytes of an answer.
 
 pub mod blk;
+pub mod scsi;
 
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
@@ -28,7 +29,7 @@ pub trait Device: Send + Sync {
     fn begin(&self, queue: u16, memory: &GuestMemory<Mapping>, chain: &Chain, request: &mut Request)
     -> Begin;
 
-    /// Writes the answer to a request that began with [`Begin::Do`]. Returns how many bytes of the chain's writable memory
+    /// Writes the answer to a request that did not end at its beginning. Returns how many bytes of the chain's writable memory
     /// are written, those of the operation included.
     fn finish(&self, memory: &GuestMemory<Mapping>, request: &Request, result: Result<(), Failure>) -> u32;
 
@@ -55,6 +56,8 @@ pub enum Begin {
         /// What.
         op: Op,
     },
+    /// It is finished when all operations that began before, on any queue of the device, have ended.
+    Settle,
 }
 
 /// A request between its beginning and its end. Kept by the worker, and used again.

@@ -1,0 +1,256 @@
+//! virtio-scsi: configuration space, commands, task management and events (virtio 1.2, section 5.6).
+//!
+//! Queue 0 is the control queue, queue 1 the event queue, the others carry commands. A command is a [`CommandHeader`] and the
+//! data to write (read by the device), then a [`CommandResponse`] and room for the data to read (written by the device).
+
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The queue of [`Control`] requests.
+pub const CONTROL_QUEUE: u16 = 0;
+/// The queue whose buffers wait for an [`Event`].
+pub const EVENT_QUEUE: u16 = 1;
+/// The first queue of commands.
+pub const FIRST_COMMAND_QUEUE: u16 = 2;
+
+/// Bytes of a command descriptor block. A driver may ask for others in the configuration space; front ends refuse that.
+pub const CDB_LEN: usize = 32;
+/// Bytes of room for sense data, as above.
+pub const SENSE_LEN: usize = 96;
+
+/// Feature bits (5.6.3).
+pub mod feature {
+    /// A request may have both data to read and data to write.
+    pub const INOUT: u64 = 1 << 0;
+    /// Events tell of logical units that come and go.
+    pub const HOTPLUG: u64 = 1 << 1;
+    /// Events tell that a logical unit has changed.
+    pub const CHANGE: u64 = 1 << 2;
+}
+
+/// The configuration space (5.6.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Config {
+    /// Queues of commands.
+    pub num_queues: u32,
+    /// Most segments of a command's data.
+    pub seg_max: u32,
+    /// Most 512-byte sectors of a command's data.
+    pub max_sectors: u32,
+    /// Most commands outstanding at one logical unit.
+    pub cmd_per_lun: u32,
+    /// Bytes of a buffer in the event queue.
+    pub event_info_size: u32,
+    /// [`SENSE_LEN`].
+    pub sense_size: u32,
+    /// [`CDB_LEN`].
+    pub cdb_size: u32,
+    /// Zero.
+    pub max_channel: u16,
+    /// Highest target.
+    pub max_target: u16,
+    /// Highest logical unit.
+    pub max_lun: u32,
+}
+
+/// In front of each command (5.6.6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, packed)]
+pub struct CommandHeader {
+    /// Whom it is for: see [`Address::parse`].
+    pub lun: [u8; 8],
+    /// By which task management knows it.
+    pub tag: u64,
+    /// How it is ordered among others.
+    pub task_attribute: u8,
+    /// Zero.
+    pub priority: u8,
+    /// Zero.
+    pub crn: u8,
+    /// The command.
+    pub cdb: [u8; CDB_LEN],
+}
+
+/// How a command ended (5.6.6.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CommandResponse {
+    /// Bytes of `sense`.
+    pub sense_len: u32,
+    /// Bytes of the driver's data that were not transferred.
+    pub residual: u32,
+    /// Zero.
+    pub status_qualifier: u16,
+    /// Status of the command as SAM-5 has it; only with [`Response::OK`].
+    pub status: u8,
+    /// Whether the command got to its logical unit.
+    pub response: Response,
+    /// Sense data.
+    pub sense: [u8; SENSE_LEN],
+}
+
+/// Whether a request got to whom it was for (5.6.6.1, 5.6.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Response(pub u8);
+
+impl Response {
+    /// It did. For task management: the function is complete.
+    pub const OK: Self = Self(0);
+    /// There is less room than the command transfers.
+    pub const OVERRUN: Self = Self(1);
+    /// There is no such target.
+    pub const BAD_TARGET: Self = Self(3);
+    /// Something else is wrong.
+    pub const FAILURE: Self = Self(9);
+    /// Task management: there is no such function here.
+    pub const FUNCTION_REJECTED: Self = Self(11);
+    /// Task management: there is no such logical unit.
+    pub const INCORRECT_LUN: Self = Self(12);
+}
+
+/// What a control request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct ControlKind(pub u32);
+
+impl ControlKind {
+    /// [`TaskManagement`].
+    pub const TASK_MANAGEMENT: Self = Self(0);
+    /// [`Notification`]: which are there?
+    pub const NOTIFICATION_QUERY: Self = Self(1);
+    /// [`Notification`]: from now on tell of these.
+    pub const NOTIFICATION_SUBSCRIBE: Self = Self(2);
+}
+
+/// A task management function; answered with one byte of [`Response`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct TaskManagement {
+    /// [`ControlKind::TASK_MANAGEMENT`].
+    pub kind: ControlKind,
+    /// Which.
+    pub function: TaskFunction,
+    /// Whom it is for.
+    pub lun: [u8; 8],
+    /// Which command it is about.
+    pub tag: u64,
+}
+
+/// Task management functions (5.6.6.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct TaskFunction(pub u32);
+
+impl TaskFunction {
+    /// Ends one command.
+    pub const ABORT_TASK: Self = Self(0);
+    /// Ends all commands of this driver.
+    pub const ABORT_TASK_SET: Self = Self(1);
+    /// Ends all commands.
+    pub const CLEAR_TASK_SET: Self = Self(3);
+    /// Resets all logical units of a target.
+    pub const I_T_NEXUS_RESET: Self = Self(4);
+    /// Resets a logical unit.
+    pub const LOGICAL_UNIT_RESET: Self = Self(5);
+}
+
+/// A query or subscription of asynchronous notifications (5.6.6.2), answered with [`NotificationResponse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Notification {
+    /// Which of the two.
+    pub kind: ControlKind,
+    /// Whom it is for.
+    pub lun: [u8; 8],
+    /// Bits of the notifications asked for.
+    pub events: u32,
+}
+
+/// The answer to [`Notification`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, packed)]
+pub struct NotificationResponse {
+    /// Bits of the notifications that there are.
+    pub events: u32,
+    /// Whether it got there.
+    pub response: Response,
+}
+
+/// What goes into a buffer of the event queue (5.6.6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Event {
+    /// [`Event::PARAM_CHANGE`].
+    pub event: u32,
+    /// At which logical unit.
+    pub lun: [u8; 8],
+    /// PARAM_CHANGE: additional sense code (bits 0-7) and its qualifier (8-15).
+    pub reason: u32,
+}
+
+impl Event {
+    /// A logical unit has changed.
+    pub const PARAM_CHANGE: u32 = 3;
+}
+
+/// Whom a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A logical unit.
+    Lun {
+        /// The target.
+        target: u8,
+        /// The unit's number at its target, 0-16383.
+        lun: u16,
+    },
+    /// The well-known unit that lists others.
+    ReportLuns,
+    /// Nobody.
+    Nobody,
+}
+
+impl Address {
+    /// Of the eight bytes of a request (5.6.6.1).
+    pub fn parse(lun: [u8; 8]) -> Self {
+        match lun {
+            [1, target, high, low, ..] => Self::Lun { target, lun: u16::from_be_bytes([high & 0x3f, low]) },
+            [0xc1, 1, ..] => Self::ReportLuns,
+            _ => Self::Nobody,
+        }
+    }
+
+    /// The eight bytes for a unit of a target.
+    pub fn bytes(target: u8, lun: u16) -> [u8; 8] {
+        let [high, low] = lun.to_be_bytes();
+        [1, target, 0x40 | high, low, 0, 0, 0, 0]
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Config>() == 36 && offset_of!(Config, max_lun) == 32);
+    assert!(size_of::<CommandHeader>() == 19 + CDB_LEN && offset_of!(CommandHeader, cdb) == 19);
+    assert!(size_of::<CommandResponse>() == 12 + SENSE_LEN && offset_of!(CommandResponse, status) == 10);
+    assert!(size_of::<TaskManagement>() == 24 && offset_of!(TaskManagement, tag) == 16);
+    assert!(size_of::<Notification>() == 16 && size_of::<NotificationResponse>() == 5);
+    assert!(size_of::<Event>() == 16 && offset_of!(Event, reason) == 12);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back() {
+        for (target, lun) in [(0, 0), (7, 1), (255, 255), (0, 256), (3, 16383)] {
+            assert_eq!(Address::parse(Address::bytes(target, lun)), Address::Lun { target, lun });
+        }
+        // Without the bits of flat addressing, as drivers write units below 256 too.
+        assert_eq!(Address::parse([1, 2, 0, 9, 0, 0, 0, 0]), Address::Lun { target: 2, lun: 9 });
+        assert_eq!(Address::parse([0xc1, 1, 0, 0, 0, 0, 0, 0]), Address::ReportLuns);
+        for nobody in [[0; 8], [2, 0, 0x40, 0, 0, 0, 0, 0], [0xc1, 2, 0, 0, 0, 0, 0, 0], [255; 8]] {
+            assert_eq!(Address::parse(nobody), Address::Nobody);
+        }
+    }
+}
