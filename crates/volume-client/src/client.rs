@@ -2,6 +2,7 @@
 
 use crate::device::{Device, Wire};
 use crate::disk::Disk;
+use crate::echo::Echo;
 use crate::error::Error;
 use crate::memory::{GUEST, Memory, Place, Plan};
 use crate::options::{Options, Ring};
@@ -83,7 +84,9 @@ impl Client {
             let queue = client.new_queue(index)?;
             client.queues.push(queue);
         }
-        client.start(&vec![client.fresh_base(); client.queues.len()])?;
+        if !client.options.echo {
+            client.start(&vec![client.fresh_base(); client.queues.len()])?;
+        }
         Ok(client)
     }
 
@@ -359,13 +362,21 @@ impl Client {
     }
 
     fn new_queue(&self, index: usize) -> Result<Queue, Error> {
-        let Places { heads, buffers, .. } = self.places[index];
+        let Places { heads, buffers, driver, device, .. } = self.places[index];
+        let echo = self.options.echo.then(|| Echo {
+            size: self.ring_size,
+            memory: self.memory.mapping.clone(),
+            available: driver.at,
+            used: device.at,
+            next: 0,
+        });
         let parts = Parts {
             ring: self.new_ring(index)?,
             heads: self.memory.part(heads)?,
             heads_guest: heads.guest(),
             buffers: self.memory.part(buffers)?,
             buffers_guest: buffers.guest(),
+            echo,
         };
         let bell = || {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"))
@@ -398,6 +409,9 @@ fn address(index: usize, places: &Places) -> VringAddress {
 fn ring_size(options: &Options) -> Result<u16, Error> {
     let invalid = |what: String| Err(Error::Invalid(what));
     let Options { queues, depth, buffer, segment, .. } = *options;
+    if options.echo && options.ring == Ring::Packed {
+        return invalid("the echo answers split rings only".into());
+    }
     if !(1..=256).contains(&queues) {
         return invalid(format!("{queues} queues; 1 to 256 are possible"));
     }

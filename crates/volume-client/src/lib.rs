@@ -33,6 +33,7 @@
 mod client;
 mod device;
 mod disk;
+mod echo;
 mod error;
 mod lane;
 mod link;

@@ -87,6 +87,9 @@ struct Cli {
     /// Bytes of a request that one descriptor covers at most.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     segment: Option<u64>,
+    /// Answer all requests ourselves instead of the server: what is measured is the client alone.
+    #[arg(long)]
+    echo: bool,
     /// Other numbers make other random requests.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -127,7 +130,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "ginnel-volume-bench: {error:#}");
+            let _ = writeln!(std::io::stderr(), "ginnel-volume-bench: {error}");
             ExitCode::FAILURE
         }
     }
@@ -147,6 +150,7 @@ fn go(cli: &Cli) -> Result<bool> {
         ring_size: cli.ring_size,
         indirect: cli.indirect,
         event_idx: !cli.no_event_idx,
+        echo: cli.echo,
         ..Options::new(&cli.socket)
     };
     let workload = Workload {
@@ -184,7 +188,9 @@ fn go(cli: &Cli) -> Result<bool> {
     let outcome = run(&mut client, &workload)?;
     let report = Report::new(&client, &outcome);
     print(&if cli.json { serde_json::to_string_pretty(&report)? } else { report.table() });
-    client.close()?;
+    if !cli.echo {
+        client.close()?;
+    }
     Ok(outcome.failed == 0)
 }
 

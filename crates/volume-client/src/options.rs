@@ -39,6 +39,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Let the server keep account of what is in flight, if it can, so that its successor goes on with it.
     pub inflight: bool,
+    /// Hand the server no queue, and answer all requests ourselves, with nothing: to measure the client alone.
+    pub echo: bool,
     /// How long the server has for each answer on its socket.
     pub patience: Duration,
 }
@@ -58,6 +60,7 @@ impl Options {
             indirect: false,
             event_idx: true,
             inflight: true,
+            echo: false,
             patience: Duration::from_secs(10),
         }
     }

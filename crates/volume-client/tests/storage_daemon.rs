@@ -232,3 +232,12 @@ fn goes_on_with_the_next_server() {
     server.restart();
     assert_eq!(disk.reconnect().unwrap(), Carried::ByUs);
 }
+
+#[test]
+fn the_echo_answers_everything() {
+    let server = Server::new();
+    let mut alone = Client::connect(Options { echo: true, ..Options::new(server.socket()) }).unwrap();
+    let workload = Workload { limit: Limit::Requests(10_000), ..Workload::default() };
+    let outcome = run(&mut alone, &workload).unwrap();
+    assert_eq!((outcome.reads.requests, outcome.failed, outcome.kicks), (10_000, 0, 0));
+}
