@@ -3,10 +3,13 @@
 //! - `bench-peer` is one end of one measurement: it runs on the host and in guests, and prints one JSON line.
 //! - `bench-channel` sets up the daemon and the VMs, runs the peers in pairs, and writes the table and
 //!   `target/bench/channel.json`.
+//! - `bench-volume` starts disk servers and a VM, and drives them with the poll-mode client and with fio.
 //! - `bench-farm-peer` and `bench-farm` are the same for the farm.
 
 pub mod allocate;
 pub mod farm;
+pub mod guest_disks;
 pub mod measure;
 pub mod report;
+pub mod volume;
 pub mod world;

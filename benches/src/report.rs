@@ -123,7 +123,7 @@ fn line(row: &Row) -> String {
 }
 
 /// `target/bench` of the workspace.
-fn folder() -> Result<PathBuf> {
+pub fn folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).join("target"),
         PathBuf::from,

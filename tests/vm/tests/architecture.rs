@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-volume-client", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),
     ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),
-    ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "vmtest"]),
+    ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"]),
 ];
 
 #[test]

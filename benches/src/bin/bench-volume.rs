@@ -1,0 +1,360 @@
+//! Volumes beside QEMU's storage daemon, fio, and QEMU's own disks: `make bench NAME=volume`.
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use ginnel_bench::guest_disks;
+use ginnel_bench::measure::bare;
+use ginnel_bench::measure::pingpong::Echo;
+use ginnel_bench::report::{Better, Report};
+use ginnel_bench::volume::{Backing, Plan, Server, Wait, for_seconds, p50};
+use ginnel_layout::segment;
+use ginnel_shmem::Mapping;
+use ginnel_volume_client::workload::{Workload, run};
+use ginnel_volume_client::{Client, Options};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Measures volumes beside their alternatives.
+#[derive(Parser)]
+struct Cli {
+    /// Only the part of that name: ram, null, file, idle, queues, guest.
+    #[arg(long)]
+    only: Option<String>,
+    /// Pairs of runs for each row.
+    #[arg(long, default_value_t = 5)]
+    pairs: usize,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+const DAEMON: &str = "qemu-storage-daemon";
+const RAM: u64 = 256 << 20;
+const FILE: u64 = 1 << 30;
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    let dir = tempfile::tempdir()?;
+    let shm = tempfile::Builder::new().prefix("ginnel-bench").tempdir_in("/dev/shm")?;
+    let tmpfs = shm.path().join("image");
+    make_file(&tmpfs, RAM)?;
+    let mut bench = Bench { dir, tmpfs, report: Report::default(), pairs: cli.pairs, seconds: cli.seconds };
+    println!("one machine with {} CPUs; client on CPU 0, server on CPU 1", cpus());
+    if wants("ram") {
+        bench.ram()?;
+    }
+    if wants("null") {
+        bench.null()?;
+    }
+    if wants("file") {
+        bench.file()?;
+    }
+    if wants("idle") {
+        bench.idle()?;
+    }
+    if wants("queues") {
+        bench.queues()?;
+    }
+    if wants("guest") {
+        guest_disks::rows(&mut bench.report, bench.pairs)?;
+    }
+    bench.report.finish("volume")
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+struct Bench {
+    dir: TempDir,
+    /// An image on tmpfs.
+    tmpfs: PathBuf,
+    report: Report,
+    pairs: usize,
+    seconds: f64,
+}
+
+/// Which server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Ours,
+    Daemon,
+}
+
+/// What one run said.
+struct Run {
+    iops: f64,
+    /// Nanoseconds.
+    p50: f64,
+    /// CPU seconds of the server for a million requests.
+    cpu: f64,
+}
+
+impl Bench {
+    fn serve(&self, who: Who, plan: &Plan<'_>) -> Result<Server> {
+        match who {
+            Who::Ours => Server::ours(self.dir.path(), plan),
+            Who::Daemon => Server::storage_daemon(self.dir.path(), plan),
+        }
+    }
+
+    /// Random reads of 4 KiB from the first CPU, the server on the second.
+    fn workload(&self, depth: u16) -> Workload {
+        for_seconds(self.seconds, Workload { depth, cpu: Some(0), ..Workload::default() })
+    }
+
+    fn run(&self, who: Who, plan: &Plan<'_>, workload: &Workload) -> Result<Run> {
+        let server = self.serve(who, plan)?;
+        let (outcome, cpu) = server.measure(plan.queues, workload)?;
+        let iops = outcome.iops();
+        Ok(Run { iops, p50: p50(&outcome), cpu: cpu * 1e6 / iops })
+    }
+
+    /// Both servers in turns.
+    fn turns(&self, plan: &Plan<'_>, workload: &Workload) -> Result<(Vec<Run>, Vec<Run>)> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            theirs.push(self.run(Who::Daemon, plan, workload)?);
+            ours.push(self.run(Who::Ours, plan, workload)?);
+        }
+        Ok((ours, theirs))
+    }
+
+    fn rate(&mut self, case: &str, ours: &[Run], theirs: &[Run], target: Option<f64>, note: &str) {
+        let k = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.iops / 1000.0).collect() };
+        self.report.pairs(case, "kIOPS", Better::Higher, &k(ours), DAEMON, &k(theirs), target, note);
+    }
+
+    fn latency(&mut self, case: &str, ours: &[Run], theirs: &[Run], target: Option<f64>, note: &str) {
+        let us = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.p50 / 1000.0).collect() };
+        self.report.pairs(case, "us", Better::Lower, &us(ours), DAEMON, &us(theirs), target, note);
+    }
+
+    fn cpu(&mut self, case: &str, ours: &[Run], theirs: &[Run], note: &str) {
+        let cpu = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.cpu).collect() };
+        self.report.pairs(case, "s", Better::Lower, &cpu(ours), DAEMON, &cpu(theirs), Some(2.0), note);
+    }
+
+    fn ram(&mut self) -> Result<()> {
+        let tmpfs = self.tmpfs.clone();
+        for (name, backing, target) in
+            [("RAM", Backing::Ram(&tmpfs, RAM), Some(3.0)), ("tmpfs file", Backing::File(&tmpfs), None)]
+        {
+            for wait in [Wait::Poll, Wait::Adaptive] {
+                let how = if wait == Wait::Poll { "poll" } else { "adaptive" };
+                let plan = Plan { backing, queues: 1, cpus: vec![1], wait };
+                let (ours, theirs) = self.turns(&plan, &self.workload(32))?;
+                let note = "one server thread each; the daemon's image is a file on tmpfs";
+                self.rate(&format!("{name}, {how}: 4 KiB random reads, QD 32"), &ours, &theirs, target, note);
+                self.cpu(&format!("{name}, {how}: server CPU per million, QD 32"), &ours, &theirs, "");
+                let (ours, theirs) = self.turns(&plan, &self.workload(1))?;
+                self.latency(
+                    &format!("{name}, {how}: 4 KiB random reads, QD 1, p50"),
+                    &ours,
+                    &theirs,
+                    target,
+                    note,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What the volume adds to the client's own loop, and to a cache line's way there and back.
+    fn null(&mut self) -> Result<()> {
+        let plan = Plan { backing: Backing::Null(RAM), queues: 1, cpus: vec![1], wait: Wait::Poll };
+        let workload = self.workload(1);
+        let (mut alone, mut volume, mut daemon, mut floor) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..self.pairs {
+            floor.push(cache_line()?);
+            daemon.push(self.run(Who::Daemon, &plan, &workload)?.p50);
+            let server = self.serve(Who::Ours, &plan)?;
+            // The mean: what one turn of the loop takes is near what the clock can tell.
+            alone.push(self.alone(&server, &workload)?);
+            let (outcome, _) = server.measure(1, &workload)?;
+            volume.push(1e9 / outcome.iops());
+        }
+        let added: Vec<f64> = volume.iter().zip(&alone).map(|(all, own)| all - own).collect();
+        let limit = vec![700.0; added.len()];
+        let mut row = |case: &str, ours: &[f64], peer: &str, peers: &[f64], target, note: &str| {
+            self.report.pairs(case, "ns", Better::Lower, ours, peer, peers, target, note);
+        };
+        let note = "whole round trip of a request; the peer is the client with nobody behind it";
+        row("null, poll: QD 1, round trip", &volume, "client's own loop", &alone, None, note);
+        row(
+            "null, poll: QD 1, added by the volume",
+            &added,
+            "the limit",
+            &limit,
+            Some(1.0),
+            "round trip less own loop",
+        );
+        row("null, poll: QD 1, added by the volume", &added, "a cache line there and back", &floor, None, "");
+        row("null, poll: QD 1, round trip", &volume, "qemu-storage-daemon, null-co", &daemon, None, "");
+        Ok(())
+    }
+
+    /// A turn of the client's loop, in nanoseconds.
+    fn alone(&self, server: &Server, workload: &Workload) -> Result<f64> {
+        let options = Options {
+            depth: workload.depth,
+            buffer: workload.block,
+            echo: true,
+            ..Options::new(server.socket())
+        };
+        let outcome = run(&mut Client::connect(options)?, workload)?;
+        Ok(1e9 / outcome.iops())
+    }
+
+    fn file(&mut self) -> Result<()> {
+        // Beside the build: the machine's disk, and not a tmpfs.
+        let folder = tempfile::tempdir_in(ginnel_bench::report::folder()?)?;
+        let image = folder.path().join("image");
+        make_file(&image, FILE)?;
+        let plan = |wait| Plan { backing: Backing::Direct(&image), queues: 1, cpus: vec![1], wait };
+        for (how, wait) in [("poll", Wait::Poll), ("adaptive", Wait::Adaptive)] {
+            let plan = plan(wait);
+            let (mut ours, mut theirs, mut fios) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..self.pairs {
+                fios.push(fio(&image, 32, self.seconds)?.0 / 1000.0);
+                ours.push(self.run(Who::Ours, &plan, &self.workload(32))?);
+                theirs.push(self.run(Who::Daemon, &plan, &self.workload(32))?);
+            }
+            let case = format!("file O_DIRECT, {how}: 4 KiB random reads, QD 32");
+            let rates: Vec<f64> = ours.iter().map(|run| run.iops / 1000.0).collect();
+            let report = &mut self.report;
+            report.pairs(&case, "kIOPS", Better::Higher, &rates, "fio, io_uring", &fios, Some(0.95), "");
+            self.rate(&case, &ours, &theirs, None, "");
+            self.cpu(&format!("file O_DIRECT, {how}: CPU per million, QD 32"), &ours, &theirs, "");
+            let (ours, theirs) = self.turns(&plan, &self.workload(1))?;
+            let case = format!("file O_DIRECT, {how}: QD 1");
+            self.rate(&case, &ours, &theirs, Some(1.2), "");
+            self.latency(&format!("{case}, p50"), &ours, &theirs, None, "");
+        }
+        Ok(())
+    }
+
+    /// Connected, and nothing to do.
+    fn idle(&mut self) -> Result<()> {
+        let tmpfs = self.tmpfs.clone();
+        let plan =
+            Plan { backing: Backing::Ram(&tmpfs, RAM), queues: 2, cpus: vec![0, 1], wait: Wait::Adaptive };
+        let seconds = 5;
+        let idle = |who| -> Result<f64> {
+            let server = self.serve(who, &plan)?;
+            let mut client = Client::connect(Options { queues: 2, ..Options::new(server.socket()) })?;
+            // It has had work, and has none any more.
+            client.read(0, &mut [0; 4096])?;
+            std::thread::sleep(Duration::from_millis(500));
+            let before = server.cpu()?;
+            std::thread::sleep(Duration::from_secs(seconds));
+            let used = server.cpu()?.saturating_sub(before).as_secs_f64() / seconds as f64;
+            client.close()?;
+            // None at all has no ratio.
+            Ok((100.0 * used).max(0.001))
+        };
+        let (theirs, ours) = (idle(Who::Daemon)?, idle(Who::Ours)?);
+        self.report.pairs(
+            format!("adaptive: idle, client connected, {seconds} s"),
+            "% CPU",
+            Better::Lower,
+            &[ours],
+            DAEMON,
+            &[theirs],
+            None,
+            "0.001 stands for less than that",
+        );
+        Ok(())
+    }
+
+    /// From one queue and thread to two. With fewer than four CPUs a client and its server share one, and take turns: then
+    /// both sleep when they have nothing, and one such pair on one CPU is compared with two pairs on two.
+    fn queues(&mut self) -> Result<()> {
+        let tmpfs = self.tmpfs.clone();
+        let plenty = cpus() >= 4;
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            for (queues, rates) in [(1u16, &mut one), (2, &mut two)] {
+                let first = if plenty { 2 } else { 0 };
+                let plan = Plan {
+                    backing: Backing::Ram(&tmpfs, RAM),
+                    queues,
+                    cpus: (first..first + usize::from(queues)).collect(),
+                    wait: if plenty { Wait::Poll } else { Wait::Adaptive },
+                };
+                let workload = Workload { threads: queues.into(), sleep: !plenty, ..self.workload(32) };
+                rates.push(self.run(Who::Ours, &plan, &workload)?.iops / 1000.0);
+            }
+        }
+        let note = if plenty { "" } else { "client and server of a queue share a CPU" };
+        self.report.pairs(
+            "RAM: 2 queues, 2 threads, QD 32 each",
+            "kIOPS",
+            Better::Higher,
+            &two,
+            "1 queue, 1 thread",
+            &one,
+            Some(1.7),
+            note,
+        );
+        Ok(())
+    }
+}
+
+/// How long a cache line takes from CPU 0 to CPU 1 and back, in nanoseconds: the floor of every round trip.
+fn cache_line() -> Result<f64> {
+    const ROUNDS: u32 = 500_000;
+    let memory = Mapping::anonymous((segment::ARENA - segment::RESERVED) as usize + 4096)?;
+    bare::reset(&memory);
+    let answering = memory.clone();
+    let pong = std::thread::spawn(move || {
+        ginnel_bench::measure::pin(1);
+        bare::bare_pong(&answering);
+    });
+    let timing = memory.clone();
+    // A thread of its own, because it stays on its CPU.
+    let ping = std::thread::spawn(move || -> Result<f64> {
+        ginnel_bench::measure::pin(0);
+        let mut ping = bare::BarePing::new(timing);
+        ping.exchange(&mut [])?;
+        let begin = Instant::now();
+        for _ in 0..ROUNDS {
+            ping.exchange(&mut [])?;
+        }
+        Ok(begin.elapsed().as_nanos() as f64 / f64::from(ROUNDS))
+    });
+    let took = ping.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    bare::stop(&memory);
+    pong.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    took
+}
+
+/// fio on the file itself: IOPS, and the median latency in nanoseconds.
+fn fio(image: &Path, depth: u16, seconds: f64) -> Result<(f64, f64)> {
+    let output = Command::new("fio")
+        .args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--rw=randread", "--bs=4k"])
+        .args(["--registerfiles", "--fixedbufs", "--time_based", "--output-format=json"])
+        .arg(format!("--filename={}", image.display()))
+        .arg(format!("--iodepth={depth}"))
+        .arg(format!("--runtime={}ms", (seconds * 1000.0) as u64))
+        .arg(format!("--ramp_time={}ms", (seconds * 200.0) as u64))
+        .output()
+        .context("fio starts; scripts/setup bench installs it")?;
+    ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
+    guest_disks::fio_said(&output.stdout)
+}
+
+/// A file that is all there, and does not compress.
+fn make_file(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+    let mut block = vec![0u8; 1 << 20];
+    for at in 0..bytes >> 20 {
+        ginnel_volume_client::verify::stamp(&mut block, at << 20, 0);
+        std::io::Write::write_all(&mut file, &block)?;
+    }
+    file.into_inner()?.sync_all()?;
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Disk servers to measure: ours, and QEMU's storage daemon, each a process of its own on CPUs of its own.
+
+use anyhow::{Context, Result, bail, ensure};
+use ginnel_volume_client::workload::{Limit, Outcome, Workload, run};
+use ginnel_volume_client::{Client, Options};
+use std::fmt::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use vmtest::installation::program;
+
+/// What lies behind a disk.
+#[derive(Clone, Copy)]
+pub enum Backing<'a> {
+    /// Memory of the server; for the storage daemon, which has none, this file on tmpfs.
+    Ram(&'a Path, u64),
+    /// Nothing at all.
+    Null(u64),
+    /// A file, through the page cache where it has no other way (tmpfs).
+    File(&'a Path),
+    /// A file, past the page cache.
+    Direct(&'a Path),
+}
+
+/// How our server waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// It looks all the time.
+    Poll,
+    /// It looks while there is work, and sleeps then.
+    Adaptive,
+}
+
+/// How to serve.
+#[derive(Clone)]
+pub struct Plan<'a> {
+    /// What.
+    pub backing: Backing<'a>,
+    /// With so many queues.
+    pub queues: u16,
+    /// Our server: on these CPUs, a thread each. The storage daemon serves from one thread, on all of them.
+    pub cpus: Vec<usize>,
+    /// Our server only.
+    pub wait: Wait,
+}
+
+/// A running server. Ends when dropped.
+pub struct Server {
+    process: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// Starts `ginnel-volume` in `dir`.
+    pub fn ours(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
+        let socket = dir.join("ours.sock");
+        let mut config = format!(
+            "socket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n",
+            dir.join("ours.ctl"),
+            plan.queues,
+            plan.cpus.len(),
+            plan.cpus,
+            if plan.wait == Wait::Poll { "poll" } else { "adaptive" },
+        );
+        let disk = match plan.backing {
+            Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
+            Backing::Null(bytes) => format!("backend = \"null\"\nsize = \"{bytes}\""),
+            Backing::File(path) => format!("path = {path:?}\ndirect = \"auto\""),
+            Backing::Direct(path) => format!("path = {path:?}\ndirect = \"on\""),
+        };
+        write!(config, "\n[[disk]]\n{disk}\n")?;
+        let file = dir.join("ours.toml");
+        std::fs::write(&file, config)?;
+        let mut command = Command::new(program("ginnel-volume")?);
+        command.arg("bench").arg("--config").arg(file);
+        Self::start(command, socket)
+    }
+
+    /// Starts QEMU's storage daemon in `dir`, in the way in which it was fastest here: with io_uring.
+    pub fn storage_daemon(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
+        let socket = dir.join("peer.sock");
+        let file = |path: &Path, direct| {
+            format!("driver=file,filename={},aio=io_uring,cache.direct={direct}", path.display())
+        };
+        let disk = match plan.backing {
+            Backing::Ram(path, _) | Backing::File(path) => file(path, "off"),
+            Backing::Direct(path) => file(path, "on"),
+            Backing::Null(bytes) => format!("driver=null-co,read-zeroes=off,size={bytes}"),
+        };
+        let cpus: Vec<_> = plan.cpus.iter().map(ToString::to_string).collect();
+        let mut command = Command::new("taskset");
+        command.args(["-c", &cpus.join(","), "qemu-storage-daemon", "--blockdev"]);
+        command.arg(format!("{disk},node-name=disk")).arg("--export").arg(format!(
+            "vhost-user-blk,id=export,node-name=disk,writable=on,num-queues={},addr.type=unix,addr.path={}",
+            plan.queues,
+            socket.display()
+        ));
+        Self::start(command, socket)
+    }
+
+    /// Starts it, and waits until it takes connections.
+    fn start(mut command: Command, socket: PathBuf) -> Result<Self> {
+        let _ = std::fs::remove_file(&socket);
+        let what = format!("{command:?}");
+        let process = command.stdin(Stdio::null()).spawn().with_context(|| format!("starting {what}"))?;
+        let mut server = Self { process, socket };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while UnixStream::connect(&server.socket).is_err() {
+            if let Some(status) = server.process.try_wait()? {
+                bail!("{what}: ended with {status}");
+            }
+            ensure!(Instant::now() < deadline, "{what}: does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    /// Its vhost-user socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// CPU time that all its threads have used.
+    pub fn cpu(&self) -> Result<Duration> {
+        let mut sum = Duration::ZERO;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            // A thread that has just ended is none.
+            let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+            let ns = text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+            sum += Duration::from_nanos(ns);
+        }
+        Ok(sum)
+    }
+
+    /// Runs a workload against it, from a client of `queues` queues. Also: CPU seconds of the server for each second.
+    pub fn measure(&self, queues: u16, workload: &Workload) -> Result<(Outcome, f64)> {
+        let options =
+            Options { queues, depth: workload.depth, buffer: workload.block, ..Options::new(&self.socket) };
+        let mut client = Client::connect(options)?;
+        let (cpu, begin) = (self.cpu()?, Instant::now());
+        let outcome = run(&mut client, workload)?;
+        let used = (self.cpu()?.saturating_sub(cpu)).as_secs_f64() / begin.elapsed().as_secs_f64();
+        ensure!(outcome.failed == 0, "requests failed, the first: {:?}", outcome.first_failure);
+        client.close()?;
+        Ok((outcome, used))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The same for so long, after a fifth of it that does not count.
+pub fn for_seconds(seconds: f64, workload: Workload) -> Workload {
+    let time = Duration::from_secs_f64(seconds);
+    Workload { limit: Limit::Time(time), ramp: time / 5, ..workload }
+}
+
+/// The median latency of all requests, in nanoseconds.
+pub fn p50(outcome: &Outcome) -> f64 {
+    outcome.latency().value_at_quantile(0.5) as f64
+}
