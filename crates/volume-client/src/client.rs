@@ -8,6 +8,7 @@ use crate::memory::{GUEST, Memory, Place, Plan};
 use crate::options::{Options, Ring};
 use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
 use crate::request::{Operation, Request, Status};
+use crate::scsi;
 use crate::session::{Account, Session, Vring};
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
@@ -42,6 +43,8 @@ pub struct Client {
     ring_size: u16,
     memory: Memory,
     places: Vec<Places>,
+    /// The queues of the device in front of the request queues. Nothing is ever put into them.
+    others: Vec<(Places, Bells)>,
     log: Option<Memory>,
     session: Session,
     disk: Disk,
@@ -65,6 +68,9 @@ impl Client {
         let mut plan = Plan::default();
         let places: Vec<_> =
             (0..options.queues).map(|_| plan_queue(&mut plan, &options, ring_size)).collect();
+        let others = (0..options.device.first_queue())
+            .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), bells()?)))
+            .collect::<Result<_, Error>>()?;
         let memory = Memory::new("ginnel-volume-client", plan.len())?;
         let session = Session::open(&options)?;
         let (queues, log) = (Vec::new(), None);
@@ -73,13 +79,14 @@ impl Client {
             ring_size,
             memory,
             places,
+            others,
             log,
             session,
             disk: Disk::default(),
             queues,
             account: None,
         };
-        client.look()?;
+        client.count_queues()?;
         for index in 0..usize::from(client.options.queues) {
             let queue = client.new_queue(index)?;
             client.queues.push(queue);
@@ -87,6 +94,7 @@ impl Client {
         if !client.options.echo {
             client.start(&vec![client.fresh_base(); client.queues.len()])?;
         }
+        client.look()?;
         Ok(client)
     }
 
@@ -125,13 +133,14 @@ impl Client {
             )));
         }
         self.session = session;
-        self.look()?;
+        self.count_queues()?;
         for queue in &mut self.queues {
             queue.socket = self.session.socket();
         }
         if self.account.is_some() && self.session.has(protocol::INFLIGHT_SHMFD) {
             let bases: Vec<_> = (0..self.queues.len()).map(|index| self.used_base(index)).collect();
             self.start(&bases)?;
+            self.look_again()?;
             return Ok(Carried::ByTheServer);
         }
         self.account = None;
@@ -144,6 +153,7 @@ impl Client {
         for queue in &mut self.queues {
             queue.publish()?;
         }
+        self.look_again()?;
         Ok(Carried::ByUs)
     }
 
@@ -216,11 +226,13 @@ impl Client {
 
     /// The disk's serial number, likewise.
     pub fn id(&mut self) -> Result<String, Error> {
-        let mut bytes = [0; ID_LEN];
-        let request = Request { operation: Operation::GetId, offset: 0, len: ID_LEN as u32 };
-        self.do_one(request, &mut bytes)?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(ID_LEN);
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        // SCSI has four bytes in front, of which the last is the length.
+        let (len, start) = if self.options.device == Device::Blk { (ID_LEN, 0) } else { (64, 4) };
+        let mut bytes = vec![0; len];
+        self.do_one(Request { operation: Operation::GetId, offset: 0, len: len as u32 }, &mut bytes)?;
+        let bytes = &bytes[start..];
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        Ok(String::from_utf8_lossy(&bytes[..end]).trim_end().to_owned())
     }
 
     fn do_one(&mut self, request: Request, bytes: &mut [u8]) -> Result<(), Error> {
@@ -236,8 +248,8 @@ impl Client {
     pub fn start_log(&mut self) -> Result<(), Error> {
         let pages = (GUEST + self.memory.len()) / 4096;
         let log = Memory::new("ginnel-volume-log", (pages as usize / 8).next_multiple_of(4096))?;
-        self.session
-            .log_to(&log, self.places.iter().enumerate().map(|(index, places)| address(index, places)))?;
+        let rings: Vec<_> = self.addresses().collect();
+        self.session.log_to(&log, &rings)?;
         self.log = Some(log);
         Ok(())
     }
@@ -245,8 +257,8 @@ impl Client {
     /// Makes it stop that.
     pub fn stop_log(&mut self) -> Result<(), Error> {
         self.log = None;
-        self.session
-            .set_log(false, self.places.iter().enumerate().map(|(index, places)| address(index, places)))
+        let rings: Vec<_> = self.addresses().collect();
+        self.session.set_log(false, &rings)
     }
 
     /// Takes the marks: offsets into the shared memory of the pages written since the last call.
@@ -273,45 +285,81 @@ impl Client {
             .map(|range| range.start / 4096 * 4096..range.end.next_multiple_of(4096))
     }
 
-    /// Reads the disk's configuration.
+    /// Looks at the disk.
     fn look(&mut self) -> Result<(), Error> {
         self.disk = match self.options.device {
             Device::Blk => Disk::of_blk(&self.session.config()?, self.session.features),
+            Device::Scsi { .. } => self.look_at_unit()?,
         };
-        if u64::from(self.options.queues) > self.session.queues.min(self.disk.queues.into()) {
-            return Err(Error::Unsupported(format!(
-                "the disk has {} queues and not {}",
-                self.session.queues.min(self.disk.queues.into()),
-                self.options.queues
-            )));
+        Ok(())
+    }
+
+    /// After a reconnect: requests may be on their way, so a SCSI unit is not asked.
+    fn look_again(&mut self) -> Result<(), Error> {
+        if self.options.device == Device::Blk { self.look() } else { Ok(()) }
+    }
+
+    fn look_at_unit(&mut self) -> Result<Disk, Error> {
+        let queues = self.most_queues();
+        // Whoever comes anew is told of each thing that has happened, once.
+        for _ in 0..8 {
+            if self.do_one(scsi::test_unit_ready(), &mut []).is_ok() {
+                break;
+            }
+        }
+        let (mut capacity, mut mode) = ([0; 32], [0; 64]);
+        self.do_one(scsi::read_capacity(), &mut capacity)?;
+        // Not all have that page.
+        let _ = self.do_one(scsi::mode_sense(), &mut mode);
+        let disk = scsi::disk(&capacity, &mode, queues);
+        if let Wire::Scsi(unit) = self.options.device.wire() {
+            let unit = scsi::Unit { block: disk.block.max(1), ..unit };
+            self.queues.iter_mut().for_each(|queue| queue.set_wire(Wire::Scsi(unit)));
+        }
+        Ok(disk)
+    }
+
+    /// The most request queues that the server has.
+    fn most_queues(&self) -> u16 {
+        let others = u64::from(self.options.device.first_queue());
+        u16::try_from(self.session.queues.saturating_sub(others)).unwrap_or(u16::MAX)
+    }
+
+    fn count_queues(&mut self) -> Result<(), Error> {
+        let most = self.most_queues();
+        if self.options.queues > most {
+            let wanted = self.options.queues;
+            return Err(Error::Unsupported(format!("the disk has {most} queues and not {wanted}")));
         }
         Ok(())
     }
 
     fn start(&mut self, bases: &[u32]) -> Result<(), Error> {
-        let vrings: Vec<_> = self
-            .places
-            .iter()
-            .enumerate()
-            .map(|(index, places)| Vring {
-                index: self.vring_index(index),
-                size: self.ring_size,
-                base: bases[index],
-                address: address(index, places),
-            })
-            .collect();
+        let fresh = self.fresh_base();
+        let vring = |address: VringAddress, base| Vring { size: self.ring_size, base, address };
+        let others =
+            self.others.iter().enumerate().map(|(index, (places, _))| vring(address(index, places), fresh));
+        let vrings: Vec<_> =
+            others.chain(self.addresses().zip(bases).map(|(address, base)| vring(address, *base))).collect();
         for queue in &mut self.queues {
             // A server looks at a queue when it is kicked, and QEMU's notifiers are made kicked.
             queue.kick()?;
         }
-        let bells: Vec<_> = self.queues.iter().map(|queue| &queue.bells).collect();
+        let others = self.others.iter().map(|(_, bells)| bells);
+        let bells: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.bells)).collect();
         self.account = self.session.start(&self.memory, &vrings, &bells, self.account.take())?;
         Ok(())
     }
 
     /// The number of a request queue among all queues of the device.
     fn vring_index(&self, queue: usize) -> u32 {
-        queue as u32
+        u32::from(self.options.device.first_queue()) + queue as u32
+    }
+
+    /// Where the request queues lie.
+    fn addresses(&self) -> impl Iterator<Item = VringAddress> {
+        let first = usize::from(self.options.device.first_queue());
+        self.places.iter().enumerate().map(move |(index, places)| address(first + index, places))
     }
 
     /// Where a new ring begins: with the wrap counters of a packed one set.
@@ -378,20 +426,22 @@ impl Client {
             buffers_guest: buffers.guest(),
             echo,
         };
-        let bell = || {
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"))
-        };
-        let bells = Bells { kick: bell()?, call: bell()?, error: bell()? };
         let options = &self.options;
         let shape = Shape {
-            wire: Wire::Blk,
+            wire: options.device.wire(),
             slots: options.depth,
             buffer: options.buffer,
             segment: options.segment,
             indirect: self.session.features & virtio::INDIRECT_DESC != 0,
         };
-        Ok(Queue::new(index, shape, parts, bells, self.session.socket(), self.ring_size))
+        Ok(Queue::new(index, shape, parts, bells()?, self.session.socket(), self.ring_size))
     }
+}
+
+fn bells() -> Result<Bells, Error> {
+    let bell =
+        || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::io("making an eventfd"));
+    Ok(Bells { kick: bell()?, call: bell()?, error: bell()? })
 }
 
 fn address(index: usize, places: &Places) -> VringAddress {
@@ -409,8 +459,8 @@ fn address(index: usize, places: &Places) -> VringAddress {
 fn ring_size(options: &Options) -> Result<u16, Error> {
     let invalid = |what: String| Err(Error::Invalid(what));
     let Options { queues, depth, buffer, segment, .. } = *options;
-    if options.echo && options.ring == Ring::Packed {
-        return invalid("the echo answers split rings only".into());
+    if options.echo && (options.ring == Ring::Packed || options.device != Device::Blk) {
+        return invalid("the echo is a virtio-blk device with split rings".into());
     }
     if !(1..=256).contains(&queues) {
         return invalid(format!("{queues} queues; 1 to 256 are possible"));

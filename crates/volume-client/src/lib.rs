@@ -41,6 +41,7 @@ mod memory;
 mod options;
 mod queue;
 mod request;
+mod scsi;
 mod session;
 pub mod verify;
 pub mod workload;

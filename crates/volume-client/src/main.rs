@@ -5,14 +5,14 @@ mod report;
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Client, Disk, Options, Ring};
+use ginnel_volume_client::{Client, Device, Disk, Options, Ring};
 use report::Report;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Measures and checks a vhost-user-blk server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
+/// Measures and checks a vhost-user-blk or -scsi server (ginnel-volume, qemu-storage-daemon, ...) without a VM.
 ///
 /// Connects as QEMU does, submits requests like a guest's driver, and looks for the answers all the time. With --rw write,
 /// randwrite, rw or randrw, what is on the disk is lost. Exit status: 0 if all went well, 1 if something failed or a
@@ -23,6 +23,9 @@ struct Cli {
     /// The server's vhost-user socket.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// The server is vhost-user-scsi: this logical unit, as TARGET:LUN.
+    #[arg(long, value_name = "TARGET:LUN", value_parser = unit)]
+    scsi: Option<(u8, u16)>,
     /// Only print what the disk says of itself.
     #[arg(long)]
     info: bool,
@@ -121,6 +124,13 @@ fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "too large".into())
 }
 
+/// A logical unit.
+fn unit(text: &str) -> Result<(u8, u16), String> {
+    let numbers =
+        text.split_once(':').and_then(|(target, lun)| Some((target.parse().ok()?, lun.parse().ok()?)));
+    numbers.filter(|(_, lun)| *lun < 1 << 14).ok_or_else(|| "a target and a logical unit, like 0:1".into())
+}
+
 fn seconds(value: f64) -> Result<Duration> {
     Ok(Duration::try_from_secs_f64(value)?)
 }
@@ -141,7 +151,12 @@ fn go(cli: &Cli) -> Result<bool> {
     let narrow =
         |name, value: u64| u32::try_from(value).map_err(|_| anyhow::anyhow!("--{name} is too large"));
     let block = narrow("bs", cli.bs)?;
+    let device = match cli.scsi {
+        None => Device::Blk,
+        Some((target, lun)) => Device::Scsi { target, lun, wide: false },
+    };
     let options = Options {
+        device,
         queues: cli.queues,
         depth: cli.qd,
         buffer: block.max(512),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Bytes of a slot that are not its buffer: what the device reads, and from [`ANSWER`] on what it writes.
 pub(crate) const HEAD: usize = 256;
 /// Where in a slot's head the device's answer lies: not in the cache line that we write.
-pub(crate) const ANSWER: usize = 64;
+pub(crate) const ANSWER: usize = 128;
 
 /// A place for one request. Of use only with the queue that it was claimed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +124,11 @@ impl Queue {
             submitted: 0,
             kicks: 0,
         }
+    }
+
+    /// From now on, requests have this form. None may be on its way.
+    pub(crate) fn set_wire(&mut self, wire: Wire) {
+        self.shape.wire = wire;
     }
 
     /// Its number among the request queues.

@@ -23,6 +23,8 @@ pub enum Operation {
     /// A request of this type (virtio-blk) or with this operation code (SCSI) whatever it means, with the buffer for the
     /// disk to write to. For tests.
     Other(u32),
+    /// SCSI: this command, with the buffer for the disk to write to.
+    Command([u8; 16]),
 }
 
 /// An operation and the range it is about.

@@ -1,5 +1,6 @@
 //! A vhost-user session: features, memory, queues, in the order in which QEMU says them.
 
+use crate::device::Device;
 use crate::error::Error;
 use crate::link::{Link, receive, send, wait};
 use crate::memory::{GUEST, Memory, USER};
@@ -29,6 +30,8 @@ const WANTED: u64 = virtio::VERSION_1
     | blk::MQ
     | blk::DISCARD
     | blk::WRITE_ZEROES;
+/// Bits whose meaning is the device's.
+const DEVICE_BITS: u64 = (1 << 24) - 1;
 const WANTED_PROTOCOL: u64 = protocol::MQ
     | protocol::LOG_SHMFD
     | protocol::REPLY_ACK
@@ -53,7 +56,6 @@ pub(crate) struct Session {
 
 /// Where a queue lies and what it is told.
 pub(crate) struct Vring {
-    pub index: u32,
     pub size: u16,
     pub base: u32,
     pub address: VringAddress,
@@ -157,11 +159,11 @@ impl Session {
         table[MEMORY_HEADER..].copy_from_slice(region.as_bytes());
         self.link.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
         for (vring, bells) in vrings.iter().zip(bells) {
-            let state = |value| VringState { index: vring.index, value };
+            let state = |value| VringState { index: vring.address.index, value };
             self.link.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
             self.link.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
             self.link.tell(Request::SET_VRING_ADDR, vring.address.as_bytes(), &[])?;
-            let number = u64::from(vring.index);
+            let number = u64::from(vring.address.index);
             let mut bell = |request, fd: &OwnedFd| self.link.tell(request, number.as_bytes(), &[fd.as_fd()]);
             bell(Request::SET_VRING_ERR, &bells.error)?;
             bell(Request::SET_VRING_CALL, &bells.call)?;
@@ -169,7 +171,7 @@ impl Session {
         }
         if self.protocol != 0 {
             for vring in vrings {
-                let state = VringState { index: vring.index, value: 1 };
+                let state = VringState { index: vring.address.index, value: 1 };
                 self.link.tell(Request::SET_VRING_ENABLE, state.as_bytes(), &[])?;
             }
         }
@@ -178,7 +180,7 @@ impl Session {
 
     fn new_account(&mut self, vrings: &[Vring]) -> Result<Account, Error> {
         let request = Request::GET_INFLIGHT_FD;
-        let queues = vrings.iter().map(|vring| vring.index + 1).max().unwrap_or(0) as u16;
+        let queues = vrings.iter().map(|vring| vring.address.index + 1).max().unwrap_or(0) as u16;
         let queue_size = vrings.iter().map(|vring| vring.size).max().unwrap_or(0);
         let want = InflightArea { size: 0, offset: 0, queues, queue_size, padding: 0 };
         let answer = self.link.ask(request, want.as_bytes(), &[])?;
@@ -208,7 +210,7 @@ impl Session {
     }
 
     /// Makes the server mark what it writes in `log`, one bit for each page of 4096 bytes; its used rings at these addresses.
-    pub fn log_to(&mut self, log: &Memory, rings: impl Iterator<Item = VringAddress>) -> Result<(), Error> {
+    pub fn log_to(&mut self, log: &Memory, rings: &[VringAddress]) -> Result<(), Error> {
         if !self.has(protocol::LOG_SHMFD) || self.offered & feature::LOG_ALL == 0 {
             return Err(Error::Unsupported("the server marks no dirty pages".into()));
         }
@@ -219,11 +221,11 @@ impl Session {
     }
 
     /// Switches the log on or off, while the queues run.
-    pub fn set_log(&mut self, on: bool, rings: impl Iterator<Item = VringAddress>) -> Result<(), Error> {
+    pub fn set_log(&mut self, on: bool, rings: &[VringAddress]) -> Result<(), Error> {
         let log = if on { feature::LOG_ALL } else { 0 };
         let features = self.features | feature::PROTOCOL_FEATURES | log;
         self.link.tell(Request::SET_FEATURES, features.as_bytes(), &[])?;
-        for ring in rings {
+        for &ring in rings {
             let ring = VringAddress { flags: if on { VringAddress::LOG } else { 0 }, ..ring };
             self.link.tell(Request::SET_VRING_ADDR, ring.as_bytes(), &[])?;
         }
@@ -272,6 +274,10 @@ fn choose(options: &Options, offered: u64) -> Result<u64, Error> {
     }
     if offered & virtio::VERSION_1 == 0 {
         return Err(Error::Unsupported("the server has no virtio 1.0 device".into()));
+    }
+    if options.device != Device::Blk {
+        // The low bits are the device's own; we need none of a SCSI device's.
+        want &= !DEVICE_BITS;
     }
     Ok(want & offered)
 }
