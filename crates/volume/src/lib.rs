@@ -12,9 +12,13 @@
 //! session talks to workers through a mailbox, and they answer; nothing else is shared between threads but counters.
 
 pub mod backend;
+pub mod control;
 pub mod device;
 pub mod disk;
+pub mod flags;
 pub mod limit;
 pub mod lock;
+pub mod sandbox;
 pub mod session;
+pub mod sockets;
 pub mod stats;

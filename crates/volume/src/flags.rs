@@ -1,0 +1,283 @@
+//! The command line of `ginnel-volume`: the keys of a configuration as flags.
+
+use clap::Parser;
+use ginnel_volume_control::config::{
+    BackendKind, Config, Device, Direct, LogFormat, Problem, SandboxMode, Spec, Wait,
+};
+use ginnel_volume_control::{Account, Bytes, Mode, Period, Places};
+use std::path::PathBuf;
+
+/// Serves a virtual disk to a VM over vhost-user.
+///
+/// Reads /etc/ginnel/volumes/NAME.toml, if it is there or named by --config; flags come on top of it. Runs until SIGTERM.
+/// See ginnel-volume(8).
+#[derive(Debug, Default, Parser)]
+#[command(name = "ginnel-volume", version, max_term_width = 100)]
+pub struct Flags {
+    /// The volume. Default: the name of the configuration or of the socket, without its ending.
+    pub name: Option<String>,
+    /// The configuration.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Only look whether the configuration is good.
+    #[arg(long)]
+    pub check: bool,
+
+    /// blk, or scsi for several disks (which takes a configuration).
+    #[arg(long)]
+    pub device: Option<Device>,
+    /// The vhost-user socket.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// The control socket.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Permissions of the vhost-user socket, in octal.
+    #[arg(long, value_name = "MODE")]
+    pub socket_mode: Option<Mode>,
+    /// Owner of the sockets: QEMU's user.
+    #[arg(long, value_name = "USER")]
+    pub socket_user: Option<Account>,
+    /// Group of the sockets.
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<Account>,
+    /// Request queues.
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// The longest queue, in descriptors.
+    #[arg(long, value_name = "N")]
+    pub queue_size: Option<u16>,
+    /// Threads.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// A processor for each thread, such as 2,3.
+    #[arg(long, value_name = "CPU", value_delimiter = ',')]
+    pub cpus: Vec<usize>,
+    /// adaptive, poll or interrupt.
+    #[arg(long)]
+    pub wait: Option<Wait>,
+    /// For how long an adaptive thread looks before it sleeps, such as 50us.
+    #[arg(long, value_name = "TIME")]
+    pub poll_for: Option<Period>,
+    /// Whether packed rings are offered.
+    #[arg(long, value_name = "BOOL")]
+    pub packed: Option<bool>,
+    /// The most segments of a request.
+    #[arg(long, value_name = "N")]
+    pub segments: Option<u32>,
+    /// Requests a second.
+    #[arg(long, value_name = "N")]
+    pub iops: Option<u64>,
+    /// Bytes a second, such as 200M.
+    #[arg(long, value_name = "SIZE")]
+    pub bandwidth: Option<Bytes>,
+    /// How much unused allowance is kept, such as 10ms.
+    #[arg(long, value_name = "TIME")]
+    pub burst: Option<Period>,
+    /// auto, require or off.
+    #[arg(long)]
+    pub sandbox: Option<SandboxMode>,
+    /// Who to be, if started as root.
+    #[arg(long)]
+    pub user: Option<Account>,
+    /// And of which group.
+    #[arg(long)]
+    pub group: Option<Account>,
+    /// What is logged: error, warn, info, debug, trace.
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<String>,
+    /// text or json.
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+
+    /// Where the bytes of the first disk are: file, ram, null, volatile.
+    #[arg(long)]
+    pub backend: Option<BackendKind>,
+    /// Its image: a raw file or a block device.
+    #[arg(long)]
+    pub path: Option<PathBuf>,
+    /// Its size; makes the file if it is not there.
+    #[arg(long)]
+    pub size: Option<Bytes>,
+    /// Size of a sector: 512 or 4K.
+    #[arg(long, value_name = "SIZE")]
+    pub sector: Option<Bytes>,
+    /// The guest cannot write.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Its serial number.
+    #[arg(long)]
+    pub serial: Option<String>,
+    /// Past the page cache: auto, on, off.
+    #[arg(long)]
+    pub direct: Option<Direct>,
+    /// Whether the guest is told of a write cache.
+    #[arg(long, value_name = "BOOL")]
+    pub write_cache: Option<bool>,
+    /// Whether the guest may discard.
+    #[arg(long, value_name = "BOOL")]
+    pub discard: Option<bool>,
+    /// Completions are polled from the device.
+    #[arg(long)]
+    pub iopoll: bool,
+    /// Whether the image is locked.
+    #[arg(long, value_name = "BOOL")]
+    pub lock: Option<bool>,
+}
+
+impl Flags {
+    /// The configuration that they make, with the file if there is one.
+    pub fn config(&self, places: &Places) -> Result<Config, Problem> {
+        let stem = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
+        let name = self
+            .name
+            .clone()
+            .or_else(|| self.config.as_ref().and_then(stem))
+            .or_else(|| self.socket.as_ref().and_then(stem))
+            .ok_or_else(|| {
+                Problem::new("command line", "it names no volume", "write a name or --socket PATH")
+            })?;
+        let standard = places.configuration(&name);
+        let (mut spec, place) = match &self.config {
+            Some(file) => (Spec::read(file)?, file.display().to_string()),
+            None if self.says_where_the_bytes_are() && !standard.exists() => {
+                (Spec::default(), "command line".into())
+            }
+            None => (Spec::read(&standard)?, standard.display().to_string()),
+        };
+        self.apply(&mut spec);
+        spec.check(&name, places, &place)
+    }
+
+    fn says_where_the_bytes_are(&self) -> bool {
+        self.path.is_some() || self.backend.is_some()
+    }
+
+    /// Puts what is given over what is there.
+    fn apply(&self, spec: &mut Spec) {
+        fn over<T: Clone>(flag: &Option<T>, key: &mut Option<T>) {
+            if flag.is_some() {
+                key.clone_from(flag);
+            }
+        }
+        fn instead<T: Clone>(flag: &Option<T>, key: &mut T) {
+            if let Some(value) = flag {
+                key.clone_from(value);
+            }
+        }
+        instead(&self.device, &mut spec.device);
+        over(&self.socket, &mut spec.socket);
+        over(&self.control, &mut spec.control);
+        over(&self.socket_mode, &mut spec.socket_mode);
+        over(&self.socket_user, &mut spec.socket_user);
+        over(&self.socket_group, &mut spec.socket_group);
+        over(&self.queues, &mut spec.queues);
+        over(&self.queue_size, &mut spec.queue_size);
+        over(&self.threads, &mut spec.threads);
+        if !self.cpus.is_empty() {
+            spec.cpus.clone_from(&self.cpus);
+        }
+        instead(&self.wait, &mut spec.wait);
+        over(&self.poll_for, &mut spec.poll_for);
+        over(&self.packed, &mut spec.packed);
+        over(&self.segments, &mut spec.segments);
+        instead(&self.iops, &mut spec.limits.iops);
+        instead(&self.bandwidth, &mut spec.limits.bandwidth);
+        instead(&self.burst, &mut spec.limits.burst);
+        instead(&self.sandbox, &mut spec.sandbox);
+        over(&self.user, &mut spec.user);
+        over(&self.group, &mut spec.group);
+        over(&self.log, &mut spec.log);
+        instead(&self.log_format, &mut spec.log_format);
+        if self.says_where_the_bytes_are() && spec.disk.is_empty() {
+            spec.disk.push(Default::default());
+        }
+        if let Some(disk) = spec.disk.first_mut() {
+            over(&self.backend, &mut disk.backend);
+            over(&self.path, &mut disk.path);
+            over(&self.size, &mut disk.size);
+            over(&self.sector, &mut disk.sector);
+            disk.read_only |= self.read_only;
+            over(&self.serial, &mut disk.serial);
+            instead(&self.direct, &mut disk.direct);
+            over(&self.write_cache, &mut disk.write_cache);
+            over(&self.discard, &mut disk.discard);
+            disk.iopoll |= self.iopoll;
+            over(&self.lock, &mut disk.lock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn places(folder: &tempfile::TempDir) -> Places {
+        Places { sockets: folder.path().into(), configurations: folder.path().into() }
+    }
+
+    fn config(folder: &tempfile::TempDir, line: &str) -> Result<Config, Problem> {
+        let words = std::iter::once("ginnel-volume").chain(line.split_whitespace());
+        Flags::try_parse_from(words).expect("flags").config(&places(folder))
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_alone_make_a_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(&folder, "--socket /tmp/x.sock --backend ram --size 64M --wait poll").unwrap();
+        assert_eq!((config.name.as_str(), config.wait), ("x", Wait::Poll));
+        assert_eq!((config.disks[0].size, config.control), (Some(64 << 20), "/tmp/x.ctl".into()));
+    }
+
+    #[test]
+    fn flags_come_on_top_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = places(&folder).configuration("web");
+        std::fs::write(&file, "queues = 2\n[limits]\niops = 5\n[[disk]]\npath = \"/a\"\nserial = \"S\"")
+            .unwrap();
+        let config = config(&folder, "web --iops 7 --threads 2 --read-only").unwrap();
+        assert_eq!((config.queues, config.threads, config.limits.iops), (2, 2, 7));
+        assert_eq!(config.disks[0].serial, "S");
+        assert!(config.disks[0].read_only);
+        assert_eq!(config.socket, folder.path().join("web.sock"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for (line, part) in [
+            ("", "names no volume"),
+            ("web", "web.toml: No such file"),
+            ("web --backend ram", "disk 0: size"),
+            ("--config /no/such.toml", "/no/such.toml: No such file"),
+        ] {
+            let problem = config(&folder, line).unwrap_err().to_string();
+            assert!(problem.contains(part), "{line:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn every_key_is_a_flag() {
+        use ginnel_volume_control::config::DiskSpec;
+        let keys = |value: serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let mut keys = [
+            keys(serde_json::to_value(Spec::default()).unwrap()),
+            keys(serde_json::to_value(DiskSpec::default()).unwrap()),
+            keys(serde_json::to_value(ginnel_volume_control::Limits::default()).unwrap()),
+        ]
+        .concat();
+        // Tables, and what only `ginnel` reads.
+        keys.retain(|key| !["disk", "limits", "vm"].contains(&key.as_str()));
+        let command = Flags::command();
+        let flags: Vec<_> = command.get_arguments().filter_map(|a| a.get_long()).collect();
+        for key in keys {
+            assert!(flags.contains(&key.as_str()), "no flag for {key}");
+        }
+    }
+}

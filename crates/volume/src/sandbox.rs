@@ -1,0 +1,157 @@
+//! The process locks itself in, once everything is open: whoever gets hold of it finds its image, its sockets and the guest's
+//! memory, and no way to anything else.
+//!
+//! In this order, on the only thread that there is: [`become_user`] (if it is root), then [`enter`]: Landlock, then seccomp.
+//! Threads that are started later are held as well.
+//!
+//! - **Landlock**: no path can be opened any more; names may be removed from the folders of the sockets, nothing else.
+//!   No TCP, no abstract socket, no signal to other processes, where the kernel has that. It holds for what io_uring does too.
+//! - **seccomp**: the system calls of a volume that serves, see `calls.rs`. Any other ends the process, with one line on
+//!   standard error that names it (without the line if it came from a thread that blocks all signals).
+
+mod calls;
+mod trap;
+
+use ginnel_volume_control::Account;
+use ginnel_volume_control::config::{Problem, SandboxMode};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope,
+};
+use rustix::fs::{Gid, Uid};
+use std::path::Path;
+
+/// What holds a process now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// No path leads anywhere.
+    pub landlock: bool,
+    /// Few system calls.
+    pub seccomp: bool,
+}
+
+impl Held {
+    /// In a word, for the statistics.
+    pub fn word(self) -> &'static str {
+        match (self.landlock, self.seccomp) {
+            (true, true) => "landlock+seccomp",
+            (true, false) => "landlock",
+            (false, true) => "seccomp",
+            (false, false) => "none",
+        }
+    }
+}
+
+/// Locks the process in. `name` is the volume's, `folders` hold its sockets. What the kernel lacks is an error if the sandbox
+/// is required, and a line in the log otherwise. Must be called before other threads start.
+pub fn enter(mode: SandboxMode, name: &str, folders: &[&Path]) -> Result<Held, Problem> {
+    if mode == SandboxMode::Off {
+        return Ok(Held::default());
+    }
+    let missing = |what: &str, why: String| {
+        let fix = "use a kernel that has it, or write sandbox = \"auto\"";
+        let problem = Problem::new("sandbox", format!("no {what} here: {why}"), fix);
+        if mode == SandboxMode::Require {
+            return Err(problem);
+        }
+        tracing::warn!("{problem}; going on without it");
+        Ok(false)
+    };
+    let landlock = match landlock(folders) {
+        Ok(true) => true,
+        Ok(false) => missing("Landlock", "the kernel does not have it, or not enabled".into())?,
+        Err(error) => missing("Landlock", error.to_string())?,
+    };
+    let seccomp = match seccomp(name) {
+        Ok(()) => true,
+        Err(error) => missing("seccomp filter", error)?,
+    };
+    Ok(Held { landlock, seccomp })
+}
+
+/// Whether the kernel has it.
+fn landlock(folders: &[&Path]) -> Result<bool, landlock::RulesetError> {
+    let abi = ABI::V6;
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
+        .create()?;
+    for folder in folders {
+        // A folder that is not there has nothing to remove.
+        if let Ok(folder) = PathFd::new(folder) {
+            rules = rules.add_rule(PathBeneath::new(folder, AccessFs::RemoveFile))?;
+        }
+    }
+    Ok(rules.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}
+
+fn seccomp(name: &str) -> Result<(), String> {
+    trap::install(name).map_err(|e| e.to_string())?;
+    for filter in calls::filters().map_err(|e| e.to_string())? {
+        seccompiler::apply_filter_all_threads(&filter).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+/// Becomes an ordinary user for good, without any capability. Only root can, and only before other threads start.
+pub fn become_user(user: &Account, group: Option<&Account>) -> Result<(), Problem> {
+    let (uid, own_group) = user_id(user)?;
+    let gid = match (group, own_group) {
+        (Some(group), _) => group_id(group)?,
+        (None, Some(own)) => own,
+        (None, None) => {
+            let what = format!("nobody knows the group of user {}", uid.as_raw());
+            return Err(Problem::new("user", what, "write `group` too"));
+        }
+    };
+    let failed = |error: rustix::io::Errno| {
+        let what =
+            format!("the process cannot become user {} of group {}: {error}", uid.as_raw(), gid.as_raw());
+        Problem::new("user", what, "start it as root, or remove `user`")
+    };
+    rustix::thread::set_thread_groups(&[gid]).map_err(failed)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed)
+}
+
+/// A user, and its group if the system knows that.
+pub fn user_id(account: &Account) -> Result<(Uid, Option<Gid>), Problem> {
+    let known = match account {
+        Account::Number(number) => nix::unistd::User::from_uid((*number).into()),
+        Account::Name(name) => nix::unistd::User::from_name(name),
+    };
+    let group = |user: &nix::unistd::User| Gid::from_raw(user.gid.as_raw());
+    match (account, known) {
+        (Account::Number(number), known) => {
+            Ok((Uid::from_raw(*number), known.ok().flatten().as_ref().map(group)))
+        }
+        (_, Ok(Some(user))) => Ok((Uid::from_raw(user.uid.as_raw()), Some(group(&user)))),
+        (Account::Name(name), Ok(None)) => Err(nobody("user", name)),
+        (Account::Name(name), Err(error)) => Err(unknown("user", name, error)),
+    }
+}
+
+/// A group.
+pub fn group_id(account: &Account) -> Result<Gid, Problem> {
+    match account {
+        Account::Number(number) => Ok(Gid::from_raw(*number)),
+        Account::Name(name) => match nix::unistd::Group::from_name(name) {
+            Ok(Some(group)) => Ok(Gid::from_raw(group.gid.as_raw())),
+            Ok(None) => Err(nobody("group", name)),
+            Err(error) => Err(unknown("group", name, error)),
+        },
+    }
+}
+
+fn nobody(kind: &str, name: &str) -> Problem {
+    Problem::new(kind, format!("there is no {kind} {name:?}"), format!("create the {kind} or write a number"))
+}
+
+fn unknown(kind: &str, name: &str, error: nix::Error) -> Problem {
+    Problem::new(kind, format!("{name:?} cannot be looked up: {error}"), format!("write the {kind}'s number"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+use super::*;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+/// Runs one of the `child_*` below in a process of its own.
+fn child(name: &str, setting: &str) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            &format!("sandbox::tests::{name}"),
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env("GINNEL_TEST_SANDBOX", setting)
+        .output()
+        .unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn setting() -> String {
+    std::env::var("GINNEL_TEST_SANDBOX").unwrap_or_default()
+}
+
+#[test]
+#[ignore = "runs in a process of its own, started by the tests below"]
+fn child_in_the_sandbox() {
+    if setting().is_empty() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, image) = (folder.path().join("v.sock"), tempfile::NamedTempFile::new().unwrap());
+    File::create(&socket).unwrap();
+    let held = enter(SandboxMode::Require, "web", &[folder.path()]).unwrap();
+    assert_eq!(held.word(), "landlock+seccomp");
+    match setting().as_str() {
+        "serve" => {
+            // Its image, its sockets' names, threads, time: as ever.
+            image.as_file().set_len(4096).unwrap();
+            let mut byte = [1];
+            (&mut image.as_file()).read_exact(&mut byte).unwrap();
+            std::fs::remove_file(&socket).unwrap();
+            std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_millis(1))).join().unwrap();
+            // Everything else on the disk: no.
+            for path in ["/etc/passwd", "/proc/self/maps", image.path().to_str().unwrap()] {
+                let error = File::open(path).unwrap_err();
+                assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{path}");
+            }
+            println!("served");
+        }
+        "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+        "program" => drop(Command::new("/bin/true").exec()),
+        "remove" => drop(std::fs::remove_file("/etc/passwd").map_err(|e| println!("refused: {e}"))),
+        "panic" => panic!("told"),
+        other => unreachable!("{other}"),
+    }
+    // Not even the runner's end is needed.
+    std::process::exit(0);
+}
+
+#[test]
+fn what_a_volume_does_goes_on_and_no_other_file_is_opened() {
+    let output = child("child_in_the_sandbox", "serve");
+    assert!(output.status.success() && text(&output).contains("served"), "{}", text(&output));
+}
+
+#[test]
+fn a_forbidden_call_ends_it_with_one_clear_line() {
+    for (what, call) in [("socket", libc::SYS_socket), ("program", libc::SYS_execve)] {
+        let output = child("child_in_the_sandbox", what);
+        assert_eq!(output.status.code(), Some(128 + libc::SIGSYS), "{what}: {}", text(&output));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<_> = stderr.lines().filter(|l| l.contains("sandbox")).collect();
+        assert_eq!(lines.len(), 1, "{stderr}");
+        assert!(
+            lines[0].starts_with("ginnel-volume web: ended by its own sandbox at system call"),
+            "{stderr}"
+        );
+        assert!(lines[0].contains(&format!("system call {call},")), "{stderr}");
+    }
+}
+
+#[test]
+fn files_of_others_cannot_be_removed() {
+    let output = child("child_in_the_sandbox", "remove");
+    assert!(text(&output).contains("refused: Permission denied"), "{}", text(&output));
+    assert!(Path::new("/etc/passwd").exists());
+}
+
+#[test]
+fn a_panic_is_told() {
+    let output = child("child_in_the_sandbox", "panic");
+    assert_eq!(output.status.code(), Some(101), "{}", text(&output));
+    assert!(text(&output).contains("told"));
+}
+
+#[test]
+#[ignore = "runs in a process of its own, started by the test below"]
+fn child_of_another_user() {
+    if setting().is_empty() {
+        return;
+    }
+    let image = tempfile::NamedTempFile::new().unwrap();
+    become_user(&Account::Number(65534), Some(&Account::Number(65533))).unwrap();
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    for line in [
+        "Uid:\t65534\t65534\t65534",
+        "Gid:\t65533\t65533\t65533",
+        "CapEff:\t0000000000000000",
+        "CapPrm:\t0000000000000000",
+    ] {
+        assert!(status.contains(line), "{line} in\n{status}");
+    }
+    assert!(become_user(&Account::Number(0), Some(&Account::Number(0))).is_err(), "there is no way back");
+    // What is open stays open.
+    image.as_file().set_len(4096).unwrap();
+    println!("became");
+    std::process::exit(0);
+}
+
+#[test]
+fn root_becomes_an_ordinary_user_for_good() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let output = child("child_of_another_user", "become");
+    assert!(text(&output).contains("became"), "{}", text(&output));
+}
+
+#[test]
+fn accounts_that_are_not_there_are_named() {
+    let error = user_id(&Account::Name("no-such-user-here".into())).unwrap_err().to_string();
+    assert!(error.contains("no-such-user-here") && error.contains("create the user"), "{error}");
+    assert!(group_id(&Account::Name("no-such-group-here".into())).is_err());
+    assert_eq!(user_id(&Account::Name("root".into())).unwrap().0, Uid::ROOT);
+}
+
+#[test]
+fn no_sandbox_is_said_so() {
+    assert_eq!(enter(SandboxMode::Off, "web", &[]).unwrap().word(), "none");
+}

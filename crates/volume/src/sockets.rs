@@ -1,0 +1,151 @@
+//! The sockets of a volume: bound before the sandbox closes, with their owner and permissions, and told of to systemd.
+
+use crate::sandbox::{group_id, user_id};
+use ginnel_volume_control::Account;
+use ginnel_volume_control::config::Problem;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+
+/// Binds a stream socket, in place of one that a dead process has left. Nobody else can connect before it has its owner and
+/// `mode`. The folder is made if it is not there.
+pub fn bind(
+    path: &Path,
+    mode: u32,
+    user: Option<&Account>,
+    group: Option<&Account>,
+) -> Result<UnixListener, Problem> {
+    let problem = |what: String, fix: &str| Problem::new(path.display(), what, fix);
+    let failed = |what: &str, error: io::Error| {
+        problem(format!("{what}: {error}"), "choose a path that can be written")
+    };
+    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|e| failed("the folder cannot be made", e))?;
+    }
+    if UnixStream::connect(path).is_ok() {
+        let what = "somebody listens there already".into();
+        return Err(problem(what, "stop that volume first, or choose another name or socket"));
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(file) if !std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()) => {
+            return Err(problem(
+                "something else than a socket is there".into(),
+                "remove it, or choose another path",
+            ));
+        }
+        Ok(_) => std::fs::remove_file(path).map_err(|e| failed("an old socket cannot be removed", e))?,
+        Err(_) => {}
+    }
+    // Single-threaded still: the mask is the process'.
+    let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = bound.map_err(|e| failed("it cannot be bound", e))?;
+    let uid = user.map(|u| user_id(u).map(|(uid, _)| uid)).transpose()?;
+    let gid = group.map(group_id).transpose()?;
+    rustix::fs::chown(path, uid, gid).map_err(|error| {
+        problem(format!("its owner cannot be set: {error}"), "start as root, or as a member of that group")
+    })?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+        .map_err(|e| failed("its permissions cannot be set", e))?;
+    Ok(listener)
+}
+
+/// Removes a socket at the end. What cannot be removed is left to the next start.
+pub fn unbind(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::debug!("{}: {error}", path.display());
+    }
+}
+
+/// Tells systemd (sd_notify(3)), on a socket that is connected before the sandbox closes.
+#[derive(Debug)]
+pub struct Notify(Option<UnixDatagram>);
+
+impl Notify {
+    /// To where `NOTIFY_SOCKET` says; to nobody without.
+    pub fn from_environment() -> Self {
+        Self(std::env::var_os("NOTIFY_SOCKET").and_then(|path| connect(&path).ok()))
+    }
+
+    /// The volume serves.
+    pub fn ready(&self) {
+        self.tell("READY=1\n");
+    }
+
+    /// The volume ends.
+    pub fn stopping(&self) {
+        self.tell("STOPPING=1\n");
+    }
+
+    /// In a line, how things are.
+    pub fn status(&self, text: &str) {
+        self.tell(&format!("STATUS={}\n", text.replace('\n', " ")));
+    }
+
+    fn tell(&self, text: &str) {
+        if let Some(socket) = &self.0 {
+            // If systemd does not listen, nobody else is interested.
+            let _ = socket.send(text.as_bytes());
+        }
+    }
+}
+
+fn connect(path: &OsStr) -> io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    match path.as_bytes() {
+        [b'@', name @ ..] => socket.connect_addr(&SocketAddr::from_abstract_name(name)?)?,
+        _ => socket.connect(path)?,
+    }
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_listener_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sub/v.sock");
+        let first = bind(&path, 0o640, None, None).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        let error = bind(&path, 0o640, None, None).unwrap_err().to_string();
+        assert!(error.contains("listens there already"), "{error}");
+        // As a killed process leaves it.
+        drop(first);
+        drop(bind(&path, 0o600, None, None).unwrap());
+        unbind(&path);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn files_are_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.sock");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(bind(&path, 0o600, None, None).unwrap_err().to_string().contains("something else"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn systemd_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let systemd = UnixDatagram::bind(&path).unwrap();
+        let notify = Notify(connect(path.as_os_str()).ok());
+        notify.ready();
+        notify.status("two\nlines");
+        let mut buffer = [0; 64];
+        let n = systemd.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..n], b"READY=1\n");
+        let n = systemd.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..n], b"STATUS=two lines\n");
+        Notify(None).ready();
+    }
+}
