@@ -241,3 +241,39 @@ fn the_echo_answers_everything() {
     let outcome = run(&mut alone, &workload).unwrap();
     assert_eq!((outcome.reads.requests, outcome.failed, outcome.kicks), (10_000, 0, 0));
 }
+
+#[test]
+fn a_paused_queue_goes_on() {
+    let server = Server::new();
+    let mut disk = Client::connect(Options::new(server.socket())).unwrap();
+    for round in 0..10u8 {
+        disk.write(512 * u64::from(round), &[round; 512]).unwrap();
+        disk.pause().unwrap();
+    }
+    for round in 0..10u8 {
+        let mut block = [0xff; 512];
+        disk.read(512 * u64::from(round), &mut block).unwrap();
+        assert_eq!(block, [round; 512]);
+    }
+    assert_eq!(disk.close().unwrap(), [20]);
+}
+
+#[test]
+fn written_pages_are_marked() {
+    let server = Server::new();
+    let mut disk = Client::connect(Options { depth: 4, ..Options::new(server.socket()) }).unwrap();
+    disk.read(0, &mut [0; 4096]).unwrap();
+    assert_eq!(disk.take_dirty(), []);
+    disk.start_log().unwrap();
+    disk.write(0, &[1; 4096]).unwrap();
+    // The first free slot is used.
+    let [buffer, _, ring] = disk.pages_of(0, 0);
+    let written = disk.take_dirty();
+    assert!(!written.iter().any(|page| buffer.contains(page)), "the buffer was only read from");
+    assert!(written.iter().any(|page| ring.contains(page)), "the used ring was written to");
+    disk.read(0, &mut [0; 4096]).unwrap();
+    assert!(disk.take_dirty().iter().any(|page| buffer.contains(page)));
+    disk.stop_log().unwrap();
+    disk.read(0, &mut [0; 4096]).unwrap();
+    assert_eq!(disk.take_dirty(), []);
+}
