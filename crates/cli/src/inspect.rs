@@ -49,8 +49,13 @@ pub struct Member {
     /// No sign of life; nothing if none is waited for.
     #[serde(default)]
     pub hangs: Option<bool>,
+    /// The daemon has stopped it because it hung.
+    #[serde(default)]
+    pub fenced: bool,
     /// Of its control device; on the host only.
     pub socket: Option<String>,
+    /// QEMU's control socket for the daemon, if one is configured; on the host only.
+    pub qmp: Option<String>,
     pub vectors: u32,
     pub endpoints: u64,
     pub channels: u64,

@@ -2,7 +2,7 @@
 
 use crate::inspect::Memory;
 use crate::output;
-use crate::vm_devices::{Devices, MemoryDevice};
+use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use anyhow::Result;
 
 /// Prints the XML of libvirt that joins a VM to its segments.
@@ -48,6 +48,9 @@ fn xml(devices: &Devices) -> String {
         "</shmem>".into(),
     ]);
     let mut arguments = Vec::new();
+    if let Some(qmp) = &devices.qmp {
+        arguments.push(("-qmp", control_socket(qmp)));
+    }
     for memory in &devices.memory {
         match element(memory) {
             Element::Pmem => lines.extend([
@@ -67,17 +70,17 @@ fn xml(devices: &Devices) -> String {
                 "</shmem>".into(),
             ]),
             Element::Arguments => {
-                for (name, value) in [("-object", memory.object()), ("-device", memory.device())] {
-                    arguments.push(format!("  <qemu:arg value='{name}'/>"));
-                    arguments.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
-                }
+                arguments.extend([("-object", memory.object()), ("-device", memory.device())]);
             }
         }
     }
     if !arguments.is_empty() {
-        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: segments for which libvirt has no element -->".into());
+        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: what libvirt has no element for -->".into());
         lines.push("<qemu:commandline>".into());
-        lines.append(&mut arguments);
+        for (name, value) in arguments {
+            lines.push(format!("  <qemu:arg value='{name}'/>"));
+            lines.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
+        }
         lines.push("</qemu:commandline>".into());
     }
     lines.extend(
@@ -145,6 +148,7 @@ mod tests {
             "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n</shmem>",
             "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off'/>",
             "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-news.vm-a'/>",
+            "<qemu:commandline>\n  <qemu:arg value='-qmp'/>\n  <qemu:arg value='unix:/run/ginnel/vm-a.qmp,server=on,wait=off'/>\n",
             "<maxMemory slots='16' unit='KiB'>",
             "at least 268288 KiB more",
             "add 262144 KiB to it",

@@ -4,7 +4,7 @@ mod command_line;
 mod files;
 
 use crate::inspect::{Inspect, Memory};
-use crate::vm_devices::Devices;
+use crate::vm_devices::{Devices, control_socket};
 use crate::{AlreadySaid, output, size};
 use anyhow::Result;
 use ginnel::Daemon;
@@ -78,6 +78,7 @@ fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
     }
     lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
     lines.push(format!("-device ivshmem-doorbell,chardev=ginnel-control,vectors={}", devices.vectors));
+    lines.extend(devices.qmp.iter().map(|qmp| format!("-qmp {}", control_socket(qmp))));
     for memory in &devices.memory {
         lines.push(format!("-object {}", memory.object()));
         lines.push(format!("-device {}", memory.device()));
@@ -107,6 +108,9 @@ fn hints(devices: &Devices, args: &Args) -> Vec<String> {
     }
     if devices.memory.iter().any(|memory| memory.kind == Memory::Dax) {
         hints.push("DAX segments cannot be unplugged while the VM runs".into());
+    }
+    if devices.qmp.is_some() {
+        hints.push("the QMP socket is for ginneld alone: give yourself another".into());
     }
     if !args.iommu {
         hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
@@ -146,6 +150,7 @@ mod tests {
                 "-m 2G,maxmem=3334M",
                 "-chardev socket,id=ginnel-control,path=/run/ginnel/vm-a.sock",
                 "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32",
+                "-qmp unix:/run/ginnel/vm-a.qmp,server=on,wait=off",
                 "-object memory-backend-file,id=ginnel-web,share=on,mem-path=/dev/shm/ginnel-web,size=268435456,dump=off",
                 "-device virtio-pmem-pci,memdev=ginnel-web",
                 "-object memory-backend-file,id=ginnel-old,share=on,mem-path=/dev/shm/ginnel-old,size=4194304,dump=off",

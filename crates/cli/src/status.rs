@@ -88,6 +88,7 @@ fn state(member: &Member) -> String {
     let qemu = member.qemu_pid.map(|pid| format!(" (QEMU {pid})")).unwrap_or_default();
     match (member.connected, member.session) {
         (false, _) => "not running".into(),
+        _ if member.fenced => format!("fenced{qemu}"),
         (true, false) => format!("no guest daemon{qemu}"),
         (true, true) if member.hangs == Some(true) => format!("hangs{qemu}"),
         (true, true) => format!("up{qemu}"),
@@ -208,7 +209,11 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
     for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {
         let name = &member.name;
-        if !member.session {
+        if member.fenced {
+            warnings.push(format!(
+                "VM {name} hung and is stopped: reset it, or let it go on, by its QEMU's or libvirt's own means"
+            ));
+        } else if !member.session {
             warnings.push(format!("VM {name} runs without a guest daemon: start `ginneld guest` in it"));
         } else if member.hangs == Some(true) {
             warnings.push(format!(

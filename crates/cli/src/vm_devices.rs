@@ -15,6 +15,8 @@ pub struct Devices {
     /// Socket of its control device.
     pub socket: PathBuf,
     pub vectors: u32,
+    /// QEMU's control socket for the daemon.
+    pub qmp: Option<PathBuf>,
     /// The QEMU that it runs in already.
     pub qemu: Option<u32>,
     pub memory: Vec<MemoryDevice>,
@@ -51,6 +53,7 @@ impl Devices {
             vm: vm.into(),
             socket,
             vectors: member.vectors,
+            qmp: member.qmp.as_ref().map(Into::into),
             qemu: member.qemu_pid,
             memory: memory.collect::<Result<_>>()?,
         })
@@ -67,6 +70,11 @@ impl Devices {
         let more = self.hot_pluggable();
         (more > 0).then(|| ram.saturating_add(more).saturating_add(SPARE))
     }
+}
+
+/// The value of QEMU's `-qmp` for a socket. A comma in a value is written twice.
+pub fn control_socket(path: &Path) -> String {
+    format!("unix:{},server=on,wait=off", path.display().to_string().replace(',', ",,"))
 }
 
 const ONLY_HOST: &str = "only the host's daemon tells; run this on the host";
@@ -138,7 +146,8 @@ pub mod tests {
     pub fn devices() -> Devices {
         let answer = r#"{
             "members": [{"number": 0, "name": "host"},
-                        {"number": 1, "name": "vm-a", "socket": "/run/ginnel/vm-a.sock", "vectors": 32}],
+                        {"number": 1, "name": "vm-a", "socket": "/run/ginnel/vm-a.sock", "vectors": 32,
+                         "qmp": "/run/ginnel/vm-a.qmp"}],
             "segments": [
                 {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["host", "vm-a"],
                  "memory": "dax", "page": 2097152},

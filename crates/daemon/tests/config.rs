@@ -237,7 +237,8 @@ fn the_example_is_good_and_says_the_defaults() {
     let path = std::path::Path::new("ginneld.toml");
     let example = Config::parse(text, path).unwrap();
     assert_eq!((example.vms.len(), example.segments.len()), (2, 3));
-    // The lines that are commented out say what holds without them, but for accounts, which may not exist here.
+    // The lines that are commented out say what holds without them, but for accounts, which may not exist here, and for
+    // what nothing stands for.
     let words = |line: &str| {
         line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
     };
@@ -246,7 +247,7 @@ fn the_example_is_good_and_says_the_defaults() {
         .map(|line| match line.strip_prefix("# ") {
             Some(rest)
                 if words(rest)
-                    && !["user", "group", "owner", "allow", "admin", "number"]
+                    && !["user", "group", "owner", "allow", "admin", "number", "qmp"]
                         .iter()
                         .any(|w| rest.contains(w)) =>
             {

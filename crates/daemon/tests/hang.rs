@@ -1,4 +1,4 @@
-//! Guests whose daemon says nothing.
+//! Guests whose daemon says nothing, and the QEMU that stops them.
 
 mod support;
 
@@ -6,7 +6,10 @@ use ginnel::{AttachOptions, Endpoint};
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, Kind};
-use serde_json::json;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 use support::qemu::{Guest, Qemu};
 use support::*;
@@ -78,4 +81,181 @@ fn others_are_only_warned_of() {
     assert!(hangs(&daemon));
     assert_eq!(daemon.inspect()["members"][1]["endpoints"], json!(1));
     drop(guest);
+}
+
+/// The control socket of a QEMU.
+struct Control {
+    socket: UnixStream,
+    lines: std::io::Lines<BufReader<UnixStream>>,
+}
+
+impl Control {
+    /// The daemon has connected. Greets it, as QEMU does.
+    fn of(listener: &UnixListener) -> Self {
+        let socket = listener.accept().unwrap().0;
+        socket.set_read_timeout(Some(WATCHDOG)).unwrap();
+        let lines = BufReader::new(socket.try_clone().unwrap()).lines();
+        let mut control = Self { socket, lines };
+        control.say(json!({ "QMP": { "version": {}, "capabilities": ["oob"] } }));
+        assert_eq!(control.answer(json!({})), "qmp_capabilities");
+        control
+    }
+
+    fn say(&mut self, what: Value) {
+        writeln!(self.socket, "{what}\r").unwrap();
+    }
+
+    fn command(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    /// Answers the next command, and says which it was.
+    fn answer(&mut self, result: Value) -> String {
+        let command = self.command();
+        self.say(json!({ "return": result, "id": command["id"] }));
+        command["execute"].as_str().unwrap().to_owned()
+    }
+}
+
+/// A VM that is fenced when it hangs, and has such a socket.
+fn controlled() -> (Daemon, Guest, UnixListener) {
+    let mut daemon = Daemon::prepare("", "");
+    let path = daemon.dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let vm = format!("[vm.a]\nhang_after = 1\non_hang = \"fence\"\nqmp = {path:?}\n");
+    let segment = "[segment.web]\nsize = \"8M\"\nmemory = \"bar\"\nmembers = [\"host\", \"a\"]\n";
+    daemon.write_config("", &format!("{vm}{segment}"));
+    daemon.start();
+    let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
+    guest.open(1, 100);
+    let wish = wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() };
+    guest.attach(1, wish).unwrap();
+    (daemon, guest, listener)
+}
+
+fn endpoints(daemon: &Daemon) -> u64 {
+    daemon.inspect()["members"][1]["endpoints"].as_u64().unwrap()
+}
+
+#[test]
+fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
+    let (daemon, mut guest, listener) = controlled();
+    let mut qemu = Control::of(&listener);
+    wait_for("it to be ready", || (daemon.inspect()["members"][1]["qmp_ready"] == true).then_some(()));
+    let stop = qemu.command();
+    assert_eq!(stop["execute"], "stop");
+    // A QEMU takes its time; the daemon serves others meanwhile.
+    for _ in 0..20 {
+        assert_eq!((endpoints(&daemon), hangs(&daemon)), (1, true));
+    }
+    qemu.say(json!({ "event": "STOP", "timestamp": {} }));
+    qemu.say(json!({ "return": {}, "id": stop["id"] }));
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    assert_eq!(daemon.inspect()["members"][1]["fenced"], true);
+
+    // Of its devices, the one that can go and is ours.
+    let mut deleted = Vec::new();
+    let mut answered = 0;
+    while answered < 7 {
+        let command = qemu.command();
+        let argument = |key: &str| command["arguments"][key].as_str().unwrap_or_default().to_owned();
+        let result = match (command["execute"].as_str().unwrap(), &*argument("path"), &*argument("property"))
+        {
+            ("qom-list", "/machine/peripheral", _) => json!([{ "name": "type", "type": "string" },
+                { "name": "theirs", "type": "child<ivshmem-plain>" }]),
+            ("qom-list", "/machine/peripheral-anon", _) => json!([
+                { "name": "device[0]", "type": "child<virtio-pmem-pci>" },
+                { "name": "device[1]", "type": "child<ivshmem-plain>" }]),
+            ("qom-get", "/machine/peripheral/theirs", "memdev") => json!("/objects/theirs"),
+            ("qom-get", "/machine/peripheral-anon/device[1]", "memdev") => json!("/objects/ours"),
+            ("qom-get", "/objects/theirs", "mem-path") => json!("/dev/shm/theirs"),
+            ("qom-get", "/objects/ours", "mem-path") => json!(daemon.shm("web")),
+            ("device_del", ..) => {
+                deleted.push(argument("id"));
+                json!({})
+            }
+            _ => panic!("{command}"),
+        };
+        qemu.say(json!({ "return": result, "id": command["id"] }));
+        answered += 1;
+    }
+    assert_eq!(deleted, ["/machine/peripheral-anon/device[1]"]);
+    wait_for("the device", || daemon.log().contains("was asked to go").then_some(()));
+
+    // Somebody lets it go on, and it answers.
+    qemu.say(json!({ "event": "RESUME" }));
+    wait_for("it to go on", || (daemon.inspect()["members"][1]["fenced"] == false).then_some(()));
+    guest.send(RelayKind::PONG, 0, &[]);
+    wait_for("it to be heard of", || (!hangs(&daemon)).then_some(()));
+}
+
+#[test]
+fn a_qemu_that_does_not_answer_keeps_nobody_waiting() {
+    let (daemon, _guest, listener) = controlled();
+    let mut qemu = Control::of(&listener);
+    assert_eq!(qemu.command()["execute"], "stop");
+    let begin = Instant::now();
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    let waited = begin.elapsed();
+    assert!((4..8).contains(&waited.as_secs()), "given up after {waited:?}");
+    assert!(daemon.log().contains("QEMU does not answer within 5 s"), "{}", daemon.log());
+    assert_eq!(daemon.inspect()["members"][1]["fenced"], false);
+}
+
+#[test]
+fn a_qemu_that_cannot_be_spoken_to_keeps_nobody_waiting() {
+    // It is there and does not greet, as if it spoke to somebody else; then it is not there.
+    for gone in [false, true] {
+        let (daemon, _guest, listener) = controlled();
+        let connection = listener.accept().unwrap();
+        if gone {
+            drop((connection, listener));
+        }
+        wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+        let log = daemon.log();
+        assert!(log.contains("the VM cannot be stopped"), "{log}");
+        if gone {
+            assert!(log.contains("start QEMU with what `ginnel qemu-args` prints"), "{log}");
+        }
+    }
+}
+
+#[test]
+fn a_reset_is_the_end_of_its_programs_and_no_hang() {
+    let (daemon, guest, listener) = controlled();
+    let mut qemu = Control::of(&listener);
+    let begin = Instant::now();
+    qemu.say(json!({ "event": "RESET", "data": { "guest": true, "reason": "guest-reset" } }));
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    assert!(begin.elapsed() < Duration::from_millis(900), "not by its silence");
+    // It takes its time to boot.
+    wait_until(begin + Duration::from_millis(2500), || assert!(!hangs(&daemon)));
+    assert!(!daemon.log().contains("hangs"), "{}", daemon.log());
+    // Then it is heard of, and falls silent again without programs: nothing is to be fenced.
+    let _guest = guest.restart(2, true);
+    wait_for("it to hang", || hangs(&daemon).then_some(()));
+    wait_for("that nobody minds", || daemon.log().contains("none of its programs is attached").then_some(()));
+    qemu.socket.set_nonblocking(true).unwrap();
+    assert!(qemu.lines.next().unwrap().is_err(), "it was stopped");
+}
+
+#[test]
+fn a_guest_that_falls_silent_with_the_daemon_is_fenced_by_the_next() {
+    let (mut daemon, _guest, listener) = controlled();
+    drop(Control::of(&listener));
+    daemon.kill();
+    daemon.start();
+    let mut qemu = Control::of(&listener);
+    assert_eq!(qemu.answer(json!({})), "stop");
+    wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().success());
+}
+
+/// Looks again and again.
+fn wait_until(end: Instant, look: impl Fn()) {
+    while Instant::now() < end {
+        look();
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -260,6 +260,11 @@ impl Installation<'_> {
     /// Describes a VM of this installation: its devices, interrupts (an IOMMU), network, and the programs `ginneld` and
     /// `ginnel`. The drivers of its segments are there and not loaded: that is for the guest daemon.
     pub fn vm(&self, name: &str) -> Result<VmBuilder> {
+        self.vm_with_devices(name, &self.devices(name)?)
+    }
+
+    /// The same with these devices in place of its own.
+    pub fn vm_with_devices(&self, name: &str, devices: &str) -> Result<VmBuilder> {
         Ok(self
             .bed
             .vm(name)
@@ -269,7 +274,7 @@ impl Installation<'_> {
             .device_memory_mib(self.device_memory_mib())
             .program(program("ginneld")?)
             .program(program("ginnel")?)
-            .qemu_args(&self.devices(name)?))
+            .qemu_args(devices))
     }
 
     /// Starts the guest daemon in a VM that has booted, and waits until it serves.

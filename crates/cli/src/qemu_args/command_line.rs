@@ -2,7 +2,7 @@
 
 use crate::inspect::{Inspect, Memory};
 use crate::size;
-use crate::vm_devices::{Devices, MemoryDevice};
+use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -60,6 +60,7 @@ fn number(text: &str, default: u64) -> Option<u64> {
 pub fn problems(line: &str, devices: &Devices, inspect: &Inspect) -> Vec<String> {
     let mut problems = Vec::new();
     control(line, devices, inspect, &mut problems);
+    monitor(line, devices, &mut problems);
     let objects = values(line, "object");
     let backends: Vec<&Value> = objects.iter().filter(|o| !o.key("mem-path").is_empty()).collect();
     let attached = values(line, "device");
@@ -107,6 +108,17 @@ fn control(line: &str, devices: &Devices, inspect: &Inspect, problems: &mut Vec<
         }
         [_] => {}
         _ => problems.push("there are several control devices of this VM: keep one".into()),
+    }
+}
+
+/// The daemon's own control socket of this QEMU.
+fn monitor(line: &str, devices: &Devices, problems: &mut Vec<String>) {
+    let Some(qmp) = &devices.qmp else { return };
+    let (short, chardevs) = (values(line, "qmp"), values(line, "chardev"));
+    let short = short.iter().filter_map(|value| value.kind.strip_prefix("unix:"));
+    if !short.chain(chardevs.iter().map(|chardev| chardev.key("path"))).any(|path| Path::new(path) == qmp) {
+        problems
+            .push(format!("the daemon cannot stop this VM when it hangs: add -qmp {}", control_socket(qmp)));
     }
 }
 
@@ -219,7 +231,8 @@ mod tests {
 
     const ANSWER: &str = r#"{
         "members": [{"number": 0, "name": "host"},
-                    {"number": 1, "name": "a", "socket": "/run/ginnel/a.sock", "vectors": 32},
+                    {"number": 1, "name": "a", "socket": "/run/ginnel/a.sock", "vectors": 32,
+                     "qmp": "/run/ginnel/a.qmp"},
                     {"number": 2, "name": "b", "socket": "/run/ginnel/b.sock", "vectors": 32}],
         "segments": [
             {"name": "web", "size": 268435456, "path": "/dev/shm/ginnel-web", "members": ["a"], "memory": "dax"},
@@ -243,6 +256,9 @@ mod tests {
         assert_eq!(after("size=4194304", "size=4M"), [""; 0]);
         assert_eq!(after("share=on", "share=true"), [""; 0]);
         assert_eq!(after("-m 2G", "-m size=2048"), [""; 0]);
+        let long =
+            "-mon chardev=m,mode=control -chardev socket,id=m,server=on,wait=off,path=/run/ginnel/a.qmp";
+        assert_eq!(after("-qmp unix:/run/ginnel/a.qmp,server=on,wait=off", long), [""; 0]);
     }
 
     #[test]
@@ -251,6 +267,7 @@ mod tests {
             ("a.sock", "b.sock", "the control device is VM b's"),
             ("a.sock", "c.sock", "VM a has no control device"),
             ("vectors=32", "vectors=8", "vectors=8"),
+            ("a.qmp", "b.qmp", "add -qmp unix:/run/ginnel/a.qmp,server=on,wait=off"),
             ("ginnel-old,size", "ginnel-other,size", "segment old has no -object"),
             ("share=on", "share=off", "segment web is a private copy"),
             ("size=268435456", "size=256", "segment web has size=256"),

@@ -60,6 +60,9 @@ pub struct VmSpec {
     /// What is done then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_hang: Option<OnHang>,
+    /// A control socket (QMP) of its QEMU that is left to the daemon: to stop the VM before it is fenced, and to hear of resets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qmp: Option<PathBuf>,
     /// Its own bounds.
     pub limits: LimitsSpec,
 }
@@ -181,6 +184,8 @@ pub struct Vm {
     pub hang_after: Option<Duration>,
     /// What is done then.
     pub on_hang: OnHang,
+    /// A control socket of its QEMU.
+    pub qmp: Option<PathBuf>,
     /// Its bounds.
     pub limits: MemberLimits,
 }
@@ -434,9 +439,18 @@ impl Config {
             socket_mode: spec.socket_mode.map_or(0o660, |m| m.0),
             hang_after: spec.hang_after.filter(|&s| s > 0).map(|s| Duration::from_secs(s.into())),
             on_hang: spec.on_hang.unwrap_or_default(),
+            qmp: spec.qmp.clone(),
             limits: self.limits.member.with(&spec.limits),
         };
         self.check_path(&self.vm_socket(&name), place)?;
+        if let Some(qmp) = &vm.qmp {
+            let place = format!("{place}.qmp");
+            if !qmp.is_absolute() {
+                let what = format!("{:?} is no full path", qmp.display().to_string());
+                return Err(Problem::new(place, what, "write one, like qmp = \"/run/ginnel/VM.qmp\""));
+            }
+            self.check_path(qmp, &place)?;
+        }
         let home = match spec.home {
             None => None,
             Some(size) => {
@@ -561,7 +575,7 @@ impl Config {
             path.display(),
             crate::packet::MAX_PATH
         );
-        Err(Problem::new(place, what, "choose a shorter daemon.runtime_dir or name"))
+        Err(Problem::new(place, what, "choose a shorter path, daemon.runtime_dir or name"))
     }
 }
 

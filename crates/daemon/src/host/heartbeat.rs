@@ -1,9 +1,11 @@
 //! Guests that hang: their QEMU runs, and their daemon says nothing.
 //!
 //! A VM that is paused, or whose debugger has stopped it, looks the same, so nothing is done unless the configuration asks for
-//! it. A guest that reboots is silent too; its endpoints are dead anyway.
+//! it. A guest that shuts down or reboots is silent too: by then it has no endpoints, or QEMU has told of the reset.
 
+use super::fence::Fence;
 use super::server::Server;
+use super::vms::Vm;
 use ginnel_layout::relay::RelayKind;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ pub enum OnHang {
     #[default]
     Warn,
     /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs find
-    /// that out when it goes on, and attach anew.
+    /// that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
     Fence,
 }
 
@@ -46,6 +48,9 @@ impl Server {
     /// A guest's daemon has said something.
     pub(super) fn heard_of(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
+        if vm.fence == Fence::Shut && vm.monitor.is_none() {
+            vm.fence = Fence::Open; // No QEMU tells that it goes on.
+        }
         if std::mem::replace(&mut vm.pulse, Pulse::new()).hangs {
             info!(vm = %vm.config.name, member, "the VM's daemon answers again");
         }
@@ -53,19 +58,28 @@ impl Server {
 
     /// How long it takes until [`Server::beat`] has something to do.
     pub(super) fn until_beat(&self) -> Option<Duration> {
-        let waits = self.vms.values().filter(|vm| vm.up && !vm.pulse.hangs).filter_map(|vm| {
-            let after = vm.config.hang_after?;
+        let waits = self.waited_for().map(|(_, vm, after)| {
             let next = if vm.pulse.asked { after } else { after / SOONER };
-            Some(next.saturating_sub(vm.pulse.heard.elapsed()))
+            next.saturating_sub(vm.pulse.heard.elapsed())
         });
         waits.min()
     }
 
+    /// VMs whose daemon should say something, and for how long it may be silent. Also if it was another daemon of the host that
+    /// has last heard of it.
+    fn waited_for(&self) -> impl Iterator<Item = (u32, &Vm, Duration)> {
+        let members = &self.broker.books().members;
+        self.vms.iter().filter_map(move |(number, vm)| {
+            let known = members.get(number).is_some_and(|m| m.session.is_some());
+            (known && !vm.pulse.hangs).then_some((*number, vm, vm.config.hang_after?))
+        })
+    }
+
     /// Asks guests that have been silent, and does what the configuration says about those that do not answer.
     pub(super) fn beat(&mut self) {
-        let silent = self.vms.iter().filter(|(_, vm)| vm.up && !vm.pulse.hangs).filter_map(|(member, vm)| {
-            let (after, silence) = (vm.config.hang_after?, vm.pulse.heard.elapsed());
-            (silence >= after / SOONER).then_some((*member, silence >= after))
+        let silent = self.waited_for().filter_map(|(member, vm, after)| {
+            let silence = vm.pulse.heard.elapsed();
+            (silence >= after / SOONER).then_some((member, silence >= after))
         });
         for (member, hangs) in silent.collect::<Vec<_>>() {
             if hangs {
@@ -87,8 +101,8 @@ impl Server {
             OnHang::Nothing => {}
             OnHang::Warn => warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer"),
             OnHang::Fence => {
-                warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer; its programs are declared dead");
-                self.broker.member_died(member);
+                warn!(vm = %name, member, silence, "the VM hangs: its daemon does not answer; it is fenced");
+                self.fence(member);
             }
         }
     }

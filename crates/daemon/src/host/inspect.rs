@@ -1,6 +1,8 @@
 //! What the daemon knows, as JSON.
 
 use super::broker::ClientId;
+use super::fence::Fence;
+use super::qmp::Monitor;
 use super::record::{Channel, Side};
 use super::requests::kind_name;
 use super::server::Server;
@@ -43,7 +45,10 @@ impl Server {
                     "interrupts": if is_host { Some(true) } else { member.session.map(|s| s.interrupts) },
                     "socket": vm.filter(|_| host).map(|vm| self.config.vm_socket(&vm.config.name)),
                     "live": vm.is_some_and(|vm| vm.is_connected()),
-                    "hangs": vm.is_some_and(|vm| vm.up && vm.pulse.hangs),
+                    "hangs": vm.is_some_and(|vm| vm.pulse.hangs),
+                    "fenced": vm.is_some_and(|vm| vm.fence == Fence::Shut),
+                    "qmp": vm.filter(|_| host).and_then(|vm| vm.config.qmp.as_ref()),
+                    "qmp_ready": vm.and_then(|vm| vm.monitor.as_ref()).is_some_and(Monitor::is_greeted),
                     "vectors": self.config.vectors,
                     "runtime": member.runtime.is_some(),
                     "endpoints": member.tally.endpoints,

@@ -8,7 +8,8 @@
 //! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
-//! | [`server`], `clients`, `vms`, `heartbeat`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
+//! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
+//! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
 //! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
@@ -20,6 +21,7 @@ pub mod broker;
 mod clients;
 pub mod config;
 mod declare;
+mod fence;
 mod front;
 mod heartbeat;
 mod inspect;
@@ -27,6 +29,7 @@ mod inspect_memory;
 pub mod ivshmem;
 pub mod journal;
 pub mod members;
+pub mod qmp;
 pub mod record;
 pub mod reply;
 mod requests;

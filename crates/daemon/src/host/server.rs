@@ -38,6 +38,8 @@ pub enum Token {
     VmConnection(u32),
     /// The process of its QEMU.
     VmProcess(u32),
+    /// The control socket of its QEMU.
+    VmMonitor(u32),
     /// The host's daemon vector.
     HostVector,
     /// The keeper.
@@ -60,6 +62,7 @@ impl From<Token> for u64 {
             Token::VmProcess(member) => (6, member.into()),
             Token::HostVector => (7, 0),
             Token::Keeper => (8, 0),
+            Token::VmMonitor(member) => (9, member.into()),
         };
         number << KIND_BITS | kind
     }
@@ -78,6 +81,7 @@ impl Token {
             6 => Self::VmProcess(u32::try_from(number).ok()?),
             7 => Self::HostVector,
             8 => Self::Keeper,
+            9 => Self::VmMonitor(u32::try_from(number).ok()?),
             _ => return None,
         })
     }
@@ -172,6 +176,7 @@ impl Server {
             }
             self.look_after_segments();
             self.beat();
+            self.give_up_stopping();
         }
     }
 
@@ -188,6 +193,7 @@ impl Server {
             Token::VmListener(member) => self.accept_vm(member),
             Token::VmConnection(member) => self.serve_vm(member, ready),
             Token::VmProcess(member) => self.vm_gone(member),
+            Token::VmMonitor(member) => self.serve_monitor(member),
             Token::HostVector => self.host_rung(),
             Token::Keeper => self.replace_keeper(),
             Token::Signal => {}
@@ -195,14 +201,14 @@ impl Server {
     }
 
     /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated, or
-    /// a guest is to be asked whether it is there.
+    /// a guest is to be asked whether it is there, or a QEMU is to stop one.
     fn timeout(&self) -> Option<Duration> {
         if self.more {
             return Some(Duration::ZERO);
         }
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
-        [look, self.until_beat()].into_iter().flatten().min()
+        [look, self.until_beat(), self.until_given_up()].into_iter().flatten().min()
     }
 
     fn look_after_segments(&mut self) {

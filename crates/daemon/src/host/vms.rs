@@ -2,8 +2,10 @@
 
 use super::broker::{ClientId, Who};
 use super::config;
+use super::fence::Fence;
 use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
+use super::qmp::Monitor;
 use super::record::{Hex16, Record};
 use super::server::{Server, Token};
 use crate::link::{Event, HostLink, PeerInfo, SendRefused};
@@ -31,6 +33,9 @@ pub struct Vm {
     connection: Option<Connection>,
     /// Watches a QEMU that was connected to an earlier daemon.
     pidfd: Option<OwnedFd>,
+    /// The control socket of its QEMU.
+    pub(super) monitor: Option<Monitor>,
+    pub(super) fence: Fence,
     memory: Mapping,
     link: HostLink,
     /// What the link does not take now.
@@ -52,6 +57,8 @@ impl Vm {
             listener,
             connection: None,
             pidfd: None,
+            monitor: None,
+            fence: Fence::default(),
             memory,
             link,
             queue: VecDeque::new(),
@@ -134,6 +141,7 @@ impl Server {
         // In the journal before QEMU has any of it: whoever has doorbells is known to have them.
         self.run_effects();
         self.flush_vm(member);
+        self.open_monitor(member);
     }
 
     /// The connection to a QEMU has news.
@@ -186,8 +194,19 @@ impl Server {
         if let Some(pidfd) = vm.pidfd.take() {
             self.poller.remove(&pidfd);
         }
+        vm.fence = Fence::default();
+        self.close_monitor(member);
+        self.guest_gone(member);
+        if self.broker.books().members.get(&member).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
+            self.broker.note(Record::Left { member });
+        }
+    }
+
+    /// A guest's kernel is no more: all of its endpoints are dead, and its session is over.
+    pub(super) fn guest_gone(&mut self, member: u32) {
+        let Some(vm) = self.vms.get_mut(&member) else { return };
         let clients = std::mem::take(&mut vm.clients);
-        // Nobody has this memory any more. The next guest must not find an old session in it.
+        // Nobody uses this memory any more. The next guest must not find an old session in it.
         vm.memory.write(0, &[0; size_of::<ControlHeader>()]);
         vm.restart_link(member);
         vm.mapped.clear();
@@ -196,9 +215,6 @@ impl Server {
             self.broker.hung_up(client);
         }
         self.broker.member_died(member);
-        if self.broker.books().members.get(&member).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
-            self.broker.note(Record::Left { member });
-        }
     }
 
     /// After a restart: finds out whether the QEMU that was there before is still there.
@@ -217,6 +233,7 @@ impl Server {
                 if let Some(vm) = self.vms.get_mut(&member) {
                     vm.pidfd = Some(pidfd);
                 }
+                self.open_monitor(member);
             }
             Ok(None) => self.vm_gone(member),
             Err(errno) => warn!(member, %errno, "a QEMU cannot be watched"),
@@ -318,6 +335,7 @@ impl Server {
         (vm.up, vm.pulse) = (true, Pulse::new());
         let boot_id = Hex16(guest.boot_id);
         info!(vm = %vm.config.name, member, interrupts = guest.interrupts, "the VM's daemon is there");
+        self.open_monitor(member);
         let known = self.broker.books().members.get(&member).and_then(|m| m.session);
         if known.is_some_and(|known| known.boot_id != boot_id) {
             info!(member, "the VM has rebooted: the endpoints of its earlier boot are dead");

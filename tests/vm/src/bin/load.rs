@@ -6,7 +6,8 @@ use ginnel::{ChannelOptions, Endpoint, Error, Listener, MessageChannel, StreamCh
 use std::env;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "load echo|drive|hold|churn|scribble|stream-out|stream-in SEGMENT [NAME] [SECONDS|COUNT]";
+const USAGE: &str =
+    "load echo|drive|hold|churn|scribble|own|inherit|stream-out|stream-in SEGMENT [NAME] [SECONDS|COUNT]";
 
 fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -18,6 +19,8 @@ fn main() -> Result<()> {
         "hold" => hold(arg(1)?, arg(2)?),
         "churn" => churn(arg(1)?, arg(2)?, Duration::from_secs(number(3)?)),
         "scribble" => scribble(arg(1)?, Duration::from_secs(number(2)?)),
+        "own" => own(arg(1)?, arg(2)?),
+        "inherit" => inherit(arg(1)?, arg(2)?),
         "stream-out" => stream_out(arg(1)?, arg(2)?, number(3)?),
         "stream-in" => stream_in(arg(1)?, arg(2)?),
         _ => bail!(USAGE),
@@ -195,6 +198,43 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
     }
     say(format_args!("done {count} words"));
     Ok(())
+}
+
+/// A word of a segment that no block and no channel of these tests reaches: near its end.
+fn far_word(endpoint: &Endpoint) -> usize {
+    ginnel::Memory::len(endpoint.memory()) - 4096
+}
+
+/// Locks a mutex, and stores to the segment as fast as it can, for ever: what a program may do that hangs.
+fn own(segment: &str, name: &str) -> Result<()> {
+    let endpoint = Endpoint::attach(segment)?;
+    let mut mutex = endpoint.mutex(name)?;
+    let _guard = mutex.lock()?;
+    let at = far_word(&endpoint);
+    say(format_args!("owns"));
+    for count in 1u64.. {
+        ginnel::Memory::store_release_u64(endpoint.memory(), at, count);
+    }
+    Ok(())
+}
+
+/// Waits for that mutex, then says each second whether the former owner stores on, until it is killed.
+fn inherit(segment: &str, name: &str) -> Result<()> {
+    let endpoint = Endpoint::attach(segment)?;
+    let mut mutex = endpoint.mutex(name)?;
+    mutex.set_timeout(Some(Duration::from_secs(60)));
+    say(format_args!("waiting"));
+    let guard = mutex.lock()?;
+    let at = far_word(&endpoint);
+    let count = || ginnel::Memory::load_acquire_u64(endpoint.memory(), at);
+    let mut before = count();
+    say(format_args!("inherited, owner died: {}", guard.owner_died()));
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = count();
+        say(format_args!("{} after {before}", if now == before { "silence" } else { "stores" }));
+        before = now;
+    }
 }
 
 /// Sends `mib` MiB through a stream, in writes of all sizes, and finishes.

@@ -1,0 +1,310 @@
+//! QEMU's control socket, as far as a fence needs it: QMP, the QEMU Machine Protocol.
+//!
+//! JSON objects, a line each (QEMU, `docs/interop/qmp-spec`). QEMU speaks to one client at a time; whoever connects beside
+//! it waits, and is greeted when the other has gone. So nothing is sent before the greeting: a command that lay in the
+//! socket would be done then. Afterwards commands are sent without waiting for answers, because QEMU takes them in their
+//! order. Nothing here blocks: a socket that does not take a hundred bytes is one that nobody reads, and is given up.
+
+use crate::packet;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Bytes that are read before others have their turn.
+const READ: usize = 64 << 10;
+/// The longest line: a list of devices has some 80 bytes for each.
+const LONGEST: usize = 256 << 10;
+
+/// A command. Devices and objects are paths in QEMU's object model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Speak QMP at all.
+    Negotiate,
+    /// Stop the VM's processors and devices.
+    Stop,
+    /// List what is in a folder of the object model.
+    List(&'static str),
+    /// Name the memory object of a device.
+    MemoryOf {
+        /// The device.
+        device: String,
+    },
+    /// Name the file of a device's memory.
+    FileOf {
+        /// The memory object.
+        memory: String,
+        /// The device.
+        device: String,
+    },
+    /// Unplug a device, or ask the guest to let it go.
+    Unplug {
+        /// The device.
+        device: String,
+        /// The file of its memory.
+        file: String,
+    },
+}
+
+impl Command {
+    fn json(&self) -> Value {
+        let get = |path: &str, property: &str| json!({ "execute": "qom-get", "arguments": { "path": path, "property": property } });
+        match self {
+            Self::Negotiate => json!({ "execute": "qmp_capabilities" }),
+            Self::Stop => json!({ "execute": "stop" }),
+            Self::List(path) => json!({ "execute": "qom-list", "arguments": { "path": path } }),
+            Self::MemoryOf { device } => get(device, "memdev"),
+            Self::FileOf { memory, .. } => get(memory, "mem-path"),
+            Self::Unplug { device, .. } => json!({ "execute": "device_del", "arguments": { "id": device } }),
+        }
+    }
+}
+
+/// What QEMU says.
+#[derive(Debug, PartialEq)]
+pub enum Said {
+    /// A command was done, or refused for a reason.
+    Answer(Command, Result<Value, String>),
+    /// The VM was reset: the guest's kernel is gone.
+    Reset,
+    /// The VM goes on after it was stopped.
+    Resumed,
+}
+
+/// A connection to the control socket of a QEMU.
+#[derive(Debug)]
+pub struct Monitor {
+    fd: OwnedFd,
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    greeted: bool,
+    /// Commands for when QEMU has greeted.
+    waiting: Vec<Command>,
+    unanswered: BTreeMap<u64, Command>,
+    next: u64,
+}
+
+impl Monitor {
+    /// Connects, and begins to speak. Whoever listens there must be process `qemu`.
+    pub fn open(path: &Path, qemu: u32) -> Result<Self, String> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .and_then(|fd| connect(&fd, &SocketAddrUnix::new(path)?).map(|()| fd))
+            .map_err(|errno| match errno {
+                Errno::AGAIN => "it is taken: somebody else is connected".to_owned(),
+                errno => errno.to_string(),
+            })?;
+        let listener = packet::peer(fd.as_fd()).map_err(|error| error.to_string())?.pid;
+        if listener != qemu {
+            return Err(format!("process {listener} listens there, and the VM's QEMU is process {qemu}"));
+        }
+        Ok(Self {
+            fd,
+            line: Vec::new(),
+            greeted: false,
+            waiting: vec![Command::Negotiate],
+            unanswered: BTreeMap::new(),
+            next: 1,
+        })
+    }
+
+    /// Whether QEMU has greeted: it is with us that it speaks.
+    pub fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Gives a command, at once or after QEMU's greeting. The answer is [`Said`] later.
+    pub fn command(&mut self, command: Command) -> io::Result<()> {
+        if self.greeted {
+            return self.send(command);
+        }
+        self.waiting.push(command);
+        Ok(())
+    }
+
+    fn send(&mut self, command: Command) -> io::Result<()> {
+        let mut json = command.json();
+        json["id"] = self.next.into();
+        let line = format!("{json}\n");
+        let sent = send(&self.fd, line.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+        if sent < line.len() {
+            return Err(Errno::AGAIN.into());
+        }
+        self.unanswered.insert(self.next, command);
+        self.next += 1;
+        Ok(())
+    }
+
+    /// What there is to hear, a bounded amount at a time. An error is the end of the connection.
+    pub fn hear(&mut self) -> io::Result<Vec<Said>> {
+        let mut bytes = vec![0; READ];
+        let n = match rustix::io::read(&self.fd, &mut bytes) {
+            Ok(0) => return Err(io::Error::other("QEMU has closed it")),
+            Ok(n) => n,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut said = Vec::new();
+        for part in bytes[..n].split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(part);
+            if self.line.len() > LONGEST {
+                return Err(io::Error::other("a line without end comes from it"));
+            }
+            if part.ends_with(b"\n") {
+                said.extend(self.parse()?);
+                self.line.clear();
+            }
+        }
+        Ok(said)
+    }
+
+    /// What the line says, if it is of interest.
+    fn parse(&mut self) -> io::Result<Option<Said>> {
+        #[derive(Deserialize)]
+        struct Message {
+            #[serde(rename = "QMP")]
+            greeting: Option<IgnoredAny>,
+            event: Option<String>,
+            id: Option<u64>,
+            #[serde(rename = "return")]
+            result: Option<Value>,
+            error: Option<Failure>,
+        }
+        #[derive(Deserialize)]
+        struct Failure {
+            desc: String,
+        }
+        let message: Message = serde_json::from_slice(&self.line)
+            .map_err(|error| io::Error::other(format!("what comes from it is no QMP: {error}")))?;
+        if message.greeting.is_some() && !std::mem::replace(&mut self.greeted, true) {
+            std::mem::take(&mut self.waiting).into_iter().try_for_each(|command| self.send(command))?;
+        }
+        Ok(match message.event.as_deref() {
+            Some("RESET") => Some(Said::Reset),
+            Some("RESUME") => Some(Said::Resumed),
+            Some(_) => None,
+            None => message.id.and_then(|id| self.unanswered.remove(&id)).map(|command| {
+                let failure = message.error.map(|error| error.desc);
+                Said::Answer(command, failure.map_or(Ok(message.result.unwrap_or_default()), Err))
+            }),
+        })
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    const GREETING: &[u8] =
+        b"{\"QMP\": {\"version\": {\"qemu\": {\"major\": 7}}, \"capabilities\": [\"oob\"]}}\r\n";
+
+    fn pair() -> (Monitor, UnixStream, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let monitor = Monitor::open(&path, std::process::id()).unwrap();
+        (monitor, listener.accept().unwrap().0, dir)
+    }
+
+    #[test]
+    fn answers_find_their_commands_among_events() {
+        let (mut monitor, mut qemu, _dir) = pair();
+        monitor.command(Command::Stop).unwrap();
+        assert!(!monitor.is_greeted());
+        qemu.set_nonblocking(true).unwrap();
+        assert!(io::Read::read(&mut qemu, &mut [0]).is_err(), "a command before the greeting");
+        qemu.set_nonblocking(false).unwrap();
+        qemu.write_all(GREETING).unwrap();
+        assert_eq!(monitor.hear().unwrap(), []);
+        let mut lines = BufReader::new(qemu.try_clone().unwrap()).lines();
+        for (execute, id) in [("qmp_capabilities", 1), ("stop", 2)] {
+            let command: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            assert_eq!(command, json!({ "execute": execute, "id": id }));
+        }
+        let text = concat!(
+            r#"{"return": {}, "id": 1}"#,
+            "\r\n",
+            r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "STOP"}"#,
+            "\r\n",
+            r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 2}"#,
+            "\r\n",
+            r#"{"event": "RESET", "data": {"guest": true}}"#,
+            "\r\n",
+            r#"{"event": "RESUME"}"#,
+        );
+        qemu.write_all(text.as_bytes()).unwrap();
+        let said = monitor.hear().unwrap();
+        let negotiated = Said::Answer(Command::Negotiate, Ok(json!({})));
+        let refused = Said::Answer(Command::Stop, Err("no".into()));
+        assert_eq!(said, [negotiated, refused, Said::Reset]);
+        // The end of the last line comes later.
+        assert_eq!(monitor.hear().unwrap(), []);
+        qemu.write_all(b"\n").unwrap();
+        assert_eq!(monitor.hear().unwrap(), [Said::Resumed]);
+        drop((qemu, lines));
+        assert!(monitor.hear().is_err());
+        assert!(monitor.command(Command::Stop).is_err());
+    }
+
+    #[test]
+    fn nobody_but_the_vms_own_qemu_is_spoken_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        assert!(Monitor::open(&path, 1).unwrap_err().contains("No such file"));
+        let listener = UnixListener::bind(&path).unwrap();
+        let error = Monitor::open(&path, 1).unwrap_err();
+        assert!(error.ends_with("the VM's QEMU is process 1"), "{error}");
+        let mut said = Vec::new();
+        io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();
+        assert_eq!(said, b"");
+    }
+
+    #[test]
+    fn who_does_not_read_does_not_block() {
+        let (mut monitor, mut qemu, _dir) = pair();
+        qemu.write_all(GREETING).unwrap();
+        assert_eq!(monitor.hear().unwrap(), []);
+        assert!((0..1 << 20).any(|_| monitor.command(Command::Stop).is_err()));
+    }
+
+    #[test]
+    fn a_line_without_end_is_the_end() {
+        let (mut monitor, mut qemu, _dir) = pair();
+        let write = std::thread::spawn(move || qemu.write_all(&vec![b' '; LONGEST + READ]));
+        assert!((0..1 << 20).any(|_| {
+            std::thread::yield_now();
+            monitor.hear().is_err()
+        }));
+        drop(monitor);
+        let _ = write.join();
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_heard(bytes in prop::collection::vec(any::<u8>(), 1..300), json in ".{0,100}") {
+            let (mut monitor, mut qemu, _dir) = pair();
+            for text in [&bytes[..], json.as_bytes(), b"\n", format!("{{\"id\":{json:?}}}\n").as_bytes()] {
+                qemu.write_all(text).unwrap();
+                if monitor.hear().is_err() {
+                    break;
+                }
+            }
+        }
+    }
+}

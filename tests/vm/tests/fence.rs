@@ -1,0 +1,111 @@
+//! A guest that hangs with a lock held is cut off before the lock goes on, over either kind of memory; and what comes back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use vmtest::Bed;
+use vmtest::installation::{Memory, Plan, program};
+
+vmtest::test_both_memories!(a_guest_that_hangs_is_cut_off);
+
+const PROMPT: Duration = Duration::from_secs(30);
+/// A peer must be told within this time.
+const TOLD: Duration = Duration::from_millis(100);
+const STOP: i32 = 19;
+const CONT: i32 = 18;
+
+fn a_guest_that_hangs_is_cut_off(memory: Memory) -> Result<()> {
+    let bed = Bed::new("fence")?;
+    let qmp = bed.dir().join("a.qmp");
+    let ginnel = Plan::new(&bed)
+        .memory(memory)
+        .vm_with("a", &format!("hang_after = 2\non_hang = \"fence\"\nqmp = {qmp:?}"))
+        .vm("b")
+        .segment("web", 64, &["host", "a", "b"])
+        .start()?;
+    // A BAR can be unplugged where its slot can: behind a root port, not on the q35's own bus.
+    let devices = ginnel.devices("a")?;
+    let port = "-device pcie-root-port,id=hot,chassis=9,slot=9\n-device ivshmem-plain,id=bar,bus=hot,";
+    let a = ginnel.vm_with_devices("a", &devices.replace("-device ivshmem-plain,", port))?;
+    let a = a.program(program("load")?).start()?;
+    let b = ginnel.vm("b")?.program(program("load")?).start()?;
+    let host_load = |what: &str| bed.host_spawn(&ginnel.on_host(&format!("exec load {what}"))?);
+    a.wait_ready()?;
+    let guest_daemon = ginnel.start_guest(&a)?;
+    b.wait_ready()?;
+    let _other = ginnel.start_guest(&b)?;
+    let daemon = ginnel.daemon()?;
+
+    let echo = host_load("echo web echo")?;
+    echo.wait_for_line("listening", PROMPT)?;
+    let undisturbed = b.spawn("exec load drive web echo 15")?;
+    undisturbed.wait_for_line("connected", PROMPT)?;
+    let owner = a.spawn("exec load own web m")?;
+    owner.wait_for_line("owns", PROMPT)?;
+    let heir = host_load("inherit web m")?;
+    heir.wait_for_line("waiting", PROMPT)?;
+
+    // Its daemon is silent from now on, and its program stores on.
+    let begin = Instant::now();
+    guest_daemon.kill_process(STOP)?;
+    let inherited = heir.wait_for_line("inherited", PROMPT)?;
+    println!("{inherited}, {:?} after the guest's daemon fell silent", begin.elapsed());
+    ensure!(inherited.contains("owner died: true"), "{inherited}");
+    let state = a.qmp(r#"{"execute": "query-status"}"#)?;
+    ensure!(state["status"] == "paused", "the lock was handed on while the VM runs: {state}");
+    heir.wait_for_line("silence after", PROMPT)?;
+    ensure!(!heir.said().0.contains("stores after"), "the fenced VM stores on: {:?}", heir.said());
+    let status = bed.host(&ginnel.on_host("ginnel status")?)?.ok()?.stdout;
+    ensure!(status.contains("fenced"), "{status}");
+    if memory == Memory::Bar {
+        daemon.wait_for_line("was asked to go", PROMPT)?;
+    }
+
+    // Somebody lets it go on. Its program does not use the library, and so does not find out.
+    a.resume()?;
+    daemon.wait_for_line("the fenced VM goes on", PROMPT)?;
+    match memory {
+        Memory::Dax => drop(heir.wait_for_line("stores after", PROMPT)?),
+        Memory::Bar => {
+            let gone = a.wait_event("DEVICE_DELETED", PROMPT)?;
+            println!(
+                "unplugged {:?} after the guest's daemon fell silent: {}",
+                begin.elapsed(),
+                gone["data"]
+            );
+            // Wherever the word was then, it stays there.
+            let said = heir.said().0.lines().count();
+            let deadline = Instant::now() + PROMPT;
+            while !heir.said().0.lines().skip(said + 1).any(|line| line.contains("silence")) {
+                ensure!(Instant::now() < deadline, "stores without a device: {:?}", heir.said());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    guest_daemon.kill_process(CONT)?;
+    daemon.wait_for_line("answers again", PROMPT)?;
+    let said = undisturbed.wait(PROMPT)?.ok()?.stdout;
+    ensure!(said.contains("done"), "the other VM's channel: {said}");
+    println!("the other VM: {}", said.lines().last().unwrap_or_default());
+    heir.kill(9)?;
+    if memory == Memory::Bar {
+        let refused = a.run("load echo web again")?;
+        ensure!(refused.code() == Some(1), "it attaches to a segment whose device is gone: {refused:?}");
+        println!("without the device: {}", refused.stderr.lines().last().unwrap_or_default());
+        return Ok(());
+    }
+
+    // Its programs attach anew. When it is reset, their peers hear of it at once, and not when its next daemon comes.
+    owner.kill_process(9)?;
+    let again = a.spawn("exec load echo web again")?;
+    again.wait_for_line("listening", PROMPT)?;
+    let peer = host_load("hold web again")?;
+    peer.wait_for_line("holding", PROMPT)?;
+    a.qmp(r#"{"execute": "system_reset"}"#)?;
+    a.wait_event("RESET", PROMPT)?;
+    let begin = Instant::now();
+    peer.wait_for_line("told dead", PROMPT)?;
+    println!("the host's program was told {:?} after QEMU had said that the VM is reset", begin.elapsed());
+    ensure!(begin.elapsed() < TOLD, "told after {:?}", begin.elapsed());
+    Ok(())
+}
