@@ -1,9 +1,11 @@
 //! Making and freeing a block, with few and with many that live: the daemon's part, by way of its socket.
 
 use crate::report::{Better, Report, median};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
-use std::time::Instant;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
 use vmtest::Bed;
 use vmtest::installation::Plan;
 
@@ -12,6 +14,8 @@ const LIVE: [usize; 4] = [1, 1_000, 100_000, 1_000_000];
 /// Pairs of a sample, and samples at each number.
 const PAIRS: usize = 2_000;
 const SAMPLES: usize = 9;
+/// The journal grows by a million blocks' records within this time.
+const WATCHDOG: Duration = Duration::from_secs(120);
 /// How much more it may cost with a million: the ratio is of the medians.
 const FLAT: f64 = 1.2;
 
@@ -23,6 +27,8 @@ pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {
     let ginnel = Plan::new(bed).config(SEGMENT).start()?;
     let socket = AttachOptions { socket: ginnel.socket(), ..AttachOptions::default() };
     let endpoint = Endpoint::attach_with("many", &socket)?;
+    let journal = ginnel.config().with_file_name("state").join("journal");
+    let few = longest(&endpoint, &journal)?;
     let mut live = Vec::new();
     let mut first = Vec::new();
     for count in LIVE {
@@ -59,7 +65,29 @@ pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {
     let any = begin.elapsed().as_secs_f64() * 1e6 / (PAIRS * SAMPLES) as f64;
     let case = format!("free any of {} blocks and make another", LIVE[3]);
     report.pairs(&case, "us", Better::Lower, &[any], "beside 1 other", &[median(first)], None, "mean");
+    let many = longest(&endpoint, &journal)?;
+    let case = format!("longest wait for a block while the journal is rewritten, beside {} others", LIVE[3]);
+    report.pairs(&case, "ms", Better::Lower, &[many], "beside none", &[few], None, "maximum");
     Ok(())
+}
+
+/// The longest that making or freeing a block takes from now until the journal was rewritten twice, in milliseconds.
+fn longest(endpoint: &Endpoint, journal: &Path) -> Result<f64> {
+    let (mut longest, mut rewritten, mut file) = (Duration::ZERO, 0, journal.metadata()?.ino());
+    let begin = Instant::now();
+    while rewritten < 2 {
+        for _ in 0..PAIRS {
+            let begin = Instant::now();
+            let block = make(endpoint)?;
+            let made = Instant::now();
+            block.close()?;
+            longest = longest.max(made - begin).max(made.elapsed());
+        }
+        let now = journal.metadata()?.ino();
+        rewritten += u32::from(std::mem::replace(&mut file, now) != now);
+        ensure!(begin.elapsed() < WATCHDOG, "the journal is not rewritten");
+    }
+    Ok(longest.as_secs_f64() * 1e3)
 }
 
 fn make(endpoint: &Endpoint) -> Result<Block> {

@@ -2,11 +2,13 @@
 
 mod support;
 
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_shmem::Memory;
 use rustix::process::Signal;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -371,4 +373,51 @@ fn as_a_unit_of_systemd_there_is_no_keeper() {
     assert!(readable(&a.event, WATCHDOG), "the doorbell is the one that it has");
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// Blocks that live while others come and go, so that the journal grows long and says little.
+#[test]
+fn killed_while_the_journal_is_rewritten_it_forgets_nothing() {
+    let mut daemon =
+        Daemon::start_new("[segment.web]\nsize = \"8M\"\nmemory = \"bar\"\nmembers = [\"host\"]\n");
+    let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
+    let endpoint = Endpoint::attach_with("web", &options).unwrap();
+    let mut live: BTreeMap<String, Block> = BTreeMap::new();
+    let new = daemon.dir.path().join("state/journal.new");
+    let (mut next, mut hit) = (0u64, 0);
+    for round in 0..6u64 {
+        let deadline = Instant::now() + WATCHDOG;
+        while !new.exists() {
+            assert!(Instant::now() < deadline, "it is not rewritten");
+            let name = format!("block-{next}");
+            let block = endpoint.create_block(&name, 4096, &BlockOptions::default()).unwrap();
+            next += 1;
+            if live.len() < 300 {
+                live.insert(name, block);
+            } else {
+                endpoint.unlink_block(&name).unwrap();
+                block.close().unwrap();
+            }
+        }
+        // At another moment each time; in the end, when the daemon has had a turn to give the new one its name.
+        std::thread::sleep(Duration::from_millis(round * round));
+        if round >= 4 {
+            daemon.inspect();
+        }
+        daemon.kill();
+        hit += u32::from(new.exists());
+        daemon.start();
+        assert!(!new.exists());
+        let status = daemon.inspect();
+        let blocks = status["blocks"].as_array().unwrap();
+        let names: Vec<&str> = blocks.iter().map(|block| block["name"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), live.len(), "round {round}");
+        assert!(names.iter().all(|name| live.contains_key(*name)), "round {round}: {names:?}");
+        // One goes for good in each round.
+        let (name, block) = live.pop_first().unwrap();
+        endpoint.unlink_block(&name).unwrap();
+        block.close().unwrap();
+    }
+    assert!(hit > 0, "none of the kills came in time");
+    println!("{hit} of 6 kills came before the new journal had its name");
 }

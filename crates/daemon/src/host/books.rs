@@ -195,6 +195,24 @@ pub struct Listener {
     pub waiting: u32,
 }
 
+impl Member {
+    fn dump(&self) -> impl Iterator<Item = Record> {
+        let (number, name) = (self.number, Text(self.name));
+        let member = Record::Member { number, name, runtime: self.runtime.clone(), retired: self.retired };
+        let joined = self.qemu.as_ref().map(|qemu| Record::Joined {
+            member: number,
+            qemu: qemu.process,
+            knows: qemu.knows.clone(),
+        });
+        let session = self.session.map(|Session { boot_id, interrupts }| Record::Session {
+            member: number,
+            boot_id,
+            interrupts,
+        });
+        std::iter::once(member).chain(joined).chain(session)
+    }
+}
+
 impl Segment {
     /// What a member of it may do.
     pub fn access(&self, member: u32) -> Access {
@@ -546,35 +564,16 @@ impl Books {
     }
 
     /// Records that make these books out of empty ones.
-    pub fn dump(&self) -> Vec<Record> {
-        let mut records = vec![Record::Start {
+    pub fn dump(&self) -> impl Iterator<Item = Record> {
+        let start = Record::Start {
             boot_id: self.boot_id,
             generation: self.generation,
             next_epoch: self.next_epoch,
             next_listener: self.next_listener,
             next_channel: self.next_channel,
             next_object: self.next_object,
-        }];
-        for member in self.members.values() {
-            let (number, name) = (member.number, Text(member.name));
-            records.push(Record::Member {
-                number,
-                name,
-                runtime: member.runtime.clone(),
-                retired: member.retired,
-            });
-            if let Some(qemu) = &member.qemu {
-                records.push(Record::Joined {
-                    member: number,
-                    qemu: qemu.process,
-                    knows: qemu.knows.clone(),
-                });
-            }
-            if let Some(Session { boot_id, interrupts }) = member.session {
-                records.push(Record::Session { member: number, boot_id, interrupts });
-            }
-        }
-        records.extend(self.segments.values().map(|segment| Record::Segment {
+        };
+        let segments = self.segments.values().map(|segment| Record::Segment {
             name: Text(segment.name),
             uuid: segment.uuid,
             size: segment.size,
@@ -584,8 +583,8 @@ impl Books {
             page: segment.page,
             part: segment.part.clone(),
             runtime: segment.runtime.clone(),
-        }));
-        records.extend(self.endpoints.values().map(|endpoint| {
+        });
+        let endpoints = self.endpoints.values().map(|endpoint| {
             Record::Attach(Attach {
                 endpoint: endpoint.number,
                 epoch: endpoint.epoch,
@@ -597,19 +596,23 @@ impl Books {
                 process: endpoint.process,
                 uid: endpoint.uid,
             })
-        }));
-        records.extend(self.listeners.values().map(|listener| Record::Listen {
+        });
+        let listeners = self.listeners.values().map(|listener| Record::Listen {
             listener: listener.number,
             endpoint: listener.endpoint,
             name: Text(listener.name),
             kind: listener.kind.0,
             backlog: listener.backlog,
             capacity: listener.capacity,
-        }));
-        records.extend(self.channels.values().cloned().map(Record::Channel));
-        records.extend(self.syncs.values().cloned().map(Record::Sync));
-        records.extend(self.blocks.values().cloned().map(Record::Block));
-        records
+        });
+        std::iter::once(start)
+            .chain(self.members.values().flat_map(Member::dump))
+            .chain(segments)
+            .chain(endpoints)
+            .chain(listeners)
+            .chain(self.channels.values().cloned().map(Record::Channel))
+            .chain(self.syncs.values().cloned().map(Record::Sync))
+            .chain(self.blocks.values().cloned().map(Record::Block))
     }
 
     /// The least used vector of a member, of `1..vectors`.

@@ -1,0 +1,128 @@
+//! Rewriting: a short journal that says what a long one says, made while the daemon serves.
+//!
+//! The long file is all that it takes. A thread makes books of what it holds, writes the records of these books into
+//! `journal.new`, and copies what was appended since, until little is left. The daemon appends to the old file all the
+//! while; in the end it copies the rest and puts the new one in its place, which is all that it stops for. Whoever
+//! kills it leaves the old journal, or the new one, and both say the same.
+
+use super::{Books, Replayed, line};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// The thread stops when only so many bytes are not copied.
+const LITTLE: u64 = 64 << 10;
+/// It does not try for ever to get there.
+const ROUNDS: usize = 16;
+/// Bytes after which they are synced: a file system that has much to sync at once stops others meanwhile.
+const SYNC: u64 = 8 << 20;
+
+/// A rewriting on its way.
+#[derive(Debug)]
+pub struct Rewriting(JoinHandle<io::Result<Rewritten>>);
+
+/// A new journal, not yet in its place.
+#[derive(Debug)]
+pub struct Rewritten {
+    /// The new file.
+    pub file: File,
+    /// Its bytes.
+    pub len: u64,
+    /// The old file.
+    pub old: File,
+    /// How much of that is in the new one.
+    upto: u64,
+}
+
+impl Rewriting {
+    /// Begins with the first `len` bytes of a journal, which are whole records.
+    pub fn start(path: &Path, len: u64) -> io::Result<Self> {
+        let path = path.to_owned();
+        let rewrite = move || rewrite(&path, len);
+        std::thread::Builder::new().name("journal".into()).spawn(rewrite).map(Self)
+    }
+
+    /// The result; itself, if there is none yet.
+    pub fn finished(self) -> Result<io::Result<Rewritten>, Self> {
+        if !self.0.is_finished() {
+            return Err(self);
+        }
+        Ok(self.0.join().unwrap_or_else(|_| Err(io::Error::other("it panicked; please report this"))))
+    }
+}
+
+/// All but the last of it.
+pub(super) fn rewrite(path: &Path, len: u64) -> io::Result<Rewritten> {
+    let old = File::open(path)?;
+    let books = read(&old, len)?;
+    let (file, new_len) = write_new(path, &books)?;
+    drop(books);
+    let mut new = Rewritten { file, len: new_len, old, upto: len };
+    for _ in 0..ROUNDS {
+        let end = new.old.metadata()?.len();
+        if end - new.upto <= LITTLE {
+            break;
+        }
+        new.copy(end)?;
+        new.file.sync_data()?;
+    }
+    Ok(new)
+}
+
+/// The books of the first `len` bytes of a journal.
+fn read(file: &File, len: u64) -> io::Result<Books> {
+    let mut lines = BufReader::with_capacity(1 << 20, file.take(len));
+    let (mut replayed, mut text) = (Replayed::default(), Vec::new());
+    while lines.read_until(b'\n', &mut text)? > 0 {
+        // The daemon has written it all, and made the same books of it.
+        if text.pop() != Some(b'\n') || !replayed.line(&text) || replayed.misfits > 0 {
+            return Err(io::Error::other("it does not say what the daemon knows; restart the daemon"));
+        }
+        text.clear();
+    }
+    Ok(replayed.books)
+}
+
+impl Rewritten {
+    /// Copies what the old file has, up to `end`.
+    pub fn copy(&mut self, end: u64) -> io::Result<()> {
+        let mut bytes = vec![0; LITTLE as usize];
+        while self.upto < end {
+            let part = (end - self.upto).min(LITTLE) as usize;
+            self.old.read_exact_at(&mut bytes[..part], self.upto)?;
+            self.file.write_all(&bytes[..part])?;
+            self.upto += part as u64;
+            self.len += part as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Where a new journal is until it has its name.
+pub fn new_path(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Writes a new journal beside the old one, synced. Returns it, and its length.
+pub fn write_new(path: &Path, books: &Books) -> io::Result<(File, u64)> {
+    let new = new_path(path);
+    let _ = std::fs::remove_file(&new); // Left by a daemon that was killed in here.
+    let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new)?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let (mut len, mut synced) = (0, 0);
+    for record in books.dump() {
+        let line = line(&record);
+        out.write_all(&line)?;
+        len += line.len() as u64;
+        if len - synced >= SYNC {
+            out.flush()?;
+            out.get_ref().sync_data()?;
+            synced = len;
+        }
+    }
+    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_data()?;
+    Ok((file, len))
+}

@@ -1,0 +1,165 @@
+//! Journals that are rewritten while they grow, that cannot be written, and that are left by a daemon that was killed.
+
+use super::super::record::{Hex16, Text};
+use super::*;
+use ginnel_layout::Name;
+use rewrite::new_path;
+
+fn record(number: u32) -> Record {
+    let name = Text(Name::new(&format!("vm-{number}")).unwrap());
+    Record::Member { number, name, runtime: None, retired: number.is_multiple_of(2) }
+}
+
+/// A journal with books beside it, as the daemon has them.
+struct Pair {
+    dir: tempfile::TempDir,
+    journal: Journal,
+    books: Books,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut books = Books::default();
+        let (boot_id, next_object) = (Hex16([1; 16]), 7);
+        let start = Record::Start {
+            boot_id,
+            generation: 1,
+            next_epoch: 1,
+            next_listener: 1,
+            next_channel: 1,
+            next_object,
+        };
+        books.apply(&start).unwrap();
+        let journal = Journal::create(dir.path(), &books).unwrap();
+        Self { dir, journal, books }
+    }
+
+    fn note(&mut self, record: &Record) {
+        self.books.apply(record).unwrap();
+        self.journal.append(record);
+    }
+
+    /// The same few members again and again: what makes a journal long that says little.
+    fn grow(&mut self, records: u32) {
+        (0..records).for_each(|n| self.note(&record(n % 100)));
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("journal")
+    }
+
+    /// What the next daemon would know.
+    fn check(&self) {
+        let read = Journal::read(self.dir.path()).unwrap();
+        assert_eq!((read.dropped, read.misfits), (0, 0));
+        assert!(read.books == self.books, "the next daemon would know something else");
+    }
+
+    fn len(&self) -> u64 {
+        std::fs::metadata(self.path()).unwrap().len()
+    }
+}
+
+#[test]
+fn a_long_journal_is_rewritten_while_it_grows() {
+    let mut pair = Pair::new();
+    let mut rewritten = 0;
+    for turn in 0..400 {
+        pair.grow(200);
+        let before = pair.len();
+        pair.journal.settle(&pair.books);
+        rewritten += u32::from(pair.len() < before);
+        if turn % 20 == 0 {
+            pair.check();
+        }
+    }
+    assert!(rewritten > 0, "{} bytes, and never rewritten", pair.len());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while pair.journal.rewriting.is_some() {
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(1));
+        pair.journal.settle(&pair.books);
+    }
+    pair.check();
+    assert!(pair.len() < 2 * GROWTH + (1 << 16), "{} bytes", pair.len());
+    // The next daemon begins where this one is.
+    pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
+    assert!(!new_path(&pair.path()).exists());
+    pair.check();
+}
+
+#[test]
+fn killed_anywhere_in_a_rewriting_it_has_lost_nothing() {
+    let mut pair = Pair::new();
+    pair.grow(150);
+    let (path, new) = (pair.path(), new_path(&pair.path()));
+    let begun = pair.journal.len;
+    pair.grow(50);
+    let mut rewritten = rewrite::rewrite(&path, begun).unwrap();
+    pair.grow(70);
+    rewritten.copy(pair.journal.len).unwrap();
+    let whole = std::fs::read(&new).unwrap();
+    assert_eq!(whole.len() as u64, rewritten.len);
+    for cut in (0..whole.len()).step_by(211) {
+        std::fs::write(&new, &whole[..cut]).unwrap();
+        pair.check();
+    }
+    // Killed after that, it leaves the new one.
+    std::fs::write(&new, &whole).unwrap();
+    rename(&path).unwrap();
+    pair.check();
+    // And what a killed one has left is in nobody's way.
+    std::fs::write(&new, b"torn").unwrap();
+    pair.journal = Journal::create(pair.dir.path(), &pair.books).unwrap();
+    pair.check();
+}
+
+#[test]
+fn a_full_disk_is_made_good_when_there_is_room() {
+    let mut pair = Pair::new();
+    pair.grow(10);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let file = std::mem::replace(&mut pair.journal.file, full);
+    pair.grow(30);
+    pair.journal.settle(&pair.books);
+    assert!(!pair.journal.unwritten.is_empty() && pair.journal.lost.is_none());
+    // Half a record may have found room.
+    pair.journal.file = file;
+    let unwritten = std::mem::take(&mut pair.journal.unwritten);
+    pair.journal.write(&unwritten[..9]).unwrap();
+    pair.journal.unwritten = unwritten[9..].to_vec();
+    pair.grow(5);
+    pair.journal.settle(&pair.books);
+    assert!(pair.journal.unwritten.is_empty());
+    pair.check();
+    assert_eq!(pair.len(), pair.journal.len);
+}
+
+#[test]
+fn more_than_is_kept_is_made_good_by_writing_all_anew() {
+    let mut pair = Pair::new();
+    pair.journal.file = File::options().write(true).open("/dev/full").unwrap();
+    pair.journal.unwritten = vec![b' '; KEPT];
+    pair.grow(2);
+    assert!(pair.journal.unwritten.is_empty() && pair.journal.lost.is_some());
+    pair.grow(3);
+    // Not at each turn, but then wholly.
+    pair.journal.settle(&pair.books);
+    assert!(pair.journal.lost.is_some());
+    pair.journal.lost = Instant::now().checked_sub(RETRY);
+    pair.journal.settle(&pair.books);
+    assert!(pair.journal.lost.is_none());
+    pair.grow(3);
+    pair.check();
+}
+
+#[test]
+fn a_journal_that_does_not_say_what_is_known_is_left_alone() {
+    let mut pair = Pair::new();
+    pair.grow(10);
+    let mut bytes = std::fs::read(pair.path()).unwrap();
+    *bytes.last_mut().unwrap() = b'?';
+    std::fs::write(pair.path(), bytes).unwrap();
+    assert!(rewrite::rewrite(&pair.path(), pair.journal.len).is_err());
+}
