@@ -9,12 +9,14 @@
 
 use super::books::{Books, Endpoint, Misfit};
 use super::broker::{Broker, ClientId, World};
+use super::estate::{Estate, Shelf};
 use super::record::{Block, BlockGrant, BlockHandle, Record, Text};
 use super::reply::{self, Refusal};
 use super::requests::{broken, checked};
 use super::sync::no_room;
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
+use std::collections::BTreeMap;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -34,6 +36,64 @@ impl Block {
 
     fn handle_mut(&mut self, handle: u64) -> Option<&mut BlockHandle> {
         self.handles.iter_mut().find(|h| h.number == handle)
+    }
+}
+
+impl Estate for Block {
+    type User = BlockHandle;
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn key(&self) -> (Name, Name) {
+        (self.segment.0, self.name.0)
+    }
+
+    fn member(&self) -> u32 {
+        self.member
+    }
+
+    fn place(&self) -> (u64, u64) {
+        (self.offset, self.span)
+    }
+
+    fn is_possible(&self) -> bool {
+        !self.is_over() && self.size <= self.span
+    }
+
+    fn users(&self) -> &[BlockHandle] {
+        &self.handles
+    }
+
+    fn add(&mut self, handle: BlockHandle) {
+        self.handles.push(handle);
+    }
+
+    fn collide(one: &BlockHandle, other: &BlockHandle) -> bool {
+        one.number == other.number || (one.endpoint, one.nonce) == (other.endpoint, other.nonce)
+    }
+
+    fn has_user(books: &Books, segment: &Name, handle: &BlockHandle) -> bool {
+        let endpoint = books.endpoints.get(&handle.endpoint).filter(|e| e.segment == *segment);
+        endpoint.is_some_and(|e| !e.handles.contains_key(&handle.nonce))
+            && !books.handles.contains_key(&handle.number)
+    }
+
+    fn used(books: &mut Books, number: u64, handle: &BlockHandle) {
+        books.handles.insert(handle.number, number);
+        books.next_object = books.next_object.max(handle.number.saturating_add(1));
+        if let Some(endpoint) = books.endpoints.get_mut(&handle.endpoint) {
+            endpoint.handles.insert(handle.nonce, handle.number);
+        }
+    }
+
+    fn all(books: &Books) -> &BTreeMap<u64, Self> {
+        &books.blocks
+    }
+
+    fn shelf(books: &mut Books) -> Shelf<'_, Self> {
+        (&mut books.blocks, &mut books.block_names)
     }
 }
 
@@ -58,61 +118,12 @@ impl Books {
     }
 
     pub(super) fn block(&mut self, block: &Block) -> Result<(), Misfit> {
-        let (number, key) = (block.number, (block.segment.0, block.name.0));
-        if self.blocks.contains_key(&number) || self.block_names.contains_key(&key) {
-            return Err(Misfit("two blocks of one name"));
-        }
-        if block.is_over() || block.size > block.span {
-            return Err(Misfit("an impossible block"));
-        }
-        if !self.members.contains_key(&block.member) {
-            return Err(Misfit("a block of nobody"));
-        }
-        for (n, handle) in block.handles.iter().enumerate() {
-            if block.handles[..n].iter().any(|other| other.number == handle.number) {
-                return Err(Misfit("two handles of one number"));
-            }
-            self.may_hold(&key.0, handle)?;
-        }
-        let segment = self.segments.get_mut(&key.0).ok_or(Misfit("a block in no segment"))?;
-        if !segment.arena.take(block.offset, block.span) {
-            return Err(Misfit("a block without memory"));
-        }
-        if let Some(member) = self.members.get_mut(&block.member) {
-            member.tally.blocks += 1;
-            member.tally.block_bytes += block.span;
-        }
+        self.enter(block)?;
         if let Some(owner) = self.endpoints.get_mut(&block.owner).filter(|e| e.epoch == block.owner_epoch) {
-            owner.blocks.insert(number);
+            owner.blocks.insert(block.number);
             owner.block_bytes += block.span;
         }
-        if !key.1.is_none() {
-            self.block_names.insert(key, number);
-        }
-        self.next_object = self.next_object.max(number.saturating_add(1));
-        for handle in &block.handles {
-            self.hold(number, handle);
-        }
-        self.blocks.insert(number, block.clone());
         Ok(())
-    }
-
-    fn may_hold(&self, segment: &Name, handle: &BlockHandle) -> Result<(), Misfit> {
-        if self.handles.contains_key(&handle.number) {
-            return Err(Misfit("two handles of one number"));
-        }
-        match self.endpoints.get(&handle.endpoint) {
-            Some(e) if e.segment == *segment && !e.handles.contains_key(&handle.nonce) => Ok(()),
-            _ => Err(Misfit("a block opened by nobody")),
-        }
-    }
-
-    fn hold(&mut self, block: u64, handle: &BlockHandle) {
-        self.handles.insert(handle.number, block);
-        self.next_object = self.next_object.max(handle.number.saturating_add(1));
-        if let Some(endpoint) = self.endpoints.get_mut(&handle.endpoint) {
-            endpoint.handles.insert(handle.nonce, handle.number);
-        }
     }
 
     pub(super) fn block_linked(&mut self, block: u64, name: Name) -> Result<(), Misfit> {
@@ -134,16 +145,6 @@ impl Books {
         self.block_names.remove(&key);
         if over {
             self.block_removed(block);
-        }
-        Ok(())
-    }
-
-    pub(super) fn block_opened(&mut self, block: u64, handle: BlockHandle) -> Result<(), Misfit> {
-        let segment = self.blocks.get(&block).map(|b| b.segment.0);
-        self.may_hold(&segment.ok_or(Misfit("an unknown block opened"))?, &handle)?;
-        self.hold(block, &handle);
-        if let Some(there) = self.blocks.get_mut(&block) {
-            there.handles.push(handle);
         }
         Ok(())
     }
@@ -232,19 +233,10 @@ impl Books {
     }
 
     pub(super) fn block_removed(&mut self, block: u64) {
-        let Some(block) = self.blocks.remove(&block) else { return };
-        self.block_names.remove(&(block.segment.0, block.name.0));
-        if let Some(member) = self.members.get_mut(&block.member) {
-            member.tally.blocks -= 1;
-            member.tally.block_bytes -= block.span;
-        }
+        let Some(block) = self.remove::<Block>(block) else { return };
         if let Some(owner) = self.endpoints.get_mut(&block.owner).filter(|e| e.epoch == block.owner_epoch) {
             owner.blocks.remove(&block.number);
             owner.block_bytes -= block.span;
-        }
-        if let Some(segment) = self.segments.get_mut(&block.segment.0) {
-            let given = segment.arena.give(block.offset, block.span);
-            debug_assert!(given, "the memory of a block was taken");
         }
     }
 }

@@ -337,7 +337,7 @@ impl Books {
                 }
                 // What stays without endpoints goes with the segment.
                 for object in self.syncs_of(&name.0) {
-                    self.sync_removed(object);
+                    self.remove::<SyncObject>(object);
                 }
                 for block in self.blocks_of(&name.0) {
                     self.block_removed(block);
@@ -390,14 +390,14 @@ impl Books {
                     _ => Err(Misfit("a channel closed twice")),
                 }
             }
-            Record::Sync(object) => self.sync(object),
-            Record::SyncOpened { object, user } => self.sync_opened(*object, *user),
+            Record::Sync(object) => self.enter(object),
+            Record::SyncOpened { object, user } => self.open::<SyncObject>(*object, *user),
             Record::SyncClosed { object, slot } => self.sync_left(*object, *slot, Left::Closed),
             Record::SyncUnlinked { object } => self.sync_unlinked(*object),
             Record::Block(block) => self.block(block),
             Record::BlockLinked { block, name } => self.block_linked(*block, name.0),
             Record::BlockUnlinked { block } => self.block_unlinked(*block),
-            Record::BlockOpened { block, handle } => self.block_opened(*block, *handle),
+            Record::BlockOpened { block, handle } => self.open::<Block>(*block, *handle),
             Record::BlockClosed { handle } => self.block_closed(*handle),
             Record::BlockResized { block, size, span } => self.block_resized(*block, *size, *span),
             Record::BlockGranted { block, grant } => self.block_granted(*block, *grant),

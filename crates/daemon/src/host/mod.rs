@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`config`] | the configuration file |
 //! | [`broker`], `requests` | the state machine of the attach protocol |
-//! | `blocks`, `sync` | blocks, synchronisation objects |
+//! | `blocks`, `sync`, `estate` | blocks, synchronisation objects, and what they have in common |
 //! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
@@ -21,6 +21,7 @@ pub mod broker;
 mod clients;
 pub mod config;
 mod declare;
+mod estate;
 mod fence;
 mod front;
 mod heartbeat;

@@ -5,6 +5,7 @@
 
 use super::books::{Books, Endpoint, Misfit};
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
+use super::estate::{Estate, Shelf};
 use super::record::{Record, SyncObject, SyncUser, Text};
 use super::reply::{self, Refusal};
 use super::requests::{broken, checked};
@@ -12,6 +13,7 @@ use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{Name, PAGE};
 use ginnel_sync::authority::Left;
+use std::collections::BTreeMap;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -30,74 +32,68 @@ impl SyncObject {
     }
 }
 
+impl Estate for SyncObject {
+    type User = SyncUser;
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn key(&self) -> (Name, Name) {
+        (self.segment.0, self.name.0)
+    }
+
+    fn member(&self) -> u32 {
+        self.member
+    }
+
+    fn place(&self) -> (u64, u64) {
+        (self.offset, PAGE as u64)
+    }
+
+    fn is_possible(&self) -> bool {
+        let kind = kind_of(self);
+        kind.is_known() && kind.allows(self.limit) && !self.is_over()
+    }
+
+    fn users(&self) -> &[SyncUser] {
+        &self.users
+    }
+
+    fn add(&mut self, user: SyncUser) {
+        self.next_epoch = following(user.epoch);
+        self.bereaved = false;
+        self.users.push(user);
+        self.users.sort_unstable_by_key(|user| user.slot);
+    }
+
+    fn collide(one: &SyncUser, other: &SyncUser) -> bool {
+        one.slot == other.slot
+    }
+
+    fn has_user(books: &Books, segment: &Name, user: &SyncUser) -> bool {
+        let endpoint = books.endpoints.get(&user.endpoint);
+        endpoint.is_some_and(|e| e.segment == *segment) && (user.slot as usize) < sync::SLOTS
+    }
+
+    fn used(books: &mut Books, number: u64, user: &SyncUser) {
+        if let Some(endpoint) = books.endpoints.get_mut(&user.endpoint) {
+            endpoint.syncs.insert((number, user.slot));
+        }
+    }
+
+    fn all(books: &Books) -> &BTreeMap<u64, Self> {
+        &books.syncs
+    }
+
+    fn shelf(books: &mut Books) -> Shelf<'_, Self> {
+        (&mut books.syncs, &mut books.sync_names)
+    }
+}
+
 impl Books {
     pub(super) fn syncs_of(&self, segment: &Name) -> Vec<u64> {
         self.syncs.values().filter(|s| s.segment.0 == *segment).map(|s| s.number).collect()
-    }
-
-    pub(super) fn sync(&mut self, object: &SyncObject) -> Result<(), Misfit> {
-        let (number, key) = (object.number, (object.segment.0, object.name.0));
-        let kind = SyncKind(object.kind);
-        if !kind.is_known() || !kind.allows(object.limit) || object.is_over() {
-            return Err(Misfit("an impossible synchronisation object"));
-        }
-        if self.syncs.contains_key(&number) || self.sync_names.contains_key(&key) {
-            return Err(Misfit("two synchronisation objects of one name"));
-        }
-        if !self.members.contains_key(&object.member) {
-            return Err(Misfit("a synchronisation object of nobody"));
-        }
-        for (n, user) in object.users.iter().enumerate() {
-            if object.users[..n].iter().any(|other| other.slot == user.slot) {
-                return Err(Misfit("a slot with two users"));
-            }
-            self.may_use(object, user)?;
-        }
-        let segment = self.segments.get_mut(&key.0).ok_or(Misfit("an object in no segment"))?;
-        if !segment.arena.take(object.offset, PAGE as u64) {
-            return Err(Misfit("a synchronisation object without memory"));
-        }
-        if let Some(member) = self.members.get_mut(&object.member) {
-            member.tally.blocks += 1;
-            member.tally.block_bytes += PAGE as u64;
-        }
-        for user in &object.users {
-            if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
-                endpoint.syncs.insert((number, user.slot));
-            }
-        }
-        if !key.1.is_none() {
-            self.sync_names.insert(key, number);
-        }
-        self.next_object = self.next_object.max(number.saturating_add(1));
-        self.syncs.insert(number, object.clone());
-        Ok(())
-    }
-
-    fn may_use(&self, object: &SyncObject, user: &SyncUser) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get(&user.endpoint);
-        if endpoint.is_none_or(|e| e.segment != object.segment.0) || user.slot as usize >= sync::SLOTS {
-            return Err(Misfit("a synchronisation object used by nobody"));
-        }
-        Ok(())
-    }
-
-    pub(super) fn sync_opened(&mut self, object: u64, user: SyncUser) -> Result<(), Misfit> {
-        let there = self.syncs.get(&object).ok_or(Misfit("an unknown synchronisation object opened"))?;
-        self.may_use(there, &user)?;
-        if there.user(user.slot).is_some() {
-            return Err(Misfit("a slot with two users"));
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
-            endpoint.syncs.insert((object, user.slot));
-        }
-        if let Some(there) = self.syncs.get_mut(&object) {
-            there.next_epoch = following(user.epoch);
-            there.bereaved = false;
-            there.users.push(user);
-            there.users.sort_unstable_by_key(|user| user.slot);
-        }
-        Ok(())
     }
 
     /// A user is gone. If it has died and was the last, the object stays for the next.
@@ -111,7 +107,7 @@ impl Books {
             endpoint.syncs.remove(&(object, slot));
         }
         if over {
-            self.sync_removed(object);
+            self.remove::<SyncObject>(object);
         }
         Ok(())
     }
@@ -123,22 +119,9 @@ impl Books {
         let (key, over) = ((there.segment.0, name), there.is_over());
         self.sync_names.remove(&key);
         if over {
-            self.sync_removed(object);
+            self.remove::<SyncObject>(object);
         }
         Ok(())
-    }
-
-    pub(super) fn sync_removed(&mut self, object: u64) {
-        let Some(object) = self.syncs.remove(&object) else { return };
-        self.sync_names.remove(&(object.segment.0, object.name.0));
-        if let Some(member) = self.members.get_mut(&object.member) {
-            member.tally.blocks -= 1;
-            member.tally.block_bytes -= PAGE as u64;
-        }
-        if let Some(segment) = self.segments.get_mut(&object.segment.0) {
-            let given = segment.arena.give(object.offset, PAGE as u64);
-            debug_assert!(given, "the page of a synchronisation object was taken");
-        }
     }
 
     /// The doorbell of a user: member and vector.
