@@ -1,0 +1,312 @@
+//! Any requests of any clients: whatever they do, the books hold, and the journal makes them again.
+
+use super::*;
+
+/// One step of a random history. Clients and channels are chosen by index among those that there are.
+#[derive(Clone, Debug)]
+enum Step {
+    Attach(bool),
+    Return(usize),
+    HangUp(usize),
+    Lose(usize),
+    ProcessEnds(usize),
+    VmEnds,
+    Listen(usize, u8),
+    Unlisten(usize),
+    Connect(usize, u8, u64, u8),
+    Accept(usize, usize),
+    Close(usize, usize),
+    SyncOpen { client: usize, name: u8, kind: u32, flags: u32, nonce: u8 },
+    SyncClose(usize, usize),
+    SyncUnlink(usize, u8),
+    BlockCreate { client: usize, name: u8, size: u64, rights: u32, others: u32, persistent: bool, nonce: u8 },
+    BlockOpen { client: usize, name: u8, rights: u32, nonce: u8 },
+    BlockClose(usize, usize),
+    BlockAck(usize, usize),
+    BlockResize(usize, usize, u64),
+    BlockGrant { client: usize, block: usize, whom: usize, all: bool, rights: u32 },
+    BlockName(usize, usize, u8),
+    Garbage(usize, u16, Vec<u8>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let n = || 0..8usize;
+    prop_oneof![
+        3 => any::<bool>().prop_map(Step::Attach),
+        1 => n().prop_map(Step::Return),
+        1 => n().prop_map(Step::HangUp),
+        1 => n().prop_map(Step::Lose),
+        1 => n().prop_map(Step::ProcessEnds),
+        1 => Just(Step::VmEnds),
+        3 => (n(), 0..3u8).prop_map(|(c, l)| Step::Listen(c, l)),
+        1 => n().prop_map(Step::Unlisten),
+        6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
+        3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
+        5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
+        5 => (n(), 0..3u8, 1..5u32, 0..8u32, 0..9u8).prop_map(|(client, name, kind, flags, nonce)| {
+            Step::SyncOpen { client, name, kind, flags, nonce }
+        }),
+        3 => (n(), n()).prop_map(|(c, h)| Step::SyncClose(c, h)),
+        1 => (n(), 0..3u8).prop_map(|(c, name)| Step::SyncUnlink(c, name)),
+        4 => (n(), 0..4u8, 0..90_000u64, 1..4u32, 0..4u32, any::<bool>(), 10..19u8).prop_map(
+            |(client, name, size, rights, others, persistent, nonce)| {
+                Step::BlockCreate { client, name, size, rights, others, persistent, nonce }
+            }
+        ),
+        5 => (n(), 0..3u8, 0..4u32, 10..19u8)
+            .prop_map(|(client, name, rights, nonce)| Step::BlockOpen { client, name, rights, nonce }),
+        3 => (n(), n()).prop_map(|(c, h)| Step::BlockClose(c, h)),
+        3 => (n(), n()).prop_map(|(c, h)| Step::BlockAck(c, h)),
+        2 => (n(), n(), 0..200_000u64).prop_map(|(c, h, size)| Step::BlockResize(c, h, size)),
+        4 => (n(), n(), n(), any::<bool>(), 0..4u32).prop_map(|(client, block, whom, all, rights)| {
+            Step::BlockGrant { client, block, whom, all, rights }
+        }),
+        2 => (n(), n(), 0..3u8).prop_map(|(c, block, name)| Step::BlockName(c, block, name)),
+        1 => (n(), 0..30u16, prop::collection::vec(any::<u8>(), 0..160)).prop_map(|(c, k, b)| Step::Garbage(c, k, b)),
+    ]
+}
+
+fn pick<T: Copy>(all: &[T], index: usize) -> Option<T> {
+    (!all.is_empty()).then(|| all[index % all.len()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_clients_do_the_books_hold_and_the_journal_makes_them_again(
+        steps in prop::collection::vec(step(), 1..120),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let limits = Limits { backlog: 3, ..Limits::default() };
+        let mut bench = Bench::new(limits);
+        let mut clients: Vec<ClientId> = Vec::new();
+        // Books after each line of the journal, for looking at every point where it may be cut.
+        let mut known: Vec<wire::Attached> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Attach(vm) => {
+                    let (id, attached) = bench.attach(if vm { VM } else { 0 }, "web");
+                    clients.push(id);
+                    known.push(attached);
+                }
+                Step::Return(n) => {
+                    let Some(old) = pick(&known, n) else { continue };
+                    let id = bench.client(old.member, 0);
+                    // As the same process, if it is known.
+                    let process = bench.broker.books.endpoints.get(&old.endpoint).map(|e| e.process);
+                    if let (Some(client), Some(process)) = (bench.broker.clients.get_mut(&id), process) {
+                        client.who.process = process;
+                    }
+                    let wish = wire::Attach { endpoint: old.endpoint, epoch: old.epoch, token: old.token, ..attach("web") };
+                    let there = bench.broker.books.endpoints.get(&old.endpoint).is_some_and(|e| e.epoch == old.epoch);
+                    let kind = bench.ask(id, Kind::ATTACH, wish.as_bytes());
+                    prop_assert_eq!(kind, if there { Kind::ATTACHED } else { Kind::ERROR });
+                    clients.push(id);
+                }
+                Step::HangUp(n) => {
+                    if let Some(id) = pick(&clients, n) {
+                        bench.broker.hung_up(id);
+                        clients.retain(|c| *c != id);
+                    }
+                }
+                Step::Lose(n) => {
+                    if let Some(id) = pick(&clients, n) {
+                        bench.broker.lost(id);
+                        clients.retain(|c| *c != id);
+                    }
+                }
+                Step::ProcessEnds(n) => {
+                    if let Some(old) = pick(&known, n) {
+                        bench.broker.endpoint_died(old.endpoint, old.epoch);
+                    }
+                }
+                Step::VmEnds => {
+                    bench.broker.member_died(VM);
+                    prop_assert!(bench.broker.books.endpoints.values().all(|e| e.member != VM));
+                }
+                Step::Listen(c, l) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.ask(id, Kind::LISTEN, listen(["a", "b", "c@vm-a"][l as usize]).as_bytes());
+                    }
+                }
+                Step::Unlisten(c) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let endpoint = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
+                    let own = endpoint.and_then(|e| bench.broker.books.endpoints.get(&e)?.listeners.first().copied());
+                    let wish = wire::Listening { listener: own.unwrap_or(999), reserved: 0 };
+                    let kind = bench.ask(id, Kind::UNLISTEN, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, own.is_some());
+                }
+                Step::Connect(c, l, capacity, nonce) => {
+                    if let Some(id) = pick(&clients, c) {
+                        let wish = connect(["a", "b", "c@vm-a"][l as usize], capacity, nonce.into());
+                        bench.ask(id, Kind::CONNECT, wish.as_bytes());
+                    }
+                }
+                Step::Accept(c, h) | Step::Close(c, h) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let channels: Vec<u64> = bench.broker.books.channels.keys().copied().collect();
+                    let kind = if matches!(step, Step::Accept(..)) { Kind::ACCEPTED } else { Kind::CLOSE };
+                    bench.ask(id, kind, reference(pick(&channels, h).unwrap_or(77)).as_bytes());
+                }
+                Step::SyncOpen { client, name, kind, flags, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let limit = if kind == 4 { 3 } else { 0 };
+                    let wish = wire::SyncOpen { flags, ..sync_open(["a", "b", "c"][name as usize], kind, limit, nonce.into()) };
+                    bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes());
+                }
+                Step::SyncClose(c, h) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let all: Vec<(u64, u32, u16, u32)> = bench.broker.books.syncs.values()
+                        .flat_map(|s| s.users.iter().map(|u| (s.number, u.slot, u.epoch, u.endpoint))).collect();
+                    let Some((object, slot, epoch, owner)) = pick(&all, h) else { continue };
+                    let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
+                    let wish = wire::SyncRef { object, slot, epoch: epoch.into() };
+                    let kind = bench.ask(id, Kind::SYNC_CLOSE, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, own);
+                    if own {
+                        let attached = bench.broker.clients.get(&id).and_then(|c| c.endpoint);
+                        prop_assert!(attached.is_none() || bench.code(id, Kind::SYNC_CLOSE, wish.as_bytes()) == Some(ErrorCode::CLOSED));
+                    }
+                }
+                Step::SyncUnlink(c, name) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.ask(id, Kind::SYNC_UNLINK, by_name(["a", "b", "c"][name as usize]).as_bytes());
+                    }
+                }
+                Step::BlockCreate { client, name: n, size, rights, others, persistent, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let name = if n == 3 { Name::NONE } else { name(["a", "b", "c"][n as usize]) };
+                    let wish = wire::BlockCreate {
+                        name,
+                        size,
+                        rights: Rights(rights),
+                        others: Rights(others),
+                        flags: persistent.into(),
+                        nonce: nonce.into(),
+                        ..wire::BlockCreate::new_zeroed()
+                    };
+                    bench.ask(id, Kind::BLOCK_CREATE, wish.as_bytes());
+                }
+                Step::BlockOpen { client, name, rights, nonce } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let wish = block_open(["a", "b", "c"][name as usize], Rights(rights), nonce.into());
+                    bench.ask(id, Kind::BLOCK_OPEN, wish.as_bytes());
+                }
+                Step::BlockClose(c, h) | Step::BlockAck(c, h) | Step::BlockResize(c, h, _) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let handles: Vec<u64> = bench.broker.books.handles.keys().copied().collect();
+                    let handle = pick(&handles, h).unwrap_or(99_999);
+                    let held = bench.broker.books.handles.get(&handle).and_then(|block| {
+                        bench.broker.books.blocks[block].handles.iter().find(|h| h.number == handle)
+                    });
+                    let (left, owner) = held.map_or((None, 0), |h| (h.left, h.endpoint));
+                    let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
+                    let rights = Rights(left.unwrap_or(0));
+                    let wish = wire::BlockRights { handle, rights, reserved: 0 };
+                    let kind = match step {
+                        Step::BlockClose(..) => bench.ask(id, Kind::BLOCK_CLOSE, wish.as_bytes()),
+                        Step::BlockAck(..) => bench.ask(id, Kind::BLOCK_ACK, wish.as_bytes()),
+                        Step::BlockResize(_, _, size) => {
+                            let wish = wire::BlockResize { handle, size };
+                            bench.ask(id, Kind::BLOCK_RESIZE, wish.as_bytes());
+                            continue;
+                        }
+                        _ => continue,
+                    };
+                    prop_assert_eq!(kind == Kind::OK, own);
+                }
+                Step::BlockGrant { client, block, whom, all, rights } => {
+                    let Some(id) = pick(&clients, client) else { continue };
+                    let blocks: Vec<u64> = bench.broker.books.blocks.keys().copied().collect();
+                    let Some(whom) = pick(&known, whom) else { continue };
+                    let wish = wire::BlockGrant {
+                        block: pick(&blocks, block).unwrap_or(0),
+                        member: whom.member,
+                        endpoint: if all { 0 } else { whom.endpoint },
+                        rights: Rights(rights),
+                        reserved: 0,
+                    };
+                    bench.ask(id, Kind::BLOCK_GRANT, wish.as_bytes());
+                }
+                Step::BlockName(c, block, n) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let blocks: Vec<u64> = bench.broker.books.blocks.keys().copied().collect();
+                    let at = ["a", "b", "c"][n as usize];
+                    match pick(&blocks, block) {
+                        Some(block) if block % 2 == 0 => {
+                            let wish = wire::BlockLink { block, name: name(at) };
+                            bench.ask(id, Kind::BLOCK_LINK, wish.as_bytes());
+                        }
+                        _ => drop(bench.ask(id, Kind::BLOCK_UNLINK, by_name(at).as_bytes())),
+                    }
+                }
+                Step::Garbage(c, kind, body) => {
+                    if let Some(id) = pick(&clients, c) {
+                        bench.broker.packet(&mut bench.world, id, &reply::packet(Kind(kind), 9, &body));
+                    }
+                }
+            }
+            bench.effects();
+            bench.check();
+        }
+        // Cut anywhere, the journal makes the books of some earlier moment: those of its whole lines.
+        let cut = cut.index(bench.journal.len() + 1);
+        let whole = bench.journal[..cut].iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+        let (torn, clean) = (journal::replay(&bench.journal[..cut]), journal::replay(&bench.journal[..whole]));
+        prop_assert_eq!(torn.misfits, 0);
+        prop_assert_eq!(torn.dropped, cut - whole);
+        prop_assert_eq!(&torn.books, &clean.books);
+        // Rewritten at any moment, and appended to since, it makes the same books as all of it.
+        let mut rewritten: Vec<u8> = clean.books.dump().flat_map(|record| journal::line(&record)).collect();
+        rewritten.extend_from_slice(&bench.journal[whole..]);
+        let rewritten = journal::replay(&rewritten);
+        prop_assert_eq!((&rewritten.books, rewritten.dropped, rewritten.misfits), (bench.broker.books(), 0, 0));
+        // In the end nothing leaks.
+        for id in clients {
+            bench.broker.hung_up(id);
+        }
+        for old in known {
+            bench.broker.endpoint_died(old.endpoint, old.epoch);
+        }
+        bench.effects();
+        bench.check();
+        let books = bench.broker.books();
+        prop_assert!(books.endpoints.is_empty() && books.channels.is_empty() && books.listeners.is_empty());
+        prop_assert!(books.syncs.values().all(|s| (s.persistent || s.bereaved) && s.users.is_empty()));
+        prop_assert!(books.blocks.values().all(|b| b.persistent && b.handles.is_empty() && !b.name.0.is_none()));
+        let stay = books.syncs.len() as u64 * PAGE as u64 + books.blocks.values().map(|b| b.span).sum::<u64>();
+        prop_assert_eq!(books.segments.values().map(|s| s.arena.used()).sum::<u64>(), stay);
+    }
+
+    #[test]
+    fn any_packet_is_answered_or_ends_the_connection(packet in prop::collection::vec(any::<u8>(), 0..300)) {
+        let mut bench = Bench::new(Limits::default());
+        for id in [bench.client(HOST_MEMBER, 0), bench.client(VM, 0), bench.attach(0, "web").0] {
+            bench.broker.packet(&mut bench.world, id, &packet);
+            let answered = bench.effects().iter().any(|effect| match effect {
+                Effect::Send { client, .. } | Effect::Inspect { client, .. } | Effect::Admin { client, .. } => *client == id,
+                _ => false,
+            });
+            prop_assert!(answered);
+        }
+        bench.check();
+    }
+
+    #[test]
+    fn any_damage_to_a_journal_is_survived(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+        let mut bench = Bench::new(Limits::default());
+        let (a, _) = bench.attach(0, "web");
+        let (b, _) = bench.attach(VM, "web");
+        bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+        bench.connect(b, "x", 1).unwrap();
+        for (at, byte) in damage {
+            let at = at.index(bench.journal.len());
+            bench.journal[at] = byte;
+        }
+        let replayed = journal::replay(&bench.journal);
+        let dumped: Vec<u8> = replayed.books.dump().flat_map(|record| journal::line(&record)).collect();
+        prop_assert_eq!(journal::replay(&dumped).books, replayed.books);
+    }
+}

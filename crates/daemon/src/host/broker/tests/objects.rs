@@ -1,0 +1,250 @@
+//! Locks and blocks: users, rights, quotas, and what a dead owner leaves.
+
+use super::*;
+
+#[test]
+fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (b, other) = bench.attach(VM, "web");
+    let open = sync_open("m", SyncKind::MUTEX.0, 0, 1);
+    let (kind, body, effects) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    let first: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!(
+        (kind, first.slot, first.epoch, first.created, first.bell),
+        (Kind::SYNC, 0, 1, 1, attached.vector)
+    );
+    assert!(matches!(
+        &effects[..],
+        [Effect::NewSync { .. }, Effect::Seat { bell, .. }, Effect::Send { .. }] if *bell == attached.vector
+    ));
+    // Asked again it is the same; asked anew, by anybody, another slot.
+    let (_, body, _) = bench.ask_all(a, Kind::SYNC_OPEN, open.as_bytes());
+    assert_eq!(wire::body::<wire::Sync>(&body).unwrap().slot, 0);
+    let (_, body, _) = bench.ask_all(b, Kind::SYNC_OPEN, sync_open("m", 1, 0, 1).as_bytes());
+    let second: wire::Sync = wire::body(&body).unwrap();
+    assert_eq!((second.object, second.slot, second.epoch, second.created), (first.object, 1, 2, 0));
+    assert_eq!(second.bell, VM << 16 | other.vector);
+    assert_eq!(bench.broker.books.sync_bell(first.object, 1), Some((VM, other.vector)));
+    // Refused, and each for a reason of its own.
+    let wishes = [
+        (sync_open("m", 2, 0, 9), ErrorCode::KIND),
+        (sync_open("m", 9, 0, 9), ErrorCode::INVALID),
+        (wire::SyncOpen { flags: 3, ..sync_open("m", 1, 0, 9) }, ErrorCode::IN_USE),
+        (wire::SyncOpen { flags: 0, ..sync_open("n", 1, 0, 9) }, ErrorCode::NOT_FOUND),
+        (sync_open("n", 5, 64, 9), ErrorCode::INVALID),
+        (sync_open("n", 1, 1, 9), ErrorCode::INVALID),
+    ];
+    for (wish, code) in wishes {
+        assert_eq!(bench.code(a, Kind::SYNC_OPEN, wish.as_bytes()), Some(code), "{wish:?}");
+    }
+    assert_eq!(bench.code(b, Kind::SYNC_UNLINK, by_name("m").as_bytes()), Some(ErrorCode::DENIED));
+    bench.check();
+    bench.broker.hung_up(a);
+    let effects = bench.effects();
+    assert!(
+        effects.iter().any(|e| matches!(e, Effect::Reclaim { slot: 0, left: Left::Died, .. })),
+        "{effects:?}"
+    );
+    bench.check();
+    bench.broker.member_died(VM);
+    bench.effects();
+    bench.check();
+    let left: Vec<_> = bench.broker.books.syncs.values().collect();
+    assert!(left.len() == 1 && left[0].bereaved, "it waits for somebody to tell of the death: {left:?}");
+    let (c, _) = bench.attach(0, "web");
+    assert_eq!(bench.code(c, Kind::SYNC_OPEN, sync_open("m", 1, 0, 7).as_bytes()), None);
+    assert!(!bench.broker.books.syncs.values().any(|s| s.bereaved));
+}
+
+#[test]
+fn an_object_has_sixty_three_users_and_an_endpoint_its_handles() {
+    let mut limits = Limits::default();
+    limits.member.handles_per_endpoint = 64;
+    limits.member.blocks_per_member = 2;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    for nonce in 0..63 {
+        assert_eq!(bench.ask(a, Kind::SYNC_OPEN, sync_open("m", 1, 0, nonce).as_bytes()), Kind::SYNC);
+    }
+    let mut code = |name, nonce| bench.code(a, Kind::SYNC_OPEN, sync_open(name, 1, 0, nonce).as_bytes());
+    assert_eq!(code("m", 63), Some(ErrorCode::BUSY));
+    assert_eq!(code("n", 64), None);
+    assert_eq!(code("m", 65), Some(ErrorCode::QUOTA), "handles");
+    let (b, _) = bench.attach(0, "web");
+    assert_eq!(
+        bench.code(b, Kind::SYNC_OPEN, sync_open("o", 1, 0, 1).as_bytes()),
+        Some(ErrorCode::QUOTA),
+        "objects"
+    );
+    bench.check();
+}
+
+#[test]
+fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (own, _) = bench.attach(0, "own");
+    let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
+    let (kind, body, _) = bench.ask_all(a, Kind::BELL, bell(VM, 3).as_bytes());
+    let answer: wire::BellOk = wire::body(&body).unwrap();
+    assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
+    for (client, wish) in [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1))] {
+        assert_eq!(bench.code(client, Kind::BELL, wish.as_bytes()), Some(ErrorCode::NOT_FOUND), "{wish:?}");
+    }
+}
+
+#[test]
+fn a_block_is_opened_with_what_its_owner_grants() {
+    use Rights as R;
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, other) = bench.attach(VM, "web");
+    let made = bench.block(a, &block_create("x", 5000, R::READ, 1)).unwrap();
+    assert_eq!((made.size, made.span, made.rights, made.owner_member), (5000, 8192, R::READ_WRITE, 0));
+    assert_eq!(bench.block(a, &block_create("x", 5000, R::READ, 1)).unwrap().handle, made.handle, "again");
+    assert_eq!(bench.block(a, &block_create("x", 1, R::READ, 2)).unwrap_err(), ErrorCode::IN_USE);
+    assert_eq!(bench.block(a, &block_create("y", 0, R::READ, 2)).unwrap_err(), ErrorCode::INVALID);
+    assert_eq!(bench.block(a, &block_create("y", 1 << 30, R::READ, 2)).unwrap_err(), ErrorCode::NO_MEMORY);
+    assert_eq!(bench.block(b, &block_open("z", R::READ, 1)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.block(b, &block_open("x", R::READ_WRITE, 1)).unwrap_err(), ErrorCode::DENIED);
+    let read = bench.block(b, &block_open("x", R::READ, 1)).unwrap();
+    assert_eq!((read.offset, read.rights), (made.offset, R::READ));
+    // Granted to one endpoint, to its member, and taken back.
+    let grant =
+        |endpoint, rights| wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
+    assert_eq!(bench.code(b, Kind::BLOCK_GRANT, grant(0, R::READ_WRITE).as_bytes()), Some(ErrorCode::DENIED));
+    assert_eq!(
+        bench.code(a, Kind::BLOCK_GRANT, grant(77, R::READ_WRITE).as_bytes()),
+        Some(ErrorCode::NOT_FOUND)
+    );
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, grant(other.endpoint, R::READ_WRITE).as_bytes()), None);
+    let write = bench.block(b, &block_open("x", R::READ_WRITE, 2)).unwrap();
+    assert_eq!(bench.block(b, &block_open("x", R::WRITE_EXCLUSIVE, 3)).unwrap_err(), ErrorCode::DENIED);
+    assert_eq!(bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 3)).unwrap_err(), ErrorCode::BUSY);
+    let (_, _, effects) = bench.ask_all(a, Kind::BLOCK_GRANT, grant(other.endpoint, R::READ).as_bytes());
+    let told = effects.iter().find_map(|effect| match effect {
+        Effect::Send { client, packet, .. } if *client == b => wire::split(packet),
+        _ => None,
+    });
+    let (header, body) = told.expect("the holder is told");
+    let left: wire::BlockRights = wire::body(body).unwrap();
+    assert_eq!((header.kind, left.handle, left.rights), (Kind::BLOCK_REVOKED, write.handle, R::READ));
+    bench.check();
+    // Nobody is alone before the holder has heard of it.
+    let close = wire::BlockRights { handle: made.handle, rights: R::NONE, reserved: 0 };
+    assert_eq!(bench.code(b, Kind::BLOCK_CLOSE, close.as_bytes()), Some(ErrorCode::CLOSED), "another's");
+    assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), None);
+    assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), Some(ErrorCode::CLOSED), "freed twice");
+    assert_eq!(bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 4)).unwrap_err(), ErrorCode::BUSY);
+    assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
+    let alone = bench.block(a, &block_open("x", R::WRITE_EXCLUSIVE, 4)).unwrap();
+    assert_eq!(bench.block(a, &block_open("x", R::READ_WRITE, 5)).unwrap_err(), ErrorCode::BUSY);
+    // Longer where there is room, shorter when nobody else has it.
+    assert_eq!(bench.block(a, &wire::BlockResize { handle: alone.handle, size: 9000 }).unwrap().span, 12288);
+    assert_eq!(
+        bench.block(a, &wire::BlockResize { handle: alone.handle, size: 1 }).unwrap_err(),
+        ErrorCode::BUSY
+    );
+    assert_eq!(
+        bench.block(b, &wire::BlockResize { handle: read.handle, size: 1 }).unwrap_err(),
+        ErrorCode::DENIED
+    );
+    bench.block(a, &block_create("behind", 1, R::NONE, 6)).unwrap();
+    let more = wire::BlockResize { handle: alone.handle, size: 20000 };
+    assert_eq!(bench.block(a, &more).unwrap_err(), ErrorCode::NO_MEMORY);
+    bench.check();
+    // The owner's end takes the names along, and the memory stays for who has it open.
+    bench.broker.hung_up(a);
+    bench.effects();
+    bench.check();
+    assert_eq!(bench.block(b, &block_open("x", R::READ, 9)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 12288);
+    bench.broker.hung_up(b);
+    bench.effects();
+    assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 0);
+}
+
+#[test]
+fn a_persistent_block_stays_and_its_user_owns_it_again() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let keep = wire::BlockCreate { flags: 1, ..block_create("keep", 4096, Rights::NONE, 1) };
+    bench.block(a, &keep).unwrap();
+    bench.block(a, &block_create("go", 4096, Rights::NONE, 2)).unwrap();
+    bench.broker.hung_up(a);
+    bench.effects();
+    bench.check();
+    let (b, _) = bench.attach(0, "web");
+    let (vm, _) = bench.attach(VM, "web");
+    assert_eq!(bench.block(b, &block_open("go", Rights::READ, 1)).unwrap_err(), ErrorCode::NOT_FOUND);
+    assert_eq!(bench.block(vm, &block_open("keep", Rights::READ, 1)).unwrap_err(), ErrorCode::DENIED);
+    let open = bench.block(b, &block_open("keep", Rights::WRITE_EXCLUSIVE, 1)).unwrap();
+    assert_eq!(open.owner, 0);
+    assert_eq!(bench.code(vm, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), Some(ErrorCode::DENIED));
+    assert_eq!(bench.code(b, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), None);
+    bench.broker.hung_up(b);
+    bench.effects();
+    bench.check();
+    assert!(bench.broker.books.blocks.is_empty());
+}
+
+#[test]
+fn each_quota_of_blocks_is_one() {
+    let mut limits = Limits::default();
+    limits.member.blocks_per_endpoint = 2;
+    limits.member.blocks_per_member = 3;
+    limits.member.block_bytes_per_endpoint = 5 * 4096;
+    limits.member.block_bytes_per_member = 7 * 4096;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    let anonymous = |pages: u64, nonce| block_create("", pages * 4096, Rights::NONE, nonce);
+    assert_eq!(bench.block(a, &anonymous(6, 1)).unwrap_err(), ErrorCode::QUOTA, "bytes of the endpoint");
+    let four = bench.block(a, &anonymous(4, 1)).unwrap();
+    assert_eq!(
+        bench.block(a, &wire::BlockResize { handle: four.handle, size: 6 * 4096 }).unwrap_err(),
+        ErrorCode::QUOTA
+    );
+    assert_eq!(bench.block(b, &anonymous(4, 1)).unwrap_err(), ErrorCode::QUOTA, "bytes of the member");
+    bench.block(a, &anonymous(1, 2)).unwrap();
+    assert_eq!(bench.block(a, &anonymous(1, 3)).unwrap_err(), ErrorCode::QUOTA, "blocks of the endpoint");
+    bench.block(b, &anonymous(1, 1)).unwrap();
+    assert_eq!(bench.block(b, &anonymous(1, 2)).unwrap_err(), ErrorCode::QUOTA, "blocks of the member");
+    bench.check();
+}
+
+#[test]
+fn who_comes_back_is_told_again_what_it_has_lost() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, attached) = bench.attach(0, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::READ_WRITE, 1)).unwrap();
+    let open = bench.block(b, &block_open("x", Rights::READ_WRITE, 1)).unwrap();
+    let process = bench.broker.clients[&b].who.process;
+    bench.broker.lost(b);
+    let none = wire::BlockGrant {
+        block: made.block,
+        member: 0,
+        endpoint: attached.endpoint,
+        rights: Rights::NONE,
+        reserved: 0,
+    };
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, none.as_bytes()), None);
+    let b = bench.client(0, 0);
+    bench.broker.clients.get_mut(&b).unwrap().who.process = process;
+    let back = wire::Attach {
+        endpoint: attached.endpoint,
+        epoch: attached.epoch,
+        token: attached.token,
+        ..attach("web")
+    };
+    let (_, _, effects) = bench.ask_all(b, Kind::ATTACH, back.as_bytes());
+    let Some(Effect::Send { packet, .. }) = effects.last() else { panic!("{effects:?}") };
+    let (header, body) = wire::split(packet).unwrap();
+    let left: wire::BlockRights = wire::body(body).unwrap();
+    assert_eq!((header.kind, left.handle, left.rights), (Kind::BLOCK_REVOKED, open.handle, Rights::NONE));
+    assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
+    assert!(!bench.broker.books.handles.contains_key(&open.handle), "nothing left is closed");
+    bench.check();
+}
