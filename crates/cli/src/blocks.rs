@@ -1,68 +1,48 @@
 //! `ginnel blocks`.
 
 use crate::inspect::{Block, Inspect};
-use crate::output::{self, Table};
+use crate::list::{self, Listed, or_dash};
+use crate::output;
 use crate::status::period;
-use anyhow::{Context, Result};
-use ginnel::Daemon;
-use serde_json::{Value, json};
+use anyhow::Result;
 
 /// Shows the blocks of segments: owner, rights, size, age, who has them open.
 ///
 /// On the host: all. In a VM: those of the segments that it has a share in.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Those of this segment only.
-    #[arg(value_name = "SEGMENT")]
-    segment: Option<String>,
-    /// Print what the daemon says of them, as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    which: list::Which,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let text = Daemon::connect()?.inspect().context("asking the daemon for its status")?;
-    if args.json {
-        return output::json(&selected(&text, "blocks", args.segment.as_deref())?);
-    }
-    let inspect = Inspect::parse(&text)?;
-    let table = table(&inspect, args.segment.as_deref());
-    if table.is_empty() {
-        output::note("ginnel: there are no blocks");
-        return Ok(());
-    }
-    output::line(table.to_string())?;
-    let (shown, total) = (inspect.blocks.len(), inspect.blocks_total);
-    if shown < total {
-        output::note(format!("ginnel: {shown} of {total} blocks are shown"));
-    }
-    Ok(())
+    list::run::<Block>(&args.which)
 }
 
-/// One list of the daemon's answer, of one segment or of all.
-pub fn selected(text: &str, list: &str, segment: Option<&str>) -> Result<Value> {
-    let mut value: Value = serde_json::from_str(text).context("the daemon's status is no JSON")?;
-    let Value::Array(mut all) = value[list].take() else { return Ok(json!([])) };
-    all.retain(|one| segment.is_none_or(|segment| one["segment"] == segment));
-    Ok(Value::Array(all))
-}
+impl Listed for Block {
+    const NAME: &'static str = "blocks";
+    const TITLES: &'static [&'static str] = &["SEGMENT", "BLOCK", "SIZE", "OWNER", "RIGHTS", "AGE", "OPEN"];
 
-fn table(inspect: &Inspect, segment: Option<&str>) -> Table {
-    let mut table = Table::new(&["SEGMENT", "BLOCK", "SIZE", "OWNER", "RIGHTS", "AGE", "OPEN"]);
-    let blocks = inspect.blocks.iter().filter(|b| segment.is_none_or(|segment| b.segment == segment));
-    for block in blocks {
-        let open: Vec<String> = block.handles.iter().map(|user| format!("{user}: {}", user.rights)).collect();
-        table.row([
-            block.segment.clone(),
-            if block.name.is_empty() { "-".into() } else { block.name.clone() },
-            output::bytes(block.size),
-            owner(block),
-            rights(block),
-            period(block.age_s),
-            if open.is_empty() { "-".into() } else { open.join(", ") },
-        ]);
+    fn of(inspect: &Inspect) -> (&[Self], usize) {
+        (&inspect.blocks, inspect.blocks_total)
     }
-    table
+
+    fn segment(&self) -> &str {
+        &self.segment
+    }
+
+    fn row(&self) -> Vec<String> {
+        let open: Vec<String> = self.handles.iter().map(|user| format!("{user}: {}", user.rights)).collect();
+        vec![
+            self.segment.clone(),
+            or_dash(&*self.name),
+            output::bytes(self.size),
+            owner(self),
+            rights(self),
+            period(self.age_s),
+            or_dash(open.join(", ")),
+        ]
+    }
 }
 
 fn owner(block: &Block) -> String {
@@ -86,6 +66,7 @@ fn rights(block: &Block) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::list::table;
 
     const ANSWER: &str = r#"{"blocks_total": 3, "blocks": [
         {"segment": "web", "name": "x", "size": 4096, "age_s": 61, "persistent": true, "others": "read",
@@ -98,16 +79,14 @@ mod tests {
     #[test]
     fn blocks_are_shown_with_owner_and_rights() {
         let inspect = Inspect::parse(ANSWER).unwrap();
-        let all = table(&inspect, None).to_string();
+        let all = table::<Block>(&inspect, None).to_string();
         for line in [
             "web      x      4 KiB  (ended)@host, persistent  read, vm-a: read-write, 7@vm-a: none  1 min  -",
             "db       -      10 B   3 p@vm-a                  none                                  1 s    3 p@vm-a: read-write",
         ] {
             assert!(all.lines().any(|l| l == line), "{line:?} is missing in\n{all}");
         }
-        assert_eq!(table(&inspect, Some("db")).to_string().lines().count(), 2);
-        assert!(table(&inspect, Some("none")).is_empty());
-        assert_eq!(selected(ANSWER, "blocks", Some("db")).unwrap()[0]["size"], 10);
-        assert_eq!(selected("{}", "blocks", None).unwrap(), json!([]));
+        assert_eq!(table::<Block>(&inspect, Some("db")).to_string().lines().count(), 2);
+        assert!(table::<Block>(&inspect, Some("none")).is_empty());
     }
 }

@@ -1,10 +1,8 @@
 //! `ginnel locks`.
 
-use crate::blocks::selected;
 use crate::inspect::{Inspect, Lock, User};
-use crate::output::{self, Table};
-use anyhow::{Context, Result};
-use ginnel::Daemon;
+use crate::list::{self, Listed, or_dash};
+use anyhow::Result;
 
 /// Shows the locks of segments: owner, readers, who waits and since when.
 ///
@@ -12,50 +10,39 @@ use ginnel::Daemon;
 /// those of the segments that it has a share in.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Those of this segment only.
-    #[arg(value_name = "SEGMENT")]
-    segment: Option<String>,
-    /// Print what the daemon says of them, as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    which: list::Which,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let text = Daemon::connect()?.inspect().context("asking the daemon for its status")?;
-    if args.json {
-        return output::json(&selected(&text, "locks", args.segment.as_deref())?);
-    }
-    let inspect = Inspect::parse(&text)?;
-    let table = table(&inspect, args.segment.as_deref());
-    if table.is_empty() {
-        output::note("ginnel: there are no locks");
-        return Ok(());
-    }
-    output::line(table.to_string())?;
-    let (shown, total) = (inspect.locks.len(), inspect.locks_total);
-    if shown < total {
-        output::note(format!("ginnel: {shown} of {total} locks are shown"));
-    }
-    Ok(())
+    list::run::<Lock>(&args.which)
 }
 
-fn table(inspect: &Inspect, segment: Option<&str>) -> Table {
-    let mut table = Table::new(&["SEGMENT", "LOCK", "KIND", "STATE", "USERS", "WAITING"]);
-    let locks = inspect.locks.iter().filter(|l| segment.is_none_or(|segment| l.segment == segment));
-    for lock in locks {
-        table.row([
-            lock.segment.clone(),
-            if lock.name.is_empty() { "-".into() } else { lock.name.clone() },
-            lock.kind.clone(),
-            state(lock),
-            lock.users.to_string(),
-            if lock.waiters.is_empty() { "-".into() } else { list(&lock.waiters) },
-        ]);
+impl Listed for Lock {
+    const NAME: &'static str = "locks";
+    const TITLES: &'static [&'static str] = &["SEGMENT", "LOCK", "KIND", "STATE", "USERS", "WAITING"];
+
+    fn of(inspect: &Inspect) -> (&[Self], usize) {
+        (&inspect.locks, inspect.locks_total)
     }
-    table
+
+    fn segment(&self) -> &str {
+        &self.segment
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.segment.clone(),
+            or_dash(&*self.name),
+            self.kind.clone(),
+            state(self),
+            self.users.to_string(),
+            or_dash(users(&self.waiters)),
+        ]
+    }
 }
 
-fn list(users: &[User]) -> String {
+fn users(users: &[User]) -> String {
     let one = |user: &User| match user.since_s {
         Some(seconds) => format!("{user} ({seconds:.1} s)"),
         None => user.to_string(),
@@ -69,7 +56,7 @@ fn state(lock: &Lock) -> String {
         parts.push(format!("held by {owner}"));
     }
     if !lock.readers.is_empty() {
-        parts.push(format!("read by {}", list(&lock.readers)));
+        parts.push(format!("read by {}", users(&lock.readers)));
     }
     if let Some(permits) = lock.permits {
         parts.push(format!("{permits} of {} permits", lock.limit));
@@ -102,7 +89,7 @@ mod tests {
             {"segment": "web", "name": "s", "kind": "semaphore", "limit": 5, "permits": 2, "users": 1},
             {"segment": "web", "name": "", "kind": "barrier", "limit": 4, "owner_died": true, "users": 1},
             {"segment": "db", "name": "r", "kind": "rwlock", "users": 1}]}"#;
-        let all = table(&Inspect::parse(answer).unwrap(), None).to_string();
+        let all = list::table::<Lock>(&Inspect::parse(answer).unwrap(), None).to_string();
         for line in [
             "web      m     mutex      held by 1 a@host, OWNER DIED  3      2 b@vm-a (1.2 s), 3 c@vm-a",
             "web      s     semaphore  2 of 5 permits                1      -",

@@ -7,6 +7,7 @@ mod cp;
 mod farm;
 mod inspect;
 mod libvirt_xml;
+mod list;
 mod locks;
 mod man;
 mod output;
