@@ -611,3 +611,6 @@ fn checked_name(text: &str, place: &str) -> Result<Name, Problem> {
     }
     Ok(name)
 }
+
+#[cfg(test)]
+mod tests;

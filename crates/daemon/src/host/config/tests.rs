@@ -1,0 +1,79 @@
+//! What is written about the configuration names every key, and none that is not there.
+
+use super::*;
+
+const MAN: &str = include_str!("../../../../../docs/man/ginneld.8");
+const EXAMPLE: &str = include_str!("../../../../../packaging/ginneld.toml");
+/// Tables as the manual calls them, and a text in which only the key `?` of one is wrong.
+const TABLES: [(&str, &str); 5] = [
+    ("[daemon]", "[daemon]\n\"?\" = 1"),
+    ("[host]", "[host]\n\"?\" = 1"),
+    ("[limits]", "[limits]\n\"?\" = 1"),
+    ("[vm.NAME]", "[vm.a]\n\"?\" = 1"),
+    ("[segment.NAME]", "[segment.a]\n\"?\" = 1"),
+];
+
+/// The keys that a table can have: serde names them all to whoever writes another.
+fn keys(text: &str) -> BTreeSet<String> {
+    let error = toml::from_str::<FileSpec>(text).unwrap_err().message().to_owned();
+    let (_, keys) = error.split_once("expected ").unwrap();
+    keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The keys of a section of the manual: those that begin an entry.
+fn described(section: &str) -> BTreeSet<String> {
+    let (_, text) = MAN.split_once(&format!(".SS {section}\n")).expect(section);
+    let text = text.split("\n.S").next().unwrap();
+    let entries = text.split(".TP\n").skip(1).map(|entry| entry.split_whitespace().nth(1).unwrap());
+    entries.map(str::to_owned).collect()
+}
+
+/// The example with every key that stands in a comment.
+fn uncommented() -> String {
+    let key = |line: &str| {
+        let rest = line.strip_prefix('#')?.trim_start();
+        let (key, _) = rest.split_once(" = ")?;
+        let is_key = key.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        (is_key || rest.starts_with('[')).then(|| rest.to_owned())
+    };
+    let table =
+        |line: &str| line.strip_prefix('#').map(str::trim).filter(|l| l.starts_with('[')).map(str::to_owned);
+    EXAMPLE
+        .lines()
+        .map(|line| key(line).or_else(|| table(line)).unwrap_or_else(|| line.into()) + "\n")
+        .collect()
+}
+
+#[test]
+fn the_manual_has_every_key_and_no_other() {
+    for (section, text) in TABLES {
+        assert_eq!(described(section), keys(text), "{section}");
+    }
+    let of_a_vm = keys("[vm.a.limits]\n\"?\" = 1");
+    let all = described("[limits]");
+    assert!(of_a_vm.is_subset(&all), "{of_a_vm:?}");
+    // "Those from endpoints_per_member on can also stand in [vm.NAME.limits]".
+    let (_, from) = MAN.split_once(".BR endpoints_per_member").unwrap();
+    let from = from.split("\n.S").next().unwrap();
+    assert_eq!(from.matches(".TP").count() + 1, of_a_vm.len());
+}
+
+#[test]
+fn the_example_has_every_key_and_no_other() {
+    let text = uncommented();
+    let tables: toml::Table = text.parse().unwrap();
+    assert!(toml::from_str::<FileSpec>(&text).is_ok());
+    for (section, lone) in TABLES {
+        let name = section.trim_matches(['[', ']']);
+        // All tables of the kind together: slices are shown in a segment of their own.
+        let there: BTreeSet<&String> = match name.strip_suffix(".NAME") {
+            None => tables[name].as_table().unwrap().keys().collect(),
+            Some(kind) => {
+                tables[kind].as_table().unwrap().values().flat_map(|t| t.as_table().unwrap().keys()).collect()
+            }
+        };
+        let mut wanted = keys(lone);
+        wanted.remove("limits"); // Of a VM; the example says so.
+        assert_eq!(there, wanted.iter().collect(), "{section}");
+    }
+}
