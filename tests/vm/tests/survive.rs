@@ -11,6 +11,8 @@ vmtest::test_both_memories!(
     daemons_killed_under_load_lose_nothing,
     the_death_of_a_program_a_vm_and_a_kernel_is_told,
     a_hostile_guest_harms_only_its_own_segments,
+    a_hostile_guest_harms_only_its_own_locks_and_blocks,
+    rights_hold_in_a_guest,
     streams_half_close_between_vms_and_host,
 );
 
@@ -34,7 +36,7 @@ impl Guest {
 fn boot<const N: usize>(ginnel: &Installation<'_>, names: [&str; N]) -> Result<[Guest; N]> {
     let mut vms = Vec::new();
     for name in names {
-        vms.push(ginnel.vm(name)?.program(program("load")?).start()?);
+        vms.push(ginnel.vm(name)?.program(program("load")?).program(program("share")?).start()?);
     }
     let mut guests = Vec::new();
     for vm in vms {
@@ -304,6 +306,85 @@ fn a_hostile_guest_harms_only_its_own_segments(memory: Memory) -> Result<()> {
     fresh.wait_for_line("listening", PROMPT)?;
     b.vm.run("load drive shared fresh 1")?.ok()?;
     a.vm.run("load drive shared fresh 1")?.ok()?;
+    Ok(())
+}
+
+fn a_hostile_guest_harms_only_its_own_locks_and_blocks(memory: Memory) -> Result<()> {
+    const SECONDS: u64 = 10;
+    let bed = Bed::new("hostile-locks")?;
+    let ginnel = Plan::new(&bed)
+        .memory(memory)
+        .vm("a")
+        .vm("b")
+        .segment("shared", 32, &["host", "a", "b"])
+        .segment("private", 32, &["host", "b"])
+        .start()?;
+    let [a, b] = boot(&ginnel, ["a", "b"])?;
+    let on_host = |what: &str| bed.host_spawn(&ginnel.on_host(&format!("exec share {what}"))?);
+    let answers = || -> Result<()> {
+        for what in ["status", "locks", "blocks"] {
+            bed.host(&ginnel.on_host(&format!("ginnel {what} --json"))?)?.ok()?;
+        }
+        Ok(())
+    };
+
+    // In the segment that `a` has a share in, users who take errors; in the other, users who take none.
+    let scribble = a.vm.spawn(&format!("exec share scribble shared {SECONDS}"))?;
+    scribble.wait_for_line("scribbling", PROMPT)?;
+    let (shared, private) =
+        (format!("use shared x {SECONDS}"), format!("use private x {} strict", SECONDS + 2));
+    let host = [on_host(&shared)?, on_host(&private)?];
+    let guest = [b.vm.spawn(&format!("exec share {shared}"))?, b.vm.spawn(&format!("exec share {private}"))?];
+    let end = Instant::now() + Duration::from_secs(SECONDS);
+    while Instant::now() < end {
+        answers()?;
+    }
+    println!("{memory}: scribbler: {}", scribble.wait(PROMPT)?.ok()?.stdout.trim());
+    for (who, result) in [
+        ("shared, host", host[0].wait(PROMPT)?),
+        ("shared, VM", guest[0].wait(PROMPT)?),
+        ("private, host", host[1].wait(PROMPT)?),
+        ("private, VM", guest[1].wait(PROMPT)?),
+    ] {
+        // A panic, a signal and a call that took too long are failures of the program.
+        let said = result.ok().with_context(|| who.to_owned())?.stdout;
+        println!("{memory}: {who}: {}", said.lines().last().unwrap_or_default());
+        ensure!(said.contains("done"), "{who}: {said}");
+        ensure!(who.starts_with("private") || !said.contains("errors {}"), "{who} was not harmed: {said}");
+    }
+    answers()?;
+    ensure!(ginnel.daemon()?.is_running(), "the daemon ended");
+
+    // Afterwards the segment is usable again, by everybody.
+    let [host, guest] = [on_host("use shared fresh 2 strict")?, on_host("use shared fresh 2 strict")?];
+    a.vm.run("share use shared fresh 2 strict")?.ok()?;
+    b.vm.run("share use shared fresh 2 strict")?.ok()?;
+    host.wait(PROMPT)?.ok()?;
+    guest.wait(PROMPT)?.ok()?;
+    Ok(())
+}
+
+fn rights_hold_in_a_guest(memory: Memory) -> Result<()> {
+    let bed = Bed::new("rights")?;
+    let ginnel = Plan::new(&bed).memory(memory).vm("a").segment("web", 32, &["host", "a"]).start()?;
+    let [a] = boot(&ginnel, ["a"])?;
+    let member = a.vm.run("share member web")?.ok()?.stdout;
+    let owner = bed.host_spawn(&ginnel.on_host(&format!("exec share owner web {}", member.trim()))?)?;
+    owner.wait_for_line("made", PROMPT)?;
+    // Who has not asked to survive it, does not.
+    let poke = a.vm.spawn("exec share poke web readable")?.wait(PROMPT)?;
+    ensure!(
+        poke.stdout.contains("poking") && poke.exit == Exit::Signal(11),
+        "a store without the right ended with {:?}: {} {}",
+        poke.exit,
+        poke.stdout,
+        poke.stderr
+    );
+    let guest = a.vm.spawn("exec share guest web")?;
+    let said = guest.wait(PROMPT)?.ok().with_context(|| format!("owner: {:?}", owner.said()))?.stdout;
+    ensure!(said.contains("done"), "the guest: {said}");
+    let said = owner.wait(PROMPT)?.ok()?.stdout;
+    ensure!(said.contains("done"), "the owner: {said}");
     Ok(())
 }
 
