@@ -144,7 +144,9 @@ fn survive(endpoint: &Endpoint, shared: &Mapping, k: usize) {
 }
 
 /// What a victim does, again and again.
-const ACTS: [(&str, fn(&mut Party)); 3] = [
+type Act = fn(&mut Party);
+
+const ACTS: [(&str, Act); 3] = [
     ("mutex, others waiting", Party::lock_and_work),
     ("condition variable, others waiting", Party::take_turns),
     ("read-write lock, others waiting", Party::read_and_write),
