@@ -145,7 +145,7 @@ typedef enum ginnel_status {
     GINNEL_ERR_QUOTA = -316,
     // Somebody has the block in a way that excludes this, or all places at a lock are taken.
     GINNEL_ERR_BUSY = -317,
-    // The handle is not open any more: it was freed twice.
+    // The handle is not open any more: it was freed already.
     GINNEL_ERR_FREED = -318,
     // No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
@@ -222,7 +222,8 @@ typedef enum ginnel_subject {
 typedef struct ginnel_barrier ginnel_barrier;
 
 // An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
-// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
+// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close(); from then on all functions
+// return GINNEL_ERR_FREED for it.
 typedef struct ginnel_block ginnel_block;
 
 // A channel of either kind, with two directions that are independent: one thread may send while another receives, but
@@ -796,8 +797,8 @@ int ginnel_block_grant(const struct ginnel_block *block,
 // Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
 int ginnel_block_get_info(const struct ginnel_block *block, struct ginnel_block_info *info);
 
-// Unmaps and frees a block handle. NULL is allowed. A handle that was freed already, and whose address no other has got
-// since, is GINNEL_ERR_FREED. No other thread may be using the handle. May tell the daemon, for at most a second.
+// Unmaps and frees a block handle. NULL is allowed. GINNEL_ERR_FREED if it is freed already, however long ago. No other
+// thread may be using the handle. May tell the daemon, for at most a second.
 int ginnel_block_close(struct ginnel_block *block);
 
 // Handles what the daemon has said unasked, for example that rights were taken away. Functions that ask the daemon do so

@@ -1,22 +1,31 @@
 //! Blocks.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, borrow_mut, bytes, chosen, fill, give, given, invalid, place, room,
-    status, text,
+    Growing, Outcome, birthplace, borrow, bytes, chosen, fill, given, invalid, place, room, status, text,
 };
 use crate::endpoint::Endpoint;
-use crate::status::Failure;
-use crate::status::Status::GINNEL_ERR_FREED;
+use crate::places::Places;
 use ginnel::BlockOptions as Options;
 use libc::c_int;
-use std::collections::HashSet;
 use std::ffi::{c_char, c_void};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
-/// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
-pub struct Block(ginnel::Block);
+/// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close(); from then on all functions
+/// return GINNEL_ERR_FREED for it.
+pub struct Block {
+    /// There is none: what C has is a handle of [`BLOCKS`].
+    _none: std::convert::Infallible,
+}
+
+/// The blocks that C has open.
+static BLOCKS: Places<ginnel::Block> = Places::of("block");
+
+/// `given!(opened(block))`: a block that several threads may use.
+unsafe fn opened<'a>(block: *const Block, _: &str) -> Outcome<&'a ginnel::Block> {
+    // SAFETY: null, or of `BLOCKS`, and nobody closes it meanwhile, as said on top of ginnel.h.
+    unsafe { BLOCKS.look(block) }
+}
 
 /// What may be done with a block. Each right includes those above it.
 #[repr(C)]
@@ -76,18 +85,6 @@ pub struct BlockInfo {
 // SAFETY: as the trait asks.
 unsafe impl Growing for BlockInfo {}
 
-/// The handles that there are, so that one that is freed twice is an error and nothing worse.
-static OPEN: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
-
-fn open_handles<T>(with: impl FnOnce(&mut HashSet<usize>) -> T) -> T {
-    with(OPEN.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
-}
-
-fn give_block(place: &mut *mut Block, block: ginnel::Block) {
-    give(place, Block(block));
-    open_handles(|open| open.insert(*place as usize));
-}
-
 /// Makes a block of `size` bytes in the segment of `endpoint` and opens it for reading and writing. `name` may be NULL: then
 /// nobody finds it until ginnel_block_link(). `options` may be NULL. On success `*block` is the caller's, to be freed with
 /// ginnel_block_close(); on failure it is NULL.
@@ -114,7 +111,7 @@ pub unsafe extern "C" fn ginnel_block_create(
             persistent: asked.persistent != 0,
             zero: asked.no_zero == 0,
         };
-        give_block(place, endpoint.create_block(name, size, &options)?);
+        *place = BLOCKS.give(endpoint.create_block(name, size, &options)?);
         Ok(())
     })
 }
@@ -137,7 +134,7 @@ pub unsafe extern "C" fn ginnel_block_open(
         let place = given!(birthplace(block));
         let Endpoint(endpoint) = given!(borrow(endpoint));
         let (name, patience) = (given!(text(name)), Duration::from_nanos(patience_ns));
-        give_block(place, endpoint.open_block_within(name, rights(wanted)?, patience)?);
+        *place = BLOCKS.give(endpoint.open_block_within(name, rights(wanted)?, patience)?);
         Ok(())
     })
 }
@@ -157,7 +154,7 @@ pub unsafe extern "C" fn ginnel_block_unlink(endpoint: *const Endpoint, name: *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_link(block: *const Block, name: *const c_char) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         Ok(block.link(given!(text(name)))?)
     })
 }
@@ -173,7 +170,7 @@ pub unsafe extern "C" fn ginnel_block_map(
 ) -> c_int {
     status(|| {
         let to = given!(place(address));
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         let slice = block.slice()?;
         to.write(slice.as_ptr().cast());
         if !length.is_null() {
@@ -189,7 +186,7 @@ pub unsafe extern "C" fn ginnel_block_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_guard(block: *const Block) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         Ok(block.guard_writes()?)
     })
 }
@@ -204,7 +201,7 @@ pub unsafe extern "C" fn ginnel_block_read(
     len: usize,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         Ok(block.read(at, given!(room(buffer, len)))?)
     })
 }
@@ -219,7 +216,7 @@ pub unsafe extern "C" fn ginnel_block_write(
     len: usize,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         Ok(block.write(at, given!(bytes(data, len)))?)
     })
 }
@@ -230,7 +227,8 @@ pub unsafe extern "C" fn ginnel_block_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_resize(block: *mut Block, size: usize) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow_mut(block));
+        // SAFETY: as for `opened`, and no other thread uses it, as said above.
+        let block = unsafe { BLOCKS.look_mut(block) }?;
         Ok(block.resize(size)?)
     })
 }
@@ -246,7 +244,7 @@ pub unsafe extern "C" fn ginnel_block_grant(
     granted: c_int,
 ) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         Ok(block.grant(member, endpoint, rights(granted)?)?)
     })
 }
@@ -255,7 +253,7 @@ pub unsafe extern "C" fn ginnel_block_grant(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_get_info(block: *const Block, info: *mut BlockInfo) -> c_int {
     status(|| {
-        let Block(block) = given!(borrow(block));
+        let block = given!(opened(block));
         let rights = c_int::try_from(block.rights().0).unwrap_or(0);
         let facts = BlockInfo { size: 0, number: block.number(), length: block.len(), rights };
         given!(fill(info, facts));
@@ -263,19 +261,16 @@ pub unsafe extern "C" fn ginnel_block_get_info(block: *const Block, info: *mut B
     })
 }
 
-/// Unmaps and frees a block handle. NULL is allowed. A handle that was freed already, and whose address no other has got
-/// since, is GINNEL_ERR_FREED. No other thread may be using the handle. May tell the daemon, for at most a second.
+/// Unmaps and frees a block handle. NULL is allowed. GINNEL_ERR_FREED if it is freed already, however long ago. No other
+/// thread may be using the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_close(block: *mut Block) -> c_int {
     status(|| {
         if block.is_null() {
             return Ok(());
         }
-        if !open_handles(|open| open.remove(&(block as usize))) {
-            return Err(Failure::new(GINNEL_ERR_FREED, "this handle of a block is freed already"));
-        }
-        // SAFETY: it was among the open ones, so `give` has made it.
-        drop(unsafe { Box::from_raw(block) });
+        // SAFETY: of `BLOCKS`, and nobody uses it, as said on top of ginnel.h.
+        drop(unsafe { BLOCKS.take(block) }?);
         Ok(())
     })
 }

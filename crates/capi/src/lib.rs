@@ -25,6 +25,8 @@ pub mod stream;
 
 pub mod block;
 
+mod places;
+
 pub mod lock;
 
 pub mod list;

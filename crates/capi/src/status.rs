@@ -105,7 +105,7 @@ pub enum Status {
     GINNEL_ERR_QUOTA = -316,
     /// Somebody has the block in a way that excludes this, or all places at a lock are taken.
     GINNEL_ERR_BUSY = -317,
-    /// The handle is not open any more: it was freed twice.
+    /// The handle is not open any more: it was freed already.
     GINNEL_ERR_FREED = -318,
 
     /// No daemon answers.

@@ -111,6 +111,7 @@ impl World {
         let at = folder.path().display();
         let text = format!(
             "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n\
+             [limits]\nblock_bytes_per_endpoint = '20M'\n\
              [segment.test]\nsize = '16M'\nmembers = ['host']\n\
              [vm.writer]\n[segment.news]\nsize = '4M'\nmembers = ['writer']\nreaders = ['host']\n"
         );

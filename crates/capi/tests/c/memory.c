@@ -29,6 +29,8 @@ static void blocks(void)
     ginnel_block_options options = {.size = sizeof options, .set_others = 1, .others = GINNEL_RIGHTS_READ};
     ginnel_block_info info = {.size = sizeof info};
     ginnel_endpoint_info who = {.size = sizeof who};
+    /* One byte too long. */
+    char name[65] = "";
     char text[8] = "";
     void *address;
     size_t length;
@@ -40,8 +42,12 @@ static void blocks(void)
     IS(GINNEL_ERR_IN_USE, ginnel_block_create(one, "b", 1, NULL, &none));
     IS(1, none == NULL);
     IS(GINNEL_ERR_INVALID, ginnel_block_create(one, "c", 0, NULL, &none));
-    IS(GINNEL_ERR_NO_MEMORY, ginnel_block_create(one, "c", 1 << 30, NULL, &none));
-    IS(GINNEL_ERR_NAME, ginnel_block_create(one, "a name that is longer than sixty-three bytes and has blanks in it", 1, NULL, &none));
+    IS(GINNEL_ERR_NO_MEMORY, ginnel_block_create(one, "c", 18 << 20, NULL, &none));
+    IS(GINNEL_ERR_QUOTA, ginnel_block_create(one, "c", 1 << 30, NULL, &none));
+    IS(GINNEL_ERR_NAME, ginnel_block_create(one, "no blanks", 1, NULL, &none));
+    memset(name, 'n', sizeof name - 1);
+    IS(GINNEL_ERR_NAME, ginnel_block_create(one, name, 1, NULL, &none));
+    IS(GINNEL_ERR_NAME, ginnel_block_open(one, name, GINNEL_RIGHTS_READ, 0, &none));
     IS(GINNEL_ERR_NOT_FOUND, ginnel_block_open(two, "c", GINNEL_RIGHTS_READ, 0, &none));
     IS(GINNEL_ERR_DENIED, ginnel_block_open(two, "b", GINNEL_RIGHTS_READ_WRITE, 0, &none));
     IS(GINNEL_ERR_INVALID, ginnel_block_open(two, "b", 4, 0, &none));
@@ -72,6 +78,15 @@ static void blocks(void)
     IS(0, ginnel_block_close(block));
     IS(GINNEL_ERR_FREED, ginnel_block_close(block));
     IS(0, ginnel_block_close(NULL));
+    /* Also when others have been made and freed since, and another has its place. */
+    for (int n = 0; n < 100; n++) {
+        IS(0, ginnel_block_create(one, NULL, 1, NULL, &none));
+        IS(GINNEL_ERR_FREED, ginnel_block_close(block));
+        IS(GINNEL_ERR_FREED, ginnel_block_read(block, 0, text, 1));
+        IS(GINNEL_ERR_FREED, ginnel_block_resize(block, 10));
+        IS(0, ginnel_block_write(none, 0, "x", 1));
+        IS(0, ginnel_block_close(none));
+    }
     IS(0, ginnel_block_close(other));
     IS(0, ginnel_block_open(two, "b", GINNEL_RIGHTS_WRITE_EXCLUSIVE, 10 * SECOND, &other));
     IS(0, ginnel_process_events(one));
