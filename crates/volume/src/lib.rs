@@ -19,6 +19,8 @@ pub mod flags;
 pub mod limit;
 pub mod lock;
 pub mod sandbox;
+pub mod server;
 pub mod session;
 pub mod sockets;
 pub mod stats;
+pub mod worker;

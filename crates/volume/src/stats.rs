@@ -28,6 +28,11 @@ impl Counter {
         }
     }
 
+    /// Makes it `n`. Only for the thread that it belongs to.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+
     /// Its value at some moment of late.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)

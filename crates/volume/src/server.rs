@@ -1,0 +1,372 @@
+//! A volume: its disks, its workers, and the front ends that come and go.
+//!
+//! One front end is served at a time. A second one that connects meanwhile waits for the first to go; a third is refused.
+//! When a front end goes away, requests that were taken are finished first, then the next one is served.
+
+mod control;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ginnel_volume_control::config::{Config, Device as DeviceKind};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::net::sockopt::socket_peercred;
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use crate::backend::Backend;
+use crate::device::Device;
+use crate::device::blk::Blk;
+use crate::disk::Disk;
+use crate::limit::Limiter;
+use crate::session::message::{Connection, Gone};
+use crate::session::{Limits, Outcome, Queues, Session, Start};
+use crate::stats::Counters;
+use crate::worker::{Event, Events, Handle, Order, Plan};
+
+/// Why a volume ends by itself.
+#[derive(Debug, Error)]
+pub enum Failed {
+    /// The configuration asks for what is not there.
+    #[error("{0}")]
+    Config(String),
+    /// A worker is no more.
+    #[error("a worker has failed; start the volume again: what was under way is taken up then")]
+    Worker,
+    /// A worker does not give a queue back.
+    #[error("{0}; start the volume again when the disk is well")]
+    Stuck(String),
+    /// The system says so.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A volume.
+pub struct Server {
+    shared: Arc<Shared>,
+    events: Events,
+}
+
+/// What the threads of a volume share.
+pub(crate) struct Shared {
+    config: Config,
+    device: Arc<dyn Device>,
+    disks: Vec<Arc<Disk>>,
+    backends: Vec<Backend>,
+    counters: Arc<Counters>,
+    limiter: Arc<Limiter>,
+    workers: Vec<Handle>,
+    facts: Mutex<Facts>,
+    /// A disk has another size: the front end is to be told.
+    resized: Vec<AtomicBool>,
+    wake: OwnedFd,
+    started: Instant,
+}
+
+/// What is known of the front end.
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    front_end: Option<(u32, Instant)>,
+    sessions: u64,
+    features: u64,
+    protocol: u64,
+    /// Of each queue, whether it runs, and its size.
+    rings: Vec<(bool, u16)>,
+    sandbox: String,
+}
+
+impl Server {
+    /// Starts the workers. `backends` are the disks of the configuration, in order, with their sizes.
+    pub fn new(config: Config, backends: Vec<(Backend, u64)>) -> Result<Self, Failed> {
+        let mut disks = Vec::new();
+        for (spec, (_, bytes)) in config.disks.iter().zip(&backends) {
+            disks.push(Arc::new(Disk::new(*bytes, spec.sector, spec.read_only, &spec.serial)));
+        }
+        let backends: Vec<_> = backends.into_iter().map(|(backend, _)| backend).collect();
+        let segments = u16::try_from(config.segments).unwrap_or(u16::MAX);
+        let device: Arc<dyn Device> = match (config.device, disks.first(), config.disks.first()) {
+            (DeviceKind::Blk, Some(disk), Some(spec)) => {
+                let cache = spec.write_cache;
+                Arc::new(Blk::new(disk.clone(), config.queues, segments, spec.discard, cache))
+            }
+            (DeviceKind::Scsi, ..) => return Err(Failed::Config("scsi is not served yet".to_owned())),
+            (DeviceKind::Blk, ..) => return Err(Failed::Config("the volume has no disk".to_owned())),
+        };
+        let counters = Arc::new(Counters::new(device.queues().into(), config.threads));
+        let limiter = Arc::new(Limiter::new(config.limits));
+        let events = Events::new()?;
+        let started = Instant::now();
+        let workers = (0..config.threads)
+            .map(|number| {
+                let plan = Plan {
+                    number,
+                    device: device.clone(),
+                    disks: backends.clone(),
+                    wait: config.wait,
+                    budget: config.poll_for,
+                    counters: counters.clone(),
+                    limiter: limiter.clone(),
+                    epoch: started,
+                };
+                Handle::start(plan, config.cpus.get(number).copied(), &events)
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let resized = disks.iter().map(|_| AtomicBool::new(false)).collect();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let shared = Shared {
+            config,
+            device,
+            disks,
+            backends,
+            counters,
+            limiter,
+            workers,
+            facts: Mutex::default(),
+            resized,
+            wake,
+            started,
+        };
+        Ok(Self { shared: Arc::new(shared), events })
+    }
+
+    /// Says what holds the process, for the statistics.
+    pub fn set_sandbox(&self, word: &str) {
+        self.shared.facts().sandbox = word.to_owned();
+    }
+
+    /// Serves front ends until `stop` is readable. What was taken is finished then.
+    pub fn run(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> Result<(), Failed> {
+        listener.set_nonblocking(true)?;
+        let mut next: Option<UnixStream> = None;
+        loop {
+            let stream = match next.take() {
+                Some(stream) => stream,
+                None => match self.wait_for_front_end(listener, stop)? {
+                    Some(stream) => stream,
+                    None => break,
+                },
+            };
+            if !self.serve(stream, listener, stop, &mut next)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// `None`: it is time to end.
+    fn wait_for_front_end(
+        &self,
+        listener: &UnixListener,
+        stop: BorrowedFd<'_>,
+    ) -> Result<Option<UnixStream>, Failed> {
+        loop {
+            let [stopped, connected, event, wake] =
+                ready([stop, listener.as_fd(), self.events.as_fd(), self.shared.wake.as_fd()])?;
+            if stopped {
+                return Ok(None);
+            }
+            if event && self.events.next() == Some(Event::Failed) {
+                return Err(Failed::Worker);
+            }
+            if wake {
+                // Nobody is there to be told; who comes sees the new size.
+                self.shared.take_resized();
+            }
+            if connected && let Some(stream) = accept(listener) {
+                return Ok(Some(stream));
+            }
+        }
+    }
+
+    /// Serves one front end until it goes; false if it is time to end.
+    fn serve(
+        &self,
+        stream: UnixStream,
+        listener: &UnixListener,
+        stop: BorrowedFd<'_>,
+        next: &mut Option<UnixStream>,
+    ) -> Result<bool, Failed> {
+        let pid = peer(&stream);
+        let mut connection = Connection::new(stream)?;
+        info!(pid, "a front end has connected");
+        let limits = Limits {
+            queue_size: self.shared.config.queue_size,
+            segments: u16::try_from(self.shared.config.segments).unwrap_or(u16::MAX),
+            packed: self.shared.config.packed,
+        };
+        let mut session = Session::new(self.shared.device.clone(), limits);
+        self.shared.front_end_came(pid);
+        let mut workers = Workers(&self.shared);
+        let mut go_on = true;
+        let end = loop {
+            let [stopped, message, connected, event, wake] = ready([
+                stop,
+                connection.as_fd(),
+                listener.as_fd(),
+                self.events.as_fd(),
+                self.shared.wake.as_fd(),
+            ])?;
+            if stopped {
+                go_on = false;
+                break None;
+            }
+            if event {
+                match self.events.next() {
+                    Some(Event::Failed) => return Err(Failed::Worker),
+                    Some(Event::MemoryGone) if session.is_broken() => {
+                        break Some(Gone::Refused(
+                            "its memory has gone away: the file was truncated".to_owned(),
+                        ));
+                    }
+                    Some(Event::MemoryGone) | None => {}
+                }
+            }
+            if wake {
+                self.tell_resized(&mut session);
+            }
+            if connected {
+                queue_up(listener, next);
+            }
+            if message && let Err(gone) = one_turn(&mut connection, &mut session, &mut workers) {
+                break Some(gone);
+            }
+            self.shared.note(&session);
+        };
+        let stopped = session.stop_all(&mut workers);
+        self.shared.front_end_went();
+        match end {
+            Some(Gone::Closed) => info!(pid, "the front end has gone"),
+            Some(gone) => error!(pid, "the front end is given up: {gone}"),
+            None => info!(pid, "the volume ends; what was under way is done"),
+        }
+        match stopped {
+            Ok(()) => Ok(go_on),
+            Err(gone) => Err(Failed::Stuck(gone.to_string())),
+        }
+    }
+
+    fn tell_resized(&self, session: &mut Session) {
+        for disk in self.shared.take_resized() {
+            session.config_changed();
+            let (queue, bytes) = (self.shared.device.event_queue(), self.shared.device.resized(disk));
+            if let (Some(index), Some(bytes)) = (queue, bytes) {
+                self.shared.worker_of(index).send(Order::Event { index, bytes });
+            }
+        }
+    }
+}
+
+/// Takes all messages that have come.
+fn one_turn(
+    connection: &mut Connection,
+    session: &mut Session,
+    workers: &mut Workers<'_>,
+) -> Result<(), Gone> {
+    while let Some(message) = connection.receive()? {
+        let request = message.request;
+        if let Outcome::Reply(body, fd) = session.handle(message, workers)? {
+            connection.reply(request, &body, fd.as_ref().map(OwnedFd::as_fd))?;
+        }
+    }
+    Ok(())
+}
+
+/// A front end that comes while another is served.
+fn queue_up(listener: &UnixListener, next: &mut Option<UnixStream>) {
+    let Some(stream) = accept(listener) else { return };
+    let pid = peer(&stream);
+    match next {
+        Some(_) => warn!(pid, "one front end too many: refused; one is served, and one waits"),
+        None => {
+            warn!(pid, "a second front end: it waits until the first has gone");
+            *next = Some(stream);
+        }
+    }
+}
+
+fn accept(listener: &UnixListener) -> Option<UnixStream> {
+    match listener.accept() {
+        Ok((stream, _)) => Some(stream),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        Err(error) => {
+            warn!("a front end cannot be accepted: {error}");
+            // Out of descriptors or memory: no reason to turn in a circle.
+            std::thread::sleep(Duration::from_millis(100));
+            None
+        }
+    }
+}
+
+fn peer(stream: &UnixStream) -> u32 {
+    socket_peercred(stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs())
+}
+
+/// Waits until one of them is readable, or has hung up.
+fn ready<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<[bool; N], Failed> {
+    let mut polls = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    match poll(&mut polls, None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(errno) => return Err(Failed::Io(errno.into())),
+    }
+    Ok(polls.map(|poll| !poll.revents().is_empty()))
+}
+
+/// The session's way to the workers.
+struct Workers<'a>(&'a Shared);
+
+impl Queues for Workers<'_> {
+    fn start(&mut self, start: Start) {
+        self.0.worker_of(start.index).send(Order::Start(Box::new(start)));
+    }
+
+    fn stop(&mut self, index: u16) -> Result<u32, String> {
+        self.0.worker_of(index).stop(index)
+    }
+
+    fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {
+        self.0.worker_of(index).send(Order::Call { index, call });
+    }
+}
+
+impl Shared {
+    fn worker_of(&self, queue: u16) -> &Handle {
+        // There is at least one; the configuration is checked for that.
+        &self.workers[usize::from(queue) % self.workers.len()]
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn front_end_came(&self, pid: u32) {
+        let mut facts = self.facts();
+        facts.front_end = Some((pid, Instant::now()));
+        facts.sessions += 1;
+    }
+
+    fn front_end_went(&self) {
+        let mut facts = self.facts();
+        *facts = Facts {
+            sessions: facts.sessions,
+            sandbox: std::mem::take(&mut facts.sandbox),
+            ..Facts::default()
+        };
+    }
+
+    fn note(&self, session: &Session) {
+        let mut facts = self.facts();
+        (facts.features, facts.protocol) = (session.features(), session.protocol_features());
+        facts.rings = session.rings().collect();
+    }
+
+    /// Disks whose new size the front end does not know.
+    fn take_resized(&self) -> Vec<usize> {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        let taken = self.resized.iter().enumerate().filter(|(_, flag)| flag.swap(false, Ordering::AcqRel));
+        taken.map(|(disk, _)| disk).collect()
+    }
+}

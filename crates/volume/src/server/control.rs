@@ -1,0 +1,118 @@
+//! What operators ask of a volume. Answered on the control thread, beside the session: also while that waits for a disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
+use tracing::info;
+
+use super::{Server, Shared};
+use crate::control::Handler;
+use crate::worker::Order;
+
+impl Server {
+    /// Answers operators, from any thread.
+    pub fn handler(&self) -> Arc<dyn Handler> {
+        self.shared.clone()
+    }
+}
+
+impl Handler for Shared {
+    fn answer(&self, request: Request) -> Answer {
+        match request {
+            Request::Stat => Answer::Stat(Box::new(self.stat())),
+            Request::Limit(change) => {
+                let limits = self.limiter.change(change);
+                // Who waits for an old limit looks again.
+                self.workers.iter().for_each(|worker| worker.send(Order::Look));
+                Answer::Limits(limits)
+            }
+            Request::Resize { disk, size } => match self.resize(disk as usize, size.map(|s| s.0)) {
+                Ok(bytes) => Answer::Size(bytes),
+                Err(why) => Answer::Error(why),
+            },
+            Request::Dump => Answer::Dump(self.dump()),
+        }
+    }
+}
+
+impl Shared {
+    fn resize(&self, index: usize, bytes: Option<u64>) -> Result<u64, String> {
+        let (Some(disk), Some(backend)) = (self.disks.get(index), self.backends.get(index)) else {
+            return Err(format!("there is no disk {index}; there are {}", self.disks.len()));
+        };
+        if let Some(bytes) = bytes
+            && (bytes == 0 || !bytes.is_multiple_of(u64::from(disk.block_size)))
+        {
+            return Err(format!("{bytes} bytes are no multiple of the sector of {}", disk.block_size));
+        }
+        let bytes = backend.resize(bytes, disk.bytes())?;
+        disk.set_bytes(bytes);
+        self.resized[index].store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        info!(disk = index, bytes = disk.bytes(), "a disk has another size");
+        Ok(disk.bytes())
+    }
+
+    fn dump(&self) -> Dump {
+        let facts = self.facts().clone();
+        let mut queues: Vec<QueueState> = self.workers.iter().flat_map(|worker| worker.dump()).collect();
+        for queue in 0..self.device.queues() {
+            if queues.iter().all(|state| state.queue != queue) {
+                let (runs, size) = facts.rings.get(usize::from(queue)).copied().unwrap_or_default();
+                let state = match (runs, size) {
+                    (true, _) => "its thread does not answer",
+                    (false, 0) => "not set up",
+                    (false, _) => "stopped",
+                };
+                let thread = usize::from(queue) % self.workers.len();
+                queues.push(QueueState { queue, thread, state: state.into(), size, ..QueueState::default() });
+            }
+        }
+        queues.sort_by_key(|state| state.queue);
+        Dump {
+            volume: self.config.name.clone(),
+            features: facts.features,
+            protocol_features: facts.protocol,
+            queues,
+        }
+    }
+
+    fn stat(&self) -> Stat {
+        let facts = self.facts().clone();
+        let config = &self.config;
+        let disks =
+            config.disks.iter().zip(&self.disks).zip(&self.backends).map(|((spec, disk), backend)| {
+                DiskStat {
+                    disk: spec.lun,
+                    backend: spec.backend,
+                    path: spec.path.as_ref().map(|path| path.display().to_string()),
+                    size: disk.bytes(),
+                    sector: disk.block_size,
+                    read_only: disk.read_only,
+                    serial: spec.serial.clone(),
+                    direct: backend.image().is_some_and(|image| image.is_direct()),
+                }
+            });
+        Stat {
+            volume: config.name.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime: self.started.elapsed().as_secs_f64(),
+            device: config.device,
+            socket: config.socket.display().to_string(),
+            vm: config.vm.clone(),
+            front_end: facts
+                .front_end
+                .map(|(pid, since)| FrontEnd { pid, since: since.elapsed().as_secs_f64() }),
+            sessions: facts.sessions,
+            wait: config.wait,
+            sandbox: facts.sandbox,
+            limits: self.limiter.limits(),
+            disks: disks.collect(),
+            threads: self.counters.thread_stats(&config.cpus),
+            queues: self.counters.queue_stats(),
+            operations: self.counters.operation_stats(),
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! A thread and its queues.
+//!
+//! A turn: take what each queue has, hand it to the backends, take what they have done, give it back, and tell the
+//! driver once for each queue. Nothing in a turn waits, locks or allocates. Between turns without work the thread looks
+//! again (poll), sleeps at once (interrupt), or looks for its budget and then sleeps (adaptive).
+//!
+//! While it is awake it asks for no kicks. Before it sleeps it asks for them, looks once more, and only then waits, for a
+//! kick, for its mail, or for a completion.
+
+mod mail;
+mod queue;
+mod sleep;
+mod slots;
+
+pub use mail::{Event, Handle, Order};
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ginnel_virtqueue::Chain;
+use ginnel_volume_control::config::Wait;
+use tracing::{error, warn};
+
+use crate::backend::{Backend, Failure, Op, Stores};
+use crate::device::{Begin, Device};
+use crate::limit::{Limiter, NotBefore};
+use crate::stats::{Counters, Kind, ThreadCounters};
+use mail::Inbox;
+use queue::{Queue, State};
+use sleep::Sleep;
+use slots::Slots;
+
+/// Requests taken from a queue in one turn.
+const BATCH: usize = 32;
+
+/// How long one disk keeps silent about failures after it has told of one.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// What a worker is made of.
+pub struct Plan {
+    /// Its number.
+    pub number: usize,
+    /// Whose requests it serves.
+    pub device: Arc<dyn Device>,
+    /// Where they go.
+    pub disks: Vec<Backend>,
+    /// How it waits.
+    pub wait: Wait,
+    /// For how long an adaptive one looks.
+    pub budget: Duration,
+    /// All counters; it writes its own.
+    pub counters: Arc<Counters>,
+    /// The volume's limits.
+    pub limiter: Arc<Limiter>,
+    /// The clock that limits and latencies count from.
+    pub epoch: Instant,
+}
+
+/// A worker on its thread.
+pub(crate) struct Worker {
+    device: Arc<dyn Device>,
+    // Dropped before the queues, whose memory the kernel may still use.
+    stores: Stores,
+    queues: Vec<Queue>,
+    slots: Slots,
+    chain: Chain,
+    inbox: Inbox,
+    sleep: Sleep,
+    wait: Wait,
+    budget: Duration,
+    epoch: Instant,
+    counters: Arc<Counters>,
+    limiter: Arc<Limiter>,
+    complaints: Vec<Complaint>,
+    number: usize,
+    over: bool,
+}
+
+#[derive(Clone, Default)]
+struct Complaint {
+    last: Option<Instant>,
+    since: u64,
+}
+
+impl Worker {
+    pub fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
+        let stores = Stores::new(&plan.disks)?;
+        let sleep = Sleep::new(inbox.fd(), stores.fd())?;
+        Ok(Self {
+            device: plan.device,
+            stores,
+            queues: Vec::new(),
+            slots: Slots::default(),
+            chain: Chain::new(),
+            inbox,
+            sleep,
+            wait: plan.wait,
+            budget: plan.budget,
+            epoch: plan.epoch,
+            counters: plan.counters,
+            limiter: plan.limiter,
+            complaints: vec![Complaint::default(); plan.disks.len()],
+            number: plan.number,
+            over: false,
+        })
+    }
+
+    /// Serves until it is told to end.
+    pub fn run(&mut self) -> io::Result<()> {
+        let counters = self.counters.threads.get(self.number).cloned().unwrap_or_default();
+        let mut idle_since = None;
+        while !self.over {
+            let start = self.now();
+            let worked = self.turn(start)?;
+            counters.turns.add(1);
+            if worked {
+                counters.busy_turns.add(1);
+                counters.longest_turn.raise(self.now() - start);
+                idle_since = None;
+                continue;
+            }
+            if self.queues.iter().any(Queue::memory_is_gone) {
+                self.memory_gone();
+            }
+            let idle_since = *idle_since.get_or_insert(start);
+            if self.may_sleep(start - idle_since) {
+                self.sleep(&counters)?;
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(())
+    }
+
+    /// Nanoseconds since the epoch.
+    #[inline]
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Does what there is to do; says whether there was anything.
+    #[inline]
+    fn turn(&mut self, now: u64) -> io::Result<bool> {
+        let mut worked = false;
+        if self.inbox.has_mail() {
+            self.read_mail();
+            worked = true;
+        }
+        for at in 0..self.queues.len() {
+            worked |= self.take(at, now);
+        }
+        self.stores.submit()?;
+        worked |= self.reap();
+        if worked {
+            for queue in &mut self.queues {
+                queue.publish();
+            }
+            self.answer_stops();
+        }
+        Ok(worked)
+    }
+
+    /// Takes requests from a queue, and begins them.
+    #[inline]
+    fn take(&mut self, at: usize, now: u64) -> bool {
+        let mut taken = 0;
+        while taken < BATCH {
+            let queue = &mut self.queues[at];
+            if let Some(slot) = queue.held.take() {
+                if !self.pass(at, slot, now) {
+                    return taken > 0;
+                }
+                taken += 1;
+                self.dispatch(at, slot);
+                continue;
+            }
+            if queue.state != State::Running || queue.is_event {
+                return taken > 0;
+            }
+            let ticket = match queue.ring.pop(&queue.memory, &mut self.chain) {
+                Ok(Some(ticket)) => ticket,
+                Ok(None) => return taken > 0,
+                Err(corrupt) => {
+                    queue.broken(&corrupt.to_string());
+                    return true;
+                }
+            };
+            taken += 1;
+            queue.counters.taken.add(1);
+            let slot = self.slots.free();
+            let place = self.slots.at(slot);
+            match self.device.begin(queue.index, &queue.memory, &self.chain, &mut place.request) {
+                Begin::Done(written) => {
+                    if let Some(log) = &queue.log {
+                        log.mark_buffers(&queue.memory, self.chain.writable(), u64::MAX);
+                    }
+                    queue.counters.done(Kind::Other, 0, self.epoch.elapsed().as_nanos() as u64 - now, true);
+                    queue.give_back(ticket, written);
+                }
+                Begin::Do { disk, op } => {
+                    place.begin(ticket, at, queue.serial, disk, op, now);
+                    self.slots.occupy(slot);
+                    queue.slots += 1;
+                    if !self.pass(at, slot, now) {
+                        self.queues[at].counters.throttled.add(1);
+                        return true;
+                    }
+                    self.dispatch(at, slot);
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether the volume's limits let a request go now; if not, it is held. One that a stop waits for goes at once.
+    #[inline]
+    fn pass(&mut self, at: usize, slot: u32, now: u64) -> bool {
+        let queue = &mut self.queues[at];
+        if queue.state != State::Running {
+            return true;
+        }
+        let bytes = self.slots.at(slot).bytes();
+        match queue.limit.pass(now, bytes) {
+            Ok(()) => true,
+            Err(NotBefore(then)) => {
+                queue.held = Some(slot);
+                queue.ready_at = then;
+                false
+            }
+        }
+    }
+
+    /// Hands a request to its backend.
+    #[inline]
+    fn dispatch(&mut self, at: usize, slot: u32) {
+        let queue = &self.queues[at];
+        let place = self.slots.at(slot);
+        let (disk, op) = (place.disk, place.op);
+        if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
+            let now = self.now();
+            self.complete(slot, result, now);
+        }
+    }
+
+    fn reap(&mut self) -> bool {
+        if self.stores.pending() == 0 {
+            return false;
+        }
+        let mut done = std::mem::take(&mut self.slots.done);
+        self.stores.reap(|slot, result| done.push((slot, result)));
+        let worked = !done.is_empty();
+        if worked {
+            let now = self.now();
+            for (slot, result) in done.drain(..) {
+                self.complete(slot, result, now);
+            }
+        }
+        self.slots.done = done;
+        worked
+    }
+
+    /// Answers a request, and gives it back.
+    #[inline]
+    fn complete(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
+        let place = self.slots.at(slot);
+        let Some(ticket) = place.ticket.take() else { return };
+        let (at, serial, disk, op) = (place.queue, place.serial, place.disk, place.op);
+        let (bytes, began) = (place.bytes(), place.began);
+        if let Err(failure) = result {
+            self.complain(disk, op.word(), op.at(), bytes, failure);
+        }
+        let place = self.slots.at(slot);
+        // A queue's place in the list changes when another one ends.
+        let queue = match self.queues.get_mut(at) {
+            Some(queue) if queue.serial == serial => queue,
+            _ => match self.queues.iter_mut().find(|queue| queue.serial == serial) {
+                Some(queue) => queue,
+                None => return self.slots.release(slot),
+            },
+        };
+        let written = self.device.finish(&queue.memory, &place.request, result);
+        if let Some(log) = &queue.log {
+            if kind(op) == Kind::Read {
+                log.mark_buffers(&queue.memory, &place.request.data, u64::MAX);
+            }
+            log.mark_buffers(&queue.memory, &place.request.reply, u64::MAX);
+        }
+        queue.counters.done(kind(op), bytes, now.saturating_sub(began), result.is_ok());
+        queue.slots -= 1;
+        queue.give_back(ticket, written);
+        self.slots.release(slot);
+    }
+
+    /// One line for the first failure, then one now and then that says how many there were.
+    #[cold]
+    fn complain(&mut self, disk: u16, what: &str, at: u64, bytes: u64, failure: Failure) {
+        let Some(complaint) = self.complaints.get_mut(usize::from(disk)) else { return };
+        complaint.since += 1;
+        if complaint.last.is_none_or(|last| last.elapsed() > QUIET) {
+            warn!(
+                "disk {disk}: {what} of {bytes} bytes at {at} failed: {failure} ({} since the last message)",
+                complaint.since
+            );
+            *complaint = Complaint { last: Some(Instant::now()), since: 0 };
+        }
+    }
+
+    /// Answers those who wait for the end of a queue that has nothing left.
+    fn answer_stops(&mut self) {
+        let mut at = 0;
+        while at < self.queues.len() {
+            let queue = &mut self.queues[at];
+            if queue.state != State::Running && queue.slots == 0 && queue.stop.is_some() {
+                queue.publish();
+                let mut queue = self.queues.swap_remove(at);
+                self.sleep.forget(&queue);
+                queue.answer_stop();
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn read_mail(&mut self) {
+        while let Some(order) = self.inbox.next() {
+            match order {
+                Order::Start(start) => {
+                    let counters = self.counters.queues.get(usize::from(start.index)).cloned();
+                    let counters = counters.unwrap_or_default();
+                    counters.thread.set(self.number as u64);
+                    self.slots.reserve(usize::from(start.queue.state().size));
+                    let mut queue =
+                        Queue::new(*start, counters, self.limiter.clone(), self.device.event_queue());
+                    if let Err(error) = self.sleep.watch(&queue) {
+                        queue.broken(&format!("its kick descriptor cannot be waited for: {error}"));
+                    }
+                    self.queues.push(queue);
+                }
+                Order::Stop { index, answer } => match self.queues.iter_mut().find(|q| q.index == index) {
+                    Some(queue) => queue.begin_stop(answer),
+                    None => drop(answer),
+                },
+                Order::Call { index, call } => {
+                    if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
+                        queue.set_call(call);
+                    }
+                }
+                Order::Event { index, bytes } => {
+                    if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
+                        queue.post_event(&bytes, &mut self.chain);
+                    }
+                }
+                Order::Look => {}
+                Order::Dump { answer } => {
+                    let now = self.now();
+                    let states = self.queues.iter().map(|q| q.dump(self.number, &self.slots, now)).collect();
+                    // Whoever asked may have given up.
+                    let _ = answer.send(states);
+                }
+                Order::End => self.over = true,
+            }
+        }
+        self.answer_stops();
+    }
+
+    #[inline]
+    fn may_sleep(&self, idle: u64) -> bool {
+        let patient = match self.wait {
+            Wait::Poll => return self.queues.is_empty(),
+            Wait::Interrupt => true,
+            Wait::Adaptive => self.queues.is_empty() || u128::from(idle) >= self.budget.as_nanos(),
+        };
+        patient && !self.stores.must_poll() && !self.queues.iter().any(Queue::must_poll)
+    }
+
+    fn sleep(&mut self, counters: &ThreadCounters) -> io::Result<()> {
+        // All are asked, also behind one that has something: what is asked for is taken back below.
+        let mut work = false;
+        for queue in &mut self.queues {
+            work |= queue.arm();
+        }
+        let until = self.queues.iter().filter(|q| q.held.is_some()).map(|q| q.ready_at).min();
+        let now = self.now();
+        if !work && !self.inbox.has_mail() && until.is_none_or(|then| then > now) {
+            counters.sleeps.add(1);
+            self.sleep.sleep(until.map(|then| Duration::from_nanos(then - now)), &self.queues)?;
+        }
+        for queue in &mut self.queues {
+            queue.disarm();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn memory_gone(&mut self) {
+        for queue in &mut self.queues {
+            if queue.memory_is_gone() && queue.state == State::Running {
+                queue.broken("the front end's memory has gone away: its file was truncated");
+            }
+        }
+        self.inbox.tell(Event::MemoryGone);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            error!("a worker has failed; the volume ends, and its front end may connect to the next one");
+        }
+    }
+}
+
+/// The kind that an operation is counted as.
+fn kind(op: Op) -> Kind {
+    match op {
+        Op::Read { .. } => Kind::Read,
+        Op::Write { .. } => Kind::Write,
+        Op::Flush => Kind::Flush,
+        Op::Discard { .. } => Kind::Discard,
+        Op::WriteZeroes { .. } => Kind::WriteZeroes,
+    }
+}

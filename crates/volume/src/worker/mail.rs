@@ -1,0 +1,243 @@
+//! How a worker is told what to do, and tells what has happened.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ginnel_volume_control::QueueState;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tracing::error;
+
+use super::{Plan, Worker};
+use crate::session::Start;
+
+/// How long a worker may take for what it is asked. Its disk may be slow; beyond this it is taken to be stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a worker is told.
+pub enum Order {
+    /// Serve a queue.
+    Start(Box<Start>),
+    /// Serve a queue no more; the answer is its base, once all that was taken is given back.
+    Stop {
+        /// Which.
+        index: u16,
+        /// Where the answer goes.
+        answer: SyncSender<u32>,
+    },
+    /// Call the driver by another descriptor.
+    Call {
+        /// Which queue.
+        index: u16,
+        /// The descriptor.
+        call: Option<Arc<OwnedFd>>,
+    },
+    /// Put bytes into the next buffer of the event queue.
+    Event {
+        /// The event queue.
+        index: u16,
+        /// The event.
+        bytes: Vec<u8>,
+    },
+    /// The limits have changed.
+    Look,
+    /// Tell how the queues stand.
+    Dump {
+        /// Where the answer goes.
+        answer: SyncSender<Vec<QueueState>>,
+    },
+    /// End. All queues have been stopped.
+    End,
+}
+
+/// What workers tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The memory of the front end has gone away.
+    MemoryGone,
+    /// A worker has ended by itself.
+    Failed,
+}
+
+/// A worker, from outside.
+pub struct Handle {
+    orders: Sender<Order>,
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Bell {
+    mail: AtomicBool,
+    wake: OwnedFd,
+}
+
+/// Where events arrive: a channel, and a descriptor that is readable when there are some.
+pub struct Events {
+    receiver: Receiver<Event>,
+    sender: Sender<Event>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Events {
+    /// None yet.
+    pub fn new() -> io::Result<Self> {
+        let (sender, receiver) = mpsc::channel();
+        Ok(Self { receiver, sender, wake: Arc::new(new_eventfd()?) })
+    }
+
+    /// The next, if there is one.
+    pub fn next(&self) -> Option<Event> {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        self.receiver.try_recv().ok()
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// The worker's end.
+pub(super) struct Inbox {
+    orders: Receiver<Order>,
+    bell: Arc<Bell>,
+    events: Sender<Event>,
+    events_wake: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    #[inline]
+    pub fn has_mail(&self) -> bool {
+        self.bell.mail.load(Ordering::Acquire)
+    }
+
+    pub fn next(&self) -> Option<Order> {
+        // Before the look, so that what comes behind it is seen the next time.
+        self.bell.mail.store(false, Ordering::SeqCst);
+        self.orders.try_recv().ok()
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.wake.as_fd()
+    }
+
+    pub fn tell(&self, event: Event) {
+        // Nobody listens only while the process ends.
+        let _ = self.events.send(event);
+        ring(&self.events_wake);
+    }
+}
+
+impl Handle {
+    /// Starts a worker, on a CPU of its own if one is given, and waits until it is ready.
+    pub fn start(plan: Plan, cpu: Option<usize>, events: &Events) -> io::Result<Self> {
+        let (orders, inbox) = mpsc::channel();
+        let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd()? });
+        let inbox = Inbox {
+            orders: inbox,
+            bell: bell.clone(),
+            events: events.sender.clone(),
+            events_wake: events.wake.clone(),
+        };
+        let (ready, is_ready) = mpsc::sync_channel(1);
+        let number = plan.number;
+        let thread = thread::Builder::new().name(format!("volume-{number}")).spawn(move || {
+            let (events, wake) = (inbox.events.clone(), inbox.events_wake.clone());
+            let failed = Failed { events, wake };
+            let worker = pin(cpu).and_then(|()| Worker::new(plan, inbox));
+            let mut worker = match worker {
+                Ok(worker) => {
+                    let _ = ready.send(Ok(()));
+                    worker
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    return std::mem::forget(failed);
+                }
+            };
+            match worker.run() {
+                Ok(()) => std::mem::forget(failed),
+                Err(error) => error!("worker {number} cannot go on: {error}"),
+            }
+        })?;
+        is_ready.recv().map_err(|_| io::Error::other("a worker has ended before it began"))??;
+        Ok(Self { orders, bell, thread: Some(thread) })
+    }
+
+    /// Tells it something.
+    pub fn send(&self, order: Order) {
+        // It has ended only if it has failed, which it has told.
+        let _ = self.orders.send(order);
+        self.bell.mail.store(true, Ordering::SeqCst);
+        ring(&self.bell.wake);
+    }
+
+    /// Stops a queue; returns its base.
+    pub fn stop(&self, index: u16) -> Result<u32, String> {
+        let (answer, base) = mpsc::sync_channel(1);
+        self.send(Order::Stop { index, answer });
+        base.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => format!(
+                "queue {index} has requests that the disk has not answered for {} seconds",
+                PATIENCE.as_secs()
+            ),
+            RecvTimeoutError::Disconnected => format!("the worker of queue {index} has failed"),
+        })
+    }
+
+    /// How its queues stand; nothing if it does not answer.
+    pub fn dump(&self) -> Vec<QueueState> {
+        let (answer, states) = mpsc::sync_channel(1);
+        self.send(Order::Dump { answer });
+        states.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.send(Order::End);
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported where it was.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells that a worker has ended without being told to, however it did.
+struct Failed {
+    events: Sender<Event>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Drop for Failed {
+    fn drop(&mut self) {
+        let _ = self.events.send(Event::Failed);
+        ring(&self.wake);
+    }
+}
+
+fn pin(cpu: Option<usize>) -> io::Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::Error::other(format!("there is no processor {cpu}; see cpus")));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+        .map_err(|e| io::Error::other(format!("a thread cannot be bound to processor {cpu}: {e}; see cpus")))
+}
+
+fn new_eventfd() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Makes an eventfd readable. One that is full is readable already.
+pub(super) fn ring(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}

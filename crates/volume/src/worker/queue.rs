@@ -1,0 +1,228 @@
+//! A queue in the hands of its worker.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{Chain, DeviceQueue, DirtyLog, GuestMemory, Kind, Ticket};
+use ginnel_volume_control::{InFlight, QueueState};
+use tracing::{error, warn};
+
+use super::mail::ring;
+use super::slots::Slots;
+use crate::limit::{Limiter, QueueLimit};
+use crate::session::Start;
+use crate::stats::QueueCounters;
+
+/// Where a queue stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Running,
+    /// Takes nothing more; ends when all is given back.
+    Stopping,
+    /// The driver has broken a rule. Its requests end, and are not given back.
+    Broken,
+}
+
+pub(super) struct Queue {
+    pub index: u16,
+    /// No other start of any queue has the same.
+    pub serial: u64,
+    pub ring: DeviceQueue<Mapping>,
+    pub memory: Arc<GuestMemory<Mapping>>,
+    pub kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    error: Option<Arc<OwnedFd>>,
+    pub log: Option<DirtyLog<Mapping>>,
+    event_idx: bool,
+    pub counters: Arc<QueueCounters>,
+    pub limit: QueueLimit,
+    /// A request that waits for the limits, and until when.
+    pub held: Option<u32>,
+    pub ready_at: u64,
+    /// Requests in slots.
+    pub slots: u32,
+    pub state: State,
+    pub stop: Option<SyncSender<u32>>,
+    /// Something was given back and not shown yet.
+    unpublished: bool,
+    /// It is looked at only when there is an event.
+    pub is_event: bool,
+    reason: String,
+}
+
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
+impl Queue {
+    pub fn new(
+        start: Start,
+        counters: Arc<QueueCounters>,
+        limiter: Arc<Limiter>,
+        event_queue: Option<u16>,
+    ) -> Self {
+        let mut ring = start.queue;
+        ring.disarm();
+        Self {
+            index: start.index,
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            ring,
+            memory: start.memory,
+            kick: start.kick,
+            call: start.call,
+            error: start.error,
+            log: start.log,
+            event_idx: start.event_idx,
+            counters,
+            limit: QueueLimit::new(limiter),
+            held: None,
+            ready_at: 0,
+            slots: 0,
+            state: State::Running,
+            stop: None,
+            // A predecessor may have died before it called the driver.
+            unpublished: true,
+            is_event: event_queue == Some(start.index),
+            reason: String::new(),
+        }
+    }
+
+    /// Gives a request back; shown with the next publish.
+    #[inline]
+    pub fn give_back(&mut self, ticket: Ticket, written: u32) {
+        if self.state == State::Broken {
+            return;
+        }
+        self.ring.push(ticket, written);
+        self.unpublished = true;
+    }
+
+    /// Shows the driver what was given back, and calls it if it wants that.
+    #[inline]
+    pub fn publish(&mut self) {
+        if !self.unpublished || self.state == State::Broken {
+            return;
+        }
+        self.unpublished = false;
+        if self.ring.publish() {
+            self.counters.calls.add(1);
+            if let Some(call) = &self.call {
+                ring(call);
+            }
+        } else {
+            self.counters.calls_saved.add(1);
+        }
+    }
+
+    pub fn set_call(&mut self, call: Option<Arc<OwnedFd>>) {
+        self.call = call;
+        // What was said by the old one may have been lost between the two.
+        if let Some(call) = &self.call {
+            ring(call);
+        }
+    }
+
+    /// Asks for kicks; true if there is something already.
+    pub fn arm(&mut self) -> bool {
+        self.state == State::Running && !self.is_event && self.held.is_none() && self.ring.arm()
+    }
+
+    pub fn disarm(&mut self) {
+        if self.state == State::Running && !self.is_event {
+            self.ring.disarm();
+        }
+    }
+
+    /// Whether nobody will tell when there is something.
+    pub fn must_poll(&self) -> bool {
+        self.kick.is_none() && self.state == State::Running && !self.is_event
+    }
+
+    pub fn memory_is_gone(&self) -> bool {
+        self.state == State::Running && self.memory.is_broken()
+    }
+
+    /// The driver has broken a rule, or its memory is gone: the queue is not used any more.
+    #[cold]
+    pub fn broken(&mut self, why: &str) {
+        error!("queue {} is broken: {why}; the driver must reset the device", self.index);
+        self.state = State::Broken;
+        self.reason = why.to_owned();
+        self.counters.malformed.add(1);
+        if let Some(error) = &self.error {
+            ring(error);
+        }
+    }
+
+    pub fn begin_stop(&mut self, answer: SyncSender<u32>) {
+        if self.state == State::Running {
+            self.state = State::Stopping;
+        }
+        self.stop = Some(answer);
+    }
+
+    /// All has been given back.
+    pub fn answer_stop(&mut self) {
+        if let Some(answer) = self.stop.take() {
+            // Who asked may have given up.
+            let _ = answer.send(self.ring.base());
+        }
+    }
+
+    /// Puts an event into the driver's next buffer. Without a buffer it is lost, as the driver is told with the next one.
+    pub fn post_event(&mut self, bytes: &[u8], chain: &mut Chain) {
+        if self.state != State::Running {
+            return;
+        }
+        match self.ring.pop(&self.memory, chain) {
+            Ok(Some(ticket)) => {
+                let written = self.memory.write(chain.writable(), 0, bytes);
+                if let Some(log) = &self.log {
+                    log.mark_buffers(&self.memory, chain.writable(), written as u64);
+                }
+                self.give_back(ticket, written as u32);
+                self.publish();
+            }
+            Ok(None) => warn!("queue {}: the driver has no buffer for an event", self.index),
+            Err(corrupt) => self.broken(&corrupt.to_string()),
+        }
+    }
+
+    pub fn dump(&self, thread: usize, slots: &Slots, now: u64) -> QueueState {
+        let state = self.ring.state();
+        let mut in_flight: Vec<_> = slots
+            .of_queue(self.serial)
+            .map(|place| InFlight {
+                head: place.ticket.as_ref().map_or(0, Ticket::id),
+                operation: place.op.word().into(),
+                disk: place.disk.into(),
+                offset: place.op.at(),
+                length: place.bytes(),
+                age_ns: now.saturating_sub(place.began),
+            })
+            .collect();
+        in_flight.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
+        QueueState {
+            queue: self.index,
+            thread,
+            state: match self.state {
+                State::Running => "running".into(),
+                State::Stopping => "stopping".into(),
+                State::Broken => format!("broken: {}", self.reason),
+            },
+            format: if state.kind == Kind::Packed { "packed" } else { "split" }.into(),
+            size: state.size,
+            event_index: self.event_idx,
+            driver_index: state.driver_index.unwrap_or(0),
+            taken_index: state.available,
+            used_index: state.used,
+            armed: state.armed,
+            call_wanted: false,
+            kicks: self.counters.kicks.get(),
+            calls: self.counters.calls.get(),
+            throttled_ns: if self.held.is_some() { self.ready_at.saturating_sub(now) } else { 0 },
+            in_flight,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Requests between their beginning and their end.
+
+use ginnel_virtqueue::Ticket;
+
+use crate::backend::{Failure, Op};
+use crate::device::Request;
+
+/// All of a worker. A slot is used again and again, so nothing is allocated once there are enough.
+#[derive(Default)]
+pub(super) struct Slots {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    /// What the backends have done; kept for its memory.
+    pub done: Vec<(u32, Result<(), Failure>)>,
+}
+
+pub(super) struct Place {
+    pub request: Request,
+    /// There while the slot is occupied.
+    pub ticket: Option<Ticket>,
+    /// Where its queue is, as a hint, and which it is.
+    pub queue: usize,
+    pub serial: u64,
+    pub disk: u16,
+    pub op: Op,
+    /// When it was taken.
+    pub began: u64,
+}
+
+impl Place {
+    pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
+        self.ticket = Some(ticket);
+        (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
+    }
+
+    /// Bytes that it moves.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.request.bytes
+    }
+}
+
+impl Slots {
+    /// Makes room for that many more.
+    pub fn reserve(&mut self, more: usize) {
+        while self.free.len() < more {
+            self.grow();
+        }
+    }
+
+    fn grow(&mut self) {
+        self.free.push(self.places.len() as u32);
+        self.places.push(Place {
+            request: Request::default(),
+            ticket: None,
+            queue: 0,
+            serial: 0,
+            disk: 0,
+            op: Op::Flush,
+            began: 0,
+        });
+    }
+
+    /// One that is free. It stays so until [`Slots::occupy`].
+    #[inline]
+    pub fn free(&mut self) -> u32 {
+        if self.free.is_empty() {
+            self.grow();
+        }
+        self.free[self.free.len() - 1]
+    }
+
+    /// Takes the one that [`Slots::free`] has told of.
+    #[inline]
+    pub fn occupy(&mut self, slot: u32) {
+        let taken = self.free.pop();
+        debug_assert_eq!(taken, Some(slot));
+    }
+
+    /// Frees one.
+    #[inline]
+    pub fn release(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+
+    #[inline]
+    pub fn at(&mut self, slot: u32) -> &mut Place {
+        &mut self.places[slot as usize]
+    }
+
+    /// Those of one queue that are occupied.
+    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = &Place> {
+        self.places.iter().filter(move |place| place.ticket.is_some() && place.serial == serial)
+    }
+}
