@@ -11,6 +11,8 @@ pub struct Disk {
     pub block_size: u32,
     /// Refuses writes.
     pub read_only: bool,
+    /// Whether there is a volatile cache at all, that a driver may turn off.
+    pub write_cache: bool,
     /// Padded with zeros.
     pub serial: [u8; ID_LEN],
     /// Bytes; a multiple of the block size.
@@ -28,12 +30,19 @@ impl Disk {
         let disk = Self {
             block_size,
             read_only,
+            write_cache: true,
             serial: padded,
             bytes: AtomicU64::new(0),
             write_back: AtomicBool::new(true),
         };
         disk.set_bytes(bytes);
         disk
+    }
+
+    /// The same disk without a volatile cache: each write survives a power cut once it is done.
+    pub fn without_cache(self) -> Self {
+        self.write_back.store(false, Ordering::Relaxed);
+        Self { write_cache: false, ..self }
     }
 
     /// Its size now.
@@ -60,9 +69,9 @@ impl Disk {
         self.write_back.load(Ordering::Relaxed)
     }
 
-    /// Says whether writes may wait for a flush.
+    /// Says whether writes may wait for a flush. Without a cache they never do.
     pub fn set_write_back(&self, on: bool) {
-        self.write_back.store(on, Ordering::Relaxed);
+        self.write_back.store(on && self.write_cache, Ordering::Relaxed);
     }
 }
 

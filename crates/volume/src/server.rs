@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ginnel_volume_control::Limits as RateLimits;
 use ginnel_volume_control::config::{Config, Device as DeviceKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -21,12 +22,13 @@ use tracing::{error, info, warn};
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::device::blk::Blk;
+use crate::device::scsi::Scsi;
 use crate::disk::Disk;
 use crate::limit::Limiter;
 use crate::session::message::{Connection, Gone};
 use crate::session::{Limits, Outcome, Queues, Session, Start};
 use crate::stats::Counters;
-use crate::worker::{Event, Events, Handle, Order, Plan};
+use crate::worker::{Event, Events, Handle, Order, Peers, Plan};
 
 /// Why a volume ends by itself.
 #[derive(Debug, Error)]
@@ -60,6 +62,7 @@ pub(crate) struct Shared {
     counters: Arc<Counters>,
     limiter: Arc<Limiter>,
     workers: Vec<Handle>,
+    limits: Mutex<RateLimits>,
     facts: Mutex<Facts>,
     /// A disk has another size: the front end is to be told.
     resized: Vec<AtomicBool>,
@@ -82,24 +85,32 @@ struct Facts {
 impl Server {
     /// Starts the workers. `backends` are the disks of the configuration, in order, with their sizes.
     pub fn new(config: Config, backends: Vec<(Backend, u64)>) -> Result<Self, Failed> {
-        let mut disks = Vec::new();
-        for (spec, (_, bytes)) in config.disks.iter().zip(&backends) {
-            disks.push(Arc::new(Disk::new(*bytes, spec.sector, spec.read_only, &spec.serial)));
-        }
+        let disks: Vec<_> = config
+            .disks
+            .iter()
+            .zip(&backends)
+            .map(|(spec, (_, bytes))| {
+                let disk = Disk::new(*bytes, spec.sector, spec.read_only, &spec.serial);
+                Arc::new(if spec.write_cache { disk } else { disk.without_cache() })
+            })
+            .collect();
         let backends: Vec<_> = backends.into_iter().map(|(backend, _)| backend).collect();
         let segments = u16::try_from(config.segments).unwrap_or(u16::MAX);
-        let device: Arc<dyn Device> = match (config.device, disks.first(), config.disks.first()) {
-            (DeviceKind::Blk, Some(disk), Some(spec)) => {
-                let cache = spec.write_cache;
-                Arc::new(Blk::new(disk.clone(), config.queues, segments, spec.discard, cache))
+        let spaces = config.disks.iter().map(|spec| spec.discard);
+        let device: Arc<dyn Device> = match (config.device, &disks[..]) {
+            (DeviceKind::Blk, [disk]) => {
+                Arc::new(Blk::new(disk.clone(), config.queues, segments, spaces.fold(true, |_, space| space)))
             }
-            (DeviceKind::Scsi, ..) => return Err(Failed::Config("scsi is not served yet".to_owned())),
-            (DeviceKind::Blk, ..) => return Err(Failed::Config("the volume has no disk".to_owned())),
+            (DeviceKind::Blk, _) => return Err(Failed::Config("a blk device has one disk".to_owned())),
+            (DeviceKind::Scsi, _) => {
+                Arc::new(Scsi::new(disks.iter().cloned().zip(spaces), config.queues, segments))
+            }
         };
         let counters = Arc::new(Counters::new(device.queues().into(), config.threads));
         let limiter = Arc::new(Limiter::new(config.limits));
         let events = Events::new()?;
         let started = Instant::now();
+        let peers = Peers::default();
         let workers = (0..config.threads)
             .map(|number| {
                 let plan = Plan {
@@ -110,25 +121,28 @@ impl Server {
                     budget: config.poll_for,
                     counters: counters.clone(),
                     limiter: limiter.clone(),
+                    peers: peers.clone(),
                     epoch: started,
                 };
                 Handle::start(plan, config.cpus.get(number).copied(), &events)
             })
             .collect::<io::Result<Vec<_>>>()?;
+        peers.introduce(&workers);
         let resized = disks.iter().map(|_| AtomicBool::new(false)).collect();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let shared = Shared {
-            config,
             device,
             disks,
             backends,
             counters,
             limiter,
             workers,
+            limits: Mutex::new(config.limits),
             facts: Mutex::default(),
             resized,
             wake,
             started,
+            config,
         };
         Ok(Self { shared: Arc::new(shared), events })
     }

@@ -9,10 +9,12 @@
 
 mod mail;
 mod queue;
+mod settle;
 mod sleep;
 mod slots;
 
-pub use mail::{Event, Handle, Order};
+pub use mail::{Event, Events, Handle, Order, Peers};
+pub use settle::Settling;
 
 use std::io;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
 use mail::Inbox;
 use queue::{Queue, State};
+use settle::Settlements;
 use sleep::Sleep;
 use slots::Slots;
 
@@ -53,6 +56,8 @@ pub struct Plan {
     pub counters: Arc<Counters>,
     /// The volume's limits.
     pub limiter: Arc<Limiter>,
+    /// All workers.
+    pub peers: Peers,
     /// The clock that limits and latencies count from.
     pub epoch: Instant,
 }
@@ -72,6 +77,8 @@ pub(crate) struct Worker {
     epoch: Instant,
     counters: Arc<Counters>,
     limiter: Arc<Limiter>,
+    peers: Peers,
+    settlements: Settlements,
     complaints: Vec<Complaint>,
     number: usize,
     over: bool,
@@ -84,7 +91,7 @@ struct Complaint {
 }
 
 impl Worker {
-    pub fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
+    fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
         let stores = Stores::new(&plan.disks)?;
         let sleep = Sleep::new(inbox.fd(), stores.fd())?;
         Ok(Self {
@@ -100,6 +107,8 @@ impl Worker {
             epoch: plan.epoch,
             counters: plan.counters,
             limiter: plan.limiter,
+            peers: plan.peers,
+            settlements: Settlements::default(),
             complaints: vec![Complaint::default(); plan.disks.len()],
             number: plan.number,
             over: false,
@@ -152,6 +161,9 @@ impl Worker {
         }
         self.stores.submit()?;
         worked |= self.reap();
+        if !self.settlements.is_empty() {
+            worked |= self.settle();
+        }
         if worked {
             for queue in &mut self.queues {
                 queue.publish();
@@ -208,9 +220,28 @@ impl Worker {
                     }
                     self.dispatch(at, slot);
                 }
+                Begin::Settle => {
+                    place.begin(ticket, at, queue.serial, 0, Op::Flush, now);
+                    place.settles = true;
+                    self.slots.occupy(slot);
+                    queue.slots += 1;
+                    self.settlements.begin(slot, self.number, &self.peers);
+                }
             }
         }
         true
+    }
+
+    /// Looks whether those who wait for others need wait no more; says whether one of ours is done.
+    #[cold]
+    fn settle(&mut self) -> bool {
+        let mut done = false;
+        while let Some(slot) = self.settlements.look(self.slots.span().1, &self.peers) {
+            let now = self.now();
+            self.complete(slot, Ok(()), now);
+            done = true;
+        }
+        done
     }
 
     /// Whether the volume's limits let a request go now; if not, it is held. One that a stop waits for goes at once.
@@ -352,6 +383,7 @@ impl Worker {
                     }
                 }
                 Order::Look => {}
+                Order::Settle(settling) => self.settlements.ask(self.slots.span().0, settling),
                 Order::Dump { answer } => {
                     let now = self.now();
                     let states = self.queues.iter().map(|q| q.dump(self.number, &self.slots, now)).collect();

@@ -44,12 +44,11 @@ impl Device for Blk {
     }
 
     fn features(&self) -> u64 {
-        let mut bits = feature::SEG_MAX
-            | feature::BLK_SIZE
-            | feature::FLUSH
-            | feature::TOPOLOGY
-            | feature::CONFIG_WCE
-            | feature::MQ;
+        let mut bits =
+            feature::SEG_MAX | feature::BLK_SIZE | feature::FLUSH | feature::TOPOLOGY | feature::MQ;
+        if self.disk.write_cache {
+            bits |= feature::CONFIG_WCE;
+        }
         if self.disk.read_only {
             bits |= feature::RO;
         } else if self.discard {

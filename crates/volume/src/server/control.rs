@@ -1,7 +1,7 @@
 //! What operators ask of a volume. Answered on the control thread, beside the session: also while that waits for a disk.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
 use tracing::info;
@@ -22,10 +22,12 @@ impl Handler for Shared {
         match request {
             Request::Stat => Answer::Stat(Box::new(self.stat())),
             Request::Limit(change) => {
-                let limits = self.limiter.change(change);
+                let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+                *limits = change.of(*limits);
+                self.limiter.set(*limits);
                 // Who waits for an old limit looks again.
                 self.workers.iter().for_each(|worker| worker.send(Order::Look));
-                Answer::Limits(limits)
+                Answer::Limits(*limits)
             }
             Request::Resize { disk, size } => match self.resize(disk as usize, size.map(|s| s.0)) {
                 Ok(bytes) => Answer::Size(bytes),
@@ -108,7 +110,7 @@ impl Shared {
             sessions: facts.sessions,
             wait: config.wait,
             sandbox: facts.sandbox,
-            limits: self.limiter.limits(),
+            limits: *self.limits.lock().unwrap_or_else(PoisonError::into_inner),
             disks: disks.collect(),
             threads: self.counters.thread_stats(&config.cpus),
             queues: self.counters.queue_stats(),

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tracing::error;
 
+use super::settle::Settling;
 use super::{Plan, Worker};
 use crate::session::Start;
 
@@ -44,8 +45,10 @@ pub enum Order {
         /// The event.
         bytes: Vec<u8>,
     },
-    /// The limits have changed.
+    /// The limits have changed, or what a request waits for has happened.
     Look,
+    /// Tell when all requests that have begun have ended.
+    Settle(Arc<Settling>),
     /// Tell how the queues stand.
     Dump {
         /// Where the answer goes.
@@ -71,9 +74,45 @@ pub struct Handle {
     thread: Option<JoinHandle<()>>,
 }
 
-struct Bell {
+pub(super) struct Bell {
     mail: AtomicBool,
     wake: OwnedFd,
+}
+
+/// The workers, as they know each other. Filled once all are there.
+#[derive(Clone, Default)]
+pub struct Peers(Arc<OnceLock<Vec<(Sender<Order>, Arc<Bell>)>>>);
+
+impl Peers {
+    /// All workers, in the order of their numbers.
+    pub fn introduce(&self, workers: &[Handle]) {
+        let all = workers.iter().map(|worker| (worker.orders.clone(), worker.bell.clone())).collect();
+        // Done once.
+        let _ = self.0.set(all);
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.get().map_or(0, Vec::len)
+    }
+
+    pub(super) fn each(&self, order: impl Fn() -> Order) {
+        for (orders, bell) in self.0.get().into_iter().flatten() {
+            post(orders, bell, order());
+        }
+    }
+
+    pub(super) fn wake(&self, number: usize) {
+        if let Some((orders, bell)) = self.0.get().and_then(|all| all.get(number)) {
+            post(orders, bell, Order::Look);
+        }
+    }
+}
+
+fn post(orders: &Sender<Order>, bell: &Bell, order: Order) {
+    // It has ended only if it has failed, which it has told.
+    let _ = orders.send(order);
+    bell.mail.store(true, Ordering::SeqCst);
+    ring(&bell.wake);
 }
 
 /// Where events arrive: a channel, and a descriptor that is readable when there are some.
@@ -172,10 +211,7 @@ impl Handle {
 
     /// Tells it something.
     pub fn send(&self, order: Order) {
-        // It has ended only if it has failed, which it has told.
-        let _ = self.orders.send(order);
-        self.bell.mail.store(true, Ordering::SeqCst);
-        ring(&self.bell.wake);
+        post(&self.orders, &self.bell, order);
     }
 
     /// Stops a queue; returns its base.

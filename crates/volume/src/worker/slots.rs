@@ -10,6 +10,8 @@ use crate::device::Request;
 pub(super) struct Slots {
     places: Vec<Place>,
     free: Vec<u32>,
+    /// The number of the next request.
+    next: u64,
     /// What the backends have done; kept for its memory.
     pub done: Vec<(u32, Result<(), Failure>)>,
 }
@@ -25,11 +27,16 @@ pub(super) struct Place {
     pub op: Op,
     /// When it was taken.
     pub began: u64,
+    /// In which order requests were taken.
+    pub number: u64,
+    /// Waits for others, so others do not wait for it.
+    pub settles: bool,
 }
 
 impl Place {
     pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
         self.ticket = Some(ticket);
+        self.settles = false;
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
     }
 
@@ -58,6 +65,8 @@ impl Slots {
             disk: 0,
             op: Op::Flush,
             began: 0,
+            number: 0,
+            settles: false,
         });
     }
 
@@ -73,6 +82,8 @@ impl Slots {
     /// Takes the one that [`Slots::free`] has told of.
     #[inline]
     pub fn occupy(&mut self, slot: u32) {
+        self.places[slot as usize].number = self.next;
+        self.next += 1;
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(slot));
     }
@@ -86,6 +97,12 @@ impl Slots {
     #[inline]
     pub fn at(&mut self, slot: u32) -> &mut Place {
         &mut self.places[slot as usize]
+    }
+
+    /// The number of the next request, and that of the oldest one that is there and waits for no others.
+    pub fn span(&self) -> (u64, u64) {
+        let there = self.places.iter().filter(|place| place.ticket.is_some() && !place.settles);
+        (self.next, there.map(|place| place.number).min().unwrap_or(self.next))
     }
 
     /// Those of one queue that are occupied.

@@ -1,0 +1,99 @@
+//! `ginnel-volume`: see ginnel-volume(8).
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ginnel_volume::backend::Backend;
+use ginnel_volume::flags::Flags;
+use ginnel_volume::lock::{self, Use};
+use ginnel_volume::server::Server;
+use ginnel_volume::sockets::{self, Notify};
+use ginnel_volume::{control, sandbox};
+use ginnel_volume_control::Places;
+use ginnel_volume_control::config::{Config, LogFormat};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+/// How long an image may be locked by a predecessor that was killed: the kernel finishes what it had begun first.
+const PREDECESSOR: Duration = Duration::from_secs(30);
+
+fn main() -> ExitCode {
+    match run(&Flags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ginnel-volume: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: &Flags) -> Result<()> {
+    let config = flags.config(&Places::default())?;
+    if flags.check {
+        return Ok(());
+    }
+    start_log(&config);
+    let backends = open(&config)?;
+
+    let bind =
+        |path, mode| sockets::bind(path, mode, config.socket_user.as_ref(), config.socket_group.as_ref());
+    let front_ends = bind(&config.socket, config.socket_mode)?;
+    let operators = bind(&config.control, config.socket_mode)?;
+    let notify = Notify::from_environment();
+    let (stop, stopper) = UnixStream::pair().context("no sockets")?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
+    }
+
+    if let Some(user) = &config.user {
+        sandbox::become_user(user, config.group.as_ref())?;
+    }
+    let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
+    let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
+
+    let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
+    info!(volume = config.name, socket = %socket.display(), sandbox = held.word(), "serving");
+    let server = Server::new(config, backends)?;
+    server.set_sandbox(held.word());
+    control::serve(operators, server.handler()).context("no control thread")?;
+    notify.ready();
+    let result = server.run(&front_ends, stop.as_fd());
+    notify.stopping();
+    sockets::unbind(&socket);
+    sockets::unbind(&operators_socket);
+    Ok(result?)
+}
+
+/// Opens all disks, and locks their images.
+fn open(config: &Config) -> Result<Vec<(Backend, u64)>> {
+    let mut backends = Vec::new();
+    for disk in &config.disks {
+        let (backend, bytes) = Backend::open(disk)?;
+        if let Some(image) = backend.image().filter(|_| disk.lock) {
+            let want = if disk.read_only { Use::Read } else { Use::Write };
+            lock::lock(image.file(), image.path(), want, PREDECESSOR)?;
+        }
+        backends.push((backend, bytes));
+    }
+    Ok(backends)
+}
+
+fn start_log(config: &Config) {
+    let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(&config.log));
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match config.log_format {
+        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => {
+            let builder = builder.with_ansi(false);
+            match std::env::var_os("JOURNAL_STREAM") {
+                Some(_) => builder.without_time().init(),
+                None => builder.init(),
+            }
+        }
+    }
+}
