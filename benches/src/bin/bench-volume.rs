@@ -170,9 +170,9 @@ impl Bench {
         let (mut alone, mut volume, mut daemon, mut floor) = (vec![], vec![], vec![], vec![]);
         for _ in 0..self.pairs {
             floor.push(cache_line()?);
-            daemon.push(self.run(Who::Daemon, &plan, &workload)?.p50);
+            daemon.push(1e9 / self.run(Who::Daemon, &plan, &workload)?.iops);
             let server = self.serve(Who::Ours, &plan)?;
-            // The mean: what one turn of the loop takes is near what the clock can tell.
+            // Means: what one turn of the loop takes is near what the clock can tell.
             alone.push(self.alone(&server, &workload)?);
             let (outcome, _) = server.measure(1, &workload)?;
             volume.push(1e9 / outcome.iops());

@@ -185,6 +185,7 @@ fn go(cli: &Cli) -> Result<bool> {
         verify: cli.verify,
         reconnect: cli.reconnect.map(seconds).transpose()?,
         seed: cli.seed,
+        ..Workload::default()
     };
     if cli.verify && cli.rw == Rw::Randread {
         bail!("--verify checks what it has written; choose --rw randrw, randwrite, rw or write");

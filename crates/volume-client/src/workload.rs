@@ -53,6 +53,8 @@ pub struct Workload {
     pub verify: bool,
     /// When the server goes, wait so long for its successor and go on.
     pub reconnect: Option<Duration>,
+    /// How long a thread waits without a single answer before it gives up.
+    pub patience: Duration,
     /// Other numbers make other random requests.
     pub seed: u64,
 }
@@ -73,6 +75,7 @@ impl Default for Workload {
             flush_every: None,
             verify: false,
             reconnect: None,
+            patience: Duration::from_secs(60),
             seed: 1,
         }
     }
@@ -291,7 +294,7 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
         lane.fill(queue, job, Instant::now())?;
         queue.publish()?;
     }
-    let mut idle = 0u32;
+    let (mut idle, mut progress) = (0u32, Instant::now());
     while share.iter().any(|(queue, _)| queue.submitted() > 0) {
         let mut now = None;
         for (queue, lane) in share.iter_mut() {
@@ -306,8 +309,8 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
                 queue.publish()?;
             }
         }
-        if now.is_some() {
-            idle = 0;
+        if let Some(now) = now {
+            (idle, progress) = (0, now);
             continue;
         }
         if job.workload.sleep {
@@ -336,6 +339,9 @@ fn drive(share: &mut [(&mut Queue, &mut Lane)], job: &Job<'_>) -> Result<(), Err
                     job.gone.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
+            }
+            if progress.elapsed() > job.workload.patience {
+                return Err(Error::TimedOut(job.workload.patience));
             }
             if let Some((queue, _)) = share.iter().find(|(queue, _)| queue.is_given_up()) {
                 let what = "the server has given the queue up; its log says why".into();

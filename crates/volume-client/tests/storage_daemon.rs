@@ -277,3 +277,19 @@ fn written_pages_are_marked() {
     disk.read(0, &mut [0; 4096]).unwrap();
     assert_eq!(disk.take_dirty(), []);
 }
+
+#[test]
+fn a_server_that_hangs_is_given_up() {
+    let server = Server::new();
+    let mut disk = Client::connect(Options::new(server.socket())).unwrap();
+    let pid = rustix::process::Pid::from_child(&server.process);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let patience = Duration::from_millis(500);
+    for sleep in [false, true] {
+        let workload = Workload { patience, sleep, ..Workload::default() };
+        let hangs = run(&mut disk, &workload).unwrap_err();
+        assert!(matches!(hangs, Error::TimedOut(_)), "{hangs}");
+    }
+    let one = disk.queue(0).call(Request::flush(), &mut [], patience).unwrap_err();
+    assert!(matches!(one, Error::Invalid(_)), "there are others on their way: {one}");
+}
