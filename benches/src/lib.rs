@@ -9,6 +9,7 @@
 pub mod allocate;
 pub mod farm;
 pub mod guest_disks;
+pub mod joining;
 pub mod measure;
 pub mod report;
 pub mod volume;
