@@ -23,9 +23,20 @@ pub struct Timing {
     pub high: f64,
     /// CPU time of this process over wall time, 0 to 1 for one thread.
     pub cpu: f64,
-    /// The part of the time in which nobody copied, where that was measured.
+    /// The time in which nobody copied, where that was measured.
     #[serde(default)]
-    pub waiting: Option<f64>,
+    pub handing: Option<Handing>,
+}
+
+/// What it cost to hand a block there and back, again and again.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Handing {
+    /// The part of all time in which neither side copied.
+    pub share: f64,
+    /// The median of what it took for one block, there and back, in nanoseconds.
+    pub median: f64,
+    /// The longest.
+    pub longest: f64,
 }
 
 impl Timing {
@@ -35,7 +46,7 @@ impl Timing {
         let at = |part: f64| {
             samples.get(((samples.len() as f64 - 1.0) * part) as usize).copied().unwrap_or(f64::NAN)
         };
-        Self { median: at(0.5), low: at(0.25), high: at(0.75), cpu, waiting: None }
+        Self { median: at(0.5), low: at(0.25), high: at(0.75), cpu, handing: None }
     }
 }
 

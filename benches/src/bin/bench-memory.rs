@@ -2,16 +2,20 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use ginnel_bench::report::{Better, Report};
+use ginnel_bench::measure::{Handing, Timing};
+use ginnel_bench::report::{Better, Report, median};
 use ginnel_bench::world::{Place, World};
 use vmtest::{Bed, HOST_ADDRESS};
 
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: locks, blocks, allocate, vm.
+    /// Only the part of that name: locks, blocks, allocate, joining, vm.
     #[arg(long)]
     only: Option<String>,
+    /// Of the blocks only those of so many KiB.
+    #[arg(long)]
+    kib: Option<u64>,
     /// Pairs of runs for each row.
     #[arg(long, default_value_t = 7)]
     pairs: usize,
@@ -25,9 +29,12 @@ fn main() -> Result<()> {
         // A bed of its own, because it has a daemon of its own.
         ginnel_bench::allocate::allocate(&Bed::new("allocate")?, &mut report)?;
     }
+    if wants("joining") {
+        ginnel_bench::joining::joining(&mut report)?;
+    }
     let bed = Bed::new("bench")?;
     let world = World::new(&bed)?;
-    let mut bench = Bench { world: &world, report, pairs: cli.pairs };
+    let mut bench = Bench { world: &world, report, pairs: cli.pairs, kib: cli.kib };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     println!("one machine with {cpus} CPUs; guests run under {:?}", bed.accel()?);
     if wants("locks") {
@@ -39,7 +46,9 @@ fn main() -> Result<()> {
     if wants("vm") {
         let vms = world.boot(512, None)?;
         let [(a, _da), (b, _db)] = &vms[..] else { anyhow::bail!("two VMs were asked for") };
-        bench.vm(Place::Vm(a), Place::Vm(b))?;
+        if cli.kib.is_none() {
+            bench.vm(Place::Vm(a), Place::Vm(b))?;
+        }
         let address = format!("{}:17171", b.address()?);
         bench.blocks("VM -> VM", Place::Vm(a), Place::Vm(b), &address)?;
         bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
@@ -58,6 +67,7 @@ struct Bench<'w> {
     world: &'w World<'w>,
     report: Report,
     pairs: usize,
+    kib: Option<u64>,
 }
 
 impl Bench<'_> {
@@ -124,12 +134,21 @@ impl Bench<'_> {
     }
 
     /// A writer and a reader that share a block, guarded by a lock and a condition variable: the curve over the block's size.
+    /// In turns with the same over a bare word, where the limit is asked for.
     fn blocks(&mut self, name: &str, writer: Place<'_>, reader: Place<'_>, address: &str) -> Result<()> {
         let on_host = matches!((writer, reader), (Place::Host(_), Place::Host(_)));
-        for kib in [4u64, 64, 1024, 4096, 16384, 65536] {
+        let sizes = [4u64, 64, 1024, 4096, 16384, 65536];
+        for kib in sizes.into_iter().filter(|kib| self.kib.is_none_or(|only| only == *kib)) {
             let size = kib << 10;
             let args = |total: u64| format!("--size {size} --count {}", (total / size).max(2));
-            let ours = self.world.time(reader, writer, &format!("block {}", args(BLOCKS_TOTAL)))?;
+            let time = |args: &str| self.world.time(reader, writer, args);
+            let asked = kib == 4096;
+            let (mut ours, mut bare) = (Vec::new(), Vec::new());
+            for _ in 0..if asked { self.pairs } else { 1 } {
+                bare.push(time(&format!("block --bare {}", args(BLOCKS_TOTAL)))?);
+                ours.push(time(&format!("block {}", args(BLOCKS_TOTAL)))?);
+            }
+            let rate = |runs: &[Timing]| runs.iter().map(|run| run.median).collect::<Vec<_>>();
             let case = format!("{name}: one block of {kib} KiB, lock and condition variable");
             let mut peers = vec![(
                 if on_host { "TCP loopback" } else { "TCP over virtio-net" },
@@ -142,24 +161,30 @@ impl Bench<'_> {
                     format!("block --posix --address {file} {}", args(BLOCKS_TOTAL)),
                 ));
             }
+            let typical = median(rate(&ours));
             for (peer, args) in peers {
-                let theirs = self.world.time(reader, writer, &args)?.median;
-                let higher = Better::Higher;
-                self.report.pairs(&case, "GB/s", higher, &[ours.median], peer, &[theirs], None, "2 GiB");
+                let theirs = time(&args)?.median;
+                self.report.pairs(&case, "GB/s", Better::Higher, &[typical], peer, &[theirs], None, "2 GiB");
             }
-            let share = ours.waiting.context("the writer tells how long nobody copied")? * 100.0;
-            let target = (kib == 4096).then_some(1.0);
+            let (ours, bare) = (handings(&ours)?, handings(&bare)?);
+            let percent =
+                |all: &[Handing]| all.iter().map(|one| (one.share * 100.0).max(0.01)).collect::<Vec<_>>();
             let case = format!("{name}: one block of {kib} KiB, time on locks");
+            let target = asked.then_some(1.0);
+            let limit = vec![1.0; ours.len()];
+            let share = percent(&ours);
             self.report.pairs(
-                case,
+                &case,
                 "%",
                 Better::Lower,
-                &[share.max(0.01)],
+                &share,
                 "the limit",
-                &[1.0],
+                &limit,
                 target,
-                "polling",
+                &there_and_back(&ours),
             );
+            let (floor, note) = (percent(&bare), there_and_back(&bare));
+            self.report.pairs(&case, "%", Better::Lower, &share, "a bare word", &floor, None, &note);
         }
         Ok(())
     }
@@ -175,6 +200,18 @@ impl Bench<'_> {
     ) {
         self.report.pairs(case, unit, Better::Lower, &pairs.ours, peer, &pairs.theirs, target, note);
     }
+}
+
+/// What handing over cost in some runs.
+fn handings(runs: &[Timing]) -> Result<Vec<Handing>> {
+    runs.iter().map(|run| run.handing.context("the writer tells how long nobody copied")).collect()
+}
+
+/// The typical block and the worst, for a note.
+fn there_and_back(runs: &[Handing]) -> String {
+    let middle = median(runs.iter().map(|run| run.median).collect());
+    let longest = median(runs.iter().map(|run| run.longest).collect());
+    format!("polling; there and back {:.1} us, the longest {:.0} us", middle / 1e3, longest / 1e3)
 }
 
 #[derive(Default)]

@@ -62,6 +62,9 @@ struct What {
     /// The C library's lock in place of ours.
     #[arg(long)]
     posix: bool,
+    /// A bare word in place of a lock.
+    #[arg(long)]
+    bare: bool,
     /// The CPU to stay on.
     #[arg(long)]
     cpu: Option<usize>,
@@ -170,14 +173,18 @@ fn block_end(what: &What, reader: bool) -> Result<shared_block::End> {
         let bare = Endpoint::attach("bare")?;
         let pair = Box::new(Posix::open(bare.memory(), reader)?);
         let file = Box::new(shared_block::map(&what.address, what.size)?);
-        return Ok(shared_block::End::new(file, pair, what.size));
+        return shared_block::End::new(file, pair, what.size);
     }
     let endpoint = what.endpoint()?;
     let block = match reader {
         true => shared_block::make(&endpoint, what.size),
         false => shared_block::open(&endpoint, what.size),
     }?;
-    Ok(shared_block::End::new(Box::new(block), Box::new(Ours::open(&endpoint)?), what.size))
+    let pair: Box<dyn Signal> = match what.bare {
+        true => Box::new(shared_block::Bare::new(Endpoint::attach("bare")?.memory().clone(), reader)),
+        false => Box::new(Ours::open(&endpoint)?),
+    };
+    shared_block::End::new(Box::new(block), pair, what.size)
 }
 
 fn main() -> Result<()> {
@@ -199,7 +206,7 @@ fn serve(what: &What) -> Result<()> {
         Kind::Lock | Kind::LockCrowd | Kind::LockTurns | Kind::Condvar => locks(what, 1).map(|_| ()),
         Kind::Block => {
             let mut end = block_end(what, true)?;
-            end.reset()?;
+            end.reset();
             println!("listening");
             end.read()
         }

@@ -1,16 +1,26 @@
 //! The classic pair: a writer and a reader share one block, guarded by a lock and a condition variable. One of them works on it
-//! at a time, so what is not copying is what the locks cost.
+//! at a time, so what is not copying is what the locks cost: from the end of a copy at one end to the begin of the next at the
+//! other. That is to unlock and signal, to notice, to lock, whatever keeps the other end from its CPU, and two looks at the clock.
+//! (Time that is taken from a process while it copies counts as copying.)
+//!
+//! What is in the block stands in words in front of it, which are used in place, as the C programs do.
+//!
+//! The same with a bare word in each direction in place of lock and condition variable is what the machine takes for itself.
 
-use super::locks::Signal;
-use super::{Timing, cpu_seconds};
+#![allow(unsafe_code)] // Words in place.
+
+use super::locks::{Lock, Signal};
+use super::{Handing, Timing, cpu_seconds};
 use anyhow::{Context, Result, ensure};
-use ginnel::{Block, BlockOptions, Endpoint, Mapping, Memory, Rights};
+use ginnel::{Block, BlockOptions, Endpoint, Mapping, Memory, Rights, SharedSlice};
+use ginnel_layout::{PAGE, segment};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: &str = "bench-block";
 /// In front of the bytes: what is in the block, and at the end how long the reader has copied, in nanoseconds.
 const STATE: usize = 0;
-const COPIED: usize = 8;
+const COPIED: usize = 1;
 const BYTES: usize = 4096;
 
 const EMPTY: u64 = 0;
@@ -19,6 +29,8 @@ const LAST: u64 = 2;
 
 /// What the two share.
 pub trait Shared {
+    /// The words in front. They live as long as this does.
+    fn front(&self) -> Result<*const AtomicU64>;
     /// Copies out.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
     /// Copies in.
@@ -26,6 +38,9 @@ pub trait Shared {
 }
 
 impl Shared for Block {
+    fn front(&self) -> Result<*const AtomicU64> {
+        Ok(self.slice()?.as_ptr().cast())
+    }
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         Ok(Block::read(self, at, into)?)
     }
@@ -36,6 +51,9 @@ impl Shared for Block {
 
 /// A file mapped with mmap.
 impl Shared for Mapping {
+    fn front(&self) -> Result<*const AtomicU64> {
+        Ok(SharedSlice::new(self, 0, BYTES).as_ptr().cast())
+    }
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         Memory::read(self, at, into);
         Ok(())
@@ -66,9 +84,59 @@ pub fn map(path: &str, size: usize) -> Result<Mapping> {
     Ok(Mapping::of_file(&file, 0, len, ginnel_shmem::Protection::ReadWrite)?)
 }
 
+/// No lock and no condition variable: each end has a word that it counts up when it has done its part, and looks at the
+/// other's.
+pub struct Bare {
+    memory: Mapping,
+    mine: usize,
+    theirs: usize,
+    done: u64,
+    seen: u64,
+}
+
+impl Bare {
+    /// Two words of a segment that has no objects. The reader comes first, and clears them.
+    pub fn new(memory: Mapping, reader: bool) -> Self {
+        let (a, b) = ((segment::ARENA - segment::RESERVED) as usize, PAGE);
+        if reader {
+            memory.store_release_u64(a, 0);
+            memory.store_release_u64(a + b, 0);
+        }
+        let (mine, theirs) = if reader { (a, a + b) } else { (a + b, a) };
+        Self { memory, mine, theirs, done: 0, seen: 0 }
+    }
+}
+
+impl Lock for Bare {
+    fn lock(&mut self) -> Result<()> {
+        Ok(())
+    }
+    fn unlock(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Signal for Bare {
+    fn wait(&mut self) -> Result<()> {
+        loop {
+            let word = self.memory.load_acquire_u64(self.theirs);
+            if word != self.seen {
+                self.seen = word;
+                return Ok(());
+            }
+        }
+    }
+    fn notify(&mut self) -> Result<()> {
+        self.done += 1;
+        self.memory.store_release_u64(self.mine, self.done);
+        Ok(())
+    }
+}
+
 /// One of the two.
 pub struct End {
     shared: Box<dyn Shared>,
+    front: *const AtomicU64,
     pair: Box<dyn Signal>,
     private: Vec<u8>,
     copied: Duration,
@@ -76,26 +144,30 @@ pub struct End {
 
 impl End {
     /// Over what both share, with their lock.
-    pub fn new(shared: Box<dyn Shared>, pair: Box<dyn Signal>, size: usize) -> Self {
+    pub fn new(shared: Box<dyn Shared>, pair: Box<dyn Signal>, size: usize) -> Result<Self> {
+        let front = shared.front()?;
         // Not zeros, or the first touch of each page would be counted as copying.
-        Self { shared, pair, private: vec![0x5a; size], copied: Duration::ZERO }
+        Ok(Self { shared, front, pair, private: vec![0x5a; size], copied: Duration::ZERO })
     }
 
-    fn word(&self, at: usize) -> Result<u64> {
-        let mut bytes = [0; 8];
-        self.shared.read(at, &mut bytes)?;
-        Ok(u64::from_ne_bytes(bytes))
+    fn word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: a page in front of the bytes, which `shared` keeps mapped; both sides use it as atomic words only.
+        unsafe { &*self.front.add(at) }
     }
 
-    fn set(&self, at: usize, value: u64) -> Result<()> {
-        self.shared.write(at, &value.to_ne_bytes())
+    fn get(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Relaxed)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Relaxed);
     }
 
     /// Locks, once the block is empty or once it is not; returns its state.
     fn lock_when(&mut self, empty: bool) -> Result<u64> {
         self.pair.lock()?;
         loop {
-            let state = self.word(STATE)?;
+            let state = self.get(STATE);
             if (state == EMPTY) == empty {
                 return Ok(state);
             }
@@ -104,14 +176,14 @@ impl End {
     }
 
     fn unlock(&mut self, state: u64) -> Result<()> {
-        self.set(STATE, state)?;
+        self.set(STATE, state);
         self.pair.notify()?;
         self.pair.unlock()
     }
 
     /// Empties the block of an earlier game. Before the writer comes.
-    pub fn reset(&mut self) -> Result<()> {
-        self.set(STATE, EMPTY)
+    pub fn reset(&mut self) {
+        self.set(STATE, EMPTY);
     }
 
     /// Copies blocks out until the last one.
@@ -121,7 +193,7 @@ impl End {
             let begin = Instant::now();
             self.shared.read(BYTES, &mut self.private)?;
             self.copied += begin.elapsed();
-            self.set(COPIED, u64::try_from(self.copied.as_nanos()).context("a long time")?)?;
+            self.set(COPIED, u64::try_from(self.copied.as_nanos()).context("a long time")?);
             self.unlock(EMPTY)?;
             if state == LAST {
                 // The block lives as long as this process: until the writer has seen how long it took.
@@ -133,20 +205,30 @@ impl End {
 
     /// Copies `count` blocks in; gigabytes a second, and the part of the time in which nobody copied.
     pub fn write(mut self, count: u64) -> Result<Timing> {
-        let (cpu, start) = (cpu_seconds(), Instant::now());
-        for left in (0..count).rev() {
-            self.lock_when(true)?;
-            let begin = Instant::now();
-            self.shared.write(BYTES, &self.private)?;
-            self.copied += begin.elapsed();
-            self.unlock(if left == 0 { LAST } else { FULL })?;
-        }
+        let cpu = cpu_seconds();
+        let mut hand_overs = Vec::new();
         self.lock_when(true)?;
+        let (start, mut theirs) = (Instant::now(), Duration::ZERO);
+        let mut begin = start;
+        for left in (1..=count).rev() {
+            self.shared.write(BYTES, &self.private)?;
+            let ours = begin.elapsed();
+            self.unlock(if left == 1 { LAST } else { FULL })?;
+            self.lock_when(true)?;
+            let copied = Duration::from_nanos(self.get(COPIED));
+            let end = Instant::now();
+            // The other clock may be finer or coarser than ours.
+            let both = ours + copied.saturating_sub(theirs);
+            hand_overs.push((end - begin).saturating_sub(both));
+            (begin, theirs) = (end, copied);
+        }
         let took = start.elapsed().as_secs_f64();
-        let theirs = self.word(COPIED)? as f64 * 1e-9;
         self.unlock(LAST)?;
         let rate = (count * self.private.len() as u64) as f64 / took / 1e9;
-        let waiting = Some(1.0 - (self.copied.as_secs_f64() + theirs) / took);
-        Ok(Timing { waiting, ..Timing::of(vec![rate], (cpu_seconds() - cpu) / took) })
+        let all: Duration = hand_overs.iter().sum();
+        let spread = Timing::of(hand_overs.iter().map(|d| d.as_nanos() as f64).collect(), 0.0);
+        let longest = hand_overs.iter().max().map_or(0.0, |d| d.as_nanos() as f64);
+        let handing = Handing { share: all.as_secs_f64() / took, median: spread.median, longest };
+        Ok(Timing { handing: Some(handing), ..Timing::of(vec![rate], (cpu_seconds() - cpu) / took) })
     }
 }
