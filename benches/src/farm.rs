@@ -1,9 +1,10 @@
 //! The farm over TCP, for comparison: the same books, source and work as in shared memory; one thread that never blocks in
-//! the manager, and workers that read each piece into memory of their own.
+//! the manager, and workers that read each piece into memory of their own. Both sides wait as they are told, like ours:
+//! asleep in `poll`, or looking first, and leaving the CPU to others meanwhile.
 
 use anyhow::{Context, Result, ensure};
 use ginnel::farm::{Books, Generated, Report, Source, count, equal};
-use ginnel::{Mapping, Memory, SharedSlice};
+use ginnel::{Mapping, Memory, SharedSlice, WaitMode};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,7 +32,7 @@ pub fn manage(
     bytes: u64,
     piece: usize,
     window: usize,
-    spin: bool,
+    mode: WaitMode,
 ) -> Result<(u64, Report)> {
     let listener = TcpListener::bind(address).with_context(|| format!("listening at {address}"))?;
     let mut conns = Vec::new();
@@ -48,6 +49,7 @@ pub fn manage(
         books.join(worker.to_string(), false);
     }
     let mut sum = 0;
+    let mut waiting = Waiting::new(mode);
     loop {
         let mut worked = false;
         for (worker, conn) in conns.iter_mut().enumerate() {
@@ -57,7 +59,9 @@ pub fn manage(
         if books.is_done() {
             return Ok((sum, books.report()));
         }
-        if !worked && !spin {
+        if worked {
+            waiting.over();
+        } else if waiting.looks_enough() {
             let wish = |conn: &Conn| match conn.left.is_empty() {
                 true => PollFlags::IN,
                 false => PollFlags::IN | PollFlags::OUT,
@@ -65,6 +69,35 @@ pub fn manage(
             let mut fds: Vec<_> = conns.iter().map(|conn| PollFd::new(&conn.stream, wish(conn))).collect();
             poll(&mut fds, None)?;
         }
+    }
+}
+
+/// How long somebody has been looking.
+struct Waiting {
+    mode: WaitMode,
+    since: Option<Instant>,
+}
+
+impl Waiting {
+    fn new(mode: WaitMode) -> Self {
+        Self { mode, since: None }
+    }
+
+    fn over(&mut self) {
+        self.since = None;
+    }
+
+    /// After a look that found nothing: whether it is time to sleep. If not, others have had a turn on this CPU.
+    fn looks_enough(&mut self) -> bool {
+        let enough = match self.mode {
+            WaitMode::Interrupt => true,
+            WaitMode::Poll => false,
+            WaitMode::Adaptive { budget } => self.since.get_or_insert_with(Instant::now).elapsed() >= budget,
+        };
+        if !enough {
+            std::thread::yield_now();
+        }
+        enough
     }
 }
 
@@ -131,8 +164,36 @@ fn words(bytes: &[u8; HEADER]) -> [u64; 2] {
     [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])]
 }
 
+/// Reads until `read` has got all of it; 0 from `read` is the end. False if that came before anything else.
+fn read_all(
+    stream: &TcpStream,
+    len: usize,
+    waiting: &mut Waiting,
+    mut read: impl FnMut(usize) -> std::io::Result<usize>,
+) -> Result<bool> {
+    let mut got = 0;
+    while got < len {
+        match read(got) {
+            Ok(0) if got == 0 => return Ok(false),
+            Ok(0) => anyhow::bail!("the manager has gone"),
+            Ok(n) => {
+                got += n;
+                waiting.over();
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionReset && got == 0 => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if waiting.looks_enough() {
+                    poll(&mut [PollFd::new(stream, PollFlags::IN)], None)?;
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}
+
 /// Works for the manager at `address` until it hangs up.
-pub fn work(address: &str, piece: usize) -> Result<()> {
+pub fn work(address: &str, piece: usize, mode: WaitMode) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut stream = loop {
         match TcpStream::connect(address) {
@@ -142,26 +203,24 @@ pub fn work(address: &str, piece: usize) -> Result<()> {
         }
     };
     stream.set_nodelay(true)?;
+    // Who sleeps at once sleeps in read, which is one system call less.
+    stream.set_nonblocking(mode != WaitMode::Interrupt)?;
     let memory = Mapping::anonymous(piece.next_multiple_of(8))?;
+    let mut waiting = Waiting::new(mode);
     let mut header = [0; HEADER];
     loop {
-        match stream.read_exact(&mut header) {
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
-            other => other?,
+        if !read_all(&stream, HEADER, &mut waiting, |got| (&stream).read(&mut header[got..]))? {
+            return Ok(());
         }
         let [number, len] = words(&header);
         ensure!(len <= piece as u64, "a piece of {len} bytes");
         let text = SharedSlice::new(&memory, 0, len as usize);
-        let mut read = 0;
-        while read < text.len() {
-            match text.skip(read).read_from(stream.as_fd())? {
-                0 => anyhow::bail!("the manager has gone"),
-                n => read += n,
-            }
-        }
+        let whole =
+            read_all(&stream, text.len(), &mut waiting, |got| text.skip(got).read_from(stream.as_fd()))?;
+        ensure!(whole, "the manager has gone");
         let mut result = number.to_le_bytes().to_vec();
         result.extend_from_slice(&count::characters(text).to_le_bytes());
+        // Results are short and there are few: they always find room.
         stream.write_all(&result)?;
     }
 }

@@ -71,8 +71,8 @@ fn manage(how: &How) -> Result<()> {
     let (before, sum, report);
     if how.tcp {
         before = cpu_seconds();
-        let spin = how.mode()? == WaitMode::Poll;
-        (sum, report) = farm::manage(&how.addresses[0], how.workers, how.bytes, how.piece, how.window, spin)?;
+        let mode = how.mode()?;
+        (sum, report) = farm::manage(&how.addresses[0], how.workers, how.bytes, how.piece, how.window, mode)?;
     } else {
         let mut manager = Manager::new(Options {
             mode: how.mode()?,
@@ -107,7 +107,7 @@ fn work(how: &How) -> Result<()> {
     let cpu;
     if how.tcp {
         cpu = cpu_seconds();
-        farm::work(&how.addresses[0], how.piece)?;
+        farm::work(&how.addresses[0], how.piece, how.mode()?)?;
     } else {
         let (endpoint, name) = how.endpoint(&how.addresses[0])?;
         let options = ChannelOptions { patience: PATIENCE, ..ChannelOptions::default() };

@@ -184,6 +184,11 @@ impl MessageSender {
         self.ring.max_message()
     }
 
+    /// Rings the doorbell that [`Claim::send_quietly`] has left owed.
+    pub(crate) fn wake(&mut self) {
+        self.ring_if(true);
+    }
+
     #[cold]
     fn wait_for_room(&mut self, len: usize) -> Result<(), Error> {
         // What is committed must go out first, or the peer could never make room.
@@ -226,6 +231,15 @@ impl Claim<'_> {
             self.counters.rings += 1;
             self.shared.doorbell.ring();
         }
+    }
+
+    /// Sends the first `len` bytes, but lets a peer that sleeps sleep on. True if it does: then it is owed a doorbell
+    /// ([`MessageSender::wake`]).
+    #[must_use = "the peer may be owed a doorbell"]
+    pub(crate) fn send_quietly(self, len: usize) -> bool {
+        self.counters.operations += 1;
+        self.counters.bytes += len as u64;
+        self.inner.publish(len)
     }
 
     /// Makes the first `len` bytes a message that goes out with the next [`MessageSender::publish`] or send.

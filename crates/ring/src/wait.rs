@@ -34,7 +34,8 @@ use std::time::{Duration, Instant};
 /// How to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Look until it is there. Lowest latency; uses a CPU.
+    /// Look until it is there. Lowest latency; uses a CPU, but leaves it to others who want it (`sched_yield`) when what is
+    /// waited for does not come within microseconds: there may be more who look than CPUs.
     Poll,
     /// Sleep at once. Uses no CPU; each wake costs a doorbell.
     Interrupt,
@@ -85,6 +86,10 @@ const GLANCES: u32 = 64;
 /// Full looks between two looks at the clock, which may be slow in a guest.
 const LOOKS_PER_CLOCK: u32 = 8;
 
+/// Rounds of looks before others are let onto the CPU: some microseconds. Who is waited for may need this very CPU, and would
+/// get it only at the end of our time slice, milliseconds later.
+const ROUNDS_ALONE: u32 = 16;
+
 /// Waits until `what` is ready, or at least has changed. `Ok(false)` if the deadline came first.
 pub fn wait<W: Waitable + ?Sized>(
     what: &mut W,
@@ -131,12 +136,18 @@ pub fn wait<W: Waitable + ?Sized>(
 }
 
 fn spin<W: Waitable + ?Sized>(what: &mut W, deadline: Option<Instant>) -> bool {
+    let mut rounds = 0;
     loop {
         if look(what) {
             return true;
         }
         if deadline.is_some_and(|d| Instant::now() >= d) {
             return false;
+        }
+        if rounds < ROUNDS_ALONE {
+            rounds += 1;
+        } else {
+            std::thread::yield_now();
         }
     }
 }

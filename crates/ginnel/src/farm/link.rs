@@ -5,6 +5,7 @@ use super::report::Departure;
 use crate::{Error, Mapping, MessageChannel, MessageReceiver, MessageSender, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(super) const HEADER: usize = size_of::<Header>();
@@ -17,6 +18,9 @@ pub(super) enum Answer {
     Failed(u64),
 }
 
+/// Work that is worth a doorbell: what a sleeper needs to wake up, a few times over.
+pub(super) const WORTH: Duration = Duration::from_micros(100);
+
 /// The manager's end of one worker's channel. Nothing here waits.
 pub(super) struct Link {
     sender: MessageSender,
@@ -27,12 +31,37 @@ pub(super) struct Link {
     pub told: bool,
     /// Pieces of earlier jobs that it still holds: nobody wants their results any more.
     pub stale: HashSet<u64>,
+    /// When it was heard of last: who was a moment ago is awake, and has its caches warm.
+    pub heard: Instant,
+    /// The shortest time for a piece that it has been seen to take.
+    pace: Option<Duration>,
+    /// Since when it has slept over a piece that it was sent.
+    owed: Option<Instant>,
+    /// There was no room for the last piece that it should have got.
+    pub full: bool,
+}
+
+/// Who goes is not left asleep either.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.wake(true);
+    }
 }
 
 impl Link {
     pub fn new(channel: MessageChannel) -> Self {
         let (sender, receiver) = channel.split();
-        Self { sender, receiver, worker: 0, told: false, stale: HashSet::new() }
+        Self {
+            sender,
+            receiver,
+            worker: 0,
+            told: false,
+            stale: HashSet::new(),
+            heard: Instant::now(),
+            pace: None,
+            owed: None,
+            full: false,
+        }
     }
 
     /// What it calls itself, and whose member it is.
@@ -49,6 +78,28 @@ impl Link {
     /// The longest piece.
     pub fn longest(&self) -> usize {
         self.sender.max_message() - HEADER
+    }
+
+    /// It has answered so many pieces since `since`, and before now.
+    pub fn answered(&mut self, pieces: u32, since: Instant) {
+        self.heard = Instant::now();
+        let each = self.heard.saturating_duration_since(since) / pieces.max(1);
+        self.pace = Some(self.pace.map_or(each, |pace| pace.min(each)));
+    }
+
+    /// Pieces that make up work worth a doorbell, at most `most`: one, unless it is known to be quick.
+    pub fn batch(&self, most: usize) -> usize {
+        let Some(pace) = self.pace else { return 1 };
+        let pieces = WORTH.as_nanos() / pace.as_nanos().max(1);
+        usize::try_from(pieces).unwrap_or(most).clamp(1, most.max(1))
+    }
+
+    /// Wakes it if it sleeps over pieces: over `enough` of them or for long, or at once.
+    pub fn wake(&mut self, enough: bool) {
+        if self.owed.is_some_and(|since| enough || since.elapsed() >= WORTH) {
+            self.owed = None;
+            self.sender.wake();
+        }
     }
 
     /// Whether a piece of this length finds room now.
@@ -92,8 +143,8 @@ impl Link {
         };
         claim.slice().write(0, header.as_bytes());
         let filled = fill(claim.slice().skip(HEADER));
-        if filled.is_ok() {
-            claim.send(HEADER + len);
+        if filled.is_ok() && claim.send_quietly(HEADER + len) {
+            self.owed.get_or_insert_with(Instant::now);
         }
         Ok(filled)
     }

@@ -2,7 +2,7 @@
 
 use super::books::{Books, Piece};
 use super::error::{Error, Refusal};
-use super::link::{Answer, HEADER, Link};
+use super::link::{Answer, HEADER, Link, WORTH};
 use super::report::{Departure, Report};
 use super::source::Source;
 use super::wait::Watch;
@@ -279,31 +279,76 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         since.checked_add(timeout)
     }
 
-    /// Gathers and scatters once.
+    /// Gathers and scatters once: at most a piece for each worker, so that a caller with other things to do gets to them.
     fn turn(&mut self, fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>) -> Result<Step, Error> {
         self.meet_newcomers()?;
         let mut worked = false;
-        // Who has nothing is served first, then who could have more.
-        for depth in 0..self.manager.options.window.max(1) {
-            let mut n = 0;
-            while n < self.manager.links.len() {
-                match self.serve(n, depth, fold)? {
-                    Ok(did) => {
-                        worked |= did;
-                        n += 1;
-                    }
-                    Err(departure) => {
-                        worked = true;
-                        self.dismiss(n, departure)?;
-                    }
-                }
+        for _ in 0..self.manager.links.len() {
+            worked |= self.gather_from_all(fold)?;
+            if !self.scatter()? {
+                break;
             }
+            worked = true;
         }
         if self.books.is_done() {
             return Ok(Step::Done);
         }
         self.check_times()?;
-        Ok(if worked { Step::Working } else { Step::Waiting })
+        if worked {
+            return Ok(Step::Working);
+        }
+        self.manager.links.iter_mut().for_each(|link| link.wake(true));
+        Ok(Step::Waiting)
+    }
+
+    fn gather_from_all(
+        &mut self,
+        fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<bool, Error> {
+        let mut worked = false;
+        let mut n = 0;
+        while n < self.manager.links.len() {
+            match self.gather(n, fold)? {
+                Ok(did) => {
+                    worked |= did;
+                    n += 1;
+                }
+                Err(departure) => {
+                    worked = true;
+                    self.dismiss(n, departure)?;
+                }
+            }
+        }
+        Ok(worked)
+    }
+
+    /// Gives one piece to whoever has least to do. False if there is none, or nobody can take one.
+    ///
+    /// Among several it is the one who was heard of last. So if the manager is what holds the job up, a few workers that
+    /// are awake and have their caches warm do it all, and the others sleep on; if the work does, everybody has a part
+    /// before anybody has two.
+    fn scatter(&mut self) -> Result<bool, Error> {
+        if !self.books.has_more() {
+            return Ok(false);
+        }
+        let window = self.manager.options.window.max(1);
+        loop {
+            let books = &self.books;
+            let free = self.manager.links.iter().enumerate().filter_map(|(n, link)| {
+                let holds = books.holds(link.worker) + link.stale.len();
+                let level = holds / link.batch(window / 2);
+                (holds < window && !link.full).then_some((level, std::cmp::Reverse(link.heard), n))
+            });
+            let Some((_, _, n)) = free.min() else { return Ok(false) };
+            match self.give(n)? {
+                Ok(true) => return Ok(true),
+                Ok(false) => self.manager.links[n].full = true,
+                Err(departure) => {
+                    self.dismiss(n, departure)?;
+                    return Ok(true);
+                }
+            }
+        }
     }
 
     fn meet_newcomers(&mut self) -> Result<(), Error> {
@@ -324,24 +369,24 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         Ok(())
     }
 
-    /// Gathers all that a worker has said, and sends it a piece if it holds at most `depth`. Whether anything was done, or
-    /// how the worker went.
-    fn serve(
+    /// Gathers all that a worker has said. Whether that was anything, or how the worker went.
+    fn gather(
         &mut self,
         n: usize,
-        depth: usize,
         fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
     ) -> Result<Result<bool, Departure>, Error> {
         let link = &mut self.manager.links[n];
         let worker = link.worker;
-        let mut did = false;
+        link.full = false;
+        let since = self.books.waiting_since(worker);
+        let mut answers = 0;
         loop {
             let answer = match link.answer(&mut self.buffer) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
                 Err(departure) => return Ok(Err(departure)),
             };
-            did = true;
+            answers += 1;
             let (Answer::Result(number) | Answer::Failed(number)) = answer;
             if link.stale.remove(&number) {
                 continue;
@@ -371,19 +416,29 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
                 }
             }
         }
-        if self.books.holds(worker) + link.stale.len() > depth || !self.books.has_more() {
-            return Ok(Ok(did));
+        if let Some(since) = since.filter(|_| answers > 0) {
+            link.answered(answers, since);
         }
+        // It may have slept over pieces long enough by now.
+        link.wake(false);
+        Ok(Ok(answers > 0))
+    }
+
+    /// Sends a piece to a worker. False if there is no room for it now.
+    fn give(&mut self, n: usize) -> Result<Result<bool, Departure>, Error> {
+        let enough = self.manager.options.window / 2;
+        let link = &mut self.manager.links[n];
+        let worker = link.worker;
         if !link.told {
             match link.tell(&self.job) {
                 Ok(told) => link.told = told,
                 Err(departure) => return Ok(Err(departure)),
             }
             if !link.told {
-                return Ok(Ok(did));
+                return Ok(Ok(false));
             }
         }
-        let Some(piece) = self.books.give(worker) else { return Ok(Ok(did)) };
+        let Some(piece) = self.books.give(worker) else { return Ok(Ok(false)) };
         if piece.len > link.longest() {
             self.books.take_back(worker);
             return Err(Error::TooLong { piece, worker: link.name(), max: link.longest() });
@@ -392,13 +447,18 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
             Ok(true) => {}
             Ok(false) => {
                 self.books.take_back(worker);
-                return Ok(Ok(did));
+                return Ok(Ok(false));
             }
             Err(departure) => return Ok(Err(departure)),
         }
-        let source = &mut self.source;
+        let (source, begun) = (&mut self.source, Instant::now());
         match link.send(&piece, |room| source.fill(piece.offset, room)) {
-            Ok(Ok(())) => Ok(Ok(true)),
+            Ok(Ok(())) => {
+                // The next piece may take as long as this one.
+                let slow = begun.elapsed() >= WORTH;
+                link.wake(slow || self.books.holds(worker) >= link.batch(enough));
+                Ok(Ok(true))
+            }
             Ok(Err(source)) => {
                 self.books.take_back(worker);
                 Err(Error::Source { piece, source })
@@ -460,6 +520,7 @@ impl<I: Iterator<Item = Range<u64>>, S> Drop for Run<'_, I, S> {
     fn drop(&mut self) {
         self.manager.next = self.books.next_number();
         for link in &mut self.manager.links {
+            link.wake(true);
             // Of a job that was given up.
             link.stale.extend(self.books.held_by(link.worker));
         }
