@@ -1,5 +1,7 @@
 //! What the fuzz targets share: the harnesses of the property tests, and how bytes become their operations.
 
+pub mod farm;
+
 #[path = "../../crates/ring/tests/model/mod.rs"]
 pub mod model;
 

@@ -3,6 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use ginnel_bench::report::{Better, Report, median};
+use ginnel_layout::farm::Header;
+use ginnel_layout::ring;
 use serde::Deserialize;
 use std::time::Duration;
 use vmtest::installation::{Installation, Memory, Plan, program};
@@ -23,9 +25,24 @@ struct Cli {
     /// Bytes of a piece, in shared memory and over TCP.
     #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
     piece: usize,
-    /// How both sides wait: interrupt, poll, or microseconds to look before they sleep.
-    #[arg(long, default_value = "interrupt")]
+    /// Mebibytes of shared memory, rings and all, however many host processes there are. A power of two.
+    #[arg(long, default_value_t = 64)]
+    memory: u64,
+    /// Pieces that a worker may hold at most, where its share of the memory has room for more.
+    #[arg(long, default_value_t = 7)]
+    window: usize,
+    /// How both sides of the farm wait: interrupt, poll, or microseconds to look before they sleep.
+    #[arg(long, default_value = "100")]
     mode: String,
+    /// How both sides wait over TCP.
+    #[arg(long, default_value = "100")]
+    tcp_mode: String,
+    /// Bytes of a piece over TCP.
+    #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
+    tcp_piece: usize,
+    /// Pieces that a worker may hold over TCP.
+    #[arg(long, default_value_t = 3)]
+    tcp_window: usize,
     /// Worker counts of host processes.
     #[arg(long, value_delimiter = ',', default_value = "1,3,7,15,31")]
     workers: Vec<usize>,
@@ -33,17 +50,20 @@ struct Cli {
 
 const WORKERS: [&str; 3] = ["w1", "w2", "w3"];
 const PATIENCE: Duration = Duration::from_secs(240);
+/// Bytes of a VM's slice.
+const SLICE: u64 = 16 << 20;
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     let bed = Bed::new("bench")?;
-    let mut plan = Plan::new(&bed).segment("bench", 128, &["host"]);
+    let mut plan = Plan::new(&bed).segment("bench", cli.memory, &["host"]);
     for worker in WORKERS {
         plan = plan.vm(worker);
     }
     let slices = format!(
-        "[segment.job]\nsize = \"16M\"\nmemory = \"{}\"\nmembers = [\"host\"]\nslices = {WORKERS:?}",
+        "[segment.job]\nsize = \"{}M\"\nmemory = \"{}\"\nmembers = [\"host\"]\nslices = {WORKERS:?}",
+        SLICE >> 20,
         Memory::Dax
     );
     let ginnel = plan.config(&slices).start()?;
@@ -139,13 +159,33 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn job(&self, mib: u64) -> String {
-        format!("--bytes {} --piece {}", mib << 20, self.cli.piece)
+    /// A job over TCP.
+    fn tcp_job(&self, mib: u64) -> String {
+        let Cli { tcp_piece, tcp_window, tcp_mode, .. } = self.cli;
+        format!("--bytes {} --piece {tcp_piece} --window {tcp_window} --mode {tcp_mode}", mib << 20)
+    }
+
+    /// A job for so many workers, each of which has rings of an equal share of `memory` bytes: the pieces that fit, and in
+    /// words how it is done.
+    fn job(&self, mib: u64, memory: u64, count: usize) -> (String, String) {
+        let share = memory as usize / count;
+        let mut ring = ring::MIN_CAPACITY;
+        // Two rings, in whole pages; and the segment's own header.
+        while 2 * (ring::footprint(2 * ring) + 4096) <= share - share / 64 {
+            ring *= 2;
+        }
+        let piece = self.cli.piece.min(ring::max_message(ring) - size_of::<Header>());
+        let span = ring::record_span(piece + size_of::<Header>());
+        let window = (ring / span - 1).clamp(1, self.cli.window);
+        let taken = (2 * span * (window + 1)).next_power_of_two().min(2 * ring);
+        let note = format!("{window} pieces of {} KiB in rings of {} KiB", piece.div_ceil(1024), taken >> 11);
+        (format!("--bytes {} --piece {piece} --window {window}", mib << 20), note)
     }
 
     fn host(&mut self) -> Result<()> {
         for count in self.cli.workers.clone() {
-            let job = self.job(self.cli.mib);
+            let (job, how) = self.job(self.cli.mib, self.cli.memory << 20, count);
+            let tcp = format!("--tcp 127.0.0.1:17271 {}", self.tcp_job(self.cli.mib));
             let target = match count {
                 1..=3 => Some(1.0 / 0.6),
                 15.. => Some(1.0 / 0.4),
@@ -156,12 +196,9 @@ impl Bench<'_> {
                 format!("{count} host processes count {} MiB", self.cli.mib),
                 "TCP loopback",
                 target,
-                &format!("pieces of {} KiB", self.cli.piece >> 10),
+                &format!("{how} of {} MiB in all", self.cli.memory),
                 |b| b.on_host(count, &format!("bench/farm {job} {mode}"), &format!("bench/farm {mode}")),
-                |b| {
-                    let tcp = format!("--tcp 127.0.0.1:17271 {job}");
-                    b.on_host(count, &tcp, &tcp)
-                },
+                |b| b.on_host(count, &tcp, &tcp),
             )?;
         }
         Ok(())
@@ -170,7 +207,7 @@ impl Bench<'_> {
     /// Sleeping beside polling.
     fn modes(&mut self) -> Result<()> {
         for count in [1, 3] {
-            let job = self.job(self.cli.mib);
+            let (job, _) = self.job(self.cli.mib, self.cli.memory << 20, count);
             let run = |b: &Self, mode: &str| {
                 b.on_host(
                     count,
@@ -204,7 +241,8 @@ impl Bench<'_> {
         let vms: Vec<&Vm> = vms.iter().map(|(vm, _)| vm).collect();
         ensure!(vms.len() == WORKERS.len(), "as many VMs as names");
         let mib = self.cli.mib / 16;
-        let job = self.job(mib);
+        let (job, how) = self.job(mib, SLICE, 1);
+        let tcp = self.tcp_job(mib);
         let slices =
             |count: usize| WORKERS[..count].iter().map(|w| format!("job.{w}/farm ")).collect::<String>();
         for count in [1, 3] {
@@ -213,14 +251,14 @@ impl Bench<'_> {
                 format!("{count} VMs count {mib} MiB"),
                 "TCP over virtio-net",
                 Some(1.0 / 0.6),
-                "a slice for each VM",
+                &format!("{how}, a slice for each VM"),
                 |b| {
                     let manage = format!("{}{job} {mode}", slices(count));
                     b.in_vms(&vms[..count], &manage, |n| format!("job.{}/farm {mode}", WORKERS[n]))
                 },
                 |b| {
-                    let manage = format!("--tcp 0.0.0.0:17271 {job}");
-                    b.in_vms(&vms[..count], &manage, |_| format!("--tcp {HOST_ADDRESS}:17271 {job}"))
+                    let manage = format!("--tcp 0.0.0.0:17271 {tcp}");
+                    b.in_vms(&vms[..count], &manage, |_| format!("--tcp {HOST_ADDRESS}:17271 {tcp}"))
                 },
             )?;
         }

@@ -24,7 +24,7 @@
  * - Time is in nanoseconds; a negative timeout means for ever. Sizes are in bytes.
  * - Threads. Endpoints and listeners may be used by any number of threads at once. In a channel, one
  *   thread may send while another receives; more than one per direction need a lock of their own. A
- *   handle of a lock is for one thread at a time.
+ *   handle of a lock, a farm or a worker is for one thread at a time.
  * - Waiting is not interrupted by signals. Functions that do not say that they block do not.
  * - fork(2): afterwards a handle is used in one of the two processes only.
  * - The first attach installs a handler for SIGBUS, so that a truncated segment is an error and not the
@@ -89,6 +89,10 @@ typedef enum ginnel_status {
     GINNEL_ERR_BARRIER_BROKEN = -108,
     // The endpoint was declared dead, and what it had was handed on: attach again.
     GINNEL_ERR_FENCED = -109,
+    // A farm's job had no worker for as long as its manager waits.
+    GINNEL_ERR_NO_WORKER = -110,
+    // A piece of a farm's job failed, or took its worker along, as often as it is tried.
+    GINNEL_ERR_PIECE = -111,
     // A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
     // An argument outside its range.
@@ -115,6 +119,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_DEADLOCK = -212,
     // The semaphore would have more permits than its limit.
     GINNEL_ERR_OVERFLOW = -213,
+    // A function of the program has ended the farm's job.
+    GINNEL_ERR_CALLBACK = -214,
     // The daemon refuses, for a reason that this version of the library does not know.
     GINNEL_ERR_REFUSED_OTHERWISE = -300,
     // The daemon does not understand the library.
@@ -217,6 +223,28 @@ typedef enum ginnel_subject {
     GINNEL_LISTENER = 3,
 } ginnel_subject;
 
+// How far a job is.
+typedef enum ginnel_farm_progress {
+    // All is done.
+    GINNEL_FARM_DONE = 0,
+    // There is more to do at once: call again.
+    GINNEL_FARM_WORKING = 1,
+    // Nothing can be done until a worker says something: wait for ginnel_farm_fd(), then call again.
+    GINNEL_FARM_WAITING = 2,
+} ginnel_farm_progress;
+
+// How a worker went.
+typedef enum ginnel_farm_departure {
+    // It did not: it was there to the end.
+    GINNEL_FARM_STAYED = 0,
+    // Its process or its VM died.
+    GINNEL_FARM_DIED = 1,
+    // It closed its channel.
+    GINNEL_FARM_LEFT = 2,
+    // It was dismissed: it broke the protocol, answered nonsense, or took too long.
+    GINNEL_FARM_DISMISSED = 3,
+} ginnel_farm_departure;
+
 // A barrier of a segment: a number of parties wait for each other. A handle is used by one
 // thread at a time; others open their own. Made by ginnel_barrier_open(), freed by ginnel_barrier_close().
 typedef struct ginnel_barrier ginnel_barrier;
@@ -238,6 +266,14 @@ typedef struct ginnel_condvar ginnel_condvar;
 // An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
 // once. Made by ginnel_attach(), freed by ginnel_detach().
 typedef struct ginnel_endpoint ginnel_endpoint;
+
+// One who has work done by many: a manager, and the job that it has in hand. For one thread at a time. Made by
+// ginnel_farm_open(), freed by ginnel_farm_close().
+typedef struct ginnel_farm ginnel_farm;
+
+// A worker of a farm: a channel to its manager. For one thread at a time. Made by ginnel_farm_connect(), freed by
+// ginnel_farm_worker_close().
+typedef struct ginnel_farm_worker ginnel_farm_worker;
 
 // A list as it was when it was asked for. One thread at a time may use it. Made by ginnel_list_open(), freed by
 // ginnel_list_close().
@@ -417,6 +453,152 @@ typedef struct ginnel_list_entry {
     // Name of the endpoint, or at which it listens. Empty for a member.
     char name[64];
 } ginnel_list_entry;
+
+// How a farm's manager works. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_farm_options {
+    // sizeof(ginnel_farm_options).
+    size_t size;
+    // The longest piece, in bytes. A worker's channel takes about eight times as much shared memory. 0: what fits into
+    // rings of 1 MiB.
+    size_t piece;
+    // Pieces that a worker may hold: one that it works on, and others that are transferred meanwhile. 0: the default.
+    size_t window;
+    // How the manager waits: one of GINNEL_WAIT_*.
+    int wait;
+    // How often a piece is tried. 0: five times.
+    uint32_t tries;
+    // For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    uint64_t budget_ns;
+    // A worker that takes longer for a piece is dismissed. 0: it may take any time.
+    uint64_t piece_timeout_ns;
+    // How long a job goes on without any worker. 0: 30 s; UINT64_MAX: for ever.
+    uint64_t patience_ns;
+} ginnel_farm_options;
+
+// Cuts the next piece of the input: sets `*offset` and `*length`, and returns 1; 0 if there is none.
+typedef int (*ginnel_farm_next)(void *context, uint64_t *offset, size_t *length);
+
+// Writes the input's `length` bytes from `offset` to `room`, which lies in the worker's ring. Must give the same bytes each
+// time: a piece whose worker has died is asked for again. Returns 0; anything else ends the job with GINNEL_ERR_CALLBACK.
+typedef int (*ginnel_farm_fill)(void *context, uint64_t offset, void *room, size_t length);
+
+// A piece of a job's input.
+typedef struct ginnel_farm_piece {
+    // sizeof(ginnel_farm_piece) of the library that runs.
+    size_t size;
+    // Its number; its manager never uses it again.
+    uint64_t number;
+    // Where in the input it begins.
+    uint64_t offset;
+    // Its bytes.
+    size_t length;
+    // How often it has been given to a worker.
+    uint32_t tries;
+} ginnel_farm_piece;
+
+// Takes a worker's result, `length` bytes at `result`, which end with the call. Called once for each piece, in the order in
+// which results come. Returns 0; 1 if the result is nonsense (its worker is dismissed, and another gets the piece);
+// anything else ends the job with GINNEL_ERR_CALLBACK.
+typedef int (*ginnel_farm_fold)(void *context,
+                                const struct ginnel_farm_piece *piece,
+                                const void *result,
+                                size_t length);
+
+// A job. Fill it with zeros, set `size`, then the rest.
+typedef struct ginnel_farm_job {
+    // sizeof(ginnel_farm_job).
+    size_t size;
+    // What the workers are told that it is.
+    const char *name;
+    // Bytes of the input, which is cut into equal pieces, unless there is `next`.
+    uint64_t bytes;
+    // Bytes of an equal piece. 0: as long as a worker's channel takes.
+    size_t piece;
+    // Cuts the input into pieces of any lengths; or NULL.
+    ginnel_farm_next next;
+    // Where the input comes from.
+    ginnel_farm_fill fill;
+    // Where the results go.
+    ginnel_farm_fold fold;
+    // For the three functions.
+    void *context;
+} ginnel_farm_job;
+
+// What happened in a job.
+typedef struct ginnel_farm_report {
+    // sizeof(ginnel_farm_report).
+    size_t size;
+    // From the start to the last result, or to now, in nanoseconds.
+    uint64_t time_ns;
+    // Results that were taken.
+    uint64_t pieces;
+    // Bytes of these pieces.
+    uint64_t bytes;
+    // Pieces that were given to a second worker because the first died, left, was dismissed or failed.
+    uint64_t reassigned;
+    // Everybody who had a part in it: see ginnel_farm_get_worker().
+    size_t workers;
+    // How many of them have died.
+    size_t deaths;
+} ginnel_farm_report;
+
+// What one worker did in a job.
+typedef struct ginnel_farm_worker_report {
+    // sizeof(ginnel_farm_worker_report).
+    size_t size;
+    // When it came, from the start of the job, in nanoseconds; 0 if it was there before.
+    uint64_t joined_ns;
+    // When its last result came.
+    uint64_t last_ns;
+    // Its results that were taken.
+    uint64_t pieces;
+    // Bytes of these pieces.
+    uint64_t bytes;
+    // Pieces that it could make nothing of.
+    uint64_t failed;
+    // Pieces that were taken from it and given to others.
+    uint64_t lost;
+    // How it went: one of GINNEL_FARM_STAYED and so on.
+    int departure;
+    // What it calls itself, and whose member it is.
+    char name[64];
+} ginnel_farm_worker_report;
+
+// How to work. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_farm_worker_options {
+    // sizeof(ginnel_farm_worker_options).
+    size_t size;
+    // How long to wait for a manager, in nanoseconds. 0: not at all.
+    uint64_t patience_ns;
+    // For GINNEL_WAIT_ADAPTIVE: how long to look, in nanoseconds. 0: the default, 100000.
+    uint64_t budget_ns;
+    // How to wait for pieces: one of GINNEL_WAIT_*.
+    int wait;
+} ginnel_farm_worker_options;
+
+// A piece, as its worker sees it.
+typedef struct ginnel_farm_task {
+    // sizeof(ginnel_farm_task) of the library that runs.
+    size_t size;
+    // Name of the job.
+    const char *job;
+    // Number of the piece.
+    uint64_t number;
+    // Where in the input it begins.
+    uint64_t offset;
+    // Its bytes, where the manager has put them, aligned to 8. A hostile manager can still change them.
+    const void *data;
+    // How many.
+    size_t length;
+} ginnel_farm_task;
+
+// Works on a piece: writes the result to `result`, which has room for `room` bytes, and returns its length. A negative
+// number means that nothing can be made of the piece, which is then tried elsewhere; why may be written to `result`, as a
+// string. Nothing of `task` is there after it has returned.
+typedef ssize_t (*ginnel_farm_work)(void *context,
+                                    const struct ginnel_farm_task *task,
+                                    void *result,
+                                    size_t room);
 
 #ifdef __cplusplus
 extern "C" {
@@ -991,6 +1173,104 @@ int ginnel_list_next(struct ginnel_list *list,
 
 // Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
 void ginnel_list_close(struct ginnel_list *list);
+
+// Makes a manager without workers. `options` may be NULL. On success `*farm` is the caller's, to be freed with
+// ginnel_farm_close(); on failure it is NULL.
+int ginnel_farm_open(const struct ginnel_farm_options *options,
+                     struct ginnel_farm **farm);
+
+// Attaches to the segment of `address`, which is "segment/name", and lets workers come there: one, with a slice of its own,
+// or as many as like in a segment that they share. May be called again, for more addresses, while no job is in hand.
+//
+// Blocks like ginnel_attach(). Errors: those of ginnel_attach() and ginnel_endpoint_listen().
+int ginnel_farm_listen(struct ginnel_farm *farm,
+                       const char *address);
+
+// Starts a program as a child of this process: `argv` is its name, which is looked for in $PATH, its arguments, and NULL at
+// the end. It should work for this farm (ginnel_farm_connect(), or "ginnel farm work ADDRESS") and end when the farm is
+// closed. Its standard input is empty, and its standard output goes nowhere.
+//
+// Errors: GINNEL_ERR_SYSTEM if it cannot be started.
+int ginnel_farm_spawn(struct ginnel_farm *farm,
+                      const char *const *argv);
+
+// Waits until `count` workers are here. A job needs not wait for that: who comes later gets work too. Not while a job is in
+// hand.
+//
+// Blocks for at most `timeout_ns` nanoseconds: 0 means not at all, a negative number for ever. Errors:
+// GINNEL_ERR_TIMED_OUT.
+int ginnel_farm_wait_for_workers(struct ginnel_farm *farm,
+                                 size_t count,
+                                 int64_t timeout_ns);
+
+// The longest piece that a worker's channel takes, in bytes, or a negative status. Not while a job is in hand.
+ssize_t ginnel_farm_longest_piece(struct ginnel_farm *farm);
+
+// Has a job done: scatters its pieces over the workers, and gathers their results, until all is done. The workers stay for
+// the next job.
+//
+// Blocks until then. Errors, after which no job is in hand: GINNEL_ERR_NO_WORKER if there was none for as long as the
+// manager waits, GINNEL_ERR_PIECE if a piece failed or took its worker along as often as it is tried, GINNEL_ERR_TOO_LONG
+// for a piece that is longer than a worker's channel takes, GINNEL_ERR_CALLBACK.
+int ginnel_farm_run(struct ginnel_farm *farm,
+                    const struct ginnel_farm_job *job);
+
+// Takes a job in hand, which ginnel_farm_step() does: for programs with an event loop. Does not block.
+int ginnel_farm_start(struct ginnel_farm *farm,
+                      const struct ginnel_farm_job *job);
+
+// Does what can be done of the job without waiting. Returns GINNEL_FARM_WORKING, GINNEL_FARM_WAITING or GINNEL_FARM_DONE
+// (then no job is in hand), or a negative status: those of ginnel_farm_run(), and the job has ended;
+// GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
+int ginnel_farm_step(struct ginnel_farm *farm);
+
+// A file descriptor for poll(2) and epoll(7), or a negative status: after ginnel_farm_step() has returned
+// GINNEL_FARM_WAITING it becomes readable when a worker has said something, has come or has gone, or when a time has run
+// out. It belongs to the farm: do not read or close it, nor use it after the farm is closed. Only while a job is in hand;
+// it is the same for all jobs. Errors: GINNEL_ERR_UNSUPPORTED in a VM without interrupts.
+int ginnel_farm_fd(struct ginnel_farm *farm);
+
+// Gives up the job that is in hand, if any. The workers stay; what they still make of its pieces is thrown away.
+int ginnel_farm_stop(struct ginnel_farm *farm);
+
+// Fills in `*report`, whose `size` the caller has set: of the job in hand so far, or of the last one.
+int ginnel_farm_get_report(struct ginnel_farm *farm,
+                           struct ginnel_farm_report *report);
+
+// Fills in `*worker`, whose `size` the caller has set, with what a worker did in the job in hand or the last one: `index`
+// counts from 0, in the order in which they came. Errors: GINNEL_ERR_INVALID beyond the last.
+int ginnel_farm_get_worker(struct ginnel_farm *farm,
+                           size_t index,
+                           struct ginnel_farm_worker_report *worker);
+
+// Frees a farm. Its workers are told that there is no more; those that ginnel_farm_spawn() has started are waited for, for
+// at most 5 s, and then killed. NULL is allowed.
+void ginnel_farm_close(struct ginnel_farm *farm);
+
+// Attaches to the segment of `address`, which is "segment/name", and connects to the manager that listens there. `options`
+// may be NULL. On success `*worker` is the caller's, to be freed with ginnel_farm_worker_close(); on failure it is NULL.
+//
+// Blocks like ginnel_attach(), and for as long as `options->patience_ns`. Errors: those of ginnel_attach() and
+// ginnel_endpoint_connect().
+int ginnel_farm_connect(const char *address,
+                        const struct ginnel_farm_worker_options *options,
+                        struct ginnel_farm_worker **worker);
+
+// Works until the manager has no more jobs: calls `work` for each piece, with `context`.
+//
+// Blocks until then. Errors: GINNEL_ERR_PEER_DEAD if the manager has died, GINNEL_ERR_CLOSED if it has dismissed this
+// worker, GINNEL_ERR_SYSTEM if it breaks the protocol.
+int ginnel_farm_serve(struct ginnel_farm_worker *worker,
+                      ginnel_farm_work work,
+                      void *context);
+
+// Pieces that a worker has answered so far, and their bytes. Either may be NULL.
+int ginnel_farm_worker_get_done(const struct ginnel_farm_worker *worker,
+                                uint64_t *pieces,
+                                uint64_t *bytes);
+
+// Frees a worker; its manager gives what it still holds to others. NULL is allowed. Tells the daemon, for at most a second.
+void ginnel_farm_worker_close(struct ginnel_farm_worker *worker);
 
 #ifdef __cplusplus
 }  // extern "C"

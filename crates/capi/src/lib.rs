@@ -31,6 +31,8 @@ pub mod lock;
 
 pub mod list;
 
+pub mod farm;
+
 use std::ffi::{CStr, c_char};
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

@@ -47,6 +47,10 @@ pub enum Status {
     GINNEL_ERR_BARRIER_BROKEN = -108,
     /// The endpoint was declared dead, and what it had was handed on: attach again.
     GINNEL_ERR_FENCED = -109,
+    /// A farm's job had no worker for as long as its manager waits.
+    GINNEL_ERR_NO_WORKER = -110,
+    /// A piece of a farm's job failed, or took its worker along, as often as it is tried.
+    GINNEL_ERR_PIECE = -111,
 
     /// A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
@@ -74,6 +78,8 @@ pub enum Status {
     GINNEL_ERR_DEADLOCK = -212,
     /// The semaphore would have more permits than its limit.
     GINNEL_ERR_OVERFLOW = -213,
+    /// A function of the program has ended the farm's job.
+    GINNEL_ERR_CALLBACK = -214,
 
     /// The daemon refuses, for a reason that this version of the library does not know.
     GINNEL_ERR_REFUSED_OTHERWISE = -300,
@@ -135,6 +141,8 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_NOT_RECOVERABLE, c"lock given up with its data inconsistent"),
     (GINNEL_ERR_BARRIER_BROKEN, c"a party of the barrier has died"),
     (GINNEL_ERR_FENCED, c"endpoint declared dead"),
+    (GINNEL_ERR_NO_WORKER, c"no worker came to the farm"),
+    (GINNEL_ERR_PIECE, c"a piece failed as often as it is tried"),
     (GINNEL_ERR_NULL, c"null pointer"),
     (GINNEL_ERR_INVALID, c"argument outside its range"),
     (GINNEL_ERR_NAME, c"bad name"),
@@ -148,6 +156,7 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_NOT_OWNER, c"lock not held by this handle"),
     (GINNEL_ERR_DEADLOCK, c"lock held by this handle already"),
     (GINNEL_ERR_OVERFLOW, c"too many permits"),
+    (GINNEL_ERR_CALLBACK, c"ended by a function of the program"),
     (GINNEL_ERR_REFUSED_OTHERWISE, c"refused by the daemon"),
     (GINNEL_ERR_NOT_UNDERSTOOD, c"not understood by the daemon"),
     (GINNEL_ERR_VERSION, c"no common protocol version"),

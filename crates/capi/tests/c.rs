@@ -57,6 +57,7 @@ fn built() -> &'static Built {
             Built { library: programs.join("capi"), programs, compiled: tempfile::tempdir().unwrap() };
         built.compile("cc", "c11", "conversation.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("cc", "c11", "memory.c", &["-D_POSIX_C_SOURCE=200809L"]);
+        built.compile("cc", "c11", "farm.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("c++", "c++17", "conversation.cpp", &[]);
         built
     })
@@ -237,6 +238,26 @@ fn blocks_and_locks_fail_each_in_its_own_way() {
     run(&mut world.command(&built().program("c/memory")));
 }
 
+fn farm(scenario: &str) {
+    let world = World::new();
+    run(world.command(&built().program("c/farm")).arg(scenario));
+}
+
+#[test]
+fn a_farm_does_jobs_of_equal_and_unequal_pieces() {
+    farm("run");
+}
+
+#[test]
+fn a_farm_in_an_event_loop_survives_a_death_and_a_liar() {
+    farm("loop");
+}
+
+#[test]
+fn mistakes_with_a_farm_are_errors_with_a_reason() {
+    farm("mistakes");
+}
+
 fn examples() -> &'static TempDir {
     static EXAMPLES: OnceLock<TempDir> = OnceLock::new();
     EXAMPLES.get_or_init(|| {
@@ -273,6 +294,17 @@ fn files_of_any_size_go_through_one_block() {
         assert!(first.wait().unwrap().success() && second.wait().unwrap().success(), "{len} bytes");
         assert!(fs::read(&to).unwrap() == bytes, "{len} bytes");
     }
+}
+
+#[test]
+fn the_farm_of_the_examples_counts_right() {
+    let (world, folder) = (World::new(), examples());
+    let counted = run(world.command(&folder.path().join("farm_count")).args(["test/count", "3", "9"]));
+    let said = String::from_utf8(counted.stdout).unwrap();
+    let bytes = 9 << 20;
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines[0], format!("{} letters", bytes - bytes / 27));
+    assert!((2..=4).contains(&lines.len()) && lines[1].starts_with("host:"), "{said}");
 }
 
 #[test]

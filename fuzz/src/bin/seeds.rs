@@ -1,4 +1,4 @@
-//! Writes the seeds of the ring and wire targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, wire and farm targets into the folder that is named: `scripts/fuzz seeds`.
 
 use ginnel_fuzz::RingInput;
 use ginnel_fuzz::model::Op;
@@ -12,7 +12,7 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("usage: seeds FOLDER"));
     };
     let folder = Path::new(&folder);
-    for (target, name, bytes) in rings().chain(packets()) {
+    for (target, name, bytes) in rings().chain(packets()).chain(farms()) {
         let folder = folder.join(target);
         fs::create_dir_all(&folder)?;
         fs::write(folder.join(name), bytes)?;
@@ -72,6 +72,51 @@ fn rings() -> impl Iterator<Item = Seed> {
         ["ring_model", "ring_scribble", "ring_scribble_beside"]
             .map(|target| (target, name.to_owned(), RingInput::bytes(choice, &ops)))
     })
+}
+
+/// Farms: all is well; answers to what was never given, twice, by another; messages of every kind and of none.
+fn farms() -> impl Iterator<Item = Seed> {
+    use ginnel_fuzz::farm::bytes;
+    let (give, back, say, raw, scribble, hear) = (0, 41, 45, 80, 86, 100);
+    let event = |what, who, kind, small, number| bytes(what, who, kind, small, number);
+    let well = (1..=40u64).flat_map(|n| {
+        let who = (n % 2) as u8;
+        [event(give, who, 0, 0, 0), event(say, who, 3 + (n % 7 == 0) as u8, 32, n), event(hear, who, 0, 0, 0)]
+    });
+    let lies = (1..=40u64).flat_map(|n| {
+        [
+            event(give, 0, 0, 0, 0),
+            event(say, (n % 2) as u8, 3, 32, n),
+            event(say, 0, 3, 1000, n / 2),
+            event(hear, (n % 2) as u8, 0, 0, 0),
+            event(back, 0, 0, 0, 0),
+            event(hear, 0, 0, 0, 0),
+        ]
+    });
+    let kinds = (0..=255u8).flat_map(|kind| {
+        [
+            event(give, 1, 0, 0, 0),
+            event(say, 1, kind, u16::from(kind), 1),
+            event(hear, 1, 0, 0, 0),
+            event(raw, 1, 0, u16::from(kind), u64::from(kind)),
+            event(hear, 1, 0, 0, 0),
+        ]
+    });
+    let scribbles = (0..80u16).flat_map(|at| {
+        [
+            event(give, 0, 0, 0, 0),
+            event(say, 0, 3, 24 + at, 1 + u64::from(at)),
+            event(scribble, 0, 0, at, u64::from(at) << 32),
+            event(hear, 0, 0, 0, 0),
+        ]
+    });
+    let seeds: [(_, Vec<u8>); 4] = [
+        ("well", well.flatten().collect()),
+        ("lies", lies.flatten().collect()),
+        ("kinds", kinds.flatten().collect()),
+        ("scribbles", scribbles.flatten().collect()),
+    ];
+    seeds.into_iter().map(|(name, bytes)| ("farm", name.to_owned(), bytes))
 }
 
 /// One packet of each kind, as a program, a daemon or a guest would send it.

@@ -7,13 +7,13 @@ use super::{address, name, seconds, usage};
 use crate::output::{self, Table};
 use crate::wait::Mode;
 use anyhow::{Context, Result};
-use ginnel::farm::{Manager, Options, Report};
+use ginnel::farm::{Hands, Manager, Options, Report};
 use ginnel::{AttachOptions, Endpoint};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// Has a job done by the workers that come to ADDRESS (`ginnel farm work`).
 ///
@@ -54,7 +54,7 @@ pub struct Args {
     window: u8,
 
     /// How to wait for the workers.
-    #[arg(long, value_enum, default_value_t = Mode::Interrupt)]
+    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
 
     /// Begin when so many workers are there. Default: with the first.
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Result<()> {
         ..Options::default()
     })?;
     listen(&args, &mut manager)?;
-    let mut hands = Hands::start(&args)?;
+    let mut hands = start_hands(&args)?;
     if !args.quiet && !args.json && args.job != Job::Filter {
         output::ready(format!("managing at {}", args.addresses.join(", ")));
     }
@@ -128,7 +128,7 @@ pub fn run(args: Args) -> Result<()> {
     let count = sum.finish()?;
     // The workers end when their manager does.
     drop(manager);
-    hands.finish();
+    hands.finish(Duration::from_secs(5));
     show(&args, count, &report)
 }
 
@@ -151,37 +151,15 @@ fn listen(args: &Args, manager: &mut Manager) -> Result<()> {
     Ok(())
 }
 
-/// Workers that this manager has started.
-struct Hands(Vec<Child>);
-
-impl Hands {
-    fn start(args: &Args) -> Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program")?;
-        let mut hands = Self(Vec::new());
-        for address in args.addresses.iter().cycle().take(args.spawn) {
-            let mut command = Command::new(&program);
-            command.args(["farm", "work", address.as_str()]).stdin(Stdio::null()).stdout(Stdio::null());
-            hands.0.push(command.spawn().context("cannot start a worker")?);
-        }
-        Ok(hands)
+/// Starts the workers that this manager was asked to start.
+fn start_hands(args: &Args) -> Result<Hands> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut hands = Hands::default();
+    for address in args.addresses.iter().cycle().take(args.spawn) {
+        let mut command = Command::new(&program);
+        hands.start(command.args(["farm", "work", address.as_str()])).context("cannot start a worker")?;
     }
-
-    /// Gives them a moment to end by themselves.
-    fn finish(&mut self) {
-        let end = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < end && self.0.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-impl Drop for Hands {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+    Ok(hands)
 }
 
 #[derive(Serialize)]

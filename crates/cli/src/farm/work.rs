@@ -29,7 +29,7 @@ pub struct Args {
     forever: bool,
 
     /// How to wait for pieces.
-    #[arg(long, value_enum, default_value_t = Mode::Interrupt)]
+    #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
 
     /// Print what was done as JSON.

@@ -1,22 +1,13 @@
 //! The manager's end of one worker's channel.
 
 use super::Piece;
+use super::message::{Answer, HEADER};
 use super::report::Departure;
 use crate::{Error, Mapping, MessageChannel, MessageReceiver, MessageSender, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes};
-
-pub(super) const HEADER: usize = size_of::<Header>();
-
-/// What a worker said.
-pub(super) enum Answer {
-    /// What it made of the piece of this number; the bytes are in the buffer.
-    Result(u64),
-    /// It could make nothing of it; why is in the buffer.
-    Failed(u64),
-}
+use zerocopy::IntoBytes;
 
 /// Work that is worth a doorbell: what a sleeper needs to wake up, a few times over.
 pub(super) const WORTH: Duration = Duration::from_micros(100);
@@ -158,26 +149,9 @@ impl Link {
             Ok(message) => message,
             Err(error) => return Err(self.departure(error)),
         };
-        let slice = message.slice();
-        let mut header = [0; HEADER];
-        let whole = slice.read(0, &mut header) == HEADER;
-        if whole {
-            let content = slice.skip(HEADER);
-            buffer.resize(content.len(), 0);
-            content.read(0, buffer);
-        }
+        let answer = Answer::read(message.slice(), buffer);
         message.release();
-        let broken = |what: &str| Departure::Dismissed(format!("it broke the farm's protocol: {what}"));
-        let Ok(header) = Header::read_from_bytes(&header) else { return Err(broken("no header")) };
-        match header {
-            _ if !whole => Err(broken("a message without a header")),
-            Header { version, .. } if version != VERSION => Err(Departure::Dismissed(format!(
-                "it speaks version {version} of the farm's protocol, not {VERSION}"
-            ))),
-            Header { kind: Kind::RESULT, piece, .. } => Ok(Some(Answer::Result(piece))),
-            Header { kind: Kind::FAILED, piece, .. } => Ok(Some(Answer::Failed(piece))),
-            _ => Err(broken("an unknown kind of message")),
-        }
+        answer.map(Some).map_err(|what| Departure::Dismissed(format!("it broke the farm's protocol: {what}")))
     }
 
     /// How a worker went whose channel says this.

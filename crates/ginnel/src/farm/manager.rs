@@ -2,7 +2,8 @@
 
 use super::books::{Books, Piece};
 use super::error::{Error, Refusal};
-use super::link::{Answer, HEADER, Link, WORTH};
+use super::link::{Link, WORTH};
+use super::message::{Answer, HEADER};
 use super::report::{Departure, Report};
 use super::source::Source;
 use super::wait::Watch;
@@ -32,9 +33,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Sleeps at once: a piece is work for longer than a doorbell takes, the next one is there already meanwhile, and with
-    /// more workers than processors whoever looks keeps another from its work.
-    pub const MODE: WaitMode = WaitMode::Interrupt;
+    /// Looks for a moment before it sleeps: a piece that is counted or copied takes less time than to wake somebody up. With more
+    /// workers than processors whoever looks leaves its own to others ([`WaitMode::Poll`]).
+    pub const MODE: WaitMode = WaitMode::Adaptive { budget: WaitMode::DEFAULT_BUDGET };
 
     /// The longest piece for which rings of 1 MiB do.
     pub const PIECE: usize = ring::max_message(1 << 20) - HEADER;
@@ -147,9 +148,7 @@ impl Manager {
         mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
     ) -> Result<Report, Error> {
         let mut run = self.start(job, pieces, source)?;
-        while run.turn(&mut fold)? != Step::Done {
-            run.wait()?;
-        }
+        run.finish(&mut fold)?;
         Ok(run.report())
     }
 
@@ -224,6 +223,21 @@ pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
 }
 
 impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
+    /// Does all that is left, and waits as the manager's mode says: the rest of [`Manager::run`].
+    pub fn finish(
+        &mut self,
+        mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<(), Error> {
+        self.manager.watch.disarm(&mut self.manager.links);
+        loop {
+            match self.turn(&mut fold)? {
+                Step::Done => return Ok(()),
+                Step::Working => {}
+                Step::Waiting => self.wait()?,
+            }
+        }
+    }
+
     /// Does what can be done without waiting: gathers results, which go to `fold`, and scatters pieces. When it says
     /// [`Step::Waiting`], the file descriptor becomes readable when another step is worth it.
     pub fn step(

@@ -44,8 +44,11 @@
 mod books;
 pub mod count;
 mod error;
+mod hands;
 mod link;
 mod manager;
+#[doc(hidden)] // For the fuzz target.
+pub mod message;
 mod program;
 mod report;
 mod source;
@@ -54,6 +57,7 @@ mod worker;
 
 pub use books::{Books, Piece};
 pub use error::{Error, Refusal};
+pub use hands::Hands;
 pub use manager::{Manager, Options, Run, Step};
 pub use program::run_program;
 pub use report::{Departure, Report, WorkerReport};

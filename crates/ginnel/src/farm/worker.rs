@@ -1,14 +1,14 @@
 //! A worker.
 
-use super::link::HEADER;
+use super::message::{HEADER, Order};
 use super::manager::Options;
 use crate::{
     AttachOptions, ChannelOptions, Endpoint, Error, Mapping, MessageChannel, MessageReceiver, MessageSender,
     SharedSlice,
 };
-use ginnel_layout::farm::{Header, Kind, VERSION};
+use ginnel_layout::farm::{Header, Kind};
 use std::time::Duration;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// What a worker says of a piece that it could make nothing of is cut to this many bytes.
 const LONGEST_REASON: usize = 1024;
@@ -69,21 +69,12 @@ impl Worker {
                 Err(Error::Finished) => return Ok(()),
                 Err(error) => return Err(error),
             };
-            let slice = message.slice();
-            let mut header = [0; HEADER];
-            slice.read(0, &mut header);
-            let header = Header::read_from_bytes(&header)
-                .ok()
-                .filter(|header| header.version == VERSION && slice.len() >= HEADER);
-            let Some(header) = header else { return Err(broken("a message without a header of ours")) };
-            let data = slice.skip(HEADER);
-            match header.kind {
-                Kind::JOB => {
-                    let name = String::from_utf8(data.to_vec());
+            match Order::read(message.slice()).map_err(broken)? {
+                Order::Job(name) => {
                     message.release();
-                    self.job = name.map_err(|_| broken("a job without a name"))?;
+                    self.job = name;
                 }
-                Kind::PIECE => {
+                Order::Piece(header, data) => {
                     answer.clear();
                     let task = Task { job: &self.job, number: header.piece, offset: header.offset, data };
                     let made = work(&task, &mut answer).and_then(|()| match answer.len() {
@@ -111,7 +102,6 @@ impl Worker {
                         self.bytes += len as u64;
                     }
                 }
-                _ => return Err(broken("an unknown kind of message")),
             }
         }
     }
@@ -133,6 +123,6 @@ impl Worker {
     }
 }
 
-fn broken(what: &'static str) -> Error {
+fn broken(what: String) -> Error {
     Error::System { what: "the manager broke the farm's protocol", source: std::io::Error::other(what) }
 }

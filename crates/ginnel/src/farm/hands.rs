@@ -1,0 +1,57 @@
+//! Workers that are processes of this machine, started by their manager.
+
+use std::io;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Processes that a manager has started. Dropping it ends those that still run.
+#[derive(Debug, Default)]
+pub struct Hands(Vec<Child>);
+
+impl Hands {
+    /// Starts one more. Its standard input is empty, and what it prints goes nowhere; its standard error is this process's.
+    pub fn start(&mut self, command: &mut Command) -> io::Result<()> {
+        self.0.push(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
+        Ok(())
+    }
+
+    /// Lets them end by themselves, as they do when their manager has gone. True if they all have within `patience`.
+    pub fn finish(&mut self, patience: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            self.0.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            if self.0.is_empty() || begun.elapsed() >= patience {
+                return self.0.is_empty();
+            }
+            // Nothing tells a process of the ends of some of its children alone.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_end_by_themselves_or_are_ended() {
+        let mut hands = Hands::default();
+        hands.start(&mut Command::new("true")).unwrap();
+        assert!(hands.finish(Duration::from_secs(20)));
+        hands.start(Command::new("sleep").arg("1000")).unwrap();
+        assert!(!hands.finish(Duration::from_millis(10)));
+        let begun = Instant::now();
+        drop(hands);
+        assert!(begun.elapsed() < Duration::from_secs(100));
+        assert!(Hands::default().start(&mut Command::new("/no/such/program")).is_err());
+    }
+}

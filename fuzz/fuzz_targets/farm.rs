@@ -1,0 +1,109 @@
+//! A farm whose other side says anything, in messages and by scribbling on the ring. What a worker says goes through the
+//! manager's eyes into its books: each piece counts once, for who held it, and an honest worker can always do the rest.
+//! What a manager says goes through a worker's eyes. The same input does the same again.
+#![no_main]
+
+use ginnel::farm::message::{Answer, Order};
+use ginnel::farm::{Books, Departure, equal};
+use ginnel_fuzz::farm::{CAPACITY, Event, events};
+use ginnel_layout::ring::footprint;
+use ginnel_ring::RecvError;
+use ginnel_ring::message::{Consumer, Producer};
+use ginnel_shmem::{Mapping, Memory};
+use std::collections::HashSet;
+
+const INPUT: u64 = 1000;
+const PIECE: usize = 7;
+
+/// One who talks, and the ring by which it does.
+struct Talker {
+    memory: Mapping,
+    says: Producer<Mapping>,
+    hears: Consumer<Mapping>,
+    /// Its number in the books.
+    worker: usize,
+}
+
+impl Talker {
+    fn new(worker: usize) -> Option<Self> {
+        let memory = Mapping::anonymous(footprint(CAPACITY)).ok()?;
+        let says = Producer::new(memory.clone(), CAPACITY);
+        Some(Self { hears: Consumer::new(memory.clone(), CAPACITY), says, memory, worker })
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let mut books = Books::new(equal(INPUT, PIECE), 1);
+    let mut talkers = Vec::new();
+    for name in ["a", "b"] {
+        let Some(talker) = Talker::new(books.join(name.into(), false)) else { return };
+        talkers.push(talker);
+    }
+    let (mut counted, mut bytes, mut content) = (HashSet::new(), 0, Vec::new());
+    for (who, event) in events(input) {
+        let talker = &mut talkers[who];
+        let worker = talker.worker;
+        let departure = match event {
+            Event::Give => {
+                books.give(worker);
+                None
+            }
+            Event::TakeBack => {
+                books.take_back(worker);
+                None
+            }
+            Event::Say(bytes) => {
+                let _ = talker.says.send(&bytes);
+                None
+            }
+            Event::Scribble(at, word) => {
+                talker.memory.store_relaxed_u64(at, word);
+                None
+            }
+            // As the manager gathers.
+            Event::Hear => match talker.hears.peek() {
+                Err(RecvError::Empty) => None,
+                Err(_) => Some(Departure::Died),
+                Ok(message) => {
+                    // A worker would see the same bytes.
+                    if let Ok(Order::Piece(_, data)) = Order::read(message.slice()) {
+                        assert!(data.len() <= message.len());
+                        ginnel::farm::count::characters(data);
+                    }
+                    let answer = Answer::read(message.slice(), &mut content);
+                    let _ = message.release();
+                    match answer {
+                        Err(why) => Some(Departure::Dismissed(why)),
+                        Ok(Answer::Result(number)) => match books.answered(worker, number) {
+                            Some(piece) => {
+                                assert!(counted.insert(piece.number), "piece {number} counts twice");
+                                bytes += piece.len as u64;
+                                None
+                            }
+                            None => Some(Departure::Dismissed("it does not hold it".into())),
+                        },
+                        Ok(Answer::Failed(number)) => match books.failed(worker, number) {
+                            Some(_) => None,
+                            None => Some(Departure::Dismissed("it does not hold it".into())),
+                        },
+                    }
+                }
+            },
+        };
+        if let Some(departure) = departure {
+            books.depart(worker, departure);
+            assert_eq!(books.holds(worker), 0);
+            let Some(another) = Talker::new(books.join("another".into(), true)) else { return };
+            talkers[who] = another;
+        }
+    }
+    for Talker { worker, .. } in talkers {
+        books.depart(worker, Departure::Left);
+    }
+    let honest = books.join("honest".into(), true);
+    while let Some(piece) = books.give(honest) {
+        assert!(books.answered(honest, piece.number).is_some() && counted.insert(piece.number));
+        bytes += piece.len as u64;
+    }
+    assert!(books.is_done() && bytes == INPUT && books.report().bytes == INPUT);
+});
