@@ -29,7 +29,7 @@ struct Cli {
     #[arg(long, default_value_t = 64)]
     memory: u64,
     /// Pieces that a worker may hold at most, where its share of the memory has room for more.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 15)]
     window: usize,
     /// How both sides of the farm wait: interrupt, poll, or microseconds to look before they sleep.
     #[arg(long, default_value = "100")]

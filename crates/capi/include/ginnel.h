@@ -177,7 +177,7 @@ typedef enum ginnel_kind {
 typedef enum ginnel_wait {
     // Look for as long as a budget, then sleep. The default.
     GINNEL_WAIT_ADAPTIVE = 0,
-    // Look until it is there. Lowest latency; uses a CPU.
+    // Look until it is there. Lowest latency; uses a CPU, but leaves it to others who want it after some microseconds.
     GINNEL_WAIT_POLL = 1,
     // Sleep at once. Uses no CPU; each wake costs a doorbell, some tens of microseconds.
     GINNEL_WAIT_INTERRUPT = 2,

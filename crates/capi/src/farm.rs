@@ -98,12 +98,10 @@ struct Job {
 }
 
 impl Job {
-    /// The run, and what it does with a result.
-    fn parts(
-        &mut self,
-    ) -> (&mut Run<'static, Pieces, Fill>, impl FnMut(&Piece, &[u8]) -> Result<(), Refusal> + use<>) {
+    /// What is done with a result.
+    fn taking(&self) -> impl FnMut(&Piece, &[u8]) -> Result<(), Refusal> + use<> {
         let (fold, context) = (self.fold, self.context);
-        let fold = move |piece: &Piece, result: &[u8]| {
+        move |piece: &Piece, result: &[u8]| {
             let piece = FarmPiece {
                 size: size_of::<FarmPiece>(),
                 number: piece.number,
@@ -117,8 +115,7 @@ impl Job {
                 1 => Err(Refusal::Nonsense("the program says so".into())),
                 other => Err(Refusal::Fatal(format!("fold() has returned {other}").into())),
             }
-        };
-        (&mut self.run, fold)
+        }
     }
 }
 
@@ -222,12 +219,14 @@ pub struct FarmPiece {
 }
 
 /// Cuts the next piece of the input: sets `*offset` and `*length`, and returns 1; 0 if there is none.
-pub type FarmNext = Option<unsafe extern "C" fn(context: *mut c_void, offset: *mut u64, length: *mut usize) -> c_int>;
+pub type FarmNext =
+    Option<unsafe extern "C" fn(context: *mut c_void, offset: *mut u64, length: *mut usize) -> c_int>;
 
 /// Writes the input's `length` bytes from `offset` to `room`, which lies in the worker's ring. Must give the same bytes each
 /// time: a piece whose worker has died is asked for again. Returns 0; anything else ends the job with GINNEL_ERR_CALLBACK.
-pub type FarmFill =
-    Option<unsafe extern "C" fn(context: *mut c_void, offset: u64, room: *mut c_void, length: usize) -> c_int>;
+pub type FarmFill = Option<
+    unsafe extern "C" fn(context: *mut c_void, offset: u64, room: *mut c_void, length: usize) -> c_int,
+>;
 
 /// Takes a worker's result, `length` bytes at `result`, which end with the call. Called once for each piece, in the order in
 /// which results come. Returns 0; 1 if the result is nonsense (its worker is dismissed, and another gets the piece);
@@ -444,8 +443,8 @@ pub unsafe extern "C" fn ginnel_farm_run(farm: *mut Farm, job: *const FarmJob) -
     status(|| {
         let farm = given!(borrow_mut(farm));
         farm.start(&given!(chosen(job)))?;
-        let (run, fold) = farm.busy()?.parts();
-        let done = run.finish(fold);
+        let job = farm.busy()?;
+        let done = job.run.finish(job.taking());
         farm.end();
         Ok(done?)
     })
@@ -467,8 +466,8 @@ pub unsafe extern "C" fn ginnel_farm_start(farm: *mut Farm, job: *const FarmJob)
 pub unsafe extern "C" fn ginnel_farm_step(farm: *mut Farm) -> c_int {
     number(|| {
         let farm = given!(borrow_mut(farm));
-        let (run, fold) = farm.busy()?.parts();
-        let step = run.step(fold);
+        let job = farm.busy()?;
+        let step = job.run.step(job.taking());
         if !matches!(step, Ok(RustStep::Working | RustStep::Waiting)) {
             farm.end();
         }

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Work that is worth a doorbell: what a sleeper needs to wake up, a few times over.
-pub(super) const WORTH: Duration = Duration::from_micros(100);
+/// Work that is worth a doorbell: what it takes to wake a sleeper, a few times over.
+pub(super) const WORTH: Duration = Duration::from_micros(200);
 
 /// The manager's end of one worker's channel. Nothing here waits.
 pub(super) struct Link {

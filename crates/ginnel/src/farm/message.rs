@@ -71,7 +71,12 @@ mod tests {
     use super::*;
     use zerocopy::IntoBytes;
 
-    fn message<T>(kind: u32, version: u32, content: &[u8], read: impl FnOnce(SharedSlice<'_, Mapping>) -> T) -> T {
+    fn message<T>(
+        kind: u32,
+        version: u32,
+        content: &[u8],
+        read: impl FnOnce(SharedSlice<'_, Mapping>) -> T,
+    ) -> T {
         let memory = Mapping::anonymous(4096).unwrap();
         let header = Header { kind: Kind(kind), version, piece: 7, offset: 9 };
         let slice = SharedSlice::new(&memory, 8, HEADER + content.len());
@@ -87,7 +92,9 @@ mod tests {
             let answer = message(kind, VERSION, b"abc", |slice| Answer::read(slice, &mut content));
             let order = message(kind, VERSION, b"abc", |slice| match Order::read(slice)? {
                 Order::Job(name) => Ok(name),
-                Order::Piece(header, data) => Ok(format!("{} {} {}", header.piece, header.offset, data.len())),
+                Order::Piece(header, data) => {
+                    Ok(format!("{} {} {}", header.piece, header.offset, data.len()))
+                }
             });
             let unknown = Err(format!("a message of kind {kind}"));
             match kind {

@@ -1,7 +1,7 @@
 //! A worker.
 
-use super::message::{HEADER, Order};
 use super::manager::Options;
+use super::message::{HEADER, Order};
 use crate::{
     AttachOptions, ChannelOptions, Endpoint, Error, Mapping, MessageChannel, MessageReceiver, MessageSender,
     SharedSlice,
