@@ -19,6 +19,7 @@ mod size;
 mod status;
 mod vm;
 mod vm_devices;
+mod volume;
 mod wait;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -47,6 +48,7 @@ enum Command {
     Perf(perf::Args),
     Cp(cp::Args),
     Farm(farm::Args),
+    Volume(volume::Args),
     QemuArgs(qemu_args::Args),
     LibvirtXml(libvirt_xml::Args),
     Completions(completions::Args),
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),
         Command::Farm(args) => farm::run(args),
+        Command::Volume(args) => volume::run(args),
         Command::QemuArgs(args) => qemu_args::run(args),
         Command::LibvirtXml(args) => libvirt_xml::run(args),
         Command::Completions(args) => completions::run(args, Cli::command()),

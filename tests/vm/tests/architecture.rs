@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
     ("ginnel-volume-control", &[]),
     ("ginnel-capi", &["ginnel"]),
-    ("ginnel-cli", &["ginnel", "ginnel-layout"]),
+    ("ginnel-cli", &["ginnel", "ginnel-layout", "ginnel-volume-control"]),
     ("ginnel-volume-client", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
     ("vmtest", &["ginnel", "ginnel-shmem"]),
     ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),

@@ -1,0 +1,100 @@
+//! `ginnel volume dump`.
+
+use super::connect;
+use super::show::time;
+use crate::output::{self, Table};
+use anyhow::{Result, bail};
+use ginnel_volume_control::{Answer, Dump, Places, Request};
+
+/// Shows the state of a volume's queues, and what is in flight: for a guest that is stuck.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The volume.
+    volume: String,
+    /// Print it as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(places: &Places, args: &Args) -> Result<()> {
+    let Answer::Dump(dump) = connect(places, &args.volume)?.ask(&Request::Dump)? else {
+        bail!("the volume answers something else: use the `ginnel` of its version");
+    };
+    if args.json { output::json(&dump) } else { output::line(page(&dump)) }
+}
+
+fn page(dump: &Dump) -> String {
+    let mut queues = Table::new(&[
+        "QUEUE",
+        "THREAD",
+        "STATE",
+        "FORMAT",
+        "SIZE",
+        "DRIVER AT",
+        "TAKEN",
+        "USED",
+        "IN FLIGHT",
+        "ARMED",
+        "CALL WANTED",
+        "KICKS",
+        "CALLS",
+        "WAITS FOR LIMIT",
+    ]);
+    let mut requests = Table::new(&["QUEUE", "HEAD", "REQUEST", "DISK", "OFFSET", "LENGTH", "AGE"]);
+    let yes = |value| if value { "yes" } else { "no" }.to_owned();
+    for q in &dump.queues {
+        queues.row([
+            q.queue.to_string(),
+            q.thread.to_string(),
+            q.state.clone(),
+            q.format.clone(),
+            q.size.to_string(),
+            q.driver_index.to_string(),
+            q.taken_index.to_string(),
+            q.used_index.to_string(),
+            q.in_flight.len().to_string(),
+            yes(q.armed),
+            yes(q.call_wanted),
+            q.kicks.to_string(),
+            q.calls.to_string(),
+            if q.throttled_ns > 0 { time(q.throttled_ns) } else { "-".into() },
+        ]);
+        for request in &q.in_flight {
+            requests.row([
+                q.queue.to_string(),
+                request.head.to_string(),
+                request.operation.clone(),
+                request.disk.to_string(),
+                request.offset.to_string(),
+                request.length.to_string(),
+                time(request.age_ns),
+            ]);
+        }
+    }
+    let mut parts = vec![
+        format!(
+            "volume {}: features {:#x}, protocol features {:#x}",
+            dump.volume, dump.features, dump.protocol_features
+        ),
+        queues.to_string(),
+    ];
+    if !requests.is_empty() {
+        parts.push(requests.to_string());
+    }
+    parts.join("\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ginnel_volume_control::{InFlight, QueueState};
+
+    #[test]
+    fn requests_in_flight_are_shown() {
+        let request =
+            InFlight { head: 3, operation: "write".into(), age_ns: 5_000_000_000, ..Default::default() };
+        let queue = QueueState { state: "running".into(), in_flight: vec![request], ..Default::default() };
+        let page = page(&Dump { volume: "v".into(), queues: vec![queue], ..Default::default() });
+        assert!(page.contains("running") && page.contains("5.00 s"), "{page}");
+    }
+}

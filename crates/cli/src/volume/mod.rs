@@ -1,0 +1,343 @@
+//! `ginnel volume`.
+
+mod dump;
+mod serve;
+mod show;
+
+use crate::output::{self, Table};
+use crate::{AlreadySaid, Usage, size};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use ginnel_volume_control::config::{Config, Spec};
+use ginnel_volume_control::{
+    Answer, Bytes, Client, LimitChange, Limits, Period, Places, Request, Stat, prometheus,
+};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serves, shows and changes volumes: virtual disks over vhost-user.
+///
+/// A volume is a process of its own, `ginnel-volume`, and needs no daemon. See ginnel-volume(8).
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where volumes have their sockets.
+    #[arg(long, global = true, value_name = "DIR", env = "GINNEL_VOLUME_SOCKETS", hide_env_values = true)]
+    sockets: Option<PathBuf>,
+    /// Where their configurations are.
+    #[arg(long, global = true, value_name = "DIR", env = "GINNEL_VOLUME_CONFIGS", hide_env_values = true)]
+    configs: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(serve::Args),
+    List(List),
+    Stat(StatArgs),
+    Limit(LimitArgs),
+    Resize(Resize),
+    Dump(dump::Args),
+}
+
+/// Lists volumes: those that run, and those that are configured.
+#[derive(clap::Args)]
+struct List {
+    /// Print them as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows what volumes are and what they count.
+///
+/// Without a name: all that run. Latencies are from taking a request to giving it back.
+#[derive(clap::Args)]
+struct StatArgs {
+    /// The volumes.
+    #[arg(value_name = "VOLUME")]
+    names: Vec<String>,
+    /// Print it as JSON: one object for each volume.
+    #[arg(long, conflicts_with_all = ["prometheus", "watch"])]
+    json: bool,
+    /// Print it as Prometheus text, for a textfile collector.
+    #[arg(long, conflicts_with = "watch")]
+    prometheus: bool,
+    /// Print what has come in each so many seconds, until it is interrupted. For one volume.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
+}
+
+/// Changes the limits of a volume that runs, until it is started again. Without any option: shows them.
+#[derive(clap::Args)]
+struct LimitArgs {
+    /// The volume.
+    volume: String,
+    /// Requests a second; 0: no limit.
+    #[arg(long, value_name = "N")]
+    iops: Option<u64>,
+    /// Bytes a second, such as 200M; 0: no limit.
+    #[arg(long, value_name = "SIZE")]
+    bandwidth: Option<Bytes>,
+    /// How much of what was not used may be used later at once, such as 10ms.
+    #[arg(long, value_name = "TIME")]
+    burst: Option<Period>,
+    /// No limits at all.
+    #[arg(long, conflicts_with_all = ["iops", "bandwidth"])]
+    off: bool,
+}
+
+/// Gives a disk of a volume that runs another size, and tells the guest.
+///
+/// Without a size: takes that of the file or device, which has got another one meanwhile. Growing is safe; shrink a disk only
+/// after its file system.
+#[derive(clap::Args)]
+struct Resize {
+    /// The volume.
+    volume: String,
+    /// The size from now on, such as 20G.
+    #[arg(value_parser = size::parse)]
+    size: Option<u64>,
+    /// The disk: its LUN.
+    #[arg(long, default_value_t = 0, value_name = "LUN")]
+    disk: u32,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let mut places = Places::default();
+    places.sockets = args.sockets.unwrap_or(places.sockets);
+    places.configurations = args.configs.unwrap_or(places.configurations);
+    match args.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::List(args) => list(&places, &args),
+        Command::Stat(args) => stat(&places, &args),
+        Command::Limit(args) => limit(&places, &args),
+        Command::Resize(args) => resize(&places, &args),
+        Command::Dump(args) => dump::run(&places, &args),
+    }
+}
+
+/// A connection to a volume, by its name or, with a slash in it, by the path of its control socket.
+fn connect(places: &Places, name: &str) -> Result<Client> {
+    let path = if name.contains('/') { PathBuf::from(name) } else { control_socket(places, name) };
+    Ok(Client::connect(name, &path)?)
+}
+
+/// A configuration may have put it elsewhere.
+fn control_socket(places: &Places, name: &str) -> PathBuf {
+    let standard = places.control(name);
+    if standard.exists() {
+        return standard;
+    }
+    configured(places, name).map_or(standard, |config| config.control)
+}
+
+fn configured(places: &Places, name: &str) -> Result<Config> {
+    let file = places.configuration(name);
+    Ok(Spec::read(&file)?.check(name, places, &file.display().to_string())?)
+}
+
+fn ask_stat(client: &mut Client) -> Result<Stat> {
+    match client.ask(&Request::Stat)? {
+        Answer::Stat(stat) => Ok(*stat),
+        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+    }
+}
+
+/// A volume in a list.
+#[derive(serde::Serialize)]
+struct Listed {
+    volume: String,
+    /// `connected`, `waiting` (for a VM), `not running`, or what is wrong.
+    state: String,
+    device: String,
+    vm: Option<String>,
+    bytes: Option<u64>,
+    disks: usize,
+    queues: usize,
+    threads: usize,
+    socket: String,
+}
+
+fn list(places: &Places, args: &List) -> Result<()> {
+    let folder = |what: &std::path::Path| format!("cannot look into {}", what.display());
+    let mut names = places.running().with_context(|| folder(&places.sockets))?;
+    names.extend(places.configured().with_context(|| folder(&places.configurations))?);
+    names.sort();
+    names.dedup();
+    let volumes: Vec<Listed> = names.iter().map(|name| listed(places, name)).collect();
+    if args.json {
+        return output::json(&volumes);
+    }
+    let mut table =
+        Table::new(&["VOLUME", "DEVICE", "VM", "STATE", "DISKS", "SIZE", "QUEUES", "THREADS", "SOCKET"]);
+    for v in volumes {
+        table.row([
+            v.volume,
+            v.device,
+            v.vm.unwrap_or_else(|| "-".into()),
+            v.state,
+            v.disks.to_string(),
+            v.bytes.map_or_else(|| "-".into(), output::bytes),
+            v.queues.to_string(),
+            v.threads.to_string(),
+            v.socket,
+        ]);
+    }
+    if table.is_empty() {
+        output::note("ginnel: there are no volumes");
+        return Ok(());
+    }
+    output::line(table.to_string())
+}
+
+fn listed(places: &Places, name: &str) -> Listed {
+    match connect(places, name).and_then(|mut client| ask_stat(&mut client)) {
+        Ok(stat) => Listed {
+            volume: name.into(),
+            state: if stat.front_end.is_some() { "connected" } else { "waiting" }.into(),
+            device: stat.device.word().into(),
+            vm: stat.vm,
+            bytes: Some(stat.disks.iter().map(|d| d.size).fold(0, u64::saturating_add)),
+            disks: stat.disks.len(),
+            queues: stat.queues.len(),
+            threads: stat.threads.len(),
+            socket: stat.socket,
+        },
+        Err(error) => {
+            let away = matches!(
+                error.downcast_ref::<ginnel_volume_control::Error>(),
+                Some(ginnel_volume_control::Error::NotRunning(..))
+            );
+            let state = if away { "not running".into() } else { crate::one_line(&error) };
+            not_running(places, name, state)
+        }
+    }
+}
+
+/// What its configuration says, if it has one.
+fn not_running(places: &Places, name: &str, state: String) -> Listed {
+    let unknown = |state| Listed {
+        volume: name.into(),
+        state,
+        device: "-".into(),
+        vm: None,
+        bytes: None,
+        disks: 0,
+        queues: 0,
+        threads: 0,
+        socket: places.socket(name).display().to_string(),
+    };
+    match configured(places, name) {
+        Ok(config) => Listed {
+            device: config.device.word().into(),
+            vm: config.vm,
+            disks: config.disks.len(),
+            queues: config.queues.into(),
+            threads: config.threads,
+            socket: config.socket.display().to_string(),
+            ..unknown(state)
+        },
+        Err(_) if !places.configuration(name).exists() => unknown(state),
+        Err(error) => unknown(format!("{state}; {}", crate::one_line(&error))),
+    }
+}
+
+fn stat(places: &Places, args: &StatArgs) -> Result<()> {
+    if let Some(seconds) = args.watch {
+        let [name] = &args.names[..] else {
+            return Err(Usage("--watch takes the name of one volume".into()).into());
+        };
+        return show::watch(&mut connect(places, name)?, Duration::from_secs(seconds));
+    }
+    let (names, all) = match args.names.is_empty() {
+        true => (places.running()?, true),
+        false => (args.names.clone(), false),
+    };
+    let (mut stats, mut failed) = (Vec::new(), false);
+    for name in &names {
+        match connect(places, name).and_then(|mut client| ask_stat(&mut client)) {
+            Ok(stat) => stats.push(stat),
+            // A socket that a killed volume has left is no failure of who asks for all that run.
+            Err(error) => {
+                failed |= !all;
+                output::note(format!("ginnel: {}", crate::one_line(&error)));
+            }
+        }
+    }
+    if args.prometheus {
+        output::line(prometheus(&stats).trim_end())?;
+    } else if args.json {
+        stats.iter().try_for_each(output::json)?;
+    } else if !stats.is_empty() {
+        output::line(stats.iter().map(show::page).collect::<Vec<_>>().join("\n\n\n"))?;
+    } else if all {
+        output::note("ginnel: no volume runs");
+    }
+    if failed { Err(AlreadySaid.into()) } else { Ok(()) }
+}
+
+fn limit(places: &Places, args: &LimitArgs) -> Result<()> {
+    let none = args.off.then_some(0);
+    let change = LimitChange {
+        iops: args.iops.or(none),
+        bandwidth: args.bandwidth.or(none.map(Bytes)),
+        burst: args.burst,
+    };
+    match connect(places, &args.volume)?.ask(&Request::Limit(change)).context("limits not changed")? {
+        Answer::Limits(limits) => output::line(format!("volume {}: {}", args.volume, limits_text(&limits))),
+        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+    }
+}
+
+fn limits_text(limits: &Limits) -> String {
+    let mut parts = Vec::new();
+    if limits.iops > 0 {
+        parts.push(format!("{} requests/s", limits.iops));
+    }
+    if limits.bandwidth.0 > 0 {
+        parts.push(format!("{}/s", output::bytes(limits.bandwidth.0)));
+    }
+    if parts.is_empty() {
+        return "no limits".into();
+    }
+    parts.push(format!("burst {}", limits.burst));
+    parts.join(", ")
+}
+
+fn resize(places: &Places, args: &Resize) -> Result<()> {
+    let request = Request::Resize { disk: args.disk, size: args.size.map(Bytes) };
+    match connect(places, &args.volume)?.ask(&request).context("disk not resized")? {
+        Answer::Size(bytes) => output::line(format!(
+            "volume {}, disk {}: {bytes} bytes ({})",
+            args.volume,
+            args.disk,
+            output::bytes(bytes)
+        )),
+        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_told() {
+        assert_eq!(limits_text(&Limits::default()), "no limits");
+        let limits = Limits { iops: 500, bandwidth: Bytes(100 << 20), ..Limits::default() };
+        assert_eq!(limits_text(&limits), "500 requests/s, 100 MiB/s, burst 10ms");
+    }
+
+    #[test]
+    fn what_does_not_run_is_listed_by_its_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
+        std::fs::write(places.configuration("a"), "vm = \"x\"\nqueues = 2\n[[disk]]\npath = \"/a\"").unwrap();
+        std::fs::write(places.configuration("b"), "qeues = 2").unwrap();
+        let a = listed(&places, "a");
+        assert_eq!((a.state.as_str(), a.vm.as_deref(), a.queues), ("not running", Some("x"), 2));
+        let b = listed(&places, "b");
+        assert!(b.state.starts_with("not running; ") && b.state.contains("qeues"), "{}", b.state);
+        assert_eq!(listed(&places, "c").state, "not running");
+    }
+}

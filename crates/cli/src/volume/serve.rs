@@ -1,0 +1,30 @@
+//! `ginnel volume serve`: becomes `ginnel-volume`.
+
+use anyhow::{Result, anyhow};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+const PROGRAM: &str = "ginnel-volume";
+
+/// Serves a volume until SIGTERM: the same as the program ginnel-volume, whose options `ginnel-volume --help` tells.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Args {
+    /// Name of the volume, and options.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let program = beside_us().unwrap_or_else(|| PROGRAM.into());
+    let error = Command::new(&program).args(&args.arguments).exec();
+    Err(anyhow!("cannot run {}: {error}; install it beside ginnel, or into the PATH", program.display()))
+}
+
+/// The one that was built with this command.
+fn beside_us() -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.with_file_name(PROGRAM);
+    path.exists().then_some(path)
+}
