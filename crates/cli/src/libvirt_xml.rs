@@ -1,21 +1,79 @@
 //! `ginnel libvirt-xml`.
 
 use crate::inspect::Memory;
-use crate::output;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
+use crate::volume_devices::{PlacesArgs, VolumeDevice};
+use crate::{one_line, output};
 use anyhow::Result;
+use ginnel_volume_control::config::Device;
 
-/// Prints the XML of libvirt that joins a VM to its segments.
+/// Prints the XML of libvirt that joins a VM to its segments and gives it its volumes.
 ///
 /// The elements go where the comments say, with `virsh edit`.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
+
+    #[command(flatten)]
+    places: PlacesArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    output::line(xml(&Devices::of(&args.vm)?))
+    let mut volumes = args.places.volumes()?;
+    volumes.retain(|v| v.vm.as_ref() == Some(&args.vm));
+    let mut parts = Vec::new();
+    match Devices::of(&args.vm) {
+        Ok(devices) => parts.push(xml(&devices)),
+        Err(error) if !volumes.is_empty() => {
+            output::note(format!("# no segments, only volumes: {}", one_line(&error)));
+        }
+        Err(error) => return Err(error),
+    }
+    if !volumes.is_empty() {
+        parts.push(disks(&volumes));
+    }
+    output::line(parts.join("\n"))
+}
+
+/// Written after libvirt's documentation; Ginnel's tests run QEMU without libvirt.
+fn disks(volumes: &[VolumeDevice]) -> String {
+    let mut lines: Vec<String> = [
+        "<!-- for the volumes; this part was not tried with libvirt (vhostuser disks: 7.1.0 or later).",
+        "     into <domain>, so that volumes see the VM's RAM -->",
+        "<memoryBacking>",
+        "  <source type='memfd'/>",
+        "  <access mode='shared'/>",
+        "</memoryBacking>",
+    ]
+    .map(str::to_owned)
+    .into();
+    let (disks, targets): (Vec<_>, Vec<_>) = volumes.iter().partition(|v| v.device == Device::Blk);
+    if !disks.is_empty() {
+        lines.push("<!-- into <devices>; each <target> needs a name that no other disk has -->".into());
+    }
+    for (volume, letter) in disks.iter().zip(('b'..='z').cycle()) {
+        let packed = if volume.packed { " packed='on'" } else { "" };
+        lines.extend([
+            "<disk type='vhostuser' device='disk' snapshot='no'>".into(),
+            format!("  <driver name='qemu' type='raw' queues='{}'{packed}/>", volume.queues),
+            format!("  <source type='unix' path='{}'>", escaped(&volume.socket.display().to_string())),
+            "    <reconnect enabled='yes' timeout='1'/>".into(),
+            "  </source>".into(),
+            format!("  <target dev='vd{letter}' bus='virtio'/>"),
+            "</disk>".into(),
+        ]);
+    }
+    if !targets.is_empty() {
+        lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt has no element for scsi volumes -->".into());
+        lines.push("<qemu:commandline>".into());
+        for (name, value) in targets.iter().flat_map(|v| v.arguments()) {
+            lines.push(format!("  <qemu:arg value='{name}'/>"));
+            lines.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
+        }
+        lines.push("</qemu:commandline>".into());
+    }
+    lines.join("\n")
 }
 
 /// How libvirt can give a segment to a VM.
@@ -158,6 +216,23 @@ mod tests {
         assert_eq!(xml.matches("<shmem ").count(), 2);
         assert_eq!(xml.matches("<memory model").count(), 2, "one of them in the comment");
         // Two dashes end a comment.
+        for comment in xml.split("<!--").skip(1) {
+            assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");
+        }
+    }
+
+    #[test]
+    fn volumes_are_disks_and_arguments() {
+        let xml = disks(&crate::volume_devices::tests::volumes()[..2]);
+        for part in [
+            "<access mode='shared'/>",
+            "queues='4'/>\n  <source type='unix' path='/run/ginnel/volumes/data.sock'>",
+            "<target dev='vdb' bus='virtio'/>",
+            "<qemu:arg value='vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2'/>",
+        ] {
+            assert!(xml.contains(part), "{part} is missing in\n{xml}");
+        }
+        assert_eq!(xml.matches("<disk ").count(), 1);
         for comment in xml.split("<!--").skip(1) {
             assert!(!comment.split("-->").next().unwrap().contains("--"), "{comment}");
         }

@@ -20,6 +20,7 @@ mod status;
 mod vm;
 mod vm_devices;
 mod volume;
+mod volume_devices;
 mod wait;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -2,27 +2,30 @@
 
 mod command_line;
 mod files;
+mod volumes;
 
 use crate::inspect::{Inspect, Memory};
-use crate::vm_devices::{Devices, control_socket};
-use crate::{AlreadySaid, output, size};
+use crate::vm_devices::{Devices, control_socket, escaped};
+use crate::volume_devices::{PlacesArgs, VolumeDevice, shared_ram};
+use crate::{AlreadySaid, one_line, output, size};
 use anyhow::Result;
 use ginnel::Daemon;
-use std::path::Path;
+use ginnel_volume_control::config::Device;
 
 /// What gives a VM interrupts.
 pub const IOMMU: &str = "-M q35,kernel-irqchip=split -device intel-iommu,intremap=on";
 
-/// Prints the arguments of QEMU that join a VM to its segments.
+/// Prints the arguments of QEMU that join a VM to its segments and give it its volumes.
 ///
 /// For use as `qemu-system-x86_64 ... $(ginnel qemu-args VM --memory 2G)`: one argument pair a line on stdout, hints on
-/// stderr. If a segment's file is not as QEMU needs it, says so, prints no arguments, and ends with status 1.
+/// stderr. If a segment's file is not as QEMU needs it, says so, prints no arguments, and ends with status 1. Volumes are those
+/// whose configuration says `vm = "NAME"`; a VM that has some needs no segments, and then no daemon either.
 #[derive(clap::Args)]
 pub struct Args {
     /// The VM, as the configuration names it.
     vm: String,
 
-    /// The VM's RAM, such as 2G: prints `-m` too, with the maxmem that DAX segments need.
+    /// The VM's RAM, such as 2G: prints `-m` too, with the maxmem that DAX segments need and as memory that volumes can see.
     #[arg(long, value_name = "SIZE", value_parser = ram)]
     memory: Option<u64>,
 
@@ -37,14 +40,26 @@ pub struct Args {
     /// No hints.
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    places: PlacesArgs,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let inspect = Inspect::ask(&mut Daemon::connect()?)?;
-    let devices = Devices::from(&inspect, &args.vm)?;
-    let mut problems = files::problems(&devices);
+    let all = args.places.volumes()?;
+    let volumes: Vec<_> = all.iter().filter(|v| v.vm.as_ref() == Some(&args.vm)).cloned().collect();
+    let segments = match ask(&args.vm) {
+        Ok(found) => Some(found),
+        Err(error) if !volumes.is_empty() => {
+            output::note(format!("# no segments, only volumes: {}", one_line(&error)));
+            None
+        }
+        Err(error) => return Err(error),
+    };
+    let mut problems = segments.iter().flat_map(|(_, devices)| files::problems(devices)).collect::<Vec<_>>();
     if let Some(line) = &args.check {
-        problems.extend(command_line::problems(line, &devices, &inspect));
+        problems.extend(segments.iter().flat_map(|(inspect, d)| command_line::problems(line, d, inspect)));
+        problems.extend(volumes::problems(line, &args.vm, &all));
     }
     if !problems.is_empty() {
         problems.iter().for_each(|problem| output::note(format!("ginnel: {problem}")));
@@ -53,16 +68,30 @@ pub fn run(args: Args) -> Result<()> {
     if args.check.is_some() {
         return output::line(format!("VM {}: the command line is good", args.vm));
     }
-    output::line(arguments(&devices, args.memory, args.iommu).join("\n"))?;
+    let devices = segments.as_ref().map(|(_, devices)| devices);
+    output::line(arguments(devices, &volumes, args.memory, args.iommu).join("\n"))?;
     if !args.quiet {
-        hints(&devices, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
+        hints(devices, &volumes, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
     }
     Ok(())
 }
 
+/// What the daemon says, and of it what this VM needs.
+fn ask(vm: &str) -> Result<(Inspect, Devices)> {
+    let inspect = Inspect::ask(&mut Daemon::connect()?)?;
+    let devices = Devices::from(&inspect, vm)?;
+    Ok((inspect, devices))
+}
+
 /// One argument pair each.
-fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
+fn arguments(
+    devices: Option<&Devices>,
+    volumes: &[VolumeDevice],
+    ram: Option<u64>,
+    iommu: bool,
+) -> Vec<String> {
     let mut lines = Vec::new();
+    let pair = |(option, value): (&str, String)| format!("{option} {value}");
     if iommu {
         // In front of all devices, as QEMU wishes.
         lines.extend(
@@ -73,9 +102,22 @@ fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
         );
     }
     if let Some(ram) = ram {
-        let max = devices.max_memory(ram).map(|max| format!(",maxmem={}", size::exact(max)));
+        let max = devices.and_then(|d| d.max_memory(ram)).map(|max| format!(",maxmem={}", size::exact(max)));
         lines.push(format!("-m {}{}", size::exact(ram), max.unwrap_or_default()));
+        if !volumes.is_empty() {
+            lines.extend(shared_ram(ram).map(pair));
+        }
     }
+    if let Some(devices) = devices {
+        lines.extend(segments(devices));
+    }
+    lines.extend(volumes.iter().flat_map(VolumeDevice::arguments).map(pair));
+    lines
+}
+
+/// The control device and the segments.
+fn segments(devices: &Devices) -> Vec<String> {
+    let mut lines = Vec::new();
     lines.push(format!("-chardev socket,id=ginnel-control,path={}", escaped(&devices.socket)));
     lines.push(format!("-device ivshmem-doorbell,chardev=ginnel-control,vectors={}", devices.vectors));
     lines.extend(devices.qmp.iter().map(|qmp| format!("-qmp {}", control_socket(qmp))));
@@ -87,7 +129,32 @@ fn arguments(devices: &Devices, ram: Option<u64>, iommu: bool) -> Vec<String> {
 }
 
 /// What the arguments alone do not say.
-fn hints(devices: &Devices, args: &Args) -> Vec<String> {
+fn hints(devices: Option<&Devices>, volumes: &[VolumeDevice], args: &Args) -> Vec<String> {
+    let mut hints = devices.map_or(Vec::new(), |devices| segment_hints(devices, args));
+    if !volumes.is_empty() && args.memory.is_none() {
+        let [(object, memory), (machine, backend)] = shared_ram(0);
+        let memory = memory.replace("size=0", "size=SIZE");
+        hints.push(format!(
+            "for the volumes, the VM's RAM must be shared: {object} {memory} {machine} {backend} with the SIZE of -m (or --memory SIZE)"
+        ));
+    }
+    if volumes.iter().any(|v| v.device == Device::Scsi) {
+        hints.push("QEMU 7.2 does not connect to a scsi volume again when that was started anew".into());
+    }
+    if devices.is_none() {
+        return hints;
+    }
+    if !args.iommu {
+        hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
+    }
+    hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
+    hints.push(
+        "with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered".into(),
+    );
+    hints
+}
+
+fn segment_hints(devices: &Devices, args: &Args) -> Vec<String> {
     let mut hints = Vec::new();
     if let Some(pid) = devices.qemu {
         hints
@@ -112,13 +179,6 @@ fn hints(devices: &Devices, args: &Args) -> Vec<String> {
     if devices.qmp.is_some() {
         hints.push("the QMP socket is for ginneld alone: give yourself another".into());
     }
-    if !args.iommu {
-        hints.push(format!("for interrupts instead of polling: {IOMMU} (or --iommu)"));
-    }
-    hints.push("for interrupts, on the guest kernel's command line: intel_iommu=on".into());
-    hints.push(
-        "with TCG instead of KVM: -smp N,maxcpus=M with M of 2 or more, or memory is not ordered".into(),
-    );
     hints
 }
 
@@ -130,11 +190,6 @@ fn ram(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no size of RAM: write whole MiB with a unit, such as 512M or 2G"))
 }
 
-/// A comma in a value is written twice.
-fn escaped(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,7 +198,7 @@ mod tests {
     #[test]
     fn one_pair_a_line() {
         assert_eq!(
-            arguments(&devices(), Some(2 << 30), true),
+            arguments(Some(&devices()), &[], Some(2 << 30), true),
             [
                 "-M q35,kernel-irqchip=split",
                 "-device intel-iommu,intremap=on",
@@ -169,7 +224,24 @@ mod tests {
     fn a_vm_of_bars_needs_no_maxmem() {
         let mut devices = devices();
         devices.memory.retain(|memory| memory.kind == Memory::Bar);
-        assert_eq!(arguments(&devices, Some(512 << 20), false)[0], "-m 512M");
+        assert_eq!(arguments(Some(&devices), &[], Some(512 << 20), false)[0], "-m 512M");
+    }
+
+    #[test]
+    fn volumes_need_shared_ram_once() {
+        let volumes = crate::volume_devices::tests::volumes();
+        assert_eq!(
+            arguments(None, &volumes[..2], Some(2 << 30), false),
+            [
+                "-m 2G",
+                "-object memory-backend-memfd,id=ginnel-ram,size=2G,share=on",
+                "-machine memory-backend=ginnel-ram",
+                "-chardev socket,id=ginnel-volume-data,path=/run/ginnel/volumes/data.sock,reconnect=1",
+                "-device vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4",
+                "-chardev socket,id=ginnel-volume-many,path=/run/ginnel/volumes/many.sock",
+                "-device vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2",
+            ]
+        );
     }
 
     #[test]

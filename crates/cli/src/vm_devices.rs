@@ -116,9 +116,8 @@ impl MemoryDevice {
 
     /// The value of QEMU's `-object`. Not part of core dumps of QEMU: it is not the VM's own memory.
     pub fn object(&self) -> String {
-        // A comma in a value is written twice.
-        let path = self.file.display().to_string().replace(',', ",,");
-        let mut text = format!("memory-backend-file,id={},share=on,mem-path={path}", self.id());
+        let mut text =
+            format!("memory-backend-file,id={},share=on,mem-path={}", self.id(), escaped(&self.file));
         if self.offset > 0 {
             text += &format!(",offset={}", self.offset);
         }
@@ -135,6 +134,11 @@ impl MemoryDevice {
         let model = if self.kind == Memory::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
         format!("{model},memdev={}", self.id())
     }
+}
+
+/// As part of a value of QEMU: a comma is written twice.
+pub fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::path::Path;
 
 /// The value of an option of QEMU: `kind,key=value,...`.
 #[derive(Debug, Default)]
-struct Value {
-    kind: String,
+pub struct Value {
+    pub kind: String,
     keys: HashMap<String, String>,
 }
 
@@ -31,17 +31,17 @@ impl Value {
         value
     }
 
-    fn key(&self, key: &str) -> &str {
+    pub fn key(&self, key: &str) -> &str {
         self.keys.get(key).map_or("", String::as_str)
     }
 
-    fn is_on(&self, key: &str) -> bool {
+    pub fn is_on(&self, key: &str) -> bool {
         matches!(self.key(key), "on" | "yes" | "true" | "y")
     }
 }
 
 /// All values of an option, in their order. QEMU takes one dash or two.
-fn values(line: &str, option: &str) -> Vec<Value> {
+pub fn values(line: &str, option: &str) -> Vec<Value> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_option =
         |word: &str| word.strip_prefix('-').is_some_and(|w| w.strip_prefix('-').unwrap_or(w) == option);
@@ -49,7 +49,7 @@ fn values(line: &str, option: &str) -> Vec<Value> {
 }
 
 /// A size as QEMU reads it: in `default` units without a letter.
-fn number(text: &str, default: u64) -> Option<u64> {
+pub fn number(text: &str, default: u64) -> Option<u64> {
     match text.parse::<u64>() {
         Ok(number) => number.checked_mul(default),
         Err(_) => size::parse(&text.trim_end_matches('B').to_ascii_uppercase()).ok(),
@@ -244,8 +244,10 @@ mod tests {
     fn after(from: &str, to: &str) -> Vec<String> {
         let inspect = Inspect::parse(ANSWER).unwrap();
         let devices = Devices::from(&inspect, "a").unwrap();
-        let line =
-            format!("qemu-system-x86_64 -nodefaults {}", arguments(&devices, Some(2 << 30), true).join(" "));
+        let line = format!(
+            "qemu-system-x86_64 -nodefaults {}",
+            arguments(Some(&devices), &[], Some(2 << 30), true).join(" ")
+        );
         assert!(line.contains(from), "{from} is not in {line}");
         problems(&line.replacen(from, to, 1), &devices, &inspect)
     }

@@ -1,0 +1,143 @@
+//! Whether a command line of QEMU gives a VM its volumes, and nobody else's.
+
+use super::command_line::{Value, number, values};
+use crate::volume_devices::{RAM, VolumeDevice};
+use ginnel_volume_control::config::Device;
+use std::path::Path;
+
+/// What is wrong, one line each. `volumes` are all that are configured.
+pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let (chardevs, devices) = (values(line, "chardev"), values(line, "device"));
+    let own = |volume: &&VolumeDevice| volume.vm.as_deref() == Some(vm);
+    for volume in volumes {
+        let chardev = chardevs.iter().find(|c| Path::new(c.key("path")) == volume.socket);
+        match (own(&volume), chardev) {
+            (true, Some(chardev)) => disk(volume, chardev, &devices, &mut problems),
+            (true, None) => problems.push(format!(
+                "volume {} has no -chardev: add -chardev {} -device {}",
+                volume.volume,
+                volume.chardev(),
+                volume.device()
+            )),
+            (false, Some(_)) => problems.push(format!(
+                "volume {} is for {}: remove its -chardev and -device",
+                volume.volume,
+                volume.vm.as_ref().map_or("no VM".into(), |vm| format!("VM {vm}"))
+            )),
+            (false, None) => {}
+        }
+    }
+    if volumes.iter().any(|v| own(&v)) {
+        memory(line, &mut problems);
+    }
+    problems
+}
+
+fn disk(volume: &VolumeDevice, chardev: &Value, devices: &[Value], problems: &mut Vec<String>) {
+    let name = &volume.volume;
+    let mut wrong = |what: &str, fix: String| problems.push(format!("volume {name} {what}: {fix}"));
+    if volume.device == Device::Blk
+        && chardev.key("reconnect").is_empty()
+        && chardev.key("reconnect-ms").is_empty()
+    {
+        wrong("is lost for the VM when it is started anew", "its -chardev needs reconnect=1".into());
+    }
+    let users: Vec<&Value> = devices.iter().filter(|d| d.key("chardev") == chardev.key("id")).collect();
+    match users[..] {
+        [] => wrong("has no -device", format!("add -device {}", volume.device())),
+        [device] if device.kind.trim_end_matches("-pci") != volume.model().trim_end_matches("-pci") => {
+            wrong(&format!("is a {}", device.kind), format!("make it a {}", volume.model()));
+        }
+        [device] => {
+            let key = volume.queues_key();
+            // QEMU takes `-` for `_` in names of properties of some versions only.
+            let queues = device.key(key);
+            if number(queues, 1) != Some(volume.queues.into()) {
+                let what = if queues.is_empty() {
+                    "does not say how many queues it has".into()
+                } else {
+                    format!("has {key}={queues}")
+                };
+                wrong(&what, format!("its -device needs {key}={}", volume.queues));
+            }
+        }
+        _ => wrong("has several devices", "keep one, because a volume has one VM at a time".into()),
+    }
+}
+
+/// Volumes see the VM's RAM by its descriptor, so it must have one, and be shared.
+fn memory(line: &str, problems: &mut Vec<String>) {
+    let objects = values(line, "object");
+    let machine = |v: &Value| v.key("memory-backend").to_owned();
+    let used: Vec<String> = values(line, "machine")
+        .iter()
+        .chain(values(line, "M").iter())
+        .map(machine)
+        .chain(values(line, "numa").iter().map(|v| v.key("memdev").to_owned()))
+        .filter(|id| !id.is_empty())
+        .collect();
+    if used.is_empty() {
+        problems.push(format!(
+            "volumes do not see the VM's RAM: add -object memory-backend-memfd,id={RAM},size=RAM,share=on -machine memory-backend={RAM}, with the size of -m"
+        ));
+    }
+    for id in used {
+        let Some(object) = objects.iter().find(|o| o.key("id") == id) else { continue };
+        if object.kind == "memory-backend-ram" {
+            problems.push(format!("volumes do not see the VM's RAM {id}: make it a memory-backend-memfd"));
+        } else if !object.is_on("share") {
+            problems.push(format!("volumes do not see the VM's RAM {id}: its -object needs share=on"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume_devices::{shared_ram, tests::volumes};
+
+    fn after(from: &str, to: &str) -> Vec<String> {
+        let volumes = volumes();
+        let pairs =
+            shared_ram(1 << 30).into_iter().chain(volumes[..2].iter().flat_map(VolumeDevice::arguments));
+        let line = pairs.map(|(option, value)| format!("{option} {value}")).collect::<Vec<_>>().join(" ");
+        let line = format!("qemu-system-x86_64 -nodefaults -M q35 -m 1G {line}");
+        assert!(line.contains(from), "{from} is not in {line}");
+        problems(&line.replacen(from, to, 1), "a", &volumes)
+    }
+
+    #[test]
+    fn what_is_printed_is_good() {
+        assert_eq!(after("-nodefaults", ""), [""; 0]);
+        assert_eq!(after("reconnect=1", "reconnect-ms=1000"), [""; 0]);
+        assert_eq!(after("-machine memory-backend", "-M memory-backend"), [""; 0]);
+    }
+
+    #[test]
+    fn every_lie_is_one_line() {
+        for (from, to, said) in [
+            ("data.sock", "other.sock", "volume other is for VM b: remove"),
+            ("data.sock", "x.sock", "volume data has no -chardev: add -chardev socket"),
+            (",reconnect=1", "", "reconnect=1"),
+            ("num-queues=4", "num-queues=8", "volume data has num-queues=8"),
+            (",num-queues=4", "", "does not say how many queues"),
+            ("num_queues=2", "num_queues=1", "volume many has num_queues=1"),
+            ("vhost-user-scsi-pci", "vhost-user-blk-pci", "volume many is a vhost-user-blk-pci: make it"),
+            ("-device vhost-user-blk-pci", "-x", "volume data has no -device"),
+            ("-nodefaults", "-device vhost-user-blk-pci,chardev=ginnel-volume-data", "several devices"),
+            ("share=on", "share=off", "needs share=on"),
+            ("memory-backend-memfd", "memory-backend-ram", "make it a memory-backend-memfd"),
+            ("-machine memory-backend=ginnel-ram", "", "do not see the VM's RAM: add -object"),
+        ] {
+            let problems = after(from, to);
+            assert!(problems.iter().any(|p| p.contains(said)), "{to}: {said} is missing in {problems:?}");
+            assert!(problems.iter().all(|p| p.lines().count() == 1), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn a_vm_without_volumes_needs_nothing() {
+        assert_eq!(problems("qemu-system-x86_64", "c", &volumes()), [""; 0]);
+    }
+}

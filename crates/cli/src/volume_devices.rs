@@ -1,0 +1,173 @@
+//! The disks that volumes give to a VM, by their configurations.
+
+use crate::size;
+use crate::vm_devices::escaped;
+use anyhow::{Context, Result};
+use ginnel_volume_control::Places;
+use ginnel_volume_control::config::{Device, Spec};
+use std::path::PathBuf;
+
+/// A volume as a device of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeDevice {
+    pub volume: String,
+    pub vm: Option<String>,
+    pub device: Device,
+    pub socket: PathBuf,
+    pub queues: u16,
+    /// Its configuration wishes for packed rings.
+    pub packed: bool,
+}
+
+/// Places of configurations, as arguments of commands.
+#[derive(clap::Args)]
+pub struct PlacesArgs {
+    /// Where the configurations of volumes are.
+    #[arg(long, value_name = "DIR", env = "GINNEL_VOLUME_CONFIGS", hide_env_values = true)]
+    volume_configs: Option<PathBuf>,
+    /// Where volumes have their sockets.
+    #[arg(long, value_name = "DIR", env = "GINNEL_VOLUME_SOCKETS", hide_env_values = true)]
+    volume_sockets: Option<PathBuf>,
+}
+
+impl PlacesArgs {
+    fn places(&self) -> Places {
+        let standard = Places::default();
+        Places {
+            sockets: self.volume_sockets.clone().unwrap_or(standard.sockets),
+            configurations: self.volume_configs.clone().unwrap_or(standard.configurations),
+        }
+    }
+
+    /// All volumes that are configured.
+    pub fn volumes(&self) -> Result<Vec<VolumeDevice>> {
+        let places = self.places();
+        let names = places
+            .configured()
+            .with_context(|| format!("cannot look into {}", places.configurations.display()))?;
+        names.iter().map(|name| VolumeDevice::read(&places, name)).collect()
+    }
+}
+
+impl VolumeDevice {
+    fn read(places: &Places, name: &str) -> Result<Self> {
+        let file = places.configuration(name);
+        let spec = Spec::read(&file)?;
+        let config = spec.check(name, places, &file.display().to_string())?;
+        Ok(Self {
+            volume: name.into(),
+            vm: config.vm,
+            device: config.device,
+            socket: config.socket,
+            queues: config.queues,
+            packed: spec.packed == Some(true),
+        })
+    }
+
+    /// QEMU's id of its connection.
+    pub fn id(&self) -> String {
+        format!("ginnel-volume-{}", self.volume)
+    }
+
+    /// The value of QEMU's `-chardev`. QEMU connects again, once a second, when the volume was started anew; QEMU 7.2 does so
+    /// for blk only.
+    pub fn chardev(&self) -> String {
+        let reconnect = if self.device == Device::Blk { ",reconnect=1" } else { "" };
+        format!("socket,id={},path={}{reconnect}", self.id(), escaped(&self.socket))
+    }
+
+    /// The model of QEMU's device.
+    pub fn model(&self) -> &'static str {
+        match self.device {
+            Device::Blk => "vhost-user-blk-pci",
+            Device::Scsi => "vhost-user-scsi-pci",
+        }
+    }
+
+    /// QEMU's name for the number of queues.
+    pub fn queues_key(&self) -> &'static str {
+        match self.device {
+            Device::Blk => "num-queues",
+            Device::Scsi => "num_queues",
+        }
+    }
+
+    /// The value of QEMU's `-device`.
+    pub fn device(&self) -> String {
+        let packed = if self.packed { ",packed=on" } else { "" };
+        format!("{},chardev={},{}={}{packed}", self.model(), self.id(), self.queues_key(), self.queues)
+    }
+
+    /// Argument pairs of QEMU.
+    pub fn arguments(&self) -> [(&'static str, String); 2] {
+        [("-chardev", self.chardev()), ("-device", self.device())]
+    }
+}
+
+/// QEMU's id of the RAM that volumes see.
+pub const RAM: &str = "ginnel-ram";
+
+/// Argument pairs of QEMU that make the VM's RAM visible to its volumes. Once for all of them.
+pub fn shared_ram(bytes: u64) -> [(&'static str, String); 2] {
+    [
+        ("-object", format!("memory-backend-memfd,id={RAM},size={},share=on", size::exact(bytes))),
+        ("-machine", format!("memory-backend={RAM}")),
+    ]
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A disk with four queues, a target, and a disk of another VM.
+    pub fn volumes() -> Vec<VolumeDevice> {
+        let volume = |name: &str, vm: &str, device, queues| VolumeDevice {
+            volume: name.into(),
+            vm: Some(vm.into()),
+            device,
+            socket: format!("/run/ginnel/volumes/{name}.sock").into(),
+            queues,
+            packed: false,
+        };
+        vec![
+            volume("data", "a", Device::Blk, 4),
+            volume("many", "a", Device::Scsi, 2),
+            volume("other", "b", Device::Blk, 1),
+        ]
+    }
+
+    #[test]
+    fn devices_are_written_as_qemu_reads_them() {
+        let volumes = volumes();
+        assert_eq!(
+            volumes[0].arguments().map(|(_, value)| value),
+            [
+                "socket,id=ginnel-volume-data,path=/run/ginnel/volumes/data.sock,reconnect=1",
+                "vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4",
+            ]
+        );
+        assert_eq!(
+            volumes[1].arguments().map(|(_, value)| value),
+            [
+                "socket,id=ginnel-volume-many,path=/run/ginnel/volumes/many.sock",
+                "vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2",
+            ]
+        );
+        assert_eq!(shared_ram(2 << 30)[0].1, "memory-backend-memfd,id=ginnel-ram,size=2G,share=on");
+    }
+
+    #[test]
+    fn configurations_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let args =
+            PlacesArgs { volume_configs: Some(folder.path().into()), volume_sockets: Some("/s".into()) };
+        assert_eq!(args.volumes().unwrap(), []);
+        let text = "vm = \"a\"\nqueues = 2\npacked = true\n[[disk]]\npath = \"/i\"";
+        std::fs::write(folder.path().join("x.toml"), text).unwrap();
+        let volumes = args.volumes().unwrap();
+        assert_eq!(volumes[0].device(), "vhost-user-blk-pci,chardev=ginnel-volume-x,num-queues=2,packed=on");
+        assert_eq!(volumes[0].socket, PathBuf::from("/s/x.sock"));
+        std::fs::write(folder.path().join("y.toml"), "qeues = 1").unwrap();
+        assert!(args.volumes().unwrap_err().to_string().contains("y.toml:1"));
+    }
+}
