@@ -347,8 +347,7 @@ impl Client {
         }
         let others = self.others.iter().map(|(_, bells)| bells);
         let bells: Vec<_> = others.chain(self.queues.iter().map(|queue| &queue.bells)).collect();
-        self.account = self.session.start(&self.memory, &vrings, &bells, self.account.take())?;
-        Ok(())
+        self.session.start(&self.memory, &vrings, &bells, &mut self.account)
     }
 
     /// The number of a request queue among all queues of the device.

@@ -135,22 +135,22 @@ impl Session {
         self.link.tell(Request::SET_CONFIG, &request, &[])
     }
 
-    /// Hands over the memory, the account of a predecessor if there is one, and the queues, and starts them. Returns the
-    /// account, if the server keeps one.
+    /// Hands over the memory, the account of a predecessor if there is one, and the queues, and starts them. If there is no
+    /// account, and the server keeps one, it is put into its place.
     pub fn start(
         &mut self,
         memory: &Memory,
         vrings: &[Vring],
         bells: &[&Bells],
-        account: Option<Account>,
-    ) -> Result<Option<Account>, Error> {
-        let account = match account {
-            _ if !self.has(protocol::INFLIGHT_SHMFD) => None,
-            Some(account) => Some(account),
-            None => Some(self.new_account(vrings)?),
-        };
-        if let Some(account) = &account {
-            self.link.tell(Request::SET_INFLIGHT_FD, account.what.as_bytes(), &[account.file.as_fd()])?;
+        account: &mut Option<Account>,
+    ) -> Result<(), Error> {
+        if self.has(protocol::INFLIGHT_SHMFD) {
+            if account.is_none() {
+                *account = Some(self.new_account(vrings)?);
+            }
+            if let Some(Account { what, file }) = account {
+                self.link.tell(Request::SET_INFLIGHT_FD, what.as_bytes(), &[file.as_fd()])?;
+            }
         }
         let region = MemoryRegion { guest: GUEST, size: memory.len(), user: USER, offset: 0 };
         // One region: its number, and padding.
@@ -175,7 +175,7 @@ impl Session {
                 self.link.tell(Request::SET_VRING_ENABLE, state.as_bytes(), &[])?;
             }
         }
-        Ok(account)
+        Ok(())
     }
 
     fn new_account(&mut self, vrings: &[Vring]) -> Result<Account, Error> {
