@@ -227,7 +227,7 @@ impl Stores {
         self.uring.as_ref().map_or(0, Uring::pending)
     }
 
-    /// Readable when something has ended.
+    /// An eventfd that gets an edge when something has ended.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.uring.as_ref().map(Uring::fd)
     }

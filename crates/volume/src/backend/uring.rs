@@ -2,12 +2,13 @@
 #![allow(unsafe_code)] // The kernel is handed raw addresses of guest memory, and io_uring's interface is unsafe for that.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{Buffer, GuestMemory};
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
 use tracing::warn;
 
 use super::{Failure, Image, Op};
@@ -23,6 +24,9 @@ const PIECES: usize = 1024;
 
 pub(super) struct Uring {
     ring: IoUring,
+    /// Written to by the kernel whenever there is something to take. The ring's own descriptor will not do: nobody who polls
+    /// it is woken by a completion that waits for its thread (seen with Linux 6.18).
+    bell: OwnedFd,
     files: Vec<Option<Arc<Image>>>,
     flights: Vec<Flight>,
     pending: u32,
@@ -107,7 +111,9 @@ impl Uring {
         })?;
         let fds: Vec<_> = files.iter().map(|f| f.as_ref().map_or(-1, |f| f.as_fd().as_raw_fd())).collect();
         ring.submitter().register_files(&fds)?;
-        Ok(Self { ring, files, flights: Vec::new(), pending: 0, zeros: None, iopoll })
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        Ok(Self { ring, bell, files, flights: Vec::new(), pending: 0, zeros: None, iopoll })
     }
 
     #[inline]
@@ -119,9 +125,9 @@ impl Uring {
         self.iopoll
     }
 
+    /// Gets an edge when something has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the ring.
-        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+        self.bell.as_fd()
     }
 
     pub fn start(&mut self, id: u32, disk: u16, op: Op, data: &[Buffer], memory: &GuestMemory<Mapping>) {

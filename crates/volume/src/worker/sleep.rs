@@ -30,7 +30,7 @@ impl Sleep {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, mail, epoll::EventData::new_u64(MAIL), edge)?;
         if let Some(fd) = completions {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(COMPLETIONS), epoll::EventFlags::IN)?;
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(COMPLETIONS), edge)?;
         }
         Ok(Self { epoll })
     }
