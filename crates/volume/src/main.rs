@@ -56,10 +56,11 @@ fn run(flags: &Flags) -> Result<()> {
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
-    info!(volume = config.name, socket = %socket.display(), sandbox = held.word(), "serving");
+    let name = config.name.clone();
     let server = Server::new(config, backends)?;
     server.set_sandbox(held.word());
     control::serve(operators, server.handler()).context("no control thread")?;
+    info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
     notify.ready();
     let result = server.run(&front_ends, stop.as_fd());
     notify.stopping();

@@ -1,0 +1,257 @@
+//! Volumes under QEMU with a stock guest's virtio_blk: file systems and large files, the death of the volume's process under
+//! load, guests that reboot, QEMUs that go and come back, disks that grow.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vmtest::{Bed, Exit, HostJob, Vm, VmBuilder, artifact, wait_until};
+
+const PROMPT: Duration = Duration::from_secs(30);
+
+/// A volume's process, which may be killed and started again.
+struct Volume<'b> {
+    bed: &'b Bed,
+    command: String,
+    socket: PathBuf,
+    queues: u16,
+    job: Arc<HostJob>,
+}
+
+impl<'b> Volume<'b> {
+    fn start(bed: &'b Bed, name: &str, queues: u16, flags: &str) -> Result<Self> {
+        let program = artifact("ginnel-volume", "ginnel-volume")?;
+        let socket = bed.dir().join(format!("{name}.sock"));
+        let command = format!(
+            "exec {} {name} --socket {} --queues {queues} {flags}",
+            program.display(),
+            socket.display()
+        );
+        let job = run(bed, &command)?;
+        Ok(Self { bed, command, socket, queues, job })
+    }
+
+    /// Kills the process with SIGKILL and starts another one.
+    fn kill_and_restart(&mut self) -> Result<()> {
+        self.job.kill(9)?;
+        self.job.wait(PROMPT)?;
+        self.job = run(self.bed, &self.command)?;
+        Ok(())
+    }
+
+    /// QEMU's arguments.
+    fn device(&self, id: &str, more: &str) -> String {
+        let (socket, queues) = (self.socket.display(), self.queues);
+        format!(
+            " -chardev socket,id={id},path={socket},reconnect=1 \
+             -device vhost-user-blk-pci,chardev={id},num-queues={queues}{more}"
+        )
+    }
+
+    fn control(&self, request: &str) -> Result<String> {
+        use std::io::{BufRead, BufReader, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(self.socket.with_extension("ctl"))?;
+        stream.set_read_timeout(Some(PROMPT))?;
+        writeln!(stream, "{request}")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+fn run(bed: &Bed, command: &str) -> Result<Arc<HostJob>> {
+    let job = bed.host_spawn(command)?;
+    job.wait_for_line("serving", PROMPT)?;
+    Ok(job)
+}
+
+/// A VM whose memory can be shared.
+fn vm(bed: &Bed, name: &str) -> VmBuilder {
+    bed.vm(name)
+        .memory_mib(512)
+        .cpus(2)
+        .module("virtio_blk")
+        .qemu_args("-object memory-backend-memfd,id=ram,size=512M,share=on -machine memory-backend=ram")
+}
+
+fn wait_for_disk(vm: &Vm, disk: &str) -> Result<()> {
+    vm.run(&format!("until [ -b /dev/{disk} ]; do usleep 20000; done"))?.ok()?;
+    Ok(())
+}
+
+/// A file of bytes that look random, different for each seed.
+fn image(bed: &Bed, name: &str, bytes: u64, seed: Option<u64>) -> Result<PathBuf> {
+    use std::io::Write;
+    let path = bed.dir().join(name);
+    let file = std::fs::File::create(&path)?;
+    match seed {
+        None => file.set_len(bytes)?,
+        Some(seed) => {
+            let mut state = seed;
+            let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+            for _ in 0..bytes / 8 {
+                out.write_all(&random(&mut state).to_le_bytes())?;
+            }
+            out.flush()?;
+        }
+    }
+    Ok(path)
+}
+
+/// Numbers that look random and are the same each time.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+fn same(a: &Path, b: &Path) -> Result<bool> {
+    use std::io::Read;
+    let (mut a, mut b) = (std::fs::File::open(a)?, std::fs::File::open(b)?);
+    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    loop {
+        let n = a.read(&mut left)?;
+        if n == 0 {
+            return Ok(b.read(&mut right)? == 0);
+        }
+        b.read_exact(&mut right[..n])?;
+        if left[..n] != right[..n] {
+            return Ok(false);
+        }
+    }
+}
+
+/// fio in a guest, that checks all that it has written. `more`: what it does.
+fn fio(more: &str) -> String {
+    format!(
+        "fio --name=verify --ioengine=libaio --direct=1 --bs=4k --verify=crc32c --verify_fatal=1 --group_reporting {more}"
+    )
+}
+
+#[test]
+fn a_file_system_fio_and_a_large_file() -> Result<()> {
+    const GIB: u64 = 1 << 30;
+    let bed = Bed::new("volume-files")?;
+    let disk = image(&bed, "disk", 256 << 20, None)?;
+    let source = image(&bed, "source", GIB, Some(0x5eed))?;
+    let target = image(&bed, "target", GIB, None)?;
+    let file = |path: &Path| format!("--path {}", path.display());
+    let disk = Volume::start(&bed, "disk", 2, &format!("--threads 2 {}", file(&disk)))?;
+    let from = Volume::start(&bed, "from", 1, &format!("--read-only {}", file(&source)))?;
+    let to = Volume::start(&bed, "to", 1, &format!("--sector 4096 {}", file(&target)))?;
+    let vm = vm(&bed, "files")
+        .module("ext4")
+        .program("/usr/sbin/mkfs.ext4")
+        .program("/usr/sbin/e2fsck")
+        .program("/usr/bin/fio")
+        .qemu_args(&disk.device("vd0", ""))
+        .qemu_args(&from.device("vd1", ""))
+        .qemu_args(&to.device("vd2", ",packed=on"))
+        .boot()?;
+    ["vda", "vdb", "vdc"].into_iter().try_for_each(|name| wait_for_disk(&vm, name))?;
+    let said =
+        vm.run("cat /sys/block/vda/serial /sys/block/vdb/ro /sys/block/vdc/queue/logical_block_size")?;
+    ensure!(said.ok()?.stdout.split_whitespace().eq(["disk", "1", "4096"]), "serial, read-only, sectors");
+
+    vm.run_within(2 * PROMPT, "mkfs.ext4 -q /dev/vda && mkdir /mnt && mount /dev/vda /mnt")?.ok()?;
+    let job = fio("--directory=/mnt --size=32M --rw=randrw --iodepth=16 --numjobs=2 --fsync=64");
+    vm.run_within(6 * PROMPT, &job)?.ok()?;
+    vm.run_within(PROMPT, "rm /mnt/verify* && fstrim /mnt; umount /mnt")?.ok()?;
+    vm.run_within(2 * PROMPT, "e2fsck -f -n /dev/vda")?.ok()?;
+
+    let begin = Instant::now();
+    vm.run_within(10 * PROMPT, "dd if=/dev/vdb of=/dev/vdc bs=1M iflag=direct oflag=direct conv=fsync")?
+        .ok()?;
+    println!("dd of 1 GiB from one volume to another: {:?}", begin.elapsed());
+    ensure!(
+        vm.run("dd if=/dev/zero of=/dev/vdb bs=4k count=1 oflag=direct")?.exit != Exit::Code(0),
+        "read-only"
+    );
+    vm.shutdown()?;
+    ensure!(same(&source, &target)?, "the copy is another");
+    Ok(())
+}
+
+#[test]
+fn a_volume_killed_under_load_loses_nothing() -> Result<()> {
+    let kills = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 30 };
+    let bed = Bed::new("volume-kills")?;
+    let image = image(&bed, "disk", 64 << 20, None)?;
+    let mut volume = Volume::start(&bed, "disk", 2, &format!("--threads 2 --path {}", image.display()))?;
+    let vm = vm(&bed, "kills").program("/usr/bin/fio").qemu_args(&volume.device("vd0", "")).boot()?;
+    wait_for_disk(&vm, "vda")?;
+    // It writes, reads back what it has written a while ago, and checks each block.
+    let load = "--filename=/dev/vda --size=48M --rw=randwrite --iodepth=16 --verify_backlog=128 --fsync=32 --loops=100000";
+    let job = vm.spawn(&format!("exec {}", fio(load)))?;
+    let mut state = 0x5eed;
+    let mut slowest = Duration::ZERO;
+    let begin = Instant::now();
+    for turn in 0..kills {
+        // At a random moment: this is what sleeping is for.
+        std::thread::sleep(Duration::from_millis(random(&mut state) % 1500));
+        volume.kill_and_restart()?;
+        // QEMU tries once a second; then the queues run again and requests go through.
+        let restart = Instant::now();
+        wait_until("requests after a restart", PROMPT, || Ok(requests(&volume)? > 0))
+            .with_context(|| format!("after kill {turn}: {:?}", job.said()))?;
+        slowest = slowest.max(restart.elapsed());
+        ensure!(job.is_running(), "after kill {turn}: {:?}", job.said());
+    }
+    println!("{kills} kills in {:?}; slowest restart to the next request: {slowest:?}", begin.elapsed());
+    // No error so far; then one pass that checks everything that is there.
+    job.kill(2)?;
+    let said = job.wait(2 * PROMPT)?;
+    ensure!(!said.stdout.contains("verify:") && !said.stderr.contains("verify"), "{said:?}");
+    let pass = "--filename=/dev/vda --size=16M --rw=randwrite --iodepth=16";
+    vm.run_within(4 * PROMPT, &fio(pass))?.ok()?;
+    let errors = vm.run("dmesg | grep -ci 'i/o error\\|blk_update_request' ; true")?.ok()?.stdout;
+    ensure!(errors.trim() == "0", "the guest saw errors: {}", vm.run("dmesg | tail -20")?.stdout);
+    vm.shutdown()
+}
+
+/// Requests that this process of the volume has given back.
+fn requests(volume: &Volume<'_>) -> Result<u64> {
+    let answer: serde_json::Value = serde_json::from_str(&volume.control(r#"{"op":"stat"}"#)?)?;
+    let queues = answer["stat"]["queues"].as_array().context("queues")?.clone();
+    Ok(queues.iter().filter_map(|queue| queue["done"].as_u64()).sum())
+}
+
+#[test]
+fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
+    let bed = Bed::new("volume-life")?;
+    let image = image(&bed, "disk", 32 << 20, None)?;
+    let volume = Volume::start(&bed, "disk", 2, &format!("--path {}", image.display()))?;
+    for more in ["", ",packed=on"] {
+        let vm = vm(&bed, "life").program("/usr/bin/fio").qemu_args(&volume.device("vd0", more)).boot()?;
+        wait_for_disk(&vm, "vda")?;
+        let load = fio("--filename=/dev/vda --size=4M --rw=randwrite --iodepth=8");
+        vm.run_within(4 * PROMPT, &load)?.ok()?;
+        vm.run("echo here to stay > /tmp/x; dd if=/tmp/x of=/dev/vda seek=60000 conv=fsync")?.ok()?;
+        vm.reboot_and_wait()?;
+        wait_for_disk(&vm, "vda")?;
+        let back = vm.run("dd if=/dev/vda skip=60000 count=1 | head -n 1")?.ok()?.stdout;
+        ensure!(back.trim() == "here to stay", "{back:?}");
+        vm.run_within(4 * PROMPT, &load)?.ok()?;
+
+        let before: u64 = vm.run("cat /sys/block/vda/size")?.ok()?.stdout.trim().parse()?;
+        let bytes = before * 512 + (8 << 20);
+        let answer = volume.control(&format!(r#"{{"op":"resize","size":{bytes}}}"#))?;
+        ensure!(answer.contains(&bytes.to_string()), "{answer}");
+        wait_until("the guest sees the new size", PROMPT, || {
+            Ok(vm.run("cat /sys/block/vda/size")?.ok()?.stdout.trim() == (bytes / 512).to_string())
+        })?;
+        let last =
+            format!("dd if=/dev/urandom of=/dev/vda bs=4k count=1 seek={} conv=fsync", bytes / 4096 - 1);
+        vm.run(&last)?.ok()?;
+        // Not a word to the volume.
+        vm.kill_qemu()?;
+    }
+    let said = volume.job.said().1;
+    ensure!(said.matches("the front end has gone").count() == 2, "{said}");
+    volume.job.kill(15)?;
+    let end = volume.job.wait(PROMPT)?;
+    ensure!(end.exit == Exit::Code(0), "{end:?}");
+    Ok(())
+}
