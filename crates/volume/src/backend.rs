@@ -227,7 +227,20 @@ impl Stores {
         self.uring.as_ref().map_or(0, Uring::pending)
     }
 
-    /// An eventfd that gets an edge when something has ended.
+    /// Asks to be told when something has ended. `true`: something has, do not sleep.
+    #[must_use = "who sleeps on `true` may sleep for ever"]
+    pub fn arm(&mut self) -> bool {
+        self.uring.as_mut().is_some_and(Uring::arm)
+    }
+
+    /// Asks to be told nothing.
+    pub fn disarm(&mut self) {
+        if let Some(uring) = &mut self.uring {
+            uring.disarm();
+        }
+    }
+
+    /// An eventfd that is written when something has ended, if that was asked for.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.uring.as_ref().map(Uring::fd)
     }

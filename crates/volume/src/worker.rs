@@ -408,7 +408,7 @@ impl Worker {
 
     fn sleep(&mut self, counters: &ThreadCounters) -> io::Result<()> {
         // All are asked, also behind one that has something: what is asked for is taken back below.
-        let mut work = false;
+        let mut work = self.stores.arm();
         for queue in &mut self.queues {
             work |= queue.arm();
         }
@@ -418,6 +418,7 @@ impl Worker {
             counters.sleeps.add(1);
             self.sleep.sleep(until.map(|then| Duration::from_nanos(then - now)), &self.queues)?;
         }
+        self.stores.disarm();
         for queue in &mut self.queues {
             queue.disarm();
         }

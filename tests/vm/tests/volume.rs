@@ -194,8 +194,14 @@ fn a_volume_killed_under_load_loses_nothing() -> Result<()> {
         volume.kill_and_restart()?;
         // QEMU tries once a second; then the queues run again and requests go through.
         let restart = Instant::now();
-        wait_until("requests after a restart", PROMPT, || Ok(requests(&volume)? > 0))
-            .with_context(|| format!("after kill {turn}: {:?}", job.said()))?;
+        wait_until("requests after a restart", PROMPT, || Ok(requests(&volume)? > 0)).with_context(|| {
+            format!(
+                "after kill {turn}: {:?}; the volume: {:?}; {}",
+                job.said(),
+                volume.job.said(),
+                volume.control(r#"{"op":"dump"}"#).unwrap_or_default()
+            )
+        })?;
         slowest = slowest.max(restart.elapsed());
         ensure!(job.is_running(), "after kill {turn}: {:?}", job.said());
     }

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{Buffer, GuestMemory};
@@ -24,7 +25,7 @@ const PIECES: usize = 1024;
 
 pub(super) struct Uring {
     ring: IoUring,
-    /// Written to by the kernel whenever there is something to take. The ring's own descriptor will not do: nobody who polls
+    /// Written to by the kernel when there is something to take, while it is asked to ([`Uring::arm`]). The ring's own descriptor will not do: nobody who polls
     /// it is woken by a completion that waits for its thread (seen with Linux 6.18).
     bell: OwnedFd,
     files: Vec<Option<Arc<Image>>>,
@@ -113,7 +114,9 @@ impl Uring {
         ring.submitter().register_files(&fds)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
-        Ok(Self { ring, bell, files, flights: Vec::new(), pending: 0, zeros: None, iopoll })
+        let mut uring = Self { ring, files, flights: Vec::new(), pending: 0, zeros: None, iopoll, bell };
+        uring.disarm();
+        Ok(uring)
     }
 
     #[inline]
@@ -125,9 +128,23 @@ impl Uring {
         self.iopoll
     }
 
-    /// Gets an edge when something has ended.
+    /// An edge here says that something has ended, if that was asked for.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
+    }
+
+    /// Asks to be told. `true`: something has ended already, do not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.ring.completion().enable_eventfd();
+        // ORDER uring.arm: the flag is down before the look. Pairs with: the kernel, which publishes, then looks at the flag.
+        fence(Ordering::SeqCst);
+        let due = self.ring.submission().taskrun();
+        due || !self.ring.completion().is_empty()
+    }
+
+    /// Asks to be told nothing.
+    pub fn disarm(&mut self) {
+        self.ring.completion().disable_eventfd();
     }
 
     pub fn start(&mut self, id: u32, disk: u16, op: Op, data: &[Buffer], memory: &GuestMemory<Mapping>) {
