@@ -125,8 +125,8 @@ impl<M: Memory> DeviceQueue<M> {
         each!(mut self, ring => ring.push(ticket, written))
     }
 
-    /// Shows the driver all that was pushed. Says whether it wants to be called; also once after a predecessor, who may
-    /// have died before it called.
+    /// Shows the driver all that was pushed. Says whether it wants to be called; the first time always, because a predecessor
+    /// may have died before it called.
     #[inline]
     #[must_use = "the driver may be waiting for its call"]
     pub fn publish(&mut self) -> bool {

@@ -5,6 +5,8 @@
 //! takes no more stores after the k-th, for every k until the run ends alive. The driver and its memory live on. In the longer
 //! runs successors die as well, also while they take over.
 
+#![cfg(not(loom))]
+
 mod rig;
 
 use ginnel_shmem::{Mapping, Memory};
@@ -117,7 +119,7 @@ struct World {
 
 impl World {
     fn new(kind: Kind, size: u16, seed: u64, stores: u64) -> Self {
-        let rig = Rig::new(kind, size, seed % 2 == 0);
+        let rig = Rig::new(kind, size, seed.is_multiple_of(2));
         let (memory, inflight) = (rig.memory(), rig.inflight_memory());
         let driver = rig.driver(&memory);
         let device = Self::start(&rig, &memory, &inflight, stores).unwrap();
@@ -264,7 +266,7 @@ impl World {
         self.succeed(u64::MAX);
         let state = self.device.queue.state();
         assert_eq!((state.resubmit, state.outstanding), (0, 0), "{}", self.what);
-        assert!(self.device.queue.publish() || self.sent == 0, "{}: a call may be owed", self.what);
+        assert!(self.device.queue.publish(), "{}: a call may be owed", self.what);
     }
 }
 

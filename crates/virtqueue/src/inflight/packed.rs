@@ -157,6 +157,9 @@ impl<M: Memory> Packed<M> {
                 again.push(request);
             }
         }
+        if taken.contains(&false) {
+            return Err(SetupError::Inflight("an entry is neither free nor in flight"));
+        }
         if outstanding > usize::from(size) {
             return Err(SetupError::Inflight("more is in flight than the queue has room for"));
         }

@@ -25,7 +25,7 @@ pub(crate) struct Device<M: Memory> {
     /// Requests taken and not given back.
     requests: u16,
     armed: bool,
-    /// A predecessor may have died before it called.
+    /// A predecessor may have died between its publishing and its call.
     call_due: bool,
     /// Given back and not published: each is its ticket and the bytes written.
     pending: Vec<(Ticket, u32)>,
@@ -48,13 +48,11 @@ impl<M: Memory> Device<M> {
         }
         let mut resubmit = Vec::new();
         let mut inflight = None;
-        let mut call_due = used != Position::START;
         if let Some(region) = setup.inflight {
             let (tracker, recovered) = inflight::Packed::new(region, size, used, &areas.descriptors)?;
             if let Some(recovered) = recovered {
                 (used, next) = (recovered.used, recovered.next);
                 resubmit = recovered.again;
-                call_due = true;
             }
             inflight = Some(tracker);
         }
@@ -72,7 +70,7 @@ impl<M: Memory> Device<M> {
             outstanding,
             requests: 0,
             armed: true,
-            call_due,
+            call_due: true,
             pending: Vec::with_capacity(size.into()),
             resubmit,
             inflight,

@@ -28,7 +28,7 @@ pub(crate) struct Device<M: Memory> {
     /// Chains that the driver has made available and not got back: taken ones, and those to be taken again.
     outstanding: u16,
     armed: bool,
-    /// A predecessor may have died before it called.
+    /// A predecessor may have died between its publishing and its call.
     call_due: bool,
     /// Heads to take again, the first at the end.
     resubmit: Vec<u16>,
@@ -45,14 +45,12 @@ impl<M: Memory> Device<M> {
         let used = areas.device.load_relaxed_u16(split::INDEX);
         let mut resubmit = Vec::new();
         let mut inflight = None;
-        let mut call_due = used != 0;
         if let Some(region) = setup.inflight {
             let (tracker, recovered) = inflight::Split::new(region, size, used)?;
             if let Some(heads) = recovered {
                 // Each chain that was ever taken is either used or in flight.
                 next = used.wrapping_add(heads.len() as u16);
                 resubmit = heads;
-                call_due = true;
             }
             inflight = Some(tracker);
         }
@@ -67,7 +65,7 @@ impl<M: Memory> Device<M> {
             published: used,
             outstanding: resubmit.len() as u16,
             armed: true,
-            call_due,
+            call_due: true,
             resubmit,
             inflight,
             log: None,

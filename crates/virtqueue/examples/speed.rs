@@ -1,0 +1,184 @@
+//! What a queue costs: a block read of three descriptors (header, data, status), in cache, and between two cores.
+//!
+//!     cargo run --release -p ginnel-virtqueue --example speed
+//!
+//! *device*: look, take, read the header, write the status, give back, publish; *driver*: add, publish, poll. *turn* is one of each
+//! in one thread. *round trip*: driver and device on a core each, one request at a time, both polling; beside it the floor, a
+//! cache line there and back.
+
+#[path = "../tests/rig/mod.rs"]
+mod rig;
+
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
+use rig::Rig;
+use std::hint::{black_box, spin_loop};
+use std::time::{Duration, Instant};
+
+const ROUNDS: u64 = 200_000;
+
+struct Queue {
+    rig: Rig,
+    memory: Mapping,
+    guest: GuestMemory<Mapping>,
+    driver: DriverQueue<Mapping>,
+    device: DeviceQueue<Mapping>,
+}
+
+fn queue(kind: Kind, inflight: bool) -> Queue {
+    let rig = Rig::new(kind, 256, true);
+    let memory = rig.memory();
+    let region = inflight.then(|| rig.inflight_memory());
+    let driver = rig.driver(&memory);
+    let mut device = DeviceQueue::new(rig.setup(&memory, rig.base(), region.as_ref())).expect("a queue");
+    device.disarm();
+    Queue { guest: rig.guest(&memory), rig, memory, driver, device }
+}
+
+fn request(rig: &Rig, n: usize) -> [Segment; 3] {
+    let header = rig.data(32 * n);
+    [
+        Segment { address: header, len: 16, writable: false },
+        Segment { address: rig.data(4096), len: 4096, writable: true },
+        Segment { address: header + 16, len: 1, writable: true },
+    ]
+}
+
+/// Serves what is there; how much it was.
+#[inline]
+fn serve(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, chain: &mut Chain) -> u64 {
+    let mut count = 0;
+    while let Ok(Some(ticket)) = device.pop(guest, chain) {
+        let mut header = [0; 16];
+        guest.slice(&chain.readable()[0]).read(0, &mut header);
+        black_box(header);
+        if let Some(status) = chain.writable().last() {
+            guest.slice(status).write(0, &[0]);
+        }
+        device.push(ticket, 4097);
+        count += 1;
+    }
+    if count > 0 {
+        black_box(device.publish());
+    }
+    count
+}
+
+/// Nanoseconds a request for the device alone, and for both.
+fn in_cache(kind: Kind, inflight: bool, batch: usize, indirect: bool) -> (f64, f64) {
+    let Queue { rig, guest, mut driver, mut device, .. } = queue(kind, inflight);
+    let mut chain = Chain::new();
+    let clock = {
+        let begin = Instant::now();
+        for _ in 0..ROUNDS {
+            black_box(Instant::now());
+        }
+        begin.elapsed() / ROUNDS as u32
+    };
+    let (mut alone, begin, mut clocks) = (Duration::ZERO, Instant::now(), 0);
+    let rounds = ROUNDS / batch as u64;
+    for _ in 0..rounds {
+        for n in 0..batch {
+            driver.add(&request(&rig, n), indirect).expect("room");
+        }
+        black_box(driver.publish());
+        let start = Instant::now();
+        assert_eq!(serve(&mut device, &guest, &mut chain), batch as u64);
+        alone += start.elapsed();
+        clocks += 1;
+        for _ in 0..batch {
+            assert!(matches!(driver.poll(), Ok(Some(_))));
+        }
+    }
+    let both = begin.elapsed() - 2 * clocks * clock;
+    let count = (rounds * batch as u64) as f64;
+    let ns = |time: Duration| time.as_nanos() as f64 / count;
+    (ns(alone.saturating_sub(clocks * clock)), ns(both))
+}
+
+fn pin(core: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    // Without it the numbers are worse, and nothing else.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Nanoseconds for a request to a device on another core and back.
+fn between_cores(kind: Kind, inflight: bool) -> f64 {
+    let Queue { rig, memory, guest, mut driver, mut device } = queue(kind, inflight);
+    driver.disarm();
+    let rounds = ROUNDS;
+    let server = std::thread::spawn(move || {
+        pin(1);
+        let (mut chain, mut served) = (Chain::new(), 0);
+        while served < rounds {
+            served += serve(&mut device, &guest, &mut chain);
+        }
+    });
+    pin(0);
+    let begin = Instant::now();
+    for n in 0..rounds {
+        memory.store_relaxed_u64(rig.data_at() + 8, n);
+        driver.add(&request(&rig, 0), false).expect("room");
+        black_box(driver.publish());
+        while !matches!(driver.poll(), Ok(Some(_))) {
+            spin_loop();
+        }
+    }
+    let time = begin.elapsed();
+    server.join().expect("the device lives");
+    time.as_nanos() as f64 / rounds as f64
+}
+
+/// Nanoseconds for a cache line to another core and back.
+fn floor() -> f64 {
+    let memory = Mapping::anonymous(4096).expect("memory");
+    let theirs = memory.clone();
+    let echo = std::thread::spawn(move || {
+        pin(1);
+        for n in 1..=ROUNDS {
+            while theirs.load_acquire_u64(0) != n {}
+            theirs.store_release_u64(64, n);
+        }
+    });
+    pin(0);
+    let begin = Instant::now();
+    for n in 1..=ROUNDS {
+        memory.store_release_u64(0, n);
+        while memory.load_acquire_u64(64) != n {}
+    }
+    let time = begin.elapsed();
+    echo.join().expect("the echo lives");
+    time.as_nanos() as f64 / ROUNDS as f64
+}
+
+fn median(mut run: impl FnMut() -> (f64, f64)) -> (f64, f64) {
+    let mut runs: Vec<_> = (0..7).map(|_| run()).collect();
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    runs[3]
+}
+
+fn main() {
+    println!("in cache, ns a request         device     turn");
+    for kind in [Kind::Split, Kind::Packed] {
+        for (inflight, batch, indirect) in
+            [(false, 1, false), (false, 32, false), (false, 32, true), (true, 1, false), (true, 32, false)]
+        {
+            let (device, both) = median(|| in_cache(kind, inflight, batch, indirect));
+            let name = format!(
+                "{kind:?} batch {batch}{}{}",
+                if indirect { " indirect" } else { "" },
+                if inflight { " in-flight" } else { "" }
+            );
+            println!("{name:<28} {device:>8.1} {both:>8.1}");
+        }
+    }
+    println!("between two cores, ns a round trip (QD 1)");
+    println!("{:<28} {:>8.0}", "cache line", median(|| (floor(), 0.0)).0);
+    for kind in [Kind::Split, Kind::Packed] {
+        for inflight in [false, true] {
+            let name = format!("{kind:?}{}", if inflight { " in-flight" } else { "" });
+            println!("{name:<28} {:>8.0}", median(|| (between_cores(kind, inflight), 0.0)).0);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Any list of operations gives what plain books give; and no scribble does more than spoil the queue.
+#![cfg(not(loom))]
+
+mod model;
+mod rig;
+
+use model::Op;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn op() -> impl Strategy<Value = Op> {
+    any::<(u8, u16, u16)>().prop_map(|(code, a, b)| Op { code, a, b })
+}
+
+/// Scribbles are the codes with the top bit; without this there would be as many of them as of operations.
+fn mostly_operations() -> impl Strategy<Value = Op> {
+    (op(), 0..6u8).prop_map(|(op, n)| Op { code: if n == 0 { op.code | 0x80 } else { op.code & 0x7f }, ..op })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_queue_is_what_its_books_say(choice in any::<u8>(), ops in vec(op(), 0..400)) {
+        model::run(choice, ops);
+    }
+
+    #[test]
+    fn scribbles_spoil_only_the_queue(choice in any::<u8>(), ops in vec(mostly_operations(), 0..400)) {
+        model::scribble(choice, ops);
+    }
+}
