@@ -8,6 +8,12 @@ pub mod model;
 #[path = "../../crates/sync/tests/model/mod.rs"]
 pub mod sync_model;
 
+#[path = "../../crates/virtqueue/tests/rig/mod.rs"]
+pub mod rig;
+
+#[path = "../../crates/virtqueue/tests/model/mod.rs"]
+pub mod virtqueue_model;
+
 use model::Op;
 
 /// A run of the ring harness: which ring, how large, what to do.
@@ -60,5 +66,52 @@ impl SyncInput {
         let RingInput { ops, .. } = RingInput::parse(input)?;
         let op = |Op { code, a, b }: Op| sync_model::Op { code, a, b };
         Some(Self { kind: sync_model::kind(*input.first()?), ops: ops.into_iter().map(op).collect() })
+    }
+}
+
+/// A run of the harness of virtqueues: which queue, what to do. The first byte chooses the queue; each five bytes after it are an
+/// operation, or a scribble.
+pub struct VirtqueueInput {
+    pub choice: u8,
+    pub ops: Vec<virtqueue_model::Op>,
+}
+
+impl VirtqueueInput {
+    pub fn parse(input: &[u8]) -> Option<Self> {
+        let RingInput { ops, .. } = RingInput::parse(input)?;
+        let op = |Op { code, a, b }: Op| virtqueue_model::Op { code, a, b };
+        Some(Self { choice: *input.first()?, ops: ops.into_iter().map(op).collect() })
+    }
+}
+
+/// Memory that a driver and a front end have written, for a device to make sense of: a byte that chooses the queue, then words.
+/// Each is a u16, with the place in its upper bits and, in the lowest, whether the device takes a turn afterwards, and eight bytes.
+pub struct WordsInput<'a> {
+    pub choice: u8,
+    words: &'a [[u8; 10]],
+}
+
+impl<'a> WordsInput<'a> {
+    pub fn parse(input: &'a [u8]) -> Option<Self> {
+        let (&choice, rest) = input.split_first()?;
+        let (words, _) = rest.as_chunks();
+        Some(Self { choice, words: &words[..words.len().min(MOST_OPS)] })
+    }
+
+    /// Place, in words, value, and whether a turn follows.
+    pub fn words(&self) -> impl Iterator<Item = (usize, u64, bool)> {
+        self.words.iter().map(|&[a, b, c, d, e, f, g, h, i, j]| {
+            let place = u16::from_le_bytes([a, b]);
+            (usize::from(place >> 1), u64::from_le_bytes([c, d, e, f, g, h, i, j]), place & 1 != 0)
+        })
+    }
+
+    pub fn bytes(choice: u8, words: impl IntoIterator<Item = (usize, u64, bool)>) -> Vec<u8> {
+        let word = |(place, value, turn): (usize, u64, bool)| {
+            let [a, b] = ((place as u16) << 1 | u16::from(turn)).to_le_bytes();
+            let [c, d, e, f, g, h, i, j] = value.to_le_bytes();
+            [a, b, c, d, e, f, g, h, i, j]
+        };
+        std::iter::once(choice).chain(words.into_iter().flat_map(word)).collect()
     }
 }

@@ -1,8 +1,10 @@
-//! Writes the seeds of the ring, wire and farm targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, wire, farm and virtqueue targets into the folder that is named: `scripts/fuzz seeds`.
 
-use ginnel_fuzz::RingInput;
 use ginnel_fuzz::model::Op;
+use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
 use ginnel_layout::{Name, relay, wire};
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_virtqueue::{Chain, DeviceQueue, Segment};
 use std::path::Path;
 use std::{fs, io};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -12,7 +14,7 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("usage: seeds FOLDER"));
     };
     let folder = Path::new(&folder);
-    for (target, name, bytes) in rings().chain(packets()).chain(farms()) {
+    for (target, name, bytes) in rings().chain(packets()).chain(farms()).chain(virtqueues()).chain(guests()) {
         let folder = folder.join(target);
         fs::create_dir_all(&folder)?;
         fs::write(folder.join(name), bytes)?;
@@ -189,4 +191,92 @@ fn packets() -> impl Iterator<Item = Seed> {
     ]
     .into_iter()
     .map(|(name, bytes)| ("wire", name.to_owned(), bytes))
+}
+
+/// Lists of operations for a driver and a device: around the ring, asleep, back out of order, with a successor, and with lies.
+fn virtqueues() -> impl Iterator<Item = Seed> {
+    let op = |code: u8, a: u16, b: u16| Op { code, a, b };
+    let round = |i: u16| [op(0, 2 + 5, i), op(2, 0, 0), op(3, 0, 0), op(5, 0, 9), op(6, 0, 0), op(7, 0, 0)];
+    let around: Vec<Op> = (0..12).flat_map(round).collect();
+    let tables: Vec<Op> =
+        around.iter().map(|o| Op { code: if o.code == 0 { 1 } else { o.code }, ..*o }).collect();
+    let asleep: Vec<Op> =
+        (0..8).flat_map(|i| [op(8, 0, 0), op(8, 1, 0)].into_iter().chain(round(i))).collect();
+    let disorder: Vec<Op> = (0..4)
+        .flat_map(|_| {
+            let adds = (0..3).map(|i| op(1, i, 40 * i));
+            let takes = (0..3).map(|_| op(3, 0, 0));
+            let gives = (0..3).flat_map(|i| [op(5, 2 - i, 3), op(6, 0, 0)]);
+            let polls = (0..3).map(|_| op(7, 0, 0));
+            adds.chain([op(2, 0, 0)]).chain(takes).chain(gives).chain(polls).collect::<Vec<_>>()
+        })
+        .collect();
+    let successor: Vec<Op> = (0..6)
+        .flat_map(|i| {
+            [
+                op(1, 2, i),
+                op(0, 1, i),
+                op(2, 0, 0),
+                op(3, 0, 0),
+                op(8, 5, 0),
+                op(3, 0, 0),
+                op(5, 0, 1),
+                op(6, 0, 0),
+                op(7, 0, 0),
+            ]
+        })
+        .collect();
+    let lies: Vec<Op> =
+        (0..14u16).flat_map(|i| [op(0x80 | i as u8 % 8, 5 * i, 3 * i)].into_iter().chain(round(i))).collect();
+    let lists = [
+        ("around", around),
+        ("tables", tables),
+        ("asleep", asleep),
+        ("disorder", disorder),
+        ("successor", successor),
+        ("lies", lies),
+    ];
+    lists.into_iter().flat_map(|(name, ops)| {
+        // Both kinds, with event index, a queue of 4 or 5, and an in-flight region.
+        [("split", 0x1a), ("packed", 0x1b)].map(|(kind, choice)| {
+            ("virtqueue_driver", format!("{name}_{kind}"), RingInput::bytes(choice, &ops))
+        })
+    })
+}
+
+/// The memory of guests whose drivers are honest, and of one whose device has died: all words that are not zero.
+fn guests() -> impl Iterator<Item = Seed> {
+    let words = |memory: &Mapping, from: usize| -> Vec<(usize, u64, bool)> {
+        let word = |at: usize| (from + at / 8, memory.load_relaxed_u64(at), false);
+        (0..memory.len()).step_by(8).map(word).filter(|(_, value, _)| *value != 0).collect()
+    };
+    let mut seeds = Vec::new();
+    for (kind, choice) in [("split", 0x1eu8), ("packed", 0x1f)] {
+        for (name, indirect, die) in
+            [("direct", false, false), ("indirect", true, false), ("dead", false, true)]
+        {
+            let rig = virtqueue_model::rig(choice);
+            let (memory, region) = (rig.memory(), rig.inflight_memory());
+            let mut driver = rig.driver(&memory);
+            for i in 0..4 {
+                let segment =
+                    |n: usize, writable| Segment { address: rig.data(512 * i + 64 * n), len: 16, writable };
+                if driver.add(&[segment(0, false), segment(1, true), segment(2, true)], indirect).is_ok() {
+                    let _ = driver.publish();
+                }
+            }
+            if die && let Ok(mut device) = DeviceQueue::new(rig.setup(&memory, rig.base(), Some(&region))) {
+                for _ in 0..2 {
+                    let _ = device.pop(&rig.guest(&memory), &mut Chain::new());
+                }
+            }
+            let mut all = words(&memory, 0);
+            all.extend(words(&region, memory.len() / 8));
+            if let Some(last) = all.last_mut() {
+                last.2 = true;
+            }
+            seeds.push(("virtqueue_device", format!("{name}_{kind}"), WordsInput::bytes(choice, all)));
+        }
+    }
+    seeds.into_iter()
 }
