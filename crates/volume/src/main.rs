@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags) -> Result<()> {
-    let config = flags.config(&Places::default())?;
+    let config = flags.config(&Places::from_environment())?;
     if flags.check {
         return Ok(());
     }

@@ -107,7 +107,7 @@ pub fn run(args: Args) -> Result<()> {
     places.sockets = args.sockets.unwrap_or(places.sockets);
     places.configurations = args.configs.unwrap_or(places.configurations);
     match args.command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => serve::run(&places, &args),
         Command::List(args) => list(&places, &args),
         Command::Stat(args) => stat(&places, &args),
         Command::Limit(args) => limit(&places, &args),
