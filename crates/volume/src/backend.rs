@@ -125,7 +125,8 @@ impl Backend {
                 (Self::File(Arc::new(image)), bytes)
             }
             BackendKind::Volatile => {
-                let image = Image::open(disk)?;
+                // Its copies are in memory of its own, wherever that lies.
+                let image = Image::open(&config::Disk { direct: config::Direct::Off, ..disk.clone() })?;
                 let bytes = disk.size.unwrap_or(image.bytes()?);
                 (Self::Volatile(Arc::new(Volatile::new(image))), bytes)
             }

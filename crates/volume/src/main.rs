@@ -19,7 +19,7 @@ use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 /// How long an image may be locked by a predecessor that was killed: the kernel finishes what it had begun first.
-const PREDECESSOR: Duration = Duration::from_secs(30);
+const PREDECESSOR: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     match run(&Flags::parse()) {

@@ -329,10 +329,9 @@ impl Worker {
         let Some(complaint) = self.complaints.get_mut(usize::from(disk)) else { return };
         complaint.since += 1;
         if complaint.last.is_none_or(|last| last.elapsed() > QUIET) {
-            warn!(
-                "disk {disk}: {what} of {bytes} bytes at {at} failed: {failure} ({} since the last message)",
-                complaint.since
-            );
+            let before = complaint.since - 1;
+            let more = if before > 0 { format!(", and {before} before it of late") } else { String::new() };
+            warn!("disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}{more}");
             *complaint = Complaint { last: Some(Instant::now()), since: 0 };
         }
     }

@@ -25,8 +25,8 @@ const PIECES: usize = 1024;
 
 pub(super) struct Uring {
     ring: IoUring,
-    /// Written to by the kernel when there is something to take, while it is asked to ([`Uring::arm`]). The ring's own descriptor will not do: nobody who polls
-    /// it is woken by a completion that waits for its thread (seen with Linux 6.18).
+    /// Written to by the kernel when there is something to take, while it is asked to ([`Uring::arm`]). The ring's own
+    /// descriptor will not do: nobody who polls it is woken by a completion that waits for its thread (seen with Linux 6.18).
     bell: OwnedFd,
     files: Vec<Option<Arc<Image>>>,
     flights: Vec<Flight>,
@@ -138,7 +138,10 @@ impl Uring {
         self.ring.completion().enable_eventfd();
         // ORDER uring.arm: the flag is down before the look. Pairs with: the kernel, which publishes, then looks at the flag.
         fence(Ordering::SeqCst);
-        let due = self.ring.submission().taskrun();
+        let queue = self.ring.submission();
+        // An operation that goes on may have been queued after this turn's submission.
+        let due = queue.taskrun() || !queue.is_empty();
+        drop(queue);
         due || !self.ring.completion().is_empty()
     }
 

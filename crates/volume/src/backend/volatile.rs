@@ -3,8 +3,12 @@
 //! Writes are kept in this process's memory and reach the file with a flush, or when they must be durable at once. Who
 //! kills the process cuts the power: all that was not flushed is gone. So that tests do not rest on a cache that is kind,
 //! each third write goes to the file at once, as real caches write back when they like.
+//!
+//! If there is a file `IMAGE.faults` when it starts, its lines say what fails, from the next request on: operation, first
+//! byte, length, error number. `write 4096 512 28`: there is no space for that sector. A flush fails at `flush 0 0 5`.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,12 +27,15 @@ pub struct Volatile {
     image: Image,
     cache: Mutex<BTreeMap<u64, [u8; BLOCK as usize]>>,
     writes: AtomicU32,
+    faults: Option<File>,
 }
 
 impl Volatile {
     /// With an empty cache.
     pub fn new(image: Image) -> Self {
-        Self { image, cache: Mutex::default(), writes: AtomicU32::new(0) }
+        let mut faults = image.path().as_os_str().to_owned();
+        faults.push(".faults");
+        Self { image, cache: Mutex::default(), writes: AtomicU32::new(0), faults: File::open(faults).ok() }
     }
 
     /// The file behind.
@@ -43,6 +50,10 @@ impl Volatile {
         memory: &GuestMemory<Mapping>,
     ) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::Errno(e.raw_os_error().unwrap_or(libc::EIO));
+        let len = data.iter().map(|buffer| u64::from(buffer.len)).sum();
+        if let Some(errno) = self.fault(op, len) {
+            return Err(Failure::Errno(errno));
+        }
         match op {
             Op::Read { at } => {
                 let mut bytes = vec![0; data.iter().map(|b| b.len as usize).sum()];
@@ -62,6 +73,20 @@ impl Volatile {
             // Permitted to do nothing.
             Op::Discard { .. } => Ok(()),
         }
+    }
+
+    /// With which error an operation is to fail.
+    fn fault(&self, op: Op, len: u64) -> Option<i32> {
+        let mut bytes = [0; 4096];
+        let n = self.faults.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let text = String::from_utf8_lossy(&bytes[..n]);
+        text.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [word, from, long, errno] = words[..] else { return None };
+            let (from, long): (u64, u64) = (from.parse().ok()?, long.parse().ok()?);
+            let meets = op == Op::Flush || (op.at() < from + long && from < op.at() + len);
+            if word == op.word() && meets { errno.parse().ok() } else { None }
+        })
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {

@@ -1,0 +1,110 @@
+//! When the disk fails: the guest gets the right status, the log one clear line, and the volume goes on.
+
+mod server;
+
+use std::fs::File;
+use std::process::Command;
+
+use ginnel_volume_client::{Client, Error, Options, Status};
+use server::Server;
+
+const BYTES: u64 = 32 << 20;
+
+fn status(result: Result<(), Error>) -> Status {
+    match result {
+        Err(Error::Failed { status, .. }) => status,
+        Ok(()) => Status::Ok,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_full_disk_fails_writes_and_nothing_else() {
+    // A small file system in name spaces of its own.
+    let mount = "mount -t tmpfs -o size=4m none DIR && exec \"$@\"";
+    let user = if rustix::process::geteuid().is_root() { vec![] } else { vec!["--map-root-user"] };
+    let wrapper = [vec!["unshare", "--mount"], user, vec!["sh", "-c", mount, "sh"]].concat();
+    // The image is made behind the mount, sparse.
+    let server = Server::start_under(&wrapper, 0, "--path IMAGE --size 32M --sandbox off");
+    // Its socket is in there too.
+    let socket = format!("/proc/{}/root{}", server.pid(), server.socket().display());
+    let mut client = Client::connect(Options::new(socket)).unwrap();
+    let mut failed = 0;
+    for at in (0..BYTES).step_by(64 << 10) {
+        match status(client.write(at, &[7; 64 << 10])) {
+            Status::Ok => assert_eq!(failed, 0, "a write at {at} behind the first that failed"),
+            Status::IoError => failed += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(failed > 100 && failed < 512, "{failed} failed");
+    let mut back = [0; 4096];
+    client.read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    client.flush().unwrap();
+    // Space that is given back can be used again.
+    client.discard(0, 1 << 20).unwrap();
+    client.write(BYTES - 4096, &[8; 4096]).unwrap();
+    assert_eq!(server.count("No space left on device"), 1, "{}", server.log());
+}
+
+#[test]
+fn an_image_that_is_cut_fails_behind_its_end() {
+    for flags in ["--path IMAGE", "--path IMAGE --direct off"] {
+        let server = Server::start(BYTES, flags);
+        let mut client = server.connect();
+        client.write(BYTES - 8192, &[1; 8192]).unwrap();
+        client.flush().unwrap();
+        let image = File::options().write(true).open(server.image()).unwrap();
+        image.set_len(BYTES / 2 + 4096).unwrap();
+        assert_eq!(status(client.read(BYTES - 8192, &mut [0; 8192])), Status::IoError);
+        // Half of it is there, so the system's read is a short one.
+        assert_eq!(status(client.read(BYTES / 2, &mut [0; 8192])), Status::IoError);
+        client.read(BYTES / 2, &mut [0; 4096]).unwrap();
+        // A write makes it longer again.
+        client.write(BYTES - 4096, &[2; 4096]).unwrap();
+        client.read(BYTES - 8192, &mut [0; 8192]).unwrap();
+        assert_eq!(server.count("it was truncated"), 1, "{}", server.log());
+    }
+}
+
+#[test]
+fn ranges_that_fail_are_reported_and_the_rest_goes_on() {
+    let server = Server::start(BYTES, "--path IMAGE --backend volatile");
+    let mut client = server.connect();
+    let (eio, enospc) = (5, 28);
+    std::fs::write(
+        server.faults(),
+        format!("read 4096 4096 {eio}\nwrite 8192 4096 {enospc}\nflush 0 0 {eio}\n"),
+    )
+    .unwrap();
+    assert_eq!(status(client.read(4096, &mut [0; 512])), Status::IoError);
+    assert_eq!(status(client.read(0, &mut [0; 8192])), Status::IoError);
+    assert_eq!(status(client.write(4096, &[1; 8192])), Status::IoError);
+    assert_eq!(status(client.flush()), Status::IoError);
+    client.write(4096, &[1; 4096]).unwrap();
+    client.read(8192, &mut [0; 4096]).unwrap();
+    std::fs::write(server.faults(), "").unwrap();
+    client.flush().unwrap();
+    let mut back = [0; 4096];
+    client.read(4096, &mut back).unwrap();
+    assert_eq!(back, [1; 4096]);
+    let log = server.log();
+    assert!(log.contains("read of 512 bytes at 4096 failed: Input/output error"), "{log}");
+    assert_eq!(server.count("failed:"), 1, "one line, not one for each request: {log}");
+}
+
+#[test]
+fn an_image_has_one_volume() {
+    let server = Server::start(BYTES, "--path IMAGE");
+    let second = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
+        .args(["w", "--socket"])
+        .arg(server.dir.path().join("w.sock"))
+        .arg("--path")
+        .arg(server.image())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success() && said.contains("is in use") && said.lines().count() == 1, "{said}");
+    server.connect().write(0, &[1; 512]).unwrap();
+}

@@ -1,0 +1,166 @@
+//! A volume's process, for tests.
+#![allow(dead_code)] // Each test program uses its part.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ginnel_volume_client::{Client, Options};
+use tempfile::TempDir;
+
+/// Within this time everything happens that happens at all.
+pub const PROMPT: Duration = Duration::from_secs(30);
+
+pub struct Server {
+    pub dir: TempDir,
+    command: Vec<String>,
+    process: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts a volume with these flags; `IMAGE` in them is the path of its image, which is there and has `bytes`.
+    pub fn start(bytes: u64, flags: &str) -> Self {
+        Self::start_under(&[], bytes, flags)
+    }
+
+    /// As [`Server::start`], by another program that runs it.
+    pub fn start_under(wrapper: &[&str], bytes: u64, flags: &str) -> Self {
+        // On the disk, not in memory, so that direct I/O is what it is.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        std::fs::File::create(dir.path().join("image")).unwrap().set_len(bytes).unwrap();
+        std::fs::File::create(dir.path().join("image.faults")).unwrap();
+        let image = dir.path().join("image");
+        let socket = dir.path().join("v.sock");
+        let mut command: Vec<String> =
+            wrapper.iter().map(|word| word.replace("DIR", dir.path().to_str().unwrap())).collect();
+        command.push(env!("CARGO_BIN_EXE_ginnel-volume").to_owned());
+        command.extend(["v", "--socket", socket.to_str().unwrap()].map(str::to_owned));
+        command.extend(flags.split_whitespace().map(|word| word.replace("IMAGE", image.to_str().unwrap())));
+        let log = Arc::default();
+        let process = run(&command, &log);
+        let server = Self { dir, command, process, log };
+        server.wait_for_line("serving", 1);
+        server
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("v.sock")
+    }
+
+    pub fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    /// Where a volatile disk is told what is to fail.
+    pub fn faults(&self) -> PathBuf {
+        self.dir.path().join("image.faults")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn options(&self) -> Options {
+        Options::new(self.socket())
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.options()).unwrap()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    pub fn restart(&mut self) {
+        let before = self.count("serving");
+        self.process = run(&self.command, &self.log);
+        self.wait_for_line("serving", before + 1);
+    }
+
+    /// SIGTERM.
+    pub fn terminate(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let until = Instant::now() + PROMPT;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "it does not end: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+
+    /// What it has logged so far, over all its lives.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn count(&self, text: &str) -> usize {
+        self.log().lines().filter(|line| line.contains(text)).count()
+    }
+
+    pub fn wait_for_line(&self, text: &str, times: usize) {
+        let until = Instant::now() + PROMPT;
+        while self.count(text) < times {
+            assert!(Instant::now() < until, "no line with {text:?}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A request on the control socket.
+    pub fn control(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(self.dir.path().join("v.ctl")).unwrap();
+        stream.set_read_timeout(Some(PROMPT)).unwrap();
+        writeln!(stream, "{request}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the volume said:\n{}", self.log());
+        }
+    }
+}
+
+fn run(command: &[String], log: &Arc<Mutex<String>>) -> Child {
+    let mut process = Command::new(&command[0])
+        .args(&command[1..])
+        .stderr(Stdio::piped())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    let log = log.clone();
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            *log.lock().unwrap() += &(line + "\n");
+        }
+    });
+    process
+}
+
+/// Numbers that look random and are the same each time.
+pub fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
