@@ -26,7 +26,7 @@ struct Cli {
     #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
     piece: usize,
     /// Mebibytes of shared memory, rings and all, however many host processes there are. A power of two.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 128)]
     memory: u64,
     /// Pieces that a worker may hold at most, where its share of the memory has room for more.
     #[arg(long, default_value_t = 15)]
@@ -170,8 +170,8 @@ impl Bench<'_> {
     fn job(&self, mib: u64, memory: u64, count: usize) -> (String, String) {
         let share = memory as usize / count;
         let mut ring = ring::MIN_CAPACITY;
-        // Two rings, in whole pages; and the segment's own header.
-        while 2 * (ring::footprint(2 * ring) + 4096) <= share - share / 64 {
+        // Two rings, in whole pages; and a little for the segment's own tables.
+        while 2 * (ring::footprint(2 * ring) + 4096) <= share - share / 32 {
             ring *= 2;
         }
         let piece = self.cli.piece.min(ring::max_message(ring) - size_of::<Header>());
