@@ -8,7 +8,7 @@ use ginnel_virtqueue::{DirtyLog, Region};
 use rustix::fs::{FileType, fstat, fstatfs};
 
 /// What `fstatfs` says of hugetlbfs.
-const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;
 
 /// Maps one region. An error says what is wrong with it.
 pub(super) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region<Mapping>, String> {
@@ -46,7 +46,7 @@ fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, String> {
     }
     // A mapping begins, and a huge one ends too, at a page of the file system.
     let page = match fstatfs(file) {
-        Ok(fs) if fs.f_type as i64 == HUGETLBFS_MAGIC => u64::try_from(fs.f_bsize).unwrap_or(4096).max(4096),
+        Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => u64::try_from(fs.f_bsize).unwrap_or(4096).max(4096),
         _ => 4096,
     };
     let start = offset - offset % page;

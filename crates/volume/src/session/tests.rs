@@ -1,1 +1,284 @@
+//! The state machine, without a socket and without workers.
 
+use super::*;
+use crate::device::blk::Blk;
+use crate::disk::Disk;
+use ginnel_layout::virtio_blk::feature as blk;
+use ginnel_shmem::Memory;
+use std::fs::File;
+
+const QUEUES: u16 = 2;
+const USER: u64 = 0x7f00_0000_0000;
+const GUEST: u64 = 0x10_0000;
+const LEN: u64 = 1 << 20;
+
+/// Queues that are served by nobody.
+#[derive(Default)]
+struct Books {
+    running: Vec<Start>,
+    stops: usize,
+    calls: usize,
+}
+
+impl Queues for Books {
+    fn start(&mut self, start: Start) {
+        assert!(self.running.iter().all(|other| other.index != start.index), "started twice");
+        self.running.push(start);
+    }
+    fn stop(&mut self, index: u16) -> Result<u32, String> {
+        let at = self.running.iter().position(|start| start.index == index).expect("it runs");
+        self.stops += 1;
+        Ok(self.running.swap_remove(at).queue.base())
+    }
+    fn set_call(&mut self, _: u16, _: Option<Arc<OwnedFd>>) {
+        self.calls += 1;
+    }
+}
+
+struct Rig {
+    session: Session,
+    books: Books,
+    memory: File,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
+        let device = Arc::new(Blk::new(disk, QUEUES, 126, true));
+        let limits = Limits { queue_size: 256, segments: 126, packed: true };
+        let memory = tempfile::tempfile_in("/dev/shm").unwrap();
+        memory.set_len(LEN).unwrap();
+        Self { session: Session::new(device, limits), books: Books::default(), memory }
+    }
+
+    /// With features and memory, and all that queue 0 needs but its kick.
+    fn prepared() -> Self {
+        let mut rig = Self::new();
+        rig.negotiate(virtio::VERSION_1 | connection::PROTOCOL_FEATURES);
+        rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+        for index in 0..u32::from(QUEUES) {
+            rig.state(Request::SET_VRING_NUM, index, 128).unwrap();
+            rig.state(Request::SET_VRING_BASE, index, 0).unwrap();
+            rig.addresses(index, USER + 0x10000 * u64::from(index)).unwrap();
+            rig.state(Request::SET_VRING_ENABLE, index, 1).unwrap();
+        }
+        rig
+    }
+
+    fn negotiate(&mut self, features: u64) {
+        let all = Session::PROTOCOL;
+        self.say(Request::SET_PROTOCOL_FEATURES, &all.to_le_bytes(), vec![]).unwrap();
+        self.say(Request::SET_FEATURES, &features.to_le_bytes(), vec![]).unwrap();
+    }
+
+    fn say(&mut self, request: Request, body: &[u8], fds: Vec<OwnedFd>) -> Result<Outcome, Gone> {
+        let message = Message { request, need_reply: true, body: body.to_vec(), fds };
+        self.session.handle(message, &mut self.books)
+    }
+
+    fn state(&mut self, request: Request, index: u32, value: u32) -> Result<Outcome, Gone> {
+        self.say(request, VringState { index, value }.as_bytes(), vec![])
+    }
+
+    fn addresses(&mut self, index: u32, at: u64) -> Result<Outcome, Gone> {
+        let (descriptors, available, used) = (at, at + 0x4000, at + 0x8000);
+        let address = VringAddress { index, flags: 0, descriptors, used, available, log: 0 };
+        self.say(Request::SET_VRING_ADDR, address.as_bytes(), vec![])
+    }
+
+    fn table(&mut self, regions: &[(u64, u64, u64, u64)]) -> Result<Outcome, Gone> {
+        let mut body = (regions.len() as u64).to_le_bytes().to_vec();
+        let mut fds = Vec::new();
+        for &(guest, size, user, offset) in regions {
+            body.extend(MemoryRegion { guest, size, user, offset }.as_bytes());
+            fds.push(self.memory.try_clone().unwrap().into());
+        }
+        self.say(Request::SET_MEM_TABLE, &body, fds)
+    }
+
+    fn kick(&mut self, index: u64) -> Result<Outcome, Gone> {
+        self.say(Request::SET_VRING_KICK, &index.to_le_bytes(), vec![bell()])
+    }
+
+    fn runs(&self) -> Vec<u16> {
+        let mut all: Vec<_> = self.books.running.iter().map(|start| start.index).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+fn bell() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap()
+}
+
+fn value(outcome: Result<Outcome, Gone>) -> u64 {
+    match outcome.unwrap() {
+        Outcome::Reply(body, _) => u64::from_le_bytes(body[..8].try_into().unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(outcome: Result<Outcome, Gone>) -> String {
+    match outcome {
+        Err(Gone::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_queue_runs_when_it_is_complete_and_until_its_base_is_asked_for() {
+    let mut rig = Rig::prepared();
+    assert!(rig.runs().is_empty());
+    rig.kick(1).unwrap();
+    assert_eq!(rig.runs(), [1]);
+    rig.kick(0).unwrap();
+    assert_eq!(rig.runs(), [0, 1]);
+    rig.state(Request::SET_VRING_ENABLE, 1, 0).unwrap();
+    assert_eq!(rig.runs(), [0]);
+    rig.state(Request::SET_VRING_ENABLE, 1, 1).unwrap();
+    assert_eq!(rig.runs(), [0, 1]);
+    assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 0);
+    // Enabled anew it does not run: it has no kick.
+    rig.state(Request::SET_VRING_ENABLE, 0, 0).unwrap();
+    rig.state(Request::SET_VRING_ENABLE, 0, 1).unwrap();
+    assert_eq!(rig.runs(), [1]);
+    rig.say(Request::RESET_DEVICE, &[], vec![]).unwrap();
+    assert!(rig.runs().is_empty());
+}
+
+#[test]
+fn a_running_queue_takes_changes_and_goes_on_where_it_stood() {
+    let mut rig = Rig::prepared();
+    rig.state(Request::SET_VRING_BASE, 0, 77).unwrap();
+    rig.kick(0).unwrap();
+    let stops = rig.books.stops;
+    rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+    assert_eq!((rig.runs(), rig.books.stops), (vec![0], stops + 1));
+    // It knows better.
+    rig.state(Request::SET_VRING_BASE, 0, 5).unwrap();
+    rig.say(Request::SET_VRING_CALL, &0u64.to_le_bytes(), vec![bell()]).unwrap();
+    assert_eq!(rig.books.calls, 1);
+    assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 77 << 32);
+}
+
+#[test]
+fn without_protocol_features_queues_are_enabled_from_the_beginning() {
+    let mut rig = Rig::new();
+    rig.say(Request::SET_FEATURES, &virtio::VERSION_1.to_le_bytes(), vec![]).unwrap();
+    rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+    rig.state(Request::SET_VRING_NUM, 0, 128).unwrap();
+    rig.addresses(0, USER).unwrap();
+    rig.say(Request::SET_VRING_KICK, &VRING_NO_FD.to_le_bytes(), vec![]).unwrap();
+    assert_eq!(rig.runs(), [0]);
+    assert!(rig.books.running[0].kick.is_none(), "to be polled");
+}
+
+#[test]
+fn memory_comes_and_goes_piece_by_piece() {
+    let mut rig = Rig::prepared();
+    rig.kick(0).unwrap();
+    let region = MemoryRegion { guest: GUEST + LEN, size: 0x1000, user: USER + LEN, offset: 0 };
+    let body = [&[0; 8], region.as_bytes()].concat();
+    let fd = || vec![OwnedFd::from(File::options().read(true).write(true).open("/dev/zero").unwrap())];
+    assert!(refused(rig.say(Request::ADD_MEM_REG, &body, fd())).contains("share=on"));
+    let mut rig = Rig::prepared();
+    rig.kick(0).unwrap();
+    let file = rig.memory.try_clone().unwrap().into();
+    rig.say(Request::ADD_MEM_REG, &body, vec![file]).unwrap();
+    assert_eq!(rig.books.running[0].memory.regions().len(), 2);
+    rig.say(Request::REM_MEM_REG, &body, vec![]).unwrap();
+    assert_eq!(rig.books.running[0].memory.regions().len(), 1);
+    assert!(refused(rig.say(Request::REM_MEM_REG, &body, vec![])).contains("not there"));
+}
+
+#[test]
+fn memory_that_is_taken_away_is_noticed() {
+    let mut rig = Rig::prepared();
+    rig.kick(0).unwrap();
+    rig.memory.set_len(0).unwrap();
+    assert!(!rig.session.is_broken());
+    rig.books.running[0].memory.regions()[0].memory.load_relaxed_u32(0);
+    assert!(rig.session.is_broken());
+}
+
+#[test]
+fn the_configuration_is_read_and_partly_written() {
+    let mut rig = Rig::new();
+    let ask = |offset, size: u32| {
+        [ConfigHeader { offset, size, flags: 0 }.as_bytes(), &vec![0; size as usize]].concat()
+    };
+    match rig.say(Request::GET_CONFIG, &ask(0, 64), vec![]).unwrap() {
+        Outcome::Reply(body, None) => {
+            assert_eq!(body.len(), 12 + 64);
+            assert_eq!(u64::from_le_bytes(body[12..20].try_into().unwrap()), (1 << 20) / 512);
+        }
+        other => panic!("{other:?}"),
+    }
+    refused(rig.say(Request::GET_CONFIG, &ask(200, 100), vec![]));
+    rig.negotiate(virtio::VERSION_1 | blk::FLUSH | blk::CONFIG_WCE);
+    let write = |offset, byte| [ConfigHeader { offset, size: 1, flags: 1 }.as_bytes(), &[byte]].concat();
+    assert_eq!(value(rig.say(Request::SET_CONFIG, &write(32, 0), vec![])), 0);
+    assert_eq!(
+        value(rig.say(Request::SET_CONFIG, &write(0, 9), vec![])),
+        1,
+        "not done, and that ends nothing"
+    );
+}
+
+#[test]
+fn an_inflight_region_is_made_and_taken_back() {
+    let mut rig = Rig::prepared();
+    let area = InflightArea { size: 0, offset: 0, queues: QUEUES, queue_size: 128, padding: 0 };
+    let (body, file) = match rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]).unwrap() {
+        Outcome::Reply(body, Some(file)) => (body, file),
+        other => panic!("{other:?}"),
+    };
+    rig.say(Request::SET_INFLIGHT_FD, &body, vec![file.try_clone().unwrap()]).unwrap();
+    rig.kick(0).unwrap();
+    assert_eq!(rig.runs(), [0]);
+    // One that is too small for what it is said to be for.
+    let small = InflightArea { size: 64, ..area };
+    let outcome = rig.say(Request::SET_INFLIGHT_FD, &small.as_bytes()[..20], vec![file]);
+    assert!(refused(outcome).contains("in-flight"));
+    let area = InflightArea { queues: QUEUES + 1, ..area };
+    refused(rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]));
+}
+
+#[test]
+fn lies_end_the_session_with_a_line() {
+    let lies: [(&str, fn(&mut Rig) -> Result<Outcome, Gone>); 16] = [
+        ("not known", |rig| rig.say(Request(99), &[], vec![])),
+        ("wrong size", |rig| rig.say(Request::SET_FEATURES, &[0; 4], vec![])),
+        ("not offered", |rig| rig.say(Request::SET_FEATURES, &u64::MAX.to_le_bytes(), vec![])),
+        ("not offered", |rig| rig.say(Request::SET_PROTOCOL_FEATURES, &u64::MAX.to_le_bytes(), vec![])),
+        ("queue 2", |rig| rig.state(Request::SET_VRING_NUM, 2, 128)),
+        ("queue 255", |rig| rig.kick(255)),
+        ("0 descriptors", |rig| rig.state(Request::SET_VRING_NUM, 0, 0)),
+        ("queue-size", |rig| rig.state(Request::SET_VRING_NUM, 0, 512)),
+        ("neither", |rig| rig.state(Request::SET_VRING_ENABLE, 0, 2)),
+        ("descriptors, not one", |rig| rig.say(Request::SET_VRING_KICK, &[0; 8], vec![])),
+        ("for each region", |rig| rig.say(Request::SET_MEM_TABLE, &1u64.to_le_bytes(), vec![])),
+        ("not inside its file", |rig| rig.table(&[(GUEST, 2 * LEN, USER, 0)])),
+        ("overlap", |rig| rig.table(&[(GUEST, LEN, USER, 0), (GUEST + 4096, 4096, USER + LEN, 0)])),
+        ("not in the memory", |rig| {
+            rig.addresses(0, USER + LEN - 16)?;
+            rig.kick(0)
+        }),
+        ("power of two", |rig| {
+            rig.state(Request::SET_VRING_NUM, 0, 100)?;
+            rig.kick(0)
+        }),
+        ("not inside its file", |rig| {
+            let log = LogArea { size: LEN, offset: LEN };
+            let file = rig.memory.try_clone().unwrap().into();
+            rig.say(Request::SET_LOG_BASE, log.as_bytes(), vec![file])
+        }),
+    ];
+    for (n, (part, lie)) in lies.into_iter().enumerate() {
+        let mut rig = Rig::prepared();
+        let why = refused(lie(&mut rig));
+        assert!(why.contains(part), "lie {n}: {why}");
+        rig.session.stop_all(&mut rig.books).unwrap();
+        assert!(rig.runs().is_empty());
+    }
+}

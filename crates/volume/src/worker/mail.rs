@@ -81,7 +81,9 @@ pub(super) struct Bell {
 
 /// The workers, as they know each other. Filled once all are there.
 #[derive(Clone, Default)]
-pub struct Peers(Arc<OnceLock<Vec<(Sender<Order>, Arc<Bell>)>>>);
+pub struct Peers(Arc<OnceLock<Vec<Peer>>>);
+
+type Peer = (Sender<Order>, Arc<Bell>);
 
 impl Peers {
     /// All workers, in the order of their numbers.
