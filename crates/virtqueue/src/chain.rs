@@ -67,27 +67,56 @@ impl Chain {
         if !writable && self.writable_len > 0 {
             return Err(Corrupt::Order);
         }
-        let total = self.readable_len.checked_add(self.writable_len).and_then(|sum| sum.checked_add(len));
-        if total.is_none() {
+        // The sum of the two is below 4 GiB already.
+        if self.readable_len.wrapping_add(self.writable_len).checked_add(len).is_none() {
             return Err(Corrupt::TooLong);
         }
         if len == 0 {
             return Ok(());
         }
-        let Self { readable, writable: to_write, readable_len, writable_len, hint } = self;
-        let mut room = usize::from(limit).saturating_sub(readable.len() + to_write.len());
-        let (list, sum) = if writable { (to_write, writable_len) } else { (readable, readable_len) };
-        *sum += len;
-        let mut fits = true;
-        memory.find(address, len, hint, |piece| {
-            fits = room > 0;
-            if fits {
-                list.push(piece);
-                room -= 1;
-            }
-            fits
-        })?;
-        if fits { Ok(()) } else { Err(Corrupt::Segments { limit }) }
+        let Some(piece) = memory.whole(address, len, self.hint) else {
+            return self.add_slowly(memory, address, len, writable, limit);
+        };
+        self.push(piece, writable, limit)
+    }
+
+    /// Adds one piece, if there is room.
+    #[inline]
+    fn push(&mut self, piece: Buffer, writable: bool, limit: u16) -> Result<(), Corrupt> {
+        if self.readable.len() + self.writable.len() >= usize::from(limit) {
+            return Err(Corrupt::Segments { limit });
+        }
+        let (list, sum) = if writable {
+            (&mut self.writable, &mut self.writable_len)
+        } else {
+            (&mut self.readable, &mut self.readable_len)
+        };
+        *sum += piece.len;
+        list.push(piece);
+        Ok(())
+    }
+
+    /// Adds a buffer that lies in another region than the last one, or in several.
+    #[cold]
+    fn add_slowly<M: Memory>(
+        &mut self,
+        memory: &GuestMemory<M>,
+        mut address: u64,
+        len: u32,
+        writable: bool,
+        limit: u16,
+    ) -> Result<(), Corrupt> {
+        let outside = Corrupt::Outside { address, len };
+        let mut left = len;
+        while left > 0 {
+            let piece = memory.piece(address, left).ok_or(outside)?;
+            self.hint = piece.region;
+            self.push(piece, writable, limit)?;
+            // A region ends within the address space, so at worst nothing follows.
+            address = address.wrapping_add(piece.len.into());
+            left -= piece.len;
+        }
+        Ok(())
     }
 
     /// Adds what an indirect table of a split queue says (2.7.5.3).
@@ -149,9 +178,9 @@ impl Chain {
     }
 
     #[inline]
-    fn load<M: Memory>(&mut self, memory: &GuestMemory<M>, address: u64) -> Result<[u64; 2], Corrupt> {
+    fn load<M: Memory>(&self, memory: &GuestMemory<M>, address: u64) -> Result<[u64; 2], Corrupt> {
         let mut bytes = [0; DESCRIPTOR];
-        memory.load(address, &mut self.hint, &mut bytes)?;
+        memory.load(address, self.hint, &mut bytes)?;
         let word = u128::from_le_bytes(bytes);
         Ok([word as u64, (word >> 64) as u64])
     }

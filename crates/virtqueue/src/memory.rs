@@ -146,56 +146,23 @@ impl<M: Memory> GuestMemory<M> {
         self.regions[usize::from(buffer.region)].guest + buffer.at as u64
     }
 
-    /// Finds the pieces of `len` bytes at a guest's address, and gives them to `take`, which says whether to go on; several
-    /// where regions meet. `hint` is the region to look in first, and is set to the last one found.
+    /// The `len` bytes at a guest's address, if this region has them all. That is the case where the last buffer was, as a rule.
     #[inline]
-    pub(crate) fn find(
-        &self,
-        address: u64,
-        len: u32,
-        hint: &mut u16,
-        mut take: impl FnMut(Buffer) -> bool,
-    ) -> Result<(), Corrupt> {
-        if let Some(region) = self.regions.get(usize::from(*hint)) {
-            let at = address.wrapping_sub(region.guest);
-            let bytes = region.memory.len() as u64;
-            // The sum cannot overflow once the first holds.
-            if at < bytes && at + u64::from(len) <= bytes {
-                take(Buffer { region: *hint, len, at: at as usize });
-                return Ok(());
-            }
-        }
-        self.find_slowly(address, len, hint, &mut take)
+    pub(crate) fn whole(&self, address: u64, len: u32, region: u16) -> Option<Buffer> {
+        let found = self.regions.get(usize::from(region))?;
+        let at = address.wrapping_sub(found.guest);
+        let bytes = found.memory.len() as u64;
+        // The sum cannot overflow once the first holds.
+        (at < bytes && at + u64::from(len) <= bytes).then_some(Buffer { region, len, at: at as usize })
     }
 
-    #[cold]
-    fn find_slowly(
-        &self,
-        address: u64,
-        len: u32,
-        hint: &mut u16,
-        take: &mut dyn FnMut(Buffer) -> bool,
-    ) -> Result<(), Corrupt> {
-        let outside = Corrupt::Outside { address, len };
-        let (mut address, mut left) = (address, len);
-        while left > 0 {
-            let index = self.regions.partition_point(|region| region.guest <= address);
-            let region = index.checked_sub(1).ok_or(outside)?;
-            let at = address - self.regions[region].guest;
-            let room = (self.regions[region].memory.len() as u64).saturating_sub(at);
-            if room == 0 {
-                return Err(outside);
-            }
-            let piece = room.min(u64::from(left)) as u32;
-            *hint = region as u16;
-            if !take(Buffer { region: region as u16, len: piece, at: at as usize }) {
-                return Ok(());
-            }
-            // A region ends within the address space, so at worst nothing follows.
-            address = address.wrapping_add(u64::from(piece));
-            left -= piece;
-        }
-        Ok(())
+    /// The first piece of `len` bytes at a guest's address: less than all of them where regions meet.
+    pub(crate) fn piece(&self, address: u64, len: u32) -> Option<Buffer> {
+        let region = self.regions.partition_point(|region| region.guest <= address).checked_sub(1)?;
+        let at = address - self.regions[region].guest;
+        let room = (self.regions[region].memory.len() as u64).saturating_sub(at);
+        let len = room.min(u64::from(len)) as u32;
+        (room > 0).then_some(Buffer { region: region as u16, len, at: at as usize })
     }
 
     /// Copies out what the buffers hold from byte `at` on; returns how many bytes there were.
@@ -244,16 +211,22 @@ impl<M: Memory> GuestMemory<M> {
         len - left
     }
 
-    /// Copies out `into.len()` bytes at a guest's address.
+    /// Copies out a descriptor at a guest's address, which is in `region` as a rule.
     #[inline]
-    pub(crate) fn load(&self, address: u64, hint: &mut u16, into: &mut [u8; 16]) -> Result<(), Corrupt> {
+    pub(crate) fn load(&self, address: u64, region: u16, into: &mut [u8; 16]) -> Result<(), Corrupt> {
+        if let Some(Buffer { at, .. }) = self.whole(address, 16, region) {
+            self.regions[usize::from(region)].memory.read(at, into);
+            return Ok(());
+        }
         let mut done = 0;
-        self.find(address, 16, hint, |piece| {
+        while done < 16 {
+            let piece = self.piece(address.wrapping_add(done as u64), 16 - done as u32);
+            let piece = piece.ok_or(Corrupt::Outside { address, len: 16 })?;
             let end = done + piece.len as usize;
             self.regions[usize::from(piece.region)].memory.read(piece.at, &mut into[done..end]);
             done = end;
-            true
-        })
+        }
+        Ok(())
     }
 }
 
@@ -273,6 +246,7 @@ fn apart<M: Memory>(regions: &[Region<M>], start: impl Fn(&Region<M>) -> u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chain::Chain;
     use ginnel_shmem::Mapping;
 
     fn memory(regions: &[(u64, u64, usize)]) -> Result<GuestMemory<Mapping>, MemoryError> {
@@ -286,15 +260,14 @@ mod tests {
         address: u64,
         len: u32,
     ) -> Result<Vec<(u16, usize, u32)>, Corrupt> {
-        let mut found = Vec::new();
-        for mut hint in [0, 1, 7] {
-            found.clear();
-            memory.find(address, len, &mut hint, |b| {
-                found.push((b.region, b.at, b.len));
-                true
-            })?;
+        let mut chain = Chain::new();
+        // Wherever the buffer before was.
+        for before in [0x1000, 0x4000, 0x9000] {
+            chain.clear();
+            chain.add(memory, before, 1, true, 99)?;
+            chain.add(memory, address, len, true, 99)?;
         }
-        Ok(found)
+        Ok(chain.writable()[1..].iter().map(|b| (b.region, b.at, b.len)).collect())
     }
 
     #[test]
@@ -314,7 +287,7 @@ mod tests {
             (0xa000, 1),
             (u64::MAX, 1),
             (u64::MAX - 3, 8),
-            (0x1000, u32::MAX),
+            (0x1000, u32::MAX - 1),
         ] {
             assert_eq!(find(&m, address, len), Err(Corrupt::Outside { address, len }));
         }
@@ -360,7 +333,7 @@ mod tests {
         assert_eq!(back[0], b'h');
         assert_eq!(m.read(&buffers, 10, &mut back), 0);
         let mut bytes = [9; 16];
-        m.load(0xffe, &mut 0, &mut bytes).unwrap();
+        m.load(0xffe, 0, &mut bytes).unwrap();
         assert_eq!(&bytes[..8], b"abcdefg\0", "over a border");
     }
 }
