@@ -110,3 +110,23 @@ fn a_configuration_is_written_as_it_is_read() {
     let spec = Spec::ram(1 << 20);
     assert_eq!(Spec::parse(&toml::to_string(&spec).unwrap(), Path::new("x")).unwrap(), spec);
 }
+
+/// Sections of the manual, and a text in which only the key `?` is wrong.
+const TABLES: [(&str, &str); 3] =
+    [("Volume", "\"?\" = 1"), ("[limits]", "[limits]\n\"?\" = 1"), ("[[disk]]", "[[disk]]\n\"?\" = 1")];
+
+#[test]
+fn the_manual_has_every_key_and_no_other() {
+    use std::collections::BTreeSet;
+    let manual = include_str!("../../../../docs/man/ginnel-volume.8").replace("\\-", "-");
+    for (section, text) in TABLES {
+        // serde names all keys to whoever writes another.
+        let error = toml::from_str::<Spec>(text).unwrap_err().message().to_owned();
+        let (_, keys) = error.split_once("expected ").unwrap();
+        let keys: BTreeSet<&str> = keys.split('`').skip(1).step_by(2).collect();
+        let (_, entries) = manual.split_once(&format!(".SS {section}\n")).expect(section);
+        let entries = entries.split("\n.S").next().unwrap().split(".TP\n").skip(1);
+        let described: BTreeSet<&str> = entries.map(|e| e.split_whitespace().nth(1).unwrap()).collect();
+        assert_eq!(described, keys, "{section}");
+    }
+}
