@@ -4,6 +4,7 @@
 use crate::report::{Better, Report};
 use crate::volume::{Backing, Plan, Server, Wait};
 use anyhow::{Context, Result};
+use ginnel_volume_client::Options;
 use std::path::Path;
 use std::time::Duration;
 use vmtest::{Bed, Vm};
@@ -24,7 +25,9 @@ pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
     };
     let (ours, blk, scsi) = (image("ours")?, image("blk")?, image("scsi")?);
     let plan = Plan { backing: Backing::File(&ours), queues: 1, cpus: vec![1], wait: Wait::Adaptive };
-    let server = Server::ours(dir.path(), &plan)?;
+    let mut server = Server::ours(dir.path(), &plan)?;
+    // QEMU tries once.
+    server.connect(Options::new(server.socket()))?.close()?;
     let vm = boot(&bed, server.socket(), &blk, &scsi)?;
     let disks = ["vda", "vdb", "sda"];
     for (what, rw, depth) in [

@@ -4,7 +4,6 @@ use anyhow::{Context, Result, bail, ensure};
 use ginnel_volume_client::workload::{Limit, Outcome, Workload, run};
 use ginnel_volume_client::{Client, Options};
 use std::fmt::Write;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,7 +55,7 @@ impl Server {
     pub fn ours(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
         let socket = dir.join("ours.sock");
         let mut config = format!(
-            "socket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n",
+            "log = \"error\"\nsocket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n",
             dir.join("ours.ctl"),
             plan.queues,
             plan.cpus.len(),
@@ -99,21 +98,20 @@ impl Server {
         Self::start(command, socket)
     }
 
-    /// Starts it, and waits until it takes connections.
     fn start(mut command: Command, socket: PathBuf) -> Result<Self> {
         let _ = std::fs::remove_file(&socket);
-        let what = format!("{command:?}");
-        let process = command.stdin(Stdio::null()).spawn().with_context(|| format!("starting {what}"))?;
-        let mut server = Self { process, socket };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while UnixStream::connect(&server.socket).is_err() {
-            if let Some(status) = server.process.try_wait()? {
-                bail!("{what}: ended with {status}");
-            }
-            ensure!(Instant::now() < deadline, "{what}: does not listen");
-            std::thread::sleep(Duration::from_millis(5));
+        let process =
+            command.stdin(Stdio::null()).spawn().with_context(|| format!("starting {command:?}"))?;
+        Ok(Self { process, socket })
+    }
+
+    /// Connects to it, as soon as it takes connections.
+    pub fn connect(&mut self, options: Options) -> Result<Client> {
+        let result = Client::connect_within(options, Duration::from_secs(20));
+        if let Some(status) = self.process.try_wait()? {
+            bail!("the server has ended with {status}");
         }
-        Ok(server)
+        Ok(result?)
     }
 
     /// Its vhost-user socket.
@@ -134,10 +132,10 @@ impl Server {
     }
 
     /// Runs a workload against it, from a client of `queues` queues. Also: CPU seconds of the server for each second.
-    pub fn measure(&self, queues: u16, workload: &Workload) -> Result<(Outcome, f64)> {
+    pub fn measure(&mut self, queues: u16, workload: &Workload) -> Result<(Outcome, f64)> {
         let options =
             Options { queues, depth: workload.depth, buffer: workload.block, ..Options::new(&self.socket) };
-        let mut client = Client::connect(options)?;
+        let mut client = self.connect(options)?;
         let (cpu, begin) = (self.cpu()?, Instant::now());
         let outcome = run(&mut client, workload)?;
         let used = (self.cpu()?.saturating_sub(cpu)).as_secs_f64() / begin.elapsed().as_secs_f64();

@@ -9,8 +9,8 @@ use ginnel_bench::report::{Better, Report};
 use ginnel_bench::volume::{Backing, Plan, Server, Wait, for_seconds, p50};
 use ginnel_layout::segment;
 use ginnel_shmem::Mapping;
+use ginnel_volume_client::Options;
 use ginnel_volume_client::workload::{Workload, run};
-use ginnel_volume_client::{Client, Options};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -107,7 +107,7 @@ impl Bench {
     }
 
     fn run(&self, who: Who, plan: &Plan<'_>, workload: &Workload) -> Result<Run> {
-        let server = self.serve(who, plan)?;
+        let mut server = self.serve(who, plan)?;
         let (outcome, cpu) = server.measure(plan.queues, workload)?;
         let iops = outcome.iops();
         Ok(Run { iops, p50: p50(&outcome), cpu: cpu * 1e6 / iops })
@@ -171,9 +171,9 @@ impl Bench {
         for _ in 0..self.pairs {
             floor.push(cache_line()?);
             daemon.push(1e9 / self.run(Who::Daemon, &plan, &workload)?.iops);
-            let server = self.serve(Who::Ours, &plan)?;
+            let mut server = self.serve(Who::Ours, &plan)?;
             // Means: what one turn of the loop takes is near what the clock can tell.
-            alone.push(self.alone(&server, &workload)?);
+            alone.push(self.alone(&mut server, &workload)?);
             let (outcome, _) = server.measure(1, &workload)?;
             volume.push(1e9 / outcome.iops());
         }
@@ -198,14 +198,14 @@ impl Bench {
     }
 
     /// A turn of the client's loop, in nanoseconds.
-    fn alone(&self, server: &Server, workload: &Workload) -> Result<f64> {
+    fn alone(&self, server: &mut Server, workload: &Workload) -> Result<f64> {
         let options = Options {
             depth: workload.depth,
             buffer: workload.block,
             echo: true,
             ..Options::new(server.socket())
         };
-        let outcome = run(&mut Client::connect(options)?, workload)?;
+        let outcome = run(&mut server.connect(options)?, workload)?;
         Ok(1e9 / outcome.iops())
     }
 
@@ -244,8 +244,8 @@ impl Bench {
             Plan { backing: Backing::Ram(&tmpfs, RAM), queues: 2, cpus: vec![0, 1], wait: Wait::Adaptive };
         let seconds = 5;
         let idle = |who| -> Result<f64> {
-            let server = self.serve(who, &plan)?;
-            let mut client = Client::connect(Options { queues: 2, ..Options::new(server.socket()) })?;
+            let mut server = self.serve(who, &plan)?;
+            let mut client = server.connect(Options { queues: 2, ..Options::new(server.socket()) })?;
             // It has had work, and has none any more.
             client.read(0, &mut [0; 4096])?;
             std::thread::sleep(Duration::from_millis(500));

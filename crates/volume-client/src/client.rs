@@ -98,6 +98,19 @@ impl Client {
         Ok(client)
     }
 
+    /// Connects, as soon as there is a server within `limit`.
+    pub fn connect_within(options: Options, limit: Duration) -> Result<Self, Error> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match Self::connect(options.clone()) {
+                Err(Error::Connect { .. } | Error::Gone) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// The disk.
     pub fn disk(&self) -> &Disk {
         &self.disk
