@@ -2,7 +2,7 @@
 //! fio in the guest.
 
 use crate::report::{Better, Report};
-use crate::volume::{Backing, Plan, Server, Wait};
+use crate::volume::{Backing, Plan, Server, Wait, make_file};
 use anyhow::{Context, Result};
 use ginnel_volume_client::Options;
 use std::path::Path;
@@ -16,11 +16,12 @@ const SECONDS: u64 = 3;
 pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
     let bed = Bed::new("volume-bench")?;
     println!("guests run under {:?}", bed.accel()?);
-    // On tmpfs, so that the way to the disk is measured, and not a disk.
-    let dir = tempfile::Builder::new().prefix("ginnel-bench").tempdir_in("/dev/shm")?;
+    // In the page cache, so that the way to the disk is measured, and not a disk. Not on tmpfs, which io_uring hands to other
+    // threads.
+    let dir = tempfile::tempdir_in(crate::report::folder()?)?;
     let image = |name: &str| -> Result<_> {
         let path = dir.path().join(name);
-        std::fs::File::create(&path)?.set_len(BYTES)?;
+        make_file(&path, BYTES)?;
         Ok(path)
     };
     let (ours, blk, scsi) = (image("ours")?, image("blk")?, image("scsi")?);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_volume_client::workload::{Limit, Outcome, Workload, run};
-use ginnel_volume_client::{Client, Options};
+use ginnel_volume_client::{Client, Options, verify};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +16,7 @@ pub enum Backing<'a> {
     Ram(&'a Path, u64),
     /// Nothing at all.
     Null(u64),
-    /// A file, through the page cache where it has no other way (tmpfs).
+    /// A file, through the page cache.
     File(&'a Path),
     /// A file, past the page cache.
     Direct(&'a Path),
@@ -51,7 +51,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `ginnel-volume` in `dir`.
+    /// Starts `ginnel-volume` in `dir`. Neither server locks its image: the kernel may still hold the lock of one that was
+    /// killed a moment ago.
     pub fn ours(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
         let socket = dir.join("ours.sock");
         let mut config = format!(
@@ -65,8 +66,8 @@ impl Server {
         let disk = match plan.backing {
             Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
             Backing::Null(bytes) => format!("backend = \"null\"\nsize = \"{bytes}\""),
-            Backing::File(path) => format!("path = {path:?}\ndirect = \"auto\""),
-            Backing::Direct(path) => format!("path = {path:?}\ndirect = \"on\""),
+            Backing::File(path) => format!("path = {path:?}\nlock = false\ndirect = \"off\""),
+            Backing::Direct(path) => format!("path = {path:?}\nlock = false\ndirect = \"on\""),
         };
         write!(config, "\n[[disk]]\n{disk}\n")?;
         let file = dir.join("ours.toml");
@@ -80,7 +81,7 @@ impl Server {
     pub fn storage_daemon(dir: &Path, plan: &Plan<'_>) -> Result<Self> {
         let socket = dir.join("peer.sock");
         let file = |path: &Path, direct| {
-            format!("driver=file,filename={},aio=io_uring,cache.direct={direct}", path.display())
+            format!("driver=file,filename={},aio=io_uring,locking=off,cache.direct={direct}", path.display())
         };
         let disk = match plan.backing {
             Backing::Ram(path, _) | Backing::File(path) => file(path, "off"),
@@ -161,4 +162,16 @@ pub fn for_seconds(seconds: f64, workload: Workload) -> Workload {
 /// The median latency of all requests, in nanoseconds.
 pub fn p50(outcome: &Outcome) -> f64 {
     outcome.latency().value_at_quantile(0.5) as f64
+}
+
+/// A file that is all there, and does not compress.
+pub fn make_file(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+    let mut block = vec![0u8; 1 << 20];
+    for at in 0..bytes >> 20 {
+        verify::stamp(&mut block, at << 20, 0);
+        std::io::Write::write_all(&mut file, &block)?;
+    }
+    file.into_inner()?.sync_all()?;
+    Ok(())
 }
