@@ -29,6 +29,19 @@ pub enum Wait {
     Poll,
     /// It looks while there is work, and sleeps then.
     Adaptive,
+    /// It sleeps at once.
+    Interrupt,
+}
+
+impl Wait {
+    /// As the configuration has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Interrupt => "interrupt",
+        }
+    }
 }
 
 /// How to serve.
@@ -61,7 +74,7 @@ impl Server {
             plan.queues,
             plan.cpus.len(),
             plan.cpus,
-            if plan.wait == Wait::Poll { "poll" } else { "adaptive" },
+            plan.wait.word(),
         );
         let disk = match plan.backing {
             Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
