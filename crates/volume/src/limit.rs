@@ -59,6 +59,12 @@ impl Limiter {
         limiter
     }
 
+    /// Whether there is any limit.
+    #[inline]
+    pub fn limits(&self) -> bool {
+        self.limited.load(Relaxed)
+    }
+
     /// Has these limits from now on. Queues that wait for an older one must be woken to look again.
     pub fn set(&self, limits: Limits) {
         for (clock, rate) in [(&self.requests, limits.iops), (&self.bytes, limits.bandwidth.0)] {
@@ -108,7 +114,7 @@ impl QueueLimit {
     /// request is held, with those behind it, and asked for again at the time that is told, or when the limits change.
     #[inline]
     pub fn pass(&mut self, now: u64, bytes: u64) -> Result<(), NotBefore> {
-        if !self.limiter.limited.load(Relaxed) {
+        if !self.limiter.limits() {
             return Ok(());
         }
         self.pass_limited(now, bytes)

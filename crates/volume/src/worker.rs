@@ -68,6 +68,8 @@ pub(crate) struct Worker {
     // Dropped before the queues, whose memory the kernel may still use.
     stores: Stores,
     queues: Vec<Queue>,
+    /// The queue whose turn it is when there are limits.
+    next: usize,
     slots: Slots,
     chain: Chain,
     inbox: Inbox,
@@ -98,6 +100,7 @@ impl Worker {
             device: plan.device,
             stores,
             queues: Vec::new(),
+            next: 0,
             slots: Slots::default(),
             chain: Chain::new(),
             inbox,
@@ -156,8 +159,12 @@ impl Worker {
             self.read_mail();
             worked = true;
         }
-        for at in 0..self.queues.len() {
-            worked |= self.take(at, now);
+        if self.limiter.limits() {
+            worked |= self.take_in_turns(now);
+        } else {
+            for at in 0..self.queues.len() {
+                worked |= self.take(at, now, BATCH);
+            }
         }
         self.stores.submit()?;
         worked |= self.reap();
@@ -173,11 +180,31 @@ impl Worker {
         Ok(worked)
     }
 
-    /// Takes requests from a queue, and begins them.
+    /// As [`take`](Self::take) from all queues, one request of each at a time, going on after the last that had one: what was
+    /// allowed while this thread could not run would be the first queue's else, each time.
+    fn take_in_turns(&mut self, now: u64) -> bool {
+        let count = self.queues.len();
+        let (mut worked, mut refused) = (false, 0);
+        for _ in 0..count * BATCH {
+            if refused == count {
+                break;
+            }
+            let at = self.next % count;
+            self.next = at + 1;
+            if self.take(at, now, 1) {
+                (worked, refused) = (true, 0);
+            } else {
+                refused += 1;
+            }
+        }
+        worked
+    }
+
+    /// Takes requests from a queue, so many at most, and begins them.
     #[inline]
-    fn take(&mut self, at: usize, now: u64) -> bool {
+    fn take(&mut self, at: usize, now: u64, batch: usize) -> bool {
         let mut taken = 0;
-        while taken < BATCH {
+        while taken < batch {
             let queue = &mut self.queues[at];
             if let Some(slot) = queue.held.take() {
                 if !self.pass(at, slot, now) {
