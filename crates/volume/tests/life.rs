@@ -41,7 +41,7 @@ impl Load {
         while let Some(slot) = queue.claim() {
             let dice = random(&mut self.state);
             let index = (dice >> 32) as usize % BLOCKS;
-            let request = if dice % 64 == 0 && !self.flushing {
+            let request = if dice.is_multiple_of(64) && !self.flushing {
                 self.flushing = true;
                 self.ledger.flush();
                 self.slots[slot.index()] = None;
@@ -53,7 +53,7 @@ impl Load {
                 self.busy[index] = true;
                 self.slots[slot.index()] = Some(index);
                 let at = self.ledger.offset(index);
-                if dice % 3 == 0 {
+                if dice.is_multiple_of(3) {
                     Request::read(at, BLOCK)
                 } else {
                     let mut bytes = vec![0; BLOCK as usize];

@@ -246,7 +246,8 @@ fn an_inflight_region_is_made_and_taken_back() {
 
 #[test]
 fn lies_end_the_session_with_a_line() {
-    let lies: [(&str, fn(&mut Rig) -> Result<Outcome, Gone>); 16] = [
+    type Lie = fn(&mut Rig) -> Result<Outcome, Gone>;
+    let lies: [(&str, Lie); 16] = [
         ("not known", |rig| rig.say(Request(99), &[], vec![])),
         ("wrong size", |rig| rig.say(Request::SET_FEATURES, &[0; 4], vec![])),
         ("not offered", |rig| rig.say(Request::SET_FEATURES, &u64::MAX.to_le_bytes(), vec![])),
