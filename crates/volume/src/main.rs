@@ -49,9 +49,7 @@ fn run(flags: &Flags) -> Result<()> {
         signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
     }
 
-    if let Some(user) = &config.user {
-        sandbox::become_user(user, config.group.as_ref())?;
-    }
+    sandbox::leave_root(&config)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 

@@ -1,7 +1,7 @@
 //! The process locks itself in, once everything is open: whoever gets hold of it finds its image, its sockets and the guest's
 //! memory, and no way to anything else.
 //!
-//! In this order, on the only thread that there is: [`become_user`] (if it is root), then [`enter`]: Landlock, then seccomp.
+//! In this order, on the only thread that there is: [`leave_root`], then [`enter`]: Landlock, then seccomp.
 //! Threads that are started later are held as well.
 //!
 //! - **Landlock**: no path can be opened any more; names may be removed from the folders of the sockets, nothing else.
@@ -13,7 +13,7 @@ mod calls;
 mod trap;
 
 use ginnel_volume_control::Account;
-use ginnel_volume_control::config::{Problem, SandboxMode};
+use ginnel_volume_control::config::{Config, Problem, SandboxMode};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
@@ -93,6 +93,29 @@ fn seccomp(name: &str) -> Result<(), String> {
         seccompiler::apply_filter_all_threads(&filter).map_err(|e| e.to_string())?;
     }
     Ok(())
+}
+
+/// Becomes the user of the configuration. Root without one stays root, which is said so, or refused if the sandbox is required.
+pub fn leave_root(config: &Config) -> Result<(), Problem> {
+    if let Some(user) = &config.user {
+        return become_user(user, config.group.as_ref());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let problem = Problem::new(
+        "user",
+        "the volume was started as root, and nobody else is named",
+        "write a user that has no other use, such as user = \"ginnel-volume\"",
+    );
+    match config.sandbox {
+        SandboxMode::Require => Err(problem),
+        SandboxMode::Auto => {
+            tracing::warn!("{problem}; going on as root");
+            Ok(())
+        }
+        SandboxMode::Off => Ok(()),
+    }
 }
 
 /// Becomes an ordinary user for good, without any capability. Only root can, and only before other threads start.

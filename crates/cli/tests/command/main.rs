@@ -7,4 +7,5 @@ mod liars;
 mod measure;
 mod operate;
 mod readers;
+mod volume;
 mod world;

@@ -12,31 +12,24 @@ use tempfile::TempDir;
 /// Nothing that is waited for takes longer.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// The daemon, as cargo's profile of this test makes it.
+/// The daemon.
 fn ginneld() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
-        let name = programs.file_name().unwrap().to_str().unwrap();
-        let profile = if name == "debug" { "dev" } else { name };
-        let status = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "-p",
-                "ginnel-daemon",
-                "--bin",
-                "ginneld",
-                "--profile",
-                profile,
-            ])
-            .env("CARGO_TARGET_DIR", programs.parent().unwrap())
-            .status()
-            .unwrap();
-        assert!(status.success(), "ginneld cannot be built");
-        programs.join("ginneld")
-    })
+    BUILT.get_or_init(|| built("ginnel-daemon", "ginneld"))
+}
+
+/// A program of another package, as cargo's profile of this test makes it.
+pub fn built(package: &str, program: &str) -> PathBuf {
+    let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
+    let name = programs.file_name().unwrap().to_str().unwrap();
+    let profile = if name == "debug" { "dev" } else { name };
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--locked", "-p", package, "--bin", program, "--profile", profile])
+        .env("CARGO_TARGET_DIR", programs.parent().unwrap())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{program} cannot be built");
+    programs.join(program)
 }
 
 /// Starts a daemon in a folder that has its configuration.

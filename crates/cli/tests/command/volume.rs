@@ -1,0 +1,221 @@
+//! `ginnel volume` against real volumes, with the poll-mode client as their VM.
+
+use crate::world::{built, wait_for};
+use ginnel_volume_control::Stat;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The client.
+fn bench() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        built("ginnel-volume", "ginnel-volume");
+        built("ginnel-volume-client", "ginnel-volume-bench")
+    })
+}
+
+/// Folders of volumes, and the command with them.
+struct Volumes {
+    folder: TempDir,
+    running: Vec<Child>,
+}
+
+impl Volumes {
+    fn new() -> Self {
+        bench();
+        // On the disk, not in memory, so that direct I/O is what it is.
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        for part in ["c", "s"] {
+            fs::create_dir(folder.path().join(part)).unwrap();
+        }
+        Self { folder, running: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn configure(&self, name: &str, text: &str) {
+        let text = text.replace("IMAGE", self.path("image").to_str().unwrap());
+        fs::write(self.path("c").join(format!("{name}.toml")), text).unwrap();
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command
+            .args(line.split_whitespace())
+            .env("GINNEL_VOLUME_SOCKETS", self.path("s"))
+            .env("GINNEL_VOLUME_CONFIGS", self.path("c"))
+            .env("GINNEL_SOCKET", self.path("no-daemon"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a volume, and waits until it serves.
+    fn serve(&mut self, name: &str) {
+        let log = fs::File::create(self.path(&format!("{name}.log"))).unwrap();
+        let mut child = self.command(&format!("volume serve {name}")).stderr(log).spawn().unwrap();
+        wait_for("the volume", || {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?}: {}", self.log(name));
+            self.command(&format!("volume stat {name}")).output().unwrap().status.success()
+        });
+        self.running.push(child);
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("{name}.log"))).unwrap()
+    }
+
+    fn expect(&self, status: i32, line: &str) -> (String, String) {
+        let Output { status: got, stdout, stderr } = self.command(line).output().unwrap();
+        let said = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+        assert_eq!(got.code(), Some(status), "ginnel {line}: {said:?}");
+        said
+    }
+
+    fn good(&self, line: &str) -> String {
+        self.expect(0, line).0
+    }
+
+    fn stat(&self, name: &str) -> Stat {
+        serde_json::from_str(&self.good(&format!("volume stat --json {name}"))).unwrap()
+    }
+
+    /// A VM that reads as fast as it can.
+    fn load(&self, name: &str, more: &str) -> Child {
+        Command::new(bench())
+            .arg("--socket")
+            .arg(self.path("s").join(format!("{name}.sock")))
+            .args(more.split_whitespace())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+}
+
+impl Drop for Volumes {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_served_listed_counted_resized_and_missed() {
+    let mut volumes = Volumes::new();
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        volumes.configure("root", "sandbox = 'require'\n[[disk]]\nbackend = 'ram'\nsize = '1M'");
+        assert!(volumes.expect(1, "volume serve root").1.contains("started as root"));
+        fs::remove_file(volumes.path("c/root.toml")).unwrap();
+    }
+    let user = if root { "user = 65534\ngroup = 65534\n" } else { "" };
+    volumes.configure(
+        "web",
+        &format!("{user}vm = 'a'\nqueues = 2\nsandbox = 'require'\n[[disk]]\npath = 'IMAGE'\nsize = '64M'"),
+    );
+    assert!(volumes.good("volume list").contains("not running"));
+    assert!(volumes.expect(1, "volume stat web").1.contains("ginnel volume serve web"));
+
+    volumes.serve("web");
+    let list = volumes.good("volume list");
+    assert!(list.contains("waiting") && list.contains("64 MiB"), "{list}");
+    assert_eq!(volumes.stat("web").sandbox, "landlock+seccomp");
+
+    // Each request of the client is counted, by kind and by queue.
+    let mut load =
+        volumes.load("web", "--rw randrw --bs 8k --queues 2 --qd 4 --requests 500 --verify --ramp 0");
+    assert!(load.wait().unwrap().success(), "{}", volumes.log("web"));
+    let stat = volumes.stat("web");
+    let count = |kind: &str| stat.operations.iter().find(|o| o.operation == kind).unwrap();
+    let (read, write) = (count("read"), count("write"));
+    assert!(read.requests + write.requests >= 1000, "{stat:?}");
+    assert_eq!(read.requests, read.latency.count);
+    assert!(
+        read.bytes > 0 && read.errors == 0 && read.latency.p50 > 0 && read.latency.p50 <= read.latency.max
+    );
+    assert_eq!(
+        stat.queues.iter().map(|q| q.done).sum::<u64>(),
+        stat.operations.iter().map(|o| o.requests).sum::<u64>()
+    );
+    let text = volumes.good("volume stat --prometheus");
+    let line = format!("ginnel_volume_requests_total{{volume=\"web\",operation=\"read\"}} {}", read.requests);
+    assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+    assert!(volumes.good("volume stat web").contains("nobody is connected"));
+    assert!(volumes.good("volume dump web").contains("volume web: features"));
+
+    assert!(volumes.good("volume resize web 128M").contains("134217728 bytes"));
+    assert_eq!(volumes.stat("web").disks[0].size, 128 << 20);
+    assert_eq!(fs::metadata(volumes.path("image")).unwrap().len(), 128 << 20);
+    assert!(volumes.expect(1, "volume resize web 128M --disk 7").1.contains("not resized"));
+
+    volumes.running[0].kill().unwrap();
+    assert_eq!(volumes.running[0].wait().unwrap().signal(), Some(9));
+    assert!(volumes.good("volume list").contains("not running"));
+    // What a killed one has left is in nobody's way.
+    volumes.serve("web");
+}
+
+#[test]
+fn limits_hold_are_fair_and_change() {
+    const RATE: u64 = 3000;
+    let mut volumes = Volumes::new();
+    volumes.configure("web", "queues = 2\n[[disk]]\nbackend = 'ram'\nsize = '16M'");
+    volumes.serve("web");
+    assert!(volumes.good("volume limit web").contains("no limits"));
+    // A burst as long as the machine of the test may keep a thread waiting.
+    let said = volumes.good(&format!("volume limit web --iops {RATE} --burst 500ms"));
+    assert!(said.contains("3000 requests/s, burst 500ms"), "{said}");
+
+    let mut load = volumes.load("web", "--rw randread --queues 2 --threads 1 --qd 16 --seconds 60");
+    wait_for("load", || volumes.stat("web").queues.iter().all(|q| q.done > 1500));
+    let before = volumes.stat("web");
+    std::thread::sleep(Duration::from_secs(2));
+    let after = volumes.stat("web");
+    let done = |stat: &Stat, queue: usize| stat.queues[queue].done;
+    let (first, second) = (done(&after, 0) - done(&before, 0), done(&after, 1) - done(&before, 1));
+    let time = after.uptime - before.uptime;
+    // The promise: the rate, the burst, a quantum for each queue, and what was let pass and not done yet.
+    let most = RATE as f64 * (time + 0.5) + 2.0 * 2.0 + 32.0;
+    let sum = (first + second) as f64;
+    assert!(sum <= most, "{sum} requests in {time} s are more than {most}");
+    assert!(sum >= 0.9 * RATE as f64 * time, "{sum} requests in {time} s");
+    assert!(first.abs_diff(second) <= (first + second) / 20, "{first} and {second}");
+    assert!(after.queues.iter().all(|q| q.throttled > 0), "{after:?}");
+
+    // While queues wait for a limit, they get another.
+    volumes.good("volume limit web --iops 1");
+    let before = volumes.stat("web").operations[0].requests;
+    volumes.good("volume limit web --off");
+    wait_for("work without limits", || volumes.stat("web").operations[0].requests > before + 10_000);
+    load.kill().unwrap();
+    load.wait().unwrap();
+}
+
+#[test]
+fn what_is_printed_for_qemu_is_what_it_checks() {
+    let volumes = Volumes::new();
+    volumes.configure("data", "vm = 'a'\nqueues = 4\n[[disk]]\npath = 'IMAGE'");
+    volumes.configure("many", "vm = 'a'\ndevice = 'scsi'\n[[disk]]\nbackend = 'ram'\nsize = '1M'");
+    let (printed, hints) = volumes.expect(0, "qemu-args a --memory 512M");
+    assert!(hints.contains("only volumes"), "{hints}");
+    let line = format!("qemu-system-x86_64 {}", printed.split_whitespace().collect::<Vec<_>>().join(" "));
+    let check = |line: &str| volumes.command("qemu-args a --check").arg(line).output().unwrap();
+    let good = check(&line);
+    assert!(good.status.success(), "{good:?}");
+    let bad = check(&line.replace("share=on", "share=off"));
+    assert!(!bad.status.success() && String::from_utf8_lossy(&bad.stderr).contains("share=on"), "{bad:?}");
+    let xml = volumes.good("libvirt-xml a");
+    assert!(xml.contains("<disk type='vhostuser'") && xml.contains("vhost-user-scsi-pci"), "{xml}");
+    // A VM that nobody knows, and no daemon.
+    volumes.expect(1, "qemu-args b");
+}
