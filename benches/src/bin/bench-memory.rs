@@ -32,6 +32,9 @@ fn main() -> Result<()> {
     if wants("joining") {
         ginnel_bench::joining::joining(&mut report)?;
     }
+    if wants("journal") {
+        ginnel_bench::allocate::journal(&Bed::new("journal")?, &mut report)?;
+    }
     let bed = Bed::new("bench")?;
     let world = World::new(&bed)?;
     let mut bench = Bench { world: &world, report, pairs: cli.pairs, kib: cli.kib };
