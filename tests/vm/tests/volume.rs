@@ -1,5 +1,5 @@
-//! Volumes under QEMU with a stock guest's virtio_blk: file systems and large files, the death of the volume's process under
-//! load, guests that reboot, QEMUs that go and come back, disks that grow.
+//! Volumes under QEMU with a stock guest's virtio_blk and virtio_scsi: file systems and large files, targets of several
+//! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +46,14 @@ impl<'b> Volume<'b> {
         format!(
             " -chardev socket,id={id},path={socket},reconnect=1 \
              -device vhost-user-blk-pci,chardev={id},num-queues={queues}{more}"
+        )
+    }
+
+    /// QEMU's arguments for a SCSI target.
+    fn target(&self, id: &str) -> String {
+        let (socket, queues) = (self.socket.display(), self.queues);
+        format!(
+            " -chardev socket,id={id},path={socket} -device vhost-user-scsi-pci,chardev={id},num_queues={queues}"
         )
     }
 
@@ -142,6 +150,7 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
     let from = Volume::start(&bed, "from", 1, &format!("--read-only {}", file(&source)))?;
     let to = Volume::start(&bed, "to", 1, &format!("--sector 4096 {}", file(&target)))?;
     let vm = vm(&bed, "files")
+        .module("crc32c_generic")
         .module("ext4")
         .program("/usr/sbin/mkfs.ext4")
         .program("/usr/sbin/e2fsck")
@@ -155,7 +164,7 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
         vm.run("cat /sys/block/vda/serial /sys/block/vdb/ro /sys/block/vdc/queue/logical_block_size")?;
     ensure!(said.ok()?.stdout.split_whitespace().eq(["disk", "1", "4096"]), "serial, read-only, sectors");
 
-    vm.run_within(2 * PROMPT, "mkfs.ext4 -q /dev/vda && mkdir /mnt && mount /dev/vda /mnt")?.ok()?;
+    vm.run_within(2 * PROMPT, "mkfs.ext4 -q /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")?.ok()?;
     let job = fio("--directory=/mnt --size=32M --rw=randrw --iodepth=16 --numjobs=2 --fsync=64");
     vm.run_within(6 * PROMPT, &job)?.ok()?;
     vm.run_within(PROMPT, "rm /mnt/load* && fstrim /mnt; umount /mnt")?.ok()?;
@@ -172,6 +181,111 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
     vm.shutdown()?;
     ensure!(same(&source, &target)?, "the copy is another");
     Ok(())
+}
+
+#[test]
+fn a_scsi_target_with_several_luns() -> Result<()> {
+    const MIB: u64 = 1 << 20;
+    let bed = Bed::new("volume-scsi")?;
+    let disk = image(&bed, "disk", 128 * MIB, None)?;
+    let source = image(&bed, "source", 64 * MIB, Some(0x5eed))?;
+    let copy = image(&bed, "copy", 64 * MIB, None)?;
+    let config = bed.dir().join("target.toml");
+    let (path, from, to) = (disk.display(), source.display(), copy.display());
+    std::fs::write(
+        &config,
+        format!(
+            "device = 'scsi'\n\
+             [[disk]]\npath = '{path}'\nserial = 'first-of-three'\n\
+             [[disk]]\npath = '{from}'\nread-only = true\n\
+             [[disk]]\npath = '{to}'\nsector = '4K'\n"
+        ),
+    )?;
+    let volume = Volume::start(&bed, "target", 2, &format!("--threads 2 --config {}", config.display()))?;
+    let vm = vm(&bed, "scsi")
+        .module("virtio_scsi")
+        .module("sd_mod")
+        .module("crc32c_generic")
+        .module("ext4")
+        .program("/usr/sbin/mkfs.ext4")
+        .program("/usr/sbin/e2fsck")
+        .program("/usr/bin/fio")
+        .qemu_args(&volume.target("vs0"))
+        .boot()?;
+    // The names of disks follow the order in which they were found; their places do not.
+    let lun = |lun: u32| {
+        let place = format!("/sys/bus/scsi/devices/*:0:0:{lun}/block/sd*");
+        let found = format!("until ls -d {place} 2>/dev/null; do usleep 20000; done");
+        let said = vm.run(&found)?.ok()?.stdout;
+        let name = said.trim().rsplit('/').next().context("a disk")?.to_owned();
+        wait_for_disk(&vm, &name)?;
+        anyhow::Ok(name)
+    };
+    let (disk_name, source_name, copy_name) = (lun(0)?, lun(1)?, lun(2)?);
+    let said = vm.run(&format!(
+        "cd /sys/block; cat {source_name}/ro {disk_name}/ro {disk_name}/queue/logical_block_size \
+         {copy_name}/queue/logical_block_size {disk_name}/size {copy_name}/size; \
+         grep -c first-of-three {disk_name}/device/vpd_pg80"
+    ))?;
+    let expected = ["1", "0", "512", "4096", "262144", "131072", "1"];
+    let said = said.ok()?.stdout;
+    ensure!(said.split_whitespace().eq(expected), "read-only, sectors, sizes, serial: {said:?}");
+
+    // A file system; what is deleted in it is given back to the host.
+    let load = format!(
+        "--filename=/dev/{disk_name} --size=8M --rw=randrw --iodepth=16 --numjobs=2 --offset_increment=8M --fsync=64"
+    );
+    vm.run_within(4 * PROMPT, &fio(&load))?.ok()?;
+    vm.run_within(
+        2 * PROMPT,
+        &format!("mkfs.ext4 -q /dev/{disk_name} && mkdir -p /mnt && mount /dev/{disk_name} /mnt"),
+    )?
+    .ok()?;
+    vm.run_within(2 * PROMPT, &format!("dd if=/dev/{source_name} of=/mnt/file bs=1M count=48 conv=fsync"))?
+        .ok()?;
+    let full = allocated(&disk)?;
+    ensure!(full >= 48 * MIB, "{full} bytes are allocated");
+    let check = format!(
+        "umount /mnt && mount /dev/{disk_name} /mnt && dd if=/dev/{source_name} bs=1M count=48 | cmp - /mnt/file && \
+         rm /mnt/file && sync && fstrim /mnt && umount /mnt"
+    );
+    vm.run_within(2 * PROMPT, &check)?.ok()?;
+    let trimmed = allocated(&disk)?;
+    ensure!(trimmed + 40 * MIB < full, "{full} bytes were allocated, {trimmed} after fstrim");
+    vm.run_within(2 * PROMPT, &format!("e2fsck -f -n /dev/{disk_name}"))?.ok()?;
+
+    // From one LUN to another; the first of them cannot be written.
+    let dd =
+        format!("dd if=/dev/{source_name} of=/dev/{copy_name} bs=1M iflag=direct oflag=direct conv=fsync");
+    vm.run_within(4 * PROMPT, &dd)?.ok()?;
+    let refused = vm.run(&format!("dd if=/dev/zero of=/dev/{source_name} bs=4k count=1 oflag=direct"))?;
+    ensure!(refused.exit != Exit::Code(0), "read-only");
+    let errors = vm.run("dmesg | grep -ci 'i/o error' ; true")?.ok()?.stdout;
+    ensure!(errors.trim() == "0", "the guest saw errors: {}", vm.run("dmesg | tail -20")?.stdout);
+    ensure!(same(&source, &copy)?, "the copy is another");
+
+    // One of them grows. Nobody asks it: the guest hears of it through the event queue.
+    let bytes = 72 * MIB;
+    let answer = volume.control(&format!(r#"{{"op":"resize","disk":2,"size":{bytes}}}"#))?;
+    ensure!(answer.contains(&bytes.to_string()), "{answer}");
+    wait_until("the guest sees the new size", PROMPT, || {
+        let size = vm.run(&format!("cat /sys/block/{copy_name}/size"))?.ok()?.stdout;
+        Ok(size.trim() == (bytes / 512).to_string())
+    })
+    .with_context(|| format!("the volume: {:?}", volume.job.said()))?;
+    let last = bytes / 4096 - 1;
+    vm.run(&format!(
+        "dd if=/dev/urandom of=/tmp/x bs=4k count=1 && dd if=/tmp/x of=/dev/{copy_name} bs=4k seek={last} oflag=direct && \
+         dd if=/dev/{copy_name} bs=4k skip={last} iflag=direct | cmp - /tmp/x"
+    ))?
+    .ok()?;
+    vm.shutdown()
+}
+
+/// Bytes of a file that are not holes.
+fn allocated(path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata(path)?.blocks() * 512)
 }
 
 #[test]

@@ -208,7 +208,9 @@ impl Device for Scsi {
     }
 
     fn features(&self) -> u64 {
-        feature::CHANGE
+        // The units of a target never come or go, but Linux gives buffers to the event queue only if they might: without
+        // HOTPLUG it does not hear of a unit that has grown.
+        feature::CHANGE | feature::HOTPLUG
     }
 
     fn set_features(&self, _: u64) {
@@ -277,9 +279,14 @@ impl Device for Scsi {
         let unit = self.units.get(disk)?;
         unit.resized.store(true, Ordering::Relaxed);
         let sense = Sense::CAPACITY_CHANGED;
+        let mut lun = Address::bytes(0, disk as u16);
+        if disk < 256 {
+            // Addressed as in REPORT LUNS: Linux takes these two bytes as they are for the unit's number.
+            lun[2] = 0;
+        }
         let event = Event {
             event: Event::PARAM_CHANGE,
-            lun: Address::bytes(0, disk as u16),
+            lun,
             reason: u32::from(sense.code) | u32::from(sense.qualifier) << 8,
         };
         Some(event.as_bytes().to_vec())
@@ -522,7 +529,7 @@ mod tests {
         assert_eq!(rig.command(lun(0), &ready, &[], 0), fine(0, 0));
         rig.disks[0].set_bytes(1 << 21);
         let event = rig.scsi.resized(0).unwrap();
-        assert_eq!(event, [3, 0, 0, 0, 1, 0, 0x40, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
+        assert_eq!(event, [3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
         assert_eq!(rig.scsi.resized(2), None);
         assert_eq!(rig.command(lun(0), &[0x12, 0, 0, 0, 36], &[], 36), fine(0, 36));
         assert_eq!(rig.command(lun(1), &ready, &[], 0), fine(0, 0), "the other disk");
