@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use ginnel_volume_control::Limits as RateLimits;
 use ginnel_volume_control::config::{Config, Device as DeviceKind};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -293,6 +293,8 @@ fn one_turn(
 fn queue_up(listener: &UnixListener, next: &mut Option<UnixStream>) {
     let Some(stream) = accept(listener) else { return };
     let pid = peer(&stream);
+    // Who has hung up meanwhile waits no more.
+    next.take_if(|waiting| has_hung_up(waiting));
     match next {
         Some(_) => warn!(pid, "one front end too many: refused; one is served, and one waits"),
         None => {
@@ -300,6 +302,12 @@ fn queue_up(listener: &UnixListener, next: &mut Option<UnixStream>) {
             *next = Some(stream);
         }
     }
+}
+
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut polls = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polls, Some(&now)).is_ok_and(|n| n > 0)
 }
 
 fn accept(listener: &UnixListener) -> Option<UnixStream> {

@@ -22,7 +22,8 @@ pub(super) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region
 
 /// Maps an in-flight region.
 pub(super) fn map_inflight(area: &InflightArea, file: &OwnedFd) -> Result<Mapping, String> {
-    map(file, area.offset, area.size.next_multiple_of(8)).map_err(|why| format!("the in-flight region {why}"))
+    let size = area.size.checked_next_multiple_of(8).ok_or("passes the end of all files".to_owned());
+    size.and_then(|size| map(file, area.offset, size)).map_err(|why| format!("the in-flight region {why}"))
 }
 
 /// Maps the log of written pages.
