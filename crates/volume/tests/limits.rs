@@ -1,0 +1,137 @@
+//! Limits hold from end to end, and a volume that has nothing to do uses nothing.
+//!
+//! One after the other: these measure time.
+
+mod server;
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ginnel_volume_client::workload::{Limit, Outcome, Pattern, Workload, run};
+use ginnel_volume_client::{Client, Options};
+use ginnel_volume_control::{Answer, LimitChange, Request, Stat};
+use server::{PROMPT, Server};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Half a second to use up what has been saved, then so long measured.
+const MEASURED: Duration = Duration::from_millis(1500);
+
+fn ask(server: &Server, request: &Request) -> Answer {
+    let mut control = ginnel_volume_control::Client::connect("v", &server.dir.path().join("v.ctl")).unwrap();
+    control.ask(request).unwrap()
+}
+
+fn stat(server: &Server) -> Stat {
+    match ask(server, &Request::Stat) {
+        Answer::Stat(stat) => *stat,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn load(client: &mut Client, block: u32) -> Outcome {
+    let workload = Workload {
+        pattern: Pattern { random: true, reads: 50 },
+        block,
+        depth: 16,
+        ramp: Duration::from_millis(500),
+        limit: Limit::Time(MEASURED),
+        sleep: true,
+        ..Workload::default()
+    };
+    let outcome = run(client, &workload).unwrap();
+    assert_eq!(outcome.failed, 0, "{:?}", outcome.first_failure);
+    outcome
+}
+
+/// Within two percent of the limit.
+fn holds(measured: f64, limit: f64, what: &str) {
+    println!("{what}: {measured:.0} of {limit:.0}, {:+.2} %", 100.0 * (measured / limit - 1.0));
+    assert!((measured / limit - 1.0).abs() < 0.02, "{what}: {measured:.0} where {limit:.0} are allowed");
+}
+
+fn limited(flags: &str) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::start(32 << 20, &format!("{flags} --queues 2 --threads 2 --iops 4000"));
+    let mut client = Client::connect(Options { queues: 2, ..server.options() }).unwrap();
+    let before = stat(&server).queues;
+    let outcome = load(&mut client, 4096);
+    let count = |outcome: &Outcome| (outcome.reads.requests + outcome.writes.requests) as f64;
+    let bytes = |outcome: &Outcome| (outcome.reads.bytes + outcome.writes.bytes) as f64;
+    let seconds = MEASURED.as_secs_f64();
+    holds(count(&outcome) / seconds, 4000.0, "requests a second");
+    // Each queue has its half.
+    let after = stat(&server).queues;
+    let taken: Vec<_> = after.iter().zip(&before).map(|(a, b)| (a.done - b.done) as f64).collect();
+    println!("queues: {taken:?}");
+    assert!((taken[0] / taken[1] - 1.0).abs() < 0.05, "{taken:?}");
+
+    // Another limit, while it runs.
+    let change = LimitChange { iops: Some(0), bandwidth: Some("32M".parse().unwrap()), burst: None };
+    assert!(matches!(ask(&server, &Request::Limit(change)), Answer::Limits(limits) if limits.iops == 0));
+    let outcome = load(&mut client, 16 << 10);
+    holds(bytes(&outcome) / seconds, f64::from(32 << 20), "bytes a second");
+
+    // Without one it is far faster, or else the limits have shown nothing.
+    let change = LimitChange { bandwidth: Some("0".parse().unwrap()), ..LimitChange::default() };
+    ask(&server, &Request::Limit(change));
+    let outcome = load(&mut client, 4096);
+    let free = count(&outcome) / seconds;
+    assert!(free > 5000.0, "only {free:.0} requests a second without a limit");
+}
+
+#[test]
+fn limits_hold_in_memory() {
+    limited("--backend ram --size 32M");
+}
+
+#[test]
+fn limits_hold_with_threads_that_sleep() {
+    limited("--backend ram --size 32M --wait interrupt");
+}
+
+/// CPU time of all threads of a process, from `/proc/PID/stat`, in clock ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // Behind the name, which is in parentheses: state, and then numbers.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn an_idle_volume_uses_no_time() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for flags in ["--path IMAGE", "--path IMAGE --wait interrupt", "--backend ram --size 32M"] {
+        let server = Server::start(32 << 20, &format!("{flags} --queues 2 --threads 2"));
+        let mut client = Client::connect(Options { queues: 2, ..server.options() }).unwrap();
+        client.write(0, &[1; 4096]).unwrap();
+        client.flush().unwrap();
+        // What it has begun may end first.
+        let until = Instant::now() + PROMPT;
+        let used = loop {
+            let before = ticks(server.pid());
+            std::thread::sleep(Duration::from_secs(1));
+            let used = ticks(server.pid()) - before;
+            if used == 0 {
+                break used;
+            }
+            assert!(Instant::now() < until, "{flags}: {used} ticks in a second of nothing");
+        };
+        println!("{flags}: {used} ticks of 10 ms in a second");
+        // And it is there at once.
+        client.write(4096, &[2; 4096]).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_that_polls_uses_a_whole_processor() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::start(32 << 20, "--backend ram --size 32M --wait poll");
+    let _client = server.connect();
+    // Or else the ticks above would be no measure.
+    let (before, begin) = (ticks(server.pid()), Instant::now());
+    while ticks(server.pid()) - before < 5 {
+        assert!(begin.elapsed() < PROMPT, "it does not poll");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
