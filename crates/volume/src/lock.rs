@@ -136,7 +136,8 @@ fn contradiction(file: &File, want: Use) -> io::Result<Option<&'static str>> {
     Ok(None)
 }
 
-fn unlock(file: &File) {
+/// Lets go of the lock, for all copies of the descriptor. Nothing may be read or written from then on.
+pub fn unlock(file: &File) {
     let bits = i64::from(ALL.end);
     for first in [USES, FORBIDS] {
         // Letting go of what one has cannot fail in a way that anything could be done about.

@@ -55,6 +55,7 @@ fn run(flags: &Flags) -> Result<()> {
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
     let name = config.name.clone();
+    let images: Vec<_> = backends.iter().map(|(backend, _)| backend.clone()).collect();
     let server = Server::new(config, backends)?;
     server.set_sandbox(held.word());
     control::serve(operators, server.handler()).context("no control thread")?;
@@ -64,6 +65,11 @@ fn run(flags: &Flags) -> Result<()> {
     notify.stopping();
     sockets::unbind(&socket);
     sockets::unbind(&operators_socket);
+    if result.is_ok() {
+        // All that was under way is done. The kernel closes what an io_uring holds some time after the process has ended;
+        // who wants the image then, as QEMU does at once after a stop, must not find it locked.
+        images.iter().filter_map(Backend::image).for_each(|image| lock::unlock(image.file()));
+    }
     Ok(result?)
 }
 

@@ -14,8 +14,8 @@ use server::{PROMPT, Server};
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Half a second to use up what has been saved, then so long measured.
-const MEASURED: Duration = Duration::from_millis(1500);
+/// A while to use up what has been saved, then so long measured.
+const MEASURED: Duration = Duration::from_secs(1);
 
 fn ask(server: &Server, request: &Request) -> Answer {
     let mut control = ginnel_volume_control::Client::connect("v", &server.dir.path().join("v.ctl")).unwrap();
@@ -34,7 +34,7 @@ fn load(client: &mut Client, block: u32) -> Outcome {
         pattern: Pattern { random: true, reads: 50 },
         block,
         depth: 16,
-        ramp: Duration::from_millis(500),
+        ramp: Duration::from_millis(100),
         limit: Limit::Time(MEASURED),
         sleep: true,
         ..Workload::default()
@@ -44,50 +44,59 @@ fn load(client: &mut Client, block: u32) -> Outcome {
     outcome
 }
 
-/// Within two percent of the limit.
-fn holds(measured: f64, limit: f64, what: &str) {
-    println!("{what}: {measured:.0} of {limit:.0}, {:+.2} %", 100.0 * (measured / limit - 1.0));
-    assert!((measured / limit - 1.0).abs() < 0.02, "{what}: {measured:.0} where {limit:.0} are allowed");
+/// Measures until one time all is as it should be. It may never be more than the limit and two percent; that it is less, or
+/// that a queue starves, can be the machine's doing, if it does not let the threads run in time.
+fn holds(what: &str, limit: f64, mut measure: impl FnMut() -> (f64, bool)) {
+    for _ in 0..8 {
+        let (measured, even) = measure();
+        let error = measured / limit - 1.0;
+        println!("{what}: {measured:.0} of {limit:.0}, {:+.2} %", 100.0 * error);
+        assert!(error < 0.02, "{what}: {measured:.0} where {limit:.0} are allowed");
+        if error > -0.02 && even {
+            return;
+        }
+    }
+    panic!("{what}: never within two percent, with no queue that starves");
 }
 
 fn limited(flags: &str) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let server = Server::start(32 << 20, &format!("{flags} --queues 2 --threads 2 --iops 4000"));
+    let server = Server::start(32 << 20, &format!("{flags} --queues 2 --iops 4000"));
     let mut client = Client::connect(Options { queues: 2, ..server.options() }).unwrap();
-    let before = stat(&server).queues;
-    let outcome = load(&mut client, 4096);
     let count = |outcome: &Outcome| (outcome.reads.requests + outcome.writes.requests) as f64;
     let bytes = |outcome: &Outcome| (outcome.reads.bytes + outcome.writes.bytes) as f64;
     let seconds = MEASURED.as_secs_f64();
-    holds(count(&outcome) / seconds, 4000.0, "requests a second");
-    // Each queue has its half.
-    let after = stat(&server).queues;
-    let taken: Vec<_> = after.iter().zip(&before).map(|(a, b)| (a.done - b.done) as f64).collect();
-    println!("queues: {taken:?}");
-    assert!((taken[0] / taken[1] - 1.0).abs() < 0.05, "{taken:?}");
+    let mut measure = |block, amount: &dyn Fn(&Outcome) -> f64| {
+        let before = stat(&server).queues;
+        let outcome = load(&mut client, block);
+        let after = stat(&server).queues;
+        let done: Vec<_> = after.iter().zip(&before).map(|(a, b)| (a.done - b.done) as f64).collect();
+        println!("queues: {done:?}");
+        // Who comes late leaves its turn to the other, so under load they are not the same.
+        (amount(&outcome) / seconds, done[0].min(done[1]) > 0.25 * (done[0] + done[1]))
+    };
+    holds("requests a second", 4000.0, || measure(4096, &count));
 
     // Another limit, while it runs.
     let change = LimitChange { iops: Some(0), bandwidth: Some("32M".parse().unwrap()), burst: None };
     assert!(matches!(ask(&server, &Request::Limit(change)), Answer::Limits(limits) if limits.iops == 0));
-    let outcome = load(&mut client, 16 << 10);
-    holds(bytes(&outcome) / seconds, f64::from(32 << 20), "bytes a second");
+    holds("bytes a second", f64::from(32 << 20), || measure(16 << 10, &bytes));
 
     // Without one it is far faster, or else the limits have shown nothing.
     let change = LimitChange { bandwidth: Some("0".parse().unwrap()), ..LimitChange::default() };
     ask(&server, &Request::Limit(change));
-    let outcome = load(&mut client, 4096);
-    let free = count(&outcome) / seconds;
+    let (free, _) = measure(4096, &count);
     assert!(free > 5000.0, "only {free:.0} requests a second without a limit");
 }
 
 #[test]
-fn limits_hold_in_memory() {
-    limited("--backend ram --size 32M");
+fn limits_hold_for_queues_of_one_thread() {
+    limited("--backend ram --size 32M --threads 1");
 }
 
 #[test]
-fn limits_hold_with_threads_that_sleep() {
-    limited("--backend ram --size 32M --wait interrupt");
+fn limits_hold_for_queues_of_two_threads() {
+    limited("--backend ram --size 32M --threads 2 --wait interrupt");
 }
 
 /// CPU time of all threads of a process, from `/proc/PID/stat`, in clock ticks of 10 ms.
