@@ -1,6 +1,7 @@
 //! What the fuzz targets share: the harnesses of the property tests, and how bytes become their operations.
 
 pub mod farm;
+pub mod vhost_user;
 
 #[path = "../../crates/ring/tests/model/mod.rs"]
 pub mod model;

@@ -1,4 +1,4 @@
-//! Writes the seeds of the ring, wire, farm and virtqueue targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
 
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
@@ -14,7 +14,9 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("usage: seeds FOLDER"));
     };
     let folder = Path::new(&folder);
-    for (target, name, bytes) in rings().chain(packets()).chain(farms()).chain(virtqueues()).chain(guests()) {
+    for (target, name, bytes) in
+        rings().chain(packets()).chain(farms()).chain(virtqueues()).chain(guests()).chain(sessions())
+    {
         let folder = folder.join(target);
         fs::create_dir_all(&folder)?;
         fs::write(folder.join(name), bytes)?;
@@ -74,6 +76,20 @@ fn rings() -> impl Iterator<Item = Seed> {
         ["ring_model", "ring_scribble", "ring_scribble_beside"]
             .map(|target| (target, name.to_owned(), RingInput::bytes(choice, &ops)))
     })
+}
+
+/// Front ends of all kinds, from their first word to their last, with something on the way.
+fn sessions() -> impl Iterator<Item = Seed> {
+    use ginnel_fuzz::vhost_user::session;
+    const DISTURBANCES: [&str; 5] = ["nothing", "log", "memory_and_size", "truncate", "reset"];
+    [("split", false, 0u8), ("packed", true, 0), ("scsi", false, 1)].into_iter().flat_map(
+        move |(kind, packed, choice)| {
+            DISTURBANCES.iter().enumerate().map(move |(number, name)| {
+                let bytes = [vec![choice], session(packed, number as u8)].concat();
+                ("vhost_user", format!("{kind}_{name}"), bytes)
+            })
+        },
+    )
 }
 
 /// Farms: all is well; answers to what was never given, twice, by another; messages of every kind and of none.

@@ -1,0 +1,177 @@
+//! A vhost-user session as bytes: what a front end does, one step after the other.
+//!
+//! A step is [`STEP`] bytes of header and then its body: code, flags, low and high byte of the body's length. Codes below
+//! [`RUN`] are messages of that number; the flags' low four bits choose the descriptor that goes along, bit 4 asks for an
+//! acknowledgement, bit 5 sends a second descriptor, bit 6 sends the message in two pieces, bit 7 says a wrong length.
+
+use ginnel_layout::vhost_user::{
+    ConfigHeader, InflightArea, LogArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
+};
+use ginnel_layout::virtio::feature as virtio;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes in front of a step's body.
+pub const STEP: usize = size_of::<Step>();
+
+/// What comes before the body of a step.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Step {
+    /// Number of a message, or one of the codes here.
+    pub code: u8,
+    /// See on top.
+    pub flags: u8,
+    /// Length of the body.
+    pub len: [u8; 2],
+}
+
+/// The workers take what is in the queues.
+pub const RUN: u8 = 200;
+/// The body, without its first two bytes, goes into the guest's memory, to the offset in these.
+pub const SCRIBBLE: u8 = 201;
+/// The guest's memory gets shorter: as many pages as the body's first byte says.
+pub const TRUNCATE: u8 = 202;
+/// The disk gets another size.
+pub const RESIZE: u8 = 203;
+
+/// Which descriptor goes along.
+pub mod fd {
+    pub const NONE: u8 = 0;
+    pub const MEMORY: u8 = 1;
+    pub const EVENT: u8 = 2;
+    pub const SOCKET: u8 = 3;
+    pub const PIPE: u8 = 4;
+    pub const NULL: u8 = 5;
+    pub const FOLDER: u8 = 6;
+    pub const READ_ONLY: u8 = 7;
+    /// The one that came with the last answer.
+    pub const ANSWERED: u8 = 8;
+}
+
+/// Asks for an acknowledgement.
+pub const ACK: u8 = 1 << 4;
+/// Bytes of the guest's memory.
+pub const MEMORY: u64 = 64 << 10;
+/// Where it lies, for the guest and for the front end.
+pub const GUEST: u64 = 0x1_0000;
+pub const USER: u64 = 0x7000_0000;
+
+/// Descriptors of a queue of the seeds.
+const SIZE: u16 = 8;
+
+fn step(into: &mut Vec<u8>, code: u8, flags: u8, body: &[u8]) {
+    into.extend(Step { code, flags, len: (body.len() as u16).to_le_bytes() }.as_bytes());
+    into.extend(body);
+}
+
+/// What an honest front end says, from its first word to its last.
+pub fn session(packed: bool, disturb: u8) -> Vec<u8> {
+    let mut all = Vec::new();
+    let s = &mut all;
+    let mut say = |request: Request, flags: u8, body: &[u8]| step(s, request.0 as u8, flags, body);
+    say(Request::GET_FEATURES, 0, &[]);
+    say(Request::GET_PROTOCOL_FEATURES, 0, &[]);
+    let agreed = protocol::MQ
+        | protocol::LOG_SHMFD
+        | protocol::REPLY_ACK
+        | protocol::BACKEND_REQ
+        | protocol::CONFIG
+        | protocol::INFLIGHT_SHMFD
+        | protocol::CONFIGURE_MEM_SLOTS;
+    say(Request::SET_PROTOCOL_FEATURES, 0, agreed.as_bytes());
+    say(Request::GET_QUEUE_NUM, 0, &[]);
+    say(Request::GET_MAX_MEM_SLOTS, 0, &[]);
+    say(Request::SET_BACKEND_REQ_FD, fd::SOCKET | ACK, &[]);
+    say(Request::SET_OWNER, ACK, &[]);
+    let kind = if packed { virtio::RING_PACKED } else { 0 };
+    let features = virtio::VERSION_1 | virtio::EVENT_IDX | virtio::INDIRECT_DESC | kind;
+    say(Request::SET_FEATURES, ACK, (features | feature::PROTOCOL_FEATURES).as_bytes());
+    let config = ConfigHeader { offset: 0, size: 60, flags: 0 };
+    say(Request::GET_CONFIG, 0, &[config.as_bytes(), &[0; 60]].concat());
+    let area = InflightArea { size: 0, offset: 0, queues: 2, queue_size: SIZE, padding: 0 };
+    say(Request::GET_INFLIGHT_FD, 0, area.as_bytes());
+    // As large as the answer says: the parts are smaller than a page.
+    let area = InflightArea { size: 1024, ..area };
+    say(Request::SET_INFLIGHT_FD, fd::ANSWERED | ACK, area.as_bytes());
+    let region = MemoryRegion { guest: GUEST, size: MEMORY, user: USER, offset: 0 };
+    let table = [&[1, 0, 0, 0, 0, 0, 0, 0], region.as_bytes()].concat();
+    say(Request::SET_MEM_TABLE, fd::MEMORY | ACK, &table);
+    for index in 0..2u32 {
+        let at = USER + 0x1000 * u64::from(index);
+        let state = |value| VringState { index, value };
+        let base = if packed { 0x8000_8000 } else { 0 };
+        say(Request::SET_VRING_NUM, ACK, state(SIZE.into()).as_bytes());
+        say(Request::SET_VRING_BASE, ACK, state(base).as_bytes());
+        let (descriptors, available, used) = (at, at + 0x400, at + 0x800);
+        let address = VringAddress { index, flags: 0, descriptors, used, available, log: 0 };
+        say(Request::SET_VRING_ADDR, ACK, address.as_bytes());
+        for request in [Request::SET_VRING_ERR, Request::SET_VRING_CALL, Request::SET_VRING_KICK] {
+            say(request, fd::EVENT | ACK, u64::from(index).as_bytes());
+        }
+    }
+    for index in 0..2u32 {
+        say(Request::SET_VRING_ENABLE, ACK, VringState { index, value: 1 }.as_bytes());
+    }
+    for queue in 0..2u16 {
+        requests(s, queue, packed);
+        step(s, RUN, 0, &[]);
+    }
+    let mut say = |request: Request, flags: u8, body: &[u8]| step(s, request.0 as u8, flags, body);
+    match disturb {
+        0 => {}
+        1 => {
+            say(Request::SET_LOG_BASE, fd::MEMORY, LogArea { size: 0x4000, offset: 0xc000 }.as_bytes());
+            let log = features | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+            say(Request::SET_FEATURES, ACK, log.as_bytes());
+            let config = ConfigHeader { offset: 32, size: 1, flags: 0 };
+            say(Request::SET_CONFIG, ACK, &[config.as_bytes(), &[0]].concat());
+        }
+        2 => {
+            let region = MemoryRegion { guest: 1 << 30, size: 4096, user: 1 << 40, offset: 4096 };
+            let body = [&[0; 8], region.as_bytes()].concat();
+            say(Request::ADD_MEM_REG, fd::MEMORY | ACK, &body);
+            say(Request::REM_MEM_REG, ACK, &body);
+            step(s, RESIZE, 0, &[9]);
+        }
+        3 => step(s, TRUNCATE, 0, &[1]),
+        _ => say(Request::RESET_DEVICE, ACK, &[]),
+    }
+    step(s, RUN, 0, &[]);
+    for index in 0..2u32 {
+        step(s, Request::GET_VRING_BASE.0 as u8, 0, VringState { index, value: 0 }.as_bytes());
+    }
+    all
+}
+
+/// A write and a read in a queue: header, one sector of data, status.
+fn requests(s: &mut Vec<u8>, queue: u16, packed: bool) {
+    let mut scribble = |at: u16, bytes: &[u8]| step(s, SCRIBBLE, 0, &[&at.to_le_bytes(), bytes].concat());
+    let ring = 0x1000 * queue;
+    let data = 0x4000 + 0x2000 * queue;
+    let mut descriptors = Vec::new();
+    for (number, write) in [(0u16, true), (1, false)] {
+        let place = data + 0x1000 * number;
+        let sector = 3u64;
+        scribble(place, &[u32::from(write).as_bytes(), &[0; 4], sector.as_bytes()].concat());
+        let guest = GUEST + u64::from(place);
+        // Next is 1, write is 2; the available bit of a packed ring is 128.
+        let parts =
+            [(guest, 16u32, 1u16), (guest + 512, 512, if write { 1 } else { 3 }), (guest + 1024, 1, 2)];
+        for (at, (address, len, flags)) in parts.into_iter().enumerate() {
+            descriptors.extend(address.to_le_bytes());
+            descriptors.extend(len.to_le_bytes());
+            if packed {
+                descriptors.extend(number.to_le_bytes());
+                descriptors.extend((flags | 128).to_le_bytes());
+            } else {
+                descriptors.extend(flags.to_le_bytes());
+                descriptors.extend((3 * number + at as u16 + 1).to_le_bytes());
+            }
+        }
+    }
+    scribble(ring, &descriptors);
+    if !packed {
+        // Flags, index, and the two heads.
+        scribble(ring + 0x400, [0u16, 2, 0, 3].as_bytes());
+    }
+}
