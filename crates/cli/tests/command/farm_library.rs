@@ -122,7 +122,7 @@ fn liars_are_dismissed_and_change_nothing() {
     let lies = [
         (vec![], "a message without a header"),
         (b"short".to_vec(), "a message without a header"),
-        (answer(3, 9, 1, &one), "it speaks version 9"),
+        (answer(3, 9, 1, &one), "version 9 of the protocol, and not 1"),
         (answer(7, 1, 1, &one), "an unknown kind"),
         (answer(1, 1, 1, &one), "an unknown kind"),
         (answer(3, 1, 0, &one), "it answered piece 0, which it does not hold"),
