@@ -40,8 +40,6 @@ pub struct QueueState {
     pub used_index: u16,
     /// Whether the volume asks to be kicked.
     pub armed: bool,
-    /// Whether the driver asks to be called at the next completion.
-    pub call_wanted: bool,
     /// Kicks that came.
     pub kicks: u64,
     /// Calls that were made.

@@ -45,10 +45,10 @@ fn every_key_is_read() {
         sector = 4096
         serial = "X1"
         direct = "on"
-        iopoll = true
         [[disk]]
         path = "/images/b"
         read-only = true
+        iopoll = true
         [[disk]]
         backend = "ram"
         size = "64M"
@@ -88,6 +88,7 @@ fn mistakes_are_named_with_place_and_fix() {
         ("poll-for = \"5\"\n[[disk]]\npath = \"/a\"", "v.toml:1"),
         ("[limits]\nburst = \"2000s\"\n[[disk]]\npath = \"/a\"", "longer than a minute"),
         ("[[disk]]\npath = \"/a\"\ndirect = \"off\"\niopoll = true", "iopoll"),
+        ("[[disk]]\npath = \"/a\"\niopoll = true", "iopoll"),
     ] {
         let problem = check(text).unwrap_err().to_string();
         assert!(problem.contains(part), "{text:?}: {problem}");

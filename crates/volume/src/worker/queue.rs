@@ -218,7 +218,6 @@ impl Queue {
             taken_index: state.available,
             used_index: state.used,
             armed: state.armed,
-            call_wanted: false,
             kicks: self.counters.kicks.get(),
             calls: self.counters.calls.get(),
             throttled_ns: if self.held.is_some() { self.ready_at.saturating_sub(now) } else { 0 },
