@@ -160,8 +160,7 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
         .qemu_args(&to.device("vd2", ",packed=on"))
         .boot()?;
     ["vda", "vdb", "vdc"].into_iter().try_for_each(|name| wait_for_disk(&vm, name))?;
-    let said =
-        vm.run("cat /sys/block/vda/serial /sys/block/vdb/ro /sys/block/vdc/queue/logical_block_size")?;
+    let said = vm.run("cd /sys/block; echo $(cat vda/serial) $(cat vdb/ro vdc/queue/logical_block_size)")?;
     ensure!(said.ok()?.stdout.split_whitespace().eq(["disk", "1", "4096"]), "serial, read-only, sectors");
 
     vm.run_within(2 * PROMPT, "mkfs.ext4 -q /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")?.ok()?;
