@@ -6,7 +6,7 @@
 use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The queue of [`Control`] requests.
+/// The queue of [`TaskManagement`] and [`Notification`] requests.
 pub const CONTROL_QUEUE: u16 = 0;
 /// The queue whose buffers wait for an [`Event`].
 pub const EVENT_QUEUE: u16 = 1;

@@ -2,7 +2,7 @@
 //!
 //! One line each: the CRC-32 of the rest in hexadecimal, a space, JSON. A record is written with one call before the
 //! answer that depends on it is sent. Records are not synced one by one: they must outlive the daemon, not the kernel,
-//! because after a reboot nobody is attached any more. Rewriting syncs, beside the running daemon ([`rewrite`]).
+//! because after a reboot nobody is attached any more. Rewriting syncs, beside the running daemon (`rewrite.rs`).
 
 use super::books::Books;
 use super::record::Record;
