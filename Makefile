@@ -24,7 +24,7 @@ test:
 	scripts/test
 
 test-unit:
-	$(CARGO) test --workspace --exclude vmtest --locked
+	$(CARGO) test --workspace --exclude vmtest --locked --no-fail-fast
 
 test-loom:
 	scripts/loom
