@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, STEP, Step, TRUNCATE, fd};
+use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, Step, TRUNCATE, fd};
 use ginnel_layout::vhost_user::Header;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::Chain;
@@ -32,7 +32,8 @@ const DISK: u64 = 64 << 10;
 const BATCH: usize = 32;
 
 fuzz_target!(|input: &[u8]| {
-    let [choice, mut rest @ ..] = input else { return };
+    let [choice, rest @ ..] = input else { return };
+    let mut rest = rest;
     let disk = Arc::new(Disk::new(DISK, 512, choice & 4 != 0, "serial"));
     let device: Arc<dyn Device> = match choice & 1 {
         0 => Arc::new(Blk::new(disk.clone(), 2, 16, true)),

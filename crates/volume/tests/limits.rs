@@ -65,7 +65,6 @@ fn limited(flags: &str) {
     let mut client = Client::connect(Options { queues: 2, ..server.options() }).unwrap();
     let count = |outcome: &Outcome| (outcome.reads.requests + outcome.writes.requests) as f64;
     let bytes = |outcome: &Outcome| (outcome.reads.bytes + outcome.writes.bytes) as f64;
-    let seconds = MEASURED.as_secs_f64();
     let mut measure = |block, amount: &dyn Fn(&Outcome) -> f64| {
         let before = stat(&server).queues;
         let outcome = load(&mut client, block);
@@ -73,7 +72,7 @@ fn limited(flags: &str) {
         let done: Vec<_> = after.iter().zip(&before).map(|(a, b)| (a.done - b.done) as f64).collect();
         println!("queues: {done:?}");
         // Who comes late leaves its turn to the other, so under load they are not the same.
-        (amount(&outcome) / seconds, done[0].min(done[1]) > 0.45 * (done[0] + done[1]))
+        (amount(&outcome) / outcome.time.as_secs_f64(), done[0].min(done[1]) > 0.45 * (done[0] + done[1]))
     };
     holds("requests a second", 4000.0, || measure(4096, &count));
 

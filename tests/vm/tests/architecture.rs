@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-layout", "ginnel-volume-control"]),
     ("ginnel-volume-client", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
-    ("vmtest", &["ginnel", "ginnel-shmem"]),
+    ("vmtest", &["ginnel", "ginnel-layout", "ginnel-shmem"]),
     ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"]),
 ];
