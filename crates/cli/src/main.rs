@@ -15,7 +15,6 @@ mod perf;
 mod ping;
 mod qemu_args;
 mod segment;
-mod size;
 mod status;
 mod vm;
 mod vm_devices;

@@ -4,6 +4,7 @@ use crate::output;
 use crate::wait::Mode;
 use anyhow::{Context, Result, bail};
 use ginnel::{AttachOptions, Endpoint, Error, Listener, MessageChannel};
+use ginnel_config::seconds;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
@@ -246,11 +247,6 @@ impl std::fmt::Display for Summary<'_> {
 
 fn millis(time: Duration) -> String {
     format!("{:.4} ms", time.as_secs_f64() * 1e3)
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is no number of seconds");
-    text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(bad)
 }
 
 #[cfg(test)]

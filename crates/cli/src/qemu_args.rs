@@ -7,9 +7,10 @@ mod volumes;
 use crate::inspect::{Inspect, Memory};
 use crate::vm_devices::{Devices, control_socket, escaped};
 use crate::volume_devices::{PlacesArgs, VolumeDevice, shared_ram};
-use crate::{AlreadySaid, one_line, output, size};
+use crate::{AlreadySaid, one_line, output};
 use anyhow::Result;
 use ginnel::Daemon;
+use ginnel_config::Bytes;
 use ginnel_volume_control::config::Device;
 
 /// What gives a VM interrupts.
@@ -102,8 +103,8 @@ fn arguments(
         );
     }
     if let Some(ram) = ram {
-        let max = devices.and_then(|d| d.max_memory(ram)).map(|max| format!(",maxmem={}", size::exact(max)));
-        lines.push(format!("-m {}{}", size::exact(ram), max.unwrap_or_default()));
+        let max = devices.and_then(|d| d.max_memory(ram)).map(|max| format!(",maxmem={}", Bytes(max)));
+        lines.push(format!("-m {}{}", Bytes(ram), max.unwrap_or_default()));
         if !volumes.is_empty() {
             lines.extend(shared_ram(ram).map(pair));
         }
@@ -164,7 +165,7 @@ fn segment_hints(devices: &Devices, args: &Args) -> Vec<String> {
     if args.memory.is_none() && more > 0 {
         hints.push(format!(
             "for the DAX segments, the VM's -m SIZE,maxmem=MORE must have MORE of at least SIZE + {} (or --memory SIZE)",
-            size::exact(more)
+            Bytes(more)
         ));
     }
     if let Some(sliced) = devices.memory.iter().find(|memory| memory.offset > 0) {
@@ -184,8 +185,9 @@ fn segment_hints(devices: &Devices, args: &Args) -> Vec<String> {
 
 /// RAM of a VM. QEMU takes a bare number for MiB, everybody else for bytes: so none is taken.
 fn ram(text: &str) -> Result<u64, String> {
-    size::parse(text)
+    text.parse()
         .ok()
+        .map(|Bytes(bytes)| bytes)
         .filter(|bytes| *bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20))
         .ok_or_else(|| format!("{text:?} is no size of RAM: write whole MiB with a unit, such as 512M or 2G"))
 }

@@ -2,10 +2,10 @@
 
 use crate::inspect::Inspect;
 use crate::output::{self, Table};
-use crate::size;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use ginnel::Daemon;
+use ginnel_config::{Account, Bytes, Mode};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -32,8 +32,8 @@ struct Create {
     name: String,
 
     /// Its size, such as 256M; rounded up to a multiple of 2M of at least 4M, for a bar to a power of two.
-    #[arg(long, value_parser = size::parse)]
-    size: u64,
+    #[arg(long)]
+    size: Bytes,
 
     /// Who shares it: VMs, and `host`.
     #[arg(long, value_delimiter = ',', required = true, value_name = "NAME")]
@@ -53,27 +53,27 @@ struct Create {
 
     /// Owner of its file: QEMU's user.
     #[arg(long, value_name = "USER")]
-    owner: Option<String>,
+    owner: Option<Account>,
 
     /// Group of its file.
     #[arg(long)]
-    group: Option<String>,
+    group: Option<Account>,
 
     /// Permissions of its file, in octal. Default: 0660.
     #[arg(long)]
-    mode: Option<String>,
+    mode: Option<Mode>,
 
     /// Users whose programs on the host may attach, beside root and the daemon's user.
     #[arg(long, value_delimiter = ',', value_name = "USER")]
-    allow_users: Vec<String>,
+    allow_users: Vec<Account>,
 
     /// Groups whose members' programs on the host may attach.
     #[arg(long, value_delimiter = ',', value_name = "GROUP")]
-    allow_groups: Vec<String>,
+    allow_groups: Vec<Account>,
 
     /// The unit in which it is mapped: 2M or 4K. Default: 2M; a bar has 4K.
-    #[arg(long, value_parser = size::parse)]
-    page: Option<u64>,
+    #[arg(long)]
+    page: Option<Bytes>,
 }
 
 /// Lists segments: all on the host, those of this VM in a VM.
@@ -125,7 +125,7 @@ fn create(daemon: &mut Daemon, args: &Create) -> Result<()> {
     let answer = daemon.admin(&request(args).to_string()).context("segment not created")?;
     let created: Answer = serde_json::from_str(&answer).unwrap_or_default();
     let (size, path) = (created.segment.size, created.segment.path);
-    let rounded = if size == args.size { "" } else { ", rounded up as its devices need" };
+    let rounded = if size == args.size.0 { "" } else { ", rounded up as its devices need" };
     output::line(format!("segment {}: {}{rounded}, {path}", args.name, output::bytes(size)))
 }
 
@@ -137,15 +137,15 @@ fn request(args: &Create) -> serde_json::Value {
         "size": args.size,
         "members": args.members,
         "readers": args.readers,
-        "allow_users": args.allow_users.iter().map(|text| account(text)).collect::<Vec<_>>(),
-        "allow_groups": args.allow_groups.iter().map(|text| account(text)).collect::<Vec<_>>(),
+        "allow_users": args.allow_users,
+        "allow_groups": args.allow_groups,
     });
     let optional = [
         ("memory", args.memory.as_ref().map(|text| json!(text))),
         ("backing", args.backing.as_ref().map(|text| json!(text))),
-        ("owner", args.owner.as_ref().map(|text| account(text))),
-        ("group", args.group.as_ref().map(|text| account(text))),
-        ("mode", args.mode.as_ref().map(|text| json!(text))),
+        ("owner", args.owner.as_ref().map(|owner| json!(owner))),
+        ("group", args.group.as_ref().map(|group| json!(group))),
+        ("mode", args.mode.map(|mode| json!(mode))),
         ("page", args.page.map(|page| json!(page))),
     ];
     for (key, value) in optional {
@@ -154,11 +154,6 @@ fn request(args: &Create) -> serde_json::Value {
         }
     }
     request
-}
-
-/// A user or group: its number, if it is one.
-fn account(text: &str) -> serde_json::Value {
-    text.parse::<u32>().map_or_else(|_| json!(text), |number| json!(number))
 }
 
 fn list(daemon: &mut Daemon, args: &List) -> Result<()> {

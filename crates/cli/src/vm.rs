@@ -1,9 +1,10 @@
 //! `ginnel vm`.
 
-use crate::{output, size};
+use crate::output;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use ginnel::Daemon;
+use ginnel_config::Bytes;
 use serde_json::{Value, json};
 
 /// Declares and removes VMs at run time.
@@ -26,8 +27,8 @@ struct Add {
     name: String,
 
     /// Makes a segment home-NAME of this size, shared with the host alone.
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    home: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    home: Option<Bytes>,
 
     /// By which kind of device that segment comes: `dax` or `bar`. Default: dax.
     #[arg(long, value_name = "KIND", requires = "home")]

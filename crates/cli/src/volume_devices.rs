@@ -1,8 +1,8 @@
 //! The disks that volumes give to a VM, by their configurations.
 
-use crate::size;
 use crate::vm_devices::escaped;
 use anyhow::{Context, Result};
+use ginnel_config::Bytes;
 use ginnel_volume_control::Places;
 use ginnel_volume_control::config::{Device, Spec};
 use std::path::PathBuf;
@@ -110,7 +110,7 @@ pub const RAM: &str = "ginnel-ram";
 /// Argument pairs of QEMU that make the VM's RAM visible to its volumes. Once for all of them.
 pub fn shared_ram(bytes: u64) -> [(&'static str, String); 2] {
     [
-        ("-object", format!("memory-backend-memfd,id={RAM},size={},share=on", size::exact(bytes))),
+        ("-object", format!("memory-backend-memfd,id={RAM},size={},share=on", Bytes(bytes))),
         ("-machine", format!("memory-backend={RAM}")),
     ]
 }

@@ -21,9 +21,6 @@ use thiserror::Error;
 /// The most descriptors that one packet can carry (`SCM_MAX_FD` of the kernel).
 pub const MAX_FDS: usize = 253;
 
-/// The longest path that a Unix socket can have, in bytes.
-pub const MAX_PATH: usize = 107;
-
 /// Waiting connections of a listening socket.
 const BACKLOG: i32 = 256;
 

@@ -4,6 +4,7 @@ mod report;
 
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
+use ginnel_config::{Bytes, seconds};
 use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_client::{Client, Device, Disk, Options, Ring};
 use report::Report;
@@ -36,8 +37,8 @@ struct Cli {
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..100))]
     reads: u8,
     /// Bytes of a request. k, M and G are 2^10, 2^20 and 2^30, here and below.
-    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
-    bs: u64,
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    bs: Bytes,
     /// Requests on their way in each queue, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 32)]
     qd: u16,
@@ -51,17 +52,17 @@ struct Cli {
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
     /// How long, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
-    seconds: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    seconds: Duration,
     /// Stop after so many requests of each queue instead.
     #[arg(long, value_name = "N", conflicts_with = "seconds")]
     requests: Option<u64>,
     /// Run so long before it counts, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
-    ramp: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    ramp: Duration,
     /// Use only the first SIZE bytes of the disk.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    size: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Bytes>,
     /// Flush after so many writes of a queue.
     #[arg(long, value_name = "N")]
     flush_every: Option<u64>,
@@ -70,8 +71,8 @@ struct Cli {
     #[arg(long)]
     verify: bool,
     /// When the server goes away, wait so long for the next one, hand it the account of what is in flight, and go on.
-    #[arg(long, value_name = "SECONDS")]
-    reconnect: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    reconnect: Option<Duration>,
     /// Sleep until an answer comes, instead of looking for it all the time.
     #[arg(long)]
     sleep: bool,
@@ -88,8 +89,8 @@ struct Cli {
     #[arg(long, value_name = "N")]
     ring_size: Option<u16>,
     /// Bytes of a request that one descriptor covers at most.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    segment: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    segment: Option<Bytes>,
     /// Answer all requests ourselves instead of the server: what is measured is the client alone.
     #[arg(long)]
     echo: bool,
@@ -112,27 +113,11 @@ enum Rw {
     Randrw,
 }
 
-/// A number of bytes.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.strip_suffix(['k', 'K', 'M', 'G']) {
-        None => (text, 0),
-        Some(digits) if text.ends_with('M') => (digits, 20),
-        Some(digits) if text.ends_with('G') => (digits, 30),
-        Some(digits) => (digits, 10),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number of bytes, like 4096, 4k, 1M or 2G".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "too large".into())
-}
-
 /// A logical unit.
 fn unit(text: &str) -> Result<(u8, u16), String> {
     let numbers =
         text.split_once(':').and_then(|(target, lun)| Some((target.parse().ok()?, lun.parse().ok()?)));
     numbers.filter(|(_, lun)| *lun < 1 << 14).ok_or_else(|| "a target and a logical unit, like 0:1".into())
-}
-
-fn seconds(value: f64) -> Result<Duration> {
-    Ok(Duration::try_from_secs_f64(value)?)
 }
 
 fn main() -> ExitCode {
@@ -150,7 +135,7 @@ fn main() -> ExitCode {
 fn go(cli: &Cli) -> Result<bool> {
     let narrow =
         |name, value: u64| u32::try_from(value).map_err(|_| anyhow::anyhow!("--{name} is too large"));
-    let block = narrow("bs", cli.bs)?;
+    let block = narrow("bs", cli.bs.0)?;
     let device = match cli.scsi {
         None => Device::Blk,
         Some((target, lun)) => Device::Scsi { target, lun, wide: false },
@@ -160,7 +145,7 @@ fn go(cli: &Cli) -> Result<bool> {
         queues: cli.queues,
         depth: cli.qd,
         buffer: block.max(512),
-        segment: cli.segment.map_or(Ok(u32::MAX), |segment| narrow("segment", segment))?,
+        segment: cli.segment.map_or(Ok(u32::MAX), |Bytes(segment)| narrow("segment", segment))?,
         ring: if cli.packed { Ring::Packed } else { Ring::Split },
         ring_size: cli.ring_size,
         indirect: cli.indirect,
@@ -174,16 +159,16 @@ fn go(cli: &Cli) -> Result<bool> {
         depth: cli.qd,
         limit: match cli.requests {
             Some(requests) => Limit::Requests(requests),
-            None => Limit::Time(seconds(cli.seconds)?),
+            None => Limit::Time(cli.seconds),
         },
-        ramp: seconds(cli.ramp)?,
-        bytes: cli.size,
+        ramp: cli.ramp,
+        bytes: cli.size.map(|size| size.0),
         threads: cli.threads.unwrap_or(cli.queues.into()),
         cpu: cli.cpu,
         sleep: cli.sleep,
         flush_every: cli.flush_every,
         verify: cli.verify,
-        reconnect: cli.reconnect.map(seconds).transpose()?,
+        reconnect: cli.reconnect,
         seed: cli.seed,
         ..Workload::default()
     };
@@ -251,16 +236,5 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("512"), Ok(512));
-        assert_eq!(size("4k"), Ok(4096));
-        assert_eq!(size("1M"), Ok(1 << 20));
-        assert_eq!(size("2G"), Ok(2 << 30));
-        for bad in ["", "k", "1T", "-1", "4.5k", "99999999999G"] {
-            assert!(size(bad).is_err(), "{bad}");
-        }
     }
 }

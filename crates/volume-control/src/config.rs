@@ -5,14 +5,13 @@ mod disk;
 mod kinds;
 
 pub use disk::{Disk, DiskSpec};
-pub use kinds::{BackendKind, Device, Direct, LogFormat, SandboxMode, Wait};
+pub use kinds::{BackendKind, Device, Direct, SandboxMode, Wait};
 
-use crate::{Account, Bytes, Limits, Mode, Period, Places};
+use crate::{Limits, Places};
+use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use thiserror::Error;
 
 /// The most queues of a volume: QEMU's own bound is 1024, and one for each virtual processor is enough.
 pub const QUEUES_MAX: u16 = 256;
@@ -22,27 +21,6 @@ pub const THREADS_MAX: usize = 256;
 pub const QUEUE_SIZE_MAX: u16 = 32768;
 /// The most LUNs of a target.
 pub const DISKS_MAX: usize = 256;
-/// The longest path of a socket (`sun_path`, with its final zero byte).
-const SOCKET_PATH_MAX: usize = 107;
-
-/// What is wrong, where, and what to do about it. One line.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{place}: {what}; {fix}")]
-pub struct Problem {
-    /// File and key.
-    pub place: String,
-    /// What is wrong.
-    pub what: String,
-    /// What helps.
-    pub fix: String,
-}
-
-impl Problem {
-    /// A problem at `place`.
-    pub fn new(place: impl fmt::Display, what: impl fmt::Display, fix: impl fmt::Display) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), fix: fix.to_string() }
-    }
-}
 
 /// A volume, as it is written. Every key may be left away but what says where the bytes are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,14 +126,7 @@ pub struct Config {
 impl Spec {
     /// Reads a configuration. `path` is for messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Problem> {
-        toml::from_str(text).map_err(|error| {
-            let line =
-                error.span().map_or(0, |s| text.get(..s.start).unwrap_or("").matches('\n').count() + 1);
-            let place =
-                if line > 0 { format!("{}:{line}", path.display()) } else { path.display().to_string() };
-            let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-            Problem::new(place, what, "see ginnel-volume(8) for all keys")
-        })
+        from_toml(text, path, "see ginnel-volume(8) for all keys")
     }
 
     /// Reads a configuration file.
@@ -176,11 +147,7 @@ impl Spec {
             None => places.control(name),
         });
         for (key, path) in [("socket", &socket), ("control", &control)] {
-            if path.as_os_str().len() > SOCKET_PATH_MAX {
-                let what =
-                    format!("{} is longer than the {SOCKET_PATH_MAX} bytes of a socket", path.display());
-                return Err(bad(key, what, "choose a shorter path"));
-            }
+            check_socket_path(path, format!("{place}: {key}"), "choose a shorter path")?;
         }
         if socket == control {
             return Err(bad("control", "it is the path of `socket`".into(), "choose another"));

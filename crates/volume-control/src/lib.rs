@@ -11,7 +11,6 @@ mod prometheus;
 mod queue_state;
 mod request;
 mod stat;
-mod values;
 
 pub use client::{Client, Error};
 pub use limits::{LimitChange, Limits};
@@ -20,4 +19,3 @@ pub use prometheus::prometheus;
 pub use queue_state::{Dump, InFlight, QueueState};
 pub use request::{Answer, REQUEST_MAX, Request};
 pub use stat::{DiskStat, FrontEnd, Latency, OperationStat, QueueStat, Stat, ThreadStat};
-pub use values::{Account, Bytes, Mode, Period};

@@ -1,6 +1,6 @@
 //! How much a volume may do.
 
-use crate::values::{Bytes, Period};
+use ginnel_config::{Bytes, Period};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

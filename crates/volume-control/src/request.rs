@@ -4,7 +4,8 @@
 //! [`Answer`] to it. A connection may carry several, one after the other. Who may connect may do everything: the mode and
 //! group of the socket decide.
 
-use crate::{Bytes, Dump, LimitChange, Limits, Stat};
+use crate::{Dump, LimitChange, Limits, Stat};
+use ginnel_config::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The longest line of a request, in bytes. The volume drops a client that sends a longer one.

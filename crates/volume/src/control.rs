@@ -71,7 +71,8 @@ fn converse(stream: UnixStream, handler: &dyn Handler) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_volume_control::{Bytes, Client, Error};
+    use ginnel_config::Bytes;
+    use ginnel_volume_control::{Client, Error};
 
     struct Volume;
 

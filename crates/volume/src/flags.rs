@@ -1,10 +1,9 @@
 //! The command line of `ginnel-volume`: the keys of a configuration as flags.
 
 use clap::Parser;
-use ginnel_volume_control::config::{
-    BackendKind, Config, Device, Direct, LogFormat, Problem, SandboxMode, Spec, Wait,
-};
-use ginnel_volume_control::{Account, Bytes, Mode, Period, Places};
+use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem};
+use ginnel_volume_control::Places;
+use ginnel_volume_control::config::{BackendKind, Config, Device, Direct, SandboxMode, Spec, Wait};
 use std::path::PathBuf;
 
 /// Serves a virtual disk to a VM over vhost-user.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use ginnel_config::LogFormat;
 use ginnel_volume::backend::Backend;
 use ginnel_volume::flags::Flags;
 use ginnel_volume::lock::{self, Use};
@@ -14,7 +15,7 @@ use ginnel_volume::server::Server;
 use ginnel_volume::sockets::{self, Notify};
 use ginnel_volume::{control, sandbox};
 use ginnel_volume_control::Places;
-use ginnel_volume_control::config::{Config, LogFormat};
+use ginnel_volume_control::config::Config;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 

@@ -12,8 +12,8 @@
 mod calls;
 mod trap;
 
-use ginnel_volume_control::Account;
-use ginnel_volume_control::config::{Config, Problem, SandboxMode};
+use ginnel_config::{Account, Problem};
+use ginnel_volume_control::config::{Config, SandboxMode};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
@@ -120,15 +120,14 @@ pub fn leave_root(config: &Config) -> Result<(), Problem> {
 
 /// Becomes an ordinary user for good, without any capability. Only root can, and only before other threads start.
 pub fn become_user(user: &Account, group: Option<&Account>) -> Result<(), Problem> {
-    let (uid, own_group) = user_id(user)?;
-    let gid = match (group, own_group) {
-        (Some(group), _) => group_id(group)?,
-        (None, Some(own)) => own,
-        (None, None) => {
+    let uid = Uid::from_raw(user.user("user")?);
+    let gid = Gid::from_raw(match group {
+        Some(group) => group.group("group")?,
+        None => user.own_group().ok_or_else(|| {
             let what = format!("nobody knows the group of user {}", uid.as_raw());
-            return Err(Problem::new("user", what, "write `group` too"));
-        }
-    };
+            Problem::new("user", what, "write `group` too")
+        })?,
+    });
     let failed = |error: rustix::io::Errno| {
         let what =
             format!("the process cannot become user {} of group {}: {error}", uid.as_raw(), gid.as_raw());
@@ -137,43 +136,6 @@ pub fn become_user(user: &Account, group: Option<&Account>) -> Result<(), Proble
     rustix::thread::set_thread_groups(&[gid]).map_err(failed)?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed)?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed)
-}
-
-/// A user, and its group if the system knows that.
-pub fn user_id(account: &Account) -> Result<(Uid, Option<Gid>), Problem> {
-    let known = match account {
-        Account::Number(number) => nix::unistd::User::from_uid((*number).into()),
-        Account::Name(name) => nix::unistd::User::from_name(name),
-    };
-    let group = |user: &nix::unistd::User| Gid::from_raw(user.gid.as_raw());
-    match (account, known) {
-        (Account::Number(number), known) => {
-            Ok((Uid::from_raw(*number), known.ok().flatten().as_ref().map(group)))
-        }
-        (_, Ok(Some(user))) => Ok((Uid::from_raw(user.uid.as_raw()), Some(group(&user)))),
-        (Account::Name(name), Ok(None)) => Err(nobody("user", name)),
-        (Account::Name(name), Err(error)) => Err(unknown("user", name, error)),
-    }
-}
-
-/// A group.
-pub fn group_id(account: &Account) -> Result<Gid, Problem> {
-    match account {
-        Account::Number(number) => Ok(Gid::from_raw(*number)),
-        Account::Name(name) => match nix::unistd::Group::from_name(name) {
-            Ok(Some(group)) => Ok(Gid::from_raw(group.gid.as_raw())),
-            Ok(None) => Err(nobody("group", name)),
-            Err(error) => Err(unknown("group", name, error)),
-        },
-    }
-}
-
-fn nobody(kind: &str, name: &str) -> Problem {
-    Problem::new(kind, format!("there is no {kind} {name:?}"), format!("create the {kind} or write a number"))
-}
-
-fn unknown(kind: &str, name: &str, error: nix::Error) -> Problem {
-    Problem::new(kind, format!("{name:?} cannot be looked up: {error}"), format!("write the {kind}'s number"))
 }
 
 #[cfg(test)]

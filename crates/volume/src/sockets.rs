@@ -1,8 +1,7 @@
 //! The sockets of a volume: bound before the sandbox closes, with their owner and permissions, and told of to systemd.
 
-use crate::sandbox::{group_id, user_id};
-use ginnel_volume_control::Account;
-use ginnel_volume_control::config::Problem;
+use ginnel_config::{Account, Problem};
+use rustix::fs::{Gid, Uid};
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -45,8 +44,8 @@ pub fn bind(
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = bound.map_err(|e| failed("it cannot be bound", e))?;
-    let uid = user.map(|u| user_id(u).map(|(uid, _)| uid)).transpose()?;
-    let gid = group.map(group_id).transpose()?;
+    let uid = user.map(|user| user.user("socket-user")).transpose()?.map(Uid::from_raw);
+    let gid = group.map(|group| group.group("socket-group")).transpose()?.map(Gid::from_raw);
     rustix::fs::chown(path, uid, gid).map_err(|error| {
         problem(format!("its owner cannot be set: {error}"), "start as root, or as a member of that group")
     })?;

@@ -5,19 +5,23 @@ use std::process::Command;
 
 /// Who may use whom, among the crates of this workspace.
 const ALLOWED: &[(&str, &[&str])] = &[
+    ("ginnel-config", &[]),
     ("ginnel-layout", &[]),
     ("ginnel-shmem", &[]),
     ("ginnel-ring", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-sync", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel-virtqueue", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
-    ("ginnel-daemon", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
-    ("ginnel-volume-control", &[]),
+    ("ginnel-daemon", &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
+    ("ginnel-volume-control", &["ginnel-config"]),
     ("ginnel-capi", &["ginnel"]),
-    ("ginnel-cli", &["ginnel", "ginnel-layout", "ginnel-volume-control"]),
-    ("ginnel-volume-client", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
+    ("ginnel-cli", &["ginnel", "ginnel-config", "ginnel-layout", "ginnel-volume-control"]),
+    ("ginnel-volume-client", &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
     ("vmtest", &["ginnel", "ginnel-layout", "ginnel-shmem"]),
-    ("ginnel-volume", &["ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"]),
+    (
+        "ginnel-volume",
+        &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"],
+    ),
     ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"]),
 ];
 

@@ -9,7 +9,6 @@ mod work;
 use crate::Usage;
 use anyhow::Result;
 use ginnel_layout::Name;
-use std::time::Duration;
 
 /// Has a job done by many workers, each with shared memory of its own.
 ///
@@ -39,11 +38,6 @@ pub fn run(args: Args) -> Result<()> {
 fn address(text: &str) -> Result<String, String> {
     let full = if text.contains('/') { text.to_owned() } else { format!("{text}/{}", ginnel::farm::NAME) };
     crate::address::split(&full).map(|_| full.clone()).map_err(|error| error.to_string())
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
 }
 
 /// What a program calls itself beside others of its kind.

@@ -3,12 +3,13 @@
 use super::input::Input;
 use super::job::{Consolidation, Job};
 use super::progress::Progress;
-use super::{address, name, seconds, usage};
+use super::{address, name, usage};
 use crate::output::{self, Table};
 use crate::wait::Mode;
 use anyhow::{Context, Result};
 use ginnel::farm::{Hands, Manager, Options, Report};
 use ginnel::{AttachOptions, Endpoint};
+use ginnel_config::{Bytes, seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,8 +34,8 @@ pub struct Args {
     file: Option<PathBuf>,
 
     /// Make up so many bytes of text instead, such as 1G.
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
-    generate: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    generate: Option<Bytes>,
 
     /// What makes one made-up text different from another.
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "file")]
@@ -42,8 +43,8 @@ pub struct Args {
 
     /// The longest piece. Each worker's channel takes about eight times as much shared memory. Default: what fits into
     /// rings of 1M.
-    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
-    piece: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    piece: Option<Bytes>,
 
     /// Let each piece end where a line does, unless a line is longer than a piece.
     #[arg(long, conflicts_with = "generate")]
@@ -86,8 +87,8 @@ pub fn run(args: Args) -> Result<()> {
     if args.json && args.job == Job::Filter {
         return Err(usage("filter prints what its workers print, and so no JSON"));
     }
-    let input = Input::open(args.file.as_deref(), args.generate, args.seed)?;
-    let piece = args.piece.map_or(Ok(Options::PIECE), |piece| {
+    let input = Input::open(args.file.as_deref(), args.generate.map(|bytes| bytes.0), args.seed)?;
+    let piece = args.piece.map_or(Ok(Options::PIECE), |Bytes(piece)| {
         usize::try_from(piece)
             .ok()
             .filter(|piece| (1..=1 << 30).contains(piece))

@@ -1,11 +1,12 @@
 //! `ginnel farm work`.
 
-use super::{address, job, name, seconds};
+use super::{address, job, name};
 use crate::output;
 use crate::wait::Mode;
 use anyhow::{Context, Result};
 use ginnel::farm::{Worker, run_program};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel};
+use ginnel_config::seconds;
 use serde::Serialize;
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -11,6 +11,7 @@ mod server;
 use crate::Usage;
 use crate::wait::Mode;
 use anyhow::Result;
+use ginnel_config::{Bytes, seconds};
 use order::{Kind, MAX_DURATION, MAX_SIZE, Test};
 use std::time::Duration;
 
@@ -87,15 +88,17 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
-    crate::size::parse(text)
+    text.parse()
         .ok()
+        .map(|Bytes(n)| n)
         .filter(|n| (1..=MAX_SIZE).contains(n))
         .map(|n| n as usize)
         .ok_or_else(|| format!("{text:?} is no size from 1 to {}M", MAX_SIZE >> 20))
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is no number of seconds up to {}", MAX_DURATION.as_secs());
-    let seconds = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(bad)?;
-    if seconds <= MAX_DURATION { Ok(seconds) } else { Err(bad()) }
+    seconds(text)
+        .ok()
+        .filter(|time| *time <= MAX_DURATION)
+        .ok_or_else(|| format!("{text:?} is no number of seconds up to {}", MAX_DURATION.as_secs()))
 }

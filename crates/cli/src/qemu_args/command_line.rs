@@ -1,8 +1,8 @@
 //! Whether a command line of QEMU joins a VM to its segments, and to nobody else's.
 
 use crate::inspect::{Inspect, Memory};
-use crate::size;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
+use ginnel_config::Bytes;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -52,7 +52,7 @@ pub fn values(line: &str, option: &str) -> Vec<Value> {
 pub fn number(text: &str, default: u64) -> Option<u64> {
     match text.parse::<u64>() {
         Ok(number) => number.checked_mul(default),
-        Err(_) => size::parse(&text.trim_end_matches('B').to_ascii_uppercase()).ok(),
+        Err(_) => text.trim_end_matches('B').to_ascii_uppercase().parse().ok().map(|Bytes(number)| number),
     }
 }
 
@@ -215,11 +215,11 @@ fn address_space(line: &str, devices: &Devices, problems: &mut Vec<String>) {
         return;
     };
     if max.is_none_or(|max| max.saturating_sub(ram) < more) {
-        let has = max.map_or("is missing".into(), |max| format!("of {} is too small", size::exact(max)));
-        let least = size::exact(ram.saturating_add(more));
+        let has = max.map_or("is missing".into(), |max| format!("of {} is too small", Bytes(max)));
+        let least = Bytes(ram.saturating_add(more));
         problems.push(format!(
             "maxmem {has} for the DAX segments: write -m {},maxmem={least} or more",
-            size::exact(ram)
+            Bytes(ram)
         ));
     }
 }

@@ -1,8 +1,8 @@
 //! Whether the files of a VM's segments are as QEMU needs them.
 
 use crate::inspect::Memory;
-use crate::size;
 use crate::vm_devices::{Devices, MemoryDevice};
+use ginnel_config::Bytes;
 use rustix::fs::{self, Access, AtFlags, FileType};
 use rustix::io::Errno;
 
@@ -48,7 +48,7 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
     }
     let (has, needs) = (u64::try_from(stat.st_size).unwrap_or(0), memory.offset.saturating_add(memory.size));
     if has < needs {
-        let what = format!("has {}, and {} are needed", size::exact(has), size::exact(needs));
+        let what = format!("has {}, and {} are needed", Bytes(has), Bytes(needs));
         return told(what, "stop all who use it, remove it, and restart the host's daemon");
     }
     // QEMU would take any file; one on a disk is written back, page after page, for ever.
@@ -59,7 +59,7 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
         return told("is neither on a tmpfs nor on a hugetlbfs".into(), fix);
     }
     if memory.kind == Memory::Bar && !memory.size.is_power_of_two() {
-        let what = format!("has {}, which is no power of two, as a BAR must be", size::exact(memory.size));
+        let what = format!("has {}, which is no power of two, as a BAR must be", Bytes(memory.size));
         return told(what, "choose another size, or memory = \"dax\"");
     }
     None

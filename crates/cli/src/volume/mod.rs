@@ -5,13 +5,12 @@ mod serve;
 mod show;
 
 use crate::output::{self, Table};
-use crate::{AlreadySaid, Usage, size};
+use crate::{AlreadySaid, Usage};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
+use ginnel_config::{Bytes, Period};
 use ginnel_volume_control::config::{Config, Spec};
-use ginnel_volume_control::{
-    Answer, Bytes, Client, LimitChange, Limits, Period, Places, Request, Stat, prometheus,
-};
+use ginnel_volume_control::{Answer, Client, LimitChange, Limits, Places, Request, Stat, prometheus};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,8 +94,7 @@ struct Resize {
     /// The volume.
     volume: String,
     /// The size from now on, such as 20G.
-    #[arg(value_parser = size::parse)]
-    size: Option<u64>,
+    size: Option<Bytes>,
     /// The disk: its LUN.
     #[arg(long, default_value_t = 0, value_name = "LUN")]
     disk: u32,
@@ -305,7 +303,7 @@ fn limits_text(limits: &Limits) -> String {
 }
 
 fn resize(places: &Places, args: &Resize) -> Result<()> {
-    let request = Request::Resize { disk: args.disk, size: args.size.map(Bytes) };
+    let request = Request::Resize { disk: args.disk, size: args.size };
     match connect(places, &args.volume)?.ask(&request).context("disk not resized")? {
         Answer::Size(bytes) => output::line(format!(
             "volume {}, disk {}: {bytes} bytes ({})",

@@ -26,7 +26,8 @@ use anyhow::{Context, Result};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
-use rustix::fs::{FlockOperation, Mode, flock};
+use ginnel_config::{Account, Mode, SOCKET_PATH_MAX};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::SocketType;
 use segments::Segments;
 use std::fs::{self, File, Permissions};
@@ -43,11 +44,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/run/ginnel")]
     pub runtime_dir: PathBuf,
     /// Permissions of the attach socket, octal: who may write to it may attach.
-    #[arg(long, value_name = "MODE", default_value = "0660", value_parser = parse_mode)]
-    pub socket_mode: u32,
+    #[arg(long, value_name = "MODE", default_value = "0660")]
+    pub socket_mode: Mode,
     /// Group of the attach socket: a name or a number.
     #[arg(long, value_name = "GROUP")]
-    pub socket_group: Option<String>,
+    pub socket_group: Option<Account>,
     /// Use no interrupts even if there is an IOMMU: programs that wait poll.
     #[arg(long)]
     pub poll: bool,
@@ -59,16 +60,11 @@ pub struct Args {
     pub log_json: bool,
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| "permissions are an octal number up to 0777".into())
-}
-
 /// Runs until it is told to end.
 pub fn run(args: Args) -> Result<()> {
     logging::start(&args.log, args.log_json);
     let (sysfs, dev) = (Path::new("/sys"), Path::new("/dev"));
-    let group = args.socket_group.as_deref().map(group_number).transpose()?;
+    let group = args.socket_group.as_ref().map(|group| group.group("--socket-group")).transpose()?;
     let dir = &args.runtime_dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let _lock = lock(dir)?;
@@ -186,31 +182,19 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     (digits.len() == 32).then(|| number.to_be_bytes())
 }
 
-fn group_number(group: &str) -> Result<u32> {
-    if let Ok(number) = group.parse() {
-        return Ok(number);
-    }
-    let found =
-        nix::unistd::Group::from_name(group).with_context(|| format!("cannot look up group {group}"))?;
-    Ok(found
-        .with_context(|| format!("--socket-group: there is no group {group}; create it (groupadd)"))?
-        .gid
-        .as_raw())
-}
-
-fn listen(path: &Path, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
+fn listen(path: &Path, mode: Mode, group: Option<u32>) -> Result<OwnedFd> {
     // Nobody may connect before the permissions are what they shall be.
-    let old = rustix::process::umask(Mode::from_raw_mode(0o777));
+    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
     let listener = packet::listen_at(path, SocketType::SEQPACKET);
     rustix::process::umask(old);
     let listener = listener.with_context(|| {
-        format!("cannot listen at {} (a path of at most {} bytes)", path.display(), packet::MAX_PATH)
+        format!("cannot listen at {} (a path of at most {} bytes)", path.display(), SOCKET_PATH_MAX)
     })?;
     if let Some(group) = group {
         std::os::unix::fs::chown(path, None, Some(group))
             .with_context(|| format!("cannot give {} to group {group}", path.display()))?;
     }
-    fs::set_permissions(path, Permissions::from_mode(mode))
+    fs::set_permissions(path, Permissions::from_mode(mode.0))
         .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
 }

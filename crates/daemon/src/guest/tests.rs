@@ -476,12 +476,6 @@ fn a_uuid_is_32_digits() {
 }
 
 #[test]
-fn permissions_are_octal() {
-    assert_eq!(parse_mode("0666"), Ok(0o666));
-    assert!(parse_mode("1777").is_err() && parse_mode("9").is_err());
-}
-
-#[test]
 fn one_daemon_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let _lock = lock(dir.path()).unwrap();

@@ -10,9 +10,10 @@
 //! | `vm-remove` | `name` | `{}` |
 
 use super::broker::ClientId;
-use super::config::{MAX_SEGMENTS_PER_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::config::{MAX_SEGMENTS_PER_MEMBER, SegmentSpec, VmSpec};
 use super::reply::Refusal;
 use super::server::Server;
+use ginnel_config::Problem;
 use ginnel_layout::wire::ErrorCode;
 use ginnel_layout::{HOST_MEMBER, Name};
 use serde::de::DeserializeOwned;

@@ -1,42 +1,22 @@
 //! The configuration: a TOML file, checked as a whole before anything is done.
 
 use super::heartbeat::OnHang;
+use ginnel_config::{Account, Bytes, LogFormat, Mode, Problem, check_socket_path, from_toml};
 use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use thiserror::Error;
 
 mod limits;
+mod memory;
 mod slices;
-mod values;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
+pub use memory::Memory;
 pub use slices::SliceFiles;
-pub use values::{Account, Bytes, Memory, Mode};
-
-/// What is wrong, where, and what to do about it. One line.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{place}: {what}; {fix}")]
-pub struct Problem {
-    /// File and key.
-    pub place: String,
-    /// What is wrong.
-    pub what: String,
-    /// What helps.
-    pub fix: String,
-}
-
-impl Problem {
-    /// A problem at `place`.
-    pub fn new(place: impl fmt::Display, what: impl fmt::Display, fix: impl fmt::Display) -> Self {
-        Self { place: place.to_string(), what: what.to_string(), fix: fix.to_string() }
-    }
-}
 
 /// A VM, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,16 +125,6 @@ impl Default for DaemonSpec {
             log_format: LogFormat::Text,
         }
     }
-}
-
-/// How logs look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -294,19 +264,11 @@ impl Config {
 
     /// Checks a text that was read from `file`.
     pub fn parse(text: &str, file: &Path) -> Result<Self, Problem> {
-        let spec: FileSpec = toml::from_str(text).map_err(|error| {
-            let span = error.span().unwrap_or_default();
-            let line = text.get(..span.start).map_or(1, |before| before.matches('\n').count() + 1);
-            let mut what = error.message().trim().replace('\n', ", ");
-            if what == "duplicate key" {
-                what = format!("{what} {}", text.get(span).unwrap_or_default());
-            }
-            Problem::new(format!("{}:{line}", file.display()), what, "correct this line")
-        })?;
+        let spec: FileSpec = from_toml(text, file, "correct this line")?;
         let place = |key: &str| format!("{}: {key}", file.display());
         let daemon = spec.daemon;
         let group = |account: &Option<Account>, key: &str| {
-            account.as_ref().map(|account| account.group(&place(key))).transpose()
+            account.as_ref().map(|account| account.group(place(key))).transpose()
         };
         let mut config = Self {
             file: file.to_owned(),
@@ -407,7 +369,7 @@ impl Config {
                 ));
             }
         }
-        config.check_path(&config.socket(), &place("daemon.runtime_dir"))?;
+        check_socket_path(&config.socket(), place("daemon.runtime_dir"), SHORTER)?;
         Ok(config)
     }
 
@@ -442,14 +404,14 @@ impl Config {
             qmp: spec.qmp.clone(),
             limits: self.limits.member.with(&spec.limits),
         };
-        self.check_path(&self.vm_socket(&name), place)?;
+        check_socket_path(&self.vm_socket(&name), place, SHORTER)?;
         if let Some(qmp) = &vm.qmp {
             let place = format!("{place}.qmp");
             if !qmp.is_absolute() {
                 let what = format!("{:?} is no full path", qmp.display().to_string());
                 return Err(Problem::new(place, what, "write one, like qmp = \"/run/ginnel/VM.qmp\""));
             }
-            self.check_path(qmp, &place)?;
+            check_socket_path(qmp, &place, SHORTER)?;
         }
         let home = match spec.home {
             None => None,
@@ -564,19 +526,6 @@ impl Config {
     pub fn vm_socket(&self, name: &Name) -> PathBuf {
         self.runtime_dir.join(format!("{name}.sock"))
     }
-
-    fn check_path(&self, path: &Path, place: &str) -> Result<(), Problem> {
-        let len = path.as_os_str().len();
-        if len <= crate::packet::MAX_PATH {
-            return Ok(());
-        }
-        let what = format!(
-            "the socket path {} has {len} bytes, a Unix socket takes {}",
-            path.display(),
-            crate::packet::MAX_PATH
-        );
-        Err(Problem::new(place, what, "choose a shorter path, daemon.runtime_dir or name"))
-    }
 }
 
 impl Segment {
@@ -589,6 +538,7 @@ impl Segment {
 const PAGE_2M: u64 = LARGE_PAGE as u64;
 const PAGE_4K: u64 = SMALL_PAGE as u64;
 
+const SHORTER: &str = "choose a shorter path, daemon.runtime_dir or name";
 const SOCKET_NAME: &str = "ginnel.sock";
 const KEEPER_NAME: &str = "keeper.sock";
 

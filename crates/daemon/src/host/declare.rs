@@ -1,7 +1,7 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
 use super::books;
-use super::config::{self, Bytes, MAX_MEMBER, Problem, SegmentSpec, VmSpec};
+use super::config::{self, MAX_MEMBER, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::record::{FilePart, Hex16, Record, Text};
@@ -11,6 +11,7 @@ use super::vms::Vm;
 use crate::packet;
 use crate::poller::Interest;
 use anyhow::Context;
+use ginnel_config::{Bytes, Problem};
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::net::SocketType;

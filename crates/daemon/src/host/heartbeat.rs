@@ -6,23 +6,23 @@
 use super::fence::Fence;
 use super::server::Server;
 use super::vms::Vm;
+use ginnel_config::words;
 use ginnel_layout::relay::RelayKind;
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// What is done about a VM whose guest hangs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnHang {
-    /// It is shown by `ginnel status --json`, and nothing else.
-    Nothing,
-    /// And logged.
-    #[default]
-    Warn,
-    /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs find
-    /// that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
-    Fence,
+words! {
+    /// What is done about a VM whose guest hangs.
+    OnHang {
+        /// It is shown by `ginnel status --json`, and nothing else.
+        Nothing = "nothing",
+        /// And logged.
+        #[default]
+        Warn = "warn",
+        /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs
+        /// find that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
+        Fence = "fence",
+    }
 }
 
 /// When a guest was last heard of.

@@ -1,6 +1,6 @@
 //! What belongs to a member and outlives the daemon: its doorbells, and a VM's control memory.
 
-use super::config::Problem;
+use ginnel_config::Problem;
 use ginnel_layout::control;
 use ginnel_shmem::{Mapping, Protection};
 use rustix::event::{EventfdFlags, eventfd};

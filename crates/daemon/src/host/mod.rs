@@ -41,7 +41,8 @@ mod startup;
 mod sync;
 mod vms;
 
-use config::{Config, LogFormat};
+use config::Config;
+use ginnel_config::LogFormat;
 use std::path::PathBuf;
 
 /// Arguments of `ginneld host`.

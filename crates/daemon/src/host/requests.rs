@@ -2,9 +2,9 @@
 
 use super::books::Endpoint;
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
-use super::config::Bytes;
 use super::record::{Attach, Channel, Hex16, Record, Side, Text};
 use super::reply::{self, Refusal};
+use ginnel_config::Bytes;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{self, MappingKind};

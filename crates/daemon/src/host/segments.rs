@@ -1,9 +1,10 @@
 //! Segments as files: made, checked, mapped, and seen to be gone.
 
 use super::broker::World;
-use super::config::{self, Bytes, Problem};
+use super::config;
 use super::front::{Front, Repairs};
 use super::record::SyncUser;
+use ginnel_config::{Bytes, Problem};
 use ginnel_layout::channel;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{RESERVED, SIZE_UNIT};

@@ -1,7 +1,7 @@
 //! From a configuration and a journal to a running daemon.
 
 use super::books::Books;
-use super::config::{self, Bytes, Config, Problem, SegmentSpec};
+use super::config::{self, Config, SegmentSpec};
 use super::declare::listen_as;
 use super::journal::Journal;
 use super::record::{Hex16, Record};
@@ -9,6 +9,7 @@ use super::segments;
 use super::server::Server;
 use crate::keeper::{self, Keeper};
 use anyhow::Context;
+use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::SocketType;

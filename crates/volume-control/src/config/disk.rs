@@ -1,7 +1,7 @@
 //! A disk of a volume.
 
-use super::{BackendKind, Device, Direct, Problem};
-use crate::Bytes;
+use super::{BackendKind, Device, Direct};
+use ginnel_config::{Bytes, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

@@ -1,45 +1,6 @@
 //! What a volume can be told to be.
 
-use serde::{Deserialize, Serialize};
-use std::str::FromStr;
-
-/// An enumeration whose values are words: in configurations, on command lines and in JSON alike.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum $name {
-            $($(#[$value_doc])* #[serde(rename = $word)] $value,)+
-        }
-
-        impl $name {
-            /// All words.
-            pub const WORDS: &[&str] = &[$($word),+];
-
-            /// In a word.
-            pub fn word(self) -> &'static str {
-                match self { $(Self::$value => $word,)+ }
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok(Self::$value),)+
-                    _ => Err(format!("{text:?} is none of {}", Self::WORDS.join(", "))),
-                }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.word())
-            }
-        }
-    };
-}
+use ginnel_config::words;
 
 words! {
     /// What a VM gets.
@@ -103,16 +64,5 @@ words! {
         Require = "require",
         /// Not at all.
         Off = "off",
-    }
-}
-
-words! {
-    /// How the log looks.
-    LogFormat {
-        /// For people.
-        #[default]
-        Text = "text",
-        /// One JSON object a line.
-        Json = "json",
     }
 }

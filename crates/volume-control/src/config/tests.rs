@@ -95,7 +95,7 @@ fn mistakes_are_named_with_place_and_fix() {
         assert!(!problem.contains('\n'), "{problem}");
     }
     let long = format!("socket = \"/{}\"\n[[disk]]\npath = \"/a\"", "x".repeat(107));
-    assert!(check(&long).unwrap_err().to_string().contains("107 bytes"));
+    assert!(check(&long).unwrap_err().to_string().contains("takes 107; choose a shorter path"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use ginnel_volume_control::{Bytes, Period};
+use ginnel_config::{Bytes, Period};
 use proptest::prelude::*;
 use std::thread;
 

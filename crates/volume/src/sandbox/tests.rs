@@ -135,10 +135,13 @@ fn root_becomes_an_ordinary_user_for_good() {
 
 #[test]
 fn accounts_that_are_not_there_are_named() {
-    let error = user_id(&Account::Name("no-such-user-here".into())).unwrap_err().to_string();
-    assert!(error.contains("no-such-user-here") && error.contains("create the user"), "{error}");
-    assert!(group_id(&Account::Name("no-such-group-here".into())).is_err());
-    assert_eq!(user_id(&Account::Name("root".into())).unwrap().0, Uid::ROOT);
+    let nobody = Account::Name("no-such-account-here".into());
+    let error = become_user(&nobody, None).unwrap_err().to_string();
+    assert!(error.contains("no-such-account-here") && error.contains("create the user"), "{error}");
+    let error = become_user(&Account::Number(65534), Some(&nobody)).unwrap_err().to_string();
+    assert!(error.contains("create the group"), "{error}");
+    let error = become_user(&Account::Number(4_000_000_000), None).unwrap_err().to_string();
+    assert!(error.contains("write `group` too"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Bounds.
 
-use super::{Bytes, Problem};
+use ginnel_config::{Bytes, Problem};
 use ginnel_layout::ring;
 use serde::{Deserialize, Serialize};
 

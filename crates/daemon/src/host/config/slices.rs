@@ -1,8 +1,8 @@
 //! Slices: a segment for each of several members that must not see each other's. They lie in one file where QEMU can
 //! take a part of one (`offset=`), so that a manager finds them side by side; else each has a file of its own.
 
-use super::{Config, Problem, Segment, SegmentSpec};
-use serde::{Deserialize, Serialize};
+use super::{Config, Segment, SegmentSpec};
+use ginnel_config::{Problem, words};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ const OFFSET_SINCE: Version = Version(8, 1);
 /// How long QEMU may take to tell its version.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether slices share a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SliceFiles {
-    /// If QEMU can.
-    #[default]
-    Auto,
-    /// They do.
-    One,
-    /// Each has its own.
-    Each,
+words! {
+    /// Whether slices share a file.
+    SliceFiles {
+        /// If QEMU can.
+        #[default]
+        Auto = "auto",
+        /// They do.
+        One = "one",
+        /// Each has its own.
+        Each = "each",
+    }
 }
 
 /// Of QEMU: major and minor.

@@ -1,0 +1,131 @@
+//! Who may use a file.
+
+use crate::Problem;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// Permission bits, written in octal as `chmod` takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode(pub u32);
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => Err(format!("{text:?} is no file mode: write it in octal, like \"0660\"")),
+        }
+    }
+}
+
+impl Serialize for Mode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:04o}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// A user or group, by name or number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Account {
+    /// Its number.
+    Number(u32),
+    /// Its name.
+    Name(String),
+}
+
+impl FromStr for Account {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.parse().map_or_else(|_| Self::Name(text.into()), Self::Number))
+    }
+}
+
+impl Account {
+    /// The number of this user, who is named at `place`.
+    pub fn user(&self, place: impl Display) -> Result<u32, Problem> {
+        let find = |name: &str| nix::unistd::User::from_name(name).map(|u| u.map(|u| u.uid.as_raw()));
+        self.look_up(place, "user", find)
+    }
+
+    /// The number of this group, which is named at `place`.
+    pub fn group(&self, place: impl Display) -> Result<u32, Problem> {
+        let find = |name: &str| nix::unistd::Group::from_name(name).map(|g| g.map(|g| g.gid.as_raw()));
+        self.look_up(place, "group", find)
+    }
+
+    /// The number of this user's own group, if the system knows that user.
+    pub fn own_group(&self) -> Option<u32> {
+        let known = match self {
+            Self::Number(number) => nix::unistd::User::from_uid((*number).into()),
+            Self::Name(name) => nix::unistd::User::from_name(name),
+        };
+        known.ok().flatten().map(|user| user.gid.as_raw())
+    }
+
+    fn look_up(
+        &self,
+        place: impl Display,
+        kind: &str,
+        find: impl Fn(&str) -> nix::Result<Option<u32>>,
+    ) -> Result<u32, Problem> {
+        let name = match self {
+            Self::Number(number) => return Ok(*number),
+            Self::Name(name) => name,
+        };
+        match find(name) {
+            Ok(Some(number)) => Ok(number),
+            Ok(None) => {
+                let fix = format!("create the {kind} or write its number");
+                Err(Problem::new(place, format!("there is no {kind} {name:?}"), fix))
+            }
+            Err(errno) => {
+                let what = format!("the {kind} {name:?} cannot be looked up: {errno}");
+                Err(Problem::new(place, what, format!("write the {kind}'s number")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!("0666".parse(), Ok(Mode(0o666)));
+        for bad in ["", "8", "1777", "rw"] {
+            assert!(bad.parse::<Mode>().unwrap_err().contains("0660"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn accounts_are_names_or_numbers() {
+        let root: Account = "root".parse().unwrap();
+        assert_eq!((root.user("user"), root.group("group"), root.own_group()), (Ok(0), Ok(0), Some(0)));
+        assert_eq!("7".parse(), Ok(Account::Number(7)));
+        assert_eq!(Account::Number(4_000_000_000).user("user"), Ok(4_000_000_000));
+        assert_eq!(Account::Number(4_000_000_000).own_group(), None);
+    }
+
+    #[test]
+    fn who_is_not_there_is_named() {
+        let nobody = Account::Name("no-such-account-here".into());
+        let problem = nobody.user("f.toml: owner").unwrap_err().to_string();
+        assert_eq!(
+            problem,
+            "f.toml: owner: there is no user \"no-such-account-here\"; create the user or write its number"
+        );
+        assert!(nobody.group("group").unwrap_err().what.starts_with("there is no group"));
+    }
+}

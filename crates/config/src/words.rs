@@ -1,0 +1,64 @@
+//! Choices.
+
+/// An enumeration whose values are words: in configurations, on command lines and in JSON alike. The crate that has it
+/// depends on serde.
+#[macro_export]
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        pub enum $name {
+            $($(#[$value_doc])* #[serde(rename = $word)] $value,)+
+        }
+
+        impl $name {
+            /// All words.
+            pub const WORDS: &[&str] = &[$($word),+];
+
+            /// In a word.
+            pub fn word(self) -> &'static str {
+                match self { $(Self::$value => $word,)+ }
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err(format!("{text:?} is none of {}", Self::WORDS.join(", "))),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    };
+}
+
+words! {
+    /// How the log looks.
+    LogFormat {
+        /// For people.
+        #[default]
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_named_where_another_word_stands() {
+        assert_eq!("json".parse(), Ok(LogFormat::Json));
+        assert_eq!("JSON".parse::<LogFormat>().unwrap_err(), "\"JSON\" is none of text, json");
+        assert_eq!(format!("{:>6}", LogFormat::default()), "  text");
+    }
+}
