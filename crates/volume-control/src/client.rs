@@ -20,7 +20,7 @@ pub enum Error {
     #[error("volume {0} does not run (nobody listens at {1}): start it with `ginnel volume serve {0}`")]
     NotRunning(String, PathBuf),
     /// The socket is another user's.
-    #[error("no right to {0}: be root, or in the group of the socket")]
+    #[error("no right to {0}: be root, or in the group that the volume's control-group names")]
     NoRight(PathBuf),
     /// It does not answer, or nonsense.
     #[error("{path}: {cause}")]

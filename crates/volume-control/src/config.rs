@@ -36,10 +36,16 @@ pub struct Spec {
     pub control: Option<PathBuf>,
     /// Permissions of the vhost-user socket.
     pub socket_mode: Option<Mode>,
-    /// Owner of both sockets: QEMU's user.
+    /// Its owner: QEMU's user.
     pub socket_user: Option<Account>,
-    /// Group of both sockets.
+    /// Its group.
     pub socket_group: Option<Account>,
+    /// Permissions of the control socket.
+    pub control_mode: Option<Mode>,
+    /// Its owner.
+    pub control_user: Option<Account>,
+    /// Its group: the volume's operators.
+    pub control_group: Option<Account>,
     /// Request queues.
     pub queues: Option<u16>,
     /// The longest queue that is taken, in descriptors.
@@ -72,6 +78,17 @@ pub struct Spec {
     pub disk: Vec<DiskSpec>,
 }
 
+/// Who may connect to a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    /// Its mode.
+    pub mode: Mode,
+    /// Its owner, if that is not who starts the volume.
+    pub user: Option<Account>,
+    /// Its group, likewise.
+    pub group: Option<Account>,
+}
+
 /// A volume, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -85,12 +102,10 @@ pub struct Config {
     pub socket: PathBuf,
     /// The control socket.
     pub control: PathBuf,
-    /// Permissions of the vhost-user socket.
-    pub socket_mode: u32,
-    /// Owner of both sockets.
-    pub socket_user: Option<Account>,
-    /// Group of both sockets.
-    pub socket_group: Option<Account>,
+    /// Who may connect to the vhost-user socket.
+    pub front_ends: Permissions,
+    /// Who may connect to the control socket.
+    pub operators: Permissions,
     /// Request queues.
     pub queues: u16,
     /// The longest queue that is taken.
@@ -190,9 +205,21 @@ impl Spec {
             vm: self.vm.clone(),
             socket,
             control,
-            socket_mode: self.socket_mode.map_or(0o660, |mode| mode.0),
-            socket_user: self.socket_user.clone(),
-            socket_group: self.socket_group.clone(),
+            front_ends: Permissions {
+                mode: self.socket_mode.unwrap_or(Mode(0o660)),
+                user: self.socket_user.clone(),
+                group: self.socket_group.clone(),
+            },
+            operators: Permissions {
+                // The group of who starts the volume may be that of QEMU: it has no rights before it is named.
+                mode: self.control_mode.unwrap_or(Mode(if self.control_group.is_some() {
+                    0o660
+                } else {
+                    0o600
+                })),
+                user: self.control_user.clone(),
+                group: self.control_group.clone(),
+            },
             queues,
             queue_size,
             threads,

@@ -34,12 +34,21 @@ pub struct Flags {
     /// Permissions of the vhost-user socket, in octal.
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<Mode>,
-    /// Owner of the sockets: QEMU's user.
+    /// Its owner: QEMU's user.
     #[arg(long, value_name = "USER")]
     pub socket_user: Option<Account>,
-    /// Group of the sockets.
+    /// Its group.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
+    /// Permissions of the control socket, in octal.
+    #[arg(long, value_name = "MODE")]
+    pub control_mode: Option<Mode>,
+    /// Its owner.
+    #[arg(long, value_name = "USER")]
+    pub control_user: Option<Account>,
+    /// Its group: who may change limits and size.
+    #[arg(long, value_name = "GROUP")]
+    pub control_group: Option<Account>,
     /// Request queues.
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
@@ -170,6 +179,9 @@ impl Flags {
         over(&self.socket_mode, &mut spec.socket_mode);
         over(&self.socket_user, &mut spec.socket_user);
         over(&self.socket_group, &mut spec.socket_group);
+        over(&self.control_mode, &mut spec.control_mode);
+        over(&self.control_user, &mut spec.control_user);
+        over(&self.control_group, &mut spec.control_group);
         over(&self.queues, &mut spec.queues);
         over(&self.queue_size, &mut spec.queue_size);
         over(&self.threads, &mut spec.threads);

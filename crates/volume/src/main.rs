@@ -9,11 +9,12 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::LogFormat;
 use ginnel_volume::backend::Backend;
+use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
 use ginnel_volume::lock::{self, Use};
+use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::Server;
-use ginnel_volume::sockets::{self, Notify};
-use ginnel_volume::{control, sandbox};
+use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume_control::Places;
 use ginnel_volume_control::config::Config;
 use tracing::info;
@@ -34,23 +35,25 @@ fn main() -> ExitCode {
 
 fn run(flags: &Flags) -> Result<()> {
     let config = flags.config(&Places::from_environment())?;
+    let front_ends = Access::find(&config.front_ends, "socket")?;
+    let operators = Access::find(&config.operators, "control")?;
+    let identity =
+        config.user.as_ref().map(|user| Identity::find(user, config.group.as_ref())).transpose()?;
     if flags.check {
         return Ok(());
     }
     start_log(&config);
     let backends = open(&config)?;
 
-    let bind =
-        |path, mode| sockets::bind(path, mode, config.socket_user.as_ref(), config.socket_group.as_ref());
-    let front_ends = bind(&config.socket, config.socket_mode)?;
-    let operators = bind(&config.control, config.socket_mode)?;
+    let front_ends = sockets::bind(&config.socket, front_ends)?;
+    let operators = sockets::bind(&config.control, operators)?;
     let notify = Notify::from_environment();
     let (stop, stopper) = UnixStream::pair().context("no sockets")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
     }
 
-    sandbox::leave_root(&config)?;
+    sandbox::leave_root(identity, config.sandbox)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 

@@ -13,7 +13,7 @@ mod calls;
 mod trap;
 
 use ginnel_config::{Account, Problem};
-use ginnel_volume_control::config::{Config, SandboxMode};
+use ginnel_volume_control::config::SandboxMode;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
@@ -95,10 +95,45 @@ fn seccomp(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Becomes the user of the configuration. Root without one stays root, which is said so, or refused if the sandbox is required.
-pub fn leave_root(config: &Config) -> Result<(), Problem> {
-    if let Some(user) = &config.user {
-        return become_user(user, config.group.as_ref());
+/// Who a volume is once everything is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    user: Uid,
+    group: Gid,
+}
+
+impl Identity {
+    /// Looks up whom a configuration names as `user` and `group`; without a group it is the user's own.
+    pub fn find(user: &Account, group: Option<&Account>) -> Result<Self, Problem> {
+        let uid = user.user("user")?;
+        let gid = match group {
+            Some(group) => group.group("group")?,
+            None => user.own_group().ok_or_else(|| {
+                Problem::new("user", format!("nobody knows the group of user {uid}"), "write `group` too")
+            })?,
+        };
+        Ok(Self { user: Uid::from_raw(uid), group: Gid::from_raw(gid) })
+    }
+
+    /// Becomes this ordinary user for good, without any capability. Only root can, and only before other threads start.
+    pub fn assume(self) -> Result<(), Problem> {
+        let Self { user, group } = self;
+        let failed = |error: rustix::io::Errno| {
+            let (uid, gid) = (user.as_raw(), group.as_raw());
+            let what = format!("the process cannot become user {uid} of group {gid}: {error}");
+            Problem::new("user", what, "start it as root, or remove `user`")
+        };
+        rustix::thread::set_thread_groups(&[group]).map_err(failed)?;
+        rustix::thread::set_thread_res_gid(group, group, group).map_err(failed)?;
+        rustix::thread::set_thread_res_uid(user, user, user).map_err(failed)
+    }
+}
+
+/// Becomes somebody else, if the configuration names one. Root without one stays root, which is said so, or refused if the
+/// sandbox is required.
+pub fn leave_root(identity: Option<Identity>, sandbox: SandboxMode) -> Result<(), Problem> {
+    if let Some(identity) = identity {
+        return identity.assume();
     }
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -108,7 +143,7 @@ pub fn leave_root(config: &Config) -> Result<(), Problem> {
         "the volume was started as root, and nobody else is named",
         "write a user that has no other use, such as user = \"ginnel-volume\"",
     );
-    match config.sandbox {
+    match sandbox {
         SandboxMode::Require => Err(problem),
         SandboxMode::Auto => {
             tracing::warn!("{problem}; going on as root");
@@ -116,26 +151,6 @@ pub fn leave_root(config: &Config) -> Result<(), Problem> {
         }
         SandboxMode::Off => Ok(()),
     }
-}
-
-/// Becomes an ordinary user for good, without any capability. Only root can, and only before other threads start.
-pub fn become_user(user: &Account, group: Option<&Account>) -> Result<(), Problem> {
-    let uid = Uid::from_raw(user.user("user")?);
-    let gid = Gid::from_raw(match group {
-        Some(group) => group.group("group")?,
-        None => user.own_group().ok_or_else(|| {
-            let what = format!("nobody knows the group of user {}", uid.as_raw());
-            Problem::new("user", what, "write `group` too")
-        })?,
-    });
-    let failed = |error: rustix::io::Errno| {
-        let what =
-            format!("the process cannot become user {} of group {}: {error}", uid.as_raw(), gid.as_raw());
-        Problem::new("user", what, "start it as root, or remove `user`")
-    };
-    rustix::thread::set_thread_groups(&[gid]).map_err(failed)?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed)?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The sockets of a volume: bound before the sandbox closes, with their owner and permissions, and told of to systemd.
 
-use ginnel_config::{Account, Problem};
+use ginnel_config::{Mode, Problem};
+use ginnel_volume_control::config::Permissions;
 use rustix::fs::{Gid, Uid};
 use std::ffi::OsStr;
 use std::io;
@@ -10,14 +11,27 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
+/// Who may connect to a socket: [`Permissions`] whose accounts were found.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    mode: Mode,
+    user: Option<Uid>,
+    group: Option<Gid>,
+}
+
+impl Access {
+    /// Looks the accounts up. `keys` is how their keys begin in a configuration: `socket` or `control`.
+    pub fn find(permissions: &Permissions, keys: &str) -> Result<Self, Problem> {
+        let Permissions { mode, user, group } = permissions;
+        let user = user.as_ref().map(|user| user.user(format_args!("{keys}-user"))).transpose()?;
+        let group = group.as_ref().map(|group| group.group(format_args!("{keys}-group"))).transpose()?;
+        Ok(Self { mode: *mode, user: user.map(Uid::from_raw), group: group.map(Gid::from_raw) })
+    }
+}
+
 /// Binds a stream socket, in place of one that a dead process has left. Nobody else can connect before it has its owner and
-/// `mode`. The folder is made if it is not there.
-pub fn bind(
-    path: &Path,
-    mode: u32,
-    user: Option<&Account>,
-    group: Option<&Account>,
-) -> Result<UnixListener, Problem> {
+/// mode. The folder is made if it is not there.
+pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     let problem = |what: String, fix: &str| Problem::new(path.display(), what, fix);
     let failed = |what: &str, error: io::Error| {
         problem(format!("{what}: {error}"), "choose a path that can be written")
@@ -44,12 +58,10 @@ pub fn bind(
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = bound.map_err(|e| failed("it cannot be bound", e))?;
-    let uid = user.map(|user| user.user("socket-user")).transpose()?.map(Uid::from_raw);
-    let gid = group.map(|group| group.group("socket-group")).transpose()?.map(Gid::from_raw);
-    rustix::fs::chown(path, uid, gid).map_err(|error| {
+    rustix::fs::chown(path, access.user, access.group).map_err(|error| {
         problem(format!("its owner cannot be set: {error}"), "start as root, or as a member of that group")
     })?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode.0))
         .map_err(|e| failed("its permissions cannot be set", e))?;
     Ok(listener)
 }
@@ -108,17 +120,30 @@ fn connect(path: &OsStr) -> io::Result<UnixDatagram> {
 mod tests {
     use super::*;
 
+    fn access(mode: u32) -> Access {
+        Access { mode: Mode(mode), user: None, group: None }
+    }
+
+    #[test]
+    fn accounts_that_are_not_there_are_named() {
+        use ginnel_config::Account;
+        let nobody = Some(Account::Name("no-such-account-here".into()));
+        let permissions = Permissions { mode: Mode(0o600), user: None, group: nobody };
+        let error = Access::find(&permissions, "control").unwrap_err().to_string();
+        assert!(error.starts_with("control-group: there is no group \"no-such-account-here\"; "), "{error}");
+    }
+
     #[test]
     fn one_listener_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sub/v.sock");
-        let first = bind(&path, 0o640, None, None).unwrap();
+        let first = bind(&path, access(0o640)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-        let error = bind(&path, 0o640, None, None).unwrap_err().to_string();
+        let error = bind(&path, access(0o640)).unwrap_err().to_string();
         assert!(error.contains("listens there already"), "{error}");
         // As a killed process leaves it.
         drop(first);
-        drop(bind(&path, 0o600, None, None).unwrap());
+        drop(bind(&path, access(0o600)).unwrap());
         unbind(&path);
         assert!(!path.exists());
     }
@@ -128,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("v.sock");
         std::fs::write(&path, "precious").unwrap();
-        assert!(bind(&path, 0o600, None, None).unwrap_err().to_string().contains("something else"));
+        assert!(bind(&path, access(0o600)).unwrap_err().to_string().contains("something else"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 

@@ -9,7 +9,8 @@ fn a_file_is_all_that_it_takes() {
     let config = check("[[disk]]\npath = \"/images/v.img\"").unwrap();
     assert_eq!(config.socket, Path::new("/run/ginnel/volumes/v.sock"));
     assert_eq!(config.control, Path::new("/run/ginnel/volumes/v.ctl"));
-    assert_eq!((config.queues, config.threads, config.socket_mode), (1, 1, 0o660));
+    assert_eq!((config.queues, config.threads), (1, 1));
+    assert_eq!((config.front_ends.mode, config.operators.mode), (Mode(0o660), Mode(0o600)));
     assert_eq!(config.disks[0].serial, "v");
     assert!(config.disks[0].write_cache && config.disks[0].discard && config.disks[0].lock);
 }
@@ -24,6 +25,9 @@ fn every_key_is_read() {
         socket-mode = "0600"
         socket-user = "qemu"
         socket-group = 107
+        control-mode = "0620"
+        control-user = "ops"
+        control-group = "adm"
         queues = 4
         queue-size = 256
         threads = 2
@@ -58,11 +62,24 @@ fn every_key_is_read() {
     .unwrap();
     assert_eq!(config.control, Path::new("/tmp/s.ctl"));
     assert_eq!((config.device, config.wait, config.packed), (Device::Scsi, Wait::Poll, false));
-    assert_eq!(config.socket_group, Some(Account::Number(107)));
+    assert_eq!(config.front_ends.group, Some(Account::Number(107)));
+    assert_eq!(
+        (config.operators.mode, config.operators.group),
+        (Mode(0o620), Some(Account::Name("adm".into())))
+    );
     assert_eq!(config.limits.bandwidth, Bytes(100 << 20));
     let serials: Vec<_> = config.disks.iter().map(|d| (d.lun, d.serial.as_str())).collect();
     assert_eq!(serials, [(0, "X1"), (1, "v.1"), (2, "v.2")]);
     assert!(!config.disks[1].discard, "nothing to discard on a read-only disk");
+}
+
+#[test]
+fn operators_are_nobody_else_before_they_are_named() {
+    let config = |text: &str| check(&format!("{text}\n[[disk]]\npath = \"/a\"")).unwrap();
+    let qemu = config("socket-mode = \"0666\"\nsocket-user = \"qemu\"\nsocket-group = \"kvm\"");
+    assert_eq!(qemu.operators, Permissions { mode: Mode(0o600), user: None, group: None });
+    assert_eq!(config("control-group = \"adm\"").operators.mode, Mode(0o660));
+    assert_eq!(config("control-group = \"adm\"\ncontrol-mode = \"0600\"").operators.mode, Mode(0o600));
 }
 
 #[test]
@@ -117,9 +134,11 @@ const TABLES: [(&str, &str); 3] =
     [("Volume", "\"?\" = 1"), ("[limits]", "[limits]\n\"?\" = 1"), ("[[disk]]", "[[disk]]\n\"?\" = 1")];
 
 #[test]
-fn the_manual_has_every_key_and_no_other() {
+fn the_manual_and_the_example_have_every_key_and_no_other() {
     use std::collections::BTreeSet;
     let manual = include_str!("../../../../docs/man/ginnel-volume.8").replace("\\-", "-");
+    let example: toml::Table = example().parse().unwrap();
+    assert!(example.clone().try_into::<Spec>().is_ok());
     for (section, text) in TABLES {
         // serde names all keys to whoever writes another.
         let error = toml::from_str::<Spec>(text).unwrap_err().message().to_owned();
@@ -129,5 +148,23 @@ fn the_manual_has_every_key_and_no_other() {
         let entries = entries.split("\n.S").next().unwrap().split(".TP\n").skip(1);
         let described: BTreeSet<&str> = entries.map(|e| e.split_whitespace().nth(1).unwrap()).collect();
         assert_eq!(described, keys, "{section}");
+        let shown = match section.trim_matches(['[', ']']) {
+            "Volume" => &example,
+            table => match &example[table] {
+                toml::Value::Array(tables) => tables[0].as_table().unwrap(),
+                table => table.as_table().unwrap(),
+            },
+        };
+        assert_eq!(shown.keys().map(String::as_str).collect::<BTreeSet<_>>(), keys, "{section}");
     }
+}
+
+/// The example, with the keys that stand in comments.
+fn example() -> String {
+    let key =
+        |line: &'static str| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line);
+    include_str!("../../../../packaging/volume.toml")
+        .lines()
+        .map(|line| key(line).to_owned() + "\n")
+        .collect()
 }

@@ -106,7 +106,9 @@ fn child_of_another_user() {
         return;
     }
     let image = tempfile::NamedTempFile::new().unwrap();
-    become_user(&Account::Number(65534), Some(&Account::Number(65533))).unwrap();
+    let assume =
+        |user, group| Identity::find(&Account::Number(user), Some(&Account::Number(group)))?.assume();
+    assume(65534, 65533).unwrap();
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     for line in [
         "Uid:\t65534\t65534\t65534",
@@ -116,7 +118,7 @@ fn child_of_another_user() {
     ] {
         assert!(status.contains(line), "{line} in\n{status}");
     }
-    assert!(become_user(&Account::Number(0), Some(&Account::Number(0))).is_err(), "there is no way back");
+    assert!(assume(0, 0).is_err(), "there is no way back");
     // What is open stays open.
     image.as_file().set_len(4096).unwrap();
     println!("became");
@@ -136,11 +138,11 @@ fn root_becomes_an_ordinary_user_for_good() {
 #[test]
 fn accounts_that_are_not_there_are_named() {
     let nobody = Account::Name("no-such-account-here".into());
-    let error = become_user(&nobody, None).unwrap_err().to_string();
+    let error = Identity::find(&nobody, None).unwrap_err().to_string();
     assert!(error.contains("no-such-account-here") && error.contains("create the user"), "{error}");
-    let error = become_user(&Account::Number(65534), Some(&nobody)).unwrap_err().to_string();
+    let error = Identity::find(&Account::Number(65534), Some(&nobody)).unwrap_err().to_string();
     assert!(error.contains("create the group"), "{error}");
-    let error = become_user(&Account::Number(4_000_000_000), None).unwrap_err().to_string();
+    let error = Identity::find(&Account::Number(4_000_000_000), None).unwrap_err().to_string();
     assert!(error.contains("write `group` too"), "{error}");
 }
 

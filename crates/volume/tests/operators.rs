@@ -1,0 +1,70 @@
+//! Who may ask a volume: its operators, and not its VM's QEMU.
+
+mod server;
+
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use server::Server;
+
+const QEMU: u32 = 64001;
+const OPERATOR: u32 = 64002;
+
+/// Connects as a thread that is this user, of the group of the same number.
+fn connect_as(number: u32, path: &Path) -> Result<(), ErrorKind> {
+    let path = path.to_owned();
+    let thread = std::thread::spawn(move || {
+        let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
+        set_thread_groups(&[group]).unwrap();
+        set_thread_res_gid(group, group, group).unwrap();
+        set_thread_res_uid(user, user, user).unwrap();
+        UnixStream::connect(path).map(drop).map_err(|error| error.kind())
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn who_has_the_disk_does_not_change_its_limits() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give sockets to others");
+        return;
+    }
+    // Others can come here, other than to where the server has its things.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let control = folder.path().join("v.ctl");
+    let flags = format!(
+        "--path IMAGE --socket-mode 0666 --socket-user {QEMU} --socket-group {QEMU} --control {}",
+        control.display()
+    );
+
+    let mut server = Server::start(1 << 20, &flags);
+    let socket = std::fs::metadata(server.socket()).unwrap();
+    assert_eq!((socket.mode() & 0o777, socket.uid(), socket.gid()), (0o666, QEMU, QEMU));
+    assert_eq!(connect_as(QEMU, &control), Err(ErrorKind::PermissionDenied));
+    assert_eq!(connect_as(OPERATOR, &control), Err(ErrorKind::PermissionDenied));
+    UnixStream::connect(&control).unwrap();
+    server.kill();
+
+    let _server = Server::start(1 << 20, &format!("{flags} --control-group {OPERATOR}"));
+    assert_eq!(connect_as(QEMU, &control), Err(ErrorKind::PermissionDenied));
+    assert_eq!(connect_as(OPERATOR, &control), Ok(()));
+}
+
+#[test]
+fn a_check_finds_accounts_that_are_not_there() {
+    for flag in ["--socket-user", "--socket-group", "--control-user", "--control-group", "--user"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
+            .args(["v", "--check", "--backend", "ram", "--size", "1M", flag, "no-such-account-here"])
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        let place = format!("ginnel-volume: {}: there is no ", &flag[2..]);
+        assert!(!output.status.success() && text.starts_with(&place), "{flag}: {text}");
+    }
+}
