@@ -182,7 +182,7 @@ pub struct NotificationResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Event {
-    /// [`Event::PARAM_CHANGE`].
+    /// [`Event::PARAM_CHANGE`] or [`Event::NONE`], perhaps with [`Event::MISSED`].
     pub event: u32,
     /// At which logical unit.
     pub lun: [u8; 8],
@@ -191,8 +191,12 @@ pub struct Event {
 }
 
 impl Event {
+    /// Nothing, which is told because of the bit [`Event::MISSED`].
+    pub const NONE: u32 = 0;
     /// A logical unit has changed.
     pub const PARAM_CHANGE: u32 = 3;
+    /// A bit: earlier events were lost for want of a buffer. The driver looks at all units.
+    pub const MISSED: u32 = 1 << 31;
 }
 
 /// Whom a request is for.

@@ -4,6 +4,7 @@ use crate::device::{Device, Wire};
 use crate::disk::Disk;
 use crate::echo::Echo;
 use crate::error::Error;
+use crate::events::Events;
 use crate::memory::{GUEST, Memory, Place, Plan};
 use crate::options::{Options, Ring};
 use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
@@ -13,6 +14,7 @@ use crate::session::{Account, Session, Vring};
 use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_layout::virtio_blk::ID_LEN;
+use ginnel_layout::virtio_scsi::{EVENT_QUEUE, Event};
 use ginnel_shmem::{Mapping, Memory as _};
 use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind};
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,8 +45,9 @@ pub struct Client {
     ring_size: u16,
     memory: Memory,
     places: Vec<Places>,
-    /// The queues of the device in front of the request queues. Nothing is ever put into them.
+    /// The queues of the device in front of the request queues. Nothing is put into them but a buffer for an event.
     others: Vec<(Places, Bells)>,
+    events: Option<Events>,
     log: Option<Memory>,
     session: Session,
     disk: Disk,
@@ -80,6 +83,7 @@ impl Client {
             memory,
             places,
             others,
+            events: None,
             log,
             session,
             disk: Disk::default(),
@@ -159,7 +163,7 @@ impl Client {
         self.account = None;
         let bases = vec![self.fresh_base(); self.queues.len()];
         for index in 0..self.queues.len() {
-            let ring = self.new_ring(index)?;
+            let ring = self.new_ring(&self.places[index])?;
             self.queues[index].restart(ring)?;
         }
         self.start(&bases)?;
@@ -204,6 +208,22 @@ impl Client {
             self.look()?;
         }
         Ok(changed)
+    }
+
+    /// Gives the server a buffer for an event of its SCSI target (virtio 1.2, section 5.6.6.3), after that of the one before was
+    /// taken, and again after [`Client::reconnect`].
+    pub fn offer_event_buffer(&mut self) -> Result<(), Error> {
+        let kick = self.events()?.offer()?;
+        if kick { self.others[EVENT_QUEUE as usize].1.kick() } else { Ok(()) }
+    }
+
+    /// Takes the event that the server has put there; none if there is none now. Does not block.
+    pub fn take_event(&mut self) -> Result<Option<Event>, Error> {
+        self.events()?.take()
+    }
+
+    fn events(&mut self) -> Result<&mut Events, Error> {
+        self.events.as_mut().ok_or_else(|| Error::Invalid("only a SCSI target has events".into()))
     }
 
     /// Turns the disk's write cache on or off (`VIRTIO_BLK_F_CONFIG_WCE`).
@@ -348,6 +368,11 @@ impl Client {
     }
 
     fn start(&mut self, bases: &[u32]) -> Result<(), Error> {
+        if let Some((places, _)) = self.others.get(usize::from(EVENT_QUEUE)) {
+            let buffer = places.heads;
+            self.events =
+                Some(Events::new(self.new_ring(places)?, self.memory.part(buffer)?, buffer.guest()));
+        }
         let fresh = self.fresh_base();
         let vring = |address: VringAddress, base| Vring { size: self.ring_size, base, address };
         let others =
@@ -383,8 +408,7 @@ impl Client {
     }
 
     /// An empty ring.
-    fn new_ring(&self, index: usize) -> Result<DriverQueue<Mapping>, Error> {
-        let places = &self.places[index];
+    fn new_ring(&self, places: &Places) -> Result<DriverQueue<Mapping>, Error> {
         let area = |place: Place| Area {
             memory: self.memory.mapping.clone(),
             at: place.at,
@@ -431,7 +455,7 @@ impl Client {
             next: 0,
         });
         let parts = Parts {
-            ring: self.new_ring(index)?,
+            ring: self.new_ring(&self.places[index])?,
             heads: self.memory.part(heads)?,
             heads_guest: heads.guest(),
             buffers: self.memory.part(buffers)?,

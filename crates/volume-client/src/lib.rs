@@ -35,6 +35,7 @@ mod device;
 mod disk;
 mod echo;
 mod error;
+mod events;
 mod lane;
 mod link;
 mod memory;

@@ -12,7 +12,7 @@ use crate::request::{Request, Status};
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{AddError, DriverQueue, Segment};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +68,17 @@ pub(crate) struct Bells {
     pub kick: OwnedFd,
     pub call: OwnedFd,
     pub error: OwnedFd,
+}
+
+impl Bells {
+    /// Wakes the server.
+    pub fn kick(&self) -> Result<(), Error> {
+        match rustix::io::write(&self.kick, &1u64.to_ne_bytes()) {
+            // Full: it has not been looked at for ages, and rings still.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(Error::io("kicking a queue")(errno)),
+        }
+    }
 }
 
 /// How requests are put into the ring.
@@ -251,7 +262,7 @@ impl Queue {
             echo.answer(&self.parts.heads, &self.slot_of);
         } else if wanted {
             self.kicks += 1;
-            ring(self.bells.kick.as_fd())?;
+            self.bells.kick()?;
         }
         Ok(())
     }
@@ -345,21 +356,13 @@ impl Queue {
 
     /// Wakes the server whether it wants to or not.
     pub(crate) fn kick(&mut self) -> Result<(), Error> {
-        ring(self.bells.kick.as_fd())
+        self.bells.kick()
     }
 }
 
 /// Bytes from one slot's buffer to the next: they begin at pages, for direct I/O.
 pub(crate) fn stride(buffer: u32) -> usize {
     (buffer as usize).next_multiple_of(4096)
-}
-
-fn ring(bell: BorrowedFd<'_>) -> Result<(), Error> {
-    match rustix::io::write(bell, &1u64.to_ne_bytes()) {
-        // Full: it has not been looked at for ages, and rings still.
-        Ok(_) | Err(Errno::AGAIN) => Ok(()),
-        Err(errno) => Err(Error::io("kicking a queue")(errno)),
-    }
 }
 
 /// Sleeps until one of the queues has something to poll, or the server is gone, or the time is up (false then).

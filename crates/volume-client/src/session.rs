@@ -12,6 +12,7 @@ use ginnel_layout::vhost_user::{
 };
 use ginnel_layout::virtio::feature as virtio;
 use ginnel_layout::virtio_blk::{Config, feature as blk};
+use ginnel_layout::virtio_scsi::feature as scsi;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -276,8 +277,8 @@ fn choose(options: &Options, offered: u64) -> Result<u64, Error> {
         return Err(Error::Unsupported("the server has no virtio 1.0 device".into()));
     }
     if options.device != Device::Blk {
-        // The low bits are the device's own; we need none of a SCSI device's.
-        want &= !DEVICE_BITS;
+        // The low bits are the device's own; of a SCSI device we want to hear of changes.
+        want = want & !DEVICE_BITS | scsi::CHANGE;
     }
     Ok(want & offered)
 }

@@ -3,6 +3,7 @@
 pub mod blk;
 pub mod scsi;
 
+use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
 
@@ -33,13 +34,13 @@ pub trait Device: Send + Sync {
     /// are written, those of the operation included.
     fn finish(&self, memory: &GuestMemory<Mapping>, request: &Request, result: Result<(), Failure>) -> u32;
 
-    /// The queue whose buffers are kept for events; it is looked at only when there is one.
+    /// The queue whose buffers are kept for events.
     fn event_queue(&self) -> Option<u16> {
         None
     }
 
-    /// A disk has got another size. Says what goes into a buffer of the event queue.
-    fn resized(&self, _disk: usize) -> Option<Vec<u8>> {
+    /// A disk has got another size. Says what the event queue tells of it.
+    fn resized(&self, _disk: usize) -> Option<Event> {
         None
     }
 }

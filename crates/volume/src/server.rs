@@ -187,8 +187,7 @@ impl Server {
                 return Err(Failed::Worker);
             }
             if wake {
-                // Nobody is there to be told; who comes sees the new size.
-                self.shared.take_resized();
+                self.tell_resized(None);
             }
             if connected && let Some(stream) = accept(listener) {
                 return Ok(Some(stream));
@@ -240,7 +239,7 @@ impl Server {
                 }
             }
             if wake {
-                self.tell_resized(&mut session);
+                self.tell_resized(Some(&mut session));
             }
             if connected {
                 queue_up(listener, next);
@@ -263,12 +262,15 @@ impl Server {
         }
     }
 
-    fn tell_resized(&self, session: &mut Session) {
+    /// Without a session: whoever comes sees the new size. If it is the driver that went, it hears that it has missed something.
+    fn tell_resized(&self, mut session: Option<&mut Session>) {
         for disk in self.shared.take_resized() {
-            session.config_changed();
-            let (queue, bytes) = (self.shared.device.event_queue(), self.shared.device.resized(disk));
-            if let (Some(index), Some(bytes)) = (queue, bytes) {
-                self.shared.worker_of(index).send(Order::Event { index, bytes });
+            if let Some(session) = &mut session {
+                session.config_changed();
+            }
+            let (queue, event) = (self.shared.device.event_queue(), self.shared.device.resized(disk));
+            if let (Some(index), Some(event)) = (queue, event) {
+                self.shared.worker_of(index).send(Order::Tell { index, event });
             }
         }
     }

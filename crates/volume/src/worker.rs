@@ -82,6 +82,8 @@ pub(crate) struct Worker {
     peers: Peers,
     settlements: Settlements,
     complaints: Vec<Complaint>,
+    /// An event was lost, and the event queue does not run: the next one tells.
+    missed: bool,
     number: usize,
     over: bool,
 }
@@ -113,6 +115,7 @@ impl Worker {
             peers: plan.peers,
             settlements: Settlements::default(),
             complaints: vec![Complaint::default(); plan.disks.len()],
+            missed: false,
             number: plan.number,
             over: false,
         })
@@ -215,7 +218,7 @@ impl Worker {
                 continue;
             }
             if queue.state != State::Running || queue.is_event {
-                return taken > 0;
+                return taken > 0 || queue.tell_missed(&mut self.chain);
             }
             let ticket = match queue.ring.pop(&queue.memory, &mut self.chain) {
                 Ok(Some(ticket)) => ticket,
@@ -372,6 +375,7 @@ impl Worker {
                 queue.publish();
                 let mut queue = self.queues.swap_remove(at);
                 self.sleep.forget(&queue);
+                self.missed |= queue.missed;
                 queue.answer_stop();
             } else {
                 at += 1;
@@ -389,6 +393,7 @@ impl Worker {
                     self.slots.reserve(usize::from(start.queue.state().size));
                     let mut queue =
                         Queue::new(*start, counters, self.limiter.clone(), self.device.event_queue());
+                    queue.missed = queue.is_event && std::mem::take(&mut self.missed);
                     if let Err(error) = self.sleep.watch(&queue) {
                         queue.broken(&format!("its kick descriptor cannot be waited for: {error}"));
                     }
@@ -403,11 +408,10 @@ impl Worker {
                         queue.set_call(call);
                     }
                 }
-                Order::Event { index, bytes } => {
-                    if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
-                        queue.post_event(&bytes, &mut self.chain);
-                    }
-                }
+                Order::Tell { index, event } => match self.queues.iter_mut().find(|q| q.index == index) {
+                    Some(queue) => _ = queue.tell(event, &mut self.chain),
+                    None => self.missed = true,
+                },
                 Order::Look => {}
                 Order::Settle(settling) => self.settlements.ask(self.slots.span().0, settling),
                 Order::Dump { answer } => {

@@ -4,8 +4,9 @@ mod server;
 
 use std::time::{Duration, Instant};
 
+use ginnel_layout::virtio_scsi::Event;
 use ginnel_volume_client::verify::{Ledger, Since};
-use ginnel_volume_client::{Carried, Client, Operation, Options, Request, Ring, Status};
+use ginnel_volume_client::{Carried, Client, Device, Operation, Options, Request, Ring, Status};
 use server::{PROMPT, Server, random};
 
 const BLOCK: u32 = 4096;
@@ -257,6 +258,59 @@ fn a_disk_grows_while_it_is_used() {
     assert!(answer.contains(&(3 * BYTES).to_string()), "{answer}");
     let answer = server.control(r#"{"op":"resize","size":1000}"#);
     assert!(answer.contains("no multiple"), "{answer}");
+}
+
+/// The next event of a SCSI target.
+fn event(client: &mut Client) -> Event {
+    let until = Instant::now() + PROMPT;
+    loop {
+        match client.take_event().unwrap() {
+            Some(event) => return event,
+            None => assert!(Instant::now() < until, "no event comes"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Virtio 1.2, section 5.6.6.3.1: the driver is told if events were lost for want of a buffer.
+#[test]
+fn events_that_were_missed_are_told_of() {
+    let missed = Event { event: Event::NONE | Event::MISSED, lun: [0; 8], reason: 0 };
+    for ring in [Ring::Split, Ring::Packed] {
+        let server = Server::start(BYTES, "--device scsi --path IMAGE --wait interrupt");
+        let device = Device::Scsi { target: 0, lun: 0, wide: false };
+        let options = Options { device, ring, ..server.options() };
+        let mut client = Client::connect(options.clone()).unwrap();
+        let mut size = BYTES;
+        let mut resize = || {
+            size += BYTES;
+            let answer = server.control(&format!(r#"{{"op":"resize","size":{size}}}"#));
+            assert!(answer.contains(&size.to_string()), "{answer}");
+        };
+        client.offer_event_buffer().unwrap();
+        resize();
+        assert_eq!(event(&mut client).event, Event::PARAM_CHANGE);
+
+        // Two are lost. Their bit comes as soon as there is a buffer, and once.
+        resize();
+        resize();
+        server.wait_for_line("no buffer for an event", 1);
+        client.offer_event_buffer().unwrap();
+        assert_eq!(event(&mut client), missed);
+        client.offer_event_buffer().unwrap();
+        resize();
+        assert_eq!(event(&mut client).event, Event::PARAM_CHANGE);
+
+        // What happens while nobody is there was missed as well.
+        drop(client);
+        resize();
+        let mut client = Client::connect(options).unwrap();
+        client.offer_event_buffer().unwrap();
+        assert_eq!(event(&mut client), missed);
+        client.offer_event_buffer().unwrap();
+        client.write(size - 4096, &[1; 4096]).unwrap();
+        assert_eq!(client.take_event().unwrap(), None);
+    }
 }
 
 #[test]

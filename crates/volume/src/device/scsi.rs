@@ -45,6 +45,8 @@ pub struct Scsi {
     queues: u16,
     /// Most segments of a command's data.
     segments: u16,
+    /// Whether the driver wants to hear of changes.
+    tells_changes: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -60,7 +62,8 @@ impl Scsi {
     /// A target of these disks, each with whether its backend can give space back, and that many queues for commands.
     pub fn new(disks: impl IntoIterator<Item = (Arc<Disk>, bool)>, queues: u16, segments: u16) -> Self {
         let unit = |(disk, space)| LogicalUnit { disk, space, resized: AtomicBool::new(false) };
-        Self { units: disks.into_iter().map(unit).collect(), queues, segments }
+        let units = disks.into_iter().map(unit).collect();
+        Self { units, queues, segments, tells_changes: AtomicBool::new(false) }
     }
 
     /// A command.
@@ -213,7 +216,8 @@ impl Device for Scsi {
         feature::CHANGE | feature::HOTPLUG
     }
 
-    fn set_features(&self, _: u64) {
+    fn set_features(&self, features: u64) {
+        self.tells_changes.store(features & feature::CHANGE != 0, Ordering::Relaxed);
         // The cache is on from the beginning, and the driver can turn it off (MODE SELECT).
         self.units.iter().for_each(|unit| unit.disk.set_write_back(true));
     }
@@ -275,7 +279,7 @@ impl Device for Scsi {
         Some(EVENT_QUEUE)
     }
 
-    fn resized(&self, disk: usize) -> Option<Vec<u8>> {
+    fn resized(&self, disk: usize) -> Option<Event> {
         let unit = self.units.get(disk)?;
         unit.resized.store(true, Ordering::Relaxed);
         let sense = Sense::CAPACITY_CHANGED;
@@ -284,12 +288,12 @@ impl Device for Scsi {
             // Addressed as in REPORT LUNS: Linux takes these two bytes as they are for the unit's number.
             lun[2] = 0;
         }
-        let event = Event {
+        // A driver that has not asked for such events must not get any (5.6.6.3.1).
+        self.tells_changes.load(Ordering::Relaxed).then_some(Event {
             event: Event::PARAM_CHANGE,
             lun,
             reason: u32::from(sense.code) | u32::from(sense.qualifier) << 8,
-        };
-        Some(event.as_bytes().to_vec())
+        })
     }
 }
 
@@ -528,8 +532,10 @@ mod tests {
         let ready = [0x00];
         assert_eq!(rig.command(lun(0), &ready, &[], 0), fine(0, 0));
         rig.disks[0].set_bytes(1 << 21);
+        assert_eq!(rig.scsi.resized(0), None, "the driver has not asked for it");
+        rig.scsi.set_features(feature::CHANGE);
         let event = rig.scsi.resized(0).unwrap();
-        assert_eq!(event, [3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
+        assert_eq!(event.as_bytes(), [3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
         assert_eq!(rig.scsi.resized(2), None);
         assert_eq!(rig.command(lun(0), &[0x12, 0, 0, 0, 36], &[], 36), fine(0, 36));
         assert_eq!(rig.command(lun(1), &ready, &[], 0), fine(0, 0), "the other disk");

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use ginnel_layout::virtio_scsi;
 use ginnel_volume_control::QueueState;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -38,12 +39,12 @@ pub enum Order {
         /// The descriptor.
         call: Option<Arc<OwnedFd>>,
     },
-    /// Put bytes into the next buffer of the event queue.
-    Event {
+    /// Tell the driver on its event queue.
+    Tell {
         /// The event queue.
         index: u16,
         /// The event.
-        bytes: Vec<u8>,
+        event: virtio_scsi::Event,
     },
     /// The limits have changed, or what a request waits for has happened.
     Look,

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
+use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Chain, DeviceQueue, DirtyLog, GuestMemory, Kind, Ticket};
 use ginnel_volume_control::{InFlight, QueueState};
 use tracing::{error, warn};
+use zerocopy::IntoBytes;
 
 use super::mail::ring;
 use super::slots::Slots;
@@ -48,8 +50,10 @@ pub(super) struct Queue {
     pub stop: Option<SyncSender<u32>>,
     /// Something was given back and not shown yet.
     unpublished: bool,
-    /// It is looked at only when there is an event.
+    /// Its buffers are kept for events.
     pub is_event: bool,
+    /// An event was lost for want of a buffer, and the driver has not been told.
+    pub missed: bool,
     reason: String,
 }
 
@@ -84,6 +88,7 @@ impl Queue {
             // A predecessor may have died before it called the driver.
             unpublished: true,
             is_event: event_queue == Some(start.index),
+            missed: false,
             reason: String::new(),
         }
     }
@@ -125,18 +130,23 @@ impl Queue {
 
     /// Asks for kicks; true if there is something already.
     pub fn arm(&mut self) -> bool {
-        self.state == State::Running && !self.is_event && self.held.is_none() && self.ring.arm()
+        self.wants_buffers() && self.held.is_none() && self.ring.arm()
     }
 
     pub fn disarm(&mut self) {
-        if self.state == State::Running && !self.is_event {
+        if self.wants_buffers() {
             self.ring.disarm();
         }
     }
 
     /// Whether nobody will tell when there is something.
     pub fn must_poll(&self) -> bool {
-        self.kick.is_none() && self.state == State::Running && !self.is_event
+        self.kick.is_none() && self.wants_buffers()
+    }
+
+    /// Whether what the driver gives is taken at once. Buffers for events lie until there is one.
+    fn wants_buffers(&self) -> bool {
+        self.state == State::Running && (!self.is_event || self.missed)
     }
 
     pub fn memory_is_gone(&self) -> bool {
@@ -170,23 +180,49 @@ impl Queue {
         }
     }
 
-    /// Puts an event into the driver's next buffer. Without a buffer it is lost, as the driver is told with the next one.
-    pub fn post_event(&mut self, bytes: &[u8], chain: &mut Chain) {
+    /// Puts an event into the driver's next buffer; says whether there was one. An event that is lost without is told of with
+    /// the next, as 5.6.6.3 asks for, or by [`tell_missed`](Self::tell_missed).
+    #[cold]
+    pub fn tell(&mut self, mut event: Event, chain: &mut Chain) -> bool {
         if self.state != State::Running {
-            return;
+            self.missed = true;
+            return false;
         }
         match self.ring.pop(&self.memory, chain) {
             Ok(Some(ticket)) => {
-                let written = self.memory.write(chain.writable(), 0, bytes);
+                if std::mem::take(&mut self.missed) {
+                    event.event |= Event::MISSED;
+                }
+                let written = self.memory.write(chain.writable(), 0, event.as_bytes());
                 if let Some(log) = &self.log {
                     log.mark_buffers(&self.memory, chain.writable(), written as u64);
                 }
                 self.give_back(ticket, written as u32);
                 self.publish();
+                true
             }
-            Ok(None) => warn!("queue {}: the driver has no buffer for an event", self.index),
-            Err(corrupt) => self.broken(&corrupt.to_string()),
+            Ok(None) => {
+                if !std::mem::replace(&mut self.missed, true) {
+                    warn!(
+                        "queue {}: the driver has no buffer for an event; it is told when it has one",
+                        self.index
+                    );
+                }
+                false
+            }
+            Err(corrupt) => {
+                self.broken(&corrupt.to_string());
+                false
+            }
         }
+    }
+
+    /// Tells that events were lost, if they were and there is a buffer by now.
+    #[inline]
+    pub fn tell_missed(&mut self, chain: &mut Chain) -> bool {
+        self.missed
+            && self.wants_buffers()
+            && self.tell(Event { event: Event::NONE, lun: [0; 8], reason: 0 }, chain)
     }
 
     pub fn dump(&self, thread: usize, slots: &Slots, now: u64) -> QueueState {
