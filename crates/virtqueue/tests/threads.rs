@@ -1,0 +1,379 @@
+//! A driver and a device in two threads on one queue, asleep on real eventfds whenever there is nothing to do: split and
+//! packed, with flags and with event index, indirect or not, and with devices that die and leave what they had to their
+//! successors. Each request carries its number and a checksum, and so does its answer. A lost kick or call is a sleep that
+//! ends with its deadline, and fails.
+//!
+//! `scripts/sanitize` runs these under ThreadSanitizer, which knows of an order only what acquire and release make. So there
+//! is a `main` of our own, as in `crates/ring/tests/threads.rs` (and for the reasons given there); it runs the tests whose
+//! names contain one of its arguments, or all.
+
+#[cfg(not(loom))]
+mod rig;
+
+#[cfg(loom)]
+fn main() {}
+
+#[cfg(not(loom))]
+fn main() {
+    two_threads::main();
+}
+
+#[cfg(not(loom))]
+mod two_threads {
+    use super::rig::{GUEST, Rig};
+    use ginnel_shmem::{Mapping, Memory};
+    use ginnel_virtqueue::{
+        AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
+    };
+    use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+    use rustix::io::Errno;
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    const TESTS: [(&str, fn()); 2] = [("requests", requests), ("successors", successors)];
+
+    pub fn main() {
+        let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+        for (name, test) in TESTS {
+            if wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())) {
+                let start = Instant::now();
+                test();
+                println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
+            }
+        }
+        // Only by its full name.
+        if wanted.iter().any(|w| w == "planted_race") {
+            planted_race();
+            println!("nobody has noticed planted_race");
+        }
+    }
+
+    const REQUESTS: u64 = 3000;
+    /// Far longer than anything takes, sanitizers and a busy machine included.
+    const WATCHDOG: Duration = Duration::from_secs(60);
+    /// Bytes of the guest's data for each request on its way: the request's own half, and its answer's.
+    const SLOT: usize = 1024;
+    const HALF: usize = SLOT / 2;
+    const HEADER: usize = 16;
+    /// Requests that a device has at a time, and gives back in another order.
+    const HELD: usize = 3;
+
+    /// How both sides wait.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Wait {
+        /// Never: they look again.
+        Poll,
+        /// At once.
+        Sleep,
+        /// After so many looks.
+        Adaptive,
+    }
+
+    /// Where a side sleeps: an edge-triggered epoll on an eventfd that nobody reads, as in a volume.
+    struct Bed {
+        epoll: OwnedFd,
+        wait: Wait,
+        looks: u32,
+        begin: Instant,
+    }
+
+    impl Bed {
+        fn new(bell: &OwnedFd, wait: Wait) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, bell, epoll::EventData::new_u64(0), edge).unwrap();
+            Self { epoll, wait, looks: 0, begin: Instant::now() }
+        }
+
+        /// There was nothing to do. Says whether it is time to arm, and then to sleep.
+        fn is_tired(&mut self) -> bool {
+            assert!(self.begin.elapsed() < WATCHDOG, "the other side is no more");
+            self.looks += 1;
+            thread::yield_now();
+            self.wait == Wait::Sleep || self.wait == Wait::Adaptive && self.looks.is_multiple_of(20)
+        }
+
+        fn sleep(&self) {
+            let none = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+            let timeout = Timespec::try_from(WATCHDOG).unwrap();
+            match epoll::wait(&self.epoll, &mut [none], Some(&timeout)) {
+                Ok(n) => assert!(n > 0, "a kick or a call was lost"),
+                Err(Errno::INTR) => {}
+                Err(errno) => panic!("{errno}"),
+            }
+        }
+    }
+
+    fn bell() -> Arc<OwnedFd> {
+        Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    fn ring_if(bell: &OwnedFd, needed: bool) {
+        if needed {
+            rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// xorshift64*, so that both sides know what each request holds.
+    fn random(seed: u64) -> u64 {
+        let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// The bytes of request `number` behind its header, or of its answer: seldom few enough to be copied word by word.
+    fn bytes(number: u64, answer: bool) -> Vec<u8> {
+        let seed = random(2 * number + u64::from(answer));
+        let len = 1 + seed as usize % (HALF - HEADER);
+        (0..len).map(|i| (seed >> (i % 57)) as u8 ^ i as u8).collect()
+    }
+
+    /// Number and length of the rest.
+    fn header(number: u64) -> [u8; HEADER] {
+        let len = bytes(number, false).len() as u64;
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&number.to_le_bytes());
+        header[8..].copy_from_slice(&len.to_le_bytes());
+        header
+    }
+
+    struct Driver {
+        rig: Rig,
+        memory: Mapping,
+        queue: DriverQueue<Mapping>,
+        /// Slots of the data that are free.
+        free: Vec<usize>,
+        /// By id: the request's number and its slot.
+        waiting: Vec<Option<(u64, usize)>>,
+    }
+
+    impl Driver {
+        fn new(rig: Rig, memory: &Mapping) -> Self {
+            let slots = usize::from(rig.size);
+            Self {
+                rig,
+                memory: memory.clone(),
+                queue: rig.driver(memory),
+                free: (0..slots).rev().collect(),
+                waiting: vec![None; slots],
+            }
+        }
+
+        /// Makes request `number`; false: there is no room for it now.
+        fn add(&mut self, number: u64) -> bool {
+            let Some(&slot) = self.free.last() else { return false };
+            let (at, bytes) = (SLOT * slot, bytes(number, false));
+            self.memory.write(self.rig.data_at() + at, &header(number));
+            self.memory.write(self.rig.data_at() + at + HEADER, &bytes);
+            let segment = |from: usize, len: usize, writable| Segment {
+                address: self.rig.data(at + from),
+                len: len as u32,
+                writable,
+            };
+            let first = 1 + HALF / 3;
+            let segments = [
+                segment(0, HEADER, false),
+                segment(HEADER, bytes.len(), false),
+                segment(HALF, first, true),
+                segment(HALF + first, HALF - first, true),
+            ];
+            match self.queue.add(&segments, random(number).is_multiple_of(3)) {
+                Ok(id) => {
+                    assert_eq!(self.waiting[usize::from(id)].replace((number, slot)), None);
+                    self.free.pop();
+                    true
+                }
+                Err(AddError::Full) => false,
+                Err(error) => panic!("{error}"),
+            }
+        }
+
+        /// Takes and checks one answer, if there is one.
+        fn poll(&mut self) -> bool {
+            let Some((id, written)) = self.queue.poll().unwrap() else { return false };
+            let (number, slot) = self.waiting[usize::from(id)].take().unwrap();
+            let wanted = bytes(number, true);
+            assert_eq!(written as usize, wanted.len(), "request {number}");
+            let mut answer = vec![0; wanted.len()];
+            self.memory.read(self.rig.data_at() + SLOT * slot + HALF, &mut answer);
+            assert!(answer == wanted, "the answer to {number} is damaged");
+            self.free.push(slot);
+            true
+        }
+
+        /// Sends all requests, and takes all answers.
+        fn run(&mut self, bed: &mut Bed, kick: &OwnedFd) {
+            let (mut sent, mut done) = (0, 0);
+            while done < REQUESTS {
+                while sent < REQUESTS && self.add(sent) {
+                    sent += 1;
+                    // Alone, or with some of the next.
+                    if random(sent).is_multiple_of(3) {
+                        ring_if(kick, self.queue.publish());
+                    }
+                }
+                ring_if(kick, self.queue.publish());
+                let before = done;
+                while self.poll() {
+                    done += 1;
+                }
+                if done == before && bed.is_tired() {
+                    if !self.queue.arm() {
+                        bed.sleep();
+                    }
+                    self.queue.disarm();
+                }
+            }
+            assert_eq!(self.queue.outstanding(), 0);
+        }
+    }
+
+    struct Device {
+        guest: GuestMemory<Mapping>,
+        queue: DeviceQueue<Mapping>,
+        chain: Chain,
+        /// Taken and not given back, each with what is written of it.
+        held: Vec<(Ticket, u32)>,
+    }
+
+    impl Device {
+        fn new(rig: Rig, memory: &Mapping, inflight: Option<&Mapping>) -> Self {
+            let mut queue = DeviceQueue::new(rig.setup(memory, rig.base(), inflight)).unwrap();
+            queue.disarm();
+            Self { guest: rig.guest(memory), queue, chain: Chain::new(), held: Vec::new() }
+        }
+
+        /// Takes, checks and answers one request, if there is one.
+        fn take(&mut self) -> bool {
+            let Some(ticket) = self.queue.pop(&self.guest, &mut self.chain).unwrap() else { return false };
+            let mut head = [0; HEADER];
+            assert_eq!(self.guest.read(self.chain.readable(), 0, &mut head), HEADER);
+            let number = u64::from_le_bytes(head[..8].try_into().unwrap());
+            assert_eq!(head, header(number));
+            let wanted = bytes(number, false);
+            let mut got = vec![0; HALF];
+            let len = self.guest.read(self.chain.readable(), HEADER as u64, &mut got);
+            assert!(got[..len] == wanted, "request {number} is damaged");
+            let answer = bytes(number, true);
+            assert_eq!(self.guest.write(self.chain.writable(), 0, &answer), answer.len());
+            self.held.push((ticket, answer.len() as u32));
+            true
+        }
+
+        fn give_back(&mut self, at: usize) {
+            let (ticket, written) = self.held.swap_remove(at);
+            self.queue.push(ticket, written);
+        }
+
+        /// Serves until it is over, or has served so many and dies with what it holds. Says whether it is over.
+        fn run(&mut self, bed: &mut Bed, call: &OwnedFd, over: &AtomicBool, life: u64) -> bool {
+            let mut taken = 0;
+            // A predecessor may have died between its publishing and its call.
+            ring_if(call, self.queue.publish());
+            loop {
+                let mut worked = false;
+                while self.held.len() < HELD && self.take() {
+                    worked = true;
+                    taken += 1;
+                    if taken > life {
+                        return false;
+                    }
+                }
+                while !self.held.is_empty() && (self.held.len() == HELD || !worked) {
+                    let at = random(taken + self.held.len() as u64) as usize % self.held.len();
+                    self.give_back(at);
+                    worked = true;
+                    if random(taken).is_multiple_of(2) {
+                        ring_if(call, self.queue.publish());
+                    }
+                }
+                ring_if(call, self.queue.publish());
+                if worked {
+                    continue;
+                }
+                if over.load(Ordering::Acquire) {
+                    return true;
+                }
+                if bed.is_tired() {
+                    if !self.queue.arm() && !over.load(Ordering::Acquire) {
+                        bed.sleep();
+                    }
+                    self.queue.disarm();
+                }
+            }
+        }
+    }
+
+    /// All requests through one queue. With a `life`, devices die after about so many; each has a thread of its own.
+    fn both(rig: Rig, wait: Wait, life: Option<u64>) {
+        let memory = rig.memory();
+        let inflight = life.map(|_| rig.inflight_memory());
+        let log = Mapping::anonymous(4096).unwrap();
+        let (kick, call, over) = (bell(), bell(), Arc::new(AtomicBool::new(false)));
+        let mut driver = Driver::new(rig, &memory);
+        driver.queue.disarm();
+        let device = {
+            let (kick, call, over, log) = (kick.clone(), call.clone(), over.clone(), log.clone());
+            move |life: u64| {
+                let (mut bed, call, over) = (Bed::new(&kick, wait), call.clone(), over.clone());
+                let mut device = Device::new(rig, &memory, inflight.as_ref());
+                device.queue.set_log(DirtyLog::new(log.clone(), 0, 4096));
+                thread::spawn(move || device.run(&mut bed, &call, &over, life))
+            }
+        };
+        let process = thread::spawn(move || {
+            let mut deaths = 0;
+            while !device(life.map_or(u64::MAX, |life| random(deaths) % (2 * life))).join().unwrap() {
+                deaths += 1;
+            }
+            deaths
+        });
+        driver.run(&mut Bed::new(&call, wait), &kick);
+        over.store(true, Ordering::Release);
+        ring_if(&kick, true);
+        let deaths = process.join().unwrap();
+        assert!(life.is_none_or(|life| deaths > REQUESTS / life / 4), "{deaths} deaths");
+        assert!(log.load_acquire_u64(GUEST as usize / 4096 / 8) != 0, "no page is marked");
+    }
+
+    fn each(mut run: impl FnMut(Rig, Wait)) {
+        for kind in [Kind::Split, Kind::Packed] {
+            for event_idx in [false, true] {
+                for (size, wait) in [(16, Wait::Poll), (8, Wait::Sleep), (16, Wait::Adaptive)] {
+                    run(Rig::new(kind, size, event_idx), wait);
+                }
+            }
+        }
+    }
+
+    fn requests() {
+        each(|rig, wait| both(rig, wait, None));
+    }
+
+    fn successors() {
+        each(|rig, wait| both(rig, wait, Some(50)));
+    }
+
+    /// Shows that ThreadSanitizer sees into the guest's memory: the device looks at what it was not given. Without it nothing
+    /// happens; `scripts/sanitize` wants it to be reported.
+    fn planted_race() {
+        let rig = Rig::new(Kind::Split, 8, true);
+        let memory = rig.memory();
+        let mut driver = Driver::new(rig, &memory);
+        let device = Device::new(rig, &memory, None);
+        let looks = thread::spawn(move || {
+            // All of the data: it is not copied word by word.
+            let buffer = ginnel_virtqueue::Buffer { region: 0, at: rig.data_at(), len: 60_000 };
+            let mut bytes = vec![0; 60_000];
+            device.guest.read(&[buffer], 0, &mut bytes);
+            std::hint::black_box(bytes);
+        });
+        assert!(driver.add(0) && driver.queue.publish());
+        looks.join().unwrap();
+    }
+}
