@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::device::Device;
-use message::{Gone, Message, send};
+use message::{Gone, Message, tell};
 
 /// Regions of memory that are taken.
 const MAX_REGIONS: usize = 256;
@@ -307,9 +307,7 @@ impl Session {
             Request::GET_CONFIG => return self.get_config(message),
             Request::SET_CONFIG => return self.set_config(message),
             Request::SET_BACKEND_REQ_FD => {
-                let channel = UnixStream::from(message.one_fd()?);
-                channel.set_nonblocking(true)?;
-                self.channel = Some(channel);
+                self.channel = Some(UnixStream::from(message.one_fd()?));
             }
             Request::GET_INFLIGHT_FD => return self.get_inflight(message),
             Request::SET_INFLIGHT_FD => {
@@ -328,7 +326,7 @@ impl Session {
     pub fn config_changed(&mut self) {
         let Some(channel) = &self.channel else { return };
         // No answer is asked for: the front end asks us for the configuration before it would give one.
-        if let Err(error) = send(channel, BackendRequest::CONFIG_CHANGE.0, 0, &[], None) {
+        if let Err(error) = tell(channel, BackendRequest::CONFIG_CHANGE.0) {
             warn!("the front end cannot be told of the new configuration: {error}");
             self.channel = None;
         }
@@ -342,8 +340,9 @@ impl Session {
     fn stop(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
         let ring = &mut self.rings[index];
         if ring.running {
-            ring.running = false;
+            // One that does not end still runs: nobody else may be given its place.
             ring.base = Some(queues.stop(index as u16).map_err(Gone::Refused)?);
+            ring.running = false;
         }
         Ok(())
     }
@@ -396,8 +395,9 @@ impl Session {
             event_idx,
             base: ring.base.unwrap_or(if kind == Kind::Packed { PACKED_BASE } else { 0 }),
             inflight: self.inflight_of(index as u16, kind, ring.size).map_err(|e| refused(&e))?,
-            // With the request's header and its status.
-            max_segments: self.limits.segments.saturating_add(2 + PIECES).max(ring.size),
+            // With the request's header and its status. No more for a longer queue: each of its requests could have as many, in
+            // tables of their own, and what was needed for a request once is kept.
+            max_segments: self.limits.segments.saturating_add(2 + PIECES),
         };
         let mut queue = DeviceQueue::new(setup).map_err(|e| refused(&e.to_string()))?;
         let log = self.log.clone().filter(|_| self.features & connection::LOG_ALL != 0);

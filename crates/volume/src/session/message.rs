@@ -154,7 +154,7 @@ impl Connection {
 
     /// Answers a request.
     pub fn reply(&self, to: Request, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Gone> {
-        send(&self.socket, to.0, Header::REPLY, body, fd)
+        send(&self.socket, to.0, Header::REPLY, body, fd, SendFlags::empty())
     }
 }
 
@@ -182,13 +182,20 @@ fn check(header: Header) -> Result<usize, Gone> {
     Ok(size)
 }
 
+/// Tells the front end something on a channel that it has given. Never blocks, however the front end has set the channel: it
+/// shares that with us.
+pub(super) fn tell(channel: &UnixStream, request: u32) -> Result<(), Gone> {
+    send(channel, request, 0, &[], None, SendFlags::DONTWAIT)
+}
+
 /// Sends a message on a socket whose peer may not read.
-pub(super) fn send(
+fn send(
     socket: &UnixStream,
     request: u32,
     flags: u32,
     body: &[u8],
     fd: Option<BorrowedFd<'_>>,
+    how: SendFlags,
 ) -> Result<(), Gone> {
     let header = Header { request, flags: flags | Header::VERSION, size: body.len() as u32 };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -198,7 +205,7 @@ pub(super) fn send(
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
     let bytes = [header.as_bytes(), body].concat();
-    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL | how);
     match sent {
         // What fits not into an empty socket buffer is far longer than any answer.
         Ok(n) if n == bytes.len() => Ok(()),
@@ -244,8 +251,8 @@ mod tests {
     fn two_messages_at_once_keep_their_descriptors_apart() {
         let (front, mut back) = pair();
         let file = File::open("/dev/null").unwrap();
-        send(&front, 12, 0, &[0; 8], Some(file.as_fd())).unwrap();
-        send(&front, 13, 0, &[1; 8], Some(file.as_fd())).unwrap();
+        send(&front, 12, 0, &[0; 8], Some(file.as_fd()), SendFlags::empty()).unwrap();
+        send(&front, 13, 0, &[1; 8], Some(file.as_fd()), SendFlags::empty()).unwrap();
         for request in [12, 13] {
             let mut message = back.receive().unwrap().unwrap();
             assert_eq!(message.request, Request(request));
@@ -265,6 +272,15 @@ mod tests {
         let (mut front, mut back) = pair();
         front.write_all(Header { request: 5, flags: 1, size: 1 << 20 }.as_bytes()).unwrap();
         assert!(matches!(back.receive(), Err(Gone::Refused(_))));
+    }
+
+    #[test]
+    fn a_channel_that_nobody_reads_holds_nobody_up() {
+        let (_front, back) = UnixStream::pair().unwrap();
+        // As a front end may set it at any time, by its own copy of the descriptor.
+        back.set_nonblocking(false).unwrap();
+        let told = (0..100_000).find_map(|_| tell(&back, 2).err());
+        assert!(matches!(told, Some(Gone::Refused(_))), "{told:?}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ struct Books {
     running: Vec<Start>,
     stops: usize,
     calls: usize,
+    /// A disk does not answer.
+    stuck: bool,
 }
 
 impl Queues for Books {
@@ -28,6 +30,9 @@ impl Queues for Books {
     fn stop(&mut self, index: u16) -> Result<u32, String> {
         let at = self.running.iter().position(|start| start.index == index).expect("it runs");
         self.stops += 1;
+        if self.stuck {
+            return Err("the disk does not answer".to_owned());
+        }
         Ok(self.running.swap_remove(at).queue.base())
     }
     fn set_call(&mut self, _: u16, _: Option<Arc<OwnedFd>>) {
@@ -242,6 +247,19 @@ fn an_inflight_region_is_made_and_taken_back() {
     assert!(refused(outcome).contains("in-flight"));
     let area = InflightArea { queues: QUEUES + 1, ..area };
     refused(rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]));
+}
+
+#[test]
+fn a_queue_that_does_not_end_still_runs() {
+    let mut rig = Rig::prepared();
+    rig.kick(0).unwrap();
+    rig.books.stuck = true;
+    // As QEMU asks when it pauses a guest; then the session is over.
+    assert!(refused(rig.state(Request::GET_VRING_BASE, 0, 0)).contains("does not answer"));
+    assert!(rig.session.stop_all(&mut rig.books).is_err(), "it is taken to be free");
+    rig.books.stuck = false;
+    rig.session.stop_all(&mut rig.books).unwrap();
+    assert_eq!((rig.runs().len(), rig.books.stops), (0, 3));
 }
 
 #[test]
