@@ -276,13 +276,14 @@ impl Server {
     }
 }
 
-/// Takes all messages that have come.
+/// Takes one message, if all of it has come. One alone: a front end that sends faster than it is answered must not keep the
+/// others out, above all not who wants the volume to end.
 fn one_turn(
     connection: &mut Connection,
     session: &mut Session,
     workers: &mut Workers<'_>,
 ) -> Result<(), Gone> {
-    while let Some(message) = connection.receive()? {
+    if let Some(message) = connection.receive()? {
         let request = message.request;
         if let Outcome::Reply(body, fd) = session.handle(message, workers)? {
             connection.reply(request, &body, fd.as_ref().map(OwnedFd::as_fd))?;

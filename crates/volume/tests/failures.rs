@@ -45,6 +45,7 @@ fn a_full_disk_fails_writes_and_nothing_else() {
     // Space that is given back can be used again.
     client.discard(0, 1 << 20).unwrap();
     client.write(BYTES - 4096, &[8; 4096]).unwrap();
+    server.wait_for_line("No space left on device", 1);
     assert_eq!(server.count("No space left on device"), 1, "{}", server.log());
 }
 
@@ -64,6 +65,7 @@ fn an_image_that_is_cut_fails_behind_its_end() {
         // A write makes it longer again.
         client.write(BYTES - 4096, &[2; 4096]).unwrap();
         client.read(BYTES - 8192, &mut [0; 8192]).unwrap();
+        server.wait_for_line("it was truncated", 1);
         assert_eq!(server.count("it was truncated"), 1, "{}", server.log());
     }
 }
