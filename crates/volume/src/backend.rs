@@ -71,6 +71,14 @@ impl Op {
         }
     }
 
+    /// How much of the disk it is about, if that is not as much as it has data.
+    pub fn span(self) -> Option<u64> {
+        match self {
+            Self::Discard { len, .. } | Self::WriteZeroes { len, .. } => Some(len),
+            Self::Read { .. } | Self::Write { .. } | Self::Flush => None,
+        }
+    }
+
     /// Where on the disk it begins.
     pub fn at(self) -> u64 {
         match self {

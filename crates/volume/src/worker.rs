@@ -37,6 +37,10 @@ use slots::Slots;
 /// Requests taken from a queue in one turn.
 const BATCH: usize = 32;
 
+/// Bytes that are moved by this thread itself, on a disk in memory, for one queue in one turn, give or take a request. More would
+/// keep the mail waiting, and who stops a queue with it, for as long as a guest likes: a request may have 4 GiB.
+const STINT: u64 = 4 << 20;
+
 /// How long one disk keeps silent about failures after it has told of one.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -72,6 +76,8 @@ pub(crate) struct Worker {
     next: usize,
     slots: Slots,
     chain: Chain,
+    /// Bytes moved of the present [`STINT`].
+    stint: u64,
     inbox: Inbox,
     sleep: Sleep,
     wait: Wait,
@@ -105,6 +111,7 @@ impl Worker {
             next: 0,
             slots: Slots::default(),
             chain: Chain::new(),
+            stint: 0,
             inbox,
             sleep,
             wait: plan.wait,
@@ -167,6 +174,9 @@ impl Worker {
         } else {
             for at in 0..self.queues.len() {
                 worked |= self.take(at, now, BATCH);
+                if self.stint >= STINT && self.inbox.has_mail() {
+                    break;
+                }
             }
         }
         self.stores.submit()?;
@@ -189,7 +199,7 @@ impl Worker {
         let count = self.queues.len();
         let (mut worked, mut refused) = (false, 0);
         for _ in 0..count * BATCH {
-            if refused == count {
+            if refused == count || (self.stint >= STINT && self.inbox.has_mail()) {
                 break;
             }
             let at = self.next % count;
@@ -207,7 +217,8 @@ impl Worker {
     #[inline]
     fn take(&mut self, at: usize, now: u64, batch: usize) -> bool {
         let mut taken = 0;
-        while taken < batch {
+        self.stint = 0;
+        while taken < batch && self.stint < STINT {
             let queue = &mut self.queues[at];
             if let Some(slot) = queue.held.take() {
                 if !self.pass(at, slot, now) {
@@ -281,9 +292,11 @@ impl Worker {
         if queue.state != State::Running {
             return true;
         }
-        let bytes = self.slots.at(slot).bytes();
+        let place = self.slots.at(slot);
+        let (bytes, number) = (place.bytes(), place.number);
         match queue.limit.pass(now, bytes) {
             Ok(()) => true,
+            Err(NotBefore(_)) if self.settlements.is_urgent(number) => true,
             Err(NotBefore(then)) => {
                 queue.held = Some(slot);
                 queue.ready_at = then;
@@ -298,7 +311,9 @@ impl Worker {
         let queue = &self.queues[at];
         let place = self.slots.at(slot);
         let (disk, op) = (place.disk, place.op);
+        let bytes = op.span().unwrap_or(place.bytes());
         if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
+            self.stint = self.stint.saturating_add(bytes);
             let now = self.now();
             self.complete(slot, result, now);
         }
@@ -400,7 +415,12 @@ impl Worker {
                     self.queues.push(queue);
                 }
                 Order::Stop { index, answer } => match self.queues.iter_mut().find(|q| q.index == index) {
-                    Some(queue) => queue.begin_stop(answer),
+                    Some(queue) => {
+                        queue.begin_stop(answer);
+                        let serial = queue.serial;
+                        let own = |slot| self.slots.at(slot).serial == serial;
+                        self.settlements.hurry(own, &self.peers);
+                    }
                     None => drop(answer),
                 },
                 Order::Call { index, call } => {

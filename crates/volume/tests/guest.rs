@@ -1,0 +1,123 @@
+//! Guests that ask for as much as they can: a queue can be stopped all the same, so that the next front end is served, and what
+//! a volume needs for a request is bounded.
+
+mod front;
+mod server;
+
+use std::time::{Duration, Instant};
+
+use front::Guest;
+use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
+use ginnel_layout::virtio_scsi::{
+    Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
+    TaskFunction, TaskManagement,
+};
+use ginnel_virtqueue::Segment;
+use ginnel_volume_client::{Client, Options};
+use server::{PROMPT, Server};
+use zerocopy::IntoBytes;
+
+/// How long who stops a queue may wait; far shorter than what its guest has asked for takes.
+const SOON: Duration = Duration::from_millis(1500);
+
+/// Data of `count` times the same bytes of the guest, from `skip` on.
+fn folded(guest: &Guest, count: usize, len: u32, skip: u64, writable: bool) -> Vec<Segment> {
+    vec![Segment { address: guest.data() + skip, len, writable }; count]
+}
+
+fn read(sector: u64) -> RequestHeader {
+    RequestHeader { kind: RequestKind::IN, reserved: 0, sector }
+}
+
+/// Waits until the volume has taken so many requests.
+fn wait_for_taken(server: &Server, count: u64) {
+    let until = Instant::now() + PROMPT;
+    loop {
+        let answer: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"stat"}"#)).unwrap();
+        let queues = answer["stat"]["queues"].as_array().unwrap().clone();
+        if queues.iter().map(|queue| queue["taken"].as_u64().unwrap()).sum::<u64>() >= count {
+            return;
+        }
+        assert!(Instant::now() < until, "{answer}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The guest goes; how long until the next one has its answer.
+fn gone(server: &Server, guest: Guest) -> Duration {
+    drop(guest);
+    let begin = Instant::now();
+    let mut client = Client::connect(Options { patience: 3 * PROMPT, ..server.options() }).unwrap();
+    client.read(0, &mut [0; 512]).unwrap();
+    begin.elapsed()
+}
+
+#[test]
+fn a_stop_does_not_wait_for_gigabytes() {
+    const QUEUES: usize = 8;
+    const EACH: usize = 32;
+    let server = Server::start(0, "--backend ram --size 1G --queues 8 --threads 1");
+    let mut guest = Guest::connect(&server.socket(), QUEUES);
+    // 448 MiB in each of them, so 112 GiB.
+    let data = folded(&guest, 112, 4 << 20, 0, true);
+    for queue in 0..QUEUES {
+        for n in 0..EACH {
+            guest.add(queue, n, read(0).as_bytes(), &data, 1, false);
+        }
+        guest.kick(queue);
+    }
+    wait_for_taken(&server, 1);
+    let took = gone(&server, guest);
+    println!("the next guest is served after {took:?}");
+    assert!(took < SOON, "{took:?}");
+}
+
+#[test]
+fn a_stop_does_not_wait_for_the_limits() {
+    // A MiB at 1 KiB a second is on its way for 17 minutes, and an abort waits for it.
+    let server = Server::start(0, "--device scsi --backend ram --size 64M --threads 1 --bandwidth 1024");
+    let mut guest = Guest::connect(&server.socket(), usize::from(FIRST_COMMAND_QUEUE) + 1);
+    let mut cdb = [0; CDB_LEN];
+    cdb[..10].copy_from_slice(&[0x28, 0, 0, 0, 0, 0, 0, 8, 0, 0]);
+    let lun = Address::bytes(0, 0);
+    let command = CommandHeader { lun, tag: 7, task_attribute: 0, priority: 0, crn: 0, cdb };
+    let data = folded(&guest, 1, 1 << 20, 0, true);
+    let commands = FIRST_COMMAND_QUEUE.into();
+    guest.add(commands, 0, command.as_bytes(), &data, size_of::<CommandResponse>() as u32, true);
+    guest.kick(commands);
+    wait_for_taken(&server, 1);
+    let task = TaskManagement {
+        kind: ControlKind::TASK_MANAGEMENT,
+        function: TaskFunction::LOGICAL_UNIT_RESET,
+        lun,
+        tag: 0,
+    };
+    guest.add(CONTROL_QUEUE.into(), 0, task.as_bytes(), &[], 1, false);
+    guest.kick(CONTROL_QUEUE.into());
+    wait_for_taken(&server, 2);
+    // The queue of the abort first, as QEMU does it when it goes.
+    let begin = Instant::now();
+    guest.front.stop();
+    let mut done = [guest.wait(), guest.wait()];
+    done.sort_unstable();
+    assert_eq!(done, [(CONTROL_QUEUE.into(), 0), (commands, 0)]);
+    println!("both end after {:?}", begin.elapsed());
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    assert!(guest.front.is_served());
+}
+
+/// More segments than it was told are an end to its queue, however long that is.
+#[test]
+fn requests_have_no_more_segments_than_told() {
+    let server = Server::start(0, "--backend ram --size 64M --segments 30 --queues 2");
+    let mut guest = Guest::connect(&server.socket(), 2);
+    let data = folded(&guest, 30, 512, 0, true);
+    guest.add(0, 0, read(0).as_bytes(), &data, 1, false);
+    guest.kick(0);
+    assert_eq!(guest.wait(), (0, 0));
+    let data = folded(&guest, 60, 512, 0, true);
+    guest.add(1, 0, read(0).as_bytes(), &data, 1, false);
+    guest.kick(1);
+    server.wait_for_line("a request of more than", 1);
+    assert!(guest.front.is_served());
+}
