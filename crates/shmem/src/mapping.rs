@@ -3,6 +3,7 @@
 use crate::guard;
 use crate::memory::{Memory, WORDWISE};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -279,6 +280,13 @@ impl Mapping {
 #[inline]
 fn wordwise(at: usize, len: usize) -> bool {
     ((at | len) & 7) | (WORDWISE.wrapping_sub(len) >> (usize::BITS - 1)) == 0
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not what is in it: that is others' too.
+        f.debug_struct("Mapping").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 impl Memory for Mapping {

@@ -3,11 +3,14 @@
 pub mod blk;
 pub mod scsi;
 
+use std::sync::Arc;
+
 use ginnel_layout::virtio_scsi::Event;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
 
 use crate::backend::{Failure, Op};
+use crate::disk::Disk;
 
 /// A device of one kind. Its methods are called by all workers at once.
 pub trait Device: Send + Sync {
@@ -17,8 +20,11 @@ pub trait Device: Send + Sync {
     /// Feature bits of the device itself, not those of its queues.
     fn features(&self) -> u64;
 
-    /// What the driver has taken of all feature bits offered.
+    /// What the driver has taken of all feature bits offered: a driver begins, and nothing holds that another has chosen.
     fn set_features(&self, features: u64);
+
+    /// Its disks.
+    fn disks(&self) -> Vec<Arc<Disk>>;
 
     /// The configuration space.
     fn config(&self) -> Vec<u8>;

@@ -1,8 +1,10 @@
 //! What all threads know of a disk.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use ginnel_layout::virtio_blk::ID_LEN;
+use ginnel_shmem::{Mapping, Memory};
 
 /// A disk: a blk device has one, a scsi target one for each logical unit.
 #[derive(Debug)]
@@ -19,6 +21,14 @@ pub struct Disk {
     bytes: AtomicU64,
     /// Whether writes may stay in a volatile cache until they are flushed.
     write_back: AtomicBool,
+    /// Where that is noted for the next process.
+    note: Mutex<Option<Mapping>>,
+}
+
+/// What a note says. A fresh one says nothing.
+mod note {
+    pub const WRITE_BACK: u64 = 1;
+    pub const WRITE_THROUGH: u64 = 2;
 }
 
 impl Disk {
@@ -34,6 +44,7 @@ impl Disk {
             serial: padded,
             bytes: AtomicU64::new(0),
             write_back: AtomicBool::new(true),
+            note: Mutex::default(),
         };
         disk.set_bytes(bytes);
         disk
@@ -71,8 +82,30 @@ impl Disk {
 
     /// Says whether writes may wait for a flush. Without a cache they never do.
     pub fn set_write_back(&self, on: bool) {
-        self.write_back.store(on && self.write_cache, Ordering::Relaxed);
+        let on = on && self.write_cache;
+        // Held over both, so that the note says what is so.
+        let note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write_back.store(on, Ordering::Relaxed);
+        if let Some(note) = &*note {
+            note.store_relaxed_u64(0, if on { note::WRITE_BACK } else { note::WRITE_THROUGH });
+        }
     }
+
+    /// Notes down from now on, in the first [`Disk::NOTE`] bytes of this memory, whether writes may wait for a flush. If they say
+    /// so already, for a predecessor, that holds: a driver that has turned the cache off does not flush any more, and does
+    /// not learn that the process is another one.
+    pub fn keep_note(&self, memory: Option<Mapping>) {
+        let said = memory.as_ref().map_or(0, |memory| memory.load_relaxed_u64(0));
+        *self.note.lock().unwrap_or_else(PoisonError::into_inner) = memory;
+        self.set_write_back(match said {
+            note::WRITE_BACK => true,
+            note::WRITE_THROUGH => false,
+            _ => self.write_back(),
+        });
+    }
+
+    /// Bytes of a note.
+    pub const NOTE: usize = 8;
 }
 
 #[cfg(test)]
@@ -87,5 +120,27 @@ mod tests {
         assert!(!disk.holds(512, 4096) && !disk.holds(0, 512) && !disk.holds(8192, 4096));
         assert!(!disk.holds(u64::MAX - 4095, 8192));
         assert_eq!(&disk.serial, b"a serial that is far");
+    }
+
+    #[test]
+    fn the_drivers_choice_outlives_the_process() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let disk = || Disk::new(4096, 512, false, "");
+        let first = disk();
+        first.keep_note(Some(memory.clone()));
+        assert!(first.write_back(), "a fresh note changes nothing");
+        first.set_write_back(false);
+        let second = disk();
+        second.keep_note(Some(memory.clone()));
+        assert!(!second.write_back());
+        second.set_write_back(true);
+        let uncached = disk().without_cache();
+        uncached.keep_note(Some(memory.clone()));
+        assert!(!uncached.write_back(), "there is none to turn on");
+        second.keep_note(None);
+        second.set_write_back(true);
+        let third = disk();
+        third.keep_note(Some(memory));
+        assert!(!third.write_back(), "who keeps no note any more does not write it");
     }
 }

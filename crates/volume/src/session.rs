@@ -23,6 +23,7 @@ use tracing::{debug, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::device::Device;
+use crate::disk::Disk;
 use message::{Gone, Message, tell};
 
 /// Regions of memory that are taken.
@@ -95,6 +96,14 @@ struct Inflight {
     queue_size: u16,
 }
 
+impl Inflight {
+    /// Where its queues' parts end. As large as either kind needs: the driver may choose the other one at its next start.
+    fn notes_at(queues: u16, queue_size: u16) -> usize {
+        let part = |kind| InflightQueue::<Mapping>::len(kind, queue_size);
+        part(Kind::Split).max(part(Kind::Packed)) * usize::from(queues)
+    }
+}
+
 #[derive(Default)]
 struct Ring {
     size: u16,
@@ -133,6 +142,7 @@ impl Session {
     /// A front end that has said nothing yet.
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Self {
         let rings = (0..device.queues()).map(|_| Ring::default()).collect();
+        forget_driver(&*device);
         Self {
             device,
             limits,
@@ -213,9 +223,13 @@ impl Session {
                         message.malformed(&format!("asks for features that were not offered: {extra:#x}"))
                     );
                 }
+                // The log goes on and off under a driver that goes on.
+                let driver = |features| features & !connection::LOG_ALL;
                 self.change_all(queues, |session| {
+                    if driver(session.features) != driver(features) {
+                        session.device.set_features(features);
+                    }
                     session.features = features;
-                    session.device.set_features(features);
                 })?;
             }
             Request::SET_OWNER => {}
@@ -225,6 +239,7 @@ impl Session {
                 self.features = 0;
                 self.inflight = None;
                 self.log = None;
+                forget_driver(&*self.device);
             }
             Request::GET_PROTOCOL_FEATURES => return Ok(number(Self::PROTOCOL)),
             Request::SET_PROTOCOL_FEATURES => {
@@ -315,7 +330,10 @@ impl Session {
                 let file = message.one_fd()?;
                 let memory = memory::map_inflight(&area, &file).map_err(Gone::Refused)?;
                 let inflight = Inflight { memory, queues: area.queues, queue_size: area.queue_size };
-                self.change_all(queues, |session| session.inflight = Some(inflight))?;
+                self.change_all(queues, |session| {
+                    session.keep_notes(&inflight);
+                    session.inflight = Some(inflight);
+                })?;
             }
             _ => return Err(message.malformed("is not known to this volume")),
         }
@@ -524,9 +542,8 @@ impl Session {
                 message.malformed("asks for an in-flight region of more or longer queues than there are")
             );
         }
-        // As large as either kind needs: the driver may choose the other one at its next start.
-        let part = |kind| InflightQueue::<Mapping>::len(kind, area.queue_size);
-        let size = part(Kind::Split).max(part(Kind::Packed)) as u64 * u64::from(area.queues);
+        let notes = self.device.disks().len() * Disk::NOTE;
+        let size = (Inflight::notes_at(area.queues, area.queue_size) + notes) as u64;
         let made = || {
             let file = memfd_create("ginnel-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             ftruncate(&file, size)?;
@@ -536,6 +553,15 @@ impl Session {
         let file = made()?;
         let reply = InflightArea { size, offset: 0, ..area };
         Ok(Outcome::Reply(reply.as_bytes().to_vec(), Some(file)))
+    }
+
+    /// What drivers have chosen is noted behind the queues' parts of an in-flight region of ours: front ends give the whole
+    /// region to the next process. There is no such place in one that another kind of server has made.
+    fn keep_notes(&self, inflight: &Inflight) {
+        let first = Inflight::notes_at(inflight.queues, inflight.queue_size);
+        for (number, disk) in self.device.disks().iter().enumerate() {
+            disk.keep_note(inflight.memory.part(first + number * Disk::NOTE, Disk::NOTE));
+        }
     }
 
     fn index(&self, message: &Message, index: u32) -> Result<usize, Gone> {
@@ -563,6 +589,12 @@ impl Session {
             .map_err(|e| message.malformed(&format!("has a descriptor that is no eventfd: {e}")))?;
         Ok((index, Some(Arc::new(fd))))
     }
+}
+
+/// Nothing holds any more that a driver has chosen, and the next one has not begun.
+fn forget_driver(device: &dyn Device) {
+    device.disks().iter().for_each(|disk| disk.keep_note(None));
+    device.set_features(0);
 }
 
 fn number(value: u64) -> Outcome {

@@ -58,12 +58,13 @@ impl Device for Blk {
     }
 
     fn set_features(&self, features: u64) {
-        // A driver that cannot flush must find all that it wrote (5.2.6.2).
-        if features & feature::FLUSH == 0 {
-            self.disk.set_write_back(false);
-        } else if features & feature::CONFIG_WCE == 0 {
-            self.disk.set_write_back(true);
-        }
+        // A driver that cannot flush must find all that it wrote (5.2.6.2). Firmware is such a driver, so the next one has
+        // its cache back.
+        self.disk.set_write_back(features & feature::FLUSH != 0);
+    }
+
+    fn disks(&self) -> Vec<Arc<Disk>> {
+        vec![self.disk.clone()]
     }
 
     fn config(&self) -> Vec<u8> {

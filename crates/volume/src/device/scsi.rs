@@ -222,6 +222,10 @@ impl Device for Scsi {
         self.units.iter().for_each(|unit| unit.disk.set_write_back(true));
     }
 
+    fn disks(&self) -> Vec<Arc<Disk>> {
+        self.units.iter().map(|unit| unit.disk.clone()).collect()
+    }
+
     fn config(&self) -> Vec<u8> {
         let config = Config {
             num_queues: self.queues.into(),

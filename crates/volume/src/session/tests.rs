@@ -44,16 +44,17 @@ struct Rig {
     session: Session,
     books: Books,
     memory: File,
+    disk: Arc<Disk>,
 }
 
 impl Rig {
     fn new() -> Self {
         let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
-        let device = Arc::new(Blk::new(disk, QUEUES, 126, true));
+        let device = Arc::new(Blk::new(disk.clone(), QUEUES, 126, true));
         let limits = Limits { queue_size: 256, segments: 126, packed: true };
         let memory = tempfile::tempfile_in("/dev/shm").unwrap();
         memory.set_len(LEN).unwrap();
-        Self { session: Session::new(device, limits), books: Books::default(), memory }
+        Self { session: Session::new(device, limits), books: Books::default(), memory, disk }
     }
 
     /// With features and memory, and all that queue 0 needs but its kick.
@@ -103,6 +104,20 @@ impl Rig {
 
     fn kick(&mut self, index: u64) -> Result<Outcome, Gone> {
         self.say(Request::SET_VRING_KICK, &index.to_le_bytes(), vec![bell()])
+    }
+
+    fn turn_cache(&mut self, on: bool) {
+        let write = [ConfigHeader { offset: 32, size: 1, flags: 0 }.as_bytes(), &[u8::from(on)]].concat();
+        assert_eq!(value(self.say(Request::SET_CONFIG, &write, vec![])), 0);
+        assert_eq!(self.disk.write_back(), on);
+    }
+
+    fn new_inflight(&mut self) -> (Vec<u8>, OwnedFd) {
+        let area = InflightArea { size: 0, offset: 0, queues: QUEUES, queue_size: 128, padding: 0 };
+        match self.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]).unwrap() {
+            Outcome::Reply(body, Some(file)) => (body, file),
+            other => panic!("{other:?}"),
+        }
     }
 
     fn runs(&self) -> Vec<u16> {
@@ -234,10 +249,7 @@ fn the_configuration_is_read_and_partly_written() {
 fn an_inflight_region_is_made_and_taken_back() {
     let mut rig = Rig::prepared();
     let area = InflightArea { size: 0, offset: 0, queues: QUEUES, queue_size: 128, padding: 0 };
-    let (body, file) = match rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]).unwrap() {
-        Outcome::Reply(body, Some(file)) => (body, file),
-        other => panic!("{other:?}"),
-    };
+    let (body, file) = rig.new_inflight();
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file.try_clone().unwrap()]).unwrap();
     rig.kick(0).unwrap();
     assert_eq!(rig.runs(), [0]);
@@ -247,6 +259,55 @@ fn an_inflight_region_is_made_and_taken_back() {
     assert!(refused(outcome).contains("in-flight"));
     let area = InflightArea { queues: QUEUES + 1, ..area };
     refused(rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]));
+}
+
+const LINUX: u64 = virtio::VERSION_1 | connection::PROTOCOL_FEATURES | blk::FLUSH | blk::CONFIG_WCE;
+
+#[test]
+fn a_driver_has_its_cache_whoever_was_there_before() {
+    let mut rig = Rig::new();
+    let firmware = virtio::VERSION_1 | blk::BLK_SIZE;
+    rig.negotiate(firmware);
+    assert!(!rig.disk.write_back(), "it cannot flush");
+    rig.negotiate(LINUX);
+    assert!(rig.disk.write_back());
+    rig.turn_cache(false);
+    // Front ends say it twice, and a live migration switches the log on.
+    rig.negotiate(LINUX);
+    rig.negotiate(LINUX | connection::LOG_ALL);
+    assert!(!rig.disk.write_back());
+    // A reboot.
+    rig.negotiate(firmware);
+    rig.negotiate(LINUX);
+    assert!(rig.disk.write_back());
+    rig.turn_cache(false);
+    rig.say(Request::RESET_DEVICE, &[], vec![]).unwrap();
+    rig.negotiate(LINUX);
+    assert!(rig.disk.write_back());
+}
+
+#[test]
+fn a_cache_that_was_turned_off_stays_off_over_a_restart_of_the_volume() {
+    let mut first = Rig::new();
+    first.negotiate(LINUX);
+    let (body, file) = first.new_inflight();
+    let file = || vec![file.try_clone().unwrap()];
+    first.say(Request::SET_INFLIGHT_FD, &body, file()).unwrap();
+    first.turn_cache(false);
+    // As QEMU does it when it has found the next process.
+    let mut second = Rig::new();
+    second.negotiate(LINUX);
+    second.say(Request::SET_INFLIGHT_FD, &body, file()).unwrap();
+    second.negotiate(LINUX);
+    assert!(!second.disk.write_back());
+    // A region of another kind of server, without a place for it.
+    let mut third = Rig::new();
+    third.negotiate(LINUX);
+    let mut area = InflightArea::read_from_bytes(&body).unwrap();
+    area.size -= Disk::NOTE as u64;
+    third.say(Request::SET_INFLIGHT_FD, area.as_bytes(), file()).unwrap();
+    assert!(third.disk.write_back());
+    third.turn_cache(false);
 }
 
 #[test]
