@@ -72,6 +72,8 @@ pub struct DiskStat {
     pub serial: String,
     /// Whether the kernel's page cache is bypassed.
     pub direct: bool,
+    /// Whether writes may wait for a flush in a volatile cache; the guest can turn that off.
+    pub write_back: bool,
 }
 
 /// A thread of a volume.

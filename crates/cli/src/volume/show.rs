@@ -42,7 +42,8 @@ fn head(stat: &Stat) -> String {
 }
 
 fn disks(stat: &Stat) -> Table {
-    let mut table = Table::new(&["DISK", "BACKEND", "SIZE", "SECTOR", "SERIAL", "MAY", "I/O", "IMAGE"]);
+    let mut table =
+        Table::new(&["DISK", "BACKEND", "SIZE", "SECTOR", "SERIAL", "MAY", "WRITES", "I/O", "IMAGE"]);
     for disk in &stat.disks {
         table.row([
             disk.disk.to_string(),
@@ -51,6 +52,12 @@ fn disks(stat: &Stat) -> Table {
             disk.sector.to_string(),
             disk.serial.clone(),
             if disk.read_only { "read" } else { "write" }.into(),
+            match disk.write_back {
+                _ if disk.read_only => "-",
+                true => "back",
+                false => "through",
+            }
+            .into(),
             match disk.path {
                 Some(_) if disk.direct => "direct",
                 Some(_) => "page cache",

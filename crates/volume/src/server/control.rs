@@ -94,6 +94,7 @@ impl Shared {
                     read_only: disk.read_only,
                     serial: spec.serial.clone(),
                     direct: backend.image().is_some_and(|image| image.is_direct()),
+                    write_back: disk.write_back(),
                 }
             });
         Stat {
