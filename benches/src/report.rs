@@ -95,8 +95,8 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Prints the table and writes the file.
-    pub fn finish(&self, name: &str) -> Result<()> {
+    /// Prints the table and writes the file. `partly`: other rows of an earlier run stay in it.
+    pub fn finish(&self, name: &str, partly: bool) -> Result<()> {
         println!("\n{HEADER}");
         for row in &self.rows {
             println!("{}", line(row));
@@ -104,10 +104,22 @@ impl Report {
         let missed = self.rows.iter().filter(|row| !row.reached()).count();
         println!("{} rows, {missed} below their target", self.rows.len());
         let path = folder()?.join(format!("{name}.json"));
-        std::fs::write(&path, serde_json::to_string_pretty(&self.rows)? + "\n")
+        let mut rows = if partly { self.others(&path) } else { Vec::new() };
+        rows.extend(self.rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?);
+        std::fs::write(&path, serde_json::to_string_pretty(&rows)? + "\n")
             .with_context(|| format!("writing {}", path.display()))?;
         println!("written: {}", path.display());
         Ok(())
+    }
+}
+
+impl Report {
+    /// The rows of a file that are not ours.
+    fn others(&self, path: &Path) -> Vec<serde_json::Value> {
+        let text = std::fs::read(path).unwrap_or_default();
+        let mut rows: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_default();
+        rows.retain(|row| !self.rows.iter().any(|own| row["case"] == own.case && row["peer"] == own.peer));
+        rows
     }
 }
 

@@ -12,8 +12,8 @@ use vmtest::{Bed, HOST_ADDRESS, Vm};
 /// Measures channels, and `ginnel cp`, beside their alternatives.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: host, vm, cp, daemon.
-    #[arg(long)]
+    /// Only this part.
+    #[arg(long, value_parser = ["host", "vm", "cp", "daemon"])]
     only: Option<String>,
     /// Pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
@@ -72,7 +72,7 @@ fn main() -> Result<()> {
             bench.cp(a, &file, cli.copy_mib)?;
         }
     }
-    bench.report.finish("channel")
+    bench.report.finish("channel", cli.only.is_some())
 }
 
 fn cpus() -> usize {

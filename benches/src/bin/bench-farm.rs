@@ -13,8 +13,8 @@ use vmtest::{Bed, HOST_ADDRESS, Job, Vm};
 /// Measures the farm.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: host, modes, vm.
-    #[arg(long)]
+    /// Only this part.
+    #[arg(long, value_parser = ["host", "modes", "vm"])]
     only: Option<String>,
     /// Pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
     if wants("vm") {
         bench.vms()?;
     }
-    bench.report.finish("farm")
+    bench.report.finish("farm", cli.only.is_some())
 }
 
 /// What manager and workers print.

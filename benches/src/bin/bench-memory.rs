@@ -10,8 +10,8 @@ use vmtest::{Bed, HOST_ADDRESS};
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: locks, blocks, allocate, joining, vm.
-    #[arg(long)]
+    /// Only this part.
+    #[arg(long, value_parser = ["locks", "blocks", "allocate", "joining", "journal", "vm"])]
     only: Option<String>,
     /// Of the blocks only those of so many KiB.
     #[arg(long)]
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         bench.blocks("host -> VM", Place::Host(0), Place::Vm(b), &address)?;
         bench.blocks("VM -> host", Place::Vm(a), Place::Host(1), &format!("{HOST_ADDRESS}:17171"))?;
     }
-    bench.report.finish("memory")
+    bench.report.finish("memory", cli.only.is_some())
 }
 
 /// Bytes that go through a block.

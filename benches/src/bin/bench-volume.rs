@@ -19,8 +19,8 @@ use tempfile::TempDir;
 /// Measures volumes beside their alternatives.
 #[derive(Parser)]
 struct Cli {
-    /// Only the part of that name: ram, cached, null, file, idle, queues, guest.
-    #[arg(long)]
+    /// Only this part.
+    #[arg(long, value_parser = ["ram", "cached", "null", "file", "idle", "queues", "guest"])]
     only: Option<String>,
     /// Pairs of runs for each row.
     #[arg(long, default_value_t = 5)]
@@ -64,7 +64,7 @@ fn main() -> Result<()> {
     if wants("guest") {
         guest_disks::rows(&mut bench.report, bench.pairs)?;
     }
-    bench.report.finish("volume")
+    bench.report.finish("volume", cli.only.is_some())
 }
 
 fn cpus() -> usize {
