@@ -20,7 +20,7 @@ pub trait Device: Send + Sync {
     /// Feature bits of the device itself, not those of its queues.
     fn features(&self) -> u64;
 
-    /// What the driver has taken of all feature bits offered: a driver begins, and nothing holds that another has chosen.
+    /// What the driver has taken of all feature bits offered. Called when a driver begins, and not when the same one goes on.
     fn set_features(&self, features: u64);
 
     /// Its disks.

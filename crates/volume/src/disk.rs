@@ -19,16 +19,18 @@ pub struct Disk {
     pub serial: [u8; ID_LEN],
     /// Bytes; a multiple of the block size.
     bytes: AtomicU64,
-    /// Whether writes may stay in a volatile cache until they are flushed.
-    write_back: AtomicBool,
+    /// Whether the driver has left the cache on.
+    cache_on: AtomicBool,
     /// Where that is noted for the next process.
     note: Mutex<Option<Mapping>>,
+    /// Whether the driver flushes at all.
+    flushes: AtomicBool,
 }
 
-/// What a note says. A fresh one says nothing.
+/// What a note says of the cache. A fresh one says nothing.
 mod note {
-    pub const WRITE_BACK: u64 = 1;
-    pub const WRITE_THROUGH: u64 = 2;
+    pub const ON: u64 = 1;
+    pub const OFF: u64 = 2;
 }
 
 impl Disk {
@@ -43,8 +45,9 @@ impl Disk {
             write_cache: true,
             serial: padded,
             bytes: AtomicU64::new(0),
-            write_back: AtomicBool::new(true),
+            cache_on: AtomicBool::new(true),
             note: Mutex::default(),
+            flushes: AtomicBool::new(true),
         };
         disk.set_bytes(bytes);
         disk
@@ -52,7 +55,7 @@ impl Disk {
 
     /// The same disk without a volatile cache: each write survives a power cut once it is done.
     pub fn without_cache(self) -> Self {
-        self.write_back.store(false, Ordering::Relaxed);
+        self.cache_on.store(false, Ordering::Relaxed);
         Self { write_cache: false, ..self }
     }
 
@@ -77,30 +80,41 @@ impl Disk {
     /// Whether writes may wait for a flush.
     #[inline]
     pub fn write_back(&self) -> bool {
-        self.write_back.load(Ordering::Relaxed)
+        self.is_cache_on() && self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Says whether writes may wait for a flush. Without a cache they never do.
-    pub fn set_write_back(&self, on: bool) {
+    /// Says whether the driver flushes. While it does not, no write waits for that.
+    pub fn set_flushes(&self, flushes: bool) {
+        self.flushes.store(flushes, Ordering::Relaxed);
+    }
+
+    /// Whether the driver sees a cache that is on.
+    #[inline]
+    pub fn is_cache_on(&self) -> bool {
+        self.cache_on.load(Ordering::Relaxed)
+    }
+
+    /// Turns the cache on or off, as the driver wishes. Without a cache it stays off.
+    pub fn turn_cache(&self, on: bool) {
         let on = on && self.write_cache;
         // Held over both, so that the note says what is so.
         let note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        self.write_back.store(on, Ordering::Relaxed);
+        self.cache_on.store(on, Ordering::Relaxed);
         if let Some(note) = &*note {
-            note.store_relaxed_u64(0, if on { note::WRITE_BACK } else { note::WRITE_THROUGH });
+            note.store_relaxed_u64(0, if on { note::ON } else { note::OFF });
         }
     }
 
-    /// Notes down from now on, in the first [`Disk::NOTE`] bytes of this memory, whether writes may wait for a flush. If they say
-    /// so already, for a predecessor, that holds: a driver that has turned the cache off does not flush any more, and does
-    /// not learn that the process is another one.
+    /// Notes down from now on, in the first [`Disk::NOTE`] bytes of this memory, whether the cache is on. If they say so
+    /// already, for a predecessor, that holds: a driver that has turned the cache off does not flush any more, and does not
+    /// learn that the process is another one.
     pub fn keep_note(&self, memory: Option<Mapping>) {
         let said = memory.as_ref().map_or(0, |memory| memory.load_relaxed_u64(0));
         *self.note.lock().unwrap_or_else(PoisonError::into_inner) = memory;
-        self.set_write_back(match said {
-            note::WRITE_BACK => true,
-            note::WRITE_THROUGH => false,
-            _ => self.write_back(),
+        self.turn_cache(match said {
+            note::ON => true,
+            note::OFF => false,
+            _ => self.is_cache_on(),
         });
     }
 
@@ -129,16 +143,16 @@ mod tests {
         let first = disk();
         first.keep_note(Some(memory.clone()));
         assert!(first.write_back(), "a fresh note changes nothing");
-        first.set_write_back(false);
+        first.turn_cache(false);
         let second = disk();
         second.keep_note(Some(memory.clone()));
         assert!(!second.write_back());
-        second.set_write_back(true);
+        second.turn_cache(true);
         let uncached = disk().without_cache();
         uncached.keep_note(Some(memory.clone()));
         assert!(!uncached.write_back(), "there is none to turn on");
         second.keep_note(None);
-        second.set_write_back(true);
+        second.turn_cache(true);
         let third = disk();
         third.keep_note(Some(memory));
         assert!(!third.write_back(), "who keeps no note any more does not write it");

@@ -70,6 +70,8 @@ pub struct Session {
     device: Arc<dyn Device>,
     limits: Limits,
     features: u64,
+    /// Those that tell one driver from the next.
+    driver: Option<u64>,
     protocol: u64,
     memory: Option<Arc<GuestMemory<Mapping>>>,
     log: Option<DirtyLog<Mapping>>,
@@ -142,11 +144,15 @@ impl Session {
     /// A front end that has said nothing yet.
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Self {
         let rings = (0..device.queues()).map(|_| Ring::default()).collect();
-        forget_driver(&*device);
+        for disk in device.disks() {
+            disk.keep_note(None);
+            disk.turn_cache(true);
+        }
         Self {
             device,
             limits,
             features: 0,
+            driver: None,
             protocol: 0,
             memory: None,
             log: None,
@@ -226,7 +232,7 @@ impl Session {
                 // The log goes on and off under a driver that goes on.
                 let driver = |features| features & !connection::LOG_ALL;
                 self.change_all(queues, |session| {
-                    if driver(session.features) != driver(features) {
+                    if session.driver.replace(driver(features)) != Some(driver(features)) {
                         session.device.set_features(features);
                     }
                     session.features = features;
@@ -237,9 +243,11 @@ impl Session {
                 self.stop_all(queues)?;
                 self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
                 self.features = 0;
+                self.driver = None;
                 self.inflight = None;
                 self.log = None;
-                forget_driver(&*self.device);
+                self.device.disks().iter().for_each(|disk| disk.keep_note(None));
+                self.device.set_features(0);
             }
             Request::GET_PROTOCOL_FEATURES => return Ok(number(Self::PROTOCOL)),
             Request::SET_PROTOCOL_FEATURES => {
@@ -589,12 +597,6 @@ impl Session {
             .map_err(|e| message.malformed(&format!("has a descriptor that is no eventfd: {e}")))?;
         Ok((index, Some(Arc::new(fd))))
     }
-}
-
-/// Nothing holds any more that a driver has chosen, and the next one has not begun.
-fn forget_driver(device: &dyn Device) {
-    device.disks().iter().for_each(|disk| disk.keep_note(None));
-    device.set_features(0);
 }
 
 fn number(value: u64) -> Outcome {

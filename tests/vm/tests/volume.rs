@@ -341,6 +341,11 @@ fn write_back(volume: &Volume<'_>) -> Result<bool> {
     stat(volume)?["disks"][0]["write_back"].as_bool().context("a disk")
 }
 
+/// What a guest takes its disk's cache for.
+fn guest_cache(vm: &Vm) -> Result<String> {
+    Ok(vm.run("cat /sys/block/vda/queue/write_cache")?.ok()?.stdout.trim().to_owned())
+}
+
 /// Requests that this process of the volume has given back.
 fn requests(volume: &Volume<'_>) -> Result<u64> {
     let queues = stat(volume)?["queues"].as_array().context("queues")?.clone();
@@ -356,7 +361,7 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
         let vm = vm(&bed, "life").program("/usr/bin/fio").qemu_args(&volume.device("vd0", more)).boot()?;
         wait_for_disk(&vm, "vda")?;
         // Firmware was there before, and cannot flush: its writes went through.
-        ensure!(write_back(&volume)?, "the guest has its cache");
+        ensure!(write_back(&volume)? && guest_cache(&vm)? == "write back", "the guest has its cache");
         let load = fio("--filename=/dev/vda --size=4M --rw=randwrite --iodepth=8");
         vm.run_within(4 * PROMPT, &load)?.ok()?;
         vm.run("echo 'write through' > /sys/block/vda/cache_type")?.ok()?;
@@ -366,7 +371,10 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
         ensure!(!write_back(&volume)?, "and the next process knows that");
         vm.reboot_and_wait()?;
         wait_for_disk(&vm, "vda")?;
-        ensure!(write_back(&volume)?, "the guest has its cache again");
+        ensure!(
+            !write_back(&volume)? || guest_cache(&vm)? == "write back",
+            "no write waits for a flush that never comes"
+        );
         let back = vm.run("dd if=/dev/vda skip=60000 count=1 | head -n 1")?.ok()?.stdout;
         ensure!(back.trim() == "here to stay", "{back:?}");
         vm.run_within(4 * PROMPT, &load)?.ok()?;

@@ -58,9 +58,10 @@ impl Device for Blk {
     }
 
     fn set_features(&self, features: u64) {
-        // A driver that cannot flush must find all that it wrote (5.2.6.2). Firmware is such a driver, so the next one has
-        // its cache back.
-        self.disk.set_write_back(features & feature::FLUSH != 0);
+        // A driver that cannot flush must find all that it wrote (5.2.6.2). Firmware is such a driver, and the next one is
+        // none: this must not last. What is in the configuration space does: front ends keep a copy, which they show to
+        // later drivers too (QEMU 7.2).
+        self.disk.set_flushes(features & feature::FLUSH != 0);
     }
 
     fn disks(&self) -> Vec<Arc<Disk>> {
@@ -76,7 +77,7 @@ impl Device for Blk {
             seg_max: u32::from(self.segments),
             blk_size: block,
             min_io_size: 1,
-            writeback: u8::from(self.disk.write_back()),
+            writeback: u8::from(self.disk.is_cache_on()),
             num_queues: self.queues,
             max_discard_sectors: in_sectors(range),
             max_discard_seg: u32::from(range > 0),
@@ -92,7 +93,7 @@ impl Device for Blk {
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
         match bytes {
             [on @ (0 | 1)] if offset as usize == offset_of!(Config, writeback) => {
-                self.disk.set_write_back(*on == 1);
+                self.disk.turn_cache(*on == 1);
                 Ok(())
             }
             _ => Err("only the write cache can be changed, to 0 or 1".to_owned()),

@@ -219,7 +219,7 @@ impl Device for Scsi {
     fn set_features(&self, features: u64) {
         self.tells_changes.store(features & feature::CHANGE != 0, Ordering::Relaxed);
         // The cache is on from the beginning, and the driver can turn it off (MODE SELECT).
-        self.units.iter().for_each(|unit| unit.disk.set_write_back(true));
+        self.units.iter().for_each(|unit| unit.disk.turn_cache(true));
     }
 
     fn disks(&self) -> Vec<Arc<Disk>> {

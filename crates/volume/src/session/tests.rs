@@ -269,21 +269,37 @@ fn a_driver_has_its_cache_whoever_was_there_before() {
     let firmware = virtio::VERSION_1 | blk::BLK_SIZE;
     rig.negotiate(firmware);
     assert!(!rig.disk.write_back(), "it cannot flush");
+    // Front ends ask once, and show the same to every driver.
+    assert!(rig.disk.is_cache_on());
     rig.negotiate(LINUX);
     assert!(rig.disk.write_back());
     rig.turn_cache(false);
-    // Front ends say it twice, and a live migration switches the log on.
-    rig.negotiate(LINUX);
     rig.negotiate(LINUX | connection::LOG_ALL);
-    assert!(!rig.disk.write_back());
-    // A reboot.
     rig.negotiate(firmware);
     rig.negotiate(LINUX);
-    assert!(rig.disk.write_back());
+    assert!(!rig.disk.write_back(), "the next driver reads that it is off, and does not flush");
+    rig.turn_cache(true);
+    // The next front end asks anew.
     rig.turn_cache(false);
+    Session::new(rig.session.device.clone(), rig.session.limits);
+    assert!(rig.disk.is_cache_on());
+}
+
+#[test]
+fn a_cache_of_a_scsi_disk_is_on_for_each_driver_and_stays_off_while_pages_are_logged() {
+    use crate::device::scsi::Scsi;
+    let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
+    let device = Arc::new(Scsi::new([(disk.clone(), true)], QUEUES, 126));
+    let mut rig = Rig::new();
+    rig.session = Session::new(device, rig.session.limits);
+    let driver = virtio::VERSION_1 | connection::PROTOCOL_FEATURES;
+    rig.negotiate(driver);
+    disk.turn_cache(false);
+    rig.negotiate(driver);
+    rig.negotiate(driver | connection::LOG_ALL);
+    assert!(!disk.write_back());
     rig.say(Request::RESET_DEVICE, &[], vec![]).unwrap();
-    rig.negotiate(LINUX);
-    assert!(rig.disk.write_back());
+    assert!(disk.write_back());
 }
 
 #[test]

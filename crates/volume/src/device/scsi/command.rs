@@ -184,7 +184,7 @@ fn rare(command: &Cdb, unit: &Unit, list: impl FnOnce() -> Vec<u8>) -> Result<Pl
             let list = list();
             let list = list.get(..len).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
             if let Some(on) = pages::mode_select(list, long)? {
-                disk.set_write_back(on);
+                disk.turn_cache(on);
             }
             // What is in the cache now was promised to no one.
             Ok(Plan::Op { op: Op::Flush, bytes: 0 })
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(planned(&disk, &[0x2a, 0, 0, 0, 0, 1, 0, 0, 1], &[]), write(false));
         assert_eq!(planned(&disk, &[0x2a, 8, 0, 0, 0, 1, 0, 0, 1], &[]), write(true));
         assert_eq!(planned(&disk, &[0x0a, 0, 0, 1, 1], &[]), write(false));
-        disk.set_write_back(false);
+        disk.turn_cache(false);
         assert_eq!(planned(&disk, &[0x0a, 0, 0, 1, 1], &[]), write(true));
         assert_eq!(planned(&disk, &[0x28, 0, 0, 0, 0, 8, 0, 0, 0], &[]), Ok(Plan::Good), "nothing");
     }

@@ -151,7 +151,7 @@ pub fn mode_sense(ask: ModeSense, disk: &Disk) -> Option<Vec<u8>> {
     }
     if wanted(mode::CACHING) {
         let write_cache = match ask.control {
-            0 => disk.write_back(),
+            0 => disk.is_cache_on(),
             // It can be changed, and is on unless it was.
             _ => true,
         };
@@ -267,7 +267,7 @@ mod tests {
         let data = mode_sense(ask, &writable).unwrap();
         assert_eq!((data.len(), data[0], data[2], data[3]), (24, 23, 0x10, 0));
         assert_eq!(data[4..7], [0x08, 0x12, 0x04]);
-        writable.set_write_back(false);
+        writable.turn_cache(false);
         assert_eq!(mode_sense(ask, &writable).unwrap()[6], 0);
         assert_eq!(mode_sense(ask, &disk(true)).unwrap()[2], 0x90, "protected");
         let long = ModeSense { long: true, no_descriptor: false, page: 0x3f, ..ask };
