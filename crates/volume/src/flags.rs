@@ -3,7 +3,7 @@
 use clap::Parser;
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem};
 use ginnel_volume_control::Places;
-use ginnel_volume_control::config::{BackendKind, Config, Device, Direct, SandboxMode, Spec, Wait};
+use ginnel_volume_control::config::{BackendKind, Config, Device, Direct, Lock, SandboxMode, Spec, Wait};
 use std::path::PathBuf;
 
 /// Serves a virtual disk to a VM over vhost-user.
@@ -128,9 +128,9 @@ pub struct Flags {
     /// Completions are polled from the device.
     #[arg(long)]
     pub iopoll: bool,
-    /// Whether the image is locked.
-    #[arg(long, value_name = "BOOL")]
-    pub lock: Option<bool>,
+    /// Whether the image is locked: true, false, or vm (only while a VM runs on it).
+    #[arg(long, value_name = "BOOL|vm")]
+    pub lock: Option<Lock>,
 }
 
 impl Flags {

@@ -6,6 +6,7 @@
 //!  worker    one thread: its queues, its io_uring, its counters; no lock on the way
 //!  device    bytes of a request -> operation on a backend -> bytes of the answer (blk, scsi)
 //!  backend   where the bytes lie: a file or block device, memory, nowhere
+//!  ownership when the images are locked: while the VM runs here
 //! ```
 //!
 //! A queue has one owner, the worker that it was given to, from the front end's start of the queue to its stop. The
@@ -18,6 +19,7 @@ pub mod disk;
 pub mod flags;
 pub mod limit;
 pub mod lock;
+pub mod ownership;
 pub mod sandbox;
 pub mod server;
 pub mod session;

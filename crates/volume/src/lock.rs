@@ -89,25 +89,28 @@ pub fn lock(file: &File, path: &Path, want: Use, patience: Duration) -> Result<(
     }
 }
 
+/// Says whether [`lock`] would be refused now. Takes nothing, so nobody else is refused because of it.
+pub fn look(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
+    judge(contradiction(file, want), file, path)
+}
+
 fn lock_once(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
     let result = take(file, want).and_then(|()| contradiction(file, want));
-    let text = || path.display().to_string();
+    judge(result, file, path).inspect_err(|_| unlock(file))
+}
+
+fn judge(result: io::Result<Option<&'static str>>, file: &File, path: &Path) -> Result<(), LockError> {
+    let path = || path.display().to_string();
     match result {
         Ok(None) => Ok(()),
-        Ok(Some(how)) => {
-            unlock(file);
-            Err(LockError::InUse { path: text(), how, who: who(file) })
-        }
-        Err(error) => {
-            unlock(file);
-            match error.raw_os_error() {
-                // Somebody holds an exclusive lock, which QEMU does not do, but others may.
-                Some(libc::EAGAIN | libc::EACCES) => {
-                    Err(LockError::InUse { path: text(), how: "exclusively", who: who(file) })
-                }
-                _ => Err(LockError::Impossible { path: text(), cause: error }),
+        Ok(Some(how)) => Err(LockError::InUse { path: path(), how, who: who(file) }),
+        Err(error) => match error.raw_os_error() {
+            // Somebody holds an exclusive lock, which QEMU does not do, but others may.
+            Some(libc::EAGAIN | libc::EACCES) => {
+                Err(LockError::InUse { path: path(), how: "exclusively", who: who(file) })
             }
-        }
+            _ => Err(LockError::Impossible { path: path(), cause: error }),
+        },
     }
 }
 
@@ -219,7 +222,10 @@ mod tests {
         let image = image();
         let path = image.path();
         let (first, second, third) = (open(path), open(path), open(path));
+        look(&second, path, Use::Write).unwrap();
         try_lock(&first, path, Use::Write).unwrap();
+        look(&first, path, Use::Write).unwrap();
+        assert!(matches!(look(&second, path, Use::Read), Err(LockError::InUse { .. })));
         for want in [Use::Write, Use::Read] {
             let error = try_lock(&second, path, want).unwrap_err().to_string();
             assert!(error.contains("in use") && error.contains(path.to_str().unwrap()), "{error}");

@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::LogFormat;
-use ginnel_volume::backend::Backend;
+use ginnel_volume::backend::{Backend, ImageError};
 use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
-use ginnel_volume::lock::{self, Use};
+use ginnel_volume::ownership::Ownership;
 use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::Server;
 use ginnel_volume::sockets::{self, Access, Notify};
@@ -43,7 +43,9 @@ fn run(flags: &Flags) -> Result<()> {
         return Ok(());
     }
     start_log(&config);
-    let backends = open(&config)?;
+    let opened: Vec<_> = config.disks.iter().map(Backend::open).collect::<Result<_, ImageError>>()?;
+    let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
+    let ownership = Ownership::new(disks, PREDECESSOR)?;
 
     let front_ends = sockets::bind(&config.socket, front_ends)?;
     let operators = sockets::bind(&config.control, operators)?;
@@ -59,8 +61,7 @@ fn run(flags: &Flags) -> Result<()> {
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
     let name = config.name.clone();
-    let images: Vec<_> = backends.iter().map(|(backend, _)| backend.clone()).collect();
-    let server = Server::new(config, backends)?;
+    let server = Server::new(config, opened, ownership)?;
     server.set_sandbox(held.word());
     control::serve(operators, server.handler()).context("no control thread")?;
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");
@@ -69,26 +70,7 @@ fn run(flags: &Flags) -> Result<()> {
     notify.stopping();
     sockets::unbind(&socket);
     sockets::unbind(&operators_socket);
-    if result.is_ok() {
-        // All that was under way is done. The kernel closes what an io_uring holds some time after the process has ended;
-        // who wants the image then, as QEMU does at once after a stop, must not find it locked.
-        images.iter().filter_map(Backend::image).for_each(|image| lock::unlock(image.file()));
-    }
     Ok(result?)
-}
-
-/// Opens all disks, and locks their images.
-fn open(config: &Config) -> Result<Vec<(Backend, u64)>> {
-    let mut backends = Vec::new();
-    for disk in &config.disks {
-        let (backend, bytes) = Backend::open(disk)?;
-        if let Some(image) = backend.image().filter(|_| disk.lock) {
-            let want = if disk.read_only { Use::Read } else { Use::Write };
-            lock::lock(image.file(), image.path(), want, PREDECESSOR)?;
-        }
-        backends.push((backend, bytes));
-    }
-    Ok(backends)
 }
 
 fn start_log(config: &Config) {

@@ -25,6 +25,7 @@ use crate::device::blk::Blk;
 use crate::device::scsi::Scsi;
 use crate::disk::Disk;
 use crate::limit::Limiter;
+use crate::ownership::Ownership;
 use crate::session::message::{Connection, Gone};
 use crate::session::{Limits, Outcome, Queues, Session, Start};
 use crate::stats::Counters;
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     device: Arc<dyn Device>,
     disks: Vec<Arc<Disk>>,
     backends: Vec<Backend>,
+    ownership: Ownership,
     counters: Arc<Counters>,
     limiter: Arc<Limiter>,
     workers: Vec<Handle>,
@@ -84,7 +86,7 @@ struct Facts {
 
 impl Server {
     /// Starts the workers. `backends` are the disks of the configuration, in order, with their sizes.
-    pub fn new(config: Config, backends: Vec<(Backend, u64)>) -> Result<Self, Failed> {
+    pub fn new(config: Config, backends: Vec<(Backend, u64)>, ownership: Ownership) -> Result<Self, Failed> {
         let disks: Vec<_> = config
             .disks
             .iter()
@@ -134,6 +136,7 @@ impl Server {
             device,
             disks,
             backends,
+            ownership,
             counters,
             limiter,
             workers,
@@ -168,6 +171,7 @@ impl Server {
                 break;
             }
         }
+        self.shared.ownership.end();
         Ok(())
     }
 
@@ -257,7 +261,10 @@ impl Server {
             None => info!(pid, "the volume ends; what was under way is done"),
         }
         match stopped {
-            Ok(()) => Ok(go_on),
+            Ok(()) => {
+                self.shared.ownership.vm_gone();
+                Ok(go_on)
+            }
             Err(gone) => Err(Failed::Stuck(gone.to_string())),
         }
     }
@@ -344,12 +351,18 @@ fn ready<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<[bool; N], Failed> 
 struct Workers<'a>(&'a Shared);
 
 impl Queues for Workers<'_> {
-    fn start(&mut self, start: Start) {
+    fn start(&mut self, start: Start) -> Result<(), String> {
+        self.0.take_images()?;
         self.0.worker_of(start.index).send(Order::Start(Box::new(start)));
+        Ok(())
     }
 
     fn stop(&mut self, index: u16) -> Result<u32, String> {
         self.0.worker_of(index).stop(index)
+    }
+
+    fn left(&mut self) {
+        self.0.ownership.vm_stopped();
     }
 
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {
@@ -361,6 +374,17 @@ impl Shared {
     fn worker_of(&self, queue: u16) -> &Handle {
         // There is at least one; the configuration is checked for that.
         &self.workers[usize::from(queue) % self.workers.len()]
+    }
+
+    /// Before a queue is served.
+    fn take_images(&self) -> Result<(), String> {
+        for index in self.ownership.take().map_err(|e| e.to_string())? {
+            // Whoever had it may have changed its size.
+            if self.config.disks[index].size.is_none() {
+                self.take_size(index, self.backends[index].resize(None, self.disks[index].bytes())?);
+            }
+        }
+        Ok(())
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {

@@ -3,6 +3,8 @@
 //! A queue runs from when it is complete (memory, size, addresses, kick, enabled) until GET_VRING_BASE, or until the
 //! front end is gone. A message that changes what a running queue rests on, such as a new memory table, stops it (the
 //! worker finishes what it has taken), and starts it again where it stood; the guest notices nothing.
+//!
+//! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here.
 
 mod memory;
 pub mod message;
@@ -57,10 +59,12 @@ pub struct Start {
 
 /// Who serves the queues.
 pub trait Queues {
-    /// Serves a queue from now on.
-    fn start(&mut self, start: Start);
+    /// Serves a queue from now on. An error says why that must not be.
+    fn start(&mut self, start: Start) -> Result<(), String>;
     /// Serves it no more. Blocks until all that was taken is given back. Returns the queue's base.
     fn stop(&mut self, index: u16) -> Result<u32, String>;
+    /// The VM has stopped to go on elsewhere; no queue is served. It may also go on here.
+    fn left(&mut self);
     /// Another descriptor to write when something is done; the queue is served.
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>);
 }
@@ -297,6 +301,9 @@ impl Session {
             Request::GET_VRING_BASE => {
                 let (index, _) = self.vring(message)?;
                 self.stop(index, queues)?;
+                if self.features & connection::LOG_ALL != 0 && !self.rings.iter().any(|ring| ring.running) {
+                    queues.left();
+                }
                 let ring = &mut self.rings[index];
                 ring.kick = Kick::None;
                 let state = VringState { index: index as u32, value: ring.base.unwrap_or(0) };
@@ -430,7 +437,7 @@ impl Session {
         if addresses.flags & VringAddress::LOG != 0 {
             queue.set_log(log.clone());
         }
-        queues.start(Start {
+        let start = Start {
             index: index as u16,
             queue,
             memory,
@@ -439,7 +446,8 @@ impl Session {
             error: ring.error.clone(),
             log,
             event_idx,
-        });
+        };
+        queues.start(start).map_err(Gone::Refused)?;
         self.rings[index].running = true;
         Ok(())
     }

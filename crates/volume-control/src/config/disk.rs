@@ -1,6 +1,6 @@
 //! A disk of a volume.
 
-use super::{BackendKind, Device, Direct};
+use super::{BackendKind, Device, Direct, Lock};
 use ginnel_config::{Bytes, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -33,8 +33,8 @@ pub struct DiskSpec {
     pub discard: Option<bool>,
     /// Whether completions are polled from the device instead of waited for (`IORING_SETUP_IOPOLL`).
     pub iopoll: bool,
-    /// Whether the image is locked against other volumes and QEMUs.
-    pub lock: Option<bool>,
+    /// Whether the image is locked against other volumes and QEMUs, and for how long.
+    pub lock: Option<Lock>,
 }
 
 /// A disk, checked.
@@ -62,8 +62,8 @@ pub struct Disk {
     pub discard: bool,
     /// Whether completions are polled from the device.
     pub iopoll: bool,
-    /// Whether the image is locked.
-    pub lock: bool,
+    /// Whether the image is locked, and for how long.
+    pub lock: Lock,
 }
 
 impl DiskSpec {
@@ -144,7 +144,7 @@ impl DiskSpec {
             write_cache: self.write_cache.unwrap_or(true),
             discard: self.discard.unwrap_or(true) && !self.read_only,
             iopoll: self.iopoll,
-            lock: self.lock.unwrap_or(true),
+            lock: self.lock.unwrap_or_default(),
         })
     }
 }

@@ -1,6 +1,8 @@
 //! What a volume can be told to be.
 
 use ginnel_config::words;
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 
 words! {
     /// What a VM gets.
@@ -64,5 +66,59 @@ words! {
         Require = "require",
         /// Not at all.
         Off = "off",
+    }
+}
+
+/// Whether an image is locked against other volumes and QEMUs, and for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BoolOrWord", into = "BoolOrWord")]
+pub enum Lock {
+    /// Not at all.
+    Off,
+    /// From the start of the volume to its end, but while its VM runs elsewhere.
+    #[default]
+    Volume,
+    /// While a VM runs on it.
+    Vm,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(untagged, expecting = "expected true, false or \"vm\"")]
+enum BoolOrWord {
+    Bool(bool),
+    Word(String),
+}
+
+impl FromStr for Lock {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "false" => Ok(Self::Off),
+            "true" => Ok(Self::Volume),
+            "vm" => Ok(Self::Vm),
+            _ => Err(format!("{text:?} is none of true, false, vm")),
+        }
+    }
+}
+
+impl TryFrom<BoolOrWord> for Lock {
+    type Error = String;
+
+    fn try_from(value: BoolOrWord) -> Result<Self, String> {
+        match value {
+            BoolOrWord::Bool(on) => Ok(if on { Self::Volume } else { Self::Off }),
+            BoolOrWord::Word(word) => word.parse(),
+        }
+    }
+}
+
+impl From<Lock> for BoolOrWord {
+    fn from(lock: Lock) -> Self {
+        match lock {
+            Lock::Off => Self::Bool(false),
+            Lock::Volume => Self::Bool(true),
+            Lock::Vm => Self::Word("vm".to_owned()),
+        }
     }
 }

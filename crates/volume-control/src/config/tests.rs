@@ -12,7 +12,8 @@ fn a_file_is_all_that_it_takes() {
     assert_eq!((config.queues, config.threads), (1, 1));
     assert_eq!((config.front_ends.mode, config.operators.mode), (Mode(0o660), Mode(0o600)));
     assert_eq!(config.disks[0].serial, "v");
-    assert!(config.disks[0].write_cache && config.disks[0].discard && config.disks[0].lock);
+    assert!(config.disks[0].write_cache && config.disks[0].discard);
+    assert_eq!(config.disks[0].lock, Lock::Volume);
 }
 
 #[test]
@@ -48,6 +49,7 @@ fn every_key_is_read() {
         path = "/images/a"
         sector = 4096
         serial = "X1"
+        lock = "vm"
         direct = "on"
         [[disk]]
         path = "/images/b"
@@ -71,6 +73,7 @@ fn every_key_is_read() {
     let serials: Vec<_> = config.disks.iter().map(|d| (d.lun, d.serial.as_str())).collect();
     assert_eq!(serials, [(0, "X1"), (1, "v.1"), (2, "v.2")]);
     assert!(!config.disks[1].discard, "nothing to discard on a read-only disk");
+    assert_eq!((config.disks[0].lock, config.disks[2].lock), (Lock::Vm, Lock::Off));
 }
 
 #[test]
@@ -106,6 +109,8 @@ fn mistakes_are_named_with_place_and_fix() {
         ("[limits]\nburst = \"2000s\"\n[[disk]]\npath = \"/a\"", "longer than a minute"),
         ("[[disk]]\npath = \"/a\"\ndirect = \"off\"\niopoll = true", "iopoll"),
         ("[[disk]]\npath = \"/a\"\niopoll = true", "iopoll"),
+        ("[[disk]]\npath = \"/a\"\nlock = \"yes\"", "v.toml:3: \"yes\" is none of true, false, vm"),
+        ("[[disk]]\npath = \"/a\"\nlock = 1", "expected true, false or \"vm\""),
     ] {
         let problem = check(text).unwrap_err().to_string();
         assert!(problem.contains(part), "{text:?}: {problem}");

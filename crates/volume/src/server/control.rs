@@ -48,12 +48,24 @@ impl Shared {
         {
             return Err(format!("{bytes} bytes are no multiple of the sector of {}", disk.block_size));
         }
-        let bytes = backend.resize(bytes, disk.bytes())?;
-        disk.set_bytes(bytes);
-        self.resized[index].store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        info!(disk = index, bytes = disk.bytes(), "a disk has another size");
+        let resize = || backend.resize(bytes, disk.bytes());
+        let bytes = self.ownership.as_owner(index, resize).unwrap_or_else(|| {
+            Err("no VM runs on that image here: resize it where one does, and this volume finds its size later".into())
+        })?;
+        self.take_size(index, bytes);
         Ok(disk.bytes())
+    }
+
+    /// Another size of a disk, or the same: the front end is told.
+    pub(super) fn take_size(&self, index: usize, bytes: u64) {
+        let disk = &self.disks[index];
+        let before = disk.bytes();
+        disk.set_bytes(bytes);
+        if disk.bytes() != before {
+            self.resized[index].store(true, Ordering::Release);
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            info!(disk = index, bytes = disk.bytes(), "a disk has another size");
+        }
     }
 
     fn dump(&self) -> Dump {

@@ -20,12 +20,18 @@ struct Books {
     calls: usize,
     /// A disk does not answer.
     stuck: bool,
+    lefts: usize,
+    refuses: bool,
 }
 
 impl Queues for Books {
-    fn start(&mut self, start: Start) {
+    fn start(&mut self, start: Start) -> Result<(), String> {
+        if self.refuses {
+            return Err("it is another's".to_owned());
+        }
         assert!(self.running.iter().all(|other| other.index != start.index), "started twice");
         self.running.push(start);
+        Ok(())
     }
     fn stop(&mut self, index: u16) -> Result<u32, String> {
         let at = self.running.iter().position(|start| start.index == index).expect("it runs");
@@ -34,6 +40,10 @@ impl Queues for Books {
             return Err("the disk does not answer".to_owned());
         }
         Ok(self.running.swap_remove(at).queue.base())
+    }
+    fn left(&mut self) {
+        assert!(self.running.is_empty());
+        self.lefts += 1;
     }
     fn set_call(&mut self, _: u16, _: Option<Arc<OwnedFd>>) {
         self.calls += 1;
@@ -191,6 +201,32 @@ fn without_protocol_features_queues_are_enabled_from_the_beginning() {
     rig.say(Request::SET_VRING_KICK, &VRING_NO_FD.to_le_bytes(), vec![]).unwrap();
     assert_eq!(rig.runs(), [0]);
     assert!(rig.books.running[0].kick.is_none(), "to be polled");
+}
+
+#[test]
+fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
+    let mut rig = Rig::prepared();
+    let plain = virtio::VERSION_1 | connection::PROTOCOL_FEATURES;
+    let stop = |rig: &mut Rig, index| rig.state(Request::GET_VRING_BASE, index, 0).unwrap();
+    let start = |rig: &mut Rig| (0..2).for_each(|index| drop(rig.kick(index).unwrap()));
+    // A pause, or a driver that resets the device.
+    start(&mut rig);
+    (0..2).for_each(|index| drop(stop(&mut rig, index)));
+    assert_eq!(rig.books.lefts, 0);
+    // Queues that stop and start because something changes do not count.
+    start(&mut rig);
+    rig.negotiate(plain | connection::LOG_ALL);
+    rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+    assert_eq!((rig.runs(), rig.books.lefts), (vec![0, 1], 0));
+    stop(&mut rig, 0);
+    assert_eq!(rig.books.lefts, 0);
+    stop(&mut rig, 1);
+    assert_eq!(rig.books.lefts, 1);
+    // It goes on here after all, unless another has the image.
+    rig.kick(1).unwrap();
+    assert_eq!(rig.runs(), [1]);
+    rig.books.refuses = true;
+    assert_eq!(refused(rig.kick(0)), "it is another's");
 }
 
 #[test]

@@ -1,0 +1,229 @@
+//! When a volume has its images for itself.
+//!
+//! A VM that migrates has two volumes for a while, one at each end, and only that where it runs may have the image. QEMU's
+//! own disks do the same: their block layer is inactive at the destination until the VM runs there, and gives its
+//! locks away at the source when the VM stops. A volume learns that from its queues:
+//!
+//! - before a queue starts, the images are [taken](Ownership::take) if they are not held. Who cannot have them serves nothing,
+//!   so no two VMs write at the same time, whatever their QEMUs do;
+//! - when the last queue has stopped while written pages were logged, they are [let go](Ownership::vm_stopped): the VM is
+//!   about to go on elsewhere. QEMU starts no queue at the destination before all have stopped at the source. A migration that
+//!   is cancelled starts them again here;
+//! - queues that stop without that log let nothing go. A VM that is paused, or whose driver resets the disk, relies on what
+//!   it knows of the image.
+//!
+//! Who has an image from the start of the volume on ([`Lock::Volume`]) is refused early and clearly if it is in use. A volume
+//! that waits for a VM to come cannot have it yet, and so must be told ([`Lock::Vm`]); it says at its start who has the image,
+//! and does not keep it when its VM has ended.
+//!
+//! Two volumes on one host see the same bytes at any time: they share the page cache, or go past it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ginnel_volume_control::config::{self, Lock};
+use tracing::{info, warn};
+
+use crate::backend::Backend;
+use crate::lock::{self, LockError, Use};
+
+/// The images of a volume, and which of them it has.
+pub struct Ownership {
+    claims: Mutex<Vec<Claim>>,
+    patience: Duration,
+}
+
+/// What a volume wants of one disk's image.
+struct Claim {
+    disk: usize,
+    backend: Backend,
+    lock: Lock,
+    want: Use,
+    held: bool,
+}
+
+impl Ownership {
+    /// Takes what is to be held from the start. `disks` are those of the configuration, in order. An image that somebody else has
+    /// is waited for as long as `patience` says, here and later.
+    pub fn new<'a>(
+        disks: impl IntoIterator<Item = (&'a config::Disk, &'a Backend)>,
+        patience: Duration,
+    ) -> Result<Self, LockError> {
+        let mut claims = Vec::new();
+        for (disk, (spec, backend)) in disks.into_iter().enumerate() {
+            let Some(image) = backend.image().filter(|_| spec.lock != Lock::Off) else { continue };
+            let want = if spec.read_only { Use::Read } else { Use::Write };
+            if spec.lock == Lock::Volume {
+                lock::lock(image.file(), image.path(), want, patience)?;
+            } else if let Err(error) = lock::look(image.file(), image.path(), want) {
+                warn!("{error}; no VM can run on it here until then");
+            }
+            let held = spec.lock == Lock::Volume;
+            claims.push(Claim { disk, backend: backend.clone(), lock: spec.lock, want, held });
+        }
+        Ok(Self { claims: Mutex::new(claims), patience })
+    }
+
+    /// A queue is about to be served: takes what is not held, all or nothing. Returns the disks that were taken. Blocks while
+    /// somebody else has one, as long as the patience lasts.
+    pub fn take(&self) -> Result<Vec<usize>, LockError> {
+        let mut claims = self.claims();
+        let mut taken = Vec::new();
+        for at in 0..claims.len() {
+            if claims[at].held {
+                continue;
+            }
+            if let Err(error) = claims[at].take(self.patience) {
+                claims.iter_mut().filter(|claim| taken.contains(&claim.disk)).for_each(Claim::release);
+                return Err(error);
+            }
+            taken.push(claims[at].disk);
+        }
+        if !taken.is_empty() {
+            info!(disks = ?taken, "the VM runs here: its images are locked");
+        }
+        Ok(taken)
+    }
+
+    /// The VM has stopped to go on elsewhere.
+    pub fn vm_stopped(&self) {
+        self.release(|_| true);
+    }
+
+    /// The VM has ended, or is cut off.
+    pub fn vm_gone(&self) {
+        self.release(|claim| claim.lock == Lock::Vm);
+    }
+
+    /// The volume ends. All that was under way must be done.
+    ///
+    /// The kernel closes what an io_uring holds some time after the process has ended; who wants the image then, as QEMU does at
+    /// once after a stop, must not find it locked.
+    pub fn end(&self) {
+        self.claims().iter_mut().filter(|claim| claim.held).for_each(Claim::release);
+    }
+
+    /// Does something that only who has the image of a disk may do. `None` if that is somebody else.
+    pub fn as_owner<T>(&self, disk: usize, work: impl FnOnce() -> T) -> Option<T> {
+        let claims = self.claims();
+        let held = claims.iter().find(|claim| claim.disk == disk).is_none_or(|claim| claim.held);
+        // Under the lock of the list, so that nothing is let go meanwhile.
+        held.then(work)
+    }
+
+    fn release(&self, which: impl Fn(&Claim) -> bool) {
+        let mut released = Vec::new();
+        for claim in self.claims().iter_mut().filter(|claim| claim.held && which(claim)) {
+            claim.release();
+            released.push(claim.disk);
+        }
+        if !released.is_empty() {
+            info!(disks = ?released, "the VM has left: its images are unlocked");
+        }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Vec<Claim>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    fn take(&mut self, patience: Duration) -> Result<(), LockError> {
+        let Some(image) = self.backend.image() else { return Ok(()) };
+        let lock = |patience| lock::lock(image.file(), image.path(), self.want, patience);
+        match lock(Duration::ZERO) {
+            Err(error @ LockError::InUse { .. }) => {
+                warn!("{error}; the VM waits up to {patience:?} for it");
+                lock(patience)?;
+            }
+            other => other?,
+        }
+        self.held = true;
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        if let Some(image) = self.backend.image() {
+            lock::unlock(image.file());
+        }
+        self.held = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use ginnel_volume_control::Places;
+    use ginnel_volume_control::config::Spec;
+
+    fn volume(paths: &[&Path], lock: &str) -> Result<Ownership, LockError> {
+        let disks: String =
+            paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n")).collect();
+        let text = format!("device = \"scsi\"\n{disks}");
+        let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
+        let config = config.check("v", &Places::default(), "v.toml").unwrap();
+        let backends: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk).unwrap().0).collect();
+        Ownership::new(config.disks.iter().zip(&backends), Duration::from_millis(50))
+    }
+
+    fn images<const N: usize>() -> [tempfile::NamedTempFile; N] {
+        std::array::from_fn(|_| {
+            let image = tempfile::NamedTempFile::new().unwrap();
+            image.as_file().set_len(1 << 20).unwrap();
+            image
+        })
+    }
+
+    #[test]
+    fn an_image_goes_with_its_vm_and_comes_back() {
+        let [image] = images();
+        let source = volume(&[image.path()], "true").unwrap();
+        assert_eq!(source.take().unwrap(), [0; 0], "it is held from the start");
+        let destination = volume(&[image.path()], "\"vm\"").unwrap();
+        assert_eq!(destination.as_owner(0, || ()), None);
+        source.vm_stopped();
+        assert_eq!(destination.take().unwrap(), [0]);
+        assert_eq!(destination.as_owner(0, || 7), Some(7));
+        assert_eq!(source.as_owner(0, || ()), None);
+        // Back, by its end there.
+        destination.vm_gone();
+        assert_eq!(source.take().unwrap(), [0]);
+        source.vm_gone();
+        assert_eq!(source.as_owner(0, || 7), Some(7), "it is held without a VM");
+        source.end();
+        assert_eq!(destination.take().unwrap(), [0]);
+    }
+
+    #[test]
+    fn nobody_runs_beside_the_owner() {
+        let [image] = images();
+        let owner = volume(&[image.path()], "\"vm\"").unwrap();
+        owner.take().unwrap();
+        let other = volume(&[image.path()], "\"vm\"").unwrap();
+        let error = other.take().unwrap_err().to_string();
+        assert!(error.contains("in use"), "{error}");
+        assert!(volume(&[image.path()], "true").is_err());
+    }
+
+    #[test]
+    fn all_or_nothing() {
+        let [first, second] = images();
+        let owner = volume(&[second.path()], "true").unwrap();
+        let other = volume(&[first.path(), second.path()], "\"vm\"").unwrap();
+        other.take().unwrap_err();
+        // The first is free for others all the same.
+        volume(&[first.path()], "true").unwrap().end();
+        owner.end();
+        assert_eq!(other.take().unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn what_is_not_locked_is_owned_always() {
+        let [image] = images();
+        let [one, two] = [(); 2].map(|()| volume(&[image.path()], "false").unwrap());
+        assert_eq!((one.take().unwrap().len(), two.take().unwrap().len()), (0, 0));
+        assert_eq!((one.as_owner(0, || 1), two.as_owner(0, || 2)), (Some(1), Some(2)));
+    }
+}
