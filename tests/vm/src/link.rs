@@ -76,6 +76,13 @@ impl Link {
         self.forget_agent(why);
     }
 
+    /// Gives out only ids that `other` has not: its jobs may still run in the guest that comes from there.
+    pub fn number_from(&self, other: &Link) {
+        let last = other.lock().last_id;
+        let mut state = self.lock();
+        state.last_id = state.last_id.max(last);
+    }
+
     /// Waits for an agent, of another boot than `old` if that is given; returns its boot's id.
     pub fn wait_ready(&self, old: Option<&str>, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;

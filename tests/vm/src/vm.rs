@@ -48,6 +48,7 @@ pub struct VmBuilder {
     shares: Vec<(PathBuf, String)>,
     kernel_args: Vec<String>,
     qemu_args: Vec<String>,
+    incoming: bool,
     boot_timeout: Duration,
 }
 
@@ -67,6 +68,7 @@ impl VmBuilder {
             shares: Vec::new(),
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
+            incoming: false,
             boot_timeout: BOOT,
         }
     }
@@ -170,6 +172,12 @@ impl VmBuilder {
     /// How long the guest may take to boot; two minutes if not said.
     pub fn boot_timeout(mut self, timeout: Duration) -> VmBuilder {
         self.boot_timeout = timeout;
+        self
+    }
+
+    /// Boots no guest: waits for one that comes by [`Vm::migrate`]. To be described as the VM that it comes from.
+    pub fn incoming(mut self) -> VmBuilder {
+        self.incoming = true;
         self
     }
 
@@ -280,6 +288,9 @@ impl VmBuilder {
             command.arg("-fsdev").arg(format!("local,id=share{n},path={host},security_model=none"));
             command.arg("-device").arg(format!("virtio-9p-pci,fsdev=share{n},mount_tag=share{n}"));
         }
+        if self.incoming {
+            command.arg("-incoming").arg(format!("unix:{}", paths.incoming.display()));
+        }
         command.args(&self.qemu_args);
         command
     }
@@ -292,6 +303,7 @@ struct Paths {
     log: PathBuf,
     qmp: PathBuf,
     agent: PathBuf,
+    incoming: PathBuf,
 }
 
 impl Paths {
@@ -302,6 +314,7 @@ impl Paths {
             log: dir.join("qemu.log"),
             qmp: dir.join("qmp.sock"),
             agent: dir.join("agent.sock"),
+            incoming: dir.join("incoming.sock"),
         }
     }
 }
@@ -476,6 +489,18 @@ impl Vm {
     /// Lets a paused guest go on.
     pub fn resume(&self) -> Result<()> {
         self.machine.qmp()?.execute(&json!({"execute": "cont"})).map(drop)
+    }
+
+    /// Begins to migrate the guest to a VM that was started as [`incoming`](VmBuilder::incoming); follow it with
+    /// `query-migrate`.
+    ///
+    /// When it has arrived, commands are run there ([`Vm::wait_ready`]). Jobs that were started here go on there, unheard: they
+    /// must write nothing to their standard streams meanwhile, and their handles tell of the end of this QEMU only.
+    pub fn migrate(&self, to: &Vm) -> Result<()> {
+        to.machine.link.number_from(&self.machine.link);
+        let uri = format!("unix:{}", to.machine.paths.incoming.display());
+        let command = json!({"execute": "migrate", "arguments": {"uri": uri}});
+        self.machine.qmp()?.execute(&command).map(drop).map_err(|e| self.explain(e))
     }
 
     /// Makes the guest reboot, in the same QEMU, and waits until it can run commands again.

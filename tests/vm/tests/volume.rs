@@ -1,5 +1,9 @@
 //! Volumes under QEMU with a stock guest's virtio_blk and virtio_scsi: file systems and large files, targets of several
-//! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow.
+//! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow, VMs
+//! that migrate.
+
+#[path = "volume/migration.rs"]
+mod migration;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,218 @@
+//! VMs that migrate live, with all their disks under load, between two QEMUs with volumes of their own on the same images.
+
+use super::*;
+use serde_json::{Value, json};
+
+/// The volumes at one end: a disk of numbered blocks, one with a file system, one that is only read.
+struct End<'b> {
+    blocks: Volume<'b>,
+    files: Volume<'b>,
+    cached: Volume<'b>,
+}
+
+impl<'b> End<'b> {
+    fn start(bed: &'b Bed, name: &str, images: &[PathBuf; 3], lock: &str) -> Result<Self> {
+        let volume = |what: &str, image: &Path, more: &str| {
+            let flags = format!("--serial {what} --lock {lock} --path {} {more}", image.display());
+            Volume::start(bed, &format!("{name}-{what}"), 2, &flags)
+        };
+        Ok(Self {
+            blocks: volume("blocks", &images[0], "--threads 2")?,
+            files: volume("files", &images[1], "")?,
+            cached: volume("cached", &images[2], "--read-only")?,
+        })
+    }
+
+    /// The same VM at both ends.
+    fn vm(&self, name: &str) -> Result<VmBuilder> {
+        Ok(vm(self.blocks.bed, name)
+            // A page of the cache is written by the disk alone, and not filled with zeros by the kernel before.
+            .kernel_arg("init_on_alloc=0")
+            .module("crc32c_generic")
+            .module("ext4")
+            .program("/usr/sbin/e2fsck")
+            .program("/usr/bin/fio")
+            .program(artifact("vmtest", "blocks")?)
+            .qemu_args(&self.blocks.device("vd0", ""))
+            .qemu_args(&self.files.device("vd1", ",packed=on"))
+            .qemu_args(&self.cached.device("vd2", "")))
+    }
+
+    fn logs(&self) -> String {
+        [&self.blocks, &self.files, &self.cached].map(|volume| volume.job.said().1).concat()
+    }
+}
+
+/// Sets what a migration may do, and begins it.
+fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()> {
+    let capability = json!({"capability": "pause-before-switchover", "state": pause});
+    qmp(from, "migrate-set-capabilities", json!({"capabilities": [capability]}))?;
+    speed.set(from)?;
+    from.migrate(to)
+}
+
+/// How a migration goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Speed {
+    /// As fast as it can, to its end.
+    ToTheEnd,
+    /// Not to its end, as long as there is much to send.
+    Steady,
+    /// Not to its end while the guest does anything: it would have to leave alone all pages but one for some time.
+    Endless,
+}
+
+impl Speed {
+    fn set(self, vm: &Vm) -> Result<()> {
+        let (downtime_ms, bytes_a_second) = match self {
+            Self::ToTheEnd => (60_000, 1 << 30),
+            Self::Steady => (1, 64 << 20),
+            Self::Endless => (1, 4 << 20),
+        };
+        let limits = json!({"downtime-limit": downtime_ms, "max-bandwidth": bytes_a_second});
+        qmp(vm, "migrate-set-parameters", limits).map(drop)
+    }
+}
+
+fn qmp(vm: &Vm, command: &str, arguments: Value) -> Result<Value> {
+    vm.qmp(&json!({"execute": command, "arguments": arguments}).to_string())
+}
+
+/// Waits until the migration is in that state.
+fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
+    let mut said = Value::Null;
+    let mut look = || {
+        said = qmp(from, "query-migrate", json!({}))?;
+        let status = said["status"].as_str().unwrap_or("none");
+        let over = ["completed", "failed", "cancelled"].contains(&status);
+        ensure!(status == wanted || !over, "the migration is {said}");
+        Ok(status == wanted)
+    };
+    let result = wait_until(&format!("a migration that is {wanted}"), 4 * PROMPT, &mut look);
+    result.with_context(|| format!("{said}"))?;
+    Ok(said)
+}
+
+/// Begins a migration and waits until all memory has been sent once: what changes from then on is known from the logs of
+/// written pages alone. It goes on like that, and comes to no end.
+fn begin_second_round(from: &Vm, to: &Vm) -> Result<()> {
+    const LITTLE: u64 = 32 << 20;
+    begin(from, to, Speed::Steady, false)?;
+    let mut speed = Speed::Steady;
+    wait_until("the second round of a migration", 4 * PROMPT, || {
+        let said = qmp(from, "query-migrate", json!({}))?;
+        let active = ["setup", "active"].iter().any(|state| said["status"] == *state);
+        ensure!(active, "the migration is {said}");
+        let ram = |key: &str| said["ram"][key].as_u64();
+        if speed == Speed::Steady && ram("remaining").is_some_and(|bytes| bytes < LITTLE) {
+            speed = Speed::Endless;
+            speed.set(from)?;
+        }
+        Ok(speed == Speed::Endless && ram("dirty-sync-count") >= Some(2))
+    })
+}
+
+/// Waits until both loads have done something more.
+fn wait_progress(vm: &Vm) -> Result<()> {
+    let done = || -> Result<Vec<u64>> {
+        let said = vm.run("awk '{print $1 + $5}' /sys/block/vda/stat /sys/block/vdb/stat")?.ok()?.stdout;
+        said.split_whitespace().map(|number| Ok(number.parse()?)).collect()
+    };
+    let before = done()?;
+    wait_until("the load goes on", PROMPT, || {
+        Ok(done()?.iter().zip(&before).all(|(now, before)| *now > before + 20))
+    })
+}
+
+#[test]
+fn a_vm_migrates_under_load_and_back() -> Result<()> {
+    const CACHED: u64 = 64 << 20;
+    let bed = Bed::new("volume-migrates")?;
+    let images = [
+        image(&bed, "blocks", 32 << 20, None)?,
+        image(&bed, "files", 96 << 20, None)?,
+        image(&bed, "cached", CACHED, Some(0x5eed))?,
+    ];
+    bed.host("mkfs.ext4 -q files")?.ok()?;
+    let hash = bed.host("sha256sum < cached")?.ok()?.stdout;
+    let here = End::start(&bed, "here", &images, "true")?;
+    // It says who has the images, and waits for a VM.
+    let there = End::start(&bed, "there", &images, "vm")?;
+    ensure!(there.logs().matches("in use by a writer").count() == 2, "{}", there.logs());
+    let source = here.vm("source")?.boot()?;
+    ["vda", "vdb", "vdc"].into_iter().try_for_each(|name| wait_for_disk(&source, name))?;
+    source.run("mkdir -p /mnt && mount /dev/vdb /mnt")?.ok()?;
+    source.spawn("exec blocks /dev/vda 32 8 /tmp/end > /tmp/blocks.log 2>&1")?;
+    let load =
+        "--directory=/mnt --size=16M --rw=randrw --iodepth=8 --verify_backlog=64 --fsync=32 --loops=100000";
+    source.spawn(&format!("exec {} > /tmp/fio.log 2>&1", fio(load)))?;
+    wait_progress(&source)?;
+
+    // The kernel keeps a disk's cache while somebody has it open.
+    source.spawn("exec sleep 100000 < /dev/vdc")?;
+
+    // Cancelled when the VM has stopped and the images are free for the other end: it goes on, and has them again.
+    let target = there.vm("first")?.incoming().start()?;
+    begin(&source, &target, Speed::ToTheEnd, true)?;
+    wait_status(&source, "pre-switchover")?;
+    ensure!(here.logs().matches("its images are unlocked").count() == 3, "{}", here.logs());
+    qmp(&source, "migrate_cancel", json!({}))?;
+    wait_status(&source, "cancelled")?;
+    wait_progress(&source)?;
+    ensure!(here.logs().matches("its images are locked").count() == 3, "{}", here.logs());
+    target.kill_qemu()?;
+
+    // Failed half-way.
+    let target = there.vm("second")?.incoming().start()?;
+    begin(&source, &target, Speed::Steady, false)?;
+    wait_until("some memory has been sent", PROMPT, || {
+        Ok(qmp(&source, "query-migrate", json!({}))?["ram"]["transferred"].as_u64() > Some(8 << 20))
+    })?;
+    target.kill_qemu()?;
+    wait_status(&source, "failed")?;
+    wait_progress(&source)?;
+
+    // Done. The guest's cache of a disk is written by the volume and by nobody else; it is filled when all memory has been
+    // sent already, and what it holds is looked at where the VM has gone.
+    let target = there.vm("third")?.incoming().start()?;
+    begin_second_round(&source, &target)?;
+    source.run_within(2 * PROMPT, "dd if=/dev/vdc of=/dev/null bs=1M")?.ok()?;
+    let reads = |vm: &Vm| anyhow::Ok(vm.run("awk '{print $3}' /sys/block/vdc/stat")?.ok()?.stdout);
+    let before = reads(&source)?;
+    Speed::ToTheEnd.set(&source)?;
+    let said = wait_status(&source, "completed")?;
+    println!("there: {} ms, of which the guest stood still for {} ms", said["total-time"], said["downtime"]);
+    target.wait_ready()?;
+    let found = target.run_within(2 * PROMPT, "sha256sum < /dev/vdc")?.ok()?.stdout;
+    ensure!(found == hash, "the guest's cache is not what the disk has: {found} instead of {hash}");
+    ensure!(before == reads(&target)?, "the disk was read again, which proves nothing");
+    wait_progress(&target)?;
+    ensure!(
+        !target.run("cat /tmp/blocks.log /tmp/fio.log")?.stdout.contains("verify"),
+        "fio has found errors"
+    );
+
+    // And back, to the volumes that it comes from.
+    source.kill_qemu()?;
+    let back = here.vm("back")?.incoming().start()?;
+    begin(&target, &back, Speed::ToTheEnd, false)?;
+    let said = wait_status(&target, "completed")?;
+    println!("back: {} ms, of which the guest stood still for {} ms", said["total-time"], said["downtime"]);
+    back.wait_ready()?;
+    wait_progress(&back)?;
+    target.kill_qemu()?;
+
+    let ended = "touch /tmp/end; killall -INT fio; while pidof fio blocks > /tmp/pids; do usleep 20000; done; cat /tmp/*.log";
+    let said = back.run_within(4 * PROMPT, ended)?.stdout;
+    ensure!(said.contains("checked 8192 blocks"), "{said}");
+    ensure!(said.contains("err= 0") && !said.contains("verify:"), "{said}");
+    println!("{}", said.lines().find(|line| line.contains("checked")).unwrap_or_default());
+    back.run_within(2 * PROMPT, "umount /mnt && e2fsck -f -n /dev/vdb")?.ok()?;
+    let errors =
+        back.run("dmesg | grep -ci 'i/o error\\|blk_update_request\\|ext4-fs error' ; true")?.ok()?.stdout;
+    ensure!(errors.trim() == "0", "the guest saw errors: {}", back.run("dmesg | tail -20")?.stdout);
+    for end in [&here, &there] {
+        ensure!(!end.logs().contains("given up") && !end.logs().contains("the VM waits"), "{}", end.logs());
+    }
+    back.shutdown()
+}
