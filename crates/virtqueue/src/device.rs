@@ -5,6 +5,7 @@ use crate::error::{Corrupt, SetupError};
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
 use crate::memory::{Area, GuestMemory};
+use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
 use ginnel_layout::virtio::MAX_SIZE;
 use ginnel_shmem::Memory;
@@ -54,12 +55,7 @@ impl Ticket {
 
 /// A queue as its device sees it. No method blocks or calls the kernel; none may be called by two threads at once.
 pub struct DeviceQueue<M: Memory> {
-    ring: Ring<M>,
-}
-
-enum Ring<M: Memory> {
-    Split(split::Device<M>),
-    Packed(packed::Device<M>),
+    ring: Ring<split::Device<M>, packed::Device<M>>,
 }
 
 /// Where a queue stands, for a person who looks at a guest that is stuck.
@@ -83,21 +79,6 @@ pub struct DeviceState {
     pub armed: bool,
 }
 
-macro_rules! each {
-    ($self:expr, $ring:ident => $call:expr) => {
-        match $self.ring {
-            Ring::Split(ref $ring) => $call,
-            Ring::Packed(ref $ring) => $call,
-        }
-    };
-    (mut $self:expr, $ring:ident => $call:expr) => {
-        match $self.ring {
-            Ring::Split(ref mut $ring) => $call,
-            Ring::Packed(ref mut $ring) => $call,
-        }
-    };
-}
-
 impl<M: Memory> DeviceQueue<M> {
     /// Checks the set-up, and takes over what a predecessor has left in the in-flight region. Writes nothing elsewhere.
     pub fn new(setup: Setup<M>) -> Result<Self, SetupError> {
@@ -115,14 +96,14 @@ impl<M: Memory> DeviceQueue<M> {
     /// a predecessor had in flight come first, in their order. After an error the queue is broken, and so is `chain`.
     #[inline]
     pub fn pop(&mut self, memory: &GuestMemory<M>, chain: &mut Chain) -> Result<Option<Ticket>, Corrupt> {
-        each!(mut self, ring => ring.pop(memory, chain))
+        each!(&mut self.ring, ring => ring.pop(memory, chain))
     }
 
     /// Gives a request back, with how many bytes of its writable memory were written. The driver does not see it before
     /// [`DeviceQueue::publish`].
     #[inline]
     pub fn push(&mut self, ticket: Ticket, written: u32) {
-        each!(mut self, ring => ring.push(ticket, written))
+        each!(&mut self.ring, ring => ring.push(ticket, written))
     }
 
     /// Shows the driver all that was pushed. Says whether it wants to be called; the first time always, because a predecessor
@@ -130,43 +111,43 @@ impl<M: Memory> DeviceQueue<M> {
     #[inline]
     #[must_use = "the driver may be waiting for its call"]
     pub fn publish(&mut self) -> bool {
-        each!(mut self, ring => ring.publish())
+        each!(&mut self.ring, ring => ring.publish())
     }
 
     /// Asks the driver for kicks. `true`: there is something to take already, do not sleep.
     #[inline]
     #[must_use = "who sleeps on `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
-        each!(mut self, ring => ring.arm())
+        each!(&mut self.ring, ring => ring.arm())
     }
 
     /// Asks the driver for no kicks. Some may still come.
     #[inline]
     pub fn disarm(&mut self) {
-        each!(mut self, ring => ring.disarm())
+        each!(&mut self.ring, ring => ring.disarm())
     }
 
     /// What GET_VRING_BASE answers once nothing is outstanding. Split: the available index. Packed: the available index
     /// (bits 0-14) and wrap counter (15), the used index (16-30) and wrap counter (31).
     pub fn base(&self) -> u32 {
-        each!(self, ring => ring.base())
+        each!(&self.ring, ring => ring.base())
     }
 
     /// Requests taken and not given back.
     #[inline]
     pub fn outstanding(&self) -> u16 {
-        each!(self, ring => ring.outstanding())
+        each!(&self.ring, ring => ring.outstanding())
     }
 
     /// From now on marks what it writes to the ring in this log; `None`: no more. What the device writes into the requests'
     /// buffers is for the device to mark ([`DirtyLog::mark_buffers`]).
     pub fn set_log(&mut self, log: Option<DirtyLog<M>>) {
-        each!(mut self, ring => ring.set_log(log));
+        each!(&mut self.ring, ring => ring.set_log(log));
     }
 
     /// Where the queue stands.
     pub fn state(&self) -> DeviceState {
-        each!(self, ring => ring.state())
+        each!(&self.ring, ring => ring.state())
     }
 }
 

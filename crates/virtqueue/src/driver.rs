@@ -2,6 +2,7 @@
 
 use crate::error::{AddError, Corrupt, SetupError};
 use crate::memory::Area;
+use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, MAX_SIZE};
 use ginnel_shmem::Memory;
@@ -95,27 +96,7 @@ impl Segment {
 ///
 /// The device is not trusted either: what it says is checked against the driver's own books.
 pub struct DriverQueue<M: Memory> {
-    ring: Ring<M>,
-}
-
-enum Ring<M: Memory> {
-    Split(split::Driver<M>),
-    Packed(packed::Driver<M>),
-}
-
-macro_rules! each {
-    ($self:expr, $ring:ident => $call:expr) => {
-        match $self.ring {
-            Ring::Split(ref $ring) => $call,
-            Ring::Packed(ref $ring) => $call,
-        }
-    };
-    (mut $self:expr, $ring:ident => $call:expr) => {
-        match $self.ring {
-            Ring::Split(ref mut $ring) => $call,
-            Ring::Packed(ref mut $ring) => $call,
-        }
-    };
+    ring: Ring<split::Driver<M>, packed::Driver<M>>,
 }
 
 impl<M: Memory> DriverQueue<M> {
@@ -136,45 +117,45 @@ impl<M: Memory> DriverQueue<M> {
     /// descriptor of the ring then. The device does not see it before [`DriverQueue::publish`].
     #[inline]
     pub fn add(&mut self, segments: &[Segment], indirect: bool) -> Result<u16, AddError> {
-        each!(mut self, ring => ring.add(segments, indirect))
+        each!(&mut self.ring, ring => ring.add(segments, indirect))
     }
 
     /// Shows the device all that was added. Says whether it wants a kick.
     #[inline]
     #[must_use = "the device may be waiting for its kick"]
     pub fn publish(&mut self) -> bool {
-        each!(mut self, ring => ring.publish())
+        each!(&mut self.ring, ring => ring.publish())
     }
 
     /// The next request that the device has given back, if there is one: its id and how many bytes were written.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<(u16, u32)>, Corrupt> {
-        each!(mut self, ring => ring.poll())
+        each!(&mut self.ring, ring => ring.poll())
     }
 
     /// Asks the device for calls. `true`: there is something to poll already, do not sleep.
     #[inline]
     #[must_use = "who sleeps on `true` may sleep for ever"]
     pub fn arm(&mut self) -> bool {
-        each!(mut self, ring => ring.arm())
+        each!(&mut self.ring, ring => ring.arm())
     }
 
     /// Asks the device for no calls. Some may still come.
     #[inline]
     pub fn disarm(&mut self) {
-        each!(mut self, ring => ring.disarm())
+        each!(&mut self.ring, ring => ring.disarm())
     }
 
     /// Requests added and not yet given back.
     #[inline]
     pub fn outstanding(&self) -> u16 {
-        each!(self, ring => ring.outstanding())
+        each!(&self.ring, ring => ring.outstanding())
     }
 
     /// What a front end says in SET_VRING_BASE to a device that takes over from one that has died: what has been given back
     /// so far. (The device finds what was in flight in the in-flight region. Without one it takes all of that again.)
     /// Split: the used index as polled. Packed: the used index and wrap counter in both halves.
     pub fn base(&self) -> u32 {
-        each!(self, ring => ring.base())
+        each!(&self.ring, ring => ring.base())
     }
 }

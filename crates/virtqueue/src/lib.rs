@@ -46,6 +46,7 @@ mod inflight;
 mod log;
 mod memory;
 mod packed;
+mod ring;
 mod split;
 
 pub use chain::Chain;
