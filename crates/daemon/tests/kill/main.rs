@@ -9,10 +9,12 @@
 
 mod blocks;
 mod locks;
+mod meetings;
 #[path = "../../../sync/tests/stepper/mod.rs"]
 mod stepper;
 #[path = "../support/mod.rs"]
 mod support;
+mod survivors;
 
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Memory, Rights, WaitMode};
 use ginnel_layout::segment;
@@ -164,10 +166,14 @@ fn main() {
     let wanted = |name: &str| wanted.is_none_or(|w| name.contains(w.as_str()));
     let mut stage = Stage::new();
     let mut total = 0;
-    let parts: [(&str, Part); 3] = [
+    let parts: [(&str, Part); 4] = [
         ("while it asks for blocks and frees them, at chosen instructions", blocks::stepped),
         ("while it asks for blocks and frees them, at random instants", blocks::at_random),
-        ("while others wait for its locks, at random instants", locks::at_random),
+        ("while others wait for its locks, at random instants", survivors::at_random::<locks::Locks>),
+        (
+            "while others wait for its permits and turns, and for itself, at random instants",
+            survivors::at_random::<meetings::Meetings>,
+        ),
     ];
     for (what, part) in parts {
         let begin = Instant::now();
@@ -181,6 +187,6 @@ fn main() {
         println!("killed {what}: {} times{places} ({seconds:.1} s)", toll.kills);
         total += toll.kills;
     }
-    assert!(kills.is_some() || !args.is_empty() || total >= 900, "only {total} kills");
+    assert!(kills.is_some() || !args.is_empty() || total >= 1200, "only {total} kills");
     println!("killed in all: {total} times");
 }
