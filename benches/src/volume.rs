@@ -20,6 +20,8 @@ pub enum Backing<'a> {
     File(&'a Path),
     /// A file, past the page cache.
     Direct(&'a Path),
+    /// As that; our server pins the guest's memory.
+    Pinned(&'a Path),
 }
 
 /// How our server waits.
@@ -80,8 +82,13 @@ impl Server {
             Backing::Ram(_, bytes) => format!("backend = \"ram\"\nsize = \"{bytes}\""),
             Backing::Null(bytes) => format!("backend = \"null\"\nsize = \"{bytes}\""),
             Backing::File(path) => format!("path = {path:?}\nlock = false\ndirect = \"off\""),
-            Backing::Direct(path) => format!("path = {path:?}\nlock = false\ndirect = \"on\""),
+            Backing::Direct(path) | Backing::Pinned(path) => {
+                format!("path = {path:?}\nlock = false\ndirect = \"on\"")
+            }
         };
+        if let Backing::Pinned(_) = plan.backing {
+            config += "pin-memory = true\n";
+        }
         write!(config, "\n[[disk]]\n{disk}\n")?;
         let file = dir.join("ours.toml");
         std::fs::write(&file, config)?;
@@ -98,7 +105,7 @@ impl Server {
         };
         let disk = match plan.backing {
             Backing::Ram(path, _) | Backing::File(path) => file(path, "off"),
-            Backing::Direct(path) => file(path, "on"),
+            Backing::Direct(path) | Backing::Pinned(path) => file(path, "on"),
             Backing::Null(bytes) => format!("driver=null-co,read-zeroes=off,size={bytes}"),
         };
         let cpus: Vec<_> = plan.cpus.iter().map(ToString::to_string).collect();

@@ -13,6 +13,7 @@ use ginnel_volume_client::Options;
 use ginnel_volume_client::workload::{Workload, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -31,6 +32,8 @@ struct Cli {
 }
 
 const DAEMON: &str = "qemu-storage-daemon";
+const FIO: &str = "fio, io_uring";
+const FIO_32: &str = "fio, io_uring, 32 at a time";
 const RAM: u64 = 256 << 20;
 const FILE: u64 = 1 << 30;
 
@@ -127,17 +130,16 @@ impl Bench {
     }
 
     fn rate(&mut self, case: &str, ours: &[Run], theirs: &[Run], target: Option<f64>, note: &str) {
-        let k = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.iops / 1000.0).collect() };
-        self.report.pairs(case, "kIOPS", Better::Higher, &k(ours), DAEMON, &k(theirs), target, note);
+        self.report.pairs(case, "kIOPS", Better::Higher, &kiops(ours), DAEMON, &kiops(theirs), target, note);
     }
 
     fn latency(&mut self, case: &str, ours: &[Run], theirs: &[Run], target: Option<f64>, note: &str) {
-        let us = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.p50 / 1000.0).collect() };
+        let us = |runs: &[Run]| columns(runs, |run| run.p50 / 1000.0);
         self.report.pairs(case, "us", Better::Lower, &us(ours), DAEMON, &us(theirs), target, note);
     }
 
     fn cpu(&mut self, case: &str, ours: &[Run], theirs: &[Run]) {
-        let cpu = |runs: &[Run]| -> Vec<f64> { runs.iter().map(|run| run.cpu).collect() };
+        let cpu = |runs: &[Run]| columns(runs, |run| run.cpu);
         self.report.pairs(case, "s", Better::Lower, &cpu(ours), DAEMON, &cpu(theirs), Some(2.0), "");
     }
 
@@ -162,9 +164,16 @@ impl Bench {
         let image = folder.path().join("image");
         make_file(&image, RAM)?;
         let plan = Plan { backing: Backing::File(&image), queues: 1, cpus: vec![1], wait: Wait::Adaptive };
-        let (ours, theirs) = self.turns(&plan, &self.workload(32))?;
+        let (mut ours, mut theirs, mut fios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            fios.push(fio(&image, false, self.seconds)?);
+            ours.push(self.run(Who::Ours, &plan, &self.workload(32))?);
+            theirs.push(self.run(Who::Daemon, &plan, &self.workload(32))?);
+        }
         self.rate("file in the page cache: reads, QD 32", &ours, &theirs, None, "");
-        self.cpu("file in the page cache: CPU per million", &ours, &theirs);
+        let case = "file in the page cache: CPU per million";
+        self.cpu(case, &ours, &theirs);
+        self.cpu_of_fio(case, &ours, &fios);
         let (ours, theirs) = self.turns(&plan, &self.workload(1))?;
         self.latency("file in the page cache: QD 1, p50", &ours, &theirs, None, "");
         Ok(())
@@ -227,30 +236,63 @@ impl Bench {
         let folder = tempfile::tempdir_in(ginnel_bench::report::folder()?)?;
         let image = folder.path().join("image");
         make_file(&image, FILE)?;
-        for wait in [Wait::Adaptive, Wait::Interrupt, Wait::Poll] {
-            let plan = Plan { backing: Backing::Direct(&image), queues: 1, cpus: vec![1], wait };
-            // Like fio the client sleeps, but for the mode in which everybody looks all the time: this machine's disk is
-            // emulated by CPUs that it shares with us.
-            let workload =
-                |bench: &Self, depth| Workload { sleep: wait != Wait::Poll, ..bench.workload(depth) };
+        for (how, wait, pinned) in [
+            ("adaptive", Wait::Adaptive, false),
+            ("adaptive, pinned", Wait::Adaptive, true),
+            ("interrupt", Wait::Interrupt, false),
+            ("poll", Wait::Poll, false),
+        ] {
+            let backing = if pinned { Backing::Pinned(&image) } else { Backing::Direct(&image) };
+            let plan = Plan { backing, queues: 1, cpus: vec![1], wait };
+            // Like fio, the client sleeps.
+            let workload = |bench: &Self, depth| Workload { sleep: true, ..bench.workload(depth) };
             let (mut ours, mut theirs, mut fios) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..self.pairs {
-                fios.push(fio(&image, 32, self.seconds)?.0 / 1000.0);
+                fios.push(fio(&image, true, self.seconds)?);
                 ours.push(self.run(Who::Ours, &plan, &workload(self, 32))?);
                 theirs.push(self.run(Who::Daemon, &plan, &workload(self, 32))?);
             }
-            let how = format!("file O_DIRECT, {}", wait.word());
-            let case = format!("{how}: reads, QD 32");
-            let rates: Vec<f64> = ours.iter().map(|run| run.iops / 1000.0).collect();
-            let report = &mut self.report;
-            report.pairs(&case, "kIOPS", Better::Higher, &rates, "fio, io_uring", &fios, Some(0.95), "");
+            let case = format!("file O_DIRECT, {how}: reads, QD 32");
+            self.against_fio(&case, &ours, &fios, Some(0.95));
             self.rate(&case, &ours, &theirs, None, "");
-            self.cpu(&format!("{how}: CPU per million, QD 32"), &ours, &theirs);
-            let (ours, theirs) = self.turns(&plan, &workload(self, 1))?;
-            self.rate(&format!("{how}: QD 1"), &ours, &theirs, Some(1.2), "");
-            self.latency(&format!("{how}: QD 1, p50"), &ours, &theirs, None, "");
+            let case = format!("file O_DIRECT, {how}: CPU per million, QD 32");
+            self.cpu(&case, &ours, &theirs);
+            self.cpu_of_fio(&case, &ours, &fios);
+            if !pinned {
+                let (ours, theirs) = self.turns(&plan, &workload(self, 1))?;
+                self.rate(&format!("file O_DIRECT, {how}: QD 1"), &ours, &theirs, Some(1.2), "");
+                self.latency(&format!("file O_DIRECT, {how}: QD 1, p50"), &ours, &theirs, None, "");
+            }
         }
+        // Where CPUs emulate the disk, whoever looks all the time may take them away from it.
+        let plan = Plan { backing: Backing::Direct(&image), queues: 1, cpus: vec![1], wait: Wait::Poll };
+        let (mut ours, mut fios, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.pairs {
+            fios.push(fio(&image, true, self.seconds)?);
+            ours.push(self.run(Who::Ours, &plan, &self.workload(32))?);
+            beside.push(beside_a_busy_cpu(0, || fio(&image, true, self.seconds))?);
+        }
+        let case = "file O_DIRECT, poll, and the client looks too: reads, QD 32";
+        self.against_fio(case, &ours, &fios, Some(0.95));
+        let (ours, beside) = (kiops(&ours), columns(&beside, |fio| fio.0.iops / 1000.0));
+        let peer = "fio beside a CPU that is busy";
+        self.report.pairs(case, "kIOPS", Better::Higher, &ours, peer, &beside, None, "");
         Ok(())
+    }
+
+    fn against_fio(&mut self, case: &str, ours: &[Run], fios: &[Fio], target: Option<f64>) {
+        let (ours, fios) = (kiops(ours), columns(fios, |fio| fio.0.iops / 1000.0));
+        self.report.pairs(case, "kIOPS", Better::Higher, &ours, FIO, &fios, target, "");
+    }
+
+    /// What the kernel takes of the CPU for the same requests, with little more.
+    fn cpu_of_fio(&mut self, case: &str, ours: &[Run], fios: &[Fio]) {
+        let ours: Vec<f64> = ours.iter().map(|run| run.cpu).collect();
+        for (peer, runs) in [(FIO, columns(fios, |fio| fio.0.cpu)), (FIO_32, columns(fios, |fio| fio.1.cpu))]
+        {
+            let note = "fio asks the kernel itself: little of it is its own";
+            self.report.pairs(case, "s", Better::Lower, &ours, peer, &runs, None, note);
+        }
     }
 
     /// Connected, and nothing to do.
@@ -353,17 +395,54 @@ fn cache_line() -> Result<f64> {
     took
 }
 
-/// fio on the file itself: IOPS, and the median latency in nanoseconds.
-fn fio(image: &Path, depth: u16, seconds: f64) -> Result<(f64, f64)> {
+fn columns<T>(runs: &[T], of: impl Fn(&T) -> f64) -> Vec<f64> {
+    runs.iter().map(of).collect()
+}
+
+fn kiops(runs: &[Run]) -> Vec<f64> {
+    columns(runs, |run| run.iops / 1000.0)
+}
+
+/// fio on the file itself, 32 deep: as it asks if nobody tells it how, and 32 at a time.
+struct Fio(Run, Run);
+
+fn fio(image: &Path, direct: bool, seconds: f64) -> Result<Fio> {
+    let at_once = ["--iodepth_batch=32", "--iodepth_batch_complete_min=32"];
+    Ok(Fio(fio_run(image, direct, seconds, &[])?, fio_run(image, direct, seconds, &at_once)?))
+}
+
+fn fio_run(image: &Path, direct: bool, seconds: f64, how: &[&str]) -> Result<Run> {
     let output = Command::new("fio")
-        .args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--rw=randread", "--bs=4k"])
+        .args(["--name=bench", "--ioengine=io_uring", "--rw=randread", "--bs=4k", "--iodepth=32"])
         .args(["--registerfiles", "--fixedbufs", "--time_based", "--output-format=json"])
+        .args(how)
+        .arg(format!("--direct={}", u8::from(direct)))
+        // As it is with the servers, what is in the page cache stays there.
+        .arg("--invalidate=0")
         .arg(format!("--filename={}", image.display()))
-        .arg(format!("--iodepth={depth}"))
         .arg(format!("--runtime={}ms", (seconds * 1000.0) as u64))
         .arg(format!("--ramp_time={}ms", (seconds * 200.0) as u64))
         .output()
         .context("fio starts; scripts/setup bench installs it")?;
     ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-    guest_disks::fio_said(&output.stdout)
+    let (iops, p50) = guest_disks::fio_said(&output.stdout)?;
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).context("fio prints JSON")?;
+    let percent = |key: &str| said["jobs"][0][key].as_f64().with_context(|| format!("fio tells its {key}"));
+    Ok(Run { iops, p50, cpu: (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0 * 1e6 / iops })
+}
+
+/// Runs something while a CPU has no time to give.
+fn beside_a_busy_cpu<T>(cpu: usize, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ginnel_bench::measure::pin(cpu);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let result = run();
+        over.store(true, Ordering::Relaxed);
+        result
+    })
 }

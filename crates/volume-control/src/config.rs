@@ -58,6 +58,8 @@ pub struct Spec {
     pub wait: Wait,
     /// For how long an adaptive thread looks before it sleeps.
     pub poll_for: Option<Period>,
+    /// Whether the guest's memory is pinned, so that requests need not look up its pages.
+    pub pin_memory: Option<bool>,
     /// Whether packed rings are offered.
     pub packed: Option<bool>,
     /// The most segments of a request.
@@ -118,6 +120,8 @@ pub struct Config {
     pub wait: Wait,
     /// For how long an adaptive thread looks before it sleeps.
     pub poll_for: Duration,
+    /// Whether the guest's memory is pinned.
+    pub pin_memory: bool,
     /// Whether packed rings are offered.
     pub packed: bool,
     /// The most data segments of a request.
@@ -226,6 +230,7 @@ impl Spec {
             cpus: self.cpus.clone(),
             wait: self.wait,
             poll_for: self.poll_for.map_or(Duration::from_micros(50), |p| p.0),
+            pin_memory: self.pin_memory.unwrap_or(false),
             packed: self.packed.unwrap_or(true),
             segments,
             limits: self.limits,

@@ -230,6 +230,14 @@ impl Stores {
         }
     }
 
+    /// The guest's memory that requests will be in from now on, if it is to be pinned; `None`: there is none any more. No
+    /// request may be under way. Blocks for as long as the kernel takes to find, or make, all its pages.
+    pub fn pin(&mut self, memory: Option<&Arc<GuestMemory<Mapping>>>) {
+        if let Some(uring) = &mut self.uring {
+            uring.pin(memory);
+        }
+    }
+
     /// Operations that have not ended.
     #[inline]
     pub fn pending(&self) -> u32 {
@@ -256,6 +264,6 @@ impl Stores {
 
     /// Whether completions must be asked for: nothing becomes readable.
     pub fn must_poll(&self) -> bool {
-        self.uring.as_ref().is_some_and(|uring| uring.is_iopoll() && uring.pending() > 0)
+        self.uring.as_ref().is_some_and(Uring::must_poll)
     }
 }

@@ -67,6 +67,9 @@ pub struct Flags {
     /// For how long an adaptive thread looks before it sleeps, such as 50us.
     #[arg(long, value_name = "TIME")]
     pub poll_for: Option<Period>,
+    /// Whether the guest's memory is pinned, so that requests need not look up its pages.
+    #[arg(long, value_name = "BOOL")]
+    pub pin_memory: Option<bool>,
     /// Whether packed rings are offered.
     #[arg(long, value_name = "BOOL")]
     pub packed: Option<bool>,
@@ -190,6 +193,7 @@ impl Flags {
         }
         instead(&self.wait, &mut spec.wait);
         over(&self.poll_for, &mut spec.poll_for);
+        over(&self.pin_memory, &mut spec.pin_memory);
         over(&self.packed, &mut spec.packed);
         over(&self.segments, &mut spec.segments);
         instead(&self.iops, &mut spec.limits.iops);

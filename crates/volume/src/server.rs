@@ -121,6 +121,7 @@ impl Server {
                     disks: backends.clone(),
                     wait: config.wait,
                     budget: config.poll_for,
+                    pin_memory: config.pin_memory,
                     counters: counters.clone(),
                     limiter: limiter.clone(),
                     peers: peers.clone(),

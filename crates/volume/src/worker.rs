@@ -56,6 +56,8 @@ pub struct Plan {
     pub wait: Wait,
     /// For how long an adaptive one looks.
     pub budget: Duration,
+    /// Whether the guest's memory is pinned.
+    pub pin_memory: bool,
     /// All counters; it writes its own.
     pub counters: Arc<Counters>,
     /// The volume's limits.
@@ -90,6 +92,8 @@ pub(crate) struct Worker {
     complaints: Vec<Complaint>,
     /// An event was lost, and the event queue does not run: the next one tells.
     missed: bool,
+    /// The guest's memory is pinned.
+    pins: bool,
     number: usize,
     over: bool,
 }
@@ -123,6 +127,7 @@ impl Worker {
             settlements: Settlements::default(),
             complaints: vec![Complaint::default(); plan.disks.len()],
             missed: false,
+            pins: plan.pin_memory,
             number: plan.number,
             over: false,
         })
@@ -391,6 +396,9 @@ impl Worker {
                 let mut queue = self.queues.swap_remove(at);
                 self.sleep.forget(&queue);
                 self.missed |= queue.missed;
+                if self.queues.is_empty() {
+                    self.stores.pin(None);
+                }
                 queue.answer_stop();
             } else {
                 at += 1;
@@ -406,6 +414,9 @@ impl Worker {
                     let counters = counters.unwrap_or_default();
                     counters.thread.set(self.number as u64);
                     self.slots.reserve(usize::from(start.queue.state().size));
+                    if self.pins {
+                        self.stores.pin(Some(&start.memory));
+                    }
                     let mut queue =
                         Queue::new(*start, counters, self.limiter.clone(), self.device.event_queue());
                     queue.missed = queue.is_event && std::mem::take(&mut self.missed);
@@ -451,7 +462,9 @@ impl Worker {
         let patient = match self.wait {
             Wait::Poll => return self.queues.is_empty(),
             Wait::Interrupt => true,
-            Wait::Adaptive => self.queues.is_empty() || u128::from(idle) >= self.budget.as_nanos(),
+            Wait::Adaptive => {
+                self.queues.is_empty() || has_looked_enough(idle, self.budget, self.stores.pending())
+            }
         };
         patient && !self.stores.must_poll() && !self.queues.iter().any(Queue::must_poll)
     }
@@ -494,6 +507,13 @@ impl Drop for Worker {
     }
 }
 
+/// Whether an adaptive thread that has found nothing for `idle` nanoseconds is to sleep. What is at the disks shares the
+/// budget: the disks go on with the rest while the thread wakes up for one, so the more there is, the less is lost by that.
+#[inline]
+fn has_looked_enough(idle: u64, budget: Duration, at_disks: u32) -> bool {
+    u128::from(idle) * u128::from(at_disks.max(1)) >= budget.as_nanos()
+}
+
 /// The kind that an operation is counted as.
 fn kind(op: Op) -> Kind {
     match op {
@@ -502,5 +522,29 @@ fn kind(op: Op) -> Kind {
         Op::Flush => Kind::Flush,
         Op::Discard { .. } => Kind::Discard,
         Op::WriteZeroes { .. } => Kind::WriteZeroes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_is_at_the_disks_the_sooner_a_thread_sleeps() {
+        let budget = Duration::from_micros(50);
+        for (idle, at_disks, enough) in [
+            (49_999, 0, false),
+            (50_000, 0, true),
+            (49_999, 1, false),
+            (50_000, 1, true),
+            (12_500, 4, true),
+            (12_499, 4, false),
+            (1_562, 32, false),
+            (1_563, 32, true),
+        ] {
+            assert_eq!(has_looked_enough(idle, budget, at_disks), enough, "{idle} ns, {at_disks}");
+        }
+        assert!(has_looked_enough(0, Duration::ZERO, 0));
+        assert!(has_looked_enough(u64::MAX, Duration::MAX, u32::MAX));
     }
 }

@@ -290,6 +290,11 @@ fn a_volume_with_an_image_survives() {
     attacked("--path IMAGE --queues 2 --threads 2");
 }
 
+#[test]
+fn a_volume_that_pins_memory_survives() {
+    attacked("--path IMAGE --queues 2 --threads 2 --pin-memory true --iopoll");
+}
+
 /// SIGTERM is heard also while a front end talks without end.
 #[test]
 fn who_talks_without_end_does_not_keep_it_alive() {

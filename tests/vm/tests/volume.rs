@@ -404,3 +404,63 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
     ensure!(end.exit == Exit::Code(0), "{end:?}");
     Ok(())
 }
+
+/// A volume inside a guest, on an NVMe disk with queues that its driver polls. Reads and writes go to those, what cannot be
+/// polled goes another way, and a second disk in the same target has nothing to poll.
+#[test]
+fn a_disk_whose_completions_are_polled() -> Result<()> {
+    let bed = Bed::new("volume-iopoll")?;
+    let disk = image(&bed, "disk", 64 << 20, None)?;
+    let config = "device = 'scsi'\n[[disk]]\npath = '/dev/nvme0n1'\ndirect = 'on'\niopoll = true\n\
+                  [[disk]]\npath = '/tmp/other'\nsize = '16M'\ndirect = 'off'\n";
+    let vm = bed
+        .vm("polls")
+        .memory_mib(512)
+        .cpus(2)
+        .module("nvme")
+        .kernel_arg("nvme.poll_queues=1")
+        .program(artifact("ginnel-volume", "ginnel-volume")?)
+        .program(artifact("ginnel-volume-client", "ginnel-volume-bench")?)
+        .content("/etc/v.toml", 0o644, config)
+        .qemu_args(&format!("-drive if=none,id=d,format=raw,file={}", disk.display()))
+        .qemu_args("-device nvme,serial=polled,drive=d")
+        .boot()?;
+    wait_for_disk(&vm, "nvme0n1")?;
+    let said = vm.run("cat /sys/block/nvme0n1/queue/io_poll")?.ok()?.stdout;
+    ensure!(said.trim() == "1", "the driver has no queues to poll: {said}");
+    let volume = vm.spawn("exec ginnel-volume v --config /etc/v.toml --socket /tmp/v.sock")?;
+    volume.wait_for_line("serving", PROMPT)?;
+    let load = |lun: u32| -> Result<serde_json::Value> {
+        let command = format!(
+            "ginnel-volume-bench --socket /tmp/v.sock --scsi 0:{lun} --rw randrw --verify --flush-every 64 --qd 16 \
+             --sleep --requests 20000 --json"
+        );
+        Ok(serde_json::from_str(&vm.run_within(4 * PROMPT, &command)?.ok()?.stdout)?)
+    };
+    let interrupts = || -> Result<u64> {
+        let sum = "awk '/nvme0q/ { for (i = 2; i <= 3; i++) sum += $i } END { print sum }' /proc/interrupts";
+        Ok(vm.run(sum)?.ok()?.stdout.trim().parse()?)
+    };
+    let before = interrupts()?;
+    let said = load(0).with_context(|| format!("{:?}", volume.said()))?;
+    let (took, number) = (interrupts()? - before, |kind: &str| said[kind]["requests"].as_u64().unwrap_or(0));
+    let (moved, flushes) = (number("reads") + number("writes"), number("flushes"));
+    println!("{moved} reads and writes, {flushes} flushes: {took} interrupts of the disk");
+    ensure!(moved >= 20000 && flushes > 50, "{said}");
+    // A flush takes one, and a little more happens in a guest.
+    ensure!(took >= flushes && took < flushes + moved / 20, "{took} interrupts: {said}");
+    load(1).with_context(|| format!("{:?}", volume.said()))?;
+    // Nothing to do: asleep again, also the one that polls.
+    let ticks = || -> Result<u64> {
+        let sum = "awk '{ print $14 + $15 }' /proc/$(pidof ginnel-volume)/stat";
+        Ok(vm.run(sum)?.ok()?.stdout.trim().parse()?)
+    };
+    wait_until("the volume sleeps", PROMPT, || {
+        let before = ticks()?;
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(ticks()? == before)
+    })?;
+    let said = volume.said();
+    ensure!(!said.1.contains("no queues to poll"), "{said:?}");
+    vm.shutdown()
+}

@@ -124,14 +124,6 @@ impl DiskSpec {
         if self.iopoll && (backend != BackendKind::File || self.direct == Direct::Off) {
             return bad("iopoll", "it needs a file backend with direct I/O".into(), "remove it");
         }
-        if self.iopoll && !self.read_only {
-            // io_uring neither syncs nor allocates on a ring whose completions are polled.
-            return bad(
-                "iopoll",
-                "a disk that is polled cannot be flushed".into(),
-                "remove it, or write read-only = true",
-            );
-        }
         Ok(Disk {
             lun: index as u32,
             backend,

@@ -108,7 +108,6 @@ fn mistakes_are_named_with_place_and_fix() {
         ("poll-for = \"5\"\n[[disk]]\npath = \"/a\"", "v.toml:1"),
         ("[limits]\nburst = \"2000s\"\n[[disk]]\npath = \"/a\"", "longer than a minute"),
         ("[[disk]]\npath = \"/a\"\ndirect = \"off\"\niopoll = true", "iopoll"),
-        ("[[disk]]\npath = \"/a\"\niopoll = true", "iopoll"),
         ("[[disk]]\npath = \"/a\"\nlock = \"yes\"", "v.toml:3: \"yes\" is none of true, false, vm"),
         ("[[disk]]\npath = \"/a\"\nlock = 1", "expected true, false or \"vm\""),
     ] {

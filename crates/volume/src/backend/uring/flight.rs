@@ -1,0 +1,327 @@
+//! An operation on its way: what the kernel is asked for, step by step.
+#![allow(unsafe_code)] // Raw addresses of guest memory are reckoned with.
+
+use std::io;
+
+use ginnel_shmem::{Mapping, SharedSlice};
+use ginnel_virtqueue::{Buffer, GuestMemory};
+use io_uring::{opcode, squeue, types};
+use tracing::warn;
+
+use crate::backend::{Failure, Image, Op};
+
+/// Zeros are written in runs of this length where the file system cannot make them.
+pub(super) const ZEROS: usize = 1 << 20;
+
+/// The most pieces of memory of one call (`IOV_MAX`).
+const PIECES: usize = 1024;
+
+/// An operation on its way.
+pub(super) struct Flight {
+    pub disk: u16,
+    /// Past the page cache.
+    direct: bool,
+    stage: Stage,
+    /// What is left to transfer, in order; the first may have been cut.
+    pieces: Vec<libc::iovec>,
+    /// The first piece that is not done.
+    next: usize,
+    at: u64,
+    left: u64,
+    /// A copy, where the guest's buffers are not aligned for direct I/O.
+    bounce: Option<Bounce>,
+    /// Its last entry went to the ring that is polled.
+    pub polled: bool,
+    /// The pinned buffer that its only piece lies in.
+    buffer: Option<u16>,
+}
+
+struct Bounce {
+    memory: Mapping,
+    /// The guest's own buffers, and the regions that they are in.
+    guest: Vec<(Mapping, Buffer)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    Read,
+    Write {
+        through: bool,
+    },
+    Sync,
+    Punch {
+        len: u64,
+        then: AfterPunch,
+    },
+    Zero {
+        len: u64,
+        through: bool,
+    },
+    /// Zeros written as data, `left` of them.
+    ZeroData {
+        through: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterPunch {
+    /// A discard that the file system cannot do is no error: it is a hint.
+    Nothing,
+    /// Zeros were asked for.
+    Zeros { through: bool },
+}
+
+impl Flight {
+    pub fn idle() -> Self {
+        Self {
+            disk: 0,
+            direct: false,
+            stage: Stage::Idle,
+            pieces: Vec::new(),
+            next: 0,
+            at: 0,
+            left: 0,
+            bounce: None,
+            polled: false,
+            buffer: None,
+        }
+    }
+
+    /// Begins an operation. `buffer`: in which pinned one the data lies, if it does.
+    pub fn begin(
+        &mut self,
+        disk: u16,
+        op: Op,
+        data: &[Buffer],
+        memory: &GuestMemory<Mapping>,
+        image: Option<&Image>,
+        buffer: Option<u16>,
+    ) {
+        debug_assert_eq!(self.stage, Stage::Idle);
+        self.disk = disk;
+        self.direct = image.is_some_and(Image::is_direct);
+        self.at = op.at();
+        self.pieces.clear();
+        self.next = 0;
+        self.left = 0;
+        self.buffer = buffer;
+        self.stage = match op {
+            Op::Read { .. } => Stage::Read,
+            Op::Write { through, .. } => Stage::Write { through },
+            Op::Flush => Stage::Sync,
+            Op::Discard { len, .. } => Stage::Punch { len, then: AfterPunch::Nothing },
+            Op::WriteZeroes { len, unmap: true, through, .. } => {
+                Stage::Punch { len, then: AfterPunch::Zeros { through } }
+            }
+            Op::WriteZeroes { len, unmap: false, through, .. } => Stage::Zero { len, through },
+        };
+        if let Stage::Read | Stage::Write { .. } = self.stage {
+            for buffer in data {
+                self.pieces.push(piece(memory.slice(buffer)));
+                self.left += u64::from(buffer.len);
+            }
+            if let Some(image) = image
+                && self.direct
+                && !self.pieces.iter().all(|p| image.is_aligned(p.iov_base as usize, p.iov_len))
+                && let Err(error) = self.bounce(data, memory)
+            {
+                warn!("no memory to align a request of {} bytes: {error}", self.left);
+            }
+        }
+    }
+
+    /// It has ended.
+    pub fn end(&mut self) {
+        self.stage = Stage::Idle;
+        self.bounce = None;
+    }
+
+    /// Whether it goes past the page cache.
+    #[inline]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether its next step is one that a ring can do which is polled.
+    #[inline]
+    pub fn can_be_polled(&self) -> bool {
+        // What must be durable may end in a flush of the device, which nobody can poll.
+        matches!(
+            self.stage,
+            Stage::Read | Stage::Write { through: false } | Stage::ZeroData { through: false }
+        )
+    }
+
+    /// Whether its next step needs zeros to write.
+    pub fn needs_zeros(&self) -> bool {
+        matches!(self.stage, Stage::ZeroData { .. })
+    }
+
+    /// What it has to do next; `None` if it has not begun. The addresses in it are the guest's, its own or of `zeros`.
+    #[inline]
+    pub fn entry(&self, zeros: Option<&Mapping>) -> Option<squeue::Entry> {
+        let file = types::Fixed(self.disk.into());
+        let pieces = &self.pieces[self.next.min(self.pieces.len())..];
+        let pieces = &pieces[..pieces.len().min(PIECES)];
+        let at = self.at;
+        Some(match (self.stage, pieces, self.buffer) {
+            (Stage::Read, [one], None) => {
+                opcode::Read::new(file, one.iov_base.cast(), one.iov_len as u32).offset(at).build()
+            }
+            (Stage::Read, [one], Some(buffer)) => {
+                opcode::ReadFixed::new(file, one.iov_base.cast(), one.iov_len as u32, buffer)
+                    .offset(at)
+                    .build()
+            }
+            (Stage::Read, many, _) => {
+                opcode::Readv::new(file, many.as_ptr(), many.len() as u32).offset(at).build()
+            }
+            (Stage::Write { through }, [one], None) => {
+                opcode::Write::new(file, one.iov_base.cast_const().cast(), one.iov_len as u32)
+                    .offset(at)
+                    .rw_flags(flags(through))
+                    .build()
+            }
+            (Stage::Write { through }, [one], Some(buffer)) => {
+                opcode::WriteFixed::new(file, one.iov_base.cast_const().cast(), one.iov_len as u32, buffer)
+                    .offset(at)
+                    .rw_flags(flags(through))
+                    .build()
+            }
+            (Stage::Write { through }, many, _) => {
+                opcode::Writev::new(file, many.as_ptr(), many.len() as u32)
+                    .offset(at)
+                    .rw_flags(flags(through))
+                    .build()
+            }
+            (Stage::Sync, ..) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+            (Stage::Punch { len, .. }, ..) => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(file, len).offset(at).mode(mode).build()
+            }
+            (Stage::Zero { len, .. }, ..) => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(file, len).offset(at).mode(mode).build()
+            }
+            (Stage::ZeroData { through }, ..) => {
+                let len = self.left.min(ZEROS as u64) as usize;
+                let from = zeros.map(|zeros| SharedSlice::new(zeros, 0, len).as_ptr());
+                let from = from.unwrap_or(std::ptr::null_mut());
+                opcode::Write::new(file, from, len as u32).offset(at).rw_flags(flags(through)).build()
+            }
+            (Stage::Idle, ..) => return None,
+        })
+    }
+
+    /// Takes an aligned copy in place of the guest's buffers.
+    fn bounce(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) -> io::Result<()> {
+        let len = self.left as usize;
+        let copy = Mapping::anonymous(len.next_multiple_of(4096))?;
+        let mut at = 0;
+        let mut guest = Vec::with_capacity(data.len());
+        for buffer in data {
+            if let Stage::Write { .. } = self.stage {
+                memory.slice(buffer).copy_to(&copy, at);
+            }
+            at += buffer.len as usize;
+            guest.push((memory.regions()[usize::from(buffer.region)].memory.clone(), *buffer));
+        }
+        self.buffer = None;
+        self.pieces.clear();
+        self.pieces.push(piece(SharedSlice::new(&copy, 0, len)));
+        self.bounce = Some(Bounce { memory: copy, guest });
+        Ok(())
+    }
+
+    /// What a completion means. `Some`: the operation has ended. `None`: there is more to do, or to do again.
+    pub fn advance(&mut self, result: i32) -> Option<Result<(), Failure>> {
+        if result < 0 {
+            return self.failed(-result);
+        }
+        let moved = u64::from(result.unsigned_abs());
+        match self.stage {
+            Stage::Read | Stage::Write { .. } => {
+                if moved == 0 && self.left > 0 {
+                    return Some(Err(Failure::Truncated));
+                }
+                self.cut(moved);
+                if self.left > 0 {
+                    return None;
+                }
+                if self.stage == Stage::Read {
+                    self.bounced();
+                }
+                Some(Ok(()))
+            }
+            Stage::ZeroData { .. } => {
+                let moved = moved.min(self.left);
+                (self.at, self.left) = (self.at + moved, self.left - moved);
+                match (moved, self.left) {
+                    (_, 0) => Some(Ok(())),
+                    (0, _) => Some(Err(Failure::Truncated)),
+                    _ => None,
+                }
+            }
+            Stage::Punch { then: AfterPunch::Zeros { through: true }, .. }
+            | Stage::Zero { through: true, .. } => {
+                self.stage = Stage::Sync;
+                None
+            }
+            Stage::Punch { .. } | Stage::Zero { .. } | Stage::Sync | Stage::Idle => Some(Ok(())),
+        }
+    }
+
+    fn failed(&mut self, errno: i32) -> Option<Result<(), Failure>> {
+        match (errno, self.stage) {
+            (libc::EINTR | libc::EAGAIN, _) => None,
+            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => Some(Ok(())),
+            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { len, then: AfterPunch::Zeros { through } }) => {
+                self.stage = Stage::Zero { len, through };
+                None
+            }
+            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Zero { len, through }) => {
+                self.left = len;
+                self.stage = Stage::ZeroData { through };
+                None
+            }
+            _ => Some(Err(Failure::Errno(errno))),
+        }
+    }
+
+    /// Leaves out what has been transferred.
+    fn cut(&mut self, moved: u64) {
+        let mut moved = moved.min(self.left);
+        self.at += moved;
+        self.left -= moved;
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            let here = moved.min(piece.iov_len as u64) as usize;
+            moved -= here as u64;
+            // SAFETY: within the piece, or one behind its end.
+            piece.iov_base = unsafe { piece.iov_base.cast::<u8>().add(here) }.cast();
+            piece.iov_len -= here;
+            if piece.iov_len > 0 {
+                return;
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Gives the guest what was read into the copy.
+    fn bounced(&self) {
+        let Some(bounce) = &self.bounce else { return };
+        let mut at = 0;
+        for (region, buffer) in &bounce.guest {
+            bounce.memory.copy_to(at, region, buffer.at, buffer.len as usize);
+            at += buffer.len as usize;
+        }
+    }
+}
+
+fn piece(slice: SharedSlice<'_, Mapping>) -> libc::iovec {
+    libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() }
+}
+
+fn flags(through: bool) -> i32 {
+    if through { libc::RWF_DSYNC } else { 0 }
+}

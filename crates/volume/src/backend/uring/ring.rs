@@ -1,0 +1,165 @@
+//! One io_uring, and what is on its way in it.
+#![allow(unsafe_code)] // The kernel is handed raw addresses, and io_uring's interface is unsafe for that.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+
+use io_uring::{IoUring, squeue};
+use tracing::warn;
+
+/// Entries of the submission queue. What does not fit is handed over in several calls.
+const ENTRIES: u32 = 256;
+
+pub(super) struct Ring {
+    ring: IoUring,
+    /// Entries whose completions were not taken yet.
+    pending: u32,
+    /// Completions come only to who asks the device for them.
+    polls: bool,
+}
+
+impl Ring {
+    /// For the calling thread: only it may submit. `files` become those that entries name by number; -1 is none. One that
+    /// `polls` can only read and write.
+    pub fn new(files: &[RawFd], polls: bool) -> io::Result<Self> {
+        let build = |modern: bool| {
+            let mut builder = IoUring::builder();
+            builder.setup_clamp().setup_cqsize(4 * ENTRIES);
+            if modern {
+                // Completions are processed by this thread, when it looks: no interrupt of its work by others.
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+            }
+            if polls {
+                builder.setup_iopoll();
+            }
+            builder.build(ENTRIES)
+        };
+        // Kernels before 6.1 do not know these flags.
+        let ring = build(true).or_else(|_| build(false)).map_err(|e| {
+            let fix = "see the sysctl kernel.io_uring_disabled, and RLIMIT_MEMLOCK on kernels before 5.12";
+            io::Error::new(e.kind(), format!("no io_uring: {e}; {fix}"))
+        })?;
+        ring.submitter().register_files(files)?;
+        Ok(Self { ring, pending: 0, polls })
+    }
+
+    #[inline]
+    pub fn pending(&self) -> u32 {
+        self.pending
+    }
+
+    /// Lets the kernel write to an eventfd with each completion, while it is asked to ([`Ring::arm`]).
+    pub fn ring_bell(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
+        self.ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        self.disarm();
+        Ok(())
+    }
+
+    /// Asks to be told. `true`: something has ended already, do not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.ring.completion().enable_eventfd();
+        // ORDER uring.arm: the flag is down before the look. Pairs with: the kernel, which publishes, then looks at the flag.
+        fence(Ordering::SeqCst);
+        let queue = self.ring.submission();
+        // An operation that goes on may have been queued after this turn's submission.
+        let due = queue.taskrun() || !queue.is_empty();
+        drop(queue);
+        due || !self.ring.completion().is_empty()
+    }
+
+    /// Asks to be told nothing.
+    pub fn disarm(&mut self) {
+        self.ring.completion().disable_eventfd();
+    }
+
+    /// Pins memory, whose numbers entries can name. The memory may go away before it is unpinned: its pages stay.
+    pub fn register_buffers(&mut self, buffers: &[libc::iovec]) -> io::Result<()> {
+        // SAFETY: the kernel takes hold of pages that are mapped there now, or fails; it does not come back to the addresses.
+        unsafe { self.ring.submitter().register_buffers(buffers) }
+    }
+
+    /// Pins nothing any more.
+    pub fn unregister_buffers(&mut self) {
+        // It fails only if nothing is pinned.
+        let _ = self.ring.submitter().unregister_buffers();
+    }
+
+    /// Queues an entry. Returns how many are queued now.
+    ///
+    /// # Safety
+    /// The addresses in the entry stay valid until its completion was taken.
+    #[inline]
+    pub unsafe fn push(&mut self, entry: &squeue::Entry) -> usize {
+        self.pending += 1;
+        loop {
+            let mut queue = self.ring.submission();
+            // SAFETY: the caller's promise.
+            if unsafe { queue.push(entry) }.is_ok() {
+                return queue.len();
+            }
+            drop(queue);
+            // Full: the kernel takes what is there. It fails only for want of memory, or with completions to be taken.
+            if let Err(error) = self.ring.submit()
+                && !is_passing(&error)
+            {
+                warn!("io_uring takes nothing: {error}; trying again");
+            }
+        }
+    }
+
+    /// Hands over what was queued, and lets the kernel finish what is done.
+    #[inline]
+    pub fn submit(&mut self) -> io::Result<()> {
+        if self.pending == 0 {
+            return Ok(());
+        }
+        let queue = self.ring.submission();
+        let due = !queue.is_empty() || queue.taskrun() || queue.cq_overflow() || self.polls;
+        drop(queue);
+        if due {
+            match self.ring.submit() {
+                Err(error) if !is_passing(&error) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a completion: the entry's number, and its result.
+    #[inline]
+    pub fn take(&mut self) -> Option<(usize, i32)> {
+        if self.pending == 0 {
+            return None;
+        }
+        let entry = self.ring.completion().next()?;
+        self.pending -= 1;
+        Some((entry.user_data() as usize, entry.result()))
+    }
+
+    /// Waits until all has ended.
+    pub fn drain(&mut self) {
+        while self.pending > 0 {
+            match self.ring.submit_and_wait(1) {
+                Err(error) if !is_passing(&error) => {
+                    warn!("io_uring cannot be drained: {error}");
+                    // Better than memory that changes under its next owner.
+                    std::process::abort();
+                }
+                _ => while self.take().is_some() {},
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The kernel may still write into memory that is about to go away.
+        self.drain();
+    }
+}
+
+/// The kernel is busy, or was interrupted: the next turn tries again.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
