@@ -1,7 +1,7 @@
 //! Death with a mutex, a condition variable or a read-write lock, while others wait for them.
 
 use crate::support::WATCHDOG;
-use crate::survivors::{Party, Shared};
+use crate::survivors::{Act, Party, Shared};
 use ginnel::sync::{Condvar, Mutex, MutexGuard, RwLock};
 use ginnel::{Endpoint, Error, Memory};
 use std::time::Instant;
@@ -77,7 +77,7 @@ fn mend(shared: &Shared, guard: &mut MutexGuard<'_>) {
 }
 
 impl Party for Locks {
-    const ACTS: &[(&str, fn(&mut Self))] = &[
+    const ACTS: &[(&str, Act<Self>)] = &[
         ("mutex, others waiting", Self::lock_and_work),
         ("condition variable, others waiting", Self::take_turns),
         ("read-write lock, others waiting", Self::read_and_write),

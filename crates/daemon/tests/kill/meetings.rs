@@ -1,7 +1,7 @@
 //! Death with a permit of a semaphore, in a turn of a once, or as a party of a barrier, while others wait for it.
 
 use crate::support::WATCHDOG;
-use crate::survivors::{Party, Shared};
+use crate::survivors::{Act, Party, Shared};
 use ginnel::sync::{Barrier, Once, Semaphore};
 use ginnel::{Endpoint, Error};
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ impl Meetings {
 }
 
 impl Party for Meetings {
-    const ACTS: &[(&str, fn(&mut Self))] = &[
+    const ACTS: &[(&str, Act<Self>)] = &[
         ("semaphore, others waiting", Self::take_and_give),
         ("once, others waiting", Self::have_a_turn),
         ("barrier, others waiting", Self::meet),

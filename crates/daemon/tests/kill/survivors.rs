@@ -18,10 +18,13 @@ const TOLD: usize = 8;
 const LONGEST: usize = 16;
 const SURVIVORS: usize = 2;
 
+/// What a victim does, again and again.
+pub type Act<P> = fn(&mut P);
+
 /// Handles of one process, survivor or victim.
 pub trait Party: Sized + 'static {
-    /// What a victim does, again and again; and how that is called.
-    const ACTS: &[(&str, fn(&mut Self))];
+    /// What victims do, by name.
+    const ACTS: &[(&str, Act<Self>)];
     /// Whether some survivor is told of each death.
     const ALL_ARE_TOLD: bool = false;
 
