@@ -4,14 +4,16 @@
 mod front;
 mod server;
 
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use front::Guest;
+use front::{DATA, Guest};
 use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
     TaskFunction, TaskManagement,
 };
+use ginnel_shmem::Memory;
 use ginnel_virtqueue::Segment;
 use ginnel_volume_client::{Client, Options};
 use server::{PROMPT, Server};
@@ -120,4 +122,65 @@ fn requests_have_no_more_segments_than_told() {
     guest.kick(1);
     server.wait_for_line("a request of more than", 1);
     assert!(guest.front.is_served());
+}
+
+/// What cannot be handed to the disk as it lies in memory is copied, and a guest can ask for more of that than the host has.
+#[test]
+fn copies_for_alignment_are_bounded() {
+    const REQUESTS: usize = 32;
+    let server = Server::start(1 << 30, "--path IMAGE --direct on");
+    let mut guest = Guest::connect(&server.socket(), 1);
+    let peak = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim();
+        peak.trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let before = peak();
+    // 64 MiB in each of them, from an odd address on.
+    let data = folded(&guest, 16, 4 << 20, 1, true);
+    for n in 0..REQUESTS {
+        guest.add(0, n, read(0).as_bytes(), &data, 1, false);
+    }
+    guest.kick(0);
+    (0..REQUESTS).for_each(|_| assert_eq!(guest.wait().0, 0));
+    let grown = peak() - before;
+    println!("{REQUESTS} requests of 64 MiB: {grown} KiB more at most");
+    assert!(grown < (DATA as u64 >> 10) + (64 << 10), "{grown} KiB");
+}
+
+/// A request that is copied in many parts is whole, also where its buffers are cut at odd places.
+#[test]
+fn what_is_copied_is_whole() {
+    const LEN: usize = 3 << 20;
+    let server = Server::start(8 << 20, "--path IMAGE --direct on");
+    let mut guest = Guest::connect(&server.socket(), 1);
+    let at = (guest.data() - front::GUEST) as usize + 1;
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i / 7 + i / 70_001) as u8).collect();
+    guest.memory.write(at, &bytes);
+    let segments = |guest: &Guest, writable| {
+        let mut list = Vec::new();
+        let mut from = 0;
+        while from < LEN {
+            let len = (40_003 + 977 * list.len()).min(LEN - from);
+            list.push(Segment { address: guest.data() + 1 + from as u64, len: len as u32, writable });
+            from += len;
+        }
+        list
+    };
+    let write = RequestHeader { kind: RequestKind::OUT, reserved: 0, sector: 8 };
+    let data = segments(&guest, false);
+    guest.add(0, 0, write.as_bytes(), &data, 1, false);
+    guest.kick(0);
+    guest.wait();
+    let mut image = vec![0; LEN];
+    std::fs::File::open(server.image()).unwrap().read_exact_at(&mut image, 4096).unwrap();
+    assert!(image == bytes, "what was written");
+    guest.memory.zero(at, LEN);
+    let data = segments(&guest, true);
+    guest.add(0, 1, read(8).as_bytes(), &data, 1, false);
+    guest.kick(0);
+    guest.wait();
+    let mut back = vec![0; LEN];
+    guest.memory.read(at, &mut back);
+    assert!(back == bytes, "what was read");
 }

@@ -13,6 +13,10 @@ use crate::backend::{Failure, Image, Op};
 /// Zeros are written in runs of this length where the file system cannot make them.
 pub(super) const ZEROS: usize = 1 << 20;
 
+/// The most of a request that is copied at a time, where its memory is not aligned: its buffers may be one and the same, so that
+/// all requests of a small guest may have more bytes than the host.
+const COPY: usize = 64 << 10;
+
 /// The most pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
 
@@ -40,6 +44,10 @@ struct Bounce {
     memory: Mapping,
     /// The guest's own buffers, and the regions that they are in.
     guest: Vec<(Mapping, Buffer)>,
+    /// Bytes in front of what is in the copy.
+    done: u64,
+    /// Bytes of all buffers.
+    bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,24 +222,29 @@ impl Flight {
         })
     }
 
-    /// Takes an aligned copy in place of the guest's buffers.
+    /// Takes an aligned copy in place of the guest's buffers, one part after the other.
     fn bounce(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) -> io::Result<()> {
-        let len = self.left as usize;
+        let len = usize::try_from(self.left).map_or(COPY, |len| len.min(COPY));
         let copy = Mapping::anonymous(len.next_multiple_of(4096))?;
-        let mut at = 0;
-        let mut guest = Vec::with_capacity(data.len());
-        for buffer in data {
-            if let Stage::Write { .. } = self.stage {
-                memory.slice(buffer).copy_to(&copy, at);
-            }
-            at += buffer.len as usize;
-            guest.push((memory.regions()[usize::from(buffer.region)].memory.clone(), *buffer));
-        }
+        let region = |buffer: &Buffer| memory.regions()[usize::from(buffer.region)].memory.clone();
+        let guest = data.iter().map(|buffer| (region(buffer), *buffer)).collect();
+        self.bounce = Some(Bounce { memory: copy, guest, done: 0, bytes: self.left });
         self.buffer = None;
-        self.pieces.clear();
-        self.pieces.push(piece(SharedSlice::new(&copy, 0, len)));
-        self.bounce = Some(Bounce { memory: copy, guest });
+        self.copy_next();
         Ok(())
+    }
+
+    /// Goes on with the next part that is copied; false if there is none.
+    fn copy_next(&mut self) -> bool {
+        let Some(bounce) = &self.bounce else { return false };
+        let len = bounce.part();
+        if let Stage::Write { .. } = self.stage {
+            bounce.each(|at, region, from, n| region.copy_to(from, &bounce.memory, at, n));
+        }
+        self.pieces.clear();
+        self.pieces.push(piece(SharedSlice::new(&bounce.memory, 0, len)));
+        (self.next, self.left) = (0, len as u64);
+        len > 0
     }
 
     /// What a completion means. `Some`: the operation has ended. `None`: there is more to do, or to do again.
@@ -249,8 +262,8 @@ impl Flight {
                 if self.left > 0 {
                     return None;
                 }
-                if self.stage == Stage::Read {
-                    self.bounced();
+                if self.bounced() {
+                    return None;
                 }
                 Some(Ok(()))
             }
@@ -307,13 +320,35 @@ impl Flight {
         }
     }
 
-    /// Gives the guest what was read into the copy.
-    fn bounced(&self) {
-        let Some(bounce) = &self.bounce else { return };
-        let mut at = 0;
-        for (region, buffer) in &bounce.guest {
-            bounce.memory.copy_to(at, region, buffer.at, buffer.len as usize);
-            at += buffer.len as usize;
+    /// A part that is copied has been transferred: gives the guest what was read, and goes on with the next; false if there is
+    /// none.
+    fn bounced(&mut self) -> bool {
+        let Some(bounce) = &mut self.bounce else { return false };
+        if self.stage == Stage::Read {
+            bounce.each(|at, region, to, n| bounce.memory.copy_to(at, region, to, n));
+        }
+        bounce.done += bounce.part() as u64;
+        self.copy_next()
+    }
+}
+
+impl Bounce {
+    /// Bytes of the part that is in the copy.
+    fn part(&self) -> usize {
+        (self.bytes - self.done).min(COPY as u64) as usize
+    }
+
+    /// Each piece of that part: where it is in the copy, in which region and where there, and its bytes.
+    fn each(&self, mut f: impl FnMut(usize, &Mapping, usize, usize)) {
+        let (mut skip, mut at) = (self.done, 0);
+        for (region, buffer) in &self.guest {
+            let here = skip.min(buffer.len.into());
+            skip -= here;
+            let n = (buffer.len as usize - here as usize).min(self.part() - at);
+            if n > 0 {
+                f(at, region, buffer.at + here as usize, n);
+                at += n;
+            }
         }
     }
 }
