@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tracing::warn;
 
 /// First byte of those that say what somebody does.
 const USES: i64 = 100;
@@ -27,6 +28,9 @@ const ALL: std::ops::Range<u8> = 0..5;
 
 /// How often a lock that somebody has is tried again, within the patience of [`lock`].
 const AGAIN: Duration = Duration::from_millis(20);
+
+/// How long nothing is said of it.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// What the holder of a lock wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +84,17 @@ pub enum LockError {
 /// Locks an open image until the last copy of its descriptor is closed. `path` is for messages. Tries for `patience`: what a
 /// killed process had open may live on for moments.
 pub fn lock(file: &File, path: &Path, want: Use, patience: Duration) -> Result<(), LockError> {
-    let until = Instant::now() + patience;
+    let begin = Instant::now();
+    let mut told = false;
     loop {
         match lock_once(file, path, want) {
-            Err(LockError::InUse { .. }) if Instant::now() < until => std::thread::sleep(AGAIN),
+            Err(error @ LockError::InUse { .. }) if begin.elapsed() < patience => {
+                if !told && begin.elapsed() > SILENT {
+                    warn!("{error}; trying again for {} seconds", patience.as_secs());
+                    told = true;
+                }
+                std::thread::sleep(AGAIN);
+            }
             other => return other,
         }
     }

@@ -20,8 +20,12 @@ use ginnel_volume_control::config::Config;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-/// How long an image may be locked by a predecessor that was killed: the kernel finishes what it had begun first.
+/// How long an image may be locked by who had it before: the kernel closes some time after the end what an io_uring held.
 const PREDECESSOR: Duration = Duration::from_secs(5);
+
+/// The same if a predecessor was killed: the kernel finishes what that had begun first, however long the disk takes (more than
+/// five seconds were seen on a busy one). Less than systemd waits for a start.
+const KILLED: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     match run(&Flags::parse()) {
@@ -45,7 +49,8 @@ fn run(flags: &Flags) -> Result<()> {
     start_log(&config);
     let opened: Vec<_> = config.disks.iter().map(Backend::open).collect::<Result<_, ImageError>>()?;
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
-    let ownership = Ownership::new(disks, PREDECESSOR)?;
+    let patience = if sockets::is_left(&config.socket) { KILLED } else { PREDECESSOR };
+    let ownership = Ownership::new(disks, patience)?;
 
     let front_ends = sockets::bind(&config.socket, front_ends)?;
     let operators = sockets::bind(&config.control, operators)?;

@@ -66,6 +66,11 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     Ok(listener)
 }
 
+/// Whether a dead process has left a socket.
+pub fn is_left(path: &Path) -> bool {
+    UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
 /// Removes a socket at the end. What cannot be removed is left to the next start.
 pub fn unbind(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
@@ -141,8 +146,10 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         let error = bind(&path, access(0o640)).unwrap_err().to_string();
         assert!(error.contains("listens there already"), "{error}");
+        assert!(!is_left(&path) && !is_left(&folder.path().join("other.sock")));
         // As a killed process leaves it.
         drop(first);
+        assert!(is_left(&path));
         drop(bind(&path, access(0o600)).unwrap());
         unbind(&path);
         assert!(!path.exists());

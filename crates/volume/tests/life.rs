@@ -157,6 +157,25 @@ fn killed_at_random_with_packed_rings() {
     killed_at_random(Ring::Packed, 100, "--path IMAGE --direct off");
 }
 
+/// The kernel may take its time until all is closed that a killed volume had begun.
+#[test]
+fn a_successor_waits_until_its_predecessor_is_gone() {
+    use ginnel_volume::lock::{Use, lock};
+    let mut server = Server::start(BYTES, "--path IMAGE");
+    server.kill();
+    let file = std::fs::File::options().read(true).write(true).open(server.image()).unwrap();
+    lock(&file, &server.image(), Use::Write, PROMPT).unwrap();
+    let releases = std::thread::spawn(move || {
+        // Longer than for an image that nobody was killed with.
+        std::thread::sleep(Duration::from_secs(6));
+        drop(file);
+    });
+    server.restart();
+    assert!(server.log().contains("trying again for 60 seconds"), "{}", server.log());
+    releases.join().unwrap();
+    server.connect().read(0, &mut [0; 512]).unwrap();
+}
+
 #[test]
 fn a_power_cut_takes_only_what_was_not_flushed() {
     let mut server = Server::start(BYTES, "--path IMAGE --backend volatile");
