@@ -2,6 +2,8 @@
 
 pub mod blk;
 pub mod scsi;
+#[cfg(test)]
+mod seed;
 
 use std::sync::Arc;
 

@@ -223,6 +223,7 @@ fn require(fine: bool) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::seed;
     use zerocopy::FromBytes;
 
     fn shown(blk: &Blk) -> Config {
@@ -236,6 +237,10 @@ mod tests {
     }
 
     fn planned(disk: &Disk, ask: &Ask, range: RangeSegment) -> Result<Plan, Status> {
+        let mut data = range.as_bytes().to_vec();
+        data.resize(ask.out as usize, 0);
+        let header = if ask.complete { ask.header.as_bytes() } else { &ask.header.as_bytes()[..9] };
+        seed::blk(disk.read_only, &[header, &data], ask.room as usize + 1);
         plan(ask, || range, disk)
     }
 

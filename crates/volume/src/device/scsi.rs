@@ -419,6 +419,7 @@ mod tests {
 
         /// Sends what is read (`header`, `out`) with so much room to write, and begins it.
         fn begin(&mut self, queue: u16, header: &[u8], out: &[u8], room: [usize; 2]) -> Begin {
+            crate::device::seed::scsi(queue, &[header, out], room[0] + room[1]);
             self.memory.write(PLACES[0], header);
             self.memory.write(PLACES[1], out);
             self.memory.write(PLACES[2], &[0xee; 4096]);

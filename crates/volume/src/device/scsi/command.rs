@@ -316,6 +316,9 @@ fn range(first: u64, blocks: u64, disk: &Disk) -> Result<(u64, u64), Sense> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::seed;
+    use ginnel_layout::virtio_scsi::{Address, CommandHeader, CommandResponse, FIRST_COMMAND_QUEUE};
+    use zerocopy::IntoBytes;
 
     fn cdb(bytes: &[u8]) -> [u8; 32] {
         let mut cdb = [0; 32];
@@ -324,7 +327,16 @@ mod tests {
     }
 
     fn planned(disk: &Disk, bytes: &[u8], list: &[u8]) -> Result<Plan, Sense> {
-        plan(&cdb(bytes), &Unit { disk, space: true, luns: 3 }, || list.to_vec())
+        let plan = plan(&cdb(bytes), &Unit { disk, space: true, luns: 3 }, || list.to_vec());
+        if plan != Err(Sense::INVALID_COMMAND) {
+            // To the writable unit, or to the protected one, with room for a page.
+            let lun = Address::bytes(0, u16::from(disk.read_only));
+            let header =
+                CommandHeader { lun, tag: 7, task_attribute: 0, priority: 0, crn: 0, cdb: cdb(bytes) };
+            let room = size_of::<CommandResponse>() + 4096;
+            seed::scsi(FIRST_COMMAND_QUEUE, &[header.as_bytes(), list], room);
+        }
+        plan
     }
 
     fn op(op: Op, bytes: u64) -> Result<Plan, Sense> {
