@@ -1,0 +1,114 @@
+//! All threads of a volume and those of its front ends and operators in one process: workers, the session, limits and sizes that
+//! change, statistics and dumps, front ends that come and go. All that is read is checked.
+//!
+//! `scripts/sanitize` runs this under ThreadSanitizer and AddressSanitizer, with a `main` of our own as in
+//! `crates/ring/tests/threads.rs` (and for the reasons given there). The guest's memory is mapped twice, by the front end and by
+//! the volume, so a race on it is not seen here; that of rings is what `crates/virtqueue/tests/threads.rs` is for.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ginnel_config::Bytes;
+use ginnel_volume::backend::Backend;
+use ginnel_volume::control::Handler;
+use ginnel_volume::server::Server;
+use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_client::{Client, Device, Options, Ring};
+use ginnel_volume_control::config::Spec;
+use ginnel_volume_control::{Answer, LimitChange, Places, Request};
+
+const TESTS: [(&str, &str); 3] = [
+    ("memory", "queues = 3\nthreads = 2\n[[disk]]\nbackend = 'ram'\nsize = '8M'\n"),
+    ("image", "queues = 3\nthreads = 2\nwait = 'interrupt'\n[[disk]]\npath = 'IMAGE'\n"),
+    ("targets", "device = 'scsi'\nqueues = 3\nthreads = 2\n[[disk]]\npath = 'IMAGE'\n"),
+];
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    for (name, config) in TESTS {
+        if wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str())) {
+            let start = Instant::now();
+            serve(config);
+            println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
+        }
+    }
+}
+
+const BYTES: u64 = 8 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A volume of this configuration, and all that can be done with it at a time.
+fn serve(text: &str) {
+    // On the disk, not in memory, so that direct I/O is what it is.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let image = folder.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(BYTES).unwrap();
+    let text = text.replace("IMAGE", image.to_str().unwrap());
+    let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
+    let spec = Spec::parse(&text, Path::new("test")).unwrap();
+    let config = spec.check("v", &places, "test").unwrap();
+    let backends = config.disks.iter().map(|disk| Backend::open(disk).unwrap()).collect();
+    let server = Server::new(config, backends).unwrap();
+    let handler = server.handler();
+    let listener = UnixListener::bind(places.socket("v")).unwrap();
+    let (stop, stopper) = UnixStream::pair().unwrap();
+    let volume = thread::spawn(move || server.run(&listener, stop.as_fd()).unwrap());
+    let over = Arc::new(AtomicBool::new(false));
+    let operator = {
+        // A SCSI disk tells of a new size in the answer to a command, which then has to be given again.
+        let (over, sizes) = (over.clone(), !text.contains("scsi"));
+        thread::spawn(move || operate(&*handler, sizes, &over))
+    };
+    let device =
+        if text.contains("scsi") { Device::Scsi { target: 0, lun: 0, wide: false } } else { Device::Blk };
+    for ring in [Ring::Split, Ring::Packed] {
+        let socket = places.socket("v");
+        let options =
+            Options { queues: 3, depth: 8, ring, device, patience: PATIENCE, ..Options::new(socket) };
+        let mut client = Client::connect_within(options, PATIENCE).unwrap();
+        let workload = Workload {
+            pattern: Pattern { random: true, reads: 50 },
+            depth: 8,
+            limit: Limit::Requests(300),
+            bytes: Some(BYTES / 2),
+            threads: 2,
+            flush_every: Some(20),
+            sleep: ring == Ring::Packed,
+            verify: true,
+            ..Workload::default()
+        };
+        let outcome = run(&mut client, &workload).unwrap();
+        assert!(outcome.failed == 0 && outcome.verified > 0, "{:?}", outcome.first_failure);
+        client.close().unwrap();
+    }
+    over.store(true, Ordering::Release);
+    assert!(operator.join().unwrap() > 10);
+    drop(stopper);
+    volume.join().unwrap();
+}
+
+/// Asks and changes whatever can be, again and again; how often.
+fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool) -> u64 {
+    let mut turns = 0;
+    while !over.load(Ordering::Acquire) {
+        let limited = if turns % 2 == 0 { 20_000 } else { 0 };
+        let change = LimitChange { iops: Some(limited), ..LimitChange::default() };
+        let bytes = Bytes(BYTES - 4096 * (turns % 3));
+        let size = sizes.then_some(Request::Resize { disk: 0, size: Some(bytes) });
+        for request in [Request::Stat, Request::Dump, Request::Limit(change)].into_iter().chain(size) {
+            match handler.answer(request) {
+                Answer::Error(why) => panic!("{why}"),
+                Answer::Stat(stat) => assert_eq!(stat.threads.len(), 2),
+                _ => {}
+            }
+        }
+        turns += 1;
+        thread::sleep(Duration::from_millis(2));
+    }
+    turns
+}
