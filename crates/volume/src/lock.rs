@@ -30,7 +30,7 @@ const ALL: std::ops::Range<u8> = 0..5;
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// How long nothing is said of it.
-const SILENT: Duration = Duration::from_secs(1);
+const SILENT: Duration = Duration::from_secs(6);
 
 /// What the holder of a lock wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

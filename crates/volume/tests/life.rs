@@ -167,7 +167,7 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     lock(&file, &server.image(), Use::Write, PROMPT).unwrap();
     let releases = std::thread::spawn(move || {
         // Longer than for an image that nobody was killed with.
-        std::thread::sleep(Duration::from_secs(6));
+        std::thread::sleep(Duration::from_secs(8));
         drop(file);
     });
     server.restart();
