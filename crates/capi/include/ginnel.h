@@ -15,10 +15,11 @@
  *   ginnel_last_error() has the details, per thread. errno means nothing. The errors named at a function
  *   are those that a correct program can meet; mistakes in a call (-201 and below), GINNEL_ERR_SYSTEM and
  *   GINNEL_ERR_INTERNAL are possible everywhere.
- * - Pointers. Handles are opaque; they come from this library and are used until they are freed, once,
- *   by the function that the type names (NULL is allowed there). Strings end with a zero and are UTF-8;
- *   the library keeps no pointer that it is given. Other pointers lead to what the function says. A NULL
- *   where something is needed is GINNEL_ERR_NULL.
+ * - Handles are opaque, and nothing lies where they seem to point. They come from this library and are used
+ *   until they are freed by the function that the type names (NULL is allowed there). From then on every
+ *   function returns GINNEL_ERR_FREED for them, that one too, whatever has been made since.
+ * - Pointers. Strings end with a zero and are UTF-8; the library keeps no pointer that it is given. Other
+ *   pointers lead to what the function says. A NULL where something is needed is GINNEL_ERR_NULL.
  * - Structures begin with their size, which the caller sets in every case (to sizeof the structure), so
  *   that programs and libraries of different versions fit together. Options start as all zeros.
  * - Time is in nanoseconds; a negative timeout means for ever. Sizes are in bytes.
@@ -250,8 +251,7 @@ typedef enum ginnel_farm_departure {
 typedef struct ginnel_barrier ginnel_barrier;
 
 // An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
-// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close(); from then on all functions
-// return GINNEL_ERR_FREED for it.
+// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
 typedef struct ginnel_block ginnel_block;
 
 // A channel of either kind, with two directions that are independent: one thread may send while another receives, but
@@ -640,7 +640,7 @@ int ginnel_attach(const char *segment,
 
 // Frees an endpoint. Its listeners and channels go on; it ends for the daemon when the last of them is closed. NULL is
 // allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
-void ginnel_detach(struct ginnel_endpoint *endpoint);
+int ginnel_detach(struct ginnel_endpoint *endpoint);
 
 // Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
 int ginnel_endpoint_get_info(const struct ginnel_endpoint *endpoint,
@@ -706,7 +706,7 @@ int ginnel_listener_fd(const struct ginnel_listener *listener);
 
 // Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
 // allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
-void ginnel_listener_close(struct ginnel_listener *listener);
+int ginnel_listener_close(struct ginnel_listener *listener);
 
 // How long operations in these directions may wait, in nanoseconds: 0 means one look, a negative number (the default)
 // for ever. After that they return GINNEL_ERR_TIMED_OUT.
@@ -762,7 +762,7 @@ int ginnel_channel_finish(struct ginnel_channel *channel);
 // Closes a channel and frees it: the peer receives what was sent, then the end, and its sends fail with
 // GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells
 // the daemon, for at most a second.
-void ginnel_channel_close(struct ginnel_channel *channel);
+int ginnel_channel_close(struct ginnel_channel *channel);
 
 // Sends a message of `len` bytes, which may be 0. The bytes are the caller's again when it returns. Messages that are
 // committed go out before it.
@@ -979,8 +979,7 @@ int ginnel_block_grant(const struct ginnel_block *block,
 // Fills in `*info`, whose `size` the caller has set. Any thread; does not block.
 int ginnel_block_get_info(const struct ginnel_block *block, struct ginnel_block_info *info);
 
-// Unmaps and frees a block handle. NULL is allowed. GINNEL_ERR_FREED if it is freed already, however long ago. No other
-// thread may be using the handle. May tell the daemon, for at most a second.
+// Unmaps and frees a block handle. NULL is allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
 int ginnel_block_close(struct ginnel_block *block);
 
 // Handles what the daemon has said unasked, for example that rights were taken away. Functions that ask the daemon do so
@@ -1012,7 +1011,7 @@ int ginnel_mutex_consistent(struct ginnel_mutex *mutex);
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_mutex_close(struct ginnel_mutex *mutex);
+int ginnel_mutex_close(struct ginnel_mutex *mutex);
 
 // Opens a read-write lock of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 // caller's, to be freed with ginnel_rwlock_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -1042,7 +1041,7 @@ int ginnel_rwlock_consistent(struct ginnel_rwlock *lock);
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_rwlock_close(struct ginnel_rwlock *lock);
+int ginnel_rwlock_close(struct ginnel_rwlock *lock);
 
 // Opens a condvar of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 // caller's, to be freed with ginnel_condvar_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -1071,7 +1070,7 @@ int ginnel_condvar_broadcast(struct ginnel_condvar *condvar);
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_condvar_close(struct ginnel_condvar *condvar);
+int ginnel_condvar_close(struct ginnel_condvar *condvar);
 
 // Opens a semaphore of the segment of `endpoint` by name. A new one has `initial` permits, of at most `limit`; an existing one must have the same limit, or `limit` is 0. `options` may be NULL. On success the handle is the
 // caller's, to be freed with ginnel_semaphore_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -1100,7 +1099,7 @@ int ginnel_semaphore_get(struct ginnel_semaphore *semaphore, uint64_t *permits);
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_semaphore_close(struct ginnel_semaphore *semaphore);
+int ginnel_semaphore_close(struct ginnel_semaphore *semaphore);
 
 // Opens a barrier of the segment of `endpoint` by name. It is for `parties` (1 to 63), each with a handle of its own. `options` may be NULL. On success the handle is the
 // caller's, to be freed with ginnel_barrier_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -1124,7 +1123,7 @@ int ginnel_barrier_reset(struct ginnel_barrier *barrier);
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_barrier_close(struct ginnel_barrier *barrier);
+int ginnel_barrier_close(struct ginnel_barrier *barrier);
 
 // Opens a once of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 // caller's, to be freed with ginnel_once_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -1149,7 +1148,7 @@ int ginnel_once_end(struct ginnel_once *once,
 
 // Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 // the handle. May tell the daemon, for at most a second.
-void ginnel_once_close(struct ginnel_once *once);
+int ginnel_once_close(struct ginnel_once *once);
 
 // Removes the name of a lock. Those who have it open keep it; the next open of the name makes another. For members that have
 // made it. Blocks for the daemon's answer. Any thread. Errors: GINNEL_ERR_NOT_FOUND, GINNEL_ERR_DENIED, GINNEL_ERR_NAME.
@@ -1172,7 +1171,7 @@ int ginnel_list_next(struct ginnel_list *list,
                      struct ginnel_list_entry *entry);
 
 // Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
-void ginnel_list_close(struct ginnel_list *list);
+int ginnel_list_close(struct ginnel_list *list);
 
 // Makes a manager without workers. `options` may be NULL. On success `*farm` is the caller's, to be freed with
 // ginnel_farm_close(); on failure it is NULL.
@@ -1245,7 +1244,7 @@ int ginnel_farm_get_worker(struct ginnel_farm *farm,
 
 // Frees a farm. Its workers are told that there is no more; those that ginnel_farm_spawn() has started are waited for, for
 // at most 5 s, and then killed. NULL is allowed.
-void ginnel_farm_close(struct ginnel_farm *farm);
+int ginnel_farm_close(struct ginnel_farm *farm);
 
 // Attaches to the segment of `address`, which is "segment/name", and connects to the manager that listens there. `options`
 // may be NULL. On success `*worker` is the caller's, to be freed with ginnel_farm_worker_close(); on failure it is NULL.
@@ -1270,7 +1269,7 @@ int ginnel_farm_worker_get_done(const struct ginnel_farm_worker *worker,
                                 uint64_t *bytes);
 
 // Frees a worker; its manager gives what it still holds to others. NULL is allowed. Tells the daemon, for at most a second.
-void ginnel_farm_worker_close(struct ginnel_farm_worker *worker);
+int ginnel_farm_worker_close(struct ginnel_farm_worker *worker);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,31 +1,20 @@
 //! Blocks.
 
 use crate::boundary::{
-    Growing, Outcome, birthplace, borrow, bytes, chosen, fill, given, invalid, place, room, status, text,
+    Growing, Outcome, birthplace, borrow, borrow_mut, bytes, chosen, close, fill, give, given, invalid,
+    place, room, status, text,
 };
 use crate::endpoint::Endpoint;
-use crate::places::Places;
+use crate::places::handle;
 use ginnel::BlockOptions as Options;
 use libc::c_int;
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 /// An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
-/// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close(); from then on all functions
-/// return GINNEL_ERR_FREED for it.
-pub struct Block {
-    /// There is none: what C has is a handle of [`BLOCKS`].
-    _none: std::convert::Infallible,
-}
-
-/// The blocks that C has open.
-static BLOCKS: Places<ginnel::Block> = Places::of("block");
-
-/// `given!(opened(block))`: a block that several threads may use.
-unsafe fn opened<'a>(block: *const Block, _: &str) -> Outcome<&'a ginnel::Block> {
-    // SAFETY: null, or of `BLOCKS`, and nobody closes it meanwhile, as said on top of ginnel.h.
-    unsafe { BLOCKS.look(block) }
-}
+/// excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
+pub struct Block(ginnel::Block);
+handle!(Block, "block");
 
 /// What may be done with a block. Each right includes those above it.
 #[repr(C)]
@@ -111,7 +100,7 @@ pub unsafe extern "C" fn ginnel_block_create(
             persistent: asked.persistent != 0,
             zero: asked.no_zero == 0,
         };
-        *place = BLOCKS.give(endpoint.create_block(name, size, &options)?);
+        give(place, Block(endpoint.create_block(name, size, &options)?));
         Ok(())
     })
 }
@@ -134,7 +123,7 @@ pub unsafe extern "C" fn ginnel_block_open(
         let place = given!(birthplace(block));
         let Endpoint(endpoint) = given!(borrow(endpoint));
         let (name, patience) = (given!(text(name)), Duration::from_nanos(patience_ns));
-        *place = BLOCKS.give(endpoint.open_block_within(name, rights(wanted)?, patience)?);
+        give(place, Block(endpoint.open_block_within(name, rights(wanted)?, patience)?));
         Ok(())
     })
 }
@@ -154,7 +143,7 @@ pub unsafe extern "C" fn ginnel_block_unlink(endpoint: *const Endpoint, name: *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_link(block: *const Block, name: *const c_char) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         Ok(block.link(given!(text(name)))?)
     })
 }
@@ -170,7 +159,7 @@ pub unsafe extern "C" fn ginnel_block_map(
 ) -> c_int {
     status(|| {
         let to = given!(place(address));
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         let slice = block.slice()?;
         to.write(slice.as_ptr().cast());
         if !length.is_null() {
@@ -186,7 +175,7 @@ pub unsafe extern "C" fn ginnel_block_map(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_guard(block: *const Block) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         Ok(block.guard_writes()?)
     })
 }
@@ -201,7 +190,7 @@ pub unsafe extern "C" fn ginnel_block_read(
     len: usize,
 ) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         Ok(block.read(at, given!(room(buffer, len)))?)
     })
 }
@@ -216,7 +205,7 @@ pub unsafe extern "C" fn ginnel_block_write(
     len: usize,
 ) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         Ok(block.write(at, given!(bytes(data, len)))?)
     })
 }
@@ -227,8 +216,7 @@ pub unsafe extern "C" fn ginnel_block_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_resize(block: *mut Block, size: usize) -> c_int {
     status(|| {
-        // SAFETY: as for `opened`, and no other thread uses it, as said above.
-        let block = unsafe { BLOCKS.look_mut(block) }?;
+        let Block(block) = given!(borrow_mut(block));
         Ok(block.resize(size)?)
     })
 }
@@ -244,7 +232,7 @@ pub unsafe extern "C" fn ginnel_block_grant(
     granted: c_int,
 ) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         Ok(block.grant(member, endpoint, rights(granted)?)?)
     })
 }
@@ -253,7 +241,7 @@ pub unsafe extern "C" fn ginnel_block_grant(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_get_info(block: *const Block, info: *mut BlockInfo) -> c_int {
     status(|| {
-        let block = given!(opened(block));
+        let Block(block) = given!(borrow(block));
         let rights = c_int::try_from(block.rights().0).unwrap_or(0);
         let facts = BlockInfo { size: 0, number: block.number(), length: block.len(), rights };
         given!(fill(info, facts));
@@ -261,18 +249,11 @@ pub unsafe extern "C" fn ginnel_block_get_info(block: *const Block, info: *mut B
     })
 }
 
-/// Unmaps and frees a block handle. NULL is allowed. GINNEL_ERR_FREED if it is freed already, however long ago. No other
-/// thread may be using the handle. May tell the daemon, for at most a second.
+/// Unmaps and frees a block handle. NULL is allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_block_close(block: *mut Block) -> c_int {
-    status(|| {
-        if block.is_null() {
-            return Ok(());
-        }
-        // SAFETY: of `BLOCKS`, and nobody uses it, as said on top of ginnel.h.
-        drop(unsafe { BLOCKS.take(block) }?);
-        Ok(())
-    })
+    // SAFETY: the caller vouches for it.
+    unsafe { close(block) }
 }
 
 /// Handles what the daemon has said unasked, for example that rights were taken away. Functions that ask the daemon do so

@@ -1,5 +1,6 @@
 //! Where C meets Rust: pointers in, pointers out, errors and panics.
 
+use crate::places::Handle;
 use crate::status::Status::{GINNEL_ERR_INTERNAL, GINNEL_ERR_INVALID, GINNEL_ERR_NAME, GINNEL_ERR_NULL};
 use crate::status::{Failure, Status};
 use libc::{c_int, ssize_t};
@@ -33,17 +34,15 @@ pub(crate) fn number(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
     guarded(body).unwrap_or_else(Failure::record)
 }
 
-/// Ends a handle; null is none.
-pub(crate) unsafe fn close<T>(handle: *mut T) {
-    if !handle.is_null() {
-        // SAFETY: the caller passes a handle that `give` has made and that nobody uses any more.
-        let handle = unsafe { Box::from_raw(handle) };
-        let _ = guarded(|| {
-            drop(handle);
-            Ok(())
-        })
-        .map_err(Failure::record);
-    }
+/// The body of a function that ends a handle; null is none.
+pub(crate) unsafe fn close<T: Handle>(handle: *mut T) -> c_int {
+    status(|| {
+        if !handle.is_null() {
+            // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
+            drop(unsafe { T::places().take(handle) }?);
+        }
+        Ok(())
+    })
 }
 
 /// A panic is a bug of ours and must not unwind into C.
@@ -74,16 +73,25 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Failure {
     Failure::new(GINNEL_ERR_INVALID, detail)
 }
 
+/// Something must be there.
+pub(crate) fn there<T>(pointer: *const T, name: &str) -> Outcome<()> {
+    if pointer.is_null() { Err(null(name)) } else { Ok(()) }
+}
+
 /// A handle that several threads may use.
-pub(crate) unsafe fn borrow<'a, T>(handle: *const T, name: &str) -> Outcome<&'a T> {
-    // SAFETY: null, or a handle that `give` has made and that nobody closes meanwhile.
-    unsafe { handle.as_ref() }.ok_or_else(|| null(name))
+#[inline]
+pub(crate) unsafe fn borrow<'a, T: Handle>(handle: *const T, name: &str) -> Outcome<&'a T> {
+    there(handle, name)?;
+    // SAFETY: `give` has made it, and nobody closes it meanwhile, as said on top of ginnel.h.
+    unsafe { T::places().look(handle) }
 }
 
 /// A handle that one thread may use.
-pub(crate) unsafe fn borrow_mut<'a, T>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
+#[inline]
+pub(crate) unsafe fn borrow_mut<'a, T: Handle>(handle: *mut T, name: &str) -> Outcome<&'a mut T> {
+    there(handle, name)?;
     // SAFETY: as in `borrow`, and nobody else uses it meanwhile.
-    unsafe { handle.as_mut() }.ok_or_else(|| null(name))
+    unsafe { T::places().look_mut(handle) }
 }
 
 /// Where a result goes. It may hold anything until it is written.
@@ -99,8 +107,8 @@ pub(crate) unsafe fn birthplace<'a, T>(result: *mut *mut T, name: &str) -> Outco
 }
 
 /// Hands a new handle to C.
-pub(crate) fn give<T>(place: &mut *mut T, value: T) {
-    *place = Box::into_raw(Box::new(value));
+pub(crate) fn give<T: Handle>(place: &mut *mut T, value: T) {
+    *place = T::places().give(value);
 }
 
 /// A C string, which must be text.

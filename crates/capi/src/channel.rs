@@ -5,6 +5,7 @@ use crate::boundary::{
 };
 use crate::endpoint::wait_mode;
 use crate::listener::Kind;
+use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::{GINNEL_ERR_CLAIMED, GINNEL_ERR_KIND, GINNEL_ERR_NOT_CLAIMED};
 use ginnel::{
@@ -27,6 +28,7 @@ pub struct Channel {
     max_message: usize,
     info: ginnel::ChannelInfo,
 }
+handle!(Channel, "channel");
 
 /// The sending half.
 ///
@@ -402,7 +404,7 @@ pub unsafe extern "C" fn ginnel_channel_finish(channel: *mut Channel) -> c_int {
 /// GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells
 /// the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_channel_close(channel: *mut Channel) {
+pub unsafe extern "C" fn ginnel_channel_close(channel: *mut Channel) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(channel) }
 }

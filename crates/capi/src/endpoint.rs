@@ -3,6 +3,7 @@
 use crate::boundary::{
     Growing, Outcome, birthplace, borrow, chosen, close, fill, give, given, invalid, status, text,
 };
+use crate::places::handle;
 use ginnel::WaitMode;
 use libc::c_int;
 use std::ffi::c_char;
@@ -11,6 +12,7 @@ use std::time::Duration;
 /// An attached process: a share in a segment, a place to listen and connect from. Any number of threads may use it at
 /// once. Made by ginnel_attach(), freed by ginnel_detach().
 pub struct Endpoint(pub(crate) ginnel::Endpoint);
+handle!(Endpoint, "endpoint");
 
 /// How to wait for a peer.
 #[repr(C)]
@@ -125,7 +127,7 @@ pub unsafe extern "C" fn ginnel_attach(
 /// Frees an endpoint. Its listeners and channels go on; it ends for the daemon when the last of them is closed. NULL is
 /// allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_detach(endpoint: *mut Endpoint) {
+pub unsafe extern "C" fn ginnel_detach(endpoint: *mut Endpoint) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(endpoint) }
 }

@@ -2,9 +2,10 @@
 
 use crate::boundary::{
     Growing, Outcome, birthplace, borrow, borrow_mut, chosen, close, fill, give, given, invalid, length,
-    name_array, number, place, status, text,
+    name_array, number, place, status, text, there,
 };
 use crate::endpoint::wait_mode;
+use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::{
     GINNEL_ERR_CALLBACK, GINNEL_ERR_NO_WORKER, GINNEL_ERR_NULL, GINNEL_ERR_PIECE, GINNEL_ERR_TIMED_OUT,
@@ -34,6 +35,7 @@ pub struct Farm {
     report: Report,
     hands: Hands,
 }
+handle!(Farm, "farm");
 
 /// How long workers that were started may take to end when their manager has gone.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
@@ -388,7 +390,7 @@ pub unsafe extern "C" fn ginnel_farm_spawn(farm: *mut Farm, argv: *const *const 
     status(|| {
         let farm = given!(borrow_mut(farm));
         let mut words = Vec::new();
-        given!(borrow(argv));
+        there(argv, "argv")?;
         // SAFETY: not null, and the caller says that NULL is at the end.
         let mut at = argv;
         loop {
@@ -567,7 +569,7 @@ impl Farm {
 /// Frees a farm. Its workers are told that there is no more; those that ginnel_farm_spawn() has started are waited for, for
 /// at most 5 s, and then killed. NULL is allowed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_farm_close(farm: *mut Farm) {
+pub unsafe extern "C" fn ginnel_farm_close(farm: *mut Farm) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(farm) }
 }
@@ -575,6 +577,7 @@ pub unsafe extern "C" fn ginnel_farm_close(farm: *mut Farm) {
 /// A worker of a farm: a channel to its manager. For one thread at a time. Made by ginnel_farm_connect(), freed by
 /// ginnel_farm_worker_close().
 pub struct FarmWorker(Worker);
+handle!(FarmWorker, "worker");
 
 /// How to work. Fill it with zeros, set `size`, then what you want otherwise.
 #[repr(C)]
@@ -718,7 +721,7 @@ pub unsafe extern "C" fn ginnel_farm_worker_get_done(
 
 /// Frees a worker; its manager gives what it still holds to others. NULL is allowed. Tells the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_farm_worker_close(worker: *mut FarmWorker) {
+pub unsafe extern "C" fn ginnel_farm_worker_close(worker: *mut FarmWorker) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(worker) }
 }

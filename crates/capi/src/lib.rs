@@ -7,6 +7,7 @@
 #![allow(clippy::missing_safety_doc)] // See above: the rules stand on top of ginnel.h, in C's words.
 
 mod boundary;
+mod places;
 
 // The empty lines keep the order, which is that of ginnel.h.
 pub mod status;
@@ -24,8 +25,6 @@ pub mod message;
 pub mod stream;
 
 pub mod block;
-
-mod places;
 
 pub mod lock;
 

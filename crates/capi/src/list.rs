@@ -5,6 +5,7 @@ use crate::boundary::{
 };
 use crate::daemon::inspect;
 use crate::listener::Kind;
+use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::GINNEL_ERR_PROTOCOL;
 use libc::c_int;
@@ -28,6 +29,7 @@ pub enum Subject {
 /// A list as it was when it was asked for. One thread at a time may use it. Made by ginnel_list_open(), freed by
 /// ginnel_list_close().
 pub struct List(IntoIter<ListEntry>);
+handle!(List, "list");
 
 /// An entry of a list.
 #[repr(C)]
@@ -169,7 +171,7 @@ pub unsafe extern "C" fn ginnel_list_next(list: *mut List, entry: *mut ListEntry
 
 /// Frees a list. NULL is allowed. No other thread may be using the handle; does not block.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_list_close(list: *mut List) {
+pub unsafe extern "C" fn ginnel_list_close(list: *mut List) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(list) }
 }

@@ -5,6 +5,7 @@ use crate::boundary::{
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
+use crate::places::handle;
 use ginnel::{MessageChannel, StreamChannel};
 use libc::c_int;
 use std::ffi::c_char;
@@ -34,6 +35,7 @@ impl Kind {
 /// A name at which others connect. Any number of threads may use it at once. Made by ginnel_listen() or
 /// ginnel_endpoint_listen(), freed by ginnel_listener_close().
 pub struct Listener(Inner);
+handle!(Listener, "listener");
 
 enum Inner {
     Message(ginnel::Listener<MessageChannel>),
@@ -228,7 +230,7 @@ pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int 
 /// Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
 /// allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_listener_close(listener: *mut Listener) {
+pub unsafe extern "C" fn ginnel_listener_close(listener: *mut Listener) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(listener) }
 }

@@ -5,6 +5,7 @@ use crate::boundary::{
     text, timeout,
 };
 use crate::endpoint::{Endpoint, wait_mode};
+use crate::places::handle;
 use ginnel::{Error, WaitMode, sync};
 use libc::c_int;
 use std::ffi::c_char;
@@ -55,6 +56,7 @@ fn in_rust(asked: LockOptions) -> Outcome<(sync::SyncOptions, Option<WaitMode>)>
 /// A mutex of a segment, robust: if its owner dies, the next one gets it and is told. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_mutex_open(), freed by ginnel_mutex_close().
 pub struct Mutex(sync::Mutex);
+handle!(Mutex, "mutex");
 
 /// Opens a mutex of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_mutex_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn ginnel_mutex_consistent(mutex: *mut Mutex) -> c_int {
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_mutex_close(mutex: *mut Mutex) {
+pub unsafe extern "C" fn ginnel_mutex_close(mutex: *mut Mutex) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(mutex) }
 }
@@ -124,6 +126,7 @@ pub unsafe extern "C" fn ginnel_mutex_close(mutex: *mut Mutex) {
 /// A read-write lock of a segment: many readers or one writer, who goes first. Robust as to writers. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_rwlock_open(), freed by ginnel_rwlock_close().
 pub struct RwLock(sync::RwLock);
+handle!(RwLock, "read-write lock");
 
 /// Opens a read-write lock of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_rwlock_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -196,7 +199,7 @@ pub unsafe extern "C" fn ginnel_rwlock_consistent(lock: *mut RwLock) -> c_int {
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_rwlock_close(lock: *mut RwLock) {
+pub unsafe extern "C" fn ginnel_rwlock_close(lock: *mut RwLock) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(lock) }
 }
@@ -204,6 +207,7 @@ pub unsafe extern "C" fn ginnel_rwlock_close(lock: *mut RwLock) {
 /// A condition variable of a segment, beside a mutex. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_condvar_open(), freed by ginnel_condvar_close().
 pub struct Condvar(sync::Condvar);
+handle!(Condvar, "condition variable");
 
 /// Opens a condvar of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_condvar_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -277,7 +281,7 @@ pub unsafe extern "C" fn ginnel_condvar_broadcast(condvar: *mut Condvar) -> c_in
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_condvar_close(condvar: *mut Condvar) {
+pub unsafe extern "C" fn ginnel_condvar_close(condvar: *mut Condvar) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(condvar) }
 }
@@ -285,6 +289,7 @@ pub unsafe extern "C" fn ginnel_condvar_close(condvar: *mut Condvar) {
 /// A counting semaphore of a segment. What a process that dies has acquired is not given back. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_semaphore_open(), freed by ginnel_semaphore_close().
 pub struct Semaphore(sync::Semaphore);
+handle!(Semaphore, "semaphore");
 
 /// Opens a semaphore of the segment of `endpoint` by name. A new one has `initial` permits, of at most `limit`; an existing one must have the same limit, or `limit` is 0. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_semaphore_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -348,7 +353,7 @@ pub unsafe extern "C" fn ginnel_semaphore_get(semaphore: *mut Semaphore, permits
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_semaphore_close(semaphore: *mut Semaphore) {
+pub unsafe extern "C" fn ginnel_semaphore_close(semaphore: *mut Semaphore) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(semaphore) }
 }
@@ -356,6 +361,7 @@ pub unsafe extern "C" fn ginnel_semaphore_close(semaphore: *mut Semaphore) {
 /// A barrier of a segment: a number of parties wait for each other. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_barrier_open(), freed by ginnel_barrier_close().
 pub struct Barrier(sync::Barrier);
+handle!(Barrier, "barrier");
 
 /// Opens a barrier of the segment of `endpoint` by name. It is for `parties` (1 to 63), each with a handle of its own. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_barrier_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -407,7 +413,7 @@ pub unsafe extern "C" fn ginnel_barrier_reset(barrier: *mut Barrier) -> c_int {
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_barrier_close(barrier: *mut Barrier) {
+pub unsafe extern "C" fn ginnel_barrier_close(barrier: *mut Barrier) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(barrier) }
 }
@@ -415,6 +421,7 @@ pub unsafe extern "C" fn ginnel_barrier_close(barrier: *mut Barrier) {
 /// Something that is done once in a segment. A handle is used by one
 /// thread at a time; others open their own. Made by ginnel_once_open(), freed by ginnel_once_close().
 pub struct Once(sync::Once);
+handle!(Once, "once");
 
 /// Opens a once of the segment of `endpoint` by name. `options` may be NULL. On success the handle is the
 /// caller's, to be freed with ginnel_once_close(); on failure it is NULL. A lock has 63 handles at most.
@@ -469,7 +476,7 @@ pub unsafe extern "C" fn ginnel_once_end(once: *mut Once, done: c_int) -> c_int 
 /// Frees a handle. What it still has locked is handed on as if its owner had died. NULL is allowed. No other thread may be using
 /// the handle. May tell the daemon, for at most a second.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ginnel_once_close(once: *mut Once) {
+pub unsafe extern "C" fn ginnel_once_close(once: *mut Once) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { close(once) }
 }

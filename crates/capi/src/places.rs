@@ -6,8 +6,9 @@
 
 use crate::boundary::Outcome;
 use crate::status::Failure;
-use crate::status::Status::{GINNEL_ERR_FREED, GINNEL_ERR_NULL};
+use crate::status::Status::GINNEL_ERR_FREED;
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,10 +17,29 @@ const ADDRESS_BITS: u32 = 48;
 const _: () = assert!(usize::BITS == 64, "a handle has an address of 48 bits and a number of 16");
 
 struct Place<T> {
-    /// Odd while it is open.
+    /// Odd while it is open, and only then is there a value.
     number: AtomicU16,
-    value: UnsafeCell<Option<T>>,
+    value: UnsafeCell<MaybeUninit<T>>,
 }
+
+/// What C has a handle of.
+pub(crate) trait Handle: Sized + 'static {
+    /// All handles of this kind.
+    fn places() -> &'static Places<Self>;
+}
+
+/// `handle!(Mutex, "mutex")`: C has handles of this type, and errors call them that.
+macro_rules! handle {
+    ($kind:ty, $what:literal) => {
+        impl $crate::places::Handle for $kind {
+            fn places() -> &'static $crate::places::Places<Self> {
+                static PLACES: $crate::places::Places<$kind> = $crate::places::Places::of($what);
+                &PLACES
+            }
+        }
+    };
+}
+pub(crate) use handle;
 
 /// All handles of one kind.
 pub(crate) struct Places<T> {
@@ -36,15 +56,16 @@ impl<T> Places<T> {
     }
 
     /// A new handle. Never null.
-    pub fn give<H>(&self, value: T) -> *mut H {
+    pub fn give(&self, value: T) -> *mut T {
         let address = self.free().pop().unwrap_or_else(|| {
-            let place = Place::<T> { number: AtomicU16::new(0), value: UnsafeCell::new(None) };
+            let place =
+                Place::<T> { number: AtomicU16::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
             Box::into_raw(Box::new(place)).expose_provenance()
         });
         // SAFETY: it comes from the line above, now or earlier, and nobody else has it: it was among the free ones.
         let place = unsafe { &*ptr::with_exposed_provenance::<Place<T>>(address) };
         // SAFETY: as above.
-        unsafe { *place.value.get() = Some(value) };
+        unsafe { (*place.value.get()).write(value) };
         let number = place.number.load(Ordering::Relaxed) + 1;
         place.number.store(number, Ordering::Release);
         ptr::without_provenance_mut(address | usize::from(number) << ADDRESS_BITS)
@@ -54,10 +75,11 @@ impl<T> Places<T> {
     ///
     /// # Safety
     ///
-    /// The handle is null or comes from [`Places::give`], and nobody closes it as long as the result is used.
-    pub unsafe fn look<'a, H>(&self, handle: *const H) -> Outcome<&'a T> {
-        // SAFETY: as the caller says; whoever may change it is alone with it.
-        unsafe { (*self.place(handle)?.value.get()).as_ref() }.ok_or_else(|| self.freed())
+    /// The handle comes from [`Places::give`], and nobody closes it as long as the result is used.
+    #[inline]
+    pub unsafe fn look<'a>(&self, handle: *const T) -> Outcome<&'a T> {
+        // SAFETY: it is open, and stays so, as the caller says; whoever may change it is alone with it.
+        Ok(unsafe { (*self.place(handle)?.value.get()).assume_init_ref() })
     }
 
     /// The same, to change it.
@@ -65,9 +87,10 @@ impl<T> Places<T> {
     /// # Safety
     ///
     /// As for [`Places::look`], and nobody else uses the handle meanwhile.
-    pub unsafe fn look_mut<'a, H>(&self, handle: *mut H) -> Outcome<&'a mut T> {
-        // SAFETY: as the caller says.
-        unsafe { (*self.place(handle)?.value.get()).as_mut() }.ok_or_else(|| self.freed())
+    #[inline]
+    pub unsafe fn look_mut<'a>(&self, handle: *mut T) -> Outcome<&'a mut T> {
+        // SAFETY: it is open, and nobody else uses it, as the caller says.
+        Ok(unsafe { (*self.place(handle)?.value.get()).assume_init_mut() })
     }
 
     /// Ends a handle, once.
@@ -75,7 +98,7 @@ impl<T> Places<T> {
     /// # Safety
     ///
     /// The handle comes from [`Places::give`], and nobody else uses it, but for ending it, too.
-    pub unsafe fn take<H>(&self, handle: *mut H) -> Outcome<T> {
+    pub unsafe fn take(&self, handle: *mut T) -> Outcome<T> {
         let mut free = self.free();
         // SAFETY: as the caller says.
         let place = unsafe { self.place(handle)? };
@@ -85,17 +108,16 @@ impl<T> Places<T> {
         if number != u16::MAX {
             free.push(ptr::from_ref(place).expose_provenance());
         }
-        // SAFETY: as the caller says; and under the lock, so that of two who end it one comes first.
-        unsafe { (*place.value.get()).take() }.ok_or_else(|| self.freed())
+        // SAFETY: it was open, and is not any more: under the lock, so of two who end it one comes here, before the place
+        // is given to anybody.
+        Ok(unsafe { (*place.value.get()).assume_init_read() })
     }
 
     /// # Safety
     ///
-    /// The handle is null or comes from [`Places::give`].
-    unsafe fn place<'a, H>(&self, handle: *const H) -> Outcome<&'a Place<T>> {
-        if handle.is_null() {
-            return Err(Failure::new(GINNEL_ERR_NULL, format!("the {} is NULL", self.what)));
-        }
+    /// The handle comes from [`Places::give`].
+    #[inline]
+    unsafe fn place<'a>(&self, handle: *const T) -> Outcome<&'a Place<T>> {
         let (address, number) = (handle.addr() & ((1 << ADDRESS_BITS) - 1), handle.addr() >> ADDRESS_BITS);
         // SAFETY: as the caller says, so there is a place, and places stay.
         let place = unsafe { &*ptr::with_exposed_provenance::<Place<T>>(address) };
@@ -105,6 +127,7 @@ impl<T> Places<T> {
         }
     }
 
+    #[cold]
     fn freed(&self) -> Failure {
         Failure::new(GINNEL_ERR_FREED, format!("this handle of a {} is freed already", self.what))
     }
@@ -118,14 +141,12 @@ impl<T> Places<T> {
 mod tests {
     use super::*;
 
-    enum Handle {}
-
-    fn look(places: &Places<u32>, handle: *mut Handle) -> Option<u32> {
+    fn look(places: &Places<u32>, handle: *mut u32) -> Option<u32> {
         // SAFETY: comes from `give`.
         unsafe { places.look(handle) }.ok().copied()
     }
 
-    fn take(places: &Places<u32>, handle: *mut Handle) -> Option<u32> {
+    fn take(places: &Places<u32>, handle: *mut u32) -> Option<u32> {
         // SAFETY: comes from `give`.
         unsafe { places.take(handle) }.ok()
     }
@@ -133,7 +154,7 @@ mod tests {
     #[test]
     fn a_handle_that_was_freed_stays_so_whoever_has_its_place() {
         let places = Places::of("thing");
-        let mut old: Vec<*mut Handle> = Vec::new();
+        let mut old: Vec<*mut u32> = Vec::new();
         // So often that each place runs out of numbers.
         for n in 0..70_000 {
             let (one, two) = (places.give(n), places.give(n + 1));
@@ -153,7 +174,7 @@ mod tests {
     fn of_two_who_free_it_one_does() {
         let places = Places::of("thing");
         for n in 0..1000 {
-            let handle: *mut Handle = places.give(n);
+            let handle = places.give(n);
             let address = handle.addr();
             let free = || take(&places, ptr::without_provenance_mut(address));
             let done: Vec<_> = std::thread::scope(|scope| {

@@ -524,12 +524,20 @@ static void mistakes_server(void)
     FAILS(GINNEL_ERR_NULL, ginnel_channel_get_info(channel, NULL));
     CHECK(strcmp(ginnel_strerror(1234), "unknown status") == 0);
     CHECK(strcmp(ginnel_version(), GINNEL_VERSION) == 0);
-    ginnel_channel_close(channel);
-    ginnel_listener_close(listener);
-    ginnel_detach(endpoint);
-    ginnel_detach(NULL);
-    ginnel_listener_close(NULL);
-    ginnel_channel_close(NULL);
+    OK(ginnel_channel_close(channel));
+    FAILS(GINNEL_ERR_FREED, ginnel_message_send(channel, "x", 1));
+    FAILS(GINNEL_ERR_FREED, ginnel_message_recv(channel, buffer, sizeof buffer));
+    FAILS(GINNEL_ERR_FREED, ginnel_channel_finish(channel));
+    FAILS(GINNEL_ERR_FREED, ginnel_channel_close(channel));
+    OK(ginnel_listener_close(listener));
+    FAILS(GINNEL_ERR_FREED, ginnel_accept(listener, 0, &channel));
+    FAILS(GINNEL_ERR_FREED, ginnel_listener_close(listener));
+    OK(ginnel_detach(endpoint));
+    FAILS(GINNEL_ERR_FREED, ginnel_endpoint_listen(endpoint, "wrong", GINNEL_MESSAGE, NULL, &listener));
+    FAILS(GINNEL_ERR_FREED, ginnel_detach(endpoint));
+    OK(ginnel_detach(NULL));
+    OK(ginnel_listener_close(NULL));
+    OK(ginnel_channel_close(NULL));
     ginnel_string_free(NULL);
 }
 
@@ -607,7 +615,9 @@ static void facts_server(void)
     }
     CHECK(result == 0 && found == 3);
     CHECK(ginnel_list_next(list, &entry) == 0);
-    ginnel_list_close(list);
+    OK(ginnel_list_close(list));
+    FAILS(GINNEL_ERR_FREED, ginnel_list_next(list, &entry));
+    FAILS(GINNEL_ERR_FREED, ginnel_list_close(list));
 
     /* Listener and channel outlive the handle of their endpoint. */
     ginnel_detach(endpoint);

@@ -78,7 +78,9 @@ static int worker(const char *address)
     OK(ginnel_farm_worker_get_done(worker, &pieces, &bytes));
     OK(ginnel_farm_worker_get_done(worker, NULL, NULL));
     CHECK(pieces <= pieces_seen && bytes >= pieces);
-    ginnel_farm_worker_close(worker);
+    OK(ginnel_farm_worker_close(worker));
+    FAILS(GINNEL_ERR_FREED, ginnel_farm_serve(worker, work, &pieces_seen));
+    FAILS(GINNEL_ERR_FREED, ginnel_farm_worker_close(worker));
     return 0;
 }
 
@@ -302,9 +304,11 @@ static void mistakes(void)
     FAILS(GINNEL_ERR_NULL, ginnel_farm_spawn(farm, NULL));
     FAILS(GINNEL_ERR_IN_USE, ginnel_farm_listen(farm, ADDRESS));
     FAILS(GINNEL_ERR_TIMED_OUT, ginnel_farm_wait_for_workers(farm, 2, 0));
-    ginnel_farm_close(farm);
-    ginnel_farm_close(NULL);
-    ginnel_farm_worker_close(NULL);
+    OK(ginnel_farm_close(farm));
+    FAILS(GINNEL_ERR_FREED, ginnel_farm_listen(farm, ADDRESS));
+    FAILS(GINNEL_ERR_FREED, ginnel_farm_close(farm));
+    OK(ginnel_farm_close(NULL));
+    OK(ginnel_farm_worker_close(NULL));
 
     ginnel_farm_worker *none;
     FAILS(GINNEL_ERR_REFUSED, ginnel_farm_connect("test/nobody", NULL, &none));

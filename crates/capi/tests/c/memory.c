@@ -97,8 +97,8 @@ static void blocks(void)
     IS(0, ginnel_block_link(block, "b"));
     IS(0, ginnel_block_close(block));
     IS(0, ginnel_block_close(other));
-    ginnel_detach(two);
-    ginnel_detach(one);
+    IS(0, ginnel_detach(two));
+    IS(0, ginnel_detach(one));
 }
 
 static void locks(void)
@@ -180,19 +180,40 @@ static void locks(void)
     IS(0, ginnel_lock_unlink(endpoint, "m"));
     IS(GINNEL_ERR_NOT_FOUND, ginnel_lock_unlink(endpoint, "m"));
     /* One that is closed while it is locked. */
-    ginnel_mutex_close(same);
+    IS(0, ginnel_mutex_close(same));
     IS(GINNEL_OWNER_DIED, ginnel_mutex_lock(mutex, 10 * SECOND));
     IS(0, ginnel_mutex_unlock(mutex));
     IS(GINNEL_ERR_NOT_RECOVERABLE, ginnel_mutex_lock(mutex, -1));
 
-    ginnel_once_close(once);
-    ginnel_barrier_close(barrier);
-    ginnel_semaphore_close(semaphore);
-    ginnel_rwlock_close(other);
-    ginnel_rwlock_close(lock);
-    ginnel_condvar_close(condvar);
-    ginnel_mutex_close(mutex);
-    ginnel_detach(endpoint);
+    /* Each is freed once, and is nothing from then on, also when another has its place. */
+    IS(0, ginnel_once_close(once));
+    IS(0, ginnel_barrier_close(barrier));
+    IS(0, ginnel_semaphore_close(semaphore));
+    IS(0, ginnel_rwlock_close(other));
+    IS(0, ginnel_rwlock_close(lock));
+    IS(0, ginnel_condvar_close(condvar));
+    IS(GINNEL_ERR_FREED, ginnel_mutex_lock(same, 0));
+    IS(GINNEL_ERR_FREED, ginnel_mutex_close(same));
+    IS(GINNEL_ERR_FREED, ginnel_condvar_wait(condvar, mutex, 0));
+    IS(0, ginnel_mutex_close(mutex));
+    IS(0, ginnel_mutex_open(endpoint, "m", NULL, &same));
+    IS(GINNEL_ERR_FREED, ginnel_mutex_lock(mutex, 0));
+    IS(GINNEL_ERR_FREED, ginnel_mutex_close(mutex));
+    IS(GINNEL_ERR_FREED, ginnel_condvar_close(condvar));
+    IS(GINNEL_ERR_FREED, ginnel_rwlock_rdlock(lock, 0));
+    IS(GINNEL_ERR_FREED, ginnel_rwlock_close(lock));
+    IS(GINNEL_ERR_FREED, ginnel_semaphore_wait(semaphore, 0));
+    IS(GINNEL_ERR_FREED, ginnel_semaphore_close(semaphore));
+    IS(GINNEL_ERR_FREED, ginnel_barrier_wait(barrier, 0));
+    IS(GINNEL_ERR_FREED, ginnel_barrier_close(barrier));
+    IS(GINNEL_ERR_FREED, ginnel_once_begin(once, 0));
+    IS(GINNEL_ERR_FREED, ginnel_once_close(once));
+    IS(0, ginnel_mutex_lock(same, 0));
+    IS(0, ginnel_mutex_unlock(same));
+    IS(0, ginnel_mutex_close(same));
+    IS(0, ginnel_detach(endpoint));
+    IS(GINNEL_ERR_FREED, ginnel_mutex_open(endpoint, "m", NULL, &same));
+    IS(GINNEL_ERR_FREED, ginnel_detach(endpoint));
 }
 
 int main(void)
