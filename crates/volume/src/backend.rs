@@ -238,6 +238,11 @@ impl Stores {
         }
     }
 
+    /// Whether memory is pinned.
+    pub fn is_pinned(&self) -> bool {
+        self.uring.as_ref().is_some_and(Uring::is_pinned)
+    }
+
     /// Operations that have not ended.
     #[inline]
     pub fn pending(&self) -> u32 {

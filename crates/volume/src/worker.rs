@@ -41,6 +41,9 @@ const BATCH: usize = 32;
 /// keep the mail waiting, and who stops a queue with it, for as long as a guest likes: a request may have 4 GiB.
 const STINT: u64 = 4 << 20;
 
+/// How long memory stays pinned behind the last queue: a change of what they rest on stops all for a moment.
+const PINNED: Duration = Duration::from_millis(500);
+
 /// How long one disk keeps silent about failures after it has told of one.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -396,9 +399,6 @@ impl Worker {
                 let mut queue = self.queues.swap_remove(at);
                 self.sleep.forget(&queue);
                 self.missed |= queue.missed;
-                if self.queues.is_empty() {
-                    self.stores.pin(None);
-                }
                 queue.answer_stop();
             } else {
                 at += 1;
@@ -479,7 +479,12 @@ impl Worker {
         let now = self.now();
         if !work && !self.inbox.has_mail() && until.is_none_or(|then| then > now) {
             counters.sleeps.add(1);
-            self.sleep.sleep(until.map(|then| Duration::from_nanos(then - now)), &self.queues)?;
+            let unused = self.queues.is_empty() && self.stores.is_pinned();
+            let until = until.map(|then| Duration::from_nanos(then - now));
+            self.sleep.sleep(until.or(unused.then_some(PINNED)), &self.queues)?;
+            if unused && !self.inbox.has_mail() {
+                self.stores.pin(None);
+            }
         }
         self.stores.disarm();
         for queue in &mut self.queues {

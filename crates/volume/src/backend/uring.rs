@@ -190,6 +190,11 @@ impl Uring {
         }
     }
 
+    /// Whether memory is pinned.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned.is_some()
+    }
+
     /// Pins this memory in place of what was; `None`: nothing. No request may be under way.
     pub fn pin(&mut self, memory: Option<&Arc<GuestMemory<Mapping>>>) {
         if let (Some(pinned), Some(memory)) = (&self.pinned, memory)
