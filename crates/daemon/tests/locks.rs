@@ -9,7 +9,6 @@ use ginnel_layout::{sync, wire::Fds};
 use ginnel_shmem::Memory;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::qemu::Qemu;
 use support::*;
@@ -35,16 +34,6 @@ fn program() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-fn start_program(daemon: &Daemon) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program", "--ignored"])
-        .env("TEST_PROGRAM_SOCKET", daemon.socket())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
 #[test]
 fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
     let mut daemon = Daemon::start_new(WEB);
@@ -54,7 +43,7 @@ fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
     mutex.set_timeout(Some(WATCHDOG));
     ready.set_timeout(Some(WATCHDOG));
     for daemon_is_away in [false, true] {
-        let mut program = start_program(&daemon);
+        let mut program = daemon.start_program();
         ready.acquire().unwrap();
         assert!(mutex.try_lock().is_err());
         if daemon_is_away {

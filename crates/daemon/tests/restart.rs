@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -83,21 +83,11 @@ fn program() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-fn start_program(daemon: &Daemon) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "program", "--ignored"])
-        .env("TEST_PROGRAM_SOCKET", daemon.socket())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
 #[test]
 fn a_program_that_is_killed_is_told_of_within_100_ms() {
     let daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
-    let mut program = start_program(&daemon);
+    let mut program = daemon.start_program();
     let channel = wait_for("its listener", || own.connect("program").ok());
     program.kill().unwrap();
     assert!(readable(&own.event, Duration::from_millis(100)));
@@ -112,7 +102,7 @@ fn a_program_that_dies_while_the_daemon_is_away_or_has_not_come_back_is_told_of(
     let mut programs = Vec::new();
     for nonce in 1..=2 {
         // One at a time: the name is free again when its owner has gone.
-        let program = start_program(&daemon);
+        let program = daemon.start_program();
         let mut asking = daemon.attach("web", "asking");
         let channel = wait_for("its listener", || asking.connect_as("program", nonce, 4096).ok());
         programs.push((program, asking, channel));

@@ -110,6 +110,17 @@ impl Daemon {
         self.child = Some(child);
     }
 
+    /// A process of its own: the ignored test `program` of the same file, which ends with its input.
+    pub fn start_program(&self) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "program", "--ignored"])
+            .env("TEST_PROGRAM_SOCKET", self.socket())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
     /// Runs it to its end, which must come by itself.
     pub fn output(&self, args: &[&str]) -> Output {
         let mut child =
