@@ -36,11 +36,10 @@ pub fn run(args: Args) -> Result<()> {
     output::line(parts.join("\n"))
 }
 
-/// Written after libvirt's documentation; Ginnel's tests run QEMU without libvirt.
+/// Tried by hand with libvirt 9.0 and QEMU 7.2; Ginnel's tests run QEMU without libvirt.
 fn disks(volumes: &[VolumeDevice]) -> String {
     let mut lines: Vec<String> = [
-        "<!-- for the volumes; this part was not tried with libvirt (vhostuser disks: 7.1.0 or later).",
-        "     into <domain>, so that volumes see the VM's RAM -->",
+        "<!-- for the volumes (libvirt 7.1.0 or later). Into <domain>, so that they see the VM's RAM -->",
         "<memoryBacking>",
         "  <source type='memfd'/>",
         "  <access mode='shared'/>",
@@ -67,9 +66,11 @@ fn disks(volumes: &[VolumeDevice]) -> String {
     if !targets.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: libvirt has no element for scsi volumes -->".into());
         lines.push("<qemu:commandline>".into());
-        for (name, value) in targets.iter().flat_map(|v| v.arguments()) {
-            lines.push(format!("  <qemu:arg value='{name}'/>"));
-            lines.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
+        let mut slots = SLOTS;
+        for volume in targets {
+            let [chardev, (name, device)] = volume.arguments();
+            lines.extend(argument(chardev));
+            lines.extend(argument((name, placed(device, slots.next()))));
         }
         lines.push("</qemu:commandline>".into());
     }
@@ -105,6 +106,8 @@ fn xml(devices: &Devices) -> String {
         format!("  <msi vectors='{}' ioeventfd='on'/>", devices.vectors),
         "</shmem>".into(),
     ]);
+    // From the other end than those of volumes.
+    let mut slots = SLOTS.rev();
     let mut arguments = Vec::new();
     if let Some(qmp) = &devices.qmp {
         arguments.push(("-qmp", control_socket(qmp)));
@@ -128,17 +131,15 @@ fn xml(devices: &Devices) -> String {
                 "</shmem>".into(),
             ]),
             Element::Arguments => {
-                arguments.extend([("-object", memory.object()), ("-device", memory.device())]);
+                let device = placed(memory.device(), slots.next());
+                arguments.extend([("-object", memory.object()), ("-device", device)]);
             }
         }
     }
     if !arguments.is_empty() {
         lines.push("<!-- into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>: what libvirt has no element for -->".into());
         lines.push("<qemu:commandline>".into());
-        for (name, value) in arguments {
-            lines.push(format!("  <qemu:arg value='{name}'/>"));
-            lines.push(format!("  <qemu:arg value='{}'/>", escaped(&value)));
-        }
+        lines.extend(arguments.into_iter().flat_map(argument));
         lines.push("</qemu:commandline>".into());
     }
     lines.extend(
@@ -188,6 +189,20 @@ fn address_space(devices: &Devices) -> Vec<String> {
     lines
 }
 
+/// Slots of the PCI bus of the machine for devices that are arguments. QEMU makes those before what libvirt makes, and would put them
+/// where libvirt has something else; it counts from 1 on, and has devices of the chipset above these.
+const SLOTS: std::ops::RangeInclusive<u8> = 0x8..=0x19;
+
+/// A device in a slot, if there is one left.
+fn placed(device: String, slot: Option<u8>) -> String {
+    slot.map(|slot| format!("{device},addr={slot:#x}")).unwrap_or(device)
+}
+
+/// An argument of QEMU.
+fn argument((name, value): (&str, String)) -> [String; 2] {
+    [format!("  <qemu:arg value='{name}'/>"), format!("  <qemu:arg value='{}'/>", escaped(&value))]
+}
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
 }
@@ -205,7 +220,7 @@ mod tests {
             "<memory model='virtio-pmem' access='shared'>\n  <source>\n    <path>/dev/shm/ginnel-web</path>\n  </source>\n  <target>\n    <size unit='bytes'>268435456</size>\n  </target>\n</memory>",
             "<shmem name='ginnel-old'>\n  <model type='ivshmem-plain'/>\n  <size unit='bytes'>4194304</size>\n</shmem>",
             "  <qemu:arg value='-object'/>\n  <qemu:arg value='memory-backend-file,id=ginnel-huge,share=on,mem-path=/mnt/a,,b/ginnel-huge,size=1073741824,dump=off'/>",
-            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-news.vm-a'/>",
+            "offset=6291456,size=6291456,dump=off,readonly=on'/>\n  <qemu:arg value='-device'/>\n  <qemu:arg value='virtio-pmem-pci,memdev=ginnel-news.vm-a,addr=0x18'/>",
             "<qemu:commandline>\n  <qemu:arg value='-qmp'/>\n  <qemu:arg value='unix:/run/ginnel/vm-a.qmp,server=on,wait=off'/>\n",
             "<maxMemory slots='16' unit='KiB'>",
             "at least 268288 KiB more",
@@ -228,7 +243,7 @@ mod tests {
             "<access mode='shared'/>",
             "queues='4'/>\n  <source type='unix' path='/run/ginnel/volumes/data.sock'>",
             "<target dev='vdb' bus='virtio'/>",
-            "<qemu:arg value='vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2'/>",
+            "<qemu:arg value='vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2,addr=0x8'/>",
         ] {
             assert!(xml.contains(part), "{part} is missing in\n{xml}");
         }
