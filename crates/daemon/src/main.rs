@@ -1,6 +1,7 @@
 //! `ginneld`: the host role, the guest role, and the keeper that both may have.
 
 use clap::{Parser, Subcommand};
+use ginnel_config::Problem;
 use ginnel_daemon::{guest, host, keeper};
 use std::process::ExitCode;
 
@@ -23,6 +24,9 @@ enum Role {
     Keeper(keeper::Args),
 }
 
+/// A configuration that makes no sense, as a command line that makes none: it is of no use to start again.
+const NO_SENSE: u8 = 2;
+
 fn main() -> ExitCode {
     let result = match Cli::parse().role {
         Role::Host(args) => host::run(args),
@@ -33,7 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ginneld: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<Problem>() { ExitCode::from(NO_SENSE) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -27,23 +27,34 @@ const PREDECESSOR: Duration = Duration::from_secs(5);
 /// five seconds were seen on a busy one). Less than systemd waits for a start.
 const KILLED: Duration = Duration::from_secs(60);
 
+/// A configuration that makes no sense, as a command line that makes none: it is of no use to start again.
+const NO_SENSE: u8 = 2;
+
 fn main() -> ExitCode {
-    match run(&Flags::parse()) {
+    let flags = Flags::parse();
+    let complain = |error: &anyhow::Error| eprintln!("ginnel-volume: {error:#}");
+    let config = match flags.config(&Places::from_environment()) {
+        Ok(config) => config,
+        Err(problem) => {
+            complain(&problem.into());
+            return ExitCode::from(NO_SENSE);
+        }
+    };
+    match run(config, flags.check) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ginnel-volume: {error:#}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(flags: &Flags) -> Result<()> {
-    let config = flags.config(&Places::from_environment())?;
+fn run(config: Config, check: bool) -> Result<()> {
     let front_ends = Access::find(&config.front_ends, "socket")?;
     let operators = Access::find(&config.operators, "control")?;
     let identity =
         config.user.as_ref().map(|user| Identity::find(user, config.group.as_ref())).transpose()?;
-    if flags.check {
+    if check {
         return Ok(());
     }
     start_log(&config);

@@ -1,0 +1,216 @@
+//! The units under a real systemd, which has process ids, mounts, a network and a cgroup hierarchy of its own: they start, they
+//! outlive a kill, they stop, and they hold their processes as they say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use vmtest::{Bed, Exit, HostJob, Output, artifact, require, wait_until};
+
+const PROMPT: Duration = Duration::from_secs(30);
+
+/// A systemd and the ways to it.
+struct Systemd<'b> {
+    bed: &'b Bed,
+    place: PathBuf,
+    pid: u32,
+    job: Arc<HostJob>,
+}
+
+impl<'b> Systemd<'b> {
+    fn start(bed: &'b Bed) -> Result<Self> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let built = ["ginneld", "ginnel", "ginnel-volume"]
+            .into_iter()
+            .zip(["ginnel-daemon", "ginnel-cli", "ginnel-volume"])
+            .map(|(program, package)| artifact(package, program))
+            .collect::<Result<Vec<_>>>()?;
+        let place = bed.dir().join("systemd");
+        fs::create_dir(&place)?;
+        // A cgroup of its own, of version 2, which is the root of what it sees.
+        let command = format!(
+            "for root in /sys/fs/cgroup/unified /sys/fs/cgroup; do [ -e $root/cgroup.procs ] && break; done; \
+             mkdir -p $root/ginnel-units && echo $$ > $root/ginnel-units/cgroup.procs && \
+             exec unshare --mount --pid --cgroup --uts --ipc --net --fork --kill-child \
+             {source}/tests/vm/tests/units/boot.sh {built} {source} {place}",
+            source = source.display(),
+            built = built[0].parent().context("a folder")?.display(),
+            place = place.display(),
+        );
+        let job = bed.host_spawn(&command)?;
+        let mut systemd = Self { bed, place, pid: 0, job };
+        let booted = wait_until("systemd is running", PROMPT, || {
+            ensure!(systemd.job.is_running(), "it has ended");
+            if systemd.pid == 0 {
+                // Its parent is a shell at first, with children of its own.
+                let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", systemd.job.pid()))?;
+                let name = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                let found = children.split_whitespace().find(|pid| name(pid).trim() == "systemd");
+                systemd.pid = found.map_or(Ok(0), str::parse)?;
+            }
+            // Or `degraded`, if a unit of the host does not like it here.
+            Ok(systemd.pid != 0 && ["running", "degraded"].contains(&systemd.state()?.as_str()))
+        });
+        booted.with_context(|| format!("it is {:?}; {:?}", systemd.state(), systemd.job.said()))?;
+        Ok(systemd)
+    }
+
+    fn state(&self) -> Result<String> {
+        Ok(self.run("systemctl is-system-running")?.stdout.trim().to_owned())
+    }
+
+    /// Runs a command inside.
+    fn run(&self, command: &str) -> Result<Output> {
+        self.bed.host(&format!("exec nsenter -t {} -m -p -C -n -i -u {command}", self.pid))
+    }
+
+    /// Runs a command with the mounts of a process inside.
+    fn run_as(&self, pid: &str, command: &str) -> Result<Output> {
+        self.run(&format!("nsenter -t {pid} -m {command}"))
+    }
+
+    fn show(&self, unit: &str, property: &str) -> Result<String> {
+        Ok(self.run(&format!("systemctl show -P {property} {unit}"))?.ok()?.stdout.trim().to_owned())
+    }
+
+    fn write(&self, path: &str, text: &str) -> Result<()> {
+        let path = self.place.join("etc").join(path);
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        Ok(fs::write(path, text)?)
+    }
+
+    /// Starts a unit, and returns the id of its process.
+    fn start_unit(&self, unit: &str) -> Result<String> {
+        let said = self.run(&format!("systemctl start {unit}"))?;
+        ensure!(said.exit == Exit::Code(0), "{unit}: {}", self.journal(unit)?);
+        ensure!(self.show(unit, "ActiveState")? == "active", "{unit} is not active");
+        self.show(unit, "MainPID")
+    }
+
+    /// Kills a unit's process, and waits for the next.
+    fn kill_unit(&self, unit: &str) -> Result<String> {
+        let (old, begin) = (self.show(unit, "MainPID")?, Instant::now());
+        self.run(&format!("kill -9 {old}"))?.ok()?;
+        wait_until("the unit is active again", PROMPT, || {
+            let pid = self.show(unit, "MainPID")?;
+            Ok(pid != "0" && pid != old && self.show(unit, "ActiveState")? == "active")
+        })?;
+        println!("{unit}: active again within {:?} of a kill", begin.elapsed());
+        ensure!(self.show(unit, "NRestarts")? == "1");
+        self.show(unit, "MainPID")
+    }
+
+    fn stop_unit(&self, unit: &str) -> Result<()> {
+        self.run(&format!("systemctl stop {unit}"))?.ok()?;
+        let end =
+            [self.show(unit, "ActiveState")?, self.show(unit, "Result")?, self.show(unit, "ExecMainStatus")?];
+        ensure!(end == ["inactive", "success", "0"], "{unit}: {end:?}");
+        Ok(())
+    }
+
+    /// Starts a unit whose configuration makes no sense: it says so, and is not started over and over.
+    fn refuse_unit(&self, unit: &str, mistake: &str) -> Result<()> {
+        ensure!(self.run(&format!("systemctl start {unit}"))?.exit != Exit::Code(0), "{unit} has started");
+        wait_until("the unit has failed", PROMPT, || Ok(self.show(unit, "ActiveState")? == "failed"))?;
+        ensure!(self.show(unit, "ExecMainStatus")? == "2" && self.show(unit, "NRestarts")? == "0");
+        let said = self.journal(unit)?;
+        ensure!(said.contains(mistake), "{said}");
+        Ok(())
+    }
+
+    fn journal(&self, unit: &str) -> Result<String> {
+        self.run("journalctl --sync")?;
+        Ok(self.run(&format!("journalctl -o cat -u {unit}"))?.stdout)
+    }
+}
+
+/// All that a unit must not be able to do to the system, as one who has the process' place but is root.
+fn is_held(systemd: &Systemd<'_>, pid: &str) -> Result<()> {
+    for path in ["/etc/x", "/usr/local/x", "/run/x", "/sys/x", "/root/x", "/home/x"] {
+        let said = systemd.run_as(pid, &format!("touch {path}"))?;
+        ensure!(said.exit != Exit::Code(0), "{path} can be written");
+    }
+    let network = |pid: &str| anyhow::Ok(systemd.run(&format!("readlink /proc/{pid}/ns/net"))?.ok()?.stdout);
+    ensure!(network(pid)? != network("1")?, "it has the system's network");
+    Ok(())
+}
+
+/// A line of `/proc/PID/status`.
+fn status(systemd: &Systemd<'_>, pid: &str, key: &str) -> Result<Vec<String>> {
+    let said = systemd.run(&format!("cat /proc/{pid}/status"))?.ok()?.stdout;
+    let line = said.lines().find_map(|line| line.strip_prefix(key)).context("a line of status")?;
+    Ok(line.trim_start_matches(':').split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn the_units_run_under_systemd() -> Result<()> {
+    require!(rustix::process::geteuid().is_root(), "namespaces need root");
+    require!(Path::new("/lib/systemd/systemd").exists(), "no systemd (package systemd)");
+    let bed = Bed::new("units")?;
+    let systemd = Systemd::start(&bed)?;
+    volume(&systemd)?;
+    host_daemon(&systemd)?;
+    for unit in ["ginnel-volume@data", "ginneld", "ginneld-guest"] {
+        let said = systemd.run(&format!("systemd-analyze verify --man=no {unit}.service"))?;
+        ensure!(said.exit == Exit::Code(0) && said.stderr.is_empty(), "{said:?}");
+        let score = systemd.run(&format!("systemd-analyze security --no-pager {unit}.service"))?.stdout;
+        println!("{}", score.lines().last().unwrap_or_default());
+    }
+    Ok(())
+}
+
+fn volume(systemd: &Systemd<'_>) -> Result<()> {
+    let unit = "ginnel-volume@data";
+    systemd.write("ginnel/volumes/bad.toml", "queues = 0\n[[disk]]\npath = '/x'\n")?;
+    systemd.refuse_unit("ginnel-volume@bad", "queues: 0 is not in 1 to 256")?;
+    let config = "user = 'ginnel-volume'\nsandbox = 'require'\n[[disk]]\npath = '/var/lib/ginnel/data.img'\nsize = '64M'\n";
+    systemd.write("ginnel/volumes/data.toml", config)?;
+    let pid = systemd.start_unit(unit)?;
+
+    // Unprivileged, and nothing that it could gain. The wall around its own process is the subject of other tests.
+    let user = systemd.run("id -u ginnel-volume")?.ok()?.stdout.trim().to_owned();
+    ensure!(status(systemd, &pid, "Uid")? == vec![user.clone(); 4], "its user");
+    for set in ["CapPrm", "CapEff", "CapAmb"] {
+        ensure!(status(systemd, &pid, set)? == ["0000000000000000"], "{set}");
+    }
+    ensure!(status(systemd, &pid, "NoNewPrivs")? == ["1"] && status(systemd, &pid, "Seccomp")? == ["2"]);
+    ensure!(systemd.journal(unit)?.contains("sandbox=\"landlock+seccomp\""), "{}", systemd.journal(unit)?);
+    is_held(systemd, &pid)?;
+
+    // A front end sees its disk over a kill, and over a stop and a start.
+    let socket = format!("/proc/{}/root/run/ginnel/volumes/data.sock", systemd.pid);
+    let bench = artifact("ginnel-volume-client", "ginnel-volume-bench")?;
+    let seconds = 8;
+    let load = systemd.bed.host_spawn(&format!(
+        "exec {} --socket {socket} --rw randrw --verify --flush-every 64 --reconnect 30 --seconds {seconds}",
+        bench.display()
+    ))?;
+    let served = || {
+        let said = systemd.run("/usr/local/bin/ginnel volume stat data --json")?.stdout;
+        let stat = serde_json::from_str::<serde_json::Value>(&said).unwrap_or_default();
+        ensure!(load.is_running(), "the load has ended: {:?}", load.said());
+        Ok(stat["front_end"].is_object())
+    };
+    wait_until("the volume has a front end", PROMPT, served)?;
+    systemd.kill_unit(unit)?;
+    wait_until("the front end is back", PROMPT, served)?;
+    systemd.stop_unit(unit)?;
+    ensure!(systemd.journal(unit)?.contains("what was under way is done"), "{}", systemd.journal(unit)?);
+    systemd.start_unit(unit)?;
+    load.wait(PROMPT)?.ok()?;
+    systemd.stop_unit(unit)
+}
+
+fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
+    systemd.write("ginnel/ginneld.toml", "nonsense = 1\n")?;
+    systemd.refuse_unit("ginneld", "nonsense")?;
+    systemd.write("ginnel/ginneld.toml", "[vm.a]\n[segment.s]\nsize = '16M'\nmembers = ['host', 'a']\n")?;
+    let pid = systemd.start_unit("ginneld")?;
+    is_held(systemd, &pid)?;
+    systemd.kill_unit("ginneld")?;
+    let said = systemd.run("/usr/local/bin/ginnel status")?.ok()?.stdout;
+    ensure!(said.contains('s') && said.contains("16"), "{said}");
+    systemd.stop_unit("ginneld")
+}
