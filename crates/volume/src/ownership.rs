@@ -28,10 +28,7 @@ use crate::backend::Backend;
 use crate::lock::{self, LockError, Use};
 
 /// The images of a volume, and which of them it has.
-pub struct Ownership {
-    claims: Mutex<Vec<Claim>>,
-    patience: Duration,
-}
+pub struct Ownership(Mutex<Vec<Claim>>);
 
 /// What a volume wants of one disk's image.
 struct Claim {
@@ -44,7 +41,7 @@ struct Claim {
 
 impl Ownership {
     /// Takes what is to be held from the start. `disks` are those of the configuration, in order. An image that somebody else has
-    /// is waited for as long as `patience` says, here and later.
+    /// is waited for as long as `patience` says.
     pub fn new<'a>(
         disks: impl IntoIterator<Item = (&'a config::Disk, &'a Backend)>,
         patience: Duration,
@@ -61,19 +58,19 @@ impl Ownership {
             let held = spec.lock == Lock::Volume;
             claims.push(Claim { disk, backend: backend.clone(), lock: spec.lock, want, held });
         }
-        Ok(Self { claims: Mutex::new(claims), patience })
+        Ok(Self(Mutex::new(claims)))
     }
 
     /// A queue is about to be served: takes what is not held, all or nothing. Returns the disks that were taken. Blocks while
     /// somebody else has one, as long as the patience lasts.
-    pub fn take(&self) -> Result<Vec<usize>, LockError> {
+    pub fn take(&self, patience: Duration) -> Result<Vec<usize>, LockError> {
         let mut claims = self.claims();
         let mut taken = Vec::new();
         for at in 0..claims.len() {
             if claims[at].held {
                 continue;
             }
-            if let Err(error) = claims[at].take(self.patience) {
+            if let Err(error) = claims[at].take(patience) {
                 claims.iter_mut().filter(|claim| taken.contains(&claim.disk)).for_each(Claim::release);
                 return Err(error);
             }
@@ -123,7 +120,7 @@ impl Ownership {
     }
 
     fn claims(&self) -> MutexGuard<'_, Vec<Claim>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,6 +155,8 @@ mod tests {
     use ginnel_volume_control::Places;
     use ginnel_volume_control::config::Spec;
 
+    const NONE: Duration = Duration::ZERO;
+
     fn volume(paths: &[&Path], lock: &str) -> Result<Ownership, LockError> {
         let disks: String =
             paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n")).collect();
@@ -165,7 +164,7 @@ mod tests {
         let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
         let config = config.check("v", &Places::default(), "v.toml").unwrap();
         let backends: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk).unwrap().0).collect();
-        Ownership::new(config.disks.iter().zip(&backends), Duration::from_millis(50))
+        Ownership::new(config.disks.iter().zip(&backends), NONE)
     }
 
     fn images<const N: usize>() -> [tempfile::NamedTempFile; N] {
@@ -180,29 +179,29 @@ mod tests {
     fn an_image_goes_with_its_vm_and_comes_back() {
         let [image] = images();
         let source = volume(&[image.path()], "true").unwrap();
-        assert_eq!(source.take().unwrap(), [0; 0], "it is held from the start");
+        assert_eq!(source.take(NONE).unwrap(), [0; 0], "it is held from the start");
         let destination = volume(&[image.path()], "\"vm\"").unwrap();
         assert_eq!(destination.as_owner(0, || ()), None);
         source.vm_stopped();
-        assert_eq!(destination.take().unwrap(), [0]);
+        assert_eq!(destination.take(NONE).unwrap(), [0]);
         assert_eq!(destination.as_owner(0, || 7), Some(7));
         assert_eq!(source.as_owner(0, || ()), None);
         // Back, by its end there.
         destination.vm_gone();
-        assert_eq!(source.take().unwrap(), [0]);
+        assert_eq!(source.take(NONE).unwrap(), [0]);
         source.vm_gone();
         assert_eq!(source.as_owner(0, || 7), Some(7), "it is held without a VM");
         source.end();
-        assert_eq!(destination.take().unwrap(), [0]);
+        assert_eq!(destination.take(NONE).unwrap(), [0]);
     }
 
     #[test]
     fn nobody_runs_beside_the_owner() {
         let [image] = images();
         let owner = volume(&[image.path()], "\"vm\"").unwrap();
-        owner.take().unwrap();
+        owner.take(NONE).unwrap();
         let other = volume(&[image.path()], "\"vm\"").unwrap();
-        let error = other.take().unwrap_err().to_string();
+        let error = other.take(NONE).unwrap_err().to_string();
         assert!(error.contains("in use"), "{error}");
         assert!(volume(&[image.path()], "true").is_err());
     }
@@ -212,18 +211,18 @@ mod tests {
         let [first, second] = images();
         let owner = volume(&[second.path()], "true").unwrap();
         let other = volume(&[first.path(), second.path()], "\"vm\"").unwrap();
-        other.take().unwrap_err();
+        other.take(NONE).unwrap_err();
         // The first is free for others all the same.
         volume(&[first.path()], "true").unwrap().end();
         owner.end();
-        assert_eq!(other.take().unwrap(), [0, 1]);
+        assert_eq!(other.take(NONE).unwrap(), [0, 1]);
     }
 
     #[test]
     fn what_is_not_locked_is_owned_always() {
         let [image] = images();
         let [one, two] = [(); 2].map(|()| volume(&[image.path()], "false").unwrap());
-        assert_eq!((one.take().unwrap().len(), two.take().unwrap().len()), (0, 0));
+        assert_eq!((one.take(NONE).unwrap().len(), two.take(NONE).unwrap().len()), (0, 0));
         assert_eq!((one.as_owner(0, || 1), two.as_owner(0, || 2)), (Some(1), Some(2)));
     }
 }

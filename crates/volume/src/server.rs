@@ -48,6 +48,10 @@ pub enum Failed {
     Io(#[from] io::Error),
 }
 
+/// How long a front end that starts a queue waits for an image that somebody else has. Longer than a volume or a QEMU needs to let go,
+/// and not too long for the front end; it comes again if it is refused.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// A volume.
 pub struct Server {
     shared: Arc<Shared>,
@@ -379,7 +383,7 @@ impl Shared {
 
     /// Before a queue is served.
     fn take_images(&self) -> Result<(), String> {
-        for index in self.ownership.take().map_err(|e| e.to_string())? {
+        for index in self.ownership.take(PATIENCE).map_err(|e| e.to_string())? {
             // Whoever had it may have changed its size.
             if self.config.disks[index].size.is_none() {
                 self.take_size(index, self.backends[index].resize(None, self.disks[index].bytes())?);
