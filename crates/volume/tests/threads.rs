@@ -1,9 +1,9 @@
 //! All threads of a volume and those of its front ends and operators in one process: workers, the session, limits and sizes that
 //! change, statistics and dumps, front ends that come and go. All that is read is checked.
 //!
-//! `scripts/sanitize` runs this under ThreadSanitizer and AddressSanitizer, with a `main` of our own as in
-//! `crates/ring/tests/threads.rs` (and for the reasons given there). The guest's memory is mapped twice, by the front end and by
-//! the volume, so a race on it is not seen here; that of rings is what `crates/virtqueue/tests/threads.rs` is for.
+//! `scripts/sanitize` runs this under AddressSanitizer. Under ThreadSanitizer it needs a standard library that is built for it: what a
+//! mutex guards is reported as racing if the mutex was contended, and so is what channels and `Arc` free, for they synchronise
+//! in code that is precompiled, or by fences. There is a `main` of our own all the same, for whoever has such a library.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -191,7 +191,7 @@ impl Handle {
         let number = plan.number;
         let thread = thread::Builder::new().name(format!("volume-{number}")).spawn(move || {
             let (events, wake) = (inbox.events.clone(), inbox.events_wake.clone());
-            let failed = Failed { events, wake };
+            let mut failed = Failed { events, wake, told: false };
             let worker = pin(cpu).and_then(|()| Worker::new(plan, inbox));
             let mut worker = match worker {
                 Ok(worker) => {
@@ -200,11 +200,12 @@ impl Handle {
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
-                    return std::mem::forget(failed);
+                    failed.told = true;
+                    return;
                 }
             };
             match worker.run() {
-                Ok(()) => std::mem::forget(failed),
+                Ok(()) => failed.told = true,
                 Err(error) => error!("worker {number} cannot go on: {error}"),
             }
         })?;
@@ -252,12 +253,16 @@ impl Drop for Handle {
 struct Failed {
     events: Sender<Event>,
     wake: Arc<OwnedFd>,
+    /// It was told to, or has said why it cannot begin.
+    told: bool,
 }
 
 impl Drop for Failed {
     fn drop(&mut self) {
-        let _ = self.events.send(Event::Failed);
-        ring(&self.wake);
+        if !self.told {
+            let _ = self.events.send(Event::Failed);
+            ring(&self.wake);
+        }
     }
 }
 
