@@ -213,6 +213,9 @@ impl Workers {
                     self.device.finish(memory, &self.request, result)
                 }
             };
+            if let Some(log) = &start.log {
+                log.mark_buffers(memory, self.chain.writable(), written.into());
+            }
             start.queue.push(ticket, written);
         }
         let _ = start.queue.publish();

@@ -8,6 +8,9 @@ use ginnel_layout::vhost_user::{
     ConfigHeader, InflightArea, LogArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
 };
 use ginnel_layout::virtio::feature as virtio;
+use ginnel_layout::virtio_scsi::{Address, CDB_LEN, CommandHeader, CommandResponse, FIRST_COMMAND_QUEUE};
+use ginnel_shmem::Mapping;
+use ginnel_virtqueue::{InflightQueue, Kind};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes in front of a step's body.
@@ -64,8 +67,10 @@ fn step(into: &mut Vec<u8>, code: u8, flags: u8, body: &[u8]) {
     into.extend(body);
 }
 
-/// What an honest front end says, from its first word to its last.
-pub fn session(packed: bool, disturb: u8) -> Vec<u8> {
+/// What an honest front end says, from its first word to its last: of a blk device, or of a SCSI target, whose first two queues are
+/// for other things than commands.
+pub fn session(packed: bool, scsi: bool, disturb: u8) -> Vec<u8> {
+    let first = if scsi { u32::from(FIRST_COMMAND_QUEUE) } else { 0 };
     let mut all = Vec::new();
     let s = &mut all;
     let mut say = |request: Request, flags: u8, body: &[u8]| step(s, request.0 as u8, flags, body);
@@ -88,44 +93,48 @@ pub fn session(packed: bool, disturb: u8) -> Vec<u8> {
     say(Request::SET_FEATURES, ACK, (features | feature::PROTOCOL_FEATURES).as_bytes());
     let config = ConfigHeader { offset: 0, size: 60, flags: 0 };
     say(Request::GET_CONFIG, 0, &[config.as_bytes(), &[0; 60]].concat());
-    let area = InflightArea { size: 0, offset: 0, queues: 2, queue_size: SIZE, padding: 0 };
+    let queues = first as u16 + 2;
+    let area = InflightArea { size: 0, offset: 0, queues, queue_size: SIZE, padding: 0 };
     say(Request::GET_INFLIGHT_FD, 0, area.as_bytes());
-    // As large as the answer says: the parts are smaller than a page.
-    let area = InflightArea { size: 1024, ..area };
+    // No larger than the answer says, or the session ends here.
+    let kind = if packed { Kind::Packed } else { Kind::Split };
+    let size = u64::from(queues) * InflightQueue::<Mapping>::len(kind, SIZE) as u64;
+    let area = InflightArea { size, ..area };
     say(Request::SET_INFLIGHT_FD, fd::ANSWERED | ACK, area.as_bytes());
     let region = MemoryRegion { guest: GUEST, size: MEMORY, user: USER, offset: 0 };
     let table = [&[1, 0, 0, 0, 0, 0, 0, 0], region.as_bytes()].concat();
     say(Request::SET_MEM_TABLE, fd::MEMORY | ACK, &table);
-    for index in 0..2u32 {
-        let at = USER + 0x1000 * u64::from(index);
+    for index in first..first + 2 {
+        let at = USER + 0x1000 * u64::from(index - first);
         let state = |value| VringState { index, value };
         let base = if packed { 0x8000_8000 } else { 0 };
         say(Request::SET_VRING_NUM, ACK, state(SIZE.into()).as_bytes());
         say(Request::SET_VRING_BASE, ACK, state(base).as_bytes());
         let (descriptors, available, used) = (at, at + 0x400, at + 0x800);
-        let address = VringAddress { index, flags: 0, descriptors, used, available, log: 0 };
+        let flags = if disturb == 1 { VringAddress::LOG } else { 0 };
+        let address = VringAddress { index, flags, descriptors, used, available, log: 0 };
         say(Request::SET_VRING_ADDR, ACK, address.as_bytes());
         for request in [Request::SET_VRING_ERR, Request::SET_VRING_CALL, Request::SET_VRING_KICK] {
             say(request, fd::EVENT | ACK, u64::from(index).as_bytes());
         }
     }
-    for index in 0..2u32 {
+    for index in first..first + 2 {
         say(Request::SET_VRING_ENABLE, ACK, VringState { index, value: 1 }.as_bytes());
     }
+    if disturb == 1 {
+        say(Request::SET_LOG_BASE, fd::MEMORY, LogArea { size: 0x4000, offset: 0xc000 }.as_bytes());
+        let log = features | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+        say(Request::SET_FEATURES, ACK, log.as_bytes());
+        let config = ConfigHeader { offset: 32, size: 1, flags: 0 };
+        say(Request::SET_CONFIG, ACK, &[config.as_bytes(), &[0]].concat());
+    }
     for queue in 0..2u16 {
-        requests(s, queue, packed);
+        requests(s, queue, packed, scsi);
         step(s, RUN, 0, &[]);
     }
     let mut say = |request: Request, flags: u8, body: &[u8]| step(s, request.0 as u8, flags, body);
     match disturb {
-        0 => {}
-        1 => {
-            say(Request::SET_LOG_BASE, fd::MEMORY, LogArea { size: 0x4000, offset: 0xc000 }.as_bytes());
-            let log = features | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
-            say(Request::SET_FEATURES, ACK, log.as_bytes());
-            let config = ConfigHeader { offset: 32, size: 1, flags: 0 };
-            say(Request::SET_CONFIG, ACK, &[config.as_bytes(), &[0]].concat());
-        }
+        0 | 1 => {}
         2 => {
             let region = MemoryRegion { guest: 1 << 30, size: 4096, user: 1 << 40, offset: 4096 };
             let body = [&[0; 8], region.as_bytes()].concat();
@@ -137,14 +146,14 @@ pub fn session(packed: bool, disturb: u8) -> Vec<u8> {
         _ => say(Request::RESET_DEVICE, ACK, &[]),
     }
     step(s, RUN, 0, &[]);
-    for index in 0..2u32 {
+    for index in first..first + 2 {
         step(s, Request::GET_VRING_BASE.0 as u8, 0, VringState { index, value: 0 }.as_bytes());
     }
     all
 }
 
-/// A write and a read in a queue: header, one sector of data, status.
-fn requests(s: &mut Vec<u8>, queue: u16, packed: bool) {
+/// A write and a read in a queue: header, one sector of data, and the answer, which of a SCSI target comes before what is read.
+fn requests(s: &mut Vec<u8>, queue: u16, packed: bool, scsi: bool) {
     let mut scribble = |at: u16, bytes: &[u8]| step(s, SCRIBBLE, 0, &[&at.to_le_bytes(), bytes].concat());
     let ring = 0x1000 * queue;
     let data = 0x4000 + 0x2000 * queue;
@@ -152,11 +161,25 @@ fn requests(s: &mut Vec<u8>, queue: u16, packed: bool) {
     for (number, write) in [(0u16, true), (1, false)] {
         let place = data + 0x1000 * number;
         let sector = 3u64;
-        scribble(place, &[u32::from(write).as_bytes(), &[0; 4], sector.as_bytes()].concat());
+        let header = match scsi {
+            false => [u32::from(write).as_bytes(), &[0; 4], sector.as_bytes()].concat(),
+            true => {
+                let mut cdb = [0; CDB_LEN];
+                cdb[..9].copy_from_slice(&[if write { 0x2a } else { 0x28 }, 0, 0, 0, 0, 3, 0, 0, 1]);
+                let lun = Address::bytes(0, 0);
+                let header = CommandHeader { lun, tag: 7, task_attribute: 0, priority: 0, crn: 0, cdb };
+                header.as_bytes().to_vec()
+            }
+        };
+        scribble(place, &header);
         let guest = GUEST + u64::from(place);
+        let answer = if scsi { size_of::<CommandResponse>() as u32 } else { 1 };
         // Next is 1, write is 2; the available bit of a packed ring is 128.
-        let parts =
-            [(guest, 16u32, 1u16), (guest + 512, 512, if write { 1 } else { 3 }), (guest + 1024, 1, 2)];
+        let sector = (guest + 512, 512, if write { 1 } else { 3 });
+        let parts = match scsi && !write {
+            false => [(guest, header.len() as u32, 1u16), sector, (guest + 1024, answer, 2)],
+            true => [(guest, header.len() as u32, 1), (guest + 1024, answer, 3), (guest + 512, 512, 2)],
+        };
         for (at, (address, len, flags)) in parts.into_iter().enumerate() {
             descriptors.extend(address.to_le_bytes());
             descriptors.extend(len.to_le_bytes());

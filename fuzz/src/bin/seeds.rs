@@ -85,7 +85,7 @@ fn sessions() -> impl Iterator<Item = Seed> {
     [("split", false, 0u8), ("packed", true, 0), ("scsi", false, 1)].into_iter().flat_map(
         move |(kind, packed, choice)| {
             DISTURBANCES.iter().enumerate().map(move |(number, name)| {
-                let bytes = [vec![choice], session(packed, number as u8)].concat();
+                let bytes = [vec![choice], session(packed, choice == 1, number as u8)].concat();
                 ("vhost_user", format!("{kind}_{name}"), bytes)
             })
         },
