@@ -15,6 +15,8 @@ const PROMPT: Duration = Duration::from_secs(30);
 struct Systemd<'b> {
     bed: &'b Bed,
     place: PathBuf,
+    /// A cgroup of its own, of version 2, which is the root of what it sees.
+    cgroup: PathBuf,
     pid: u32,
     job: Arc<HostJob>,
 }
@@ -29,18 +31,18 @@ impl<'b> Systemd<'b> {
             .collect::<Result<Vec<_>>>()?;
         let place = bed.dir().join("systemd");
         fs::create_dir(&place)?;
-        // A cgroup of its own, of version 2, which is the root of what it sees.
+        let cgroup = cgroups().context("a hierarchy")?.join(format!("ginnel-units-{}", std::process::id()));
         let command = format!(
-            "for root in /sys/fs/cgroup/unified /sys/fs/cgroup; do [ -e $root/cgroup.procs ] && break; done; \
-             mkdir -p $root/ginnel-units && echo $$ > $root/ginnel-units/cgroup.procs && \
+            "mkdir {cgroup} && echo $$ > {cgroup}/cgroup.procs && \
              exec unshare --mount --pid --cgroup --uts --ipc --net --fork --kill-child \
              {source}/tests/vm/tests/units/boot.sh {built} {source} {place}",
+            cgroup = cgroup.display(),
             source = source.display(),
             built = built[0].parent().context("a folder")?.display(),
             place = place.display(),
         );
         let job = bed.host_spawn(&command)?;
-        let mut systemd = Self { bed, place, pid: 0, job };
+        let mut systemd = Self { bed, place, cgroup, pid: 0, job };
         let booted = wait_until("systemd is running", PROMPT, || {
             ensure!(systemd.job.is_running(), "it has ended");
             if systemd.pid == 0 {
@@ -126,6 +128,30 @@ impl<'b> Systemd<'b> {
     }
 }
 
+impl Drop for Systemd<'_> {
+    fn drop(&mut self) {
+        let _ = self.job.kill(9).and_then(|()| self.job.wait(PROMPT));
+        // Its processes end with it, some moments later.
+        let _ = wait_until("its cgroup is empty", PROMPT, || Ok(remove_cgroup(&self.cgroup).is_ok()));
+    }
+}
+
+fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(cgroup)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    fs::remove_dir(cgroup)
+}
+
+/// The root of the hierarchy of version 2.
+fn cgroups() -> Option<&'static Path> {
+    let mut roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].into_iter().map(Path::new);
+    roots.find(|root| root.join("cgroup.procs").exists())
+}
+
 /// All that a unit must not be able to do to the system, as one who has the process' place but is root.
 fn is_held(systemd: &Systemd<'_>, pid: &str) -> Result<()> {
     for path in ["/etc/x", "/usr/local/x", "/run/x", "/sys/x", "/root/x", "/home/x"] {
@@ -148,6 +174,7 @@ fn status(systemd: &Systemd<'_>, pid: &str, key: &str) -> Result<Vec<String>> {
 fn the_units_run_under_systemd() -> Result<()> {
     require!(rustix::process::geteuid().is_root(), "namespaces need root");
     require!(Path::new("/lib/systemd/systemd").exists(), "no systemd (package systemd)");
+    require!(cgroups().is_some(), "no cgroups of version 2");
     let bed = Bed::new("units")?;
     let systemd = Systemd::start(&bed)?;
     volume(&systemd)?;
