@@ -225,12 +225,17 @@ impl Workers {
 }
 
 impl Queues for Workers {
-    fn start(&mut self, start: Start) {
+    fn start(&mut self, start: Start) -> Result<(), String> {
         let index = usize::from(start.index);
         assert!(self.running[index].is_none(), "queue {index} runs already");
         self.running[index] = Some(start);
         // A queue is looked at once without a kick.
         self.run(index);
+        Ok(())
+    }
+
+    fn left(&mut self) {
+        assert!(self.running.iter().all(Option::is_none), "a queue runs still");
     }
 
     fn stop(&mut self, index: u16) -> Result<u32, String> {
