@@ -17,6 +17,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// A while to use up what has been saved, then so long measured.
 const MEASURED: Duration = Duration::from_secs(1);
 
+/// Requests under way for each of two queues.
+const DEPTH: u16 = 16;
+
 fn ask(server: &Server, request: &Request) -> Answer {
     let mut control = ginnel_volume_control::Client::connect("v", &server.dir.path().join("v.ctl")).unwrap();
     control.ask(request).unwrap()
@@ -33,7 +36,7 @@ fn load(client: &mut Client, block: u32) -> Outcome {
     let workload = Workload {
         pattern: Pattern { random: true, reads: 50 },
         block,
-        depth: 16,
+        depth: DEPTH,
         ramp: Duration::from_millis(100),
         limit: Limit::Time(MEASURED),
         sleep: true,
@@ -44,15 +47,17 @@ fn load(client: &mut Client, block: u32) -> Outcome {
     outcome
 }
 
-/// Measures until one time all is as it should be. It may never be more than the limit and two percent; that it is less, or
-/// that a queue starves, can be the machine's doing, if it does not let the threads run in time.
-fn holds(what: &str, limit: f64, mut measure: impl FnMut() -> (f64, bool)) {
+/// Measures until one time all is as it should be, within two percent. It may never be more than that, but for what had been done
+/// before the time began and was seen in it (`unseen`, at most all that is under way): the machine may have kept the
+/// client from looking. That it is less, or that a queue starves, can be the machine's doing too.
+fn holds(what: &str, limit: f64, unseen: f64, mut measure: impl FnMut() -> (f64, bool)) {
     for _ in 0..8 {
         let (measured, even) = measure();
         let error = measured / limit - 1.0;
         println!("{what}: {measured:.0} of {limit:.0}, {:+.2} %", 100.0 * error);
-        assert!(error < 0.02, "{what}: {measured:.0} where {limit:.0} are allowed");
-        if error > -0.02 && even {
+        let most = 1.02 * limit + unseen / MEASURED.as_secs_f64();
+        assert!(measured < most, "{what}: {measured:.0} where {limit:.0} are allowed");
+        if error.abs() < 0.02 && even {
             return;
         }
     }
@@ -74,12 +79,13 @@ fn limited(flags: &str) {
         // Who comes late leaves its turn to the other, so under load they are not the same.
         (amount(&outcome) / outcome.time.as_secs_f64(), done[0].min(done[1]) > 0.45 * (done[0] + done[1]))
     };
-    holds("requests a second", 4000.0, || measure(4096, &count));
+    let unseen = 2.0 * f64::from(DEPTH);
+    holds("requests a second", 4000.0, unseen, || measure(4096, &count));
 
     // Another limit, while it runs.
     let change = LimitChange { iops: Some(0), bandwidth: Some("32M".parse().unwrap()), burst: None };
     assert!(matches!(ask(&server, &Request::Limit(change)), Answer::Limits(limits) if limits.iops == 0));
-    holds("bytes a second", f64::from(32 << 20), || measure(16 << 10, &bytes));
+    holds("bytes a second", f64::from(32 << 20), unseen * f64::from(16 << 10), || measure(16 << 10, &bytes));
 
     // Without one it is far faster, or else the limits have shown nothing.
     let change = LimitChange { bandwidth: Some("0".parse().unwrap()), ..LimitChange::default() };
