@@ -292,44 +292,66 @@ fn allocated(path: &Path) -> Result<u64> {
 }
 
 #[test]
-fn a_volume_killed_under_load_loses_nothing() -> Result<()> {
-    let kills = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 30 };
+fn volumes_killed_under_load_lose_nothing() -> Result<()> {
+    // All of them at each turn, each with its own load.
+    const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
+    let turns = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 25 };
     let bed = Bed::new("volume-kills")?;
-    let image = image(&bed, "disk", 64 << 20, None)?;
-    let mut volume = Volume::start(&bed, "disk", 2, &format!("--threads 2 --path {}", image.display()))?;
-    let vm = vm(&bed, "kills").program("/usr/bin/fio").qemu_args(&volume.device("vd0", "")).boot()?;
-    wait_for_disk(&vm, "vda")?;
-    // It writes, reads back what it has written a while ago, and checks each block.
-    let load = "--filename=/dev/vda --size=48M --rw=randwrite --iodepth=16 --verify_backlog=128 --fsync=32 --loops=100000";
-    let job = vm.spawn(&format!("exec {}", fio(load)))?;
+    let mut builder = vm(&bed, "kills").program("/usr/bin/fio");
+    let mut volumes = Vec::new();
+    for disk in DISKS {
+        let image = image(&bed, disk, 32 << 20, None)?;
+        let volume = Volume::start(&bed, disk, 2, &format!("--threads 2 --path {}", image.display()))?;
+        builder = builder.qemu_args(&volume.device(disk, ""));
+        volumes.push(volume);
+    }
+    let vm = builder.boot()?;
+    let mut loads = Vec::new();
+    for disk in DISKS {
+        wait_for_disk(&vm, disk)?;
+        // It writes, reads back what it has written a while ago, and checks each block.
+        let load = format!(
+            "--filename=/dev/{disk} --size=16M --rw=randwrite --iodepth=16 --verify_backlog=128 --fsync=32 --loops=100000"
+        );
+        loads.push(vm.spawn(&format!("exec {}", fio(&load)))?);
+    }
     let mut state = 0x5eed;
     let mut slowest = Duration::ZERO;
     let begin = Instant::now();
-    for turn in 0..kills {
+    for turn in 0..turns {
         // At a random moment: this is what sleeping is for.
         std::thread::sleep(Duration::from_millis(random(&mut state) % 1500));
-        volume.kill_and_restart()?;
+        for volume in &mut volumes {
+            volume.kill_and_restart()?;
+        }
         // QEMU tries once a second; then the queues run again and requests go through.
         let restart = Instant::now();
-        wait_until("requests after a restart", PROMPT, || Ok(requests(&volume)? > 0)).with_context(|| {
-            format!(
-                "after kill {turn}: {:?}; the volume: {:?}; {}",
-                job.said(),
-                volume.job.said(),
-                volume.control(r#"{"op":"dump"}"#).unwrap_or_default()
-            )
-        })?;
+        for (volume, load) in volumes.iter().zip(&loads) {
+            wait_until("requests after a restart", PROMPT, || Ok(requests(volume)? > 0)).with_context(
+                || {
+                    format!(
+                        "at turn {turn}: {:?}; the volume: {:?}; {}",
+                        load.said(),
+                        volume.job.said(),
+                        volume.control(r#"{"op":"dump"}"#).unwrap_or_default()
+                    )
+                },
+            )?;
+            ensure!(load.is_running(), "at turn {turn}: {:?}", load.said());
+        }
         slowest = slowest.max(restart.elapsed());
-        ensure!(job.is_running(), "after kill {turn}: {:?}", job.said());
     }
+    let kills = turns * DISKS.len();
     println!("{kills} kills in {:?}; slowest restart to the next request: {slowest:?}", begin.elapsed());
     // No error so far; then one pass that checks everything that is there.
-    job.kill(2)?;
-    let said = job.wait(2 * PROMPT)?;
-    ensure!(said.stdout.contains("err= 0") && !said.stdout.contains("verify:"), "{said:?}");
-    ensure!(!said.stderr.contains("verify:"), "{said:?}");
-    let pass = "--filename=/dev/vda --size=16M --rw=randwrite --iodepth=16";
-    vm.run_within(4 * PROMPT, &fio(pass))?.ok()?;
+    for (load, disk) in loads.iter().zip(DISKS) {
+        load.kill(2)?;
+        let said = load.wait(2 * PROMPT)?;
+        ensure!(said.stdout.contains("err= 0") && !said.stdout.contains("verify:"), "{said:?}");
+        ensure!(!said.stderr.contains("verify:"), "{said:?}");
+        let pass = format!("--filename=/dev/{disk} --size=8M --rw=randwrite --iodepth=16");
+        vm.run_within(4 * PROMPT, &fio(&pass))?.ok()?;
+    }
     let errors = vm.run("dmesg | grep -ci 'i/o error\\|blk_update_request' ; true")?.ok()?.stdout;
     ensure!(errors.trim() == "0", "the guest saw errors: {}", vm.run("dmesg | tail -20")?.stdout);
     vm.shutdown()
