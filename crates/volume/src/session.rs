@@ -148,10 +148,8 @@ impl Session {
     /// A front end that has said nothing yet.
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Self {
         let rings = (0..device.queues()).map(|_| Ring::default()).collect();
-        for disk in device.disks() {
-            disk.keep_note(None);
-            disk.turn_cache(true);
-        }
+        forget_driver(&*device);
+        device.disks().iter().for_each(|disk| disk.turn_cache(true));
         Self {
             device,
             limits,
@@ -250,8 +248,7 @@ impl Session {
                 self.driver = None;
                 self.inflight = None;
                 self.log = None;
-                self.device.disks().iter().for_each(|disk| disk.keep_note(None));
-                self.device.set_features(0);
+                forget_driver(&*self.device);
             }
             Request::GET_PROTOCOL_FEATURES => return Ok(number(Self::PROTOCOL)),
             Request::SET_PROTOCOL_FEATURES => {
@@ -605,6 +602,12 @@ impl Session {
             .map_err(|e| message.malformed(&format!("has a descriptor that is no eventfd: {e}")))?;
         Ok((index, Some(Arc::new(fd))))
     }
+}
+
+/// There is no driver any more, and its choices are noted nowhere.
+fn forget_driver(device: &dyn Device) {
+    device.disks().iter().for_each(|disk| disk.keep_note(None));
+    device.set_features(0);
 }
 
 fn number(value: u64) -> Outcome {

@@ -302,6 +302,7 @@ const LINUX: u64 = virtio::VERSION_1 | connection::PROTOCOL_FEATURES | blk::FLUS
 #[test]
 fn a_driver_has_its_cache_whoever_was_there_before() {
     let mut rig = Rig::new();
+    assert!(!rig.disk.write_back(), "nobody has said that he flushes");
     let firmware = virtio::VERSION_1 | blk::BLK_SIZE;
     rig.negotiate(firmware);
     assert!(!rig.disk.write_back(), "it cannot flush");
