@@ -310,8 +310,7 @@ fn events_that_were_missed_are_told_of() {
         resize();
         assert_eq!(event(&mut client).event, Event::PARAM_CHANGE);
 
-        // Two are lost. Their bit comes as soon as there is a buffer, and once.
-        resize();
+        // One is lost. Its bit comes as soon as there is a buffer, and once.
         resize();
         server.wait_for_line("no buffer for an event", 1);
         client.offer_event_buffer().unwrap();

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -62,10 +62,11 @@ fn serve(text: &str) {
     let (stop, stopper) = UnixStream::pair().unwrap();
     let volume = thread::spawn(move || server.run(&listener, stop.as_fd()).unwrap());
     let over = Arc::new(AtomicBool::new(false));
+    let turns = Arc::new(AtomicU64::new(0));
     let operator = {
         // A SCSI disk tells of a new size in the answer to a command, which then has to be given again.
-        let (over, sizes) = (over.clone(), !text.contains("scsi"));
-        thread::spawn(move || operate(&*handler, sizes, &over))
+        let (over, turns, sizes) = (over.clone(), turns.clone(), !text.contains("scsi"));
+        thread::spawn(move || operate(&*handler, sizes, &over, &turns))
     };
     let device =
         if text.contains("scsi") { Device::Scsi { target: 0, lun: 0, wide: false } } else { Device::Blk };
@@ -85,20 +86,24 @@ fn serve(text: &str) {
             verify: true,
             ..Workload::default()
         };
-        let outcome = run(&mut client, &workload).unwrap();
-        assert!(outcome.failed == 0 && outcome.verified > 0, "{:?}", outcome.first_failure);
+        let enough = turns.load(Ordering::Relaxed) + 10;
+        while turns.load(Ordering::Relaxed) < enough {
+            let outcome = run(&mut client, &workload).unwrap();
+            assert!(outcome.failed == 0 && outcome.verified > 0, "{:?}", outcome.first_failure);
+            assert!(!operator.is_finished(), "the operator has failed");
+        }
         client.close().unwrap();
     }
     over.store(true, Ordering::Release);
-    assert!(operator.join().unwrap() > 10);
+    operator.join().unwrap();
     drop(stopper);
     volume.join().unwrap();
 }
 
-/// Asks and changes whatever can be, again and again; how often.
-fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool) -> u64 {
-    let mut turns = 0;
+/// Asks and changes whatever can be, again and again; counts how often.
+fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool, done: &AtomicU64) {
     while !over.load(Ordering::Acquire) {
+        let turns = done.load(Ordering::Relaxed);
         let limited = if turns % 2 == 0 { 20_000 } else { 0 };
         let change = LimitChange { iops: Some(limited), ..LimitChange::default() };
         let bytes = Bytes(BYTES - 4096 * (turns % 3));
@@ -110,8 +115,7 @@ fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool) -> u64 {
                 _ => {}
             }
         }
-        turns += 1;
+        done.store(turns + 1, Ordering::Relaxed);
         thread::sleep(Duration::from_millis(2));
     }
-    turns
 }
