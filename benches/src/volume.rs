@@ -53,7 +53,8 @@ pub struct Plan<'a> {
     pub backing: Backing<'a>,
     /// With so many queues.
     pub queues: u16,
-    /// Our server: on these CPUs, a thread each. The storage daemon serves from one thread, on all of them.
+    /// Our server: on these CPUs, a thread each; none: one thread, wherever the kernel puts it. The storage daemon serves from one
+    /// thread, on all of them.
     pub cpus: Vec<usize>,
     /// Our server only.
     pub wait: Wait,
@@ -74,7 +75,7 @@ impl Server {
             "log = \"error\"\nsocket = {socket:?}\ncontrol = {:?}\nqueues = {}\nthreads = {}\ncpus = {:?}\nwait = {:?}\n",
             dir.join("ours.ctl"),
             plan.queues,
-            plan.cpus.len(),
+            plan.cpus.len().max(1),
             plan.cpus,
             plan.wait.word(),
         );
