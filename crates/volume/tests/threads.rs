@@ -104,7 +104,7 @@ fn serve(text: &str) {
 fn operate(handler: &dyn Handler, sizes: bool, over: &AtomicBool, done: &AtomicU64) {
     while !over.load(Ordering::Acquire) {
         let turns = done.load(Ordering::Relaxed);
-        let limited = if turns % 2 == 0 { 20_000 } else { 0 };
+        let limited = if turns.is_multiple_of(2) { 20_000 } else { 0 };
         let change = LimitChange { iops: Some(limited), ..LimitChange::default() };
         let bytes = Bytes(BYTES - 4096 * (turns % 3));
         let size = sizes.then_some(Request::Resize { disk: 0, size: Some(bytes) });
