@@ -3,7 +3,6 @@
 mod server;
 
 use std::fs::File;
-use std::process::Command;
 
 use ginnel_volume_client::{Client, Error, Options, Status};
 use server::Server;
@@ -99,14 +98,6 @@ fn ranges_that_fail_are_reported_and_the_rest_goes_on() {
 #[test]
 fn an_image_has_one_volume() {
     let server = Server::start(BYTES, "--path IMAGE");
-    let second = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
-        .args(["w", "--socket"])
-        .arg(server.dir.path().join("w.sock"))
-        .arg("--path")
-        .arg(server.image())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&second.stderr);
-    assert!(!second.status.success() && said.contains("is in use") && said.lines().count() == 1, "{said}");
+    server.refuses_another().unwrap();
     server.connect().write(0, &[1; 512]).unwrap();
 }

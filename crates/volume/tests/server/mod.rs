@@ -55,6 +55,20 @@ impl Server {
         self.dir.path().join("image")
     }
 
+    /// Whether another volume does not start on this image, which somebody has, and says so in one line; else what it says.
+    pub fn refuses_another(&self) -> Result<(), String> {
+        let another = Command::new(env!("CARGO_BIN_EXE_ginnel-volume"))
+            .args(["w", "--socket"])
+            .arg(self.dir.path().join("w.sock"))
+            .arg("--path")
+            .arg(self.image())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&another.stderr).into_owned();
+        let refused = !another.status.success() && said.contains("is in use") && said.lines().count() == 1;
+        if refused { Ok(()) } else { Err(said) }
+    }
+
     /// Where a volatile disk is told what is to fail.
     pub fn faults(&self) -> PathBuf {
         self.dir.path().join("image.faults")
