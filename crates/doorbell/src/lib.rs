@@ -1,0 +1,180 @@
+//! Ringing an eventfd that others hold too, without ever blocking.
+//!
+//! A doorbell is an eventfd that a daemon, a QEMU and several programs hold at once. `O_NONBLOCK` belongs to the open file
+//! description, which all of them share: any holder can clear it and fill the counter, and from then on `write(2)` blocks
+//! whoever rings. `pwritev2(2)` with `RWF_NOWAIT` does not help, because eventfds do not support it for writes.
+//!
+//! The kernel itself adds to an eventfd without blocking, whatever the counter and the flags are (`eventfd_signal()`): a
+//! counter at its end stays there, and sleepers are woken all the same. Asynchronous I/O offers that call to programs: a
+//! request with `IOCB_FLAG_RESFD` signals the eventfd in `aio_resfd` when it completes (`io_submit(2)`). [`ring`] submits a
+//! request that completes at once: it polls the eventfd for reading or writing, and one of the two is always possible.
+//!
+//! Nobody reads a doorbell. A sleeper waits with an edge-triggered epoll of its own, which sees each ring.
+#![allow(unsafe_code)] // io_setup(2), io_submit(2) and io_getevents(2), which no safe crate offers.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The process's context for asynchronous I/O; 0 before the first ring, [`NONE`] if the kernel gives none.
+static CONTEXT: AtomicU64 = AtomicU64::new(0);
+const NONE: u64 = u64::MAX;
+/// Completions fetched at once.
+const COMPLETIONS: usize = 64;
+/// A full context is emptied and tried again so many times. Another thread may fill it in between.
+const TRIES: usize = 64;
+
+/// `struct iocb` of `linux/aio_abi.h`, little-endian.
+#[repr(C)]
+#[derive(Default)]
+struct Request {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    /// The events to poll for.
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    /// The eventfd to signal.
+    event: u32,
+}
+const _: () = assert!(size_of::<Request>() == 64);
+const _: () = assert!(cfg!(target_endian = "little"), "the order of key and rw_flags depends on it");
+
+/// `IOCB_CMD_POLL`, since Linux 4.18.
+const POLL: u16 = 5;
+/// `IOCB_FLAG_RESFD`.
+const SIGNAL: u32 = 1;
+
+/// Adds one to an eventfd and wakes whoever waits for it. Never blocks, whatever other holders of the same open file
+/// description do to its flags and its counter. May be called from any thread, and in a child after `fork(2)`.
+///
+/// Where the system refuses asynchronous I/O (a seccomp filter; `fs.aio-max-nr` used up), the eventfd is looked at and then
+/// written to. A hostile holder that fills it between the two makes that write block.
+pub fn ring(event: BorrowedFd<'_>) {
+    if !signal(event) {
+        write(event);
+    }
+}
+
+/// Whether [`ring`] has what it needs to never block in this process. Sets it up if need be.
+pub fn is_safe() -> bool {
+    context().is_some()
+}
+
+/// Has the kernel signal the eventfd. False if it does not.
+fn signal(event: BorrowedFd<'_>) -> bool {
+    let fd = event.as_raw_fd() as u32;
+    let events = (libc::POLLIN | libc::POLLOUT) as u64;
+    let request =
+        Request { opcode: POLL, fd, buffer: events, flags: SIGNAL, event: fd, ..Request::default() };
+    for _ in 0..TRIES {
+        let Some(context) = context() else { return false };
+        match submit(context, &request) {
+            Ok(()) => return true,
+            // Its completions have not been fetched yet.
+            Err(libc::EAGAIN) => fetch(context),
+            // A child of fork(2) does not inherit the context.
+            Err(libc::EINVAL) if forget(context) => {}
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+fn context() -> Option<u64> {
+    match CONTEXT.load(Ordering::Relaxed) {
+        0 => set_up(),
+        NONE => None,
+        context => Some(context),
+    }
+}
+
+#[cold]
+fn set_up() -> Option<u64> {
+    let mut new: u64 = 0;
+    // SAFETY: The kernel writes one word, the context, to the address of a word that outlives the call. One request is the
+    // least that can be asked for, and all that counts against `fs.aio-max-nr`.
+    let result = unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut new) };
+    let new = if result == 0 { new } else { NONE };
+    match CONTEXT.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => (new != NONE).then_some(new),
+        Err(other) => {
+            if new != NONE {
+                // SAFETY: This thread has made the context just now, and nobody else knows it.
+                unsafe { libc::syscall(libc::SYS_io_destroy, new) };
+            }
+            (other != NONE && other != 0).then_some(other)
+        }
+    }
+}
+
+/// Gives up a context that the kernel does not know. False if it knows it.
+#[cold]
+fn forget(context: u64) -> bool {
+    // SAFETY: No request is submitted: the count is zero, and the list is not read.
+    let known = unsafe { libc::syscall(libc::SYS_io_submit, context, 0, std::ptr::null::<*const Request>()) };
+    if known == 0 {
+        return false;
+    }
+    // Another thread may have replaced it already; either way it is gone.
+    let _ = CONTEXT.compare_exchange(context, 0, Ordering::Relaxed, Ordering::Relaxed);
+    true
+}
+
+fn submit(context: u64, request: &Request) -> Result<(), i32> {
+    let list = [std::ptr::from_ref(request)];
+    // SAFETY: One pointer to one request, both of which outlive the call. The kernel copies the request before it returns
+    // (apart from `key`, which it writes first); polling reads and writes no memory of ours.
+    let submitted = unsafe { libc::syscall(libc::SYS_io_submit, context, 1, list.as_ptr()) };
+    match submitted {
+        1 => Ok(()),
+        0 => Err(libc::EAGAIN),
+        _ => {
+            Err(Errno::from_io_error(&std::io::Error::last_os_error()).map_or(libc::EIO, Errno::raw_os_error))
+        }
+    }
+}
+
+/// Makes room for requests. What they say is of no interest.
+#[cold]
+fn fetch(context: u64) {
+    let mut completions = [[0u64; 4]; COMPLETIONS];
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: The kernel writes at most `COMPLETIONS` events of 32 bytes to an array of so many, and reads a timeout that
+    // outlives the call; it is zero, so the call does not wait.
+    unsafe {
+        libc::syscall(
+            libc::SYS_io_getevents,
+            context,
+            0,
+            COMPLETIONS,
+            completions.as_mut_ptr(),
+            &raw const now,
+        )
+    };
+}
+
+/// The second best: a look before the write.
+#[cold]
+fn write(event: BorrowedFd<'_>) {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut room = [PollFd::from_borrowed_fd(event, PollFlags::OUT)];
+    let is_full = |room: &mut [PollFd<'_>]| {
+        !(poll(room, Some(&now)).is_ok() && room[0].revents().contains(PollFlags::OUT))
+    };
+    if is_full(&mut room) {
+        // Nobody reads it, so somebody has driven the counter to its end. It starts anew.
+        let _ = rustix::io::read(event, &mut [0u8; 8]);
+        if is_full(&mut room) {
+            return;
+        }
+    }
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
