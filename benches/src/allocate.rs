@@ -20,7 +20,7 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 const FLAT: f64 = 1.2;
 
 const SEGMENT: &str = "[segment.many]\nsize = \"5G\"\npage = \"4K\"\nmembers = [\"host\"]\n[limits]\n\
-    handles_per_endpoint = 2000000\nblocks_per_endpoint = 2000000\nblocks_per_member = 2000000\n";
+    handles_per_endpoint = 2000000\nhandles_per_member = 2000000\nblocks_per_endpoint = 2000000\nblocks_per_member = 2000000\n";
 
 /// Adds a row for each number of blocks. Needs 5 GiB of tmpfs.
 pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {

@@ -12,5 +12,6 @@ pub mod guest_disks;
 pub mod joining;
 pub mod measure;
 pub mod report;
+pub mod stalls;
 pub mod volume;
 pub mod world;

@@ -140,6 +140,13 @@ impl Bench<'_> {
             let note = format!("target: at most {latency_target} x the floor");
             self.report.pairs(case, "ns", Better::Lower, &ours, floor_name, &floors, target, &note);
         }
+        let (streams, messages) = self.in_turns(
+            || Ok(self.time(ends, &format!("stream-ping --size 64 --rounds {rounds}"))?.median),
+            || Ok(self.time(ends, &format!("message --size 64 --rounds {rounds}"))?.median),
+        )?;
+        let case = format!("{name}: 64 B over a stream, poll, one way");
+        let floor = "the same as a message";
+        self.report.pairs(case, "ns", Better::Lower, &streams, floor, &messages, None, "");
         Ok(())
     }
 

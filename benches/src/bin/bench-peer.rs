@@ -80,6 +80,8 @@ enum Kind {
     Doorbell,
     DoubleBuffer,
     Stream,
+    /// Round trips over a stream channel.
+    StreamPing,
     TcpStream,
     Copying,
     InPlace,
@@ -218,6 +220,10 @@ fn serve(what: &What) -> Result<()> {
             Ok(())
         }
         Kind::Message | Kind::Idle | Kind::Attach => serve_messages(what.accept()?),
+        Kind::StreamPing => {
+            let (output, input) = what.accept::<StreamChannel>()?.split();
+            Bytes { input, output }.serve(what.size)
+        }
         Kind::Unix => {
             let listener = UnixListener::bind(&what.address)?;
             println!("listening");
@@ -299,6 +305,10 @@ fn time(what: &What) -> Result<Timing> {
         }
         Kind::Message if what.pause > 0 => paused(what),
         Kind::Message => pingpong::run(&mut Channel(what.channel()?), what.size, what.rounds),
+        Kind::StreamPing => {
+            let (output, input) = what.channel::<StreamChannel>()?.split();
+            pingpong::run(&mut Bytes { input, output }, what.size, what.rounds)
+        }
         Kind::Unix => {
             let stream = UnixStream::connect(&what.address)?;
             pingpong::run(&mut Bytes { input: stream.try_clone()?, output: stream }, what.size, what.rounds)

@@ -27,7 +27,10 @@
  *   thread may send while another receives; more than one per direction need a lock of their own. A
  *   handle of a lock, a farm or a worker is for one thread at a time.
  * - Waiting is not interrupted by signals. Functions that do not say that they block do not.
- * - fork(2): afterwards a handle is used in one of the two processes only.
+ * - fork(2): parent and child are the same endpoint, which lives until both have ended or closed it. A handle
+ *   that was open before is used in one of the two processes from then on. It belongs to the process that has
+ *   opened it, as long as that lives: closing it in a child tells nobody, and a child cannot accept at such a
+ *   listener. Then it belongs to its children.
  * - The first attach installs a handler for SIGBUS, so that a truncated segment is an error and not the
  *   end of the process. It passes on what does not lie in a segment.
  */
@@ -154,6 +157,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_BUSY = -317,
     // The handle is not open any more: it was freed already.
     GINNEL_ERR_FREED = -318,
+    // The host's daemon cannot record it: its disk is full or fails. Nothing was changed.
+    GINNEL_ERR_UNRECORDED = -319,
     // No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
     // The daemon said something that is not in the protocol.
@@ -844,7 +849,7 @@ ssize_t ginnel_stream_send(struct ginnel_channel *channel,
                            const void *data,
                            size_t len);
 
-// Sends all of `len` bytes. The timeout counts for each piece that goes. After an error it is not known how many have
+// Sends all of `len` bytes. The timeout counts for all of them together. After an error it is not known how many have
 // gone; non-blocking programs use ginnel_stream_send().
 //
 // An operation of the sending direction (one thread at a time); blocks until all have gone. Errors: those of

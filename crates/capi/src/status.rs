@@ -113,6 +113,8 @@ pub enum Status {
     GINNEL_ERR_BUSY = -317,
     /// The handle is not open any more: it was freed already.
     GINNEL_ERR_FREED = -318,
+    /// The host's daemon cannot record it: its disk is full or fails. Nothing was changed.
+    GINNEL_ERR_UNRECORDED = -319,
 
     /// No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
@@ -173,6 +175,7 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_QUOTA, c"quota exceeded"),
     (GINNEL_ERR_BUSY, c"busy"),
     (GINNEL_ERR_FREED, c"freed already"),
+    (GINNEL_ERR_UNRECORDED, c"not recorded by the daemon"),
     (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
     (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
     (GINNEL_ERR_SYSTEM, c"system call failed"),
@@ -285,6 +288,7 @@ fn refused(code: ErrorCode) -> Status {
         ErrorCode::QUOTA => GINNEL_ERR_QUOTA,
         ErrorCode::BUSY => GINNEL_ERR_BUSY,
         ErrorCode::CLOSED => GINNEL_ERR_FREED,
+        ErrorCode::UNRECORDED => GINNEL_ERR_UNRECORDED,
         _ => GINNEL_ERR_REFUSED_OTHERWISE,
     }
 }

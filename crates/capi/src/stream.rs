@@ -23,7 +23,7 @@ pub unsafe extern "C" fn ginnel_stream_send(
     })
 }
 
-/// Sends all of `len` bytes. The timeout counts for each piece that goes. After an error it is not known how many have
+/// Sends all of `len` bytes. The timeout counts for all of them together. After an error it is not known how many have
 /// gone; non-blocking programs use ginnel_stream_send().
 ///
 /// An operation of the sending direction (one thread at a time); blocks until all have gone. Errors: those of

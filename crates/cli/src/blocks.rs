@@ -32,7 +32,10 @@ impl Listed for Block {
     }
 
     fn row(&self) -> Vec<String> {
-        let open: Vec<String> = self.handles.iter().map(|user| format!("{user}: {}", user.rights)).collect();
+        let mut open: Vec<String> =
+            self.handles.iter().map(|user| format!("{user}: {}", user.rights)).collect();
+        let more = self.handles_total.saturating_sub(self.handles.len());
+        open.extend((more > 0).then(|| format!("{more} more")));
         vec![
             self.segment.clone(),
             or_dash(&*self.name),

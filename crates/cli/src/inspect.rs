@@ -107,6 +107,8 @@ pub struct Segment {
     /// The same of its header.
     pub header_repairs: u64,
     pub broken: bool,
+    /// Why its file could not be opened or made.
+    pub broken_why: Option<String>,
     /// Bytes of its arena.
     pub used: u64,
     /// Made at run time, not by the configuration.
@@ -120,6 +122,8 @@ pub struct Segment {
 pub struct Mapping {
     pub member: String,
     pub kind: String,
+    /// Its kernel does by itself what the members write into the info block.
+    pub trusts_members: bool,
     pub read_mb_s: u64,
     pub write_mb_s: u64,
 }
@@ -131,7 +135,8 @@ pub struct Endpoint {
     pub member: String,
     pub segment: String,
     pub name: String,
-    pub pid: u32,
+    /// Nothing if it is none of the caller's business.
+    pub pid: Option<u32>,
     pub vector: u32,
     /// False while it has not come back after a restart of a daemon.
     pub attached: bool,
@@ -185,6 +190,8 @@ pub struct Block {
     pub others: String,
     pub grants: Vec<Grant>,
     pub handles: Vec<User>,
+    /// More than are listed, if there are very many.
+    pub handles_total: usize,
 }
 
 /// What a member or an endpoint may do with a block.

@@ -31,7 +31,7 @@ struct Create {
     /// Its name.
     name: String,
 
-    /// Its size, such as 256M; rounded up to a multiple of 2M of at least 4M, for a bar to a power of two.
+    /// Its size, such as 256M; rounded up to a multiple of 2M of at least 4M (16M for the DAX segment of a VM), for a bar to a power of two.
     #[arg(long)]
     size: Bytes,
 

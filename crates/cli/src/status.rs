@@ -11,7 +11,8 @@ const UNCACHED_MB_S: u64 = 300;
 
 /// Shows the daemon, members, segments, programs and channels.
 ///
-/// On the host: all. In a VM: the segments that it has a share in, and who is in them.
+/// On the host, root and the admin group are shown everything, and other users the segments that they may attach to. In a VM:
+/// the VM's segments, and who is in them.
 #[derive(clap::Args)]
 pub struct Args {
     /// Print what the daemon says, as JSON.
@@ -117,6 +118,9 @@ fn state_of(segment: &Segment) -> String {
         return "BROKEN".into();
     }
     let mut state = String::from("good");
+    if !trusting(segment).is_empty() {
+        state += ", demands trust at boot";
+    }
     for (what, times) in [("info block", segment.info_block_repairs), ("header", segment.header_repairs)] {
         if times > 0 {
             state += &format!(", {what} repaired {times} x");
@@ -163,7 +167,7 @@ fn endpoints(inspect: &Inspect) -> Table {
             endpoint.number.to_string(),
             endpoint.name.clone(),
             endpoint.member.clone(),
-            endpoint.pid.to_string(),
+            endpoint.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
             endpoint.segment.clone(),
             endpoint.vector.to_string(),
             endpoint.channels.to_string(),
@@ -228,7 +232,9 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
     }
     for segment in &inspect.segments {
         let name = &segment.name;
-        if segment.broken {
+        if let Some(why) = &segment.broken_why {
+            warnings.push(format!("segment {name} is out of service: {why}"));
+        } else if segment.broken {
             warnings.push(format!(
                 "segment {name} is broken: its file was truncated or replaced; stop its programs and VMs, remove the \
                  file, and restart the daemon"
@@ -240,9 +246,26 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
                  it was written again, and a VM that started meanwhile may lack its device: restart it"
             ));
         }
+        let trusting = trusting(segment);
+        if !trusting.is_empty() {
+            warnings.push(format!(
+                "segment {name}: the kernel of VM {vms} trusts the other members while it boots, because its module \
+                 nd_pmem is loaded: each of them could take that VM over. If they are not all of one owner, hold the \
+                 module back there (ginneld(8) says how), or give the segment memory = \"bar\"",
+                vms = trusting.join(", ")
+            ));
+        }
         warnings.extend(segment.mappings.iter().filter_map(|mapping| mapping_warning(name, mapping)));
     }
     warnings
+}
+
+/// The VMs whose kernels believe, when they boot, what others can write into the segment.
+fn trusting(segment: &Segment) -> Vec<&str> {
+    let believes = |mapping: &&Mapping| {
+        mapping.trusts_members && segment.members.iter().any(|writer| *writer != mapping.member)
+    };
+    segment.mappings.iter().filter(believes).map(|mapping| mapping.member.as_str()).collect()
 }
 
 fn mapping_warning(name: &str, mapping: &Mapping) -> Option<String> {
@@ -297,7 +320,7 @@ mod tests {
              "mappings": [{"member": "vm-a", "kind": "none", "read_mb_s": 0, "write_mb_s": 0}]},
             {"name": "news", "size": 4194304, "members": ["host"], "readers": ["vm-a"], "memory": "dax", "page": 2097152,
              "info_block_repairs": 2, "header_repairs": 1,
-             "mappings": [{"member": "vm-a", "kind": "dax", "read_mb_s": 9000, "write_mb_s": 0}]}],
+             "mappings": [{"member": "vm-a", "kind": "dax", "trusts_members": true, "read_mb_s": 9000, "write_mb_s": 0}]}],
         "channels": [{"id": 1, "segment": "web", "kind": "message", "capacity": 262144, "state": "open",
              "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
              "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}}]
@@ -315,7 +338,7 @@ mod tests {
             "3       vm-c  not running                -           0         0         0 B",
             "web      bar   4 KiB  256 MiB  4 KiB   host,vm-a  -        BROKEN",
             "db       dax   2 MiB  4 MiB    0 B     vm-a       -        good",
-            "news     dax   2 MiB  4 MiB    0 B     host       vm-a     good, info block repaired 2 x, header repaired 1 x",
+            "news     dax   2 MiB  4 MiB    0 B     host       vm-a     good, demands trust at boot, info block repaired 2 x, header repaired 1 x",
             "web      vm-a   BAR (ivshmem-plain)  4 KiB  write  90 MB/s    900 MB/s",
             "news     vm-a   DAX (virtio-pmem)    2 MiB  read   9000 MB/s  -",
             "1        web      message  256 KiB  open   1 (host)  2 (vm-a)",
@@ -328,11 +351,12 @@ mod tests {
             "web is broken",
             "web is slow in VM vm-a (90 MB/s)",
             "vm-a has no device for segment db",
+            "news: the kernel of VM vm-a trusts the other members",
             "damages the front of segment news",
         ] {
             assert!(page.contains(warning), "{warning:?} is missing in\n{page}");
         }
-        assert_eq!(page.matches("warning:").count(), 6, "{page}");
+        assert_eq!(page.matches("warning:").count(), 7, "{page}");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// Descriptors that one keeper holds at most.
+/// Descriptors that one keeper holds at most; `FileDescriptorStoreMax=` of the unit is the same.
 const MAX_HELD: usize = 16384;
 /// Connections at a time. There is one daemon.
 const MAX_CONNECTIONS: usize = 8;
@@ -99,6 +99,13 @@ impl Keeper {
         self.remove_from_systemd(name)?;
         match &mut self.0 {
             Backend::Systemd(counts) => {
+                // It drops what is more without a word.
+                let (others, most) = (counts.values().sum::<usize>(), most_stored());
+                if others + fds.len() > most {
+                    bail!(
+                        "systemd's descriptor store has {others} descriptors, and {most} is the limit: raise FileDescriptorStoreMax= of the unit, or declare fewer VMs"
+                    );
+                }
                 counts.insert(name.to_owned(), fds.len());
                 for (i, fd) in fds.iter().enumerate() {
                     let name = format!("{name}.{i}");
@@ -164,6 +171,18 @@ impl Keeper {
             }
         }
     }
+}
+
+/// How many descriptors systemd stores for this service. Versions from 254 on say so.
+fn most_stored() -> usize {
+    let said = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
+    said.map_or(MAX_HELD, |n: usize| n.min(MAX_HELD))
+}
+
+/// Whether systemd has passed descriptors to this process, which it drops when the service is given up.
+pub fn is_entrusted() -> bool {
+    let number = |variable| std::env::var(variable).ok().and_then(|text| text.parse::<u32>().ok());
+    number("LISTEN_PID") == Some(std::process::id()) && number("LISTEN_FDS").is_some_and(|fds| fds > 0)
 }
 
 /// What systemd has stored for us. Names end in `.` and a number.
@@ -232,7 +251,7 @@ fn fetch(connection: BorrowedFd<'_>) -> anyhow::Result<Held> {
     packet::send::<OwnedFd>(connection, b"F", &[]).context("asking the keeper")?;
     let mut held = Held::new();
     loop {
-        let Packet { bytes, fds, truncated } =
+        let Packet { bytes, fds, truncated, .. } =
             packet::receive(connection, MAX_PACKET, MAX_FDS).context("the keeper's answer")?;
         match bytes.split_first() {
             _ if truncated => bail!("descriptors were lost: raise the limit on open files (LimitNOFILE=)"),
@@ -313,7 +332,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Serves one request. False ends the connection.
 fn serve(connection: BorrowedFd<'_>, held: &mut Held, stop: &mut bool) -> bool {
-    let Ok(Packet { bytes, fds, truncated }) = packet::receive(connection, MAX_PACKET, MAX_FDS) else {
+    let Ok(Packet { bytes, fds, truncated, .. }) = packet::receive(connection, MAX_PACKET, MAX_FDS) else {
         return false;
     };
     let answer = |text: &str| packet::send::<OwnedFd>(connection, text.as_bytes(), &[]).is_ok();

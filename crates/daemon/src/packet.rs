@@ -2,9 +2,10 @@
 //!
 //! A peer that never reads costs a bounded amount of memory: what the socket does not take waits in a queue, and when
 //! that is full the peer is given up.
-#![allow(unsafe_code)] // One socket option (SO_PEERGROUPS) that no safe crate offers.
+#![allow(unsafe_code)] // Socket options and credentials that no safe crate offers, or not soundly.
 
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -33,6 +34,9 @@ pub struct Packet {
     pub fds: Vec<OwnedFd>,
     /// The packet was longer than [`PacketSocket::receive`] allowed, or carried more descriptors; the rest is lost.
     pub truncated: bool,
+    /// The process that has sent it, as the kernel says; `None` if it is in a process namespace that cannot be seen from
+    /// here, or was not asked for.
+    pub sender: Option<u32>,
 }
 
 /// The connection is over.
@@ -56,18 +60,28 @@ pub struct PacketSocket {
     queue: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
     queued: usize,
     limit: usize,
+    /// The peer has closed its end. What it has sent before may still be received.
+    deaf: bool,
 }
 
 impl PacketSocket {
     /// Takes over a connected non-blocking socket. While more than `limit` bytes wait for the peer, sending fails.
     pub fn new(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, queue: VecDeque::new(), queued: 0, limit }
+        Self { fd, queue: VecDeque::new(), queued: 0, limit, deaf: false }
     }
 
     /// The next packet of at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors that
     /// nobody asked for never get into this process.
     pub fn receive(&self, max: usize, max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive(self.fd.as_fd(), max, max_fds) {
+            Err(Gone::Io(Errno::AGAIN | Errno::INTR)) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// The same without descriptors, and with the number of the process that has sent it ([`ask_for_senders`]).
+    pub fn receive_from(&self, max: usize) -> Result<Option<Packet>, Gone> {
+        match receive_from(self.fd.as_fd(), max) {
             Err(Gone::Io(Errno::AGAIN | Errno::INTR)) => Ok(None),
             other => other.map(Some),
         }
@@ -95,8 +109,13 @@ impl PacketSocket {
         self.flush()
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends what waits, as far as the socket takes it. If the peer has closed its end that is thrown away, and no error:
+    /// [`PacketSocket::receive`] says so after the last packet that the peer has sent.
     pub fn flush(&mut self) -> Result<(), Gone> {
+        if self.deaf {
+            self.queue.clear();
+            self.queued = 0;
+        }
         while let Some((bytes, fds)) = self.queue.front() {
             match send(self.fd.as_fd(), bytes, fds) {
                 Ok(()) => {
@@ -105,7 +124,10 @@ impl PacketSocket {
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Gone::Closed),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    self.deaf = true;
+                    return self.flush();
+                }
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -149,7 +171,57 @@ pub fn receive(fd: BorrowedFd<'_>, max: usize, max_fds: usize) -> Result<Packet,
         return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
     }
     bytes.truncate(got.bytes);
-    Ok(Packet { bytes, fds, truncated: got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) })
+    let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Packet { bytes, fds, truncated, sender: None })
+}
+
+/// Room for one message with credentials, and for nothing behind it.
+const CREDENTIALS: usize = {
+    // SAFETY: a computation.
+    unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as libc::c_uint) as usize }
+};
+
+/// Receives one packet without descriptors, and learns which process has sent it ([`ask_for_senders`]). (rustix takes the process number of credentials for one that is never 0, which it is for a process of
+/// another namespace.)
+fn receive_from(fd: BorrowedFd<'_>, max: usize) -> Result<Packet, Gone> {
+    let mut bytes = vec![0u8; max];
+    let mut space = [0u64; CREDENTIALS / size_of::<u64>()];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: zeroes are a valid `msghdr` without buffers.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (space.as_mut_ptr().cast(), CREDENTIALS);
+    // SAFETY: the kernel writes at most `max` bytes into `bytes` and `CREDENTIALS` into `space`, which live on.
+    let mut receive = || unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let error = || io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+    let mut got = receive();
+    // Said once of a peer that has closed its end before it had read everything. What it has sent before can be received.
+    if got < 0 && error() == Errno::CONNRESET {
+        got = receive();
+    }
+    let got = usize::try_from(got).map_err(|_| Gone::Io(error()))?;
+    if got == 0 {
+        return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
+    }
+    bytes.truncate(got);
+    let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+    Ok(Packet { bytes, fds: Vec::new(), truncated, sender: sender(&message) })
+}
+
+/// The process number in the credentials of a received message.
+fn sender(message: &libc::msghdr) -> Option<u32> {
+    // SAFETY: the kernel has filled in the message, whose control buffer is alive and aligned for its header.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
+    // SAFETY: a computation.
+    let whole = unsafe { libc::CMSG_LEN(size_of::<libc::ucred>() as libc::c_uint) as usize };
+    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_CREDENTIALS)
+        || header.cmsg_len < whole
+    {
+        return None;
+    }
+    // SAFETY: the message is whole, and any bytes are a valid `ucred`.
+    let credentials = unsafe { libc::CMSG_DATA(header).cast::<libc::ucred>().read_unaligned() };
+    u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0)
 }
 
 /// Sends one packet with descriptors.
@@ -235,15 +307,21 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Vec<u32> {
 /// A listening socket at `path`, in place of what an earlier daemon has left there. The caller must have made sure that
 /// no other daemon lives (a lock file), because a socket in use would be replaced as well.
 pub fn listen_at(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
-    listen_at_with(path, kind, |_| Ok(()))
+    listen_at_with(path, kind, |_, _| Ok(()))
 }
 
-/// The same; `prepare` gives the socket its owner and mode. Whoever connects finds the old socket, which refuses, or the
-/// new one, which is ready: never none, and never one that does not let him in yet.
+/// Has the kernel say of each packet that comes over connections of a listening socket which process has sent it. They
+/// inherit this, so it must be asked for before the socket can be reached.
+pub fn ask_for_senders(listener: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(set_socket_passcred(listener, true)?)
+}
+
+/// The same; `prepare` gets the socket and its path before anybody can connect, and gives it its owner, mode and options.
+/// Programs that connect find the old socket, which refuses them, or the new one, which is ready.
 pub fn listen_at_with(
     path: &Path,
     kind: SocketType,
-    prepare: impl FnOnce(&Path) -> io::Result<()>,
+    prepare: impl FnOnce(BorrowedFd<'_>, &Path) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {
@@ -258,7 +336,7 @@ pub fn listen_at_with(
     SocketAddrUnix::new(path)?;
     let fd = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     bind(&fd, &SocketAddrUnix::new(&new)?)?;
-    prepare(&new)?;
+    prepare(fd.as_fd(), &new)?;
     listen(&fd, BACKLOG)?;
     std::fs::rename(&new, path)?;
     Ok(fd)
@@ -322,6 +400,45 @@ mod tests {
         // The descriptor is open nowhere: the pipe has no writer.
         assert_eq!(rustix::io::read(&read, &mut [0u8; 4]), Ok(0));
         assert!(b.receive(3, 0).unwrap().unwrap().truncated);
+    }
+
+    #[test]
+    fn each_packet_comes_with_its_sender_and_without_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = listen_at_with(&path, SocketType::SEQPACKET, |fd, _| ask_for_senders(fd)).unwrap();
+        let client = connect_to(&path).unwrap();
+        let me = std::process::id();
+        // Sent before the connection is accepted.
+        send::<OwnedFd>(client.as_fd(), b"early", &[]).unwrap();
+        let server = PacketSocket::new(accept(listener.as_fd()).unwrap().unwrap(), 1 << 20);
+        let early = server.receive_from(100).unwrap().unwrap();
+        assert_eq!((early.bytes.as_slice(), early.sender, early.truncated), (&b"early"[..], Some(me), false));
+        // Another process sends over the same connection.
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "printf child >&0"])
+            .stdin(client.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        let number = child.id();
+        assert!(child.wait().unwrap().success());
+        let packet = server.receive_from(100).unwrap().unwrap();
+        assert_eq!(
+            (packet.bytes.as_slice(), packet.sender),
+            (&b"child"[..], Some(number)),
+            "although it has ended"
+        );
+        // A descriptor is refused, and open nowhere afterwards.
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        send(client.as_fd(), b"gift", &[write]).unwrap();
+        let gift = server.receive_from(100).unwrap().unwrap();
+        assert!(gift.truncated && gift.fds.is_empty());
+        assert_eq!(rustix::io::read(&read, &mut [0u8; 4]), Ok(0));
+        send::<OwnedFd>(client.as_fd(), b"too long", &[]).unwrap();
+        assert!(server.receive_from(3).unwrap().unwrap().truncated);
+        assert!(server.receive_from(3).unwrap().is_none());
+        drop(client);
+        assert!(matches!(server.receive_from(3), Err(Gone::Closed)));
     }
 
     #[test]

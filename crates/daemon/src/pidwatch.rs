@@ -1,7 +1,9 @@
 //! Processes, told apart from their successors: a process number is used again, number and start time are not.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 /// One process, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -12,56 +14,173 @@ pub struct Process {
     pub started: u64,
 }
 
+/// What tells the program that a process runs apart from the one that it runs after an `exec`: where the kernel has put
+/// code and stack. Both are random, unless address space randomization is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Image {
+    code: u64,
+    stack: u64,
+}
+
 impl Process {
     /// The process that has this number now; `None` if there is none.
     pub fn of(pid: u32) -> Option<Self> {
-        look(pid).map(|(_, started)| Self { pid, started })
+        look(pid).map(|stat| Self { pid, started: stat.started })
     }
 
-    /// Whether it still runs. One that has ended and waits for its parent does not.
+    /// Whether a thread of it still runs. One that has ended and waits for its parent is not alive; one whose first thread
+    /// has ended while others run is, although `/proc` shows it as a zombie.
     pub fn is_alive(&self) -> bool {
-        look(self.pid)
-            .is_some_and(|(state, started)| started == self.started && !matches!(state, 'Z' | 'X' | 'x'))
+        match self.watch() {
+            Ok(watch) => watch.is_some(),
+            // No descriptor is left for a watch. What can be seen without one must do.
+            Err(_) => look(self.pid).is_some_and(|stat| stat.started == self.started),
+        }
     }
 
-    /// A descriptor that becomes readable when the process ends; `None` if it has.
+    /// A descriptor that becomes readable when the last thread of the process ends; `None` if it has.
     pub fn watch(&self) -> rustix::io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
-        match pidfd_open(pid, PidfdFlags::empty()) {
-            // The number may have been given to another since; the descriptor cannot any more.
-            Ok(fd) => Ok(self.is_alive().then_some(fd)),
-            Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
-            Err(errno) => Err(errno),
+        let fd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(fd) => fd,
+            Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        // The number may have been given to another process before the descriptor was opened, but not since, unless the
+        // descriptor says that its process has ended.
+        let same = look(self.pid).is_some_and(|stat| stat.started == self.started);
+        Ok((same && !has_ended(&fd)?).then_some(fd))
+    }
+
+    /// The program that it runs; `None` if that is not known: the process ends, or is in the middle of an `exec`, or
+    /// belongs to another user and this daemon is not root.
+    pub fn image(&self) -> Option<Image> {
+        let stat = look(self.pid).filter(|stat| stat.started == self.started)?;
+        // The kernel shows 0 for a process without memory, and 1 to those who may not know.
+        (stat.image.code > 1).then_some(stat.image)
+    }
+}
+
+/// Whether the process of a pidfd has ended, all of its threads.
+fn has_ended(pidfd: &OwnedFd) -> rustix::io::Result<bool> {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    loop {
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
 }
 
-/// State and start time.
-fn look(pid: u32) -> Option<(char, u64)> {
+/// What is used of `/proc/PID/stat`.
+#[derive(Debug, PartialEq)]
+struct Stat {
+    started: u64,
+    image: Image,
+}
+
+fn look(pid: u32) -> Option<Stat> {
     if pid == 0 {
         return None;
     }
-    parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The second field is a name in parentheses that may contain anything, so counting begins behind its last one.
-fn parse(stat: &str) -> Option<(char, u64)> {
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+/// The second field is a name in parentheses that may contain any bytes, so counting begins behind its last one.
+fn parse(stat: &[u8]) -> Option<Stat> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    // The third field of the line is the first here.
+    let fields: Vec<&str> = std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse().ok();
+    Some(Stat { started: field(22)?, image: Image { code: field(26)?, stack: field(28)? } })
+}
+
+/// Processes whose connection has ended, of which it must be found out whether they run another program now. While a process
+/// is in the middle of an `exec`, nothing can be seen, so it is looked at again.
+#[derive(Debug)]
+pub struct Doubts<T> {
+    all: Vec<Doubt<T>>,
+}
+
+#[derive(Debug)]
+struct Doubt<T> {
+    process: Process,
+    image: Image,
+    what: T,
+    again: Instant,
+    pause: Duration,
+}
+
+impl<T> Default for Doubts<T> {
+    fn default() -> Self {
+        Self { all: Vec::new() }
+    }
+}
+
+impl<T> Doubts<T> {
+    /// Pauses between two looks: the first, and the one after which nothing is looked for any more.
+    const FIRST: Duration = Duration::from_millis(1);
+    const LAST: Duration = Duration::from_millis(512);
+
+    /// A process that ran `image` when its connection was opened. Returns `what` if it runs another program now; if that
+    /// cannot be seen, [`Doubts::take_changed`] may return it later.
+    #[must_use]
+    pub fn add(&mut self, process: Process, image: Image, what: T) -> Option<T> {
+        match process.image() {
+            Some(now) => (now != image).then_some(what),
+            None => {
+                let (again, pause) = (Instant::now() + Self::FIRST, Self::FIRST);
+                self.all.push(Doubt { process, image, what, again, pause });
+                None
+            }
+        }
+    }
+
+    /// Those that turn out to run another program.
+    pub fn take_changed(&mut self) -> Vec<T> {
+        let now = Instant::now();
+        let mut changed = Vec::new();
+        for mut doubt in std::mem::take(&mut self.all) {
+            if doubt.again > now {
+                self.all.push(doubt);
+                continue;
+            }
+            match doubt.process.image() {
+                Some(image) if image != doubt.image => changed.push(doubt.what),
+                Some(_) => {}
+                None if doubt.pause >= Self::LAST => {} // It ends, which others watch, or it hides.
+                None => {
+                    doubt.pause *= 2;
+                    doubt.again = now + doubt.pause;
+                    self.all.push(doubt);
+                }
+            }
+        }
+        changed
+    }
+
+    /// How long it takes until [`Doubts::take_changed`] has something to do.
+    pub fn until_next(&self) -> Option<Duration> {
+        let next = self.all.iter().map(|doubt| doubt.again).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
 
     #[test]
     fn a_name_with_parentheses_confuses_nobody() {
-        let stat = "42 (a) b) S) R 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 77 2 3";
-        assert_eq!(parse(stat), Some(('R', 77)));
-        assert_eq!(parse("1 (x"), None);
-        assert_eq!(parse("1 (x) R 2"), None);
+        let stat =
+            b"42 (a) b) S) R 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 77 2 3 9 5 6 7 8 9 0 0 0 0 0 0 0 0";
+        assert_eq!(parse(stat), Some(Stat { started: 77, image: Image { code: 5, stack: 7 } }));
+        for cut in [&b"1 (x"[..], b"1 (x) R 2", b"", b")", b"1 (\xff) R 2"] {
+            assert_eq!(parse(cut), None);
+        }
     }
 
     #[test]
@@ -72,10 +191,138 @@ mod tests {
         assert!(!Process { started: process.started + 1, ..process }.is_alive());
         let fd = process.watch().unwrap().unwrap();
         child.kill().unwrap();
-        let mut polled = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-        assert_eq!(rustix::event::poll(&mut polled, None), Ok(1));
+        let mut polled = [PollFd::new(&fd, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, None), Ok(1));
         assert!(!process.is_alive(), "a zombie is not alive");
         child.wait().unwrap();
         assert!(process.watch().unwrap().is_none());
+    }
+
+    /// The ignored test `name` of this file as a process of its own. It says a line when it is ready, and ends with its input.
+    fn start(name: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", &format!("pidwatch::tests::{name}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        wait_for_line(&mut output, READY);
+        (child, output)
+    }
+
+    fn wait_for_line(output: &mut impl BufRead, text: &str) {
+        let mut line = Vec::new();
+        while !line.ends_with(format!("{text}\n").as_bytes()) {
+            line.clear();
+            assert_ne!(output.read_until(b'\n', &mut line).unwrap(), 0, "it has ended");
+        }
+    }
+
+    const READY: &str = "ready now";
+
+    fn say_ready_and_wait() {
+        println!("{READY}");
+        let _ = std::io::stdin().read_line(&mut String::new());
+    }
+
+    #[test]
+    #[ignore = "no test: a process of others"]
+    fn with_a_name_of_any_bytes() {
+        // Threads have names of their own; /proc/PID/stat shows that of the first.
+        let path = format!("/proc/{0}/task/{0}/comm", std::process::id());
+        std::fs::write(path, b"\xff) \xfe(\n").unwrap();
+        say_ready_and_wait();
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf_8_is_the_name_of_a_living_process() {
+        let (mut child, _output) = start("with_a_name_of_any_bytes");
+        let stat = std::fs::read(format!("/proc/{}/stat", child.id())).unwrap();
+        assert!(String::from_utf8(stat).is_err(), "it is so named");
+        let process = Process::of(child.id()).expect("it is there");
+        assert!(process.is_alive() && process.image().is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+    }
+
+    #[test]
+    #[ignore = "no test: a process of others"]
+    #[allow(unsafe_code)]
+    fn without_its_first_thread() {
+        let first = format!("/proc/{0}/task/{0}/stat", std::process::id());
+        // The harness runs this in another thread than the first, which it makes end.
+        extern "C" fn end(_: libc::c_int) {
+            // SAFETY: ends the calling thread, and nothing of it is used afterwards: the harness waits in it for us.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        let end: extern "C" fn(libc::c_int) = end;
+        let pid = std::process::id() as libc::pid_t;
+        // SAFETY: the handler makes one system call; the signal goes to the first thread, whose number is the process's.
+        unsafe {
+            libc::signal(libc::SIGUSR1, end as libc::sighandler_t);
+            libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1);
+        }
+        let state =
+            || std::fs::read_to_string(&first).unwrap().rsplit_once(')').map(|(_, s)| s[1..2].to_owned());
+        while state().as_deref() != Some("Z") {
+            std::thread::yield_now();
+        }
+        say_ready_and_wait();
+        std::process::exit(0);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_lives_until_the_last_does() {
+        let (mut child, _output) = start("without_its_first_thread");
+        let process = Process::of(child.id()).expect("it is there");
+        assert!(process.is_alive());
+        let watch = process.watch().unwrap().expect("it can be watched");
+        assert!(!has_ended(&watch).unwrap());
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert_eq!(poll(&mut [PollFd::new(&watch, PollFlags::IN)], None), Ok(1));
+        assert!(!process.is_alive());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn another_program_in_the_same_process_is_seen() {
+        let mut child = Command::new("sh")
+            .args(["-c", "read line; exec sleep 600"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let process = Process::of(child.id()).unwrap();
+        // The child may not have run its first program yet.
+        let image = wait_for(|| {
+            let running = std::fs::read_link(format!("/proc/{}/exe", child.id())).ok()?;
+            (running != std::env::current_exe().unwrap()).then(|| process.image())?
+        });
+        let mut doubts = Doubts::default();
+        assert_eq!(doubts.add(process, image, 1), None);
+        assert!(doubts.until_next().is_none(), "it is the same, so nothing is looked for");
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        wait_for(|| (process.image()? != image).then_some(()));
+        assert_eq!(doubts.add(process, image, 2), Some(2));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Of one that has ended nothing is known, and after a while nobody asks any more.
+        assert_eq!(doubts.add(process, image, 3), None);
+        wait_for(|| {
+            assert!(doubts.take_changed().is_empty());
+            doubts.until_next().is_none().then_some(())
+        });
+    }
+
+    fn wait_for<T>(mut done: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(value) = done() {
+                return value;
+            }
+            assert!(Instant::now() < deadline, "waited in vain");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

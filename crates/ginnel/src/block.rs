@@ -1,8 +1,10 @@
 //! Blocks: memory of a segment by name, as POSIX shared memory is, with rights.
 
 use crate::Endpoint;
-use crate::endpoint::{FIRST_RETRY, Inner, LAST_RETRY, parse_name};
+use crate::endpoint::{Inner, Tries, parse_name};
 use crate::error::Error;
+use crate::fork::Opener;
+use crate::inner::PATIENCE;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
 use ginnel_layout::{Name, PAGE};
 use ginnel_shmem::{Mapping, Memory, Protection, SharedSlice};
@@ -43,6 +45,7 @@ pub struct Block {
     endpoint: Arc<Inner>,
     held: Arc<Held>,
     number: u64,
+    opener: Arc<Opener>,
     closed: bool,
 }
 
@@ -57,7 +60,7 @@ pub(crate) struct Held {
 }
 
 /// The blocks that an endpoint has open.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct OpenBlocks {
     held: HashMap<u64, Weak<Held>>,
     /// What is left of handles whose answer has not been looked at yet.
@@ -107,24 +110,18 @@ impl Endpoint {
         self.open_block_within(name, rights, Duration::ZERO)
     }
 
-    /// Opens a block, and waits for it as long as it is not there or busy. Asks the daemon again now and then, at most every
-    /// 200 ms.
+    /// Opens a block, and waits up to `patience` as long as it is not there or busy. Asks the daemon again now and then, at
+    /// most every 200 ms; waits for its answer as [`Endpoint::connect_with`] does.
     pub fn open_block_within(&self, name: &str, rights: Rights, patience: Duration) -> Result<Block, Error> {
         let inner = self.inner();
         let wish =
             wire::BlockOpen { name: parse_name(name)?, rights, reserved: 0, nonce: inner.next_nonce() };
-        let deadline = Instant::now().checked_add(patience);
-        let mut pause = FIRST_RETRY;
+        let mut tries = Tries::new(patience);
         loop {
-            match Block::open(inner, Kind::BLOCK_OPEN, wish.as_bytes()) {
+            match Block::open_by(inner, Kind::BLOCK_OPEN, wish.as_bytes(), tries.answer_by) {
                 Err(error)
                     if matches!(error.code(), Some(ErrorCode::NOT_FOUND | ErrorCode::BUSY))
-                        && deadline.is_none_or(|d| Instant::now() < d) =>
-                {
-                    let left = deadline.map_or(pause, |d| d.saturating_duration_since(Instant::now()));
-                    std::thread::sleep(pause.min(left));
-                    pause = (pause * 2).min(LAST_RETRY);
-                }
+                        && tries.pause() => {}
                 other => return other,
             }
         }
@@ -137,7 +134,7 @@ impl Endpoint {
     }
 
     /// Handles what the daemon has said unasked: rights to blocks that were taken away, among others. Every call that asks the
-    /// daemon does so too, and those of a [`Block`] every 10 ms. Never blocks.
+    /// daemon does so too, and those of a [`Block`] every 10 ms. Never waits for the daemon.
     pub fn process_events(&self) {
         self.inner().look_for_events();
     }
@@ -145,12 +142,26 @@ impl Endpoint {
 
 impl Block {
     fn open(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8]) -> Result<Self, Error> {
-        let (block, held) = endpoint.request_then(kind, wish, |control, packet| {
-            let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-            let held = control.blocks.hold(endpoint, &block)?;
-            Ok((block, held))
-        })?;
-        Ok(Self { endpoint: endpoint.clone(), held, number: block.block, closed: false })
+        Self::open_by(endpoint, kind, wish, Instant::now() + PATIENCE)
+    }
+
+    fn open_by(endpoint: &Arc<Inner>, kind: Kind, wish: &[u8], by: Instant) -> Result<Self, Error> {
+        let packet = endpoint.request_by(kind, wish, by)?;
+        let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
+        let held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block))?;
+        match held {
+            Ok(held) => Ok(Self {
+                endpoint: endpoint.clone(),
+                held,
+                number: block.block,
+                opener: Opener::current(),
+                closed: false,
+            }),
+            Err(error) => {
+                endpoint.tell(Kind::BLOCK_CLOSE, closing(block.handle).as_bytes());
+                Err(error)
+            }
+        }
     }
 
     /// Number of the block; never used again in this installation.
@@ -232,17 +243,16 @@ impl Block {
     pub fn resize(&mut self, size: usize) -> Result<(), Error> {
         let wish = wire::BlockResize { handle: self.held.handle, size: size as u64 };
         let endpoint = &self.endpoint;
-        self.held = endpoint.request_then(Kind::BLOCK_RESIZE, wish.as_bytes(), |control, packet| {
-            let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
-            control.blocks.hold(endpoint, &block)
-        })?;
+        let packet = endpoint.request(Kind::BLOCK_RESIZE, wish.as_bytes())?;
+        let (block, _) = packet.into_body::<wire::Block>(Kind::BLOCK, &endpoint.path)?;
+        self.held = endpoint.with_books(|books| books.blocks.hold(endpoint, &block))??;
         Ok(())
     }
 
     /// Closes the block and says what the daemon says to it. Dropping it does the same and says nothing.
     pub fn close(mut self) -> Result<(), Error> {
         self.closed = true;
-        self.endpoint.forget_block(self.held.handle);
+        self.endpoint.with_books(|books| books.blocks.forget(self.held.handle))?;
         self.endpoint.order(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes())
     }
 
@@ -250,6 +260,7 @@ impl Block {
     fn with(&self, needed: Rights) -> Result<(&Mapping, RwLockReadGuard<'_, Rights>), Error> {
         self.endpoint.glance();
         let mapping = self.mapping()?;
+        mapping.attend();
         let rights = self.held.rights();
         let denied = || Error::Denied { rights: *rights };
         if *rights < needed {
@@ -287,8 +298,8 @@ fn closing(handle: u64) -> wire::BlockRights {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if !self.closed {
-            self.endpoint.forget_block(self.held.handle);
+        if !self.closed && self.opener.is_succeeded() {
+            let _ = self.endpoint.with_books(|books| books.blocks.forget(self.held.handle));
             self.endpoint.tell(Kind::BLOCK_CLOSE, closing(self.held.handle).as_bytes());
         }
     }
@@ -336,7 +347,7 @@ impl Held {
 
 impl OpenBlocks {
     /// Checks what the daemon says of a block, and remembers it.
-    fn hold(&mut self, endpoint: &Inner, block: &wire::Block) -> Result<Arc<Held>, Error> {
+    pub fn hold(&mut self, endpoint: &Inner, block: &wire::Block) -> Result<Arc<Held>, Error> {
         let bad = || endpoint.protocol("a block outside its segment");
         let (size, span) = (usize::try_from(block.size), usize::try_from(block.span));
         let (Ok(size), Ok(span)) = (size, span) else { return Err(bad()) };

@@ -3,6 +3,7 @@
 use crate::doorbell::Doorbell;
 use crate::endpoint::Inner;
 use crate::error::Error;
+use crate::fork::Opener;
 use crate::waiter::Waiter;
 use ginnel_layout::channel::{self, ChannelKind};
 use ginnel_layout::{ring, wire};
@@ -68,10 +69,21 @@ pub(crate) struct Shared {
     pub endpoint: Arc<Inner>,
     pub info: ChannelInfo,
     pub doorbell: Doorbell,
+    opener: Arc<Opener>,
+}
+
+impl Shared {
+    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    pub fn is_ours(&self) -> bool {
+        self.opener.is_succeeded()
+    }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         self.endpoint.close_channel(self.info.id);
     }
 }
@@ -131,7 +143,8 @@ impl Pipe {
             },
         };
         let mode = endpoint.mode;
-        Ok(Self { shared: Arc::new(Shared { endpoint, info, doorbell }), capacity, output, input, mode })
+        let shared = Shared { endpoint, info, doorbell, opener: Opener::current() };
+        Ok(Self { shared: Arc::new(shared), capacity, output, input, mode })
     }
 
     pub(crate) fn waiter(&self) -> Waiter {
@@ -148,7 +161,7 @@ macro_rules! half {
                 self.waiter.mode = mode;
             }
 
-            /// How long operations of this half may wait; `None`, the default, means for ever.
+            /// How long an operation of this half may wait in all; `None`, the default, means for ever.
             pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
                 self.waiter.timeout = timeout;
             }

@@ -1,6 +1,7 @@
-//! The socket to the daemon: packets in, packets out.
+//! The socket to the daemon: packets in, packets out. Nothing here waits, except [`wait`].
 
 use crate::error::Error;
+use crate::fork::Inheritance;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -29,7 +30,10 @@ impl Packet {
     /// The body as a `T`, or the daemon's refusal.
     pub fn into_body<T: FromBytes>(self, kind: Kind, path: &Path) -> Result<(T, Vec<OwnedFd>), Error> {
         if self.header.kind == Kind::ERROR {
-            return Err(self.into_refusal(path));
+            return Err(match self.refusal() {
+                Some((code, text)) => Error::Refused { code, text },
+                None => protocol(path, "an error of the wrong length"),
+            });
         }
         if self.header.kind != kind {
             return Err(protocol(path, "an answer of another kind"));
@@ -38,13 +42,18 @@ impl Packet {
         Ok((body, self.fds))
     }
 
-    fn into_refusal(self, path: &Path) -> Error {
-        match wire::Error::read_from_prefix(&self.body) {
-            Ok((error, text)) => {
-                Error::Refused { code: error.code, text: String::from_utf8_lossy(text).into_owned() }
-            }
-            Err(_) => protocol(path, "an error of the wrong length"),
+    /// A page of a status: where it ends, and its text.
+    pub fn page(&self, path: &Path) -> Result<(wire::Inspect, &[u8]), Error> {
+        wire::Inspect::read_from_prefix(&self.body).map_err(|_| protocol(path, "a page of the wrong length"))
+    }
+
+    /// Code and text, if it is an error.
+    pub fn refusal(&self) -> Option<(ErrorCode, String)> {
+        if self.header.kind != Kind::ERROR {
+            return None;
         }
+        let (error, text) = wire::Error::read_from_prefix(&self.body).ok()?;
+        Some((error.code, String::from_utf8_lossy(text).into_owned()))
     }
 
     /// Whether the daemon asks to try again.
@@ -58,16 +67,15 @@ pub(crate) fn protocol(path: &Path, what: &'static str) -> Error {
     Error::Protocol { path: path.to_owned(), what }
 }
 
-/// Why the connection is of no more use, and a new one may help.
-pub(crate) struct Lost(pub rustix::io::Errno);
-
-/// A connected socket. Non-blocking inside; waits are polls with a deadline.
+/// A connected socket.
 pub(crate) struct Connection {
+    /// Children of a fork join over it. Before the socket, so that it goes first.
+    _inheritance: Option<Inheritance>,
     socket: OwnedFd,
 }
 
 impl Connection {
-    /// Connects; says nothing yet.
+    /// Connects, or fails at once; says nothing yet.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -76,52 +84,41 @@ impl Connection {
             None,
         )?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { socket })
+        Ok(Self { _inheritance: None, socket })
     }
 
-    pub fn send(&self, kind: Kind, request: u32, body: &[u8], deadline: Option<Instant>) -> Result<(), Lost> {
+    /// Children of a fork join over this connection from now on.
+    pub fn let_children_join(&mut self) {
+        self._inheritance = Some(Inheritance::of(self.socket.as_fd()));
+    }
+
+    /// Sends a packet; [`Errno::AGAIN`] if there is no room for it.
+    pub fn send(&self, kind: Kind, request: u32, body: &[u8]) -> Result<(), Errno> {
         let mut packet = Header { kind, flags: 0, request }.as_bytes().to_vec();
         packet.extend_from_slice(body);
         loop {
-            match send(&self.socket, &packet, SendFlags::NOSIGNAL) {
+            match send(&self.socket, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    if !wait(self.socket.as_fd(), PollFlags::OUT, deadline) {
-                        return Err(Lost(Errno::TIMEDOUT));
-                    }
-                }
-                Err(errno) => return Err(Lost(errno)),
+                Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// The next packet; `None` if there is none by the deadline.
-    pub fn receive(&self, deadline: Option<Instant>) -> Result<Option<Packet>, Lost> {
-        loop {
-            match self.try_receive() {
-                Err(Lost(Errno::AGAIN)) => {
-                    if !wait(self.socket.as_fd(), PollFlags::IN, deadline) {
-                        return Ok(None);
-                    }
-                }
-                Err(Lost(Errno::INTR)) => {}
-                other => return other.map(Some),
-            }
-        }
-    }
-
-    fn try_receive(&self) -> Result<Packet, Lost> {
-        let mut bytes = vec![0; wire::MAX_PACKET];
+    /// The next packet; `None` if there is none now. An error means that the connection is of no more use.
+    pub fn receive(&self) -> Result<Option<Packet>, Errno> {
+        let mut bytes = [0; wire::MAX_PACKET];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-        .map_err(Lost)?;
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = loop {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        };
         let fds = ancillary
             .drain()
             .flat_map(|message| match message {
@@ -130,15 +127,14 @@ impl Connection {
             })
             .collect();
         if got.bytes == 0 {
-            return Err(Lost(Errno::CONNRESET));
+            return Err(Errno::CONNRESET);
         }
-        bytes.truncate(got.bytes);
-        match wire::split(&bytes) {
+        match bytes.get(..got.bytes).and_then(wire::split) {
             Some((header, body)) if !got.flags.contains(ReturnFlags::TRUNC) => {
-                Ok(Packet { header, body: body.to_vec(), fds })
+                Ok(Some(Packet { header, body: body.to_vec(), fds }))
             }
             // Too long or too short for this protocol: whoever is there, it is no daemon of ours.
-            _ => Err(Lost(Errno::PROTO)),
+            _ => Err(Errno::PROTO),
         }
     }
 }
@@ -151,10 +147,15 @@ impl AsFd for Connection {
 
 /// Waits for an event on a file descriptor. False at the deadline; without one, waits for ever.
 pub(crate) fn wait(fd: BorrowedFd<'_>, events: PollFlags, deadline: Option<Instant>) -> bool {
+    wait_any(&mut [PollFd::from_borrowed_fd(fd, events)], deadline)
+}
+
+/// Waits for one of several.
+pub(crate) fn wait_any(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| rustix::event::Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::from_borrowed_fd(fd, events)], timeout.as_ref()) {
+        match poll(fds, timeout.as_ref()) {
             Ok(0) => {
                 if left.is_some_and(|left| left.is_zero()) {
                     return false;
@@ -162,7 +163,7 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, events: PollFlags, deadline: Option<Insta
             }
             Ok(_) => return true,
             Err(Errno::INTR) => {}
-            // The descriptor is ours and valid, so this is lack of memory: let the caller try its call.
+            // The descriptors are ours and valid, so this is lack of memory: let the caller try its call.
             Err(_) => return true,
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// How to wake one peer.
 pub(crate) enum Doorbell {
-    /// An eventfd of the host.
+    /// An eventfd of the host. The daemon, QEMU and the other programs of the segment hold it too.
     Event(OwnedFd),
     /// The doorbell register of a guest's control device, and what to store there.
     Register(Arc<Registers>, u32),
@@ -20,25 +20,14 @@ pub(crate) enum Doorbell {
 }
 
 impl Doorbell {
-    /// Rings. One system call on the host, one MMIO store in a guest; never blocks.
+    /// Rings. One system call on the host, one MMIO store in a guest; never blocks, whatever other holders of the eventfd do
+    /// to it.
     pub fn ring(&self) {
         match self {
-            Self::Event(event) => ring_event(event.as_fd()),
+            Self::Event(event) => ginnel_doorbell::ring(event.as_fd()),
             Self::Register(registers, value) => registers.ring(*value),
             Self::None => {}
         }
-    }
-}
-
-/// Adds one to an eventfd.
-///
-/// Nobody reads the eventfds of endpoints (see [`Bed`]), so a counter that somebody has driven to its end would stay
-/// there and swallow all later rings. It is reset then; a reader that is waiting sees the edge all the same.
-fn ring_event(event: BorrowedFd<'_>) {
-    let one = 1u64.to_ne_bytes();
-    if rustix::io::write(event, &one) == Err(Errno::AGAIN) {
-        let _ = rustix::io::read(event, &mut [0u8; 8]);
-        let _ = rustix::io::write(event, &one);
     }
 }
 

@@ -32,13 +32,30 @@
 //! [`Error::WouldBlock`] and have a file descriptor for poll and epoll. An [`Endpoint`] and a [`Listener`] may be used
 //! from several threads; each half of a channel belongs to one at a time.
 //!
-//! When a peer's process or VM dies, what it had sent can still be received, then comes [`Error::PeerDead`]. When
-//! the daemon dies, nothing happens; whoever needs it waits for its successor.
+//! When a peer's process or VM dies, what it had sent can still be received, then comes [`Error::PeerDead`], or
+//! [`Error::Finished`] if the peer had finished sending. When the daemon dies, nothing
+//! happens; whoever needs it waits for its successor.
 //!
-//! After `fork`, use an endpoint in one of the two processes only.
-#![forbid(unsafe_code)]
+//! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::listen`], [`Endpoint::connect`], those
+//! that open, name, resize, grant or close blocks, those that open locks, [`Endpoint::inspect`]. They wait for a slow or
+//! restarted daemon up to 10 seconds, then return [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given
+//! back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
+//! next call that talks to it.
+//!
+//! # After `fork`
+//!
+//! Parent and child are the same endpoint, which lives until both have ended or dropped it, so a program may put itself
+//! into the background with open channels. The rules:
+//!
+//! - A channel, listener, block or lock that was open before the fork is used by one of the two processes from then on.
+//! - It belongs to the process that has opened it, as long as that lives. Meanwhile dropping it in a child tells neither the
+//!   peer nor the daemon, and a child cannot accept at such a listener. Once that process has ended, it belongs to its
+//!   children.
+//! - What a process opens after the fork is its own.
 
+mod bells;
 mod block;
+mod books;
 mod channel;
 mod connection;
 mod daemon;
@@ -46,8 +63,11 @@ mod doorbell;
 mod endpoint;
 mod error;
 pub mod farm;
+mod fork;
+mod inner;
 mod listener;
 mod message;
+mod session;
 mod stream;
 pub mod sync;
 mod waiter;

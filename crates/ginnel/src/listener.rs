@@ -2,23 +2,29 @@
 
 use crate::channel::{Channel, Pipe};
 use crate::doorbell::{BorrowedEvent, readable};
-use crate::endpoint::Inner;
 use crate::error::Error;
+use crate::fork::{Opener, PerProcess};
+use crate::inner::{Door, Inner};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A name at which others connect. Dropping it frees the name; channels stay. May be used from several threads.
+/// A name at which others connect. Dropping it frees the name; channels stay. May be used from several threads, and by one
+/// process: see [after `fork`](crate#after-fork).
 pub struct Listener<C> {
     endpoint: Arc<Inner>,
     number: u32,
+    door: PerProcess<Door>,
+    opener: Arc<Opener>,
     kind: PhantomData<fn() -> C>,
 }
 
 impl<C: Channel> Listener<C> {
-    pub(crate) fn new(endpoint: Arc<Inner>, number: u32) -> Self {
-        Self { endpoint, number, kind: PhantomData }
+    pub(crate) fn new(endpoint: Arc<Inner>, number: u32) -> Result<Self, Error> {
+        let door = endpoint.door(number).inspect_err(|_| endpoint.unlisten(number))?;
+        let (door, opener) = (PerProcess::new(door), Opener::current());
+        Ok(Self { endpoint, number, door, opener, kind: PhantomData })
     }
 
     /// The eventfd by which channels of this listener's endpoint are woken; none in a VM without interrupts.
@@ -37,7 +43,7 @@ impl<C: Channel> Listener<C> {
         self.accept_by(Instant::now().checked_add(timeout))
     }
 
-    /// Takes a connection that is there, or returns [`Error::WouldBlock`].
+    /// Takes a connection that is there, or returns [`Error::WouldBlock`]. Never waits.
     pub fn try_accept(&self) -> Result<C, Error> {
         match self.accept_by(Some(Instant::now())) {
             Err(Error::TimedOut) => Err(Error::WouldBlock),
@@ -46,28 +52,57 @@ impl<C: Channel> Listener<C> {
     }
 
     fn accept_by(&self, deadline: Option<Instant>) -> Result<C, Error> {
+        let door = self.door()?;
         loop {
             if let Some(incoming) = self.endpoint.take_incoming(self.number)? {
-                let pipe = Pipe::new(self.endpoint.clone(), &incoming.channel, incoming.fds)?;
-                self.endpoint.accepted(incoming.channel.channel);
-                return Ok(C::build(pipe));
+                let channel = incoming.channel.channel;
+                return match Pipe::new(self.endpoint.clone(), &incoming.channel, incoming.fds) {
+                    Ok(pipe) => {
+                        self.endpoint.accepted(channel);
+                        Ok(C::build(pipe))
+                    }
+                    Err(error) => {
+                        self.endpoint.close_channel(channel);
+                        Err(error)
+                    }
+                };
             }
-            if !readable(self.as_fd(), deadline) {
+            if !readable(door.poll.as_fd(), deadline) {
                 return Err(Error::TimedOut);
             }
         }
     }
 }
 
+impl<C> Listener<C> {
+    /// Where this process waits. The child of a fork has none as long as its parent may accept: both would take the same
+    /// connections.
+    fn door(&self) -> Result<&Door, Error> {
+        self.door.get(|_| match self.opener.is_succeeded() {
+            true => self.endpoint.door(self.number),
+            false => Err(Error::System {
+                what: "accepting at a listener of the process that has called fork, which still lives",
+                source: std::io::ErrorKind::PermissionDenied.into(),
+            }),
+        })
+    }
+}
+
 /// For poll and epoll: readable when [`Listener::try_accept`] is worth a try.
 impl<C> AsFd for Listener<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.endpoint.accept_poll.as_fd()
+        match self.door() {
+            Ok(door) => door.poll.as_fd(),
+            // There is nothing to wait for; that of the parent.
+            Err(_) => self.door.youngest().poll.as_fd(),
+        }
     }
 }
 
 impl<C> Drop for Listener<C> {
     fn drop(&mut self) {
-        self.endpoint.unlisten(self.number);
+        if self.opener.is_succeeded() {
+            self.endpoint.unlisten(self.number);
+        }
     }
 }

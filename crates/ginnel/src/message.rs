@@ -2,7 +2,7 @@
 
 use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
 use crate::error::Error;
-use crate::waiter::Waiter;
+use crate::waiter::{Term, Waiter};
 use crate::{ChannelInfo, WaitMode};
 use ginnel_layout::channel::ChannelKind;
 use ginnel_ring::message::{self, Consumer, Producer};
@@ -130,10 +130,11 @@ impl MessageSender {
     /// [`MessageSender::send`] where something may be in the way.
     #[cold]
     fn send_by_claim(&mut self, message: &[u8]) -> Result<(), Error> {
+        let mut term = Term::default();
         let ring = loop {
             match self.ring.send(message) {
                 Ok(ring) => break ring,
-                Err(SendError::Full) => self.wait_for_room(message.len())?,
+                Err(SendError::Full) => self.wait_for_room(message.len(), &mut term)?,
                 Err(error) => return Err(error.into()),
             }
         };
@@ -144,8 +145,9 @@ impl MessageSender {
 
     /// Claims room for a message of up to `len` bytes, to be written in place. Waits while the ring is full.
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_>, Error> {
+        let mut term = Term::default();
         while !self.room(len)? {
-            self.wait_for_room(len)?;
+            self.wait_for_room(len, &mut term)?;
         }
         // Room was found and nobody else takes it, so this cannot be `Full`.
         let inner = self.ring.claim(len)?;
@@ -190,10 +192,10 @@ impl MessageSender {
     }
 
     #[cold]
-    fn wait_for_room(&mut self, len: usize) -> Result<(), Error> {
+    fn wait_for_room(&mut self, len: usize, term: &mut Term) -> Result<(), Error> {
         // What is committed must go out first, or the peer could never make room.
         self.publish();
-        self.waiter.wait(self.ring.want(len))
+        self.waiter.wait(self.ring.want(len), term)
     }
 
     #[inline]
@@ -205,7 +207,9 @@ impl MessageSender {
 
 impl Drop for MessageSender {
     fn drop(&mut self) {
-        self.finish();
+        if self.shared.is_ours() {
+            self.finish();
+        }
     }
 }
 
@@ -288,10 +292,11 @@ impl MessageReceiver {
     /// The next message, in place. Waits while there is none. It stays until it is released.
     #[inline]
     pub fn peek(&mut self) -> Result<Message<'_>, Error> {
+        let mut term = Term::default();
         loop {
             match self.ring.poll() {
                 Ok(()) => break,
-                Err(RecvError::Empty) => self.wait_for_message()?,
+                Err(RecvError::Empty) => self.wait_for_message(&mut term)?,
                 Err(error) => {
                     let owed = self.ring.take_owed();
                     self.ring_if(owed);
@@ -326,17 +331,19 @@ impl MessageReceiver {
     }
 
     #[inline]
-    fn wait_for_message(&mut self) -> Result<(), Error> {
+    fn wait_for_message(&mut self, term: &mut Term) -> Result<(), Error> {
         let owed = self.ring.take_owed();
         self.ring_if(owed);
-        self.waiter.wait(&mut self.ring)
+        self.waiter.wait(&mut self.ring, term)
     }
 }
 
 impl Drop for MessageReceiver {
     fn drop(&mut self) {
-        let ring = self.ring.finish();
-        self.ring_if(ring);
+        if self.shared.is_ours() {
+            let ring = self.ring.finish();
+            self.ring_if(ring);
+        }
     }
 }
 

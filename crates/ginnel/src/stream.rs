@@ -2,7 +2,7 @@
 
 use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
 use crate::error::Error;
-use crate::waiter::Waiter;
+use crate::waiter::{Term, Waiter};
 use crate::{ChannelInfo, WaitMode};
 use ginnel_layout::channel::ChannelKind;
 use ginnel_ring::stream::{self, Consumer, Producer};
@@ -97,6 +97,10 @@ impl StreamChannel {
 impl StreamSender {
     /// Sends some of `bytes`; returns how many, at least one unless `bytes` is empty. Waits while the ring is full.
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        self.send_by(bytes, &mut Term::default())
+    }
+
+    fn send_by(&mut self, bytes: &[u8], term: &mut Term) -> Result<usize, Error> {
         loop {
             let Self { ring, shared, counters, .. } = self;
             let sent = ring.write(bytes, || {
@@ -109,16 +113,17 @@ impl StreamSender {
                     self.counters.bytes += n as u64;
                     return Ok(n);
                 }
-                Err(SendError::Full) => self.waiter.wait(&mut self.ring)?,
+                Err(SendError::Full) => self.waiter.wait(&mut self.ring, term)?,
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Sends all of `bytes`. A timeout counts for each piece; after an error it is unknown how many have gone.
+    /// Sends all of `bytes`. A timeout counts for all of them together; after an error it is unknown how many have gone.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        let mut term = Term::default();
         while !bytes.is_empty() {
-            let n = self.send(bytes)?;
+            let n = self.send_by(bytes, &mut term)?;
             bytes = &bytes[n..];
         }
         Ok(())
@@ -126,10 +131,11 @@ impl StreamSender {
 
     /// Room for at most `most` bytes in one run, to be written in place. Waits while the ring is full.
     pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
+        let mut term = Term::default();
         loop {
             match self.ring.claim(most) {
                 Ok(_abandoned) => break,
-                Err(SendError::Full) => self.waiter.wait(&mut self.ring)?,
+                Err(SendError::Full) => self.waiter.wait(&mut self.ring, &mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -146,7 +152,9 @@ impl StreamSender {
 
 impl Drop for StreamSender {
     fn drop(&mut self) {
-        self.finish();
+        if self.shared.is_ours() {
+            self.finish();
+        }
     }
 }
 
@@ -190,6 +198,7 @@ impl StreamReceiver {
     /// Receives what is there, up to the buffer's length; returns how many bytes, 0 at the end of the stream (or for an
     /// empty buffer). Waits while there is nothing.
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let mut term = Term::default();
         loop {
             let Self { ring, shared, counters, .. } = self;
             let got = ring.read(buffer, || {
@@ -203,7 +212,7 @@ impl StreamReceiver {
                     return Ok(n);
                 }
                 Err(RecvError::Finished) => return Ok(0),
-                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring)?,
+                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring, &mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -211,6 +220,7 @@ impl StreamReceiver {
 
     /// The bytes that are there, in place, as one run. Waits while there are none; [`Error::Finished`] at the end.
     pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
+        let mut term = Term::default();
         loop {
             let polled = self.ring.poll();
             if polled.is_err() {
@@ -219,7 +229,7 @@ impl StreamReceiver {
             }
             match polled {
                 Ok(_) => break,
-                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring)?,
+                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring, &mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -230,8 +240,10 @@ impl StreamReceiver {
 
 impl Drop for StreamReceiver {
     fn drop(&mut self) {
-        let ring = self.ring.finish();
-        self.ring_if(ring);
+        if self.shared.is_ours() {
+            let ring = self.ring.finish();
+            self.ring_if(ring);
+        }
     }
 }
 

@@ -17,6 +17,11 @@ pub(crate) struct Waiter {
     pub waits: u64,
 }
 
+/// When an operation ends at the latest, however often it waits. Known from its first wait on, so that one that need not wait
+/// does not look at the clock.
+#[derive(Default)]
+pub(crate) struct Term(Option<Option<Instant>>);
+
 /// A few hundred nanoseconds' worth.
 const FIRST_LOOKS: u32 = 256;
 
@@ -25,15 +30,20 @@ impl Waiter {
         Self { mode, timeout: None, nonblocking: false, bed: Bed::new(event), armed: false, waits: 0 }
     }
 
-    /// Waits until `what` is ready, as this half is set up to wait.
-    pub fn wait<W: Waitable>(&mut self, what: &mut W) -> Result<(), Error> {
+    /// Waits until `what` is ready or has changed, as this half is set up to wait. `term` is that of the whole operation.
+    pub fn wait<W: Waitable>(&mut self, what: &mut W, term: &mut Term) -> Result<(), Error> {
         self.waits += 1;
         self.begin(what);
         if self.nonblocking {
             return self.arm(what);
         }
-        // A timeout beyond what the clock can say is none.
-        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
+        let deadline = match term.0 {
+            // What was waited for had changed, and yet was not enough. A peer could do that for ever.
+            Some(deadline) if deadline.is_some_and(|d| Instant::now() >= d) => return Err(Error::TimedOut),
+            Some(deadline) => deadline,
+            // A timeout beyond what the clock can say is none.
+            None => *term.0.insert(self.timeout.and_then(|t| Instant::now().checked_add(t))),
+        };
         match wait::wait(what, self.mode, &mut self.bed, deadline) {
             Ok(true) => {
                 self.bed.rested();

@@ -10,11 +10,12 @@
 //! | `ENDPOINTS` | to guest | [`Endpoint`]s that this VM's earlier guest daemon had. Sent second; empty after a reboot. More than fit come in further messages |
 //! | `OPEN` | to host | [`Open`]: a program has connected |
 //! | `DATA` | both | one packet of the attach protocol |
-//! | `CLOSE` | both | nothing: the program, or the host, has ended the connection |
-//! | `GONE` | to host | [`Endpoint`]: this process is dead (found by its pid after a restart of the guest's daemon) |
+//! | `CLOSE` | both | nothing: the program, or the host, has ended the connection. The process may live on, and the endpoint with it |
+//! | `GONE` | to host | [`Endpoint`]: this process has ended, and no longer owns that endpoint |
 //! | `PING` | to guest | nothing: is its daemon there? |
 //! | `PONG` | to host | nothing: it is |
 //! | `MAPPED` | to host | [`Mapped`]: how a segment is mapped in the guest, and how fast it copies |
+//! | `JOIN` | to host | [`Endpoint`]: this process owns that endpoint too (a child after `fork`) |
 
 use crate::{Name, wire};
 
@@ -37,6 +38,7 @@ impl RelayKind {
     pub const MAPPED: Self = Self(7);
     pub const PING: Self = Self(8);
     pub const PONG: Self = Self(9);
+    pub const JOIN: Self = Self(10);
 }
 
 /// In front of each message.
@@ -120,8 +122,9 @@ pub struct Mapped {
     pub name: Name,
     /// How it is mapped.
     pub kind: MappingKind,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 if the guest's kernel does by itself what the DAX info block says, so that when it boots the members of the
+    /// segment must be trusted with that; else 0.
+    pub trusts_members: u32,
     /// Measured copy speed out of the mapping, in MB/s. A few hundred or less means uncached.
     pub read_mb_s: u32,
     /// Measured copy speed into it, in MB/s.

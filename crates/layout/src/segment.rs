@@ -28,6 +28,10 @@ pub const SIZE_UNIT: u64 = 2 << 20;
 /// The smallest segment: the reserved part and one unit for use.
 pub const MIN_SIZE: u64 = 2 * SIZE_UNIT;
 
+/// The smallest segment that comes to a VM by DAX. Of a smaller region Linux makes a DAX device only by itself, as its info
+/// block says, and not by hand, as its own administrator says.
+pub const MIN_DAX_SIZE: u64 = 16 << 20;
+
 /// Where the arena begins, counted from the start of the segment.
 pub const ARENA: u64 = RESERVED + (64 << 10);
 

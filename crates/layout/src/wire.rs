@@ -28,8 +28,10 @@
 //! | `BLOCK_CLOSE` [`BlockRights`] | `OK` | |
 //! | `BLOCK_GRANT` [`BlockGrant`] | `OK` | |
 //! | `BLOCK_ACK` [`BlockRights`] | `OK` | |
+//! | `DETACH` | `OK` | |
+//! | `JOIN` | none | |
 //! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
-//! | `INSPECT` | `TEXT`..., JSON | |
+//! | `INSPECT` [`Inspect`] | `TEXT`..., `PAGE` [`Inspect`] + text | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
 //!
@@ -79,6 +81,8 @@ impl Kind {
     pub const BLOCK_CLOSE: Self = Self(19);
     pub const BLOCK_GRANT: Self = Self(20);
     pub const BLOCK_ACK: Self = Self(21);
+    pub const DETACH: Self = Self(22);
+    pub const JOIN: Self = Self(23);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);
@@ -92,6 +96,7 @@ impl Kind {
     pub const BELL_OK: Self = Self(111);
     pub const BLOCK: Self = Self(112);
     pub const BLOCK_REVOKED: Self = Self(113);
+    pub const PAGE: Self = Self(114);
 }
 
 /// In front of every message.
@@ -312,6 +317,33 @@ pub struct Channel {
 }
 const _: () = assert!(size_of::<Channel>() == 200);
 
+/// Asks for a page of what the daemon knows, and says in `PAGE` where that page ends. The texts of all pages, one behind the
+/// other, are a JSON object. A client begins with [`Inspect::FIRST`], sends what came back for the next page, and is done when
+/// [`Inspect::FIRST`] comes back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Inspect {
+    /// The part of the object; 0 at its beginning and end.
+    pub section: u32,
+    /// Entries of that part that have come.
+    pub entries: u32,
+    /// The last entry that was looked at: its number, ...
+    pub after: u64,
+    /// ... or its name.
+    pub name: Name,
+}
+const _: () = assert!(size_of::<Inspect>() == 80);
+
+impl Inspect {
+    /// The first page.
+    pub const FIRST: Self = Self { section: 0, entries: 0, after: 0, name: Name::NONE };
+
+    /// Whether another page follows.
+    pub fn is_more(&self) -> bool {
+        self.section != 0
+    }
+}
+
 /// Names a channel in `ACCEPTED` and `CLOSE`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -395,8 +427,9 @@ pub struct ByName {
 }
 const _: () = assert!(size_of::<ByName>() == 64);
 
-/// Asks how to ring a doorbell of a member of the endpoint's segment, as it stands in the slots of synchronisation
-/// objects. Those are in shared memory, so the daemon checks that the member has a share in the segment.
+/// Rings a doorbell of a member of the endpoint's segment, as it stands in the slots of synchronisation objects, and asks
+/// how to ring it without the daemon. The slots are in shared memory, so the daemon checks that the doorbell serves the
+/// segment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct BellOf {
@@ -637,6 +670,8 @@ impl ErrorCode {
     pub const BUSY: Self = Self(17);
     /// The handle is not open (any more): closed or freed twice.
     pub const CLOSED: Self = Self(18);
+    /// The daemon's journal does not take it, because the host's disk is full or fails. Nothing was changed.
+    pub const UNRECORDED: Self = Self(19);
 }
 
 /// Splits a packet into header and body, without looking into the body.

@@ -28,6 +28,7 @@ fn at(position: u64, capacity: usize) -> usize {
 }
 
 /// The sending side.
+#[derive(Debug)]
 pub struct Producer<M: Memory> {
     memory: M,
     capacity: usize,
@@ -164,9 +165,11 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// [`Producer::send`] where nothing is in the way; `None`, and nothing done, where something may be.
+    /// [`Producer::send`] where nothing is in the way; `None`, and nothing done, where something may be (or nothing that anybody
+    /// could see, because the memory is gone).
     #[inline(always)]
     pub fn put(&mut self, message: &[u8]) -> Option<bool> {
+        self.memory.attend();
         let (position, len) = (self.tail, message.len());
         let end = position + record_span(len) as u64;
         let state = self.memory.load_relaxed_u32(CONSUMER_STATE);
@@ -182,8 +185,13 @@ impl<M: Memory> Producer<M> {
         self.memory.write(place + RECORD_HEADER, message);
         // ORDER ring.publish: as in `publish`. Pairs with: `Consumer::poll`, `Consumer::take`.
         self.memory.store_release_u64(place, header.0);
+        let ring = self.bell.needed(&self.memory);
+        // Asked last: what went into memory that has gone away arrives nowhere.
+        if self.memory.is_broken() {
+            return None;
+        }
         self.tail = end;
-        Some(self.bell.needed(&self.memory))
+        Some(ring)
     }
 
     #[cold]
@@ -191,6 +199,9 @@ impl<M: Memory> Producer<M> {
         let claim = self.claim(message.len())?;
         claim.slice().write(0, message);
         let ring = claim.publish(message.len());
+        if self.memory.is_broken() {
+            return Err(*self.ended.insert(SendError::Broken));
+        }
         let end_of_lap = (self.tail | (self.capacity as u64 - 1)) + 1;
         let released = self.head + (self.capacity - RECORD_ALIGN) as u64;
         self.clear_to = end_of_lap.min(released);
@@ -269,7 +280,8 @@ impl<M: Memory> Claim<'_, M> {
         self.producer.tail = self.position + record_span(len) as u64;
     }
 
-    /// Commits and publishes. True if the consumer's doorbell must be rung.
+    /// Commits and publishes. True if the consumer's doorbell must be rung. If the memory has gone away meanwhile, the next
+    /// claim says so: [`SendError::Broken`].
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
@@ -282,7 +294,7 @@ impl<M: Memory> Claim<'_, M> {
 }
 
 /// What the consumer knows of the record at its position.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Next {
     /// To be looked for.
     Unknown,
@@ -293,6 +305,7 @@ enum Next {
 }
 
 /// The receiving side.
+#[derive(Debug)]
 pub struct Consumer<M: Memory> {
     memory: M,
     capacity: usize,
@@ -335,6 +348,7 @@ impl<M: Memory> Consumer<M> {
             Next::Message(_) => return Ok(()),
             Next::Never(end) => return Err(end),
         }
+        self.memory.attend();
         // ORDER ring.publish: the payload and the header behind it are seen once this header is.
         // Pairs with: `Producer::publish`.
         let header = self.memory.load_acquire_u64(at(self.position, self.capacity));
@@ -438,6 +452,7 @@ impl<M: Memory> Consumer<M> {
     #[inline(always)]
     pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<(usize, bool)> {
         let (memory, position) = (&self.memory, self.position);
+        memory.attend();
         let place = at(position, self.capacity);
         // All that can be known before the message is there, so that one comparison is left for afterwards: a header
         // that is not of a plain message for this place differs in a bit above its length.

@@ -8,6 +8,7 @@ use ginnel_shmem::Memory;
 /// something is there.
 pub(crate) fn begin_producing<M: Memory>(memory: &M, capacity: usize, published: usize) {
     check(capacity, memory.len());
+    memory.attend();
     memory.store_relaxed_u32(SPACE_ARMED, 0);
     memory.store_relaxed_u64(published, 0);
     open(memory, PRODUCER_STATE);
@@ -16,6 +17,7 @@ pub(crate) fn begin_producing<M: Memory>(memory: &M, capacity: usize, published:
 /// Checks what a ring is built on, and resets the consumer's words.
 pub(crate) fn begin_consuming<M: Memory>(memory: &M, capacity: usize) {
     check(capacity, memory.len());
+    memory.attend();
     memory.store_relaxed_u64(HEAD, 0);
     memory.store_relaxed_u32(DATA_ARMED, 0);
     open(memory, CONSUMER_STATE);
@@ -48,7 +50,10 @@ pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {
 /// What the producer should do about the consumer's state word, before it sends.
 #[inline]
 pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
+    memory.attend();
     match SideState(memory.load_relaxed_u32(CONSUMER_STATE)) {
+        // Memory that has gone away says so, too; and this load may be the first to find it gone.
+        SideState::NEW | SideState::OPEN if memory.is_broken() => Err(SendError::Broken),
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(SendError::Closed),
         SideState::DEAD => Err(SendError::PeerDead),
@@ -58,11 +63,13 @@ pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
 
 /// Nothing more will be published.
 pub(crate) fn finish_producing<M: Memory>(memory: &M) {
+    memory.attend();
     // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.
     memory.store_release_u32(PRODUCER_STATE, SideState::FINISHED.0);
 }
 
 /// Nothing more will be taken.
 pub(crate) fn finish_consuming<M: Memory>(memory: &M) {
+    memory.attend();
     memory.store_release_u32(CONSUMER_STATE, SideState::FINISHED.0);
 }

@@ -3,6 +3,9 @@
 //! Two counters that only grow: the producer's tail (bytes published) and the consumer's head (bytes released). Each
 //! side keeps its own and a cached copy of the other's, and looks at the real one only when the cached one leaves it
 //! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in.
+//!
+//! The consumer returns space in eighths of the ring, also when it has read everything: the producer may find only seven
+//! eighths of an empty ring free.
 
 use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
@@ -14,6 +17,7 @@ use ginnel_shmem::{Memory, SharedSlice};
 const PIECES: usize = 8;
 
 /// The writing side.
+#[derive(Debug)]
 pub struct Producer<M: Memory> {
     memory: M,
     capacity: usize,
@@ -106,6 +110,10 @@ impl<M: Memory> Producer<M> {
                 Err(error) => return Err(error),
             }
         }
+        // Bytes that went into memory that has gone away arrive nowhere.
+        if self.memory.is_broken() {
+            return Err(*self.ended.insert(SendError::Broken));
+        }
         Ok(sent)
     }
 
@@ -160,7 +168,7 @@ impl<M: Memory> Room<'_, M> {
     }
 
     /// Makes the first `len` bytes part of the stream (cut to what was claimed). True if the consumer's doorbell must be
-    /// rung.
+    /// rung. If the memory has gone away meanwhile, the next claim says so: [`SendError::Broken`].
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
@@ -173,6 +181,7 @@ impl<M: Memory> Room<'_, M> {
 }
 
 /// The reading side.
+#[derive(Debug)]
 pub struct Consumer<M: Memory> {
     memory: M,
     capacity: usize,
@@ -207,6 +216,7 @@ impl<M: Memory> Consumer<M> {
     /// Looks whether bytes are there, and how many. [`RecvError::Empty`] is the only error that can pass.
     #[inline]
     pub fn poll(&mut self) -> Result<usize, RecvError> {
+        self.memory.attend();
         if self.tail == self.head {
             self.look()?;
         }
@@ -244,11 +254,10 @@ impl<M: Memory> Consumer<M> {
         Ok(())
     }
 
-    /// Nothing is published. Before we say so: return what space is left to return, and see whether more can come.
+    /// Nothing is published; sees whether more can come. The space that is not returned yet (less than an eighth) stays so: a
+    /// producer waits only for a ring that is full for it, which a ring that the consumer has emptied is not. Returning it
+    /// would cost both sides a cache line and the consumer a fence for each exchange of short messages.
     fn empty(&mut self) -> Result<(), RecvError> {
-        if self.returned != self.head {
-            self.return_space();
-        }
         if self.memory.is_broken() {
             return Err(RecvError::Broken);
         }

@@ -184,6 +184,7 @@ impl Armed {
 
     /// Says "ring me", with a fresh token. The caller must look once more before it sleeps.
     pub fn arm<M: Memory>(&mut self, memory: &M) {
+        memory.before_sleep();
         self.token = self.token.checked_add(1).unwrap_or(1);
         memory.store_relaxed_u32(self.at, self.token);
         // ORDER wait.fence: the token before the coming look at the ring. Pairs with: `Bell::needed`.
@@ -237,6 +238,7 @@ impl ArmedSet {
 
     /// Says "ring me" for the sleeper of this bit. It must look once more before it sleeps.
     pub fn arm<M: Memory>(&self, memory: &M, bit: u64) {
+        memory.before_sleep();
         memory.fetch_or_u64(self.at, bit);
         // ORDER wait.fence: the bit before the coming look at what is waited for. Pairs with: `ArmedSet::sleepers`.
         memory.full_fence();

@@ -9,15 +9,33 @@
 //!
 //! All else goes to whoever handled the signal before.
 //!
+//! # What this needs of the program
+//!
+//! The kernel kills a process that faults while the faulting thread blocks the signal, whatever the handler is. A thread
+//! that blocks SIGBUS (as threads do that block all signals) therefore has it unblocked by its first operation on a ring,
+//! a lock or a block: see [`attend`]. SIGSEGV likewise, once a mapping is watched for stores. A program that receives
+//! SIGBUS with `sigwait` or a signalfd must do so without our threads' help: there, it is not blocked any more.
+//!
+//! A program that installs its own handler later replaces ours. That is noticed, and ours is put on top of it, when a file
+//! is mapped, by a thread's first operation, and before a side sleeps. A fault that is not ours then goes to the program's
+//! handler, and if that hands it on to us, to whoever handled the signal before both.
+//!
+//! Not survived, because nobody tells a library of it:
+//! - a fault in a thread that has blocked the signal again after its first operation;
+//! - a fault between the moment when another handler is installed and the next of the occasions above, unless that handler
+//!   hands on what it does not know. A program that only polls reaches none of them but the first two;
+//! - a fault of a raw pointer (`SharedSlice::as_ptr`) or of a slice in a thread that has done no operation.
+//!
 //! The tables are read inside a signal handler, so they are fixed arrays of atomics: no lock, no allocation. A slot may
 //! change hands while a handler reads it, so each has a version (a seqlock): a handler must not put together the start
 //! of one mapping and the length of the next. The slot it looks for cannot change, because whoever faults in a mapping
 //! holds it.
 
+use std::cell::Cell;
 use std::io;
 use std::ptr;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 
 /// Most mappings that one process can have watched at a time, of each kind. The kernel has a limit of about twice this for
 /// all mappings.
@@ -96,8 +114,51 @@ pub(crate) struct Table {
     slots: [Watched; SLOTS],
     /// Where to begin looking for a free slot.
     next: AtomicUsize,
-    install: Once,
-    previous: AtomicPtr<libc::sigaction>,
+    /// Who handled the signal before us; null until we do.
+    first: AtomicPtr<libc::sigaction>,
+    /// Who handled it when we last put our handler on top.
+    latest: AtomicPtr<libc::sigaction>,
+}
+
+/// One handler is installed at a time.
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+/// How many kinds of fault are handled: what a thread must have seen to be prepared for all.
+static KINDS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static PREPARED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Prepares this thread for the faults that are watched: the signals must not be blocked. One comparison, but for a thread's
+/// first time.
+#[inline]
+pub(crate) fn attend() {
+    let kinds = KINDS.load(Ordering::Relaxed);
+    if PREPARED.get() != kinds {
+        prepare(kinds);
+    }
+}
+
+#[cold]
+fn prepare(kinds: u32) {
+    PREPARED.set(kinds);
+    look_after();
+    for table in [&TRUNCATION, &STORES] {
+        if table.is_installed() {
+            table.unblock();
+        }
+    }
+}
+
+/// Puts our handlers back where the program has replaced them.
+pub(crate) fn look_after() {
+    for table in [&TRUNCATION, &STORES] {
+        if table.is_installed() {
+            // It has been done before, so it can be done; and if not, then this occasion has passed.
+            let _ = table.install();
+        }
+    }
 }
 
 impl Table {
@@ -106,8 +167,8 @@ impl Table {
             signal,
             slots: [const { Watched::free() }; SLOTS],
             next: AtomicUsize::new(0),
-            install: Once::new(),
-            previous: AtomicPtr::new(ptr::null_mut()),
+            first: AtomicPtr::new(ptr::null_mut()),
+            latest: AtomicPtr::new(ptr::null_mut()),
         }
     }
 }
@@ -150,24 +211,60 @@ impl Table {
         Err(io::Error::other(format!("more than {SLOTS} segments and blocks mapped in one process")))
     }
 
-    fn install(&'static self) -> io::Result<()> {
-        let mut result = Ok(());
-        self.install.call_once(|| {
-            // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
-            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            action.sa_sigaction = handler as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-            // SAFETY: as above.
-            let mut previous: Box<libc::sigaction> = Box::new(unsafe { std::mem::zeroed() });
-            // SAFETY: both pointers are valid; the handler is async-signal-safe (atomics, mmap, mremap, copies, sigaction).
-            if unsafe { libc::sigaction(self.signal, &raw const action, &raw mut *previous) } != 0 {
-                result = Err(io::Error::last_os_error());
-                return;
-            }
-            // Leaked on purpose: a handler may look at it until the process ends.
-            self.previous.store(Box::leak(previous), Ordering::Release);
-        });
-        result
+    fn is_installed(&self) -> bool {
+        !self.first.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Makes our handler the one that the kernel calls, if it is not.
+    fn install(&self) -> io::Result<()> {
+        if self.replaced()?.is_none() {
+            return Ok(());
+        }
+        let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(present) = self.replaced()? else { return Ok(()) };
+        let is_first = !self.is_installed();
+        // Leaked on purpose: a handler may look at it until the process ends. A program installs few.
+        let present = Box::leak(Box::new(present));
+        self.latest.store(present, Ordering::Release);
+        if is_first {
+            self.first.store(present, Ordering::Release);
+        }
+        // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        // SAFETY: the pointer is valid; the handler is async-signal-safe (atomics, mmap, mremap, copies, sigaction).
+        if unsafe { libc::sigaction(self.signal, &raw const action, ptr::null_mut()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if is_first {
+            // From now on each thread has another signal to unblock.
+            KINDS.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What the kernel calls in place of our handler.
+    fn replaced(&self) -> io::Result<Option<libc::sigaction>> {
+        // SAFETY: `sigaction` is a plain structure for which all zeros is a valid value.
+        let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: the pointer is valid; nothing is changed.
+        if unsafe { libc::sigaction(self.signal, ptr::null(), &raw mut present) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((present.sa_sigaction != handler as *const () as usize).then_some(present))
+    }
+
+    /// Lets this thread receive the signal.
+    fn unblock(&self) {
+        // SAFETY: `sigset_t` is plain, `sigemptyset` makes it a valid set, and the pointers are valid. Neither call can fail:
+        // the signal exists.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, self.signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut());
+        }
     }
 
     /// The watched mapping that an address lies in.
@@ -235,22 +332,34 @@ unsafe fn anonymous(at: *mut libc::c_void, len: usize, flags: libc::c_int) -> *m
     unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
 }
 
+/// What we write into the `si_errno` of a fault (which the kernel leaves 0) while we hand it on: so we know it again when
+/// the program's handler hands it back to us, and do not go round in circles.
+const HANDED_ON: libc::c_int = 0x676e;
+
 /// Not ours: do what would have happened without us.
 fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let previous = table.previous.load(Ordering::Acquire);
-    // SAFETY: null or the leaked box of `install`.
-    if let Some(previous) = unsafe { previous.as_ref() }
-        && previous.sa_sigaction != libc::SIG_DFL
-        && previous.sa_sigaction != libc::SIG_IGN
+    // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo of its own, on this thread's stack.
+    let errno = unsafe { &raw mut (*info).si_errno };
+    // SAFETY: as above.
+    let again = unsafe { errno.read() } == HANDED_ON;
+    let to = if again { &table.first } else { &table.latest };
+    // SAFETY: null or a leaked box of `install`.
+    if let Some(to) = unsafe { to.load(Ordering::Acquire).as_ref() }
+        && to.sa_sigaction != libc::SIG_DFL
+        && to.sa_sigaction != libc::SIG_IGN
     {
-        if previous.sa_flags & libc::SA_SIGINFO != 0 {
+        if to.sa_flags & libc::SA_SIGINFO != 0 {
             // SAFETY: the program registered this address as a handler of this signature.
             let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                unsafe { std::mem::transmute(previous.sa_sigaction) };
+                unsafe { std::mem::transmute(to.sa_sigaction) };
+            // SAFETY: as above.
+            unsafe { errno.write(HANDED_ON) };
             call(signal, info, context);
+            // SAFETY: as above.
+            unsafe { errno.write(if again { HANDED_ON } else { 0 }) };
         } else {
             // SAFETY: as above.
-            let call: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(previous.sa_sigaction) };
+            let call: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(to.sa_sigaction) };
             call(signal);
         }
         return;

@@ -61,7 +61,8 @@ impl Drop for Whole {
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, shared. If the file is truncated later, the process survives: see
-    /// [`Memory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours.
+    /// [`Memory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours. A thread that has the
+    /// signal blocked must call [`Memory::attend`] before it touches the mapping.
     pub fn of_file(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> io::Result<Self> {
         let prot = match protection {
             Protection::Read => ProtFlags::READ,
@@ -101,6 +102,7 @@ impl Mapping {
             let slot = guard::TRUNCATION.watch(start.as_ptr() as usize, len, len, &raw const whole.broken)?;
             // Just made, so it is not set yet.
             let _ = whole.guard.set(slot);
+            guard::attend();
         }
         let writable = if protection == Protection::Read { 0 } else { len };
         Ok(Self { start, len, writable, whole })
@@ -179,6 +181,7 @@ impl Mapping {
             )?;
             // If somebody else was faster, one of the two slots is enough.
             let _ = whole.stores.set(slot);
+            guard::attend();
         }
         Ok(())
     }
@@ -412,6 +415,15 @@ impl Memory for Mapping {
     #[inline]
     fn is_broken(&self) -> bool {
         self.whole.broken.load(Ordering::Relaxed)
+    }
+    #[inline]
+    fn attend(&self) {
+        guard::attend();
+    }
+    fn before_sleep(&self) {
+        if self.whole.guard.get().is_some() {
+            guard::look_after();
+        }
     }
 }
 

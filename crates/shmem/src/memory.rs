@@ -82,6 +82,15 @@ pub trait Memory: Clone {
     fn is_broken(&self) -> bool {
         false
     }
+
+    /// Prepares this thread for the memory's going away: its signals must not be blocked. Each operation of a ring, a lock or a
+    /// block begins with this; from a thread's second time on, it is one comparison.
+    #[inline]
+    fn attend(&self) {}
+
+    /// Called by a side that is about to sleep: time for a look at what need not be looked at all the time (whether the
+    /// program has replaced the handler of faults).
+    fn before_sleep(&self) {}
 }
 
 /// Part of a mapping, handed to programs that want to work in place.

@@ -30,8 +30,12 @@ pub fn seat<M: Memory>(page: &M, user: User, endpoint_epoch: u32, bell: u32) {
     page.store_relaxed_u32(at + SLOT_BELL, bell);
     page.swap_u64(at + SLOT_READER, 0);
     page.store_relaxed_u64(at + SLOT_SINCE, 0);
+    // What the slot's last user has set after it was declared dead is no signal and no wake of this one.
+    let bit = 1u64 << user.slot();
+    page.fetch_and_u64(ARMED, !bit);
+    page.fetch_and_u64(WAITING, !bit);
     page.store_release_u32(at + SLOT_EPOCH, user.epoch().into());
-    page.fetch_or_u64(SEATED, 1 << user.slot());
+    page.fetch_or_u64(SEATED, bit);
 }
 
 /// Why a slot becomes free.
@@ -59,7 +63,8 @@ pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> 
             // If it was signalled, the signal died with it and is for somebody else. One too many does no harm, so there is no
             // need to know whether it waited at all.
             if page.fetch_and_u64(WAITING, !bit) & bit == 0
-                && let Some(other) = slots(page.load_relaxed_u64(WAITING)).next()
+                && let Some(other) =
+                    slots(page.load_relaxed_u64(WAITING) & page.load_relaxed_u64(SEATED)).next()
             {
                 page.fetch_and_u64(WAITING, !(1 << other));
             }

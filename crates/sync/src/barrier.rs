@@ -37,12 +37,12 @@ impl<M: Memory> Barrier<M> {
             _ => None,
         };
         let glance = || self.seat.page.load_relaxed_u64(STATE) & self.seat.bit == 0;
-        match self.seat.wait(world, patience.mode, patience.deadline(), attempt, glance).outcome {
-            Ok(()) => Ok(false),
+        match self.seat.wait(world, patience.begin(), attempt, glance).outcome {
+            Ok(()) => self.seat.check_memory().map(|()| false),
             Err(error @ (SyncError::Stale | SyncError::Gone)) => Err(error),
             // Gone already: all have come after all.
             Err(error) => match self.seat.page.fetch_and_u64(STATE, !self.seat.bit) & self.seat.bit {
-                0 => Ok(false),
+                0 => self.seat.check_memory().map(|()| false),
                 _ => Err(error),
             },
         }
@@ -58,6 +58,7 @@ impl<M: Memory> Barrier<M> {
             let all = state | self.seat.bit;
             let last = all.count_ones() >= self.parties;
             if self.seat.page.compare_exchange_u64(STATE, state, if last { 0 } else { all }).is_ok() {
+                self.seat.check_memory()?;
                 if last {
                     self.seat.wake_all(all, world);
                 }

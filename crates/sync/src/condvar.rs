@@ -9,7 +9,7 @@ use crate::error::SyncError;
 use crate::mutex::Mutex;
 use crate::owner::Locked;
 use crate::seat::{Patience, Seat, User, World, next_turn, slots};
-use ginnel_layout::sync::{SLOTS_MASK, WAITING};
+use ginnel_layout::sync::{SEATED, SLOTS_MASK, WAITING};
 use ginnel_shmem::Memory;
 
 /// A handle on a condition variable. For one thread at a time; others open handles of their own.
@@ -34,8 +34,9 @@ impl<M: Memory> Condvar<M> {
     }
 
     /// Unlocks `mutex`, waits in `world` for a signal as `patience` says, and locks `mutex` again as `relock` says; the mutex
-    /// has slots of its own, so it has a world of its own. An error means that
-    /// the mutex is not locked any more (or never was: [`SyncError::NotOwner`]). May wake without a reason (after somebody's death); look at the condition again.
+    /// has slots of its own, so it has a world of its own. An error means that the mutex is not locked any more (or never was:
+    /// [`SyncError::NotOwner`]); a signal is then passed on to another waiter. May wake without a reason (after somebody's
+    /// death), so look at the condition again.
     ///
     /// The mutex may be any in the segment, but the same for all who wait here at a time.
     pub fn wait<N: Memory, W: World, V: World>(
@@ -55,27 +56,39 @@ impl<M: Memory> Condvar<M> {
         // ORDER condvar.enrol: the bit before the mutex is free, so whoever notifies after having had the mutex sees it.
         // Pairs with: `notify_one`, `notify_all`, through the mutex.
         if let Err(error) = mutex.unlock(mutex_world) {
-            self.withdraw();
+            self.give_up(world);
             return Err(error);
         }
         let signalled = || page.load_acquire_u64(WAITING) & self.seat.bit == 0;
         let attempt = |_| signalled().then_some(Ok(()));
-        let waited = self.seat.wait(world, patience.mode, patience.deadline(), attempt, signalled);
+        let waited = self.seat.wait(world, patience.begin(), attempt, signalled);
         let signalled = match waited.outcome {
             Ok(()) => true,
             Err(SyncError::TimedOut) => !self.withdraw(),
             // The slot is somebody else's.
             Err(error @ (SyncError::Stale | SyncError::Gone)) => return Err(error),
             Err(error) => {
-                // A signal that came all the same is somebody else's.
-                if !self.withdraw() {
-                    self.notify_one(world);
-                }
+                self.give_up(world);
                 return Err(error);
             }
         };
-        let locked = mutex.lock(mutex_world, relock)?;
-        Ok(Woken { locked, signalled })
+        match mutex.lock(mutex_world, relock) {
+            Ok(locked) => Ok(Woken { locked, signalled }),
+            Err(error) => {
+                // The caller does not look at the condition, so somebody else has to.
+                if signalled {
+                    self.notify_one(world);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Does not wait any more. A signal that has come all the same is somebody else's.
+    fn give_up<W: World>(&mut self, world: &mut W) {
+        if !self.withdraw() {
+            self.notify_one(world);
+        }
     }
 
     /// Does not wait any more. False if it had been signalled.
@@ -95,7 +108,9 @@ impl<M: Memory> Condvar<M> {
     #[cold]
     fn signal_one<W: World>(&mut self, world: &mut W) {
         for _ in 0..crate::seat::TRIES {
-            let waiting = self.seat.page.load_acquire_u64(WAITING) & SLOTS_MASK;
+            // A user that was declared dead may set its bit after its slot was taken back.
+            let seated = self.seat.page.load_relaxed_u64(SEATED) & SLOTS_MASK;
+            let waiting = self.seat.page.load_acquire_u64(WAITING) & seated;
             let Some(next) = next_turn(&self.seat.page, waiting) else { return };
             if self.seat.page.fetch_and_u64(WAITING, !(1 << next)) & 1 << next != 0 {
                 return self.seat.wake_all(1 << next, world);

@@ -9,8 +9,8 @@
 //!
 //! Everybody waits as [`ginnel_ring::wait`] says: spin for the budget, arm, look again, sleep. To arm is to set one's bit
 //! in the page's `armed` word. A waker takes a sleeper's bit away and rings it; so two wakers never wake the same one,
-//! and a sleeper that finds its bit gone knows that it was given a wake. If it cannot use that (its time is up, or it has
-//! found what it wanted on its own), it hands the wake on. Nobody wakes more sleepers than can go on, except where all can
+//! and a sleeper that finds its bit gone knows that it was given a wake. If it does not need it (its time is up, it leaves
+//! with an error, it has found what it wanted by itself, or it slept for something else), it passes the wake on. Nobody wakes more sleepers than can go on, except where all can
 //! (a barrier, `notify_all`) and after a death.
 //!
 //! # Death

@@ -31,7 +31,7 @@ impl<M: Memory> Mutex<M> {
 
     #[cold]
     fn lock_slowly<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<Locked, SyncError> {
-        owner::acquire(&self.seat, world, patience)
+        owner::acquire(&self.seat, world, patience.begin())
     }
 
     /// Locks if nobody has it, else [`SyncError::Busy`].

@@ -60,10 +60,10 @@ impl<M: Memory> Once<M> {
                 Some(Err(error)) => Some(Err(error)),
             }
         };
-        let waited = self
-            .seat
-            .wait(world, patience.mode, patience.deadline(), attempt, || owner::seems_free(&self.seat));
-        if waited.outcome.is_err() && waited.rung {
+        let waited = self.seat.wait(world, patience.begin(), attempt, || owner::seems_free(&self.seat));
+        // Whoever has the turn has noted the others in the word. Not so if it is done: then whoever did it may not have known
+        // of them.
+        if waited.rung && !matches!(waited.outcome, Ok(Turn::Mine { .. })) {
             owner::hand_on(&self.seat, world);
         }
         waited.outcome

@@ -17,7 +17,7 @@
 //! to look at the word, and set it themselves.
 
 use crate::error::{Corrupt, SyncError};
-use crate::seat::{Look, Patience, SLEEPERS, Seat, TRIES, Waited, World};
+use crate::seat::{Look, Seat, TRIES, Term, Waited, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
 use ginnel_shmem::Memory;
 
@@ -65,9 +65,9 @@ pub(crate) fn attempt<M: Memory>(seat: &Seat<M>, look: Look) -> Option<Result<Lo
             }
             continue;
         }
-        // The fence in `sleepers` stands between having seen the word free and the look at the bits: a sleeper that has
+        // The fence in `others_asleep` stands between having seen the word free and the look at the bits: a sleeper that has
         // seen the last owner's word has its bit seen here.
-        let others = look.slept && SLEEPERS.sleepers(&seat.page) & SLOTS_MASK & !seat.bit != 0;
+        let others = look.slept && seat.others_asleep() != 0;
         let waiters = if others { OwnerWord::WAITERS } else { 0 };
         if seat.page.compare_exchange_u64(STATE, word.0, seat.own | word.flags() | waiters).is_ok() {
             return Some(Ok(match word.has(OwnerWord::OWNER_DIED) {
@@ -85,20 +85,18 @@ pub(crate) fn flag_waiters<M: Memory>(seat: &Seat<M>, word: OwnerWord) -> bool {
     seat.page.compare_exchange_u64(STATE, word.0, word.0 | OwnerWord::WAITERS).is_ok()
 }
 
-/// Takes the word, waiting as long as `patience` says.
+/// Takes the word, waiting as `term` says.
 pub(crate) fn acquire<M: Memory, W: World>(
     seat: &Seat<M>,
     world: &mut W,
-    patience: Patience,
+    term: Term,
 ) -> Result<Locked, SyncError> {
     let not_now = Look { armed: false, slept: false };
     seat.check()?;
     if let Some(outcome) = attempt(seat, not_now) {
         return outcome;
     }
-    let deadline = patience.deadline();
-    let Waited { outcome, rung } =
-        seat.wait(world, patience.mode, deadline, |look| attempt(seat, look), || seems_free(seat));
+    let Waited { outcome, rung } = seat.wait(world, term, |look| attempt(seat, look), || seems_free(seat));
     if outcome.is_err() && rung {
         hand_on(seat, world);
     }
@@ -106,11 +104,11 @@ pub(crate) fn acquire<M: Memory, W: World>(
 }
 
 /// A wake was spent on us that we do not use: the word is free, and somebody else may sleep for it; or it is taken, and
-/// its owner must know of the others.
+/// its owner (which may be us) must know of the others.
 #[cold]
 pub(crate) fn hand_on<M: Memory, W: World>(seat: &Seat<M>, world: &mut W) {
     for _ in 0..TRIES {
-        if SLEEPERS.sleepers(&seat.page) & SLOTS_MASK & !seat.bit == 0 {
+        if seat.others_asleep() == 0 {
             return;
         }
         let Ok(word) = load(seat) else { break };
@@ -132,6 +130,7 @@ pub(crate) fn give_back<M: Memory>(
     for _ in 0..TRIES {
         let word = load(seat)?;
         if word.owner().0 != seat.own {
+            seat.check_memory()?;
             return Err(SyncError::NotOwner);
         }
         if seat.page.compare_exchange_u64(STATE, word.0, last(word).0).is_ok() {
@@ -152,6 +151,7 @@ pub(crate) fn left_behind(word: OwnerWord) -> OwnerWord {
 /// The owner calls the data consistent.
 pub(crate) fn make_consistent<M: Memory>(seat: &Seat<M>) -> Result<(), SyncError> {
     if load(seat)?.owner().0 != seat.own {
+        seat.check_memory()?;
         return Err(SyncError::NotOwner);
     }
     seat.page.fetch_and_u64(STATE, !OwnerWord::OWNER_DIED);

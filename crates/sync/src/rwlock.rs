@@ -8,14 +8,22 @@
 //! Nobody starves. A reader that has to wait says WANTED, and the writer that ends makes that HELD before it frees the word;
 //! so each waiting reader gets in after one writer. A reader that comes while a writer has the word waits; so a writer
 //! waits for the readers that were there before it, and no others.
+//!
+//! All sleepers arm in the same word, whatever they sleep for: writers for the word, readers for the writer's end, and the
+//! writer that has the word for the end of the readers. Between the look at who sleeps and the taking of a bit, the user of a
+//! slot may have come to sleep for something else. So whoever is rung and does not need it passes it on:
+//!
+//! - a writer that has the word sets WAITERS in it if others sleep, and so wakes one of them when it ends;
+//! - a reader that has let itself in wakes another sleeper, or sets WAITERS in the word of the writer that has come since;
+//! - a reader that a writer has let in has nothing to do: whoever lets readers in wakes a writer as well, chosen from those
+//!   who slept when the word became free.
 
 use crate::error::{Corrupt, SyncError};
 use crate::owner::{self, Locked};
-use crate::seat::{Patience, SLEEPERS, Seat, TRIES, User, World, slots};
+use crate::seat::{Patience, SLEEPERS, Seat, TRIES, Term, User, World, slots};
 use ginnel_layout::sync::{OwnerWord, ReaderState, SEATED, SLOT_READER, SLOTS_MASK, STATE, slot};
 use ginnel_shmem::Memory;
 use std::cell::Cell;
-use std::time::Instant;
 
 /// A handle on a read-write lock. For one thread at a time; others open handles of their own.
 ///
@@ -32,6 +40,16 @@ enum Has {
     Nothing,
     Read,
     Write,
+}
+
+/// How a reader's try has ended.
+enum Entry {
+    /// A writer that has ended has let us in.
+    LetIn,
+    /// Nobody had the lock.
+    Free,
+    /// A writer came first. We have said HELD for a moment, and it has to be told that this is over.
+    TooLate,
 }
 
 impl<M: Memory> RwLock<M> {
@@ -72,7 +90,7 @@ impl<M: Memory> RwLock<M> {
                 self.has = Has::Write;
                 return Ok(Locked::Clean);
             }
-            return self.drain(world, patience, Locked::Clean);
+            return self.drain(world, patience.begin(), Locked::Clean);
         }
         self.write_slowly(world, patience)
     }
@@ -142,7 +160,7 @@ impl<M: Memory> RwLock<M> {
     #[cold]
     fn read_slowly<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<(), SyncError> {
         self.idle()?;
-        let deadline = patience.deadline();
+        let term = patience.begin();
         let mut rung = false;
         // Not HELD any more, so a writer that waits for us may go on.
         self.store_own(ReaderState::WANTED);
@@ -150,49 +168,50 @@ impl<M: Memory> RwLock<M> {
             self.tell_writer(world);
             let waited = self.seat.wait(
                 world,
-                patience.mode,
-                deadline,
+                term,
                 |_| self.attempt_read(),
                 || owner::seems_free(&self.seat) || self.own_state() == ReaderState::HELD,
             );
             rung |= waited.rung;
             match waited.outcome {
-                Ok(true) => break Ok(()),
-                Ok(false) if deadline.is_none_or(|d| Instant::now() < d) => {}
-                Ok(false) => break Err(SyncError::TimedOut),
+                Ok(Entry::LetIn) => break Ok(true),
+                Ok(Entry::Free) => break Ok(false),
+                Ok(Entry::TooLate) if !term.is_over() => {}
+                Ok(Entry::TooLate) => break Err(SyncError::TimedOut),
                 Err(error) => break Err(error),
             }
         };
-        match outcome {
-            Ok(()) => {}
-            // Granted in the last moment.
+        let outcome = match outcome {
+            // In the last moment.
             Err(SyncError::TimedOut)
-                if self.change_own(ReaderState::WANTED, ReaderState::NONE) == Err(ReaderState::HELD) => {}
+                if self.change_own(ReaderState::WANTED, ReaderState::NONE) == Err(ReaderState::HELD) =>
+            {
+                Ok(true)
+            }
             // The slot is somebody else's.
-            Err(SyncError::Stale | SyncError::Gone) => return outcome,
-            Err(_) => {
+            Err(error @ (SyncError::Stale | SyncError::Gone)) => return Err(error),
+            Err(error) => {
                 self.store_own(ReaderState::NONE);
                 self.tell_writer(world);
-                if rung {
-                    owner::hand_on(&self.seat, world);
-                }
-                return outcome;
+                Err(error)
             }
+            Ok(let_in) => Ok(let_in),
+        };
+        if rung && !matches!(outcome, Ok(true)) {
+            owner::hand_on(&self.seat, world);
         }
-        self.has = Has::Read;
-        Ok(())
+        outcome.map(|_| self.has = Has::Read)
     }
 
     fn own_state(&self) -> ReaderState {
         ReaderState(self.seat.page.load_acquire_u64(self.own()))
     }
 
-    /// One try of a reader that says WANTED. `None`: it still does, and the writer knows. False: it has said HELD for a moment,
-    /// and somebody has to be told that it does not any more.
-    fn attempt_read(&self) -> Option<Result<bool, SyncError>> {
+    /// One try of a reader that says WANTED. `None`: it still does, and the writer knows.
+    fn attempt_read(&self) -> Option<Result<Entry, SyncError>> {
         for _ in 0..TRIES {
             match self.own_state() {
-                ReaderState::HELD => return Some(Ok(true)),
+                ReaderState::HELD => return Some(Ok(Entry::LetIn)),
                 ReaderState::WANTED => {}
                 ReaderState(other) => return Some(Err(Corrupt::Reader(other).into())),
             }
@@ -216,10 +235,10 @@ impl<M: Memory> RwLock<M> {
             // ORDER rwlock.meet: as in `read_free`.
             self.seat.page.full_fence();
             if self.seat.page.load_acquire_u64(STATE) == word.0 {
-                return Some(Ok(true));
+                return Some(Ok(Entry::Free));
             }
             self.store_own(ReaderState::WANTED);
-            return Some(Ok(false));
+            return Some(Ok(Entry::TooLate));
         }
         Some(Err(Corrupt::Restless.into()))
     }
@@ -241,6 +260,7 @@ impl<M: Memory> RwLock<M> {
     #[inline]
     fn unlock_read<W: World>(&mut self, world: &mut W) -> Result<(), SyncError> {
         if !self.seat.is_ours() || self.change_own(ReaderState::HELD, ReaderState::NONE).is_err() {
+            self.seat.check_memory()?;
             return Err(SyncError::NotOwner);
         }
         // ORDER rwlock.leave: our leaving before the look for a writer. Pairs with: `drain` (which arms first).
@@ -261,21 +281,16 @@ impl<M: Memory> RwLock<M> {
     #[cold]
     fn write_slowly<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<Locked, SyncError> {
         self.idle()?;
-        let locked = owner::acquire(&self.seat, world, patience)?;
+        let term = patience.begin();
+        let locked = owner::acquire(&self.seat, world, term)?;
         // ORDER rwlock.meet: our word before the look at the readers. Pairs with: `read_free`.
         self.seat.page.full_fence();
-        self.drain(world, patience, locked)
+        self.drain(world, term, locked)
     }
 
     /// Waits until nobody reads. Nobody begins to: the word is ours.
     #[cold]
-    fn drain<W: World>(
-        &mut self,
-        world: &mut W,
-        patience: Patience,
-        locked: Locked,
-    ) -> Result<Locked, SyncError> {
-        let deadline = patience.deadline();
+    fn drain<W: World>(&mut self, world: &mut W, term: Term, locked: Locked) -> Result<Locked, SyncError> {
         let last = Cell::new(self.reader().unwrap_or(0));
         let gone = |_| match self.reader() {
             Some(reader) => {
@@ -286,14 +301,19 @@ impl<M: Memory> RwLock<M> {
         };
         let glance =
             || self.seat.page.load_relaxed_u64(slot(last.get()) + SLOT_READER) != ReaderState::HELD.0;
-        // A wake that is spent on us in here is for us alone: only readers that leave wake the owner of the word.
-        match self.seat.wait(world, patience.mode, deadline, gone, glance).outcome {
+        let waited = self.seat.wait(world, term, gone, glance);
+        // Perhaps by a reader that has left; perhaps by the last owner of the word, in place of one that sleeps for it.
+        if waited.rung {
+            owner::hand_on(&self.seat, world);
+        }
+        match waited.outcome {
             Ok(()) => {
                 self.has = Has::Write;
                 Ok(locked)
             }
             Err(error) => {
-                self.step_down(world, locked)?;
+                // If the word is not ours any more, there is nothing to give back.
+                let _ = self.step_down(world, locked);
                 Err(error)
             }
         }
@@ -316,15 +336,20 @@ impl<M: Memory> RwLock<M> {
     ) -> Result<(), SyncError> {
         let word = owner::load(&self.seat)?;
         if word.owner().0 != self.seat.own {
+            self.seat.check_memory()?;
             return Err(SyncError::NotOwner);
         }
+        let mut let_in = false;
         if last(word) == OwnerWord::FREE {
             for k in slots(self.seat.page.load_relaxed_u64(SEATED)) {
                 let at = slot(k) + SLOT_READER;
                 if self.seat.page.load_relaxed_u64(at) == ReaderState::WANTED.0 {
-                    // If it has changed its mind meanwhile, good.
-                    let _ =
-                        self.seat.page.compare_exchange_u64(at, ReaderState::WANTED.0, ReaderState::HELD.0);
+                    // It may have changed its mind meanwhile.
+                    let_in |= self
+                        .seat
+                        .page
+                        .compare_exchange_u64(at, ReaderState::WANTED.0, ReaderState::HELD.0)
+                        .is_ok();
                 }
             }
         }
@@ -332,12 +357,12 @@ impl<M: Memory> RwLock<M> {
         if last(word) != OwnerWord::FREE {
             // Everybody finds an end, or an owner that died.
             self.seat.wake_all(SLOTS_MASK, world);
-        } else if word.has(OwnerWord::WAITERS) {
-            let asleep = SLEEPERS.sleepers(&self.seat.page);
+        } else if word.has(OwnerWord::WAITERS) || let_in {
+            let asleep = self.seat.others_asleep();
             let reads = |k: &usize| self.seat.page.load_relaxed_u64(slot(*k) + SLOT_READER) != 0;
             let readers = slots(asleep).filter(reads).fold(0, |bits, k| bits | 1 << k);
             self.seat.wake_all(readers, world);
-            self.seat.wake_one(SLOTS_MASK & !readers, world);
+            self.seat.wake_one(asleep & !readers, world);
         }
         Ok(())
     }

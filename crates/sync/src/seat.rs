@@ -2,7 +2,7 @@
 
 use crate::error::SyncError;
 use ginnel_layout::sync::{
-    ARMED, OwnerWord, SIZE, SLOT_EPOCH, SLOT_SINCE, SLOTS, SLOTS_MASK, STATE, TURN, slot,
+    ARMED, OwnerWord, SEATED, SIZE, SLOT_EPOCH, SLOT_SINCE, SLOTS, SLOTS_MASK, STATE, TURN, slot,
 };
 use ginnel_ring::wait::{self, ArmedSet, Sleeper, WaitMode, Waitable};
 use ginnel_shmem::Memory;
@@ -32,9 +32,25 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        // A timeout beyond what the clock can say is none.
-        self.timeout.and_then(|t| Instant::now().checked_add(t))
+    /// The call begins now. However often it has to wait, its deadline stays.
+    pub(crate) fn begin(&self) -> Term {
+        // A timeout beyond what the clock can express is none.
+        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
+        Term { mode: self.mode, deadline }
+    }
+}
+
+/// How one call waits, and until when.
+#[derive(Clone, Copy)]
+pub(crate) struct Term {
+    mode: WaitMode,
+    deadline: Option<Instant>,
+}
+
+impl Term {
+    /// Whether the time is up.
+    pub fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|d| Instant::now() >= d)
     }
 }
 
@@ -97,6 +113,7 @@ impl<M: Memory> Seat<M> {
     /// Whether the daemon still says that the slot is ours. Zero once the memory is gone, so that is noticed, too.
     #[inline]
     pub fn is_ours(&self) -> bool {
+        self.page.attend();
         self.page.load_relaxed_u32(slot(self.slot) + SLOT_EPOCH) == self.epoch
     }
 
@@ -109,17 +126,29 @@ impl<M: Memory> Seat<M> {
         Err(if self.page.is_broken() { SyncError::Gone } else { SyncError::Stale })
     }
 
+    /// After an operation whose success zeros could imitate: whether the memory was there.
+    #[inline]
+    pub fn check_memory(&self) -> Result<(), SyncError> {
+        if self.page.is_broken() { Err(SyncError::Gone) } else { Ok(()) }
+    }
+
     /// Puts our word where nothing is: the whole of an uncontended lock.
     #[inline]
     pub fn take_free(&self) -> bool {
         self.is_ours() && self.page.compare_exchange_u64(STATE, 0, self.own).is_ok()
     }
 
+    /// After something was published: the others who sleep. Bits of slots without a user do not count: a user that was
+    /// declared dead may set its bit after its slot was taken back.
+    pub fn others_asleep(&self) -> u64 {
+        SLEEPERS.sleepers(&self.page) & self.page.load_relaxed_u64(SEATED) & SLOTS_MASK & !self.bit
+    }
+
     /// After something was published: takes and rings one of `among` who sleeps, if there is one; the one behind who was
     /// woken last.
     pub fn wake_one<W: World + ?Sized>(&self, among: u64, world: &mut W) {
         for _ in 0..TRIES {
-            let asleep = SLEEPERS.sleepers(&self.page) & among & SLOTS_MASK & !self.bit;
+            let asleep = self.others_asleep() & among;
             let Some(next) = next_turn(&self.page, asleep) else { return };
             if SLEEPERS.take(&self.page, 1 << next) != 0 {
                 world.ring(next);
@@ -130,7 +159,7 @@ impl<M: Memory> Seat<M> {
 
     /// After something was published: takes and rings all of `among` who sleep.
     pub fn wake_all<W: World + ?Sized>(&self, among: u64, world: &mut W) {
-        let asleep = SLEEPERS.sleepers(&self.page) & among & SLOTS_MASK & !self.bit;
+        let asleep = self.others_asleep() & among;
         if asleep != 0 {
             let taken = SLEEPERS.take(&self.page, asleep);
             slots(taken).for_each(|slot| world.ring(slot));
@@ -141,8 +170,7 @@ impl<M: Memory> Seat<M> {
     pub fn wait<T, W: World>(
         &self,
         world: &mut W,
-        mode: WaitMode,
-        deadline: Option<Instant>,
+        term: Term,
         attempt: impl FnMut(Look) -> Option<Result<T, SyncError>>,
         glance: impl Fn() -> bool,
     ) -> Waited<T> {
@@ -155,19 +183,19 @@ impl<M: Memory> Seat<M> {
             rung: false,
         };
         let outcome = loop {
-            let waited = wait::wait(&mut wait, mode, &mut Patrol(world), deadline);
+            let waited = wait::wait(&mut wait, term.mode, &mut Patrol(world), term.deadline);
             if let Some(outcome) = wait.outcome.take() {
                 break outcome;
             }
             match waited {
                 // A glance has seen a change, which a look may find gone again.
-                Ok(true) if !wait.ready() && deadline.is_none_or(|d| Instant::now() < d) => {}
+                Ok(true) if !wait.ready() && !term.is_over() => {}
                 Ok(true) => break wait.outcome.take().unwrap_or(Err(SyncError::TimedOut)),
                 Ok(false) => break Err(SyncError::TimedOut),
                 Err(error) => break Err(SyncError::Sleep(error)),
             }
         };
-        if wait.look.slept {
+        if wait.look.slept && self.is_ours() {
             self.page.store_relaxed_u64(slot(self.slot) + SLOT_SINCE, 0);
         }
         Waited { outcome, rung: wait.rung }
@@ -230,7 +258,10 @@ where
     }
 
     fn disarm(&mut self) {
-        self.rung |= SLEEPERS.disarm(&self.seat.page, self.seat.bit);
+        // If the slot was taken back while we slept, the bit is that of its next user, or of nobody.
+        if self.seat.is_ours() {
+            self.rung |= SLEEPERS.disarm(&self.seat.page, self.seat.bit);
+        }
         self.look.armed = false;
     }
 }

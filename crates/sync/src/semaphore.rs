@@ -48,6 +48,7 @@ impl<M: Memory> Semaphore<M> {
                 return Err(SyncError::Overflow { limit: self.limit });
             }
             if self.change(permits, permits + u64::from(count)) {
+                self.seat.check_memory()?;
                 self.wake(world, count);
                 return Ok(());
             }
@@ -57,7 +58,10 @@ impl<M: Memory> Semaphore<M> {
 
     /// How many permits there are just now.
     pub fn permits(&self) -> Result<u64, SyncError> {
-        match self.seat.page.load_relaxed_u64(STATE) {
+        self.seat.page.attend();
+        let permits = self.seat.page.load_relaxed_u64(STATE);
+        self.seat.check_memory()?;
+        match permits {
             permits if permits <= self.limit.into() => Ok(permits),
             permits => Err(Corrupt::Permits { permits, limit: self.limit }.into()),
         }
@@ -89,9 +93,10 @@ impl<M: Memory> Semaphore<M> {
     fn acquire_slowly<W: World>(&mut self, world: &mut W, patience: Patience) -> Result<(), SyncError> {
         self.seat.check()?;
         let glance = || self.seat.page.load_relaxed_u64(STATE) != 0;
-        let waited = self.seat.wait(world, patience.mode, patience.deadline(), |_| self.attempt(), glance);
-        // Whether or not we got one: the permit that we were rung for may be there still.
-        if waited.rung && self.permits().is_ok_and(|left| left > 0) {
+        let waited = self.seat.wait(world, patience.begin(), |_| self.attempt(), glance);
+        // Whether or not we got one: the permit that we were rung for may be there still. If the permits are corrupt, the others
+        // are to find out, too.
+        if waited.rung && !matches!(self.permits(), Ok(0)) {
             self.seat.wake_one(SLOTS_MASK, world);
         }
         waited.outcome

@@ -1,12 +1,12 @@
 //! The programs of this guest that have connected.
 
 use crate::packet::{self, Gone, Packet, PacketSocket};
-use crate::pidwatch::Process;
+use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller};
 use anyhow::{Context, Result, ensure};
 use ginnel_layout::relay;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const MAX: usize = 1024;
 const MAX_PER_USER: usize = 256;
 /// Bytes that may wait for a program that does not read.
 const OUT_LIMIT: usize = 64 << 10;
-/// The first epoll token of clients; each has two.
+/// The first epoll token of clients.
 pub const FIRST_TOKEN: u64 = 16;
 
 /// A packet to a program, with file descriptors.
@@ -28,9 +28,10 @@ pub type Answer = (Vec<u8>, Vec<Arc<OwnedFd>>);
 /// A connected program.
 pub struct Client {
     socket: PacketSocket,
-    /// Readable when the process has ended, even if a child still has the socket.
-    ended: OwnedFd,
-    process: Process,
+    /// The process that has connected. A child may have inherited the connection.
+    pub process: Process,
+    /// The program that it ran then.
+    pub image: Option<Image>,
     uid: u32,
     gid: u32,
     interest: Interest,
@@ -38,6 +39,25 @@ pub struct Client {
     pub greeted: bool,
     /// The host knows it.
     pub opened: bool,
+    /// The request to attach that is not answered yet.
+    pub attaching: Option<Attaching>,
+    /// The endpoint (number and epoch) that it speaks for.
+    pub endpoint: Option<(u32, u32)>,
+    /// Its process cannot be watched.
+    pub unwatched: bool,
+    /// Processes that have joined over this connection and have none of their own.
+    pub joined: BTreeSet<Process>,
+}
+
+/// A request to attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attaching {
+    /// Its number.
+    pub request: u32,
+    /// It is for an endpoint that is there already.
+    pub returning: bool,
+    /// The client has sent `DETACH` since.
+    pub leaving: bool,
 }
 
 impl Client {
@@ -49,7 +69,7 @@ impl Client {
 
     /// The next packet, if there is one. Longer than any packet may be, or with descriptors: `truncated`.
     pub fn receive(&self) -> Result<Option<Packet>, Gone> {
-        self.socket.receive(wire::MAX_PACKET, 0)
+        self.socket.receive_from(wire::MAX_PACKET)
     }
 }
 
@@ -62,28 +82,8 @@ pub struct Clients {
     full: bool,
 }
 
-/// What an epoll token stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
-    /// The client's socket.
-    Socket(u32),
-    /// The end of its process.
-    Ended(u32),
-}
-
-impl Token {
-    /// The meaning of a token from [`FIRST_TOKEN`] up.
-    pub fn of(token: u64) -> Self {
-        let client = ((token - FIRST_TOKEN) / 2) as u32;
-        if token.is_multiple_of(2) { Self::Socket(client) } else { Self::Ended(client) }
-    }
-
-    fn number(self) -> u64 {
-        match self {
-            Self::Socket(client) => FIRST_TOKEN + 2 * u64::from(client),
-            Self::Ended(client) => FIRST_TOKEN + 2 * u64::from(client) + 1,
-        }
-    }
+fn token(client: u32) -> u64 {
+    FIRST_TOKEN + u64::from(client)
 }
 
 impl Clients {
@@ -111,15 +111,25 @@ impl Clients {
         );
         let process =
             Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
-        let ended = process.watch().context("cannot watch a process")?;
-        let ended = ended.with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();
         let interest = Interest::READ;
-        self.poller.add(&fd, Token::Socket(id).number(), interest).context("cannot watch a connection")?;
-        self.poller.add(&ended, Token::Ended(id).number(), interest).context("cannot watch a process")?;
+        self.poller.add(&fd, token(id), interest).context("cannot watch a connection")?;
         let socket = PacketSocket::new(fd, OUT_LIMIT);
         let (uid, gid) = (peer.uid, peer.gid);
-        let client = Client { socket, ended, process, uid, gid, interest, greeted: false, opened: false };
+        let client = Client {
+            socket,
+            process,
+            image: process.image(),
+            uid,
+            gid,
+            interest,
+            greeted: false,
+            opened: false,
+            attaching: None,
+            endpoint: None,
+            unwatched: false,
+            joined: BTreeSet::new(),
+        };
         self.all.insert(id, client);
         Ok(())
     }
@@ -149,11 +159,22 @@ impl Clients {
         self.all.iter().filter(|(_, client)| client.opened).map(|(id, _)| *id).collect()
     }
 
+    /// Whether a process has a connection that speaks for an endpoint.
+    pub fn speaks_for(&self, endpoint: (u32, u32), process: &Process) -> bool {
+        self.all.values().any(|client| client.endpoint == Some(endpoint) && client.process == *process)
+    }
+
+    /// A process that may have joined an endpoint over another's connection has one of its own.
+    pub fn stands_alone(&mut self, endpoint: (u32, u32), process: &Process) {
+        for client in self.all.values_mut().filter(|client| client.endpoint == Some(endpoint)) {
+            client.joined.remove(process);
+        }
+    }
+
     /// Ends a connection; the client as it was.
     pub fn remove(&mut self, id: u32) -> Option<Client> {
         let client = self.all.remove(&id)?;
         self.poller.remove(&client.socket);
-        self.poller.remove(&client.ended);
         self.full = false;
         Some(client)
     }
@@ -198,7 +219,7 @@ impl Client {
         if self.interest != interest {
             self.interest = interest;
             // Fails only for want of memory; then the client waits until something else moves it.
-            let _: io::Result<()> = poller.modify(&self.socket, Token::Socket(id).number(), interest);
+            let _: io::Result<()> = poller.modify(&self.socket, token(id), interest);
         }
     }
 }
@@ -212,19 +233,4 @@ pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Answer {
 /// A packet that refuses a request.
 pub fn refusal(request: u32, code: ErrorCode, text: &str) -> Answer {
     packet(Kind::ERROR, request, &[wire::Error { code, reserved: 0 }.as_bytes(), text.as_bytes()].concat())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_told_apart() {
-        for client in [0, 1, 77, u32::MAX] {
-            for token in [Token::Socket(client), Token::Ended(client)] {
-                assert!(token.number() >= FIRST_TOKEN);
-                assert_eq!(Token::of(token.number()), token);
-            }
-        }
-    }
 }

@@ -1,28 +1,28 @@
 //! The guest's daemon: what it is made of, and its loop.
 
-use super::clients::{Clients, FIRST_TOKEN, Token};
+use super::clients::{Attaching, Clients, FIRST_TOKEN};
 use super::control::Control;
+use super::owners::{self, Owners};
 use super::segments::Segments;
 use super::vfio::Interrupts;
 use crate::keeper::Keeper;
 use crate::link::GuestLink;
+use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller, Ready};
 use anyhow::{Context, Result};
 use ginnel_layout::control::DAEMON_VECTOR;
-use ginnel_layout::relay::{self, RelayKind};
+use ginnel_layout::relay::RelayKind;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-// Epoll tokens; clients have those from `FIRST_TOKEN`.
+// Epoll tokens; clients have those from `FIRST_TOKEN`, and the watches of processes those from `owners::FIRST_TOKEN`.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const BELL: u64 = 2;
 const KEEPER: u64 = 3;
-/// The process of an endpoint of an earlier daemon, by the endpoint's number.
-const ORPHANS: u64 = 1 << 40;
 
 /// Without interrupts, how often the link is looked at: after something has happened, when nothing has for a while, and
 /// when nobody is connected.
@@ -47,8 +47,9 @@ pub struct Daemon {
     pub(super) segments: Segments,
     /// What the link's ring has not taken. While there is something, no program is read from.
     pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
-    /// Endpoints of an earlier daemon whose programs have not come back yet, and the end of their processes.
-    pub(super) orphans: BTreeMap<u32, (relay::Endpoint, OwnedFd)>,
+    pub(super) owners: Owners,
+    /// Clients that have gone while the host was asked to attach them.
+    pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
     nap: Duration,
     /// The host has been told something and has said nothing since.
     pub(super) unanswered: bool,
@@ -78,6 +79,8 @@ impl Daemon {
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
             clients: Clients::new(poller.clone()),
+            owners: Owners::new(poller.clone()),
+            departed: BTreeMap::new(),
             poller,
             listener,
             accepting: true,
@@ -88,7 +91,6 @@ impl Daemon {
             up: false,
             segments,
             outbox: VecDeque::new(),
-            orphans: BTreeMap::new(),
             nap: FIRST_NAP,
             unanswered: false,
         })
@@ -99,11 +101,14 @@ impl Daemon {
         let mut ready = Vec::new();
         loop {
             let busy = self.look_at_link();
+            for owner in self.owners.take_changed() {
+                self.owner_gone(owner);
+            }
             self.send_outbox();
             if self.link.take_ring() {
                 self.control.ring_host();
             }
-            let timeout = self.timeout(busy);
+            let timeout = [self.timeout(busy), self.owners.until_next()].into_iter().flatten().min();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
             for event in &ready {
                 if event.token == STOP {
@@ -164,17 +169,19 @@ impl Daemon {
                 }
             }
             KEEPER => self.keeper_died(),
-            orphan if orphan >= ORPHANS => self.orphan_ended((orphan - ORPHANS) as u32),
-            client if client >= FIRST_TOKEN => match Token::of(client) {
-                Token::Ended(id) => self.drop_client(id),
-                Token::Socket(id) => {
-                    if event.writable && self.clients.flush(id).is_err() {
-                        self.drop_client(id);
-                    } else if event.readable {
-                        self.read_client(id);
-                    }
+            watch if watch >= owners::FIRST_TOKEN => {
+                if let Some(owner) = self.owners.ended(watch) {
+                    self.owner_gone(owner);
                 }
-            },
+            }
+            client if client >= FIRST_TOKEN => {
+                let id = (client - FIRST_TOKEN) as u32;
+                if event.writable && self.clients.flush(id).is_err() {
+                    self.drop_client(id);
+                } else if event.readable {
+                    self.read_client(id);
+                }
+            }
             _ => {}
         }
     }
@@ -203,12 +210,5 @@ impl Daemon {
         if self.poller.modify(&self.listener, LISTENER, interest).is_ok() {
             self.accepting = accepting;
         }
-    }
-
-    /// Watches the process of an endpoint that has not come back yet.
-    pub(super) fn watch_orphan(&mut self, endpoint: relay::Endpoint, ended: OwnedFd) -> Result<()> {
-        self.poller.add(&ended, ORPHANS + u64::from(endpoint.endpoint), Interest::READ)?;
-        self.orphans.insert(endpoint.endpoint, (endpoint, ended));
-        Ok(())
     }
 }

@@ -1,15 +1,19 @@
 //! Segments that come as virtio-pmem devices, as sysfs shows them.
 //!
-//! Four drivers turn such a device into a file that can be mapped: `virtio_pmem` makes a region with a namespace of it,
-//! `nd_pmem` finds the DAX info block in there, `dax_pmem` makes a DAX device of that, and `device_dax` gives it its
-//! node, `/dev/dax0.0`. The uuid of the info block says which segment it is; the numbers in the names say nothing.
-//! Where a device gets stuck on that way is what tells a user what to do.
+//! Three drivers turn such a device into a file that can be mapped: `virtio_pmem` makes a region with a namespace of it,
+//! `dax_pmem` makes a DAX device of what the info block in there describes, and `device_dax` gives that its node,
+//! `/dev/dax0.0`. This daemon says what the info block must be ([`claim`]). In a kernel with the driver `nd_pmem` the
+//! block itself says it, and the segment's members must be trusted with that. The uuid of the block says which segment
+//! it is; the numbers in the names say nothing. Where a device gets stuck on that way is what tells a user what to do.
+
+mod claim;
 
 use anyhow::{Context, Result, bail};
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::relay;
-use ginnel_layout::segment::RESERVED;
+use ginnel_layout::segment::{MIN_DAX_SIZE, RESERVED};
 use rustix::fs::{Advice, Mode, OFlags, fadvise};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -22,12 +26,13 @@ use zerocopy::{FromZeros, IntoBytes};
 /// What `device` of a virtio-pmem device says.
 const VIRTIO_PMEM: &str = "0x001b";
 /// The modules on the way, and where each shows that it is there.
-const DRIVERS: [(&str, &str); 4] = [
+const DRIVERS: [(&str, &str); 3] = [
     ("virtio_pmem", "bus/virtio/drivers/virtio_pmem"),
-    ("nd_pmem", "bus/nd/drivers/nd_pmem"),
-    ("dax_pmem", "bus/nd/drivers/dax_pmem"),
+    ("dax_pmem", claim::DRIVER),
     ("device_dax", "bus/dax/drivers/device_dax"),
 ];
+/// The driver that looks for an info block by itself and does what it says.
+const SELF_PROBING: &str = "bus/nd/drivers/nd_pmem";
 /// The driver that makes ordinary memory of a DAX device.
 const SYSTEM_RAM: &str = "kmem";
 const LARGE_PAGE: u64 = dax::LARGE_PAGE as u64;
@@ -61,12 +66,23 @@ pub struct DaxDevice {
     /// Unit in which it is mapped, in bytes.
     pub page: u32,
     driver: Option<String>,
+    /// Where the kernel keeps its page structures: `ram`, or `pmem`, which is the segment.
+    mode: String,
+    /// Bytes of the region in front of it.
+    front: u64,
 }
 
 impl DaxDevice {
-    /// Whether it has its node; else what keeps it from that.
-    pub fn check(&self) -> Result<(), Trouble> {
+    /// Whether it has its node and is what the info block should have made of it; else what is wrong.
+    pub fn check(&self, segment: &relay::Segment) -> Result<(), Trouble> {
         let place = self.node.display().to_string();
+        if self.mode != "ram" {
+            return Err(Trouble::PageStructures { place, mode: self.mode.clone() });
+        }
+        // What is shorter is said by who knows both lengths.
+        if self.front != RESERVED || self.len > segment.size {
+            return Err(Trouble::Displaced { place, front: self.front, len: self.len - RESERVED });
+        }
         match self.driver.as_deref() {
             Some("device_dax") => Ok(()),
             Some(SYSTEM_RAM) => Err(Trouble::SystemRam { place }),
@@ -129,6 +145,34 @@ pub enum Trouble {
         /// Which device.
         place: String,
     },
+    /// What stands there as its info block is none of this segment, or asks for what a segment must not have.
+    WrongBlock {
+        /// Which device.
+        place: String,
+        /// What the kernel said.
+        why: String,
+    },
+    /// The kernel keeps its page structures in the segment.
+    PageStructures {
+        /// The DAX device.
+        place: String,
+        /// What it says of that.
+        mode: String,
+    },
+    /// The info block has put it elsewhere in the segment.
+    Displaced {
+        /// The DAX device.
+        place: String,
+        /// Bytes in front of it.
+        front: u64,
+        /// Its bytes.
+        len: u64,
+    },
+    /// Smaller than what a kernel makes DAX devices of by hand.
+    Small {
+        /// Which device.
+        place: String,
+    },
     /// The DAX device cannot be opened or mapped.
     Unusable {
         /// The DAX device.
@@ -145,9 +189,9 @@ pub enum Trouble {
 
 impl Trouble {
     /// Says of a missing driver why its module was not loaded, if it is among those that failed.
-    pub fn because(&mut self, failed: &[(&'static str, String)]) {
+    pub fn because(&mut self, failures: &Failures) {
         if let Self::NoDriver { module, why, .. } = self
-            && let Some((_, reason)) = failed.iter().find(|(failed, _)| failed == module)
+            && let Some((_, reason)) = failures.modules.iter().find(|(failed, _)| failed == module)
         {
             why.clone_from(reason);
         }
@@ -181,10 +225,7 @@ impl fmt::Display for Trouble {
                 if *in_use {
                     return write!(f, ", and {node} is in use; unmount it");
                 }
-                write!(
-                    f,
-                    "; the host's daemon repairs it: restart this daemon, or shut the VM down and start it"
-                )
+                write!(f, "; the host's daemon repairs it: try again, or shut the VM down and start it")
             }
             Self::SystemRam { place } => write!(
                 f,
@@ -203,6 +244,28 @@ impl fmt::Display for Trouble {
             Self::Refused { place } => {
                 write!(f, "the kernel could not make a DAX device of {place}; its log says why (dmesg)")
             }
+            Self::WrongBlock { place, why } => write!(
+                f,
+                "the kernel has not accepted the DAX info block of {place} ({why}); a member of the segment may have \
+                 overwritten it. The host's daemon repairs it: try again"
+            ),
+            Self::PageStructures { place, mode } => write!(
+                f,
+                "{place} has the mode '{mode}': a member of the segment had changed its DAX info block, and this kernel \
+                 has read that by itself and keeps page structures where the member can write them. Shut this VM down, \
+                 hold the module nd_pmem back (see ginneld(8)), and start it"
+            ),
+            Self::Displaced { place, front, len } => write!(
+                f,
+                "{place} begins {front} bytes behind the start of its region and has {len} bytes, which is not where \
+                 the segment's data are; a member of the segment had changed its DAX info block: shut this VM down \
+                 and start it"
+            ),
+            Self::Small { place } => write!(
+                f,
+                "{place} has less than 16 MiB, and of that a kernel makes a DAX device only if the module nd_pmem is \
+                 loaded, which trusts all members of the segment; make the segment larger, or load nd_pmem"
+            ),
             Self::Unusable { place, why } => write!(f, "{place} cannot be used: {why}"),
             Self::NoHeader { place } => write!(
                 f,
@@ -235,47 +298,82 @@ impl Kernel {
         let page = number(path, "align").unwrap_or(LARGE_PAGE);
         let page = u32::try_from(page).with_context(|| format!("{}: align {page}", path.display()))?;
         let len = number(path, "size")?.saturating_add(RESERVED);
-        Ok(Some(DaxDevice { node: self.dev.join(name), uuid, len, page, driver: driver(path) }))
+        let made = path.join("..");
+        let region = path.canonicalize().with_context(|| format!("cannot follow {}", path.display()))?;
+        let region = region.ancestors().nth(2).context("a device without a region")?;
+        let front = number(&made, "resource")?.wrapping_sub(number(region, "resource")?);
+        let (node, mode, driver) = (self.dev.join(name), text(&made, "mode")?, driver(path));
+        Ok(Some(DaxDevice { node, uuid, len, page, driver, mode, front }))
     }
 
-    /// Does what can be done for a DAX device of each of these segments to appear: loads modules, and has the kernel
-    /// look again where the info block has been repaired since. Returns the modules that could not be loaded, and why.
-    pub fn bring_up(&self, segments: &[relay::Segment]) -> Result<Vec<(&'static str, String)>> {
-        let pmems = self.pmems()?;
-        let mut failed = Vec::new();
-        if pmems.is_empty() {
-            return Ok(failed);
+    /// Whether this kernel reads info blocks by itself, so that the members of a segment that comes by DAX must be trusted
+    /// with it when this VM boots.
+    pub fn probes_by_itself(&self) -> bool {
+        self.sysfs.join(SELF_PROBING).exists()
+    }
+
+    /// Does what can be done for a DAX device of each of these segments to appear: loads modules, and makes the devices.
+    /// Returns what did not work.
+    pub fn bring_up(&self, segments: &[relay::Segment]) -> Result<Failures> {
+        let mut failures = Failures::default();
+        if self.pmems()?.is_empty() {
+            return Ok(failures);
         }
         self.settle(); // This may be early in the boot.
         for (module, driver) in DRIVERS {
             if !self.sysfs.join(driver).exists() {
                 match self.load(module) {
                     Ok(()) => tracing::info!("loaded the module {module}"),
-                    Err(error) => failed.push((module, format!("{error:#}"))),
+                    Err(error) => failures.modules.push((module, format!("{error:#}"))),
                 }
                 self.settle();
             }
         }
-        for pmem in pmems {
-            let Ok(Some(block_device)) = self.block_device(&pmem) else { continue };
-            let repaired = |segment: &&relay::Segment| block_device.holds(segment);
-            let Some(segment) = segments.iter().find(repaired) else { continue };
-            match self.look_again(&block_device) {
-                Ok(()) => tracing::info!(
-                    "{}: the info block of segment {} has been repaired, so it is no block device any more",
-                    pmem.place,
-                    segment.name
-                ),
-                Err(error) => tracing::warn!("{}: {error:#}", pmem.place),
+        if !self.sysfs.join(claim::DRIVER).exists() {
+            return Ok(failures);
+        }
+        for pmem in self.pmems()? {
+            if let Err(error) = self.make(&pmem, segments, &mut failures) {
+                tracing::warn!("{}: {error:#}", pmem.place);
             }
         }
-        Ok(failed)
+        Ok(failures)
     }
 
-    /// Why there is no DAX device for this segment, after [`Kernel::bring_up`].
-    pub fn trouble(&self, segment: &relay::Segment) -> Trouble {
+    /// Makes a DAX device of the segment that this device is, if it is one of these and has none yet.
+    fn make(&self, pmem: &Pmem, segments: &[relay::Segment], failures: &mut Failures) -> Result<()> {
+        let Some(region) = pmem.region()? else { return Ok(()) };
+        if children(&region, "dax")?.iter().any(|made| driver(made).is_some()) {
+            return Ok(());
+        }
+        if let Some(block_device) = self.block_device(pmem)? {
+            let repaired = |segment: &&relay::Segment| block_device.holds(segment);
+            let Some(segment) = segments.iter().find(repaired) else { return Ok(()) };
+            self.remake(&region, &block_device, segment)?;
+            tracing::info!(
+                "{}: the info block of segment {} has been repaired, so it is no block device any more",
+                pmem.place,
+                segment.name
+            );
+            return Ok(());
+        }
+        let size = number(&region, "size")?;
+        for segment in segments.iter().filter(|segment| segment.size == size) {
+            match self.claim(&region, segment) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    let why = failures.claims.entry((pmem.place.clone(), segment.uuid)).or_default();
+                    *why = format!("{error:#}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why there is no DAX device for this segment, after [`Kernel::bring_up`] has failed so.
+    pub fn trouble(&self, segment: &relay::Segment, failures: &Failures) -> Trouble {
         for pmem in self.pmems().unwrap_or_default() {
-            match self.trouble_with(&pmem, segment) {
+            match self.trouble_with(&pmem, segment, failures) {
                 Ok(Some(trouble)) => return trouble,
                 Ok(None) => {}
                 Err(error) => tracing::warn!("{}: {error:#}", pmem.place),
@@ -285,7 +383,12 @@ impl Kernel {
     }
 
     /// `None` if this device is another segment, or what it is cannot be known and its size is another.
-    fn trouble_with(&self, pmem: &Pmem, segment: &relay::Segment) -> Result<Option<Trouble>> {
+    fn trouble_with(
+        &self,
+        pmem: &Pmem,
+        segment: &relay::Segment,
+        failures: &Failures,
+    ) -> Result<Option<Trouble>> {
         let place = pmem.place.clone();
         let no_driver =
             |module| Ok(Some(Trouble::NoDriver { place: place.clone(), module, why: String::new() }));
@@ -293,13 +396,15 @@ impl Kernel {
             return no_driver("virtio_pmem");
         }
         let Some(region) = pmem.region()? else { return Ok(Some(Trouble::Refused { place })) };
-        // What the info block has made, with or without a driver; a second one without uuid is always there.
+        // What the info block has made, with or without a driver. Instances without a namespace are seeds.
         for made in children(&region, "dax")? {
+            if text(&made, "namespace").is_ok_and(|claimed| claimed.is_empty()) {
+                continue;
+            }
             match uuid(&made)? {
                 Some(uuid) if uuid != segment.uuid => return Ok(None),
                 Some(_) if driver(&made).is_some() => return Ok(Some(Trouble::Refused { place })),
-                Some(_) => return no_driver("dax_pmem"),
-                None => {}
+                _ => {}
             }
         }
         if let Some(block_device) = self.block_device(pmem)? {
@@ -308,17 +413,22 @@ impl Kernel {
             let damaged = Trouble::Damaged { place, node, in_use: block_device.in_use };
             return Ok((claims || block_device.len == segment.size).then_some(damaged));
         }
-        if !self.sysfs.join(DRIVERS[1].1).exists() {
-            return no_driver("nd_pmem");
-        }
         if number(&region, "size")? != segment.size {
             return Ok(None);
         }
+        if !self.sysfs.join(claim::DRIVER).exists() {
+            return no_driver("dax_pmem");
+        }
         let start = number(&region, "resource")?;
-        Ok(Some(if start.is_multiple_of(LARGE_PAGE) {
-            Trouble::Refused { place }
-        } else {
-            Trouble::Misaligned { place, start }
+        if !start.is_multiple_of(LARGE_PAGE) {
+            return Ok(Some(Trouble::Misaligned { place, start }));
+        }
+        if segment.size < MIN_DAX_SIZE {
+            return Ok(Some(Trouble::Small { place }));
+        }
+        Ok(Some(match failures.claims.get(&(place.clone(), segment.uuid)) {
+            Some(why) => Trouble::WrongBlock { place, why: why.clone() },
+            None => Trouble::Refused { place },
         }))
     }
 
@@ -366,20 +476,21 @@ impl Kernel {
         Ok(Some(device))
     }
 
-    /// Has the kernel look for the info block again.
-    fn look_again(&self, device: &BlockDevice) -> Result<()> {
+    /// Takes the region from the driver of block devices and makes a DAX device of it.
+    fn remake(&self, region: &Path, device: &BlockDevice, segment: &relay::Segment) -> Result<()> {
         let name = device.namespace.file_name().and_then(|name| name.to_str()).context("no name")?;
-        let driver = self.sysfs.join(DRIVERS[1].1);
+        let driver = self.sysfs.join(SELF_PROBING);
         fs::write(driver.join("unbind"), name).with_context(|| format!("cannot unbind {name}"))?;
-        // This fails where it succeeds: the driver leaves the namespace to that of the DAX device.
-        let bound = fs::write(driver.join("bind"), name);
-        self.settle();
-        match bound {
-            Err(error) if error.raw_os_error() != Some(libc::ENXIO) => {
-                Err(error).with_context(|| format!("cannot bind {name}"))
+        self.claim(region, segment).or_else(|error| {
+            // Either this driver finds the block, and leaves the namespace to that of the DAX device, which fails with
+            // ENXIO; or it is a block device again, as before.
+            let bound = fs::write(driver.join("bind"), name);
+            self.settle();
+            match bound {
+                Err(bound) if bound.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+                _ => Err(error),
             }
-            _ => Ok(()),
-        }
+        })
     }
 
     fn load(&self, module: &str) -> Result<()> {
@@ -398,6 +509,15 @@ impl Kernel {
             let _ = text(&bus, "wait_probe"); // Reading it waits.
         }
     }
+}
+
+/// What [`Kernel::bring_up`] could not do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    /// Modules that could not be loaded, and why.
+    modules: Vec<(&'static str, String)>,
+    /// Why a device did not become the DAX device of a segment, by its place and the uuid of the segment.
+    claims: BTreeMap<(String, [u8; 16]), String>,
 }
 
 /// A virtio-pmem device.

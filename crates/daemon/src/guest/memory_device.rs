@@ -114,14 +114,14 @@ impl MemoryDevices {
         }
         let missing = found.missing(segments);
         if !missing.is_empty() {
-            let failed = kernel.bring_up(&missing)?;
+            let failures = kernel.bring_up(&missing)?;
             found.add_dax(kernel, &missing)?;
             for segment in found.missing(&missing) {
                 if !found.troubles.iter().any(|(uuid, _)| *uuid == segment.uuid) {
-                    found.troubles.push((segment.uuid, kernel.trouble(&segment)));
+                    found.troubles.push((segment.uuid, kernel.trouble(&segment, &failures)));
                 }
             }
-            found.troubles.iter_mut().for_each(|(_, trouble)| trouble.because(&failed));
+            found.troubles.iter_mut().for_each(|(_, trouble)| trouble.because(&failures));
         }
         Ok(found)
     }
@@ -164,7 +164,7 @@ impl MemoryDevices {
 
 /// A DAX device of a segment, if its header says so too.
 fn of_dax(dax: &DaxDevice, segment: &relay::Segment) -> Result<MemoryDevice, Trouble> {
-    dax.check()?;
+    dax.check(segment)?;
     let place = dax.node.display().to_string();
     let unusable =
         |error: anyhow::Error| Trouble::Unusable { place: place.clone(), why: format!("{error:#}") };

@@ -7,13 +7,14 @@
 //! | `dax` | virtio-pmem devices and what the kernel makes of them |
 //! | `memory_device`, `segments`, `speed` | which device is which segment, and how fast it is |
 //! | `vfio` | interrupts |
-//! | `clients`, `relay`, `daemon` | programs, what is passed on for them, the loop |
+//! | `clients`, `owners`, `relay`, `daemon` | connections, processes, what is passed on for them, the loop |
 
 mod clients;
 mod control;
 mod daemon;
 mod dax;
 mod memory_device;
+mod owners;
 mod pci;
 mod relay;
 mod segments;
@@ -185,7 +186,8 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 fn listen(path: &Path, mode: Mode, group: Option<u32>) -> Result<OwnedFd> {
     // Nobody may connect before the permissions are what they shall be.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o777));
-    let listener = packet::listen_at(path, SocketType::SEQPACKET);
+    let listener =
+        packet::listen_at_with(path, SocketType::SEQPACKET, |socket, _| packet::ask_for_senders(socket));
     rustix::process::umask(old);
     let listener = listener.with_context(|| {
         format!("cannot listen at {} (a path of at most {} bytes)", path.display(), SOCKET_PATH_MAX)

@@ -3,10 +3,11 @@
 //! It decides nothing: `HELLO` is answered here, all else goes to the host's daemon and comes back, and on the way back
 //! an `ATTACHED` gets the file descriptors that only this guest has.
 
-use super::clients::{Answer, packet, refusal};
+use super::clients::{Answer, Attaching, packet, refusal};
 use super::daemon::Daemon;
+use super::owners::{Watch, owner};
 use crate::link::{Event, SendRefused};
-use crate::packet::accept;
+use crate::packet::{Packet, accept};
 use crate::pidwatch::Process;
 use ginnel_layout::relay::{Endpoint, RelayKind};
 use ginnel_layout::wire::{self, Attached, ErrorCode, Fds, Header, Kind};
@@ -80,19 +81,29 @@ impl Daemon {
                         format!("a packet is at most {} bytes and carries no descriptors", wire::MAX_PACKET);
                     return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
                 }
-                Ok(Some(packet)) => self.client_says(id, &packet.bytes),
+                Ok(Some(packet)) => self.client_says(id, &packet),
                 Err(_) => return self.drop_client(id),
             }
         }
     }
 
-    fn client_says(&mut self, id: u32, bytes: &[u8]) {
+    fn client_says(&mut self, id: u32, packet: &Packet) {
         let Some(client) = self.clients.get(id) else { return };
-        let Some((header, body)) = wire::split(bytes) else {
+        let Some((header, body)) = wire::split(&packet.bytes) else {
             return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, "a packet shorter than its header"));
         };
         if !client.greeted || header.kind == Kind::HELLO {
             return self.greet(id, header, body);
+        }
+        // A child has inherited the connection. The host is told of it otherwise than of who has opened the connection.
+        let child = packet.sender.filter(|pid| *pid != client.process.pid);
+        match header.kind {
+            Kind::JOIN if body.is_empty() => return self.joins(id, child),
+            Kind::DETACH if body.is_empty() && child.is_some() => {
+                self.child_leaves(id, child);
+                return self.answer(id, super::clients::packet(Kind::OK, header.request, &[]));
+            }
+            _ => {}
         }
         if !self.up {
             let text = "the host's daemon does not answer; it may be restarting (on the host: systemctl status ginneld)";
@@ -100,16 +111,63 @@ impl Daemon {
         }
         if header.kind == Kind::ATTACH
             && let Some(attach) = wire::body::<wire::Attach>(body)
-            && let Some(Err(missing)) = self.segments.named(&attach.segment)
         {
-            let text = format!("segment {}: {missing}", attach.segment);
-            return self.answer(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text));
+            if let Some(Err(missing)) = self.segments.named(&attach.segment) {
+                let text = format!("segment {}: {missing}", attach.segment);
+                return self.answer(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text));
+            }
+            if client.endpoint.is_none() {
+                let returning = attach.endpoint != 0;
+                client.attaching = Some(Attaching { request: header.request, returning, leaving: false });
+            }
+        }
+        if header.kind == Kind::DETACH && body.is_empty() {
+            if let Some(attaching) = &mut client.attaching {
+                attaching.leaving = true;
+            }
+            if let Some((endpoint, epoch)) = client.endpoint {
+                self.owners.forget(&owner(endpoint, epoch, client.process));
+                (client.image, client.unwatched) = (None, false);
+                if client.joined.is_empty() {
+                    client.endpoint = None;
+                }
+            }
         }
         if !std::mem::replace(&mut client.opened, true) {
             let who = client.open();
             self.tell(RelayKind::OPEN, id, who.as_bytes());
         }
-        self.tell(RelayKind::DATA, id, bytes);
+        self.tell(RelayKind::DATA, id, &packet.bytes);
+    }
+
+    /// A process owns the endpoint of a connection that it has inherited. Nobody waits for an answer.
+    fn joins(&mut self, id: u32, child: Option<u32>) {
+        let Some(client) = self.clients.get(id) else { return };
+        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
+            return;
+        };
+        let joined = owner(endpoint, epoch, child);
+        // One that has ended, or cannot be watched, holds the endpoint by the connection alone.
+        if self.owners.watch(joined) == Watch::Set {
+            client.joined.insert(child);
+            self.tell(RelayKind::JOIN, 0, joined.as_bytes());
+        }
+    }
+
+    /// A process gives up the endpoint of a connection that it has inherited.
+    fn child_leaves(&mut self, id: u32, child: Option<u32>) {
+        let Some(client) = self.clients.get(id) else { return };
+        let (Some((endpoint, epoch)), Some(child)) = (client.endpoint, child.and_then(Process::of)) else {
+            return;
+        };
+        client.joined.remove(&child);
+        self.owner_gone(owner(endpoint, epoch, child));
+    }
+
+    /// A process owns an endpoint no more: it has ended, or runs another program.
+    pub(super) fn owner_gone(&mut self, owner: Endpoint) {
+        self.owners.forget(&owner);
+        self.tell(RelayKind::GONE, 0, owner.as_bytes());
     }
 
     fn greet(&mut self, id: u32, header: Header, body: &[u8]) {
@@ -143,10 +201,26 @@ impl Daemon {
         self.drop_client(id);
     }
 
-    /// The end of a connection.
+    /// The end of a connection. Its process may live on, and own its endpoint.
     pub(super) fn drop_client(&mut self, id: u32) {
-        if self.clients.remove(id).is_some_and(|client| client.opened) {
-            self.tell(RelayKind::CLOSE, id, &[]);
+        let Some(client) = self.clients.remove(id).filter(|client| client.opened) else { return };
+        self.tell(RelayKind::CLOSE, id, &[]);
+        if let Some(attaching) = client.attaching {
+            self.departed.insert(id, (client.process, client.image, attaching));
+        }
+        let Some((endpoint, epoch)) = client.endpoint else { return };
+        for child in client.joined {
+            self.owner_gone(owner(endpoint, epoch, child));
+        }
+        let opener = owner(endpoint, epoch, client.process);
+        if client.unwatched {
+            if !self.clients.speaks_for((endpoint, epoch), &client.process) {
+                self.owner_gone(opener);
+            }
+        } else if let Some(image) = client.image
+            && let Some(changed) = self.owners.examine(opener, image)
+        {
+            self.owner_gone(changed);
         }
     }
 
@@ -165,7 +239,8 @@ impl Daemon {
                     tracing::warn!("the session with the host's daemon has ended; waiting for the next");
                     (self.up, self.unanswered) = (false, false);
                     self.outbox.clear();
-                    self.orphans.clear(); // The next session brings them again.
+                    self.owners.clear(); // The next session brings them again.
+                    self.departed.clear();
                     for id in self.clients.opened() {
                         self.clients.remove(id); // They come back and say which endpoint they are.
                     }
@@ -200,56 +275,80 @@ impl Daemon {
                         body.len()
                     );
                 }
-                endpoints.iter().for_each(|bytes| self.await_program(zerocopy::transmute!(*bytes)));
+                endpoints.iter().for_each(|bytes| self.take_over_owner(zerocopy::transmute!(*bytes)));
             }
             RelayKind::PING => self.tell(RelayKind::PONG, 0, &[]),
             RelayKind(other) => tracing::warn!("the host's daemon says something unknown ({other})"),
         }
     }
 
-    /// An endpoint of an earlier daemon: its program comes back by itself, unless it is dead.
-    fn await_program(&mut self, endpoint: Endpoint) {
-        let process = Process { pid: endpoint.pid, started: endpoint.started };
-        let watched = match process.watch() {
-            Ok(None) => return self.tell(RelayKind::GONE, 0, endpoint.as_bytes()),
-            Ok(Some(ended)) => self.watch_orphan(endpoint, ended),
-            Err(errno) => Err(errno.into()),
-        };
-        if let Err(error) = watched {
-            tracing::warn!("cannot watch process {}, an endpoint: {error:#}", endpoint.pid);
-        }
-    }
-
-    /// The process of such an endpoint has ended.
-    pub(super) fn orphan_ended(&mut self, endpoint: u32) {
-        if let Some((endpoint, _)) = self.orphans.remove(&endpoint) {
-            self.tell(RelayKind::GONE, 0, endpoint.as_bytes());
+    /// An owner of an endpoint whose connection an earlier session had: it comes back by itself, unless it is dead.
+    fn take_over_owner(&mut self, owner: Endpoint) {
+        if self.owners.watch(owner) == Watch::Ended {
+            self.owner_gone(owner);
         }
     }
 
     fn pass_to_client(&mut self, id: u32, bytes: Vec<u8>) {
         let Some((header, body)) = wire::split(&bytes) else { return self.drop_client(id) };
+        let Some(client) = self.clients.get(id) else { return self.answer_to_departed(id, header, body) };
+        let asked = client.attaching.take_if(|asked| asked.request == header.request);
         if header.kind != Kind::ATTACHED {
             return self.answer(id, (bytes, Vec::new()));
         }
-        match wire::body::<Attached>(body) {
-            Some(attached) => match self.complete(attached) {
-                Ok((attached, fds)) => {
-                    let (bytes, _) = packet(Kind::ATTACHED, header.request, attached.as_bytes());
-                    self.answer(id, (bytes, fds));
+        let Some(attached) = wire::body::<Attached>(body) else { return self.drop_client(id) };
+        let endpoint = (attached.endpoint, attached.epoch);
+        let process = client.process;
+        let attacher = owner(attached.endpoint, attached.epoch, process);
+        if asked.is_some_and(|asked| asked.leaving) {
+            self.owners.forget(&attacher);
+        } else {
+            client.endpoint = Some(endpoint);
+            match self.owners.watch(attacher) {
+                Watch::Set => {}
+                Watch::Ended => self.owner_gone(attacher),
+                Watch::Impossible => client.unwatched = true,
+            }
+            self.clients.stands_alone(endpoint, &process);
+        }
+        match self.complete(attached) {
+            Ok((attached, fds)) => {
+                let (bytes, _) = packet(Kind::ATTACHED, header.request, attached.as_bytes());
+                self.answer(id, (bytes, fds));
+            }
+            Err(text) => {
+                self.end_client(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text));
+                // One that comes back may work on with the memory that it has.
+                if !asked.is_some_and(|asked| asked.returning) {
+                    self.owner_gone(attacher);
                 }
-                Err(text) => self.end_client(id, refusal(header.request, ErrorCode::NO_SEGMENT, &text)),
-            },
-            None => self.drop_client(id),
+            }
+        }
+    }
+
+    /// The host answers somebody whose connection has ended meanwhile. The process may own an endpoint all the same.
+    fn answer_to_departed(&mut self, id: u32, header: Header, body: &[u8]) {
+        let Some(&(process, image, asked)) = self.departed.get(&id) else { return };
+        if asked.request != header.request {
+            return;
+        }
+        self.departed.remove(&id);
+        let Some(attached) = wire::body::<Attached>(body).filter(|_| header.kind == Kind::ATTACHED) else {
+            return;
+        };
+        let attacher = owner(attached.endpoint, attached.epoch, process);
+        if asked.leaving {
+            self.owners.forget(&attacher);
+        } else if self.owners.watch(attacher) != Watch::Set {
+            self.owner_gone(attacher);
+        } else if let Some(changed) = image.and_then(|image| self.owners.examine(attacher, image)) {
+            self.owner_gone(changed);
         }
     }
 
     /// Adds this guest's descriptors to the host's answer. Nothing but mapping can be done with the files, and waiting
     /// (or, which harms only endpoints of the same vector, ringing) with the event.
     fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<std::os::fd::OwnedFd>>), String> {
-        if self.orphans.get(&attached.endpoint).is_some_and(|(orphan, _)| orphan.epoch == attached.epoch) {
-            self.orphans.remove(&attached.endpoint); // It is back.
-        }
         let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
         let mut attached = Attached {
             map_offset: device.offset,

@@ -20,9 +20,9 @@ pub struct Segments {
 }
 
 /// What to tell the host of a segment.
-fn mapped(name: Name, kind: MappingKind, speed: Option<Speed>) -> relay::Mapped {
+fn mapped(name: Name, kind: MappingKind, trusts_members: bool, speed: Option<Speed>) -> relay::Mapped {
     let (read_mb_s, write_mb_s) = speed.map_or((0, 0), |speed| (speed.read, speed.write));
-    relay::Mapped { name, kind, reserved: 0, read_mb_s, write_mb_s }
+    relay::Mapped { name, kind, trusts_members: trusts_members.into(), read_mb_s, write_mb_s }
 }
 
 impl Segments {
@@ -46,13 +46,26 @@ impl Segments {
         self.list = segments.iter().map(|bytes| zerocopy::transmute!(*bytes)).collect();
         self.due.clear();
         self.scan();
+        let trusting: Vec<_> = self
+            .list
+            .iter()
+            .filter(|segment| self.trusts_members(segment))
+            .map(|s| s.name.as_str())
+            .collect();
+        if !trusting.is_empty() {
+            tracing::warn!(
+                "the module nd_pmem is loaded, so when this VM boots its kernel trusts all members of the segments that \
+                 come by DAX ({}); hold it back, see ginneld(8)",
+                trusting.join(", ")
+            );
+        }
         let mut missing = Vec::new();
         for segment in &self.list {
             match self.devices.find(segment) {
                 Ok(_) => self.due.push_back(segment.name),
                 Err(why) => {
                     tracing::warn!("segment {} is missing in this VM: {why}", segment.name);
-                    missing.push(mapped(segment.name, MappingKind::NONE, None));
+                    missing.push(mapped(segment.name, MappingKind::NONE, self.trusts_members(segment), None));
                 }
             }
         }
@@ -72,8 +85,9 @@ impl Segments {
         let segment = *self.list.iter().find(|segment| segment.name == *name)?;
         if !self.devices.find(&segment).is_ok_and(MemoryDevice::is_there) {
             self.scan();
-            if self.devices.find(&segment).is_ok() {
-                self.due.push_back(segment.name);
+            // Also if it is missing: that is told, and the host looks at what stands in front of it.
+            if !self.due.contains(name) {
+                self.due.push_back(*name);
             }
         }
         Some(self.devices.find(&segment))
@@ -94,16 +108,19 @@ impl Segments {
     pub fn measure_next(&mut self) -> Option<relay::Mapped> {
         let name = self.due.pop_front()?;
         let segment = self.list.iter().find(|segment| segment.name == name)?;
-        let device = self.devices.find(segment).ok()?;
+        let trusts = self.trusts_members(segment);
+        let Ok(device) = self.devices.find(segment) else {
+            return Some(mapped(name, MappingKind::NONE, trusts, None));
+        };
         let key = (segment.uuid, device.place.clone());
         if let Some(speed) = self.speeds.get(&key) {
-            return Some(mapped(name, device.kind, Some(*speed)));
+            return Some(mapped(name, device.kind, trusts, Some(*speed)));
         }
         let speed = match Speed::measure(device) {
             Ok(speed) => speed,
             Err(error) => {
                 tracing::warn!("segment {name} cannot be measured: {error:#}");
-                return Some(mapped(name, device.kind, None));
+                return Some(mapped(name, device.kind, trusts, None));
             }
         };
         let Speed { read, write, private } = speed;
@@ -115,7 +132,12 @@ impl Segments {
             );
         }
         self.speeds.insert(key, speed);
-        Some(mapped(name, device.kind, Some(speed)))
+        Some(mapped(name, device.kind, trusts, Some(speed)))
+    }
+
+    /// Whether a kernel that boots in this VM believes what the segment's members have written into its info block.
+    fn trusts_members(&self, segment: &relay::Segment) -> bool {
+        segment.kind == MappingKind::DAX && self.kernel.probes_by_itself()
     }
 }
 
@@ -148,6 +170,9 @@ mod tests {
         let told = segments.measure_next().unwrap();
         assert_eq!((told.name.as_str(), told.kind), ("here", MappingKind::BAR));
         assert!(told.read_mb_s > 0 && told.write_mb_s > 0);
+        // It was missed again meanwhile.
+        let told = segments.measure_next().unwrap();
+        assert_eq!((told.name, told.kind), (gone, MappingKind::NONE));
         assert!(!segments.is_due() && segments.measure_next().is_none());
     }
 
@@ -156,6 +181,12 @@ mod tests {
         let tree = Tree::new();
         let mut segments = Segments::new(tree.kernel());
         assert_eq!(segments.learn([named("late", 5)].as_bytes()).len(), 1);
+        // Each time it is missed, the host is told.
+        for _ in 0..2 {
+            assert!(segments.named(&Name::new("late").unwrap()).unwrap().is_err());
+            assert_eq!(segments.measure_next().unwrap().kind, MappingKind::NONE);
+            assert!(!segments.is_due());
+        }
         add(&tree, "0000:00:05.0", SIZE, header(5));
         assert!(segments.named(&Name::new("late").unwrap()).unwrap().is_ok());
         assert_eq!(segments.measure_next().unwrap().kind, MappingKind::BAR);

@@ -49,7 +49,9 @@ impl Bed {
         self.stop = write;
         let path = self.socket();
         let sysfs = self.tree.path().to_owned();
-        let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
+        let listener =
+            packet::listen_at_with(&path, SocketType::SEQPACKET, |socket, _| packet::ask_for_senders(socket))
+                .unwrap();
         let control = Control::find(&sysfs).unwrap();
         let kernel = self.tree.kernel();
         self.daemon = Some(std::thread::spawn(move || {
@@ -266,6 +268,10 @@ fn a_segment_without_device_is_refused_with_the_fix() {
     let (code, text) = program.is_refused(2);
     assert_eq!(code, ErrorCode::NO_SEGMENT);
     assert!(text.contains("segment gone") && text.contains("ginnel qemu-args"), "{text}");
+    // The host is told, because it may be able to repair what keeps the device away.
+    let (kind, _, body) = next_message(&mut host);
+    let told: relay::Mapped = wire::body(&body).unwrap();
+    assert_eq!((kind, told.name.as_str(), told.kind), (RelayKind::MAPPED, "gone", MappingKind::NONE));
     // One that the guest has never heard of is the host's to refuse.
     program.say(Kind::ATTACH, 3, attach("never").as_bytes());
     assert_eq!(next_message(&mut host).0, RelayKind::OPEN);
@@ -337,19 +343,24 @@ fn program_with_a_child() {
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
     program.say(Kind::HELLO, 1, hello.as_bytes());
     program.hears();
-    rustix::io::fcntl_setfd(&program.0, rustix::io::FdFlags::empty()).unwrap();
-    // It inherits the socket, and ends when the test closes the pipe that is its standard input.
-    let mut child = std::process::Command::new("sh").args(["-c", "read nothing"]).spawn().unwrap();
-    program.say(Kind::INSPECT, 2, &[]);
+    program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+    program.hears();
+    // It inherits the socket, joins the endpoint, and ends when the test closes the pipe that is its standard input.
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", "printf '\\027\\0\\0\\0\\0\\0\\0\\0' >&2; read nothing"])
+        .stderr(program.0)
+        .spawn()
+        .unwrap();
     // The test kills this process long before its child ends.
     child.wait().unwrap();
 }
 
 #[test]
-fn a_process_that_dies_is_gone_even_if_its_child_has_the_socket() {
+fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     use std::process::{Command, Stdio};
     let bed = Bed::new();
     let mut host = bed.session();
+    tell_segments(&mut host);
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--ignored", "--exact", "guest::tests::program_with_a_child"]);
     // The child lives until the test lets go of this pipe.
@@ -357,12 +368,33 @@ fn a_process_that_dies_is_gone_even_if_its_child_has_the_socket() {
     let mut program = program.spawn().unwrap();
     let pipe = program.stdin.take();
     let (_, client, body) = next_message(&mut host);
-    assert_eq!(wire::body::<relay::Open>(&body).unwrap().pid, program.id());
+    let parent = wire::body::<relay::Open>(&body).unwrap();
+    assert_eq!(parent.pid, program.id());
     assert_eq!(next_message(&mut host).0, RelayKind::DATA);
+    host.send(RelayKind::DATA, client, &attached(2)).unwrap();
+    let (kind, _, body) = next_message(&mut host);
+    let child: relay::Endpoint = wire::body(&body).unwrap();
+    assert_eq!((kind, child.endpoint, child.epoch), (RelayKind::JOIN, 4, 9));
+    assert_ne!(child.pid, program.id());
     program.kill().unwrap();
     program.wait().unwrap();
-    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+    let gone = relay::Endpoint { pid: parent.pid, started: parent.started, ..child };
+    assert_eq!(next_message(&mut host), (RelayKind::GONE, 0, gone.as_bytes().to_vec()));
+    assert_eq!(host.step(), Event::Idle, "its child has the connection");
     drop(pipe);
+    // The end of the child and that of the connection are two events.
+    let mut ends = [next_message(&mut host), next_message(&mut host)];
+    ends.sort_by_key(|(kind, ..)| kind.0);
+    assert_eq!(ends[0], (RelayKind::CLOSE, client, vec![]));
+    assert_eq!(ends[1], (RelayKind::GONE, 0, child.as_bytes().to_vec()));
+}
+
+/// The host's answer to a request to attach: endpoint 4 of epoch 9.
+fn attached(request: u32) -> Vec<u8> {
+    let mut attached = wire::Attached::new_zeroed();
+    (attached.member, attached.endpoint, attached.epoch) = (3, 4, 9);
+    (attached.vector, attached.uuid, attached.segment_len) = (2, [5; 16], SIZE);
+    [Header { kind: Kind::ATTACHED, flags: 0, request }.as_bytes(), attached.as_bytes()].concat()
 }
 
 #[test]

@@ -9,9 +9,10 @@
 //! | `vm-add` | `name`, and as in `[vm.NAME]` | `{"vm":{"name","number","socket","vectors"}}` |
 //! | `vm-remove` | `name` | `{}` |
 
-use super::broker::ClientId;
-use super::config::{MAX_SEGMENTS_PER_MEMBER, SegmentSpec, VmSpec};
-use super::reply::Refusal;
+use super::broker::{ClientId, unrecorded};
+use super::config::{self, MAX_SEGMENTS_PER_MEMBER, SegmentSpec, VmSpec};
+use super::making::Wish;
+use super::reply::{self, Refusal};
 use super::server::Server;
 use ginnel_config::Problem;
 use ginnel_layout::wire::ErrorCode;
@@ -32,12 +33,26 @@ impl From<Problem> for Refusal {
 }
 
 impl Server {
-    /// Does what an administrator asks for.
-    pub(super) fn admin(&mut self, client: ClientId, text: &str) -> Result<Value, Refusal> {
-        let Some(who) = self.broker.who(client) else { return Ok(json!({})) };
-        let own = rustix::process::geteuid().as_raw();
-        let in_group = self.config.admin_group.is_some_and(|group| who.groups.contains(&group));
-        if who.member != HOST_MEMBER || !(who.uid == 0 || who.uid == own || in_group) {
+    /// Does what an administrator asks for, and answers, at once or when it is done.
+    pub(super) fn admin(&mut self, client: ClientId, request: u32, text: &str) {
+        if let Some(result) = self.administrate(client, request, text).transpose() {
+            self.answer_admin(client, request, result);
+        }
+    }
+
+    pub(super) fn answer_admin(&mut self, client: ClientId, request: u32, result: Result<Value, Refusal>) {
+        // In the journal before it is answered.
+        self.run_effects();
+        match result {
+            Ok(answer) => self.send_text(client, request, &answer.to_string()),
+            Err(refusal) => self.send_packets(client, vec![(reply::refusal(request, &refusal), vec![])]),
+        }
+    }
+
+    /// `None` if the answer comes later.
+    fn administrate(&mut self, client: ClientId, request: u32, text: &str) -> Result<Option<Value>, Refusal> {
+        let Some(who) = self.broker.who(client) else { return Ok(None) };
+        if !self.is_administrator(who) {
             let text =
                 "only root, the daemon's user and members of daemon.admin_group may do this, on the host";
             return Err(Refusal::new(ErrorCode::DENIED, text));
@@ -53,8 +68,11 @@ impl Server {
             Some(_) => return Err(invalid("`force` is true or false, and only of segment-remove")),
         };
         info!(uid, op, name, "administration");
+        if !op.ends_with("-remove") && !self.journal.takes() {
+            return Err(unrecorded());
+        }
         match op.as_str() {
-            "segment-create" => self.segment_create(&name, spec(keys)?),
+            "segment-create" => return self.segment_create(client, request, name, spec(keys)?),
             "segment-remove" => self.segment_remove(&name, force, spec::<NoKeys>(keys)?),
             "vm-add" => self.vm_add(&name, spec(keys)?),
             "vm-remove" => self.vm_remove(&name, spec::<NoKeys>(keys)?),
@@ -62,11 +80,42 @@ impl Server {
                 "there is no op {other:?}: segment-create, segment-remove, vm-add, vm-remove"
             ))),
         }
+        .map(Some)
     }
 
-    fn segment_create(&mut self, name: &str, spec: SegmentSpec) -> Result<Value, Refusal> {
+    /// Has the segment's file made beside the event loop, unless it is there.
+    fn segment_create(
+        &mut self,
+        client: ClientId,
+        request: u32,
+        name: String,
+        spec: SegmentSpec,
+    ) -> Result<Option<Value>, Refusal> {
+        let (segment, _) = self.new_segment(&name, &spec)?;
+        // Slices of one file follow each other in it, so that grows here.
+        if segment.shared_file.is_some() || segment.path.exists() {
+            return self.segment_declare(&name, spec).map(Some);
+        }
         let place = format!("segment {name}");
-        let segment = self.config.segment(name, &spec, &place)?;
+        let wish = Wish { client, request, name, spec, segment };
+        self.making
+            .begin(wish, place)
+            .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
+        Ok(None)
+    }
+
+    /// Checks a segment that is to be added. Returns what it will be, and its members.
+    fn new_segment(
+        &self,
+        name: &str,
+        spec: &SegmentSpec,
+    ) -> Result<(config::Segment, BTreeSet<u32>), Refusal> {
+        let place = format!("segment {name}");
+        let segment = self.config.segment(name, spec, &place)?;
+        if self.making.contains(&segment.name) {
+            let text = format!("{place} is being made: wait for it, or choose another name");
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
         if self.broker.books().segments.contains_key(&segment.name) {
             return Err(Refusal::new(
                 ErrorCode::IN_USE,
@@ -90,10 +139,22 @@ impl Server {
                 return Err(Refusal::new(ErrorCode::LIMIT, text));
             }
         }
-        self.declare_segment(&segment, Some(spec), &place).map_err(|error| invalid(format!("{error:#}")))?;
+        Ok((segment, members))
+    }
+
+    /// Adds a segment.
+    pub(super) fn segment_declare(&mut self, name: &str, spec: SegmentSpec) -> Result<Value, Refusal> {
+        // While its file was made, its members may have gone.
+        let (segment, members) = self.new_segment(name, &spec)?;
+        if !self.journal.takes() {
+            return Err(unrecorded());
+        }
+        let place = format!("segment {name}");
+        self.declare_segment(&segment, Some(spec), &place, false)
+            .map_err(|error| invalid(format!("{error:#}")))?;
         for member in members {
             if member != HOST_MEMBER {
-                self.introduce(member);
+                self.tell_doorbells(member);
                 self.send_segments(member);
             }
         }
@@ -154,15 +215,14 @@ impl Server {
             return Err(Refusal::new(ErrorCode::IN_USE, text));
         }
         let number = self.choose_number(&vm, &BTreeSet::new(), &place)?;
-        let declared = self.declare_vm(&vm, number, Some(spec), &place).and_then(|()| match &home {
-            Some(home) => self.declare_segment(home, None, &place),
+        let declared = self.declare_vm(&vm, number, Some(spec), &place, false).and_then(|()| match &home {
+            Some(home) => self.declare_segment(home, None, &place, false),
             None => Ok(()),
         });
         if let Err(error) = declared {
             self.retire_vm(number);
             return Err(invalid(format!("{error:#}")));
         }
-        self.introduce(number);
         Ok(json!({ "vm": {
             "name": name,
             "number": number,

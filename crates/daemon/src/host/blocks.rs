@@ -7,16 +7,18 @@
 //! Rights that are taken back are gone from the books at once, but the holder's mapping is as it was until its library
 //! has heard of it ([`BlockHandle::left`]); so long the handle counts as what it was, and nobody is told that he is alone.
 
+use super::account::{Account, Tally};
 use super::books::{Books, Endpoint, Misfit};
 use super::broker::{Broker, ClientId, World};
 use super::estate::{Estate, Shelf};
+use super::handles::{Grants, Handles};
 use super::record::{Block, BlockGrant, BlockHandle, Record, Text};
 use super::reply::{self, Refusal};
 use super::requests::{broken, checked};
 use super::sync::no_room;
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -33,10 +35,6 @@ impl Block {
             false => (endpoint.member, endpoint.uid) == (self.member, self.uid),
         }
     }
-
-    fn handle_mut(&mut self, handle: u64) -> Option<&mut BlockHandle> {
-        self.handles.iter_mut().find(|h| h.number == handle)
-    }
 }
 
 impl Estate for Block {
@@ -50,8 +48,8 @@ impl Estate for Block {
         (self.segment.0, self.name.0)
     }
 
-    fn member(&self) -> u32 {
-        self.member
+    fn account(&self) -> Account {
+        Account::new(self.member, self.segment.0, self.uid)
     }
 
     fn place(&self) -> (u64, u64) {
@@ -59,19 +57,20 @@ impl Estate for Block {
     }
 
     fn is_possible(&self) -> bool {
-        !self.is_over() && self.size <= self.span
+        let requests: BTreeSet<(u32, u64)> = self.users().map(|h| (h.endpoint, h.nonce)).collect();
+        !self.is_over() && self.size <= self.span && requests.len() == self.handles.len()
     }
 
-    fn users(&self) -> &[BlockHandle] {
-        &self.handles
+    fn users(&self) -> impl Iterator<Item = BlockHandle> {
+        self.handles.iter().copied()
     }
 
     fn add(&mut self, handle: BlockHandle) {
-        self.handles.push(handle);
+        self.handles.insert(handle);
     }
 
-    fn collide(one: &BlockHandle, other: &BlockHandle) -> bool {
-        one.number == other.number || (one.endpoint, one.nonce) == (other.endpoint, other.nonce)
+    fn is_taken(&self, handle: &BlockHandle) -> bool {
+        self.handles.get(handle.number).is_some()
     }
 
     fn has_user(books: &Books, segment: &Name, handle: &BlockHandle) -> bool {
@@ -86,6 +85,7 @@ impl Estate for Block {
         if let Some(endpoint) = books.endpoints.get_mut(&handle.endpoint) {
             endpoint.handles.insert(handle.nonce, handle.number);
         }
+        books.one_more_handle(handle.endpoint);
     }
 
     fn all(books: &Books) -> &BTreeMap<u64, Self> {
@@ -112,13 +112,63 @@ impl Books {
         if block.is_of(endpoint, self.owner_of(block).is_some()) {
             return Rights::WRITE_EXCLUSIVE;
         }
-        let granted = |epoch| block.grants.iter().find(|g| g.member == endpoint.member && g.epoch == epoch);
-        let granted = granted(endpoint.epoch).or_else(|| granted(0));
-        Rights(granted.map_or(block.others, |grant| grant.rights))
+        let granted = |number| block.grants.get(endpoint.member, number);
+        Rights(granted(endpoint.number).or_else(|| granted(0)).unwrap_or(block.others))
+    }
+
+    /// The endpoints that a grant is about, and what each of them may do with the block once it is granted.
+    fn rights_after(&self, block: &Block, grant: &BlockGrant) -> Vec<(u32, Rights)> {
+        let owner_lives = self.owner_of(block).is_some();
+        let after = |endpoint: &Endpoint| {
+            let special = || block.grants.get(endpoint.member, endpoint.number);
+            match grant.endpoint {
+                _ if block.is_of(endpoint, owner_lives) => Rights::WRITE_EXCLUSIVE,
+                0 => Rights(special().unwrap_or(grant.rights)),
+                _ => Rights(grant.rights),
+            }
+        };
+        let whom: Vec<u32> = match grant.endpoint {
+            0 => self.index.of_member(grant.member).collect(),
+            endpoint => vec![endpoint],
+        };
+        let endpoints = whom.iter().filter_map(|number| self.endpoints.get(number));
+        endpoints.filter(|e| e.member == grant.member).map(|e| (e.number, after(e))).collect()
+    }
+
+    /// The handles that a grant leaves less than they have: endpoint and number.
+    pub(super) fn revoked_by(&self, block: u64, grant: &BlockGrant) -> Vec<(u32, u64)> {
+        let Some(block) = self.blocks.get(&block) else { return Vec::new() };
+        let after = self.rights_after(block, grant).into_iter();
+        after
+            .flat_map(|(endpoint, rights)| {
+                block.handles.above(endpoint, rights.0).map(move |h| (endpoint, h))
+            })
+            .collect()
+    }
+
+    /// A grant with the number of its endpoint, which older journals leave out; `None` if that endpoint has ended.
+    fn whole(&self, grant: BlockGrant) -> Option<BlockGrant> {
+        if grant.epoch == 0 {
+            return Some(grant);
+        }
+        if grant.endpoint != 0 {
+            let whom = self.endpoints.get(&grant.endpoint);
+            return whom.filter(|e| (e.member, e.epoch) == (grant.member, grant.epoch)).map(|_| grant);
+        }
+        // There, no two endpoints had the same epoch.
+        let whom = self.endpoints.values().find(|e| (e.member, e.epoch) == (grant.member, grant.epoch))?;
+        Some(BlockGrant { endpoint: whom.number, ..grant })
     }
 
     pub(super) fn block(&mut self, block: &Block) -> Result<(), Misfit> {
-        self.enter(block)?;
+        let grants: Vec<BlockGrant> = block.grants.iter().filter_map(|grant| self.whole(grant)).collect();
+        self.enter(&Block { grants: grants.clone().into(), ..block.clone() })?;
+        self.numbers.refer(block.owner, block.owner_epoch);
+        for grant in grants.iter().filter(|grant| grant.endpoint != 0) {
+            if let Some(endpoint) = self.endpoints.get_mut(&grant.endpoint) {
+                endpoint.granted.insert(block.number);
+            }
+        }
         if let Some(owner) = self.endpoints.get_mut(&block.owner).filter(|e| e.epoch == block.owner_epoch) {
             owner.blocks.insert(block.number);
             owner.block_bytes += block.span;
@@ -152,13 +202,13 @@ impl Books {
     pub(super) fn block_closed(&mut self, handle: u64) -> Result<(), Misfit> {
         let block = self.handles.remove(&handle).ok_or(Misfit("an unknown handle closed"))?;
         let Some(there) = self.blocks.get_mut(&block) else { return Ok(()) };
-        let at = there.handles.iter().position(|h| h.number == handle);
-        let closed = at.map(|at| there.handles.remove(at));
+        let closed = there.handles.remove(handle);
         let over = there.is_over();
-        if let Some(closed) = closed
-            && let Some(endpoint) = self.endpoints.get_mut(&closed.endpoint)
-        {
-            endpoint.handles.remove(&closed.nonce);
+        if let Some(closed) = closed {
+            if let Some(endpoint) = self.endpoints.get_mut(&closed.endpoint) {
+                endpoint.handles.remove(&closed.nonce);
+            }
+            self.one_less_handle(closed.endpoint);
         }
         if over {
             self.block_removed(block);
@@ -174,58 +224,59 @@ impl Books {
         }
         let old = std::mem::replace(&mut there.span, span);
         there.size = size;
-        if let Some(member) = self.members.get_mut(&there.member) {
-            member.tally.block_bytes = member.tally.block_bytes - old + span;
-        }
+        let account = there.account();
         if let Some(owner) = self.endpoints.get_mut(&there.owner).filter(|e| e.epoch == there.owner_epoch) {
             owner.block_bytes = owner.block_bytes - old + span;
         }
+        self.charge(account, Tally { block_bytes: span, ..Tally::default() });
+        self.discharge(account, Tally { block_bytes: old, ..Tally::default() });
         Ok(())
     }
 
     pub(super) fn block_granted(&mut self, block: u64, grant: BlockGrant) -> Result<(), Misfit> {
-        let there = self.blocks.get_mut(&block).ok_or(Misfit("an unknown block granted"))?;
-        // What was granted to endpoints that have ended is of no more use.
-        let lives = |epoch| epoch == 0 || self.endpoints.values().any(|e| e.epoch == epoch);
-        there.grants.retain(|g| lives(g.epoch) && (g.member, g.epoch) != (grant.member, grant.epoch));
-        there.grants.push(grant);
-        let Some(there) = self.blocks.get(&block) else { return Ok(()) };
-        let lost: Vec<(u64, u32)> = there
-            .handles
-            .iter()
-            .filter_map(|handle| {
-                let rights = self.rights(there, self.endpoints.get(&handle.endpoint)?).0;
-                (rights < handle.left.unwrap_or(handle.rights)).then_some((handle.number, rights))
-            })
-            .collect();
-        for (handle, rights) in lost {
-            if let Some(handle) = self.blocks.get_mut(&block).and_then(|b| b.handle_mut(handle)) {
-                handle.left = Some(rights);
-            }
+        let there = self.blocks.get(&block).ok_or(Misfit("an unknown block granted"))?;
+        // A grant ends with the endpoint that it is for.
+        let Some(grant) = self.whole(grant) else { return Ok(()) };
+        let after = self.rights_after(there, &grant);
+        if let Some(endpoint) = self.endpoints.get_mut(&grant.endpoint).filter(|_| grant.endpoint != 0) {
+            endpoint.granted.insert(block);
+        }
+        if let Some(there) = self.blocks.get_mut(&block) {
+            there.grants.set(grant);
+            after.into_iter().for_each(|(endpoint, rights)| there.handles.revoke(endpoint, rights.0));
         }
         Ok(())
     }
 
     pub(super) fn block_acked(&mut self, handle: u64) -> Result<(), Misfit> {
         let block = self.handles.get(&handle).and_then(|block| self.blocks.get_mut(block));
-        let there = block.and_then(|block| block.handle_mut(handle));
-        let there = there.ok_or(Misfit("an unknown handle acknowledged"))?;
-        there.rights = there.left.take().unwrap_or(there.rights);
-        match Rights(there.rights) {
+        let rights = block.and_then(|block| block.handles.acknowledge(handle));
+        match Rights(rights.ok_or(Misfit("an unknown handle acknowledged"))?) {
             Rights::NONE => self.block_closed(handle),
             _ => Ok(()),
         }
     }
 
+    /// Whether a block has a name that ends with its owner.
+    pub(super) fn is_name_ending(&self, block: u64) -> bool {
+        self.blocks.get(&block).is_some_and(|b| !b.persistent && !b.name.0.is_none())
+    }
+
     /// What an endpoint leaves when it ends: handles, and names that do not outlive it.
     pub(super) fn blocks_of_dead(&mut self, endpoint: u32) -> Result<(), Misfit> {
-        let Some(dead) = self.endpoints.get(&endpoint) else { return Ok(()) };
+        let Some(dead) = self.endpoints.get_mut(&endpoint) else { return Ok(()) };
+        let member = dead.member;
         let (handles, blocks) = (dead.handles.clone(), dead.blocks.clone());
+        for block in std::mem::take(&mut dead.granted) {
+            if let Some(block) = self.blocks.get_mut(&block) {
+                block.grants.remove(member, endpoint);
+            }
+        }
         for handle in handles.into_values() {
             self.block_closed(handle)?;
         }
         for block in blocks {
-            if self.blocks.get(&block).is_some_and(|b| !b.persistent && !b.name.0.is_none()) {
+            if self.is_name_ending(block) {
                 self.block_unlinked(block)?;
             }
         }
@@ -234,6 +285,11 @@ impl Books {
 
     pub(super) fn block_removed(&mut self, block: u64) {
         let Some(block) = self.remove::<Block>(block) else { return };
+        for grant in block.grants.iter() {
+            if let Some(endpoint) = self.endpoints.get_mut(&grant.endpoint) {
+                endpoint.granted.remove(&block.number);
+            }
+        }
         if let Some(owner) = self.endpoints.get_mut(&block.owner).filter(|e| e.epoch == block.owner_epoch) {
             owner.blocks.remove(&block.number);
             owner.block_bytes -= block.span;
@@ -277,7 +333,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::INVALID, text));
         };
         self.handle_quota(endpoint)?;
-        self.block_quota(member, 1, span)?;
+        self.block_quota(endpoint.account(), 1, span)?;
         self.own_quota(endpoint, 1, span)?;
         let offset =
             books.arena.find(span, align).ok_or_else(|| no_room(&segment, span, books.arena.longest()))?;
@@ -289,6 +345,8 @@ impl Broker {
             left: None,
             nonce: wish.nonce,
         };
+        let mut handles = Handles::default();
+        handles.insert(handle);
         self.record(Record::Block(Block {
             number: block,
             segment: Text(segment),
@@ -303,8 +361,8 @@ impl Broker {
             persistent: wish.flags & wire::BlockCreate::PERSISTENT != 0,
             made: world.now(),
             others: wish.others.0,
-            grants: Vec::new(),
-            handles: vec![handle],
+            grants: Grants::default(),
+            handles,
         }))?;
         debug!(block, endpoint = number, %segment, %name, span, "block");
         self.send_block(id, request, handle.number)
@@ -321,14 +379,14 @@ impl Broker {
     fn send_block(&mut self, id: ClientId, request: u32, handle: u64) -> Result<(), Refusal> {
         let block = self.books.handles.get(&handle).and_then(|block| self.books.blocks.get(block));
         let Some(block) = block else { return Ok(()) };
-        let Some(held) = block.handles.iter().find(|h| h.number == handle) else { return Ok(()) };
+        let Some(held) = block.handles.get(handle) else { return Ok(()) };
         let answer = wire::Block {
             block: block.number,
             handle,
             offset: block.offset,
             size: block.size,
             span: block.span,
-            rights: Rights(held.left.unwrap_or(held.rights)),
+            rights: Rights(held.remaining()),
             owner: self.books.owner_of(block).map_or(0, |owner| owner.number),
             owner_member: block.member,
             reserved: 0,
@@ -368,9 +426,7 @@ impl Broker {
         }
         if wish.rights.may_write() {
             self.may_write(&segment, endpoint.member)?;
-            let exclusive = wish.rights == Rights::WRITE_EXCLUSIVE;
-            let hinders = |held: Rights| held == Rights::WRITE_EXCLUSIVE || exclusive && held.may_write();
-            if let Some(other) = block.handles.iter().find(|handle| hinders(Rights(handle.rights))) {
+            if let Some(other) = block.handles.in_the_way_of_writing(wish.rights == Rights::WRITE_EXCLUSIVE) {
                 let text = format!(
                     "endpoint {} has block {name} of {segment} open for {} access: try again when it has closed it",
                     other.endpoint,
@@ -426,11 +482,9 @@ impl Broker {
     }
 
     /// The block of an endpoint's handle, and the handle.
-    fn held(&self, endpoint: u32, handle: u64) -> Result<(&Block, BlockHandle), Refusal> {
+    pub(super) fn held(&self, endpoint: u32, handle: u64) -> Result<(&Block, BlockHandle), Refusal> {
         let block = self.books.handles.get(&handle).and_then(|block| self.books.blocks.get(block));
-        let held = block.and_then(|b| {
-            b.handles.iter().find(|h| h.number == handle && h.endpoint == endpoint).map(|h| (b, *h))
-        });
+        let held = block.and_then(|b| Some((b, *b.handles.get(handle).filter(|h| h.endpoint == endpoint)?)));
         held.ok_or_else(|| {
             let text = format!("endpoint {endpoint} has no handle {handle} of a block (any more)");
             Refusal::new(ErrorCode::CLOSED, text)
@@ -491,6 +545,7 @@ impl Broker {
         let number = self.endpoint_of(id)?;
         self.held(number, wish.handle)?;
         self.record(Record::BlockClosed { handle: wish.handle })?;
+        self.revocations.settle(number, wish.handle);
         self.ok(id, request);
         Ok(())
     }
@@ -522,7 +577,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::BUSY, text));
         }
         if span > block.span {
-            self.block_quota(block.member, 0, span - block.span)?;
+            self.block_quota(block.account(), 0, span - block.span)?;
             self.own_quota(endpoint, 0, span - block.span)?;
             let behind = block.offset + block.span;
             if !segment.arena.is_free_behind(behind, span - block.span) {
@@ -555,7 +610,7 @@ impl Broker {
             let text = format!("segment {} has no member {}", endpoint.segment, wish.member);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
-        let mut grant = BlockGrant { member: wish.member, epoch: 0, rights: wish.rights.0 };
+        let mut grant = BlockGrant { member: wish.member, endpoint: 0, epoch: 0, rights: wish.rights.0 };
         if wish.endpoint != 0 {
             let whom = self.books.endpoints.get(&wish.endpoint);
             let Some(whom) = whom.filter(|e| e.member == wish.member && e.segment == endpoint.segment) else {
@@ -565,31 +620,14 @@ impl Broker {
                 );
                 return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
             };
-            grant.epoch = whom.epoch;
+            (grant.endpoint, grant.epoch) = (whom.number, whom.epoch);
         }
         let block = block.number;
+        let revoked = self.books.revoked_by(block, &grant);
         self.record(Record::BlockGranted { block, grant })?;
         self.ok(id, request);
-        let handles = self.books.blocks.get(&block).map(|b| b.handles.clone()).unwrap_or_default();
-        for handle in handles {
-            self.send_revoked(handle);
-        }
+        revoked.into_iter().for_each(|(endpoint, handle)| self.revocations.add(endpoint, handle));
         Ok(())
-    }
-
-    /// Tells whoever has a handle what is left of it, if that is less than it had.
-    fn send_revoked(&mut self, handle: BlockHandle) {
-        let (Some(left), Some(&client)) = (handle.left, self.attached.get(&handle.endpoint)) else { return };
-        let event = wire::BlockRights { handle: handle.number, rights: Rights(left), reserved: 0 };
-        self.send(client, reply::packet(Kind::BLOCK_REVOKED, 0, event.as_bytes()), vec![]);
-    }
-
-    /// Tells an endpoint that has come back again what it has not acknowledged.
-    pub(super) fn send_all_revoked(&mut self, endpoint: u32) {
-        let Some(endpoint) = self.books.endpoints.get(&endpoint) else { return };
-        let held = endpoint.handles.values().filter_map(|handle| self.held(endpoint.number, *handle).ok());
-        let left: Vec<BlockHandle> = held.map(|(_, handle)| handle).filter(|h| h.left.is_some()).collect();
-        left.into_iter().for_each(|handle| self.send_revoked(handle));
     }
 
     pub(super) fn block_ack(
@@ -603,6 +641,7 @@ impl Broker {
         // It may have been left even less since; then this is the answer to the earlier word, and another follows.
         if held.left.is_some_and(|left| wish.rights.0 <= left) {
             self.record(Record::BlockAcked { handle: wish.handle })?;
+            self.revocations.settle(number, wish.handle);
         }
         self.ok(id, request);
         Ok(())

@@ -3,8 +3,12 @@
 //! They change by [`Record`]s alone ([`Books::apply`]), and each record goes into the journal. So reading the journal
 //! makes the same books again: there is no second way to reach a state.
 
+use super::account::{Account, Tally};
 use super::arena::Arena;
 use super::config::{Memory, SegmentSpec, VmSpec};
+use super::doorbells::Told;
+use super::index::Index;
+use super::numbers::{Numbers, following_listener, is_ahead};
 use super::record::{Attach, Block, Channel, FilePart, Hex16, Record, Side, SyncObject, Text};
 use crate::pidwatch::Process;
 use ginnel_layout::channel::ChannelKind;
@@ -26,9 +30,7 @@ pub struct Books {
     pub boot_id: Hex16,
     /// Counts the daemon's starts.
     pub generation: u64,
-    /// Epoch of the next endpoint.
-    pub next_epoch: u32,
-    /// Number of the next listener.
+    /// Number of the next listener, if it is free.
     pub next_listener: u32,
     /// Number of the next channel.
     pub next_channel: u64,
@@ -36,10 +38,14 @@ pub struct Books {
     pub next_object: u64,
     /// By number.
     pub members: BTreeMap<u32, Member>,
+    /// What each account has; accounts that have nothing are not in it.
+    pub(super) tallies: BTreeMap<Account, Tally>,
     /// By name.
     pub segments: BTreeMap<Name, Segment>,
     /// By number.
     pub endpoints: BTreeMap<u32, Endpoint>,
+    /// Which numbers they had so far.
+    pub(super) numbers: Numbers,
     /// By number.
     pub listeners: BTreeMap<u32, Listener>,
     /// By number.
@@ -58,6 +64,8 @@ pub struct Books {
     pub block_names: BTreeMap<(Name, Name), u64>,
     /// Which block a handle is of.
     pub handles: BTreeMap<u64, u64>,
+    /// The endpoints in other orders.
+    pub index: Index,
 }
 
 /// The host, or a VM.
@@ -75,8 +83,6 @@ pub struct Member {
     pub qemu: Option<Qemu>,
     /// The guest, since its daemon has first come.
     pub session: Option<Session>,
-    /// What its endpoints have.
-    pub tally: Tally,
 }
 
 /// A running QEMU.
@@ -84,8 +90,8 @@ pub struct Member {
 pub struct Qemu {
     /// Its process.
     pub process: Process,
-    /// Members whose doorbells it has.
-    pub knows: BTreeSet<u32>,
+    /// The doorbells that it has.
+    pub told: Told,
 }
 
 /// A running guest.
@@ -95,21 +101,6 @@ pub struct Session {
     pub boot_id: Hex16,
     /// Whether it can be interrupted.
     pub interrupts: bool,
-}
-
-/// What the endpoints of a member have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// How many there are.
-    pub endpoints: u32,
-    /// Channels that they have opened and that still hold memory.
-    pub channels: u32,
-    /// That memory, in bytes.
-    pub bytes: u64,
-    /// Blocks and synchronisation objects that they have made and that still hold memory.
-    pub blocks: u32,
-    /// That memory, in bytes.
-    pub block_bytes: u64,
 }
 
 /// A segment.
@@ -135,9 +126,11 @@ pub struct Segment {
     pub runtime: Option<SegmentSpec>,
     /// Its free memory.
     pub arena: Arena,
+    /// Which doorbell vectors of each member serve its programs.
+    pub vectors: BTreeMap<u32, Vec<u32>>,
 }
 
-/// An attached process.
+/// An endpoint: what a process has attached, and others may have joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
     /// Its number.
@@ -154,8 +147,8 @@ pub struct Endpoint {
     pub name: Name,
     /// Its doorbell vector.
     pub vector: u32,
-    /// Its process.
-    pub process: Process,
+    /// The processes that own it. None: a connection that one of them has left open holds it.
+    pub owners: BTreeSet<Process>,
     /// Its user.
     pub uid: u32,
     /// Its channels, opened by either side, that it has not closed.
@@ -164,14 +157,22 @@ pub struct Endpoint {
     pub listeners: BTreeSet<u32>,
     /// Bytes of the channels that it has opened.
     pub bytes: u64,
+    /// Channels that it has opened and not closed, by the nonce of the request for each.
+    pub opened: BTreeMap<u64, u64>,
     /// Synchronisation objects that it uses, and its slots in them.
     pub syncs: BTreeSet<(u64, u32)>,
+    /// The same, by the nonce of the request for each.
+    pub slots: BTreeMap<u64, (u64, u32)>,
     /// Its handles of blocks, by the nonce of the request for each.
     pub handles: BTreeMap<u64, u64>,
     /// Blocks that it owns.
     pub blocks: BTreeSet<u64>,
     /// Their bytes.
     pub block_bytes: u64,
+    /// Blocks of which a right was granted to it alone.
+    pub granted: BTreeSet<u64>,
+    /// It has ended, and what it had is being given back.
+    pub is_ending: bool,
 }
 
 /// A name at which an endpoint listens.
@@ -199,17 +200,42 @@ impl Member {
     fn dump(&self) -> impl Iterator<Item = Record> {
         let (number, name) = (self.number, Text(self.name));
         let member = Record::Member { number, name, runtime: self.runtime.clone(), retired: self.retired };
-        let joined = self.qemu.as_ref().map(|qemu| Record::Joined {
-            member: number,
-            qemu: qemu.process,
-            knows: qemu.knows.clone(),
-        });
+        let joined = self.qemu.as_ref().map(|qemu| Record::joined(number, qemu.process, qemu.told.clone()));
         let session = self.session.map(|Session { boot_id, interrupts }| Record::Session {
             member: number,
             boot_id,
             interrupts,
         });
         std::iter::once(member).chain(joined).chain(session)
+    }
+}
+
+impl Endpoint {
+    /// One of its processes, for people; 0 if none is known.
+    pub fn pid(&self) -> u32 {
+        self.owners.first().map_or(0, |process| process.pid)
+    }
+
+    fn dump(&self) -> impl Iterator<Item = Record> {
+        let endpoint = self.number;
+        let first = self.owners.first().copied();
+        // There is always one in the record.
+        let process = first.unwrap_or(Process { pid: 0, started: 0 });
+        let attach = Record::Attach(Attach {
+            endpoint,
+            epoch: self.epoch,
+            token: self.token,
+            member: self.member,
+            segment: Text(self.segment),
+            name: Text(self.name),
+            vector: self.vector,
+            process,
+            uid: self.uid,
+        });
+        let gone = first.is_none().then_some(Record::OwnerGone { endpoint, process });
+        let others = self.owners.iter().skip(1);
+        let others = others.map(move |&process| Record::OwnerJoined { endpoint, process });
+        std::iter::once(attach).chain(gone).chain(others)
     }
 }
 
@@ -253,10 +279,19 @@ impl Books {
     /// Changes the books. On error nothing has changed.
     pub fn apply(&mut self, record: &Record) -> Result<(), Misfit> {
         match record {
-            &Record::Start { boot_id, generation, next_epoch, next_listener, next_channel, next_object } => {
-                (self.boot_id, self.generation) = (boot_id, generation);
-                (self.next_epoch, self.next_listener) = (next_epoch, next_listener);
-                (self.next_channel, self.next_object) = (next_channel, next_object);
+            Record::Start {
+                boot_id,
+                generation,
+                next_epoch: _,
+                next_listener,
+                next_channel,
+                next_object,
+                epochs,
+                format: _,
+            } => {
+                (self.boot_id, self.generation, self.next_listener) = (*boot_id, *generation, *next_listener);
+                (self.next_channel, self.next_object) = (*next_channel, *next_object);
+                self.numbers = Numbers::restore(epochs, self.endpoints.keys().copied());
                 Ok(())
             }
             Record::Member { number, name, runtime, retired } => {
@@ -266,7 +301,7 @@ impl Books {
                 let old = self.members.remove(number);
                 if old
                     .as_ref()
-                    .is_some_and(|o| o.name != name.0 && !(o.retired && o.tally == Tally::default()))
+                    .is_some_and(|o| o.name != name.0 && (!o.retired || self.has_accounts(*number)))
                 {
                     self.members.extend(old.map(|old| (*number, old)));
                     return Err(Misfit("two members of one number"));
@@ -279,23 +314,20 @@ impl Books {
                     retired: *retired,
                     qemu: old.as_ref().and_then(|old| old.qemu.clone()),
                     session: old.as_ref().and_then(|old| old.session),
-                    tally: old.map(|old| old.tally).unwrap_or_default(),
                 };
                 self.members.insert(*number, member);
                 Ok(())
             }
             Record::MemberForgotten { number } => {
-                let member =
-                    self.members.get(number).ok_or(Misfit("a member forgotten that is not there"))?;
-                if member.tally != Tally::default() {
+                if self.has_accounts(*number) {
                     return Err(Misfit("a member forgotten that has endpoints"));
                 }
-                self.members.remove(number);
-                Ok(())
+                let member = self.members.remove(number);
+                member.map(drop).ok_or(Misfit("a member forgotten that is not there"))
             }
-            Record::Joined { member, qemu, knows } => {
+            Record::Joined { member, qemu, told, .. } => {
                 let member = self.members.get_mut(member).ok_or(Misfit("QEMU of an unknown member"))?;
-                member.qemu = Some(Qemu { process: *qemu, knows: knows.clone() });
+                member.qemu = Some(Qemu { process: *qemu, told: told.clone() });
                 Ok(())
             }
             Record::Left { member } => {
@@ -316,6 +348,8 @@ impl Books {
                     }
                     _ => Arena::of_segment(*size),
                 };
+                let mut vectors = self.segments.get(&name.0).map(|s| s.vectors.clone()).unwrap_or_default();
+                vectors.retain(|member, _| members.contains(member));
                 let segment = Segment {
                     name: name.0,
                     uuid: *uuid,
@@ -327,12 +361,13 @@ impl Books {
                     part: part.clone(),
                     runtime: runtime.clone(),
                     arena,
+                    vectors,
                 };
                 self.segments.insert(name.0, segment);
                 Ok(())
             }
             Record::SegmentRemoved { name } => {
-                if self.endpoints.values().any(|e| e.segment == name.0) {
+                if self.index.of_segment(&name.0).next().is_some() {
                     return Err(Misfit("a segment removed that has endpoints"));
                 }
                 // What stays without endpoints goes with the segment.
@@ -344,7 +379,21 @@ impl Books {
                 }
                 self.segments.remove(&name.0).map(drop).ok_or(Misfit("a segment removed that is not there"))
             }
+            Record::Vectors { segment, member, vectors } => {
+                self.vectors_allotted(&segment.0, *member, vectors)
+            }
             Record::Attach(attach) => self.attach(attach),
+            Record::OwnerJoined { endpoint, process } => {
+                let endpoint =
+                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was joined"))?;
+                endpoint.owners.insert(*process).then_some(()).ok_or(Misfit("an endpoint joined twice"))
+            }
+            Record::OwnerGone { endpoint, process } => {
+                let endpoint =
+                    self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was left"))?;
+                endpoint.owners.remove(process).then_some(()).ok_or(Misfit("an endpoint left by a stranger"))
+            }
+            Record::Ending { endpoint } => self.ending(*endpoint),
             Record::Dead { endpoint } => self.dead(*endpoint),
             Record::Listen { listener, endpoint, name, kind, backlog, capacity } => {
                 let owner = self.endpoints.get_mut(endpoint).ok_or(Misfit("a listener of nobody"))?;
@@ -354,7 +403,9 @@ impl Books {
                 }
                 owner.listeners.insert(*listener);
                 self.names.insert(key, *listener);
-                self.next_listener = self.next_listener.max(listener.saturating_add(1));
+                if is_ahead(*listener, self.next_listener) {
+                    self.next_listener = following_listener(*listener);
+                }
                 let listener = Listener {
                     number: *listener,
                     endpoint: *endpoint,
@@ -392,7 +443,9 @@ impl Books {
             }
             Record::Sync(object) => self.enter(object),
             Record::SyncOpened { object, user } => self.open::<SyncObject>(*object, *user),
-            Record::SyncClosed { object, slot } => self.sync_left(*object, *slot, Left::Closed),
+            Record::SyncClosed { object, slot, died } => {
+                self.sync_left(*object, *slot, if *died { Left::Died } else { Left::Closed })
+            }
             Record::SyncUnlinked { object } => self.sync_unlinked(*object),
             Record::Block(block) => self.block(block),
             Record::BlockLinked { block, name } => self.block_linked(*block, name.0),
@@ -411,10 +464,10 @@ impl Books {
         if attach.endpoint == 0 || self.endpoints.contains_key(&attach.endpoint) {
             return Err(Misfit("two endpoints of one number"));
         }
-        let member =
-            self.members.get_mut(&attach.member).ok_or(Misfit("an endpoint of an unknown member"))?;
-        member.tally.endpoints += 1;
-        self.next_epoch = self.next_epoch.max(attach.epoch.saturating_add(1));
+        if !self.members.contains_key(&attach.member) {
+            return Err(Misfit("an endpoint of an unknown member"));
+        }
+        self.numbers.take(attach.endpoint, attach.epoch);
         let endpoint = Endpoint {
             number: attach.endpoint,
             epoch: attach.epoch,
@@ -423,16 +476,22 @@ impl Books {
             segment: segment.name,
             name: attach.name.0,
             vector: attach.vector,
-            process: attach.process,
+            owners: [attach.process].into(),
             uid: attach.uid,
             channels: BTreeSet::new(),
             listeners: BTreeSet::new(),
             bytes: 0,
+            opened: BTreeMap::new(),
             syncs: BTreeSet::new(),
+            slots: BTreeMap::new(),
             handles: BTreeMap::new(),
             blocks: BTreeSet::new(),
             block_bytes: 0,
+            granted: BTreeSet::new(),
+            is_ending: false,
         };
+        self.index.insert(&endpoint);
+        self.charge(endpoint.account(), Tally::ENDPOINT);
         self.endpoints.insert(endpoint.number, endpoint);
         Ok(())
     }
@@ -455,15 +514,15 @@ impl Books {
             self.sync_left(object, slot, Left::Died)?;
         }
         self.blocks_of_dead(number)?;
-        if let Some(endpoint) = self.endpoints.remove(&number)
-            && let Some(member) = self.members.get_mut(&endpoint.member)
-        {
-            member.tally.endpoints -= 1;
+        if let Some(endpoint) = self.endpoints.remove(&number) {
+            self.index.remove(&endpoint);
+            self.numbers.give(number);
+            self.discharge(endpoint.account(), Tally::ENDPOINT);
         }
         Ok(())
     }
 
-    fn unlisten(&mut self, listener: u32) -> Result<(), Misfit> {
+    pub(super) fn unlisten(&mut self, listener: u32) -> Result<(), Misfit> {
         let listener = self.listeners.remove(&listener).ok_or(Misfit("an unknown listener removed"))?;
         self.names.remove(&(listener.segment, listener.name));
         if let Some(endpoint) = self.endpoints.get_mut(&listener.endpoint) {
@@ -484,8 +543,11 @@ impl Books {
                 return Err(Misfit("a channel of somebody else"));
             }
         }
-        let charged = channel.initiator.member;
-        if open.clone().count() == 0 || !self.members.contains_key(&charged) {
+        let opener = self.endpoints.get(&channel.initiator.endpoint).filter(|_| !channel.initiator.closed);
+        if opener.is_some_and(|opener| opener.opened.contains_key(&channel.nonce)) {
+            return Err(Misfit("two channels of one request"));
+        }
+        if open.clone().count() == 0 || !self.members.contains_key(&channel.initiator.member) {
             return Err(Misfit("a channel of nobody"));
         }
         let len = channel.block_len();
@@ -502,10 +564,11 @@ impl Books {
             && let Some(endpoint) = self.endpoints.get_mut(&channel.initiator.endpoint)
         {
             endpoint.bytes += len;
+            endpoint.opened.insert(channel.nonce, number);
         }
-        if let Some(member) = self.members.get_mut(&charged) {
-            member.tally.channels += 1;
-            member.tally.bytes += len;
+        self.charge(channel.account(), Tally::channel(len));
+        for side in [channel.initiator, channel.acceptor] {
+            self.numbers.refer(side.endpoint, side.epoch);
         }
         if !channel.accepted
             && let Some(listener) = self.listeners.get_mut(&channel.listener)
@@ -529,7 +592,7 @@ impl Books {
         };
         side.closed = true;
         let side = *side;
-        let (listener, len) = (channel.listener, channel.block_len());
+        let (listener, nonce, len) = (channel.listener, channel.nonce, channel.block_len());
         if !initiator && !channel.accepted {
             channel.accepted = true;
             self.one_less_waits(listener);
@@ -542,18 +605,30 @@ impl Books {
             }
             if initiator {
                 endpoint.bytes = endpoint.bytes.saturating_sub(len);
+                endpoint.opened.remove(&nonce);
             }
         }
         if ends_here && let Some(channel) = self.channels.remove(&number) {
             self.relayed.remove(&number);
-            if let Some(member) = self.members.get_mut(&channel.initiator.member) {
-                member.tally.channels -= 1;
-                member.tally.bytes -= len;
-            }
+            self.discharge(channel.account(), Tally::channel(len));
             if let Some(segment) = self.segments.get_mut(&channel.segment.0) {
                 let given = segment.arena.give(channel.offset, len);
                 debug_assert!(given, "the block of a channel was taken");
             }
+        }
+    }
+
+    /// The endpoint has opened a handle of a block or a synchronisation object, which its account is charged with.
+    pub(super) fn one_more_handle(&mut self, endpoint: u32) {
+        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
+            self.charge(account, Tally::HANDLE);
+        }
+    }
+
+    /// It has closed one.
+    pub(super) fn one_less_handle(&mut self, endpoint: u32) {
+        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
+            self.discharge(account, Tally::HANDLE);
         }
     }
 
@@ -568,10 +643,12 @@ impl Books {
         let start = Record::Start {
             boot_id: self.boot_id,
             generation: self.generation,
-            next_epoch: self.next_epoch,
+            next_epoch: self.numbers.latest(),
             next_listener: self.next_listener,
             next_channel: self.next_channel,
             next_object: self.next_object,
+            epochs: self.numbers.dump(),
+            format: super::journal::FORMAT,
         };
         let segments = self.segments.values().map(|segment| Record::Segment {
             name: Text(segment.name),
@@ -584,19 +661,16 @@ impl Books {
             part: segment.part.clone(),
             runtime: segment.runtime.clone(),
         });
-        let endpoints = self.endpoints.values().map(|endpoint| {
-            Record::Attach(Attach {
-                endpoint: endpoint.number,
-                epoch: endpoint.epoch,
-                token: endpoint.token,
-                member: endpoint.member,
-                segment: Text(endpoint.segment),
-                name: Text(endpoint.name),
-                vector: endpoint.vector,
-                process: endpoint.process,
-                uid: endpoint.uid,
+        let vectors = self.segments.values().flat_map(|segment| {
+            segment.vectors.iter().map(|(member, vectors)| Record::Vectors {
+                segment: Text(segment.name),
+                member: *member,
+                vectors: vectors.clone(),
             })
         });
+        let endpoints = self.endpoints.values().flat_map(Endpoint::dump);
+        let ending = self.endpoints.values().filter(|endpoint| endpoint.is_ending);
+        let ending = ending.map(|endpoint| Record::Ending { endpoint: endpoint.number });
         let listeners = self.listeners.values().map(|listener| Record::Listen {
             listener: listener.number,
             endpoint: listener.endpoint,
@@ -608,32 +682,22 @@ impl Books {
         std::iter::once(start)
             .chain(self.members.values().flat_map(Member::dump))
             .chain(segments)
+            .chain(vectors)
             .chain(endpoints)
+            .chain(ending)
             .chain(listeners)
             .chain(self.channels.values().cloned().map(Record::Channel))
             .chain(self.syncs.values().cloned().map(Record::Sync))
             .chain(self.blocks.values().cloned().map(Record::Block))
     }
 
-    /// The least used vector of a member, of `1..vectors`.
-    pub fn quietest_vector(&self, member: u32, vectors: u32) -> u32 {
-        let mut used = vec![0u32; vectors.max(2) as usize];
-        for endpoint in self.endpoints.values().filter(|e| e.member == member) {
-            if let Some(n) = used.get_mut(endpoint.vector as usize) {
-                *n += 1;
-            }
+    /// A number for a listener that nobody has. All numbers have been used before one is used again.
+    pub fn free_listener(&self) -> u32 {
+        let mut number = self.next_listener.max(1);
+        while self.listeners.contains_key(&number) {
+            number = following_listener(number);
         }
-        (1..).zip(&used[1..]).min_by_key(|(_, n)| **n).map_or(1, |(vector, _)| vector)
-    }
-
-    /// The lowest endpoint number that is free.
-    pub fn free_endpoint(&self) -> u32 {
-        let taken = self.endpoints.keys().copied();
-        // The first number that is not the one that follows its predecessor.
-        taken
-            .zip(1..)
-            .find(|(number, expected)| number != expected)
-            .map_or(self.endpoints.len() as u32 + 1, |(_, n)| n)
+        number
     }
 
     /// The member number for a VM of this name: the one it had, else the lowest that nobody ever had, else the lowest
@@ -645,7 +709,7 @@ impl Books {
         let numbers = || (1..=super::config::MAX_MEMBER).filter(|n| !reserved.contains(n));
         // So that the range of the doorbells stays small, "never had" is looked for among few.
         numbers().take_while(|&n| n <= 1024).find(|n| !self.members.contains_key(n)).or_else(|| {
-            numbers().find(|n| self.members.get(n).is_none_or(|m| m.retired && m.tally == Tally::default()))
+            numbers().find(|n| self.members.get(n).is_none_or(|m| m.retired && !self.has_accounts(*n)))
         })
     }
 }

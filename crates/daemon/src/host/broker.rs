@@ -8,15 +8,18 @@
 
 use super::books::Books;
 use super::config::{Access, Limits, MemberLimits};
+use super::endings::Endings;
 use super::record::{Hex16, Record, SyncUser};
+use super::relayed::Relayed;
 use super::reply::{self, Refusal};
-use crate::pidwatch::Process;
+use super::revocations::Revocations;
+use crate::pidwatch::{Image, Process};
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{HOST_MEMBER, Name, channel, control};
 use ginnel_sync::authority::Left;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tracing::{error, info};
 use zerocopy::IntoBytes;
 
@@ -31,6 +34,8 @@ pub struct Who {
     pub member: u32,
     /// Its process, in that member's count.
     pub process: Process,
+    /// The program that it ran when it connected, if it is on the host and that is known.
+    pub image: Option<Image>,
     /// Its user.
     pub uid: u32,
     /// Its groups.
@@ -137,26 +142,42 @@ pub enum Effect {
     },
     /// End a connection, after what was sent.
     Disconnect(ClientId),
-    /// Watch an endpoint's process (on the host), and report its end with [`Broker::endpoint_died`].
+    /// Watch an owner of an endpoint (on the host), and report its end with [`Broker::owner_ended`], or that it cannot be
+    /// watched with [`Broker::owner_unwatched`].
     Watch {
         /// The endpoint.
         endpoint: u32,
         /// Its epoch.
         epoch: u32,
-        /// Its process.
+        /// The owner.
         process: Process,
     },
     /// Watch it no longer.
     Unwatch {
         /// The endpoint.
         endpoint: u32,
+        /// The owner.
+        process: Process,
     },
-    /// Answer with the state of the daemon.
+    /// Find out whether a process still runs this program, and report with [`Broker::owner_ended`] that it does not.
+    Examine {
+        /// The endpoint.
+        endpoint: u32,
+        /// Its epoch.
+        epoch: u32,
+        /// The owner.
+        process: Process,
+        /// What it ran when it attached.
+        image: Image,
+    },
+    /// Answer with a page of the state of the daemon.
     Inspect {
         /// Who asks.
         client: ClientId,
         /// Number of the request.
         request: u32,
+        /// Where the page before has ended.
+        from: wire::Inspect,
     },
     /// Do what an administrator asks for, and answer.
     Admin {
@@ -169,10 +190,27 @@ pub enum Effect {
     },
 }
 
+/// What the journal takes just now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recording {
+    /// All records.
+    #[default]
+    Open,
+    /// None that gives somebody something ([`Record::gives`]).
+    Closed,
+    /// As `Closed`; and the books have something that was given and is not in the journal, which nobody may learn of, not
+    /// even by asking again.
+    Owing,
+}
+
 /// What the broker needs from outside to decide.
 pub trait World {
     /// Whether a segment's memory is gone.
     fn is_broken(&mut self, segment: &Name) -> bool;
+    /// Why it could not be opened, if that is so.
+    fn why_broken(&self, _segment: &Name) -> Option<String> {
+        None
+    }
     /// Sixteen bytes that nobody can guess.
     fn random(&mut self) -> [u8; 16];
     /// Seconds since 1970.
@@ -187,6 +225,8 @@ pub(super) struct Client {
     pub endpoint: Option<u32>,
     /// The endpoint was there before this connection.
     pub returned: bool,
+    /// Processes that have joined the endpoint over this connection, which they have inherited, and have none of their own.
+    pub joined: BTreeSet<Process>,
 }
 
 /// The state machine.
@@ -201,15 +241,24 @@ pub struct Broker {
     pub(super) access: BTreeMap<Name, Access>,
     pub(super) member_limits: BTreeMap<u32, MemberLimits>,
     pub(super) clients: BTreeMap<ClientId, Client>,
-    /// Connections of endpoints; an endpoint without one has lost it to a restart.
-    pub(super) attached: BTreeMap<u32, ClientId>,
+    /// Connections of endpoints. An endpoint may have none for a while: its program makes one when it needs something.
+    pub(super) attached: BTreeMap<u32, Vec<ClientId>>,
+    /// Owners whose end nobody tells.
+    pub(super) unwatched: BTreeSet<(u32, Process)>,
+    pub(super) revocations: Revocations,
+    pub(super) relayed_bells: Relayed,
+    pub(super) endings: Endings,
+    recording: Recording,
     effects: Vec<Effect>,
 }
 
 impl Broker {
     /// A broker with these books.
     pub fn new(books: Books, limits: Limits, vectors: u32, own_uid: u32) -> Self {
-        Self { books, limits, vectors, own_uid, ..Self::default() }
+        let (revocations, endings) = (Revocations::of(&books), Endings::of(&books));
+        let mut broker = Self { books, limits, vectors, own_uid, revocations, endings, ..Self::default() };
+        broker.index_relayed();
+        broker
     }
 
     /// The books.
@@ -227,6 +276,11 @@ impl Broker {
         self.access.insert(segment, access);
     }
 
+    /// What the journal takes from now on.
+    pub fn set_recording(&mut self, recording: Recording) {
+        self.recording = recording;
+    }
+
     /// Bounds of a member.
     pub fn set_limits(&mut self, member: u32, limits: MemberLimits) {
         self.member_limits.insert(member, limits);
@@ -238,7 +292,8 @@ impl Broker {
 
     /// Somebody has connected.
     pub fn connected(&mut self, client: ClientId, who: Who) {
-        self.clients.insert(client, Client { who, greeted: false, endpoint: None, returned: false });
+        let joined = BTreeSet::new();
+        self.clients.insert(client, Client { who, greeted: false, endpoint: None, returned: false, joined });
     }
 
     /// Who a client is; `None` if it is not there.
@@ -251,32 +306,13 @@ impl Broker {
         self.clients.get(&client).is_some_and(|client| client.endpoint.is_some())
     }
 
-    /// Whether an endpoint has a connection. It lacks one after a restart, until its program needs something.
+    /// Whether an endpoint has a connection.
     pub fn has_connection(&self, endpoint: u32) -> bool {
         self.attached.contains_key(&endpoint)
     }
 
-    /// A connection has ended, and with it its endpoint.
-    pub fn hung_up(&mut self, client: ClientId) {
-        if let Some(endpoint) = self.forget_client(client) {
-            self.die(endpoint);
-        }
-    }
-
-    /// A connection has ended because a daemon has. Its endpoint will be back.
-    pub fn lost(&mut self, client: ClientId) {
-        self.forget_client(client);
-    }
-
-    fn forget_client(&mut self, client: ClientId) -> Option<u32> {
-        let endpoint = self.clients.remove(&client)?.endpoint?;
-        // A newer connection may have taken the endpoint over.
-        (self.attached.get(&endpoint) == Some(&client)).then(|| self.attached.remove(&endpoint))?;
-        Some(endpoint)
-    }
-
-    /// An endpoint's process has ended.
-    pub fn endpoint_died(&mut self, endpoint: u32, epoch: u32) {
+    /// An endpoint loses its share in the segment.
+    pub fn endpoint_ends(&mut self, endpoint: u32, epoch: u32) {
         if self.books.endpoints.get(&endpoint).is_some_and(|e| e.epoch == epoch) {
             self.die(endpoint);
         }
@@ -284,25 +320,33 @@ impl Broker {
 
     /// A VM, or its kernel, has ended.
     pub fn member_died(&mut self, member: u32) {
-        let endpoints = self.books.endpoints.values().filter(|e| e.member == member);
-        for endpoint in endpoints.map(|e| e.number).collect::<Vec<_>>() {
+        for endpoint in self.books.index.of_member(member).collect::<Vec<_>>() {
             self.die(endpoint);
         }
     }
 
     /// A segment goes away, and its endpoints with it.
     pub fn segment_ends(&mut self, segment: &Name) {
-        let endpoints = self.books.endpoints.values().filter(|e| e.segment == *segment);
-        for endpoint in endpoints.map(|e| e.number).collect::<Vec<_>>() {
+        for endpoint in self.books.index.of_segment(segment).collect::<Vec<_>>() {
             self.die(endpoint);
         }
+        self.end_all();
     }
 
     /// An endpoint is no more: whoever has a channel with it is told.
-    fn die(&mut self, number: u32) {
+    pub(super) fn die(&mut self, number: u32) {
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (segment, epoch, member, name) =
             (endpoint.segment, endpoint.epoch, endpoint.member, endpoint.name);
+        if endpoint.is_ending {
+            return;
+        }
+        let at_once = self.ends_at_once(number);
+        let Some(endpoint) = self.books.endpoints.get(&number).filter(|_| at_once) else {
+            self.cut_off(number);
+            info!(endpoint = number, epoch, member, %segment, %name, "endpoint ends, and has much to give back");
+            return self.begin_ending(number);
+        };
         let syncs = endpoint.syncs.clone();
         for channel in endpoint.channels.clone() {
             for initiator in [true, false] {
@@ -314,16 +358,26 @@ impl Broker {
         for (object, slot) in syncs {
             self.reclaim(object, slot, Left::Died);
         }
-        if let Some(client) = self.attached.remove(&number) {
-            if let Some(client) = self.clients.get_mut(&client) {
-                client.endpoint = None;
-            }
-            self.effects.push(Effect::Disconnect(client));
-        }
-        self.effects.push(Effect::Unwatch { endpoint: number });
+        self.cut_off(number);
         info!(endpoint = number, epoch, member, %segment, %name, "endpoint gone");
         // Known to be there, so this cannot be refused.
         let _ = self.record(Record::Dead { endpoint: number });
+    }
+
+    /// Nobody is this endpoint any more.
+    fn cut_off(&mut self, number: u32) {
+        let owners = self.books.endpoints.get(&number).map(|e| e.owners.clone()).unwrap_or_default();
+        for id in self.attached.remove(&number).unwrap_or_default() {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.endpoint = None;
+            }
+            self.effects.push(Effect::Disconnect(id));
+        }
+        for process in owners {
+            self.unwatched.remove(&(number, process));
+            self.effects.push(Effect::Unwatch { endpoint: number, process });
+        }
+        self.revocations.forget(number);
     }
 
     /// Writes into both rings of a channel what has become of one side, and wakes the other.
@@ -345,8 +399,17 @@ impl Broker {
         }
     }
 
-    /// Changes the books and the journal.
+    /// Changes the books and the journal at a client's request. Refused if it gives somebody something and the journal does
+    /// not take it.
     pub(super) fn record(&mut self, record: Record) -> Result<(), Refusal> {
+        if self.recording != Recording::Open && record.gives() {
+            return Err(unrecorded());
+        }
+        self.change(record)
+    }
+
+    fn change(&mut self, record: Record) -> Result<(), Refusal> {
+        self.unrelay(&record);
         if let Err(misfit) = self.books.apply(&record) {
             error!(%misfit, ?record, "a change that does not fit the books; please report this");
             return Err(Refusal::new(
@@ -354,21 +417,31 @@ impl Broker {
                 format!("the daemon's books refuse this: {misfit}"),
             ));
         }
+        self.relay(&record);
         self.effects.push(Effect::Record(Box::new(record)));
         Ok(())
     }
 
-    /// A change that comes from outside the attach protocol: members, segments, sessions. False if it does not fit.
+    /// A change that comes from outside the attach protocol: members, segments, sessions. False if it does not fit. Whoever
+    /// gives something with it asks the journal before.
     pub fn note(&mut self, record: Record) -> bool {
-        self.record(record).is_ok()
+        self.change(record).is_ok()
     }
 
     pub(super) fn effect(&mut self, effect: Effect) {
         self.effects.push(effect);
     }
 
-    /// A packet from a client. Whatever it contains, it is answered, or the connection ends.
+    /// A packet from the process that has opened a connection.
     pub fn packet(&mut self, world: &mut impl World, client: ClientId, packet: &[u8]) {
+        if let Some(sender) = self.who(client).map(|who| who.process) {
+            self.packet_from(world, client, sender, packet);
+        }
+    }
+
+    /// A packet that `sender` has sent over a connection, which it may have inherited. Whatever it contains, it is answered, or
+    /// the connection ends; but `JOIN` has no answer.
+    pub fn packet_from(&mut self, world: &mut impl World, client: ClientId, sender: Process, packet: &[u8]) {
         let Some((header, body)) = wire::split(packet) else {
             let refusal = Refusal::new(
                 ErrorCode::PROTOCOL,
@@ -381,7 +454,12 @@ impl Broker {
             self.effects.push(Effect::Disconnect(client));
             return;
         };
-        if let Err(refusal) = self.request(world, client, header, body) {
+        let before = self.effects.len();
+        if let Err(refusal) = self.request(world, client, sender, header, body) {
+            if refusal.code == ErrorCode::UNRECORDED {
+                // Nothing was changed, so nothing follows from it.
+                self.effects.truncate(before);
+            }
             self.send(client, reply::refusal(header.request, &refusal), vec![]);
             if matches!(refusal.code, ErrorCode::VERSION) {
                 self.effects.push(Effect::Disconnect(client));
@@ -393,6 +471,7 @@ impl Broker {
         &mut self,
         world: &mut impl World,
         id: ClientId,
+        sender: Process,
         header: wire::Header,
         body: &[u8],
     ) -> Result<(), Refusal> {
@@ -400,6 +479,9 @@ impl Broker {
         // A guest's daemon answers HELLO itself.
         if header.kind != Kind::HELLO && !client.greeted && !client.who.is_relayed() {
             return Err(Refusal::new(ErrorCode::PROTOCOL, "say HELLO first"));
+        }
+        if self.recording == Recording::Owing && gives(header.kind) {
+            return Err(unrecorded());
         }
         match header.kind {
             Kind::HELLO => self.hello(id, header.request, reply::body(body)?),
@@ -421,8 +503,14 @@ impl Broker {
             Kind::BLOCK_GRANT => self.block_grant(id, header.request, &reply::body(body)?),
             Kind::BLOCK_ACK => self.block_ack(id, header.request, &reply::body(body)?),
             Kind::BELL => self.bell_request(id, header.request, &reply::body(body)?),
-            Kind::INSPECT if body.is_empty() => {
-                self.effects.push(Effect::Inspect { client: id, request: header.request });
+            Kind::DETACH if body.is_empty() => self.detach(id, header.request, sender),
+            Kind::JOIN if body.is_empty() => {
+                self.join(id, sender);
+                Ok(())
+            }
+            Kind::INSPECT => {
+                let from = reply::body(body)?;
+                self.effects.push(Effect::Inspect { client: id, request: header.request, from });
                 Ok(())
             }
             Kind::ADMIN => {
@@ -520,41 +608,46 @@ impl Broker {
         if member == HOST_MEMBER {
             return (BellKind::EVENT, 0);
         }
-        if self.knows(member, peer) {
-            return (BellKind::REGISTER, peer << 16 | vector);
+        if let Some(position) = self.books.position(member, peer, vector) {
+            return (BellKind::REGISTER, peer << 16 | position);
         }
-        // Declared after this VM has started and while no connection to its QEMU was open: by way of the daemon.
+        // Its QEMU could not be told of it: by way of the daemon.
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
     }
 
-    /// Whether a member can ring another by itself.
-    fn knows(&self, member: u32, peer: u32) -> bool {
-        let qemu = self.books.members.get(&member).and_then(|m| m.qemu.as_ref());
-        member == HOST_MEMBER || member == peer || qemu.is_some_and(|qemu| qemu.knows.contains(&peer))
-    }
-
-    /// The host's daemon vector was rung: who rings by way of the daemon has meant somebody of these.
-    pub fn relay_rings(&mut self) {
-        for channel in self.books.relayed.iter().filter_map(|n| self.books.channels.get(n)) {
-            for side in [channel.initiator, channel.acceptor] {
-                if let Some(endpoint) = self.books.endpoints.get(&side.endpoint).filter(|_| !side.closed) {
-                    self.effects.push(Effect::Ring { member: endpoint.member, vector: endpoint.vector });
-                }
-            }
-        }
-        let mut rung = Vec::new();
-        for object in self.books.syncs.values() {
-            let users = || object.users.iter().filter_map(|user| self.books.endpoints.get(&user.endpoint));
-            let unknown = users().filter(|user| users().any(|other| !self.knows(other.member, user.member)));
-            rung.extend(unknown.map(|user| Effect::Ring { member: user.member, vector: user.vector }));
-        }
-        self.effects.append(&mut rung);
+    /// Whether a member can ring another's vector by itself.
+    pub(super) fn knows(&self, member: u32, peer: u32, vector: u32) -> bool {
+        member == HOST_MEMBER || self.books.position(member, peer, vector).is_some()
     }
 
     /// The token of an endpoint, compared in a time that says nothing about it.
     pub(super) fn token_matches(ours: &Hex16, theirs: &[u8; 16]) -> bool {
         ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     }
+}
+
+/// Whether requests of this kind can be answered with something that the client was not given before, or does not know of.
+fn gives(kind: Kind) -> bool {
+    [
+        Kind::ATTACH,
+        Kind::LISTEN,
+        Kind::CONNECT,
+        Kind::SYNC_OPEN,
+        Kind::BLOCK_CREATE,
+        Kind::BLOCK_OPEN,
+        Kind::BLOCK_RESIZE,
+        Kind::BLOCK_LINK,
+        Kind::BLOCK_GRANT,
+        Kind::ADMIN,
+    ]
+    .contains(&kind)
+}
+
+/// The journal does not take it.
+pub(super) fn unrecorded() -> Refusal {
+    let text = "the host's daemon cannot record this, because its journal has no room or cannot be written: make room in \
+                daemon.state_dir on the host (its log says more), then try again";
+    Refusal::new(ErrorCode::UNRECORDED, text)
 }
 
 #[cfg(test)]

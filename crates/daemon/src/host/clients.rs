@@ -47,6 +47,35 @@ impl Clients {
         self.connections.len()
     }
 
+    /// Whether all that was sent to a client so far has been taken by its socket.
+    pub(super) fn has_room(&self, client: ClientId) -> bool {
+        self.connections.get(&client).is_some_and(|connection| !connection.blocked)
+    }
+
+    fn of_user(&self, uid: u32) -> u32 {
+        self.per_user.get(&uid).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, client: ClientId, connection: Connection) {
+        *self.per_user.entry(connection.uid).or_default() += 1;
+        self.connections.insert(client, connection);
+    }
+
+    /// The user that has most connections.
+    fn greediest(&self) -> Option<u32> {
+        self.per_user.iter().max_by_key(|(_, n)| **n).map(|(uid, _)| *uid)
+    }
+
+    /// Which connection of `user`, which has as many as it may, is given up for one of `newcomer`: the oldest that is no
+    /// endpoint. If all are, it is the oldest of all, provided that `newcomer` has fewer: endpoints do not end with their
+    /// connections, and so nobody is kept out by users that have more than their share.
+    fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(ClientId) -> bool) -> Option<ClientId> {
+        let of_user = || self.connections.iter().filter(|(_, c)| c.uid == user).map(|(id, _)| *id);
+        let idle = of_user().find(|id| !is_attached(*id));
+        let has_fewer = self.of_user(newcomer) + 1 < self.of_user(user);
+        idle.or_else(|| of_user().next().filter(|_| has_fewer))
+    }
+
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
         if let Some(n) = self.per_user.get_mut(&connection.uid) {
@@ -101,9 +130,9 @@ impl Server {
         let Ok(peer) = packet::peer(fd.as_fd()) else { return };
         let mut socket = PacketSocket::new(fd, self.config.limits.queue as usize);
         let limits = self.config.limits;
-        let of_user = self.clients.per_user.get(&peer.uid).copied().unwrap_or(0);
+        let of_user = self.clients.of_user(peer.uid);
         let full = if self.clients.len() >= limits.max_clients as usize {
-            Some(("max_clients", limits.max_clients, None))
+            Some(("max_clients", limits.max_clients, self.clients.greediest()))
         } else if peer.uid != 0 && of_user >= limits.clients_per_user {
             Some(("clients_per_user", limits.clients_per_user, Some(peer.uid)))
         } else {
@@ -116,18 +145,16 @@ impl Server {
                     limit,
                     user,
                     pid = peer.pid,
-                    "too many connections: those that are no endpoints are dropped"
+                    "too many connections: those of this user that are no endpoints are dropped first"
                 );
             }
             self.clients.refused += 1;
-            // Whoever connects and never attaches does not keep out those who do.
-            let mut idle =
-                self.clients.connections.iter().filter(|(_, c)| user.is_none_or(|user| c.uid == user));
-            match idle.find(|(id, _)| !self.broker.is_attached(**id)).map(|(id, _)| *id) {
+            let is_attached = |id| self.broker.is_attached(id);
+            match user.and_then(|user| self.clients.given_up(user, peer.uid, is_attached)) {
                 Some(oldest) => self.end_client(oldest),
                 None => {
                     let text = format!(
-                        "{limit} programs are attached, which is the limit: end some, or raise {key}"
+                        "there are {limit} connections of attached programs, which is the limit: end some, or raise {key}"
                     );
                     let refusal = Refusal::new(ErrorCode::LIMIT, text);
                     let _ = socket.send(reply::refusal(0, &refusal), vec![]);
@@ -145,16 +172,16 @@ impl Server {
         let process = Process::of(peer.pid).unwrap_or(Process { pid: peer.pid, started: 0 });
         let mut groups = peer.groups;
         groups.push(peer.gid);
-        self.broker.connected(id, Who { member: HOST_MEMBER, process, uid: peer.uid, groups });
-        *self.clients.per_user.entry(peer.uid).or_default() += 1;
-        self.clients.connections.insert(id, Connection { socket, uid: peer.uid, blocked: false });
+        let image = process.image();
+        self.broker.connected(id, Who { member: HOST_MEMBER, process, image, uid: peer.uid, groups });
+        self.clients.add(id, Connection { socket, uid: peer.uid, blocked: false });
     }
 
     /// A connection has something to read, room to write, or has ended.
     pub(super) fn serve_client(&mut self, id: ClientId, ready: Ready) {
         let Some(connection) = self.clients.connections.get_mut(&id) else { return };
         if ready.writable || connection.blocked {
-            if connection.socket.flush().is_err() || (connection.blocked && ready.hung_up) {
+            if connection.socket.flush().is_err() {
                 self.end_client(id);
                 return;
             }
@@ -165,7 +192,7 @@ impl Server {
             if connection.blocked {
                 return;
             }
-            match connection.socket.receive(MAX_PACKET, 0) {
+            match connection.socket.receive_from(MAX_PACKET) {
                 Ok(None) => return,
                 Ok(Some(Packet { truncated: true, .. })) => {
                     let text = format!(
@@ -177,7 +204,7 @@ impl Server {
                     return;
                 }
                 Ok(Some(packet)) => {
-                    self.broker.packet(&mut self.segments, id, &packet.bytes);
+                    self.client_says(id, &packet);
                     self.run_effects();
                 }
                 Err(Gone::Closed) => {
@@ -193,6 +220,20 @@ impl Server {
         }
     }
 
+    fn client_says(&mut self, id: ClientId, packet: &Packet) {
+        self.ask_journal();
+        let opener = self.broker.who(id).map(|who| who.process);
+        let other = packet.sender.filter(|pid| opener.is_some_and(|opener| opener.pid != *pid));
+        match other {
+            None => self.broker.packet(&mut self.segments, id, &packet.bytes),
+            // A child that has inherited the connection. It may have ended since.
+            Some(pid) => {
+                let sender = Process::of(pid).unwrap_or(Process { pid, started: 0 });
+                self.broker.packet_from(&mut self.segments, id, sender, &packet.bytes);
+            }
+        }
+    }
+
     /// Sends packets that belong together. A client that does not take them is given up.
     pub(super) fn send_client(
         &mut self,
@@ -202,7 +243,6 @@ impl Server {
         let Some(connection) = self.clients.connections.get_mut(&id) else { return };
         match connection.socket.send_all(packets) {
             Ok(()) => self.set_interest(id),
-            Err(Gone::Closed) => self.end_client(id),
             Err(error) => {
                 warn!(client = id.0, uid = connection.uid, %error, "connection given up");
                 self.end_client(id);
@@ -223,12 +263,46 @@ impl Server {
         }
     }
 
-    /// Ends a connection, and with it its endpoint.
+    /// Ends a connection.
     pub(super) fn end_client(&mut self, id: ClientId) {
         if let Some(connection) = self.clients.remove(id) {
             self.poller.remove(&connection.socket);
         }
         // What follows from it is done by whoever has called, or is in the middle of doing things.
         self.broker.hung_up(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// Connections of users, in the order in which they came.
+    fn clients(users: &[u32]) -> Clients {
+        let mut clients = Clients::default();
+        for (n, uid) in (0..).zip(users) {
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let socket = PacketSocket::new(pair.unwrap().0, 1);
+            clients.add(ClientId(n), Connection { socket, uid: *uid, blocked: false });
+        }
+        clients
+    }
+
+    #[test]
+    fn room_is_made_at_the_cost_of_who_has_most() {
+        let mut full = clients(&[7, 1, 1, 1, 2, 2, 2, 2]);
+        assert_eq!(full.greediest(), Some(2));
+        // Those that only connect go first, and never those of a user who has less.
+        let attached = |id: ClientId| id.0 != 6 && id.0 != 0;
+        assert_eq!(full.given_up(2, 7, attached), Some(ClientId(6)));
+        assert_eq!(full.given_up(2, 2, attached), Some(ClientId(6)));
+        let all = |_| true;
+        assert_eq!(full.given_up(2, 7, all), Some(ClientId(4)));
+        assert_eq!(full.given_up(2, 99, all), Some(ClientId(4)), "whoever is new gets in");
+        assert_eq!(full.given_up(2, 2, all), None, "not for who has most");
+        assert_eq!(full.given_up(2, 1, all), None, "nor for who would have as many");
+        full.remove(ClientId(4));
+        assert_eq!((full.of_user(2), full.of_user(99), full.len()), (3, 0, 7));
     }
 }

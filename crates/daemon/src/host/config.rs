@@ -445,15 +445,6 @@ impl Config {
             Some(Bytes(size)) => size,
         };
         let memory = spec.memory.unwrap_or_default();
-        // More than 2^46 bytes cannot be mapped anyway.
-        let Some(size) = segment::usable_size(wished, memory == Memory::Bar).filter(|&size| size <= 1 << 46)
-        else {
-            return Err(Problem::new(
-                place,
-                format!("size {} is too large", Bytes(wished)),
-                "choose at most 64T",
-            ));
-        };
         if spec.members.is_empty() {
             return Err(Problem::new(
                 place,
@@ -471,6 +462,17 @@ impl Config {
                 "leave it in `members` if it shall write, else in `readers`",
             ));
         }
+        let of_vm = members.union(&readers).any(|member| member.as_str() != HOST);
+        let least = if of_vm && memory == Memory::Dax { segment::MIN_DAX_SIZE } else { 0 };
+        // More than 2^46 bytes cannot be mapped anyway.
+        let size = segment::usable_size(wished.max(least), memory == Memory::Bar);
+        let Some(size) = size.filter(|&size| size <= 1 << 46) else {
+            return Err(Problem::new(
+                place,
+                format!("size {} is too large", Bytes(wished)),
+                "choose at most 64T",
+            ));
+        };
         let page = match (spec.page.map(|page| page.0), memory) {
             (None | Some(PAGE_2M), Memory::Dax) => LARGE_PAGE,
             (Some(PAGE_4K), Memory::Dax) | (None | Some(PAGE_4K), Memory::Bar) => SMALL_PAGE,

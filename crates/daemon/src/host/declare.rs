@@ -1,7 +1,7 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
 use super::books;
-use super::config::{self, MAX_MEMBER, SegmentSpec, VmSpec};
+use super::config::{self, MAX_MEMBER, Memory, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::record::{FilePart, Hex16, Record, Text};
@@ -13,14 +13,18 @@ use crate::poller::Interest;
 use anyhow::Context;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::control::DAEMON_VECTOR;
-use ginnel_layout::{HOST_MEMBER, Name};
+use ginnel_layout::{HOST_MEMBER, Name, segment};
 use rustix::net::SocketType;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
+
+/// How soon what is out of service is tried again.
+const RETRY: Duration = Duration::from_secs(5);
 
 fn vectors_name(member: u32) -> String {
     format!("vectors-{member}")
@@ -37,7 +41,8 @@ impl Server {
         if !self.broker.books().members.contains_key(&HOST_MEMBER) {
             self.broker.note(Record::Member { number: HOST_MEMBER, name, runtime: None, retired: false });
         }
-        let vectors = self.vectors(HOST_MEMBER)?;
+        // Those of its programs come with their segments.
+        let vectors = self.vectors(HOST_MEMBER, 1)?;
         self.members.insert(HOST_MEMBER, MemberFds { vectors, control: None });
         if let Some(event) = self.members.event(HOST_MEMBER, DAEMON_VECTOR) {
             self.poller.add(&event, Token::HostVector.into(), Interest::READ)?;
@@ -45,48 +50,109 @@ impl Server {
         Ok(())
     }
 
-    /// A VM, with the number that was chosen for it.
+    /// A VM, with the number that was chosen for it. `lenient` if it is to be there even without its socket.
     pub(super) fn declare_vm(
         &mut self,
         vm: &config::Vm,
         number: u32,
         runtime: Option<VmSpec>,
         place: &str,
+        lenient: bool,
     ) -> anyhow::Result<()> {
         let name = vm.name;
         let known = self.broker.books().members.get(&number);
         if known.is_none_or(|m| m.name != name || m.retired || m.runtime != runtime) {
             self.broker.note(Record::Member { number, name: Text(name), runtime, retired: false });
         }
-        let vectors = self.vectors(number)?;
+        let vectors = self.vectors(number, self.config.vectors)?;
         let control = self.control(number)?;
         let memory = map_control(&control)?;
         self.members.insert(number, MemberFds { vectors, control: Some(control) });
         self.broker.set_limits(number, vm.limits);
-        let path = self.config.vm_socket(&name);
-        let listener =
-            listen_as(&path, SocketType::STREAM, vm.user, vm.group, vm.socket_mode).map_err(|error| {
-                let what = format!("the socket {} cannot be made: {error}", path.display());
-                Problem::new(
-                    place,
-                    what,
-                    "remove what is there, and run the daemon as root if others own its sockets",
-                )
-            })?;
-        self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ)?;
+        let listener = match self.listen_for(vm, number, place) {
+            Ok(listener) => Some(listener),
+            Err(problem) if lenient => {
+                error!(vm = %name, "{problem}; until then this VM cannot start; it is tried again");
+                None
+            }
+            Err(problem) => return Err(problem.into()),
+        };
         self.vms.insert(number, Vm::new(vm.clone(), number, self.config.vectors, listener, memory));
-        info!(vm = %name, member = number, socket = %path.display(), "VM declared");
+        info!(vm = %name, member = number, "VM declared");
         self.more = true;
         Ok(())
     }
 
+    /// The socket for the QEMU of a VM.
+    fn listen_for(&self, vm: &config::Vm, number: u32, place: &str) -> Result<OwnedFd, Problem> {
+        let path = self.config.vm_socket(&vm.name);
+        let failed = |error: std::io::Error| {
+            let what = format!("the socket {} cannot be made: {error}", path.display());
+            Problem::new(
+                place,
+                what,
+                "remove what is there, and run the daemon as root if others own its sockets",
+            )
+        };
+        let listener =
+            listen_as(&path, SocketType::STREAM, vm.user, vm.group, vm.socket_mode).map_err(failed)?;
+        self.poller.add(&listener, Token::VmListener(number).into(), Interest::READ).map_err(failed)?;
+        Ok(listener)
+    }
+
+    /// How long until what is out of service is to be tried again.
+    pub(super) fn until_retry(&self) -> Option<Duration> {
+        let any = !self.out_of_service.is_empty() || self.vms.values().any(|vm| vm.listener().is_none());
+        any.then(|| self.retry_at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Tries again what could not be served.
+    pub(super) fn retry(&mut self) {
+        if self.until_retry().is_none_or(|left| !left.is_zero()) {
+            return;
+        }
+        self.retry_at = Instant::now() + RETRY;
+        for number in self.vms.keys().copied().collect::<Vec<_>>() {
+            let Some(vm) = self.vms.get(&number).filter(|vm| vm.listener().is_none()) else { continue };
+            let config = vm.config.clone();
+            if let Ok(listener) = self.listen_for(&config, number, "a VM")
+                && let Some(vm) = self.vms.get_mut(&number)
+            {
+                vm.set_listener(listener);
+                info!(vm = %config.name, "its socket is there now");
+            }
+        }
+        if self.out_of_service.is_empty() || !self.journal.takes() {
+            return;
+        }
+        for (name, (segment, runtime, place)) in self.out_of_service.clone() {
+            if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
+                warn!(segment = %name, error = format!("{error:#}"), "it stays out of service");
+            }
+            if self.out_of_service.contains_key(&name) {
+                continue;
+            }
+            info!(segment = %name, "segment is in service");
+            let members = self.broker.books().segments.get(&name).map(|s| s.members.clone());
+            for member in members.unwrap_or_default() {
+                self.send_segments(member);
+            }
+        }
+    }
+
     /// Eventfds of a member: those that the keeper has, or new ones.
-    fn vectors(&mut self, member: u32) -> anyhow::Result<Vec<Arc<OwnedFd>>> {
-        let n = self.config.vectors;
+    fn vectors(&mut self, member: u32, n: u32) -> anyhow::Result<BTreeMap<u32, Arc<OwnedFd>>> {
+        let numbered = |fds: Vec<OwnedFd>| (0..).zip(fds.into_iter().map(Arc::new)).collect();
         let books = self.broker.books();
         let in_use = books.members.values().any(|m| m.qemu.is_some()) || !books.endpoints.is_empty();
         match self.held.remove(&vectors_name(member)) {
-            Some(held) if held.len() == n as usize => return Ok(held.into_iter().map(Arc::new).collect()),
+            Some(held) if held.len() == n as usize => return Ok(numbered(held)),
+            // An earlier release kept all doorbells of the host here. The first one is the daemon's, then as now.
+            Some(mut held) if member == HOST_MEMBER && !held.is_empty() => {
+                held.truncate(n as usize);
+                self.keeper.store(&vectors_name(member), &held)?;
+                return Ok(numbered(held));
+            }
             Some(held) if in_use => {
                 let what = format!("{n} vectors, and {} are in use by running VMs and programs", held.len());
                 let fix = "write the old number, or stop them all before the daemon is started anew";
@@ -109,9 +175,9 @@ impl Server {
                 }
             }
         }
-        let vectors: Vec<Arc<OwnedFd>> = new_vectors(n)?.into_iter().map(Arc::new).collect();
+        let vectors = new_vectors(n)?;
         self.keeper.store(&vectors_name(member), &vectors)?;
-        Ok(vectors)
+        Ok(numbered(vectors))
     }
 
     /// Control memory of a VM: what the keeper has, or new.
@@ -146,12 +212,16 @@ impl Server {
         }
         for member in std::iter::once(HOST_MEMBER).chain(self.vms.keys().copied()) {
             let Some(fds) = self.members.get(member) else { continue };
-            self.keeper.store(&vectors_name(member), &fds.vectors)?;
+            // The host's others go with their segments.
+            let own =
+                fds.vectors.iter().filter(|(vector, _)| member != HOST_MEMBER || **vector == DAEMON_VECTOR);
+            let own: Vec<&Arc<OwnedFd>> = own.map(|(_, fd)| fd).collect();
+            self.keeper.store(&vectors_name(member), &own)?;
             if let Some(control) = &fds.control {
                 self.keeper.store(&control_name(member), &[control])?;
             }
         }
-        Ok(())
+        self.store_doorbells()
     }
 
     /// A VM is not declared any more. Its number is remembered.
@@ -163,8 +233,10 @@ impl Server {
         } else {
             self.broker.member_died(number);
         }
-        if let Some(vm) = self.vms.remove(&number) {
-            self.poller.remove(vm.listener());
+        if let Some(vm) = self.vms.remove(&number)
+            && let Some(listener) = vm.listener()
+        {
+            self.poller.remove(listener);
         }
         let _ = std::fs::remove_file(self.config.vm_socket(&name));
         self.farewell(number);
@@ -192,10 +264,7 @@ impl Server {
     ) -> Result<u32, Problem> {
         let books = self.broker.books();
         let idle = |number: &u32| {
-            books
-                .members
-                .get(number)
-                .is_none_or(|m| m.qemu.is_none() && m.tally.endpoints == 0 && m.tally.bytes == 0)
+            books.members.get(number).is_none_or(|m| m.qemu.is_none() && !books.has_accounts(*number))
         };
         let old = books.member_named(&vm.name).map(|m| m.number);
         let Some(number) = vm.number else {
@@ -233,12 +302,14 @@ impl Server {
         Ok(number)
     }
 
-    /// A segment. All of its members are declared.
+    /// A segment. All of its members are declared. `lenient` if it is to be there even when its file cannot be used: it is out
+    /// of service then, and tried again.
     pub(super) fn declare_segment(
         &mut self,
         segment: &config::Segment,
         runtime: Option<SegmentSpec>,
         place: &str,
+        lenient: bool,
     ) -> anyhow::Result<()> {
         let name = segment.name;
         let (mut members, mut readers) = (BTreeSet::new(), BTreeSet::new());
@@ -251,9 +322,6 @@ impl Server {
                 readers.insert(number);
             }
         }
-        if segment.size != segment.wished {
-            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
-        }
         let books = self.broker.books();
         let known = books.segments.get(&name).cloned();
         // Somebody has the file's memory: another file would not be shared with them.
@@ -263,16 +331,37 @@ impl Server {
                 || known.arena.used() > 0
                 || books.endpoints.values().any(|e| e.segment == name)
         });
+        // While it is in use it may be smaller than what a VM takes by DAX: an earlier release made it, or the host alone
+        // shared it.
+        let small = segment::usable_size(segment.wished, segment.memory == Memory::Bar);
+        let size = match &known {
+            Some(known) if in_use && small == Some(known.size) => known.size,
+            _ => segment.size,
+        };
+        let segment = &config::Segment { size, ..segment.clone() };
+        if segment.size != segment.wished {
+            info!(segment = %name, wished = %Bytes(segment.wished), size = %Bytes(segment.size), "its size is rounded up to what its kind of memory device takes");
+        }
         let located = self.located(segment, known.as_ref().map(|known| (known, in_use)), place);
         let opened = located.and_then(|segment| {
             let made = self.segments.open(&segment, place, !in_use)?;
             Ok((made, segment.offset.map(|offset| FilePart { file: segment.path, offset })))
         });
         let (made, part) = match opened {
-            Ok(opened) => opened,
-            Err(problem) if in_use => {
-                error!(segment = %name, "segment broken: {problem}");
-                self.segments.open_broken(segment);
+            Ok(opened) => {
+                self.out_of_service.remove(&name);
+                opened
+            }
+            Err(problem) if in_use || lenient => {
+                let why = problem.to_string();
+                if self.segments.why_broken(&name) != Some(&why) {
+                    error!(segment = %name, "segment out of service: {why}");
+                }
+                self.segments.open_broken(segment, why);
+                // Who has the memory of a file that is gone must end first.
+                if !in_use {
+                    self.out_of_service.insert(name, (segment.clone(), runtime.clone(), place.to_owned()));
+                }
                 (false, known.as_ref().and_then(|known| known.part.clone()))
             }
             Err(problem) => return Err(problem.into()),
@@ -280,6 +369,8 @@ impl Server {
         let uuid = known.as_ref().map_or_else(|| Hex16(segments::random()), |known| known.uuid);
         let size = match (&known, in_use) {
             (Some(known), true) => known.size,
+            // There is nothing to give out, and books of what is far too large are large themselves.
+            _ if self.out_of_service.contains_key(&name) => 2 * segment::RESERVED,
             _ => segment.size,
         };
         let (mut memory, mut page) = (segment.memory, segment.page);
@@ -314,7 +405,7 @@ impl Server {
                 .map(|e| (e.number, e.epoch))
                 .collect();
             for (endpoint, epoch) in strangers {
-                self.broker.endpoint_died(endpoint, epoch);
+                self.broker.endpoint_ends(endpoint, epoch);
             }
         }
         if !unchanged {
@@ -331,6 +422,7 @@ impl Server {
                 runtime,
             });
         }
+        self.allot_vectors(&name)?;
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
         self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
@@ -377,10 +469,12 @@ impl Server {
 
     /// A segment is not declared any more. Its file is removed if `with_file`.
     pub(super) fn end_segment(&mut self, name: &Name, with_file: bool) {
+        self.out_of_service.remove(name);
         self.broker.segment_ends(name);
         // Its endpoints are told through its memory, so that must still be there.
         self.run_effects();
         let members = self.broker.books().segments.get(name).map(|s| s.members.clone()).unwrap_or_default();
+        self.drop_doorbells(name);
         self.broker.note(Record::SegmentRemoved { name: Text(*name) });
         if with_file {
             if let Err(error) = self.segments.remove(name) {
@@ -404,7 +498,10 @@ pub(super) fn listen_as(
     group: Option<u32>,
     mode: u32,
 ) -> std::io::Result<OwnedFd> {
-    packet::listen_at_with(path, kind, |path| {
+    packet::listen_at_with(path, kind, |socket, path| {
+        if kind == SocketType::SEQPACKET {
+            packet::ask_for_senders(socket)?; // The attach protocol needs to know.
+        }
         std::os::unix::fs::chown(path, user, group)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
     })

@@ -1,6 +1,7 @@
-//! What blocks and synchronisation objects have in common: memory in a segment, a name there, a member who pays for it, and
+//! What blocks and synchronisation objects have in common: memory in a segment, a name there, an account that pays for it, and
 //! users. It is entered into the books, used and removed in one way.
 
+use super::account::{Account, Tally};
 use super::books::{Books, Misfit};
 use ginnel_layout::Name;
 use std::collections::BTreeMap;
@@ -18,17 +19,17 @@ pub(super) trait Estate: Clone {
     /// Its segment, and its name; none if it has none.
     fn key(&self) -> (Name, Name);
     /// Who pays.
-    fn member(&self) -> u32;
+    fn account(&self) -> Account;
     /// Where its memory begins, and its bytes.
     fn place(&self) -> (u64, u64);
-    /// Whether it makes sense by itself, apart from its users.
+    /// Whether it makes sense by itself, and its users can be there at once.
     fn is_possible(&self) -> bool;
     /// Its users.
-    fn users(&self) -> &[Self::User];
+    fn users(&self) -> impl Iterator<Item = Self::User>;
     /// Adds a user.
     fn add(&mut self, user: Self::User);
-    /// Whether two users cannot be there at once.
-    fn collide(one: &Self::User, other: &Self::User) -> bool;
+    /// Whether another has the place of this user.
+    fn is_taken(&self, user: &Self::User) -> bool;
     /// Whether there is somebody in the segment who can be this user.
     fn has_user(books: &Books, segment: &Name, user: &Self::User) -> bool;
     /// Writes down at the user's endpoint what it uses.
@@ -50,22 +51,19 @@ impl Books {
         if !new.is_possible() {
             return Err(Misfit("an impossible object"));
         }
-        if !self.members.contains_key(&new.member()) {
+        if !self.members.contains_key(&new.account().member) {
             return Err(Misfit("an object of nobody"));
         }
-        for (n, user) in new.users().iter().enumerate() {
-            self.may_use::<T>(&key.0, user, &new.users()[..n])?;
+        for user in new.users() {
+            self.may_use::<T>(&key.0, &user)?;
         }
         let segment = self.segments.get_mut(&key.0).ok_or(Misfit("an object in no segment"))?;
         if !segment.arena.take(offset, len) {
             return Err(Misfit("an object without memory"));
         }
-        if let Some(member) = self.members.get_mut(&new.member()) {
-            member.tally.blocks += 1;
-            member.tally.block_bytes += len;
-        }
+        self.charge(new.account(), Tally::block(len));
         self.next_object = self.next_object.max(number.saturating_add(1));
-        new.users().iter().for_each(|user| T::used(self, number, user));
+        new.users().for_each(|user| T::used(self, number, &user));
         let (all, names) = T::shelf(self);
         if !key.1.is_none() {
             names.insert(key, number);
@@ -74,10 +72,7 @@ impl Books {
         Ok(())
     }
 
-    fn may_use<T: Estate>(&self, segment: &Name, user: &T::User, others: &[T::User]) -> Result<(), Misfit> {
-        if others.iter().any(|other| T::collide(other, user)) {
-            return Err(Misfit("two users in one place"));
-        }
+    fn may_use<T: Estate>(&self, segment: &Name, user: &T::User) -> Result<(), Misfit> {
         match T::has_user(self, segment, user) {
             true => Ok(()),
             false => Err(Misfit("an object used by nobody")),
@@ -87,7 +82,10 @@ impl Books {
     /// One more user.
     pub(super) fn open<T: Estate>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
         let there = T::all(self).get(&number).ok_or(Misfit("an unknown object opened"))?;
-        self.may_use::<T>(&there.key().0, &user, there.users())?;
+        if there.is_taken(&user) {
+            return Err(Misfit("two users in one place"));
+        }
+        self.may_use::<T>(&there.key().0, &user)?;
         T::used(self, number, &user);
         if let Some(there) = T::shelf(self).0.get_mut(&number) {
             there.add(user);
@@ -101,10 +99,7 @@ impl Books {
         let gone = all.remove(&number)?;
         names.remove(&gone.key());
         let (offset, len) = gone.place();
-        if let Some(member) = self.members.get_mut(&gone.member()) {
-            member.tally.blocks -= 1;
-            member.tally.block_bytes -= len;
-        }
+        self.discharge(gone.account(), Tally::block(len));
         if let Some(segment) = self.segments.get_mut(&gone.key().0) {
             let given = segment.arena.give(offset, len);
             debug_assert!(given, "the memory of an object was taken");

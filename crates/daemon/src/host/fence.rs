@@ -90,7 +90,7 @@ impl Server {
 
     /// A guest hangs, and the configuration wants it fenced.
     pub(super) fn fence(&mut self, member: u32) {
-        let tally = self.broker.books().members.get(&member).map(|m| m.tally).unwrap_or_default();
+        let tally = self.broker.books().tally_of(member);
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let name = vm.config.name;
         if tally.endpoints == 0 {
@@ -214,7 +214,7 @@ impl Server {
         };
         // The session has ended, and no record says only that.
         self.broker.note(Record::Left { member });
-        self.broker.note(Record::Joined { member, qemu: qemu.process, knows: qemu.knows });
+        self.broker.note(Record::joined(member, qemu.process, qemu.told));
     }
 }
 

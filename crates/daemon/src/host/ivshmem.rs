@@ -1,21 +1,24 @@
 //! QEMU's ivshmem server protocol, version 0: what a joining VM is told on its socket.
 //!
 //! Each message is a 64-bit number, little-endian, some with a descriptor (QEMU, "Device Specification for
-//! Inter-VM shared memory device", section "ivshmem Client-Server Protocol"). Here the server says all it knows at
-//! once, because doorbells exist before their owners do:
+//! Inter-VM shared memory device", section "ivshmem Client-Server Protocol"). The server says all that this VM may know
+//! at once, because doorbells exist before their owners do:
 //!
 //! | number | descriptor | meaning |
 //! |---|---|---|
 //! | 0 | | version |
 //! | own id | | this VM's member number |
 //! | -1 | control memory | becomes BAR2 |
-//! | id of another member | eventfd | its next vector; repeated for each vector, and for each member that shares a segment |
 //! | own id | eventfd | own next vector; repeated for each |
+//! | id of another member | eventfd | a vector of it that serves a segment which both share; repeated for each, and for each member |
+//!
+//! The own vectors come first, and fit into an empty socket together with what is before them. Whatever happens to the
+//! server then, this VM has its interrupts.
 //!
 //! A QEMU that is refused is told version -1: it says that this is not version 0, and ends. Without a word it would wait
 //! for ever, even for a connection that has ended.
 //!
-//! Later a member that is declared is told as above, and one that is gone by its id without a descriptor. QEMU says
+//! Later further vectors are told as above, and a member that is gone by its id without a descriptor. QEMU says
 //! nothing; the end of the connection is the end of QEMU.
 
 use super::members::MemberFds;
@@ -41,21 +44,14 @@ pub struct Message {
     pub fd: Option<Arc<OwnedFd>>,
 }
 
-/// All that a joining VM is told: itself, and the members that it may ring.
-pub fn greeting<'a>(
-    own: u32,
-    fds: &MemberFds,
-    others: impl IntoIterator<Item = (u32, &'a MemberFds)>,
-) -> Vec<Message> {
+/// What a joining VM is told of itself.
+pub fn greeting(own: u32, fds: &MemberFds) -> Vec<Message> {
     let mut messages = vec![
         Message { number: VERSION, fd: None },
         Message { number: own.into(), fd: None },
         Message { number: MEMORY, fd: fds.control.clone() },
     ];
-    for (id, fds) in others {
-        messages.extend(joined(id, fds));
-    }
-    messages.extend(joined(own, fds));
+    messages.extend(joined(own, fds.vectors.values().cloned()));
     messages
 }
 
@@ -64,9 +60,9 @@ pub fn refusal() -> Message {
     Message { number: NO_VERSION, fd: None }
 }
 
-/// A member is there.
-pub fn joined(id: u32, fds: &MemberFds) -> impl Iterator<Item = Message> {
-    fds.vectors.iter().map(move |fd| Message { number: id.into(), fd: Some(fd.clone()) })
+/// A member has these vectors, beside those that were told before.
+pub fn joined(id: u32, vectors: impl IntoIterator<Item = Arc<OwnedFd>>) -> impl Iterator<Item = Message> {
+    vectors.into_iter().map(move |fd| Message { number: id.into(), fd: Some(fd) })
 }
 
 /// A member is there no more.

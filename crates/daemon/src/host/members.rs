@@ -7,14 +7,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Descriptors of one member.
 #[derive(Debug)]
 pub struct MemberFds {
-    /// One eventfd for each doorbell vector.
-    pub vectors: Vec<Arc<OwnedFd>>,
+    /// An eventfd for each doorbell vector.
+    pub vectors: BTreeMap<u32, Arc<OwnedFd>>,
     /// Control memory, of a VM.
     pub control: Option<Arc<OwnedFd>>,
 }
@@ -34,6 +34,20 @@ impl Members {
         self.0.remove(&member);
     }
 
+    /// Remembers more vectors of a member.
+    pub fn add(&mut self, member: u32, vectors: impl IntoIterator<Item = (u32, Arc<OwnedFd>)>) {
+        if let Some(fds) = self.0.get_mut(&member) {
+            fds.vectors.extend(vectors);
+        }
+    }
+
+    /// Forgets some of them.
+    pub fn drop_vectors(&mut self, member: u32, vectors: &[u32]) {
+        if let Some(fds) = self.0.get_mut(&member) {
+            fds.vectors.retain(|vector, _| !vectors.contains(vector));
+        }
+    }
+
     /// Descriptors of a member.
     pub fn get(&self, member: u32) -> Option<&MemberFds> {
         self.0.get(&member)
@@ -41,24 +55,14 @@ impl Members {
 
     /// The eventfd of a vector.
     pub fn event(&self, member: u32, vector: u32) -> Option<Arc<OwnedFd>> {
-        self.0.get(&member)?.vectors.get(vector as usize).cloned()
+        self.0.get(&member)?.vectors.get(&vector).cloned()
     }
 
-    /// Rings a vector.
+    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block.
     pub fn ring(&self, member: u32, vector: u32) {
         if let Some(event) = self.event(member, vector) {
-            ring(event.as_fd());
+            ginnel_doorbell::ring(event.as_fd());
         }
-    }
-}
-
-/// Adds one to an eventfd. Nobody reads those of endpoints, so a counter that somebody has driven to its end would
-/// swallow all rings; it is reset.
-pub fn ring(event: BorrowedFd<'_>) {
-    let one = 1u64.to_ne_bytes();
-    if rustix::io::write(event, &one) == Err(Errno::AGAIN) {
-        let _ = rustix::io::read(event, &mut [0u8; 8]);
-        let _ = rustix::io::write(event, &one);
     }
 }
 

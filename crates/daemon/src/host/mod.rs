@@ -3,16 +3,19 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`config`] | the configuration file |
-//! | [`broker`], `requests` | the state machine of the attach protocol |
+//! | [`broker`], `owners`, `requests` | the state machine of the attach protocol |
 //! | `blocks`, `sync`, `estate` | blocks, synchronisation objects, and what they have in common |
-//! | [`books`], [`record`], [`arena`], `starts` | its state, and the changes that lead there |
+//! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
+//! | `making` | files of segments that are made while the daemon serves |
+//! | `doorbells` | which vectors serve which segment, and who is told of them |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
-//! | `declare`, `admin`, `inspect`, `inspect_memory` | members and segments come and go, and are shown |
+//! | `declare`, `admin`, `inspect`, `inspect_memory`, `viewer` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
+mod account;
 mod admin;
 pub mod arena;
 mod blocks;
@@ -21,29 +24,45 @@ pub mod broker;
 mod clients;
 pub mod config;
 mod declare;
+mod doorbells;
+mod endings;
 mod estate;
 mod fence;
 mod front;
+mod handed;
+mod handles;
 mod heartbeat;
+mod index;
 mod inspect;
 mod inspect_memory;
 pub mod ivshmem;
 pub mod journal;
+mod making;
 pub mod members;
+mod numbers;
+mod owners;
 pub mod qmp;
 pub mod record;
+mod relayed;
 pub mod reply;
 mod requests;
+mod revocations;
 pub mod segments;
 pub mod server;
 mod starts;
 mod startup;
 mod sync;
+mod viewer;
 mod vms;
 
+use crate::keeper;
 use config::Config;
-use ginnel_config::LogFormat;
-use std::path::PathBuf;
+use ginnel_config::{LogFormat, Problem};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often a configuration with a mistake is read again while VMs run.
+const MENDED: Duration = Duration::from_secs(1);
 
 /// Arguments of `ginneld host`.
 #[derive(Debug, clap::Args)]
@@ -61,10 +80,32 @@ pub struct Args {
 
 /// Runs until it is told to end.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let config = Config::read(&args.config)?;
     if args.check {
-        return startup::check(&config);
+        return startup::check(&Config::read(&args.config)?);
     }
+    let config = read_config(&args.config)?;
     crate::logging::start(&config.log, config.log_format == LogFormat::Json);
-    startup::run(config, args.stop_keeper)
+    // From here on a failure is not told as a configuration that makes no sense: the service manager must start this daemon
+    // again, and keep its descriptors until then.
+    startup::run(config, args.stop_keeper).map_err(|error| anyhow::anyhow!("{error:#}"))
+}
+
+/// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in it:
+/// systemd would drop them, and the VMs would have to be started anew. It waits until the mistake is mended.
+fn read_config(path: &Path) -> Result<Config, Problem> {
+    let mut said = None;
+    loop {
+        let problem = match Config::read(path) {
+            Err(problem) if keeper::is_entrusted() => problem.to_string(),
+            done => return done,
+        };
+        if said.as_ref() != Some(&problem) {
+            eprintln!(
+                "ginneld: {problem}; waiting until this is mended, because running VMs need what systemd holds for this daemon"
+            );
+            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Status(&problem)]);
+            said = Some(problem);
+        }
+        std::thread::sleep(MENDED);
+    }
 }

@@ -1,6 +1,9 @@
-//! What the journal is made of: each change of the books is one record.
+//! What the journal is made of: each change of the books is one record. What a daemon does with a record that it does not
+//! know is said in [`super::journal`].
 
 use super::config::{Memory, SegmentSpec, VmSpec};
+use super::doorbells::Told;
+use super::handles::{Grants, Handles};
 use crate::pidwatch::Process;
 use ginnel_layout::dax::SMALL_PAGE;
 use ginnel_layout::{Name, channel};
@@ -18,15 +21,21 @@ pub enum Record {
         boot_id: Hex16,
         /// Counts the daemon's starts.
         generation: u64,
-        /// Epoch of the next endpoint.
+        /// An epoch that no endpoint has had. Of use to releases that had one count of epochs for all numbers.
         next_epoch: u32,
-        /// Number of the next listener.
+        /// Number of the next listener, if it is free.
         next_listener: u32,
         /// Number of the next channel.
         next_channel: u64,
         /// Number of the next synchronisation object or block.
         #[serde(default)]
         next_object: u64,
+        /// Numbers that endpoints have had, and the next epoch of each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        epochs: Vec<(u32, u32)>,
+        /// [`super::journal::FORMAT`] of the daemon that wrote this journal. 0 in journals that are older than the field.
+        #[serde(default)]
+        format: u32,
     },
     /// A member, new or changed.
     Member {
@@ -50,8 +59,11 @@ pub enum Record {
         member: u32,
         /// Its QEMU.
         qemu: Process,
-        /// Members whose doorbells that QEMU has.
+        /// Members of whose doorbells that QEMU has some.
         knows: BTreeSet<u32>,
+        /// Which they are. Journals of before this was written do not say.
+        #[serde(default)]
+        told: Told,
     },
     /// A VM's QEMU has gone. Its endpoints have been declared dead before.
     Left {
@@ -97,8 +109,36 @@ pub enum Record {
         /// Its name.
         name: Text,
     },
+    /// Which doorbell vectors of a member serve its programs in a segment.
+    Vectors {
+        /// The segment.
+        segment: Text,
+        /// The member.
+        member: u32,
+        /// Its vectors.
+        vectors: Vec<u32>,
+    },
     /// A process has attached.
     Attach(Attach),
+    /// Another process owns an endpoint too.
+    OwnerJoined {
+        /// Number of the endpoint.
+        endpoint: u32,
+        /// The process.
+        process: Process,
+    },
+    /// A process owns an endpoint no more.
+    OwnerGone {
+        /// Number of the endpoint.
+        endpoint: u32,
+        /// The process.
+        process: Process,
+    },
+    /// An endpoint ends, and what it has is given back by the records that follow; the last of them is `dead`.
+    Ending {
+        /// Its number.
+        endpoint: u32,
+    },
     /// An endpoint is gone.
     Dead {
         /// Its number.
@@ -153,6 +193,9 @@ pub enum Record {
         object: u64,
         /// The user's slot.
         slot: u32,
+        /// It has died. Left out by earlier daemons, which recorded the end of its endpoint as a whole.
+        #[serde(default, skip_serializing_if = "is_false")]
+        died: bool,
     },
     /// Its name is gone.
     SyncUnlinked {
@@ -208,8 +251,59 @@ pub enum Record {
     },
 }
 
+impl Record {
+    /// A VM's QEMU has connected, and has these doorbells.
+    pub fn joined(member: u32, qemu: Process, told: Told) -> Self {
+        Self::Joined { member, qemu, knows: told.keys().copied().collect(), told }
+    }
+
+    /// Whether it gives somebody something. A successor that does not know of it would give the same to somebody else, so
+    /// it must be in the journal before anybody is told. The other records end something or change a detail: a
+    /// successor that does not know of them believes too much to be in use, which is safe.
+    pub fn gives(&self) -> bool {
+        match self {
+            Self::Member { .. }
+            | Self::Joined { .. }
+            | Self::Segment { .. }
+            | Self::Vectors { .. }
+            | Self::Attach(_)
+            | Self::Listen { .. }
+            | Self::Channel(_)
+            | Self::Sync(_)
+            | Self::SyncOpened { .. }
+            | Self::Block(_)
+            | Self::BlockLinked { .. }
+            | Self::BlockOpened { .. }
+            | Self::BlockResized { .. }
+            | Self::BlockGranted { .. } => true,
+            Self::Start { .. }
+            | Self::MemberForgotten { .. }
+            | Self::Left { .. }
+            | Self::Session { .. }
+            | Self::SegmentRemoved { .. }
+            // It must not be taken for dead, so this is kept even if it is not in the journal yet.
+            | Self::OwnerJoined { .. }
+            | Self::OwnerGone { .. }
+            | Self::Ending { .. }
+            | Self::Dead { .. }
+            | Self::Unlisten { .. }
+            | Self::Accepted { .. }
+            | Self::Closed { .. }
+            | Self::SyncClosed { .. }
+            | Self::SyncUnlinked { .. }
+            | Self::BlockUnlinked { .. }
+            | Self::BlockClosed { .. }
+            | Self::BlockAcked { .. } => false,
+        }
+    }
+}
+
 fn only_bar() -> Memory {
     Memory::Bar
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn only_4k() -> u32 {
@@ -269,6 +363,9 @@ pub struct Channel {
     pub kind: u32,
     /// The initiator's own number for its request.
     pub nonce: u64,
+    /// The initiator's user, who pays for it. Journals of before this was written have none; it is root's then.
+    #[serde(default)]
+    pub uid: u32,
     /// The acceptor has taken it.
     pub accepted: bool,
     /// A side cannot ring the other itself: the daemon passes on.
@@ -308,8 +405,11 @@ pub struct SyncObject {
     /// Its last user has died, so it stays until it was used again: what a lock says of its dead owner must not get lost.
     #[serde(default)]
     pub bereaved: bool,
-    /// Who has made it, and pays for it.
+    /// Member of who has made it, and pays for it.
     pub member: u32,
+    /// Its user. Journals of before this was written have none; it is root's then.
+    #[serde(default)]
+    pub uid: u32,
     /// Epoch of its next user.
     pub next_epoch: u16,
     /// Its users, by slot.
@@ -359,10 +459,10 @@ pub struct Block {
     /// What those may ([`ginnel_layout::wire::Rights`]) who are not in `grants`.
     pub others: u32,
     /// What some may.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub grants: Vec<BlockGrant>,
+    #[serde(default, skip_serializing_if = "Grants::is_empty")]
+    pub grants: Grants,
     /// Who has it open.
-    pub handles: Vec<BlockHandle>,
+    pub handles: Handles,
 }
 
 /// What a member or an endpoint may do with a block.
@@ -370,7 +470,10 @@ pub struct Block {
 pub struct BlockGrant {
     /// The member.
     pub member: u32,
-    /// Epoch of one of its endpoints; 0 for the others.
+    /// Number of one of its endpoints. Journals of before this was written have none: there, the epoch tells which.
+    #[serde(default)]
+    pub endpoint: u32,
+    /// Epoch of that endpoint; 0 if the grant is to all others of the member.
     pub epoch: u32,
     /// What it may do.
     pub rights: u32,

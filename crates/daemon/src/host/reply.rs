@@ -59,6 +59,23 @@ pub fn text(request: u32, mut text: &str) -> Vec<Vec<u8>> {
     }
 }
 
+/// `TEXT` packets and a last one, `PAGE`, that together carry a page of a status.
+pub fn page(request: u32, next: &wire::Inspect, text: &str) -> Vec<Vec<u8>> {
+    let room = wire::MAX_PACKET - size_of::<Header>();
+    let (mut packets, mut rest) = (Vec::new(), text);
+    while rest.len() > room - size_of::<wire::Inspect>() {
+        let (now, later) = rest.split_at(boundary(rest, room));
+        let mut packet = Header { kind: Kind::TEXT, flags: Header::MORE, request }.as_bytes().to_vec();
+        packet.extend_from_slice(now.as_bytes());
+        packets.push(packet);
+        rest = later;
+    }
+    let mut last = packet(Kind::PAGE, request, next.as_bytes());
+    last.extend_from_slice(rest.as_bytes());
+    packets.push(last);
+    packets
+}
+
 /// The last place between two characters that is not behind `most`.
 fn boundary(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)

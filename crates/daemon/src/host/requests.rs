@@ -1,5 +1,6 @@
 //! The requests of the attach protocol, one by one. Everything is checked before anything is changed.
 
+use super::account::Account;
 use super::books::Endpoint;
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
 use super::record::{Attach, Channel, Hex16, Record, Side, Text};
@@ -71,12 +72,12 @@ impl Broker {
         if let Some(client) = self.clients.get_mut(&id) {
             (client.endpoint, client.returned) = (Some(number), returned);
         }
-        self.attached.insert(number, id);
+        self.bind(number, id);
         self.send(id, reply::packet(Kind::ATTACHED, request, answer.as_bytes()), fds);
         for channel in waiting {
             self.send_channel(id, Kind::INCOMING, 0, channel, false);
         }
-        self.send_all_revoked(number);
+        self.revocations.tell_again(number);
         Ok(())
     }
 
@@ -114,34 +115,34 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::DENIED, text));
         }
         if world.is_broken(&segment) {
-            return Err(broken(&segment));
+            return Err(world.why_broken(&segment).map_or_else(
+                || broken(&segment),
+                |why| Refusal::new(ErrorCode::BROKEN, format!("segment {segment} is out of service: {why}")),
+            ));
         }
         let limit = self.limits_of(who.member).endpoints_per_member;
-        let tally = self.books.members.get(&who.member).map_or(0, |m| m.tally.endpoints);
-        if tally >= limit {
+        let account = Account::new(who.member, segment, who.uid);
+        let endpoints = self.books.tally(account).endpoints;
+        if endpoints >= limit {
             let text = format!(
-                "member {} has {tally} endpoints, which is its limit: end some, or raise endpoints_per_member",
-                who.member
+                "{account} has {endpoints} endpoints, which is the limit: end some, or raise endpoints_per_member"
             );
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }
-        if self.books.next_epoch == u32::MAX {
-            let text =
-                "all epochs of this installation are used up: stop all programs and remove the journal";
-            return Err(Refusal::new(ErrorCode::LIMIT, text));
-        }
+        let Some((endpoint, epoch)) = self.books.numbers.vacant() else {
+            return Err(Refusal::new(ErrorCode::LIMIT, "there are 4294967295 endpoints: end some"));
+        };
         let attach = Attach {
-            endpoint: self.books.free_endpoint(),
-            epoch: self.books.next_epoch.max(1),
+            endpoint,
+            epoch,
             token: Hex16(world.random()),
             member: who.member,
             segment: Text(segment),
             name: Text(name),
-            vector: self.books.quietest_vector(who.member, self.vectors),
+            vector: self.books.quietest_vector(&segment, who.member, self.vectors),
             process: who.process,
             uid: who.uid,
         };
-        let (endpoint, epoch) = (attach.endpoint, attach.epoch);
         self.record(Record::Attach(attach))?;
         info!(endpoint, epoch, member = who.member, %segment, %name, pid = who.process.pid, uid = who.uid, "endpoint");
         if host {
@@ -150,7 +151,7 @@ impl Broker {
         Ok(endpoint)
     }
 
-    /// An endpoint whose daemon was away.
+    /// An endpoint that is there: its process has lost the connection, or another process wants to own it too.
     fn returning(&mut self, id: ClientId, wish: &wire::Attach) -> Result<u32, Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(0) };
         let number = wish.endpoint;
@@ -158,7 +159,8 @@ impl Broker {
             let text = format!("endpoint {number} of epoch {}: {why}; attach anew", wish.epoch);
             Err(Refusal::new(ErrorCode::STALE, text))
         };
-        let Some(endpoint) = self.books.endpoints.get(&number).filter(|e| e.epoch == wish.epoch) else {
+        let known = self.books.endpoints.get(&number).filter(|e| e.epoch == wish.epoch && !e.is_ending);
+        let Some(endpoint) = known else {
             return stale("it is not known (any more)");
         };
         // One answer for all that is wrong: it tells a guesser nothing.
@@ -168,20 +170,13 @@ impl Broker {
         {
             return stale("segment, member or token are not its own");
         }
-        if endpoint.process != client.who.process {
-            return stale("it belongs to another process");
-        }
-        if let Some(old) = self.attached.remove(&number) {
-            if let Some(old) = self.clients.get_mut(&old) {
-                old.endpoint = None;
-            }
-            self.effect(Effect::Disconnect(old));
-        }
-        debug!(endpoint = number, "endpoint is back");
+        let process = client.who.process;
+        self.owner_returns(number, process)?;
         Ok(number)
     }
 
-    fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
+    /// Whether a user of the host may attach to a segment.
+    pub(super) fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
         let access = self.access.get(segment);
         uid == 0
             || uid == self.own_uid
@@ -259,13 +254,7 @@ impl Broker {
                     );
                     return Err(Refusal::new(ErrorCode::LIMIT, text));
                 }
-                let listener = self.books.next_listener.max(1);
-                if listener == u32::MAX {
-                    return Err(Refusal::new(
-                        ErrorCode::LIMIT,
-                        "all listener numbers are used up: remove the journal",
-                    ));
-                }
+                let listener = self.books.free_listener();
                 let backlog = if wish.backlog == 0 { self.limits.backlog } else { wish.backlog };
                 self.record(Record::Listen {
                     listener,
@@ -282,6 +271,19 @@ impl Broker {
         let answer = wire::Listening { listener, reserved: 0 };
         self.send(id, reply::packet(Kind::LISTENING, request, answer.as_bytes()), vec![]);
         Ok(())
+    }
+
+    /// Closes channels that wait where nobody listens any more: the last daemon has ended between the end of their listener
+    /// and theirs. A later listener of the same number must not be taken for it.
+    pub(super) fn close_unheard(&mut self) {
+        let heard = |c: &Channel| {
+            self.books.listeners.get(&c.listener).is_some_and(|l| l.endpoint == c.acceptor.endpoint)
+        };
+        let unheard = self.books.channels.values().filter(|c| !c.accepted && !c.acceptor.closed && !heard(c));
+        for channel in unheard.map(|c| c.number).collect::<Vec<_>>() {
+            // Known to be open, so this cannot be refused.
+            let _ = self.close_side(channel, false);
+        }
     }
 
     pub(super) fn unlisten(
@@ -327,12 +329,7 @@ impl Broker {
         let kind = checked_kind(wish.kind)?;
         let wished = self.rounded(wish.capacity)?;
         self.may_write(&segment, member)?;
-        let again = endpoint
-            .channels
-            .iter()
-            .filter_map(|n| self.books.channels.get(n))
-            .find(|c| c.initiator.endpoint == number && !c.initiator.closed && c.nonce == wish.nonce);
-        if let Some(channel) = again.map(|c| c.number) {
+        if let Some(&channel) = endpoint.opened.get(&wish.nonce) {
             self.send_channel(id, Kind::CHANNEL, request, channel, true);
             return Ok(());
         }
@@ -378,21 +375,19 @@ impl Broker {
                 );
             }
         }
-        let tally = self.books.members.get(&member).map(|m| m.tally).unwrap_or_default();
+        let account = endpoint.account();
+        let tally = self.books.tally(account);
         if tally.channels >= limits.channels_per_member {
-            return over(
-                &format!("member {member} has opened {} channels", tally.channels),
-                "channels_per_member",
-            );
+            return over(&format!("{account} has opened {} channels", tally.channels), "channels_per_member");
         }
-        for (key, used, limit) in [
-            ("bytes_per_endpoint", endpoint.bytes, limits.bytes_per_endpoint),
-            ("bytes_per_member", tally.bytes, limits.bytes_per_member),
+        for (key, whom, used, limit) in [
+            ("bytes_per_endpoint", format!("endpoint {number}"), endpoint.bytes, limits.bytes_per_endpoint),
+            ("bytes_per_member", account.to_string(), tally.bytes, limits.bytes_per_member),
         ] {
             if used.saturating_add(len) > limit {
                 let text = format!(
-                    "a channel of {len} bytes beside {used} bytes is over the limit of {}: close channels, wish for \
-                     smaller rings, or raise {key}",
+                    "{whom} has channels of {used} bytes, and {len} more are over the limit of {}: close channels, \
+                     wish for smaller rings, or raise {key}",
                     Bytes(limit)
                 );
                 return Err(Refusal::new(ErrorCode::LIMIT, text));
@@ -424,6 +419,7 @@ impl Broker {
             capacity,
             kind: kind.0,
             nonce: wish.nonce,
+            uid: endpoint.uid,
             accepted: false,
             relayed: needs_daemon(member, acceptor) || needs_daemon(acceptor.member, endpoint),
         };
@@ -432,7 +428,7 @@ impl Broker {
         self.record(Record::Channel(channel))?;
         debug!(channel = channel_number, %segment, %name, from = number, to = acceptor, capacity, "channel");
         self.send_channel(id, Kind::CHANNEL, request, channel_number, true);
-        if let Some(&client) = self.attached.get(&acceptor) {
+        for client in self.connections(acceptor) {
             self.send_channel(client, Kind::INCOMING, 0, channel_number, false);
         }
         Ok(())

@@ -3,6 +3,7 @@
 use super::broker::World;
 use super::config;
 use super::front::{Front, Repairs};
+use super::handed::without_truncation;
 use super::record::SyncUser;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::channel;
@@ -31,8 +32,10 @@ struct Open {
     path: PathBuf,
     /// Where it ends in its file.
     end: u64,
-    /// None for one that was found broken at the daemon's start.
+    /// None for one that could not be opened.
     memory: Option<(Arc<OwnedFd>, Mapping)>,
+    /// The same file, for programs that may write, and not truncate it. None where the kernel cannot tell the two apart.
+    handed: Option<Arc<OwnedFd>>,
     /// The same file, for those who may only read.
     read_only: Option<Arc<OwnedFd>>,
     /// What should stand in front of its arena, once that is known.
@@ -42,6 +45,8 @@ struct Open {
     /// The file that was opened, told apart from one that has replaced it.
     identity: (u64, u64),
     broken: bool,
+    /// Why it could not be opened.
+    why: Option<String>,
 }
 
 /// All segments of the host.
@@ -55,6 +60,16 @@ pub struct Segments {
 }
 
 impl Segments {
+    /// A segment's file was made by [`make`].
+    pub fn was_made(&mut self, path: &Path) {
+        self.made.insert(path.to_owned());
+    }
+
+    /// Forgets that. False if a segment uses the file, or it was not made since the start.
+    pub fn forget_made(&mut self, path: &Path) -> bool {
+        !self.open.values().any(|open| open.path == path) && self.made.remove(path)
+    }
+
     /// Opens a segment's file, or makes it if there is none and `may_create`. Whether it was made.
     pub fn open(&mut self, config: &config::Segment, place: &str, may_create: bool) -> Result<bool, Problem> {
         let (file, created) = match existing(config, place)? {
@@ -98,28 +113,32 @@ impl Segments {
         let open = Open {
             path: config.path.clone(),
             end: config.end(),
+            handed: without_truncation(&file).map(Arc::new),
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
             memory: Some((Arc::new(file), mapping)),
             front: None,
             repairs: Repairs::default(),
             identity: (stat.st_dev, stat.st_ino),
             broken: false,
+            why: None,
         };
         self.open.insert(config.name, open);
         Ok(created)
     }
 
-    /// Keeps the place of a segment whose file cannot be used any more, for those who still have it.
-    pub fn open_broken(&mut self, config: &config::Segment) {
+    /// Keeps the place of a segment whose file cannot be used: for those who still have it, and for those who ask.
+    pub fn open_broken(&mut self, config: &config::Segment, why: String) {
         let open = Open {
             path: config.path.clone(),
             end: config.end(),
             memory: None,
+            handed: None,
             read_only: None,
             front: None,
             repairs: Repairs::default(),
             identity: (0, 0),
             broken: true,
+            why: Some(why),
         };
         self.open.insert(config.name, open);
     }
@@ -169,9 +188,10 @@ impl Segments {
         self.open.get(name).map(|open| open.path.as_path())
     }
 
-    /// A segment's file, open.
+    /// A segment's file, open for a program that may write.
     pub fn file(&self, name: &Name) -> Option<Arc<OwnedFd>> {
-        self.open.get(name)?.memory.as_ref().map(|(file, _)| file.clone())
+        let open = self.open.get(name)?;
+        open.handed.clone().or_else(|| open.memory.as_ref().map(|(file, _)| file.clone()))
     }
 
     /// A segment's file, open for reading alone.
@@ -222,6 +242,11 @@ impl Segments {
         self.open.get(name).is_none_or(|open| open.broken)
     }
 
+    /// Why it could not be opened.
+    pub fn why_broken(&self, name: &Name) -> Option<&str> {
+        self.open.get(name)?.why.as_deref()
+    }
+
     /// Zeroes the ring headers of a block, and the first word of the data behind each.
     pub fn zero(&self, name: &Name, offset: u64, capacity: u64) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
@@ -260,11 +285,15 @@ impl Segments {
         part(mapping, offset, sync::SIZE)
     }
 
-    /// Writes a side's state.
+    /// Writes a side's state. What the side itself has said before it died stays: that it is done. Whoever else can write that
+    /// word deceives only those who share the segment with it, and could have written it later as well.
     pub fn mark(&self, name: &Name, at: u64, state: SideState) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         // A word's whole cache line is its own.
         if let Some(word) = part(mapping, at, CACHE_LINE) {
+            if state == SideState::DEAD && SideState(word.load_relaxed_u32(0)) == SideState::FINISHED {
+                return;
+            }
             // ORDER ring.finish: everything that the dead process published before. Pairs with: `ginnel_ring::side`.
             word.store_release_u32(0, state.0);
         }
@@ -289,6 +318,10 @@ fn part(mapping: &Mapping, at: u64, len: usize) -> Option<Mapping> {
 impl World for Segments {
     fn is_broken(&mut self, segment: &Name) -> bool {
         !self.check(segment)
+    }
+
+    fn why_broken(&self, segment: &Name) -> Option<String> {
+        self.why_broken(segment).map(str::to_owned)
     }
 
     fn random(&mut self) -> [u8; 16] {
@@ -385,6 +418,14 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     }
     info!(segment = %config.name, path = %path, size = %Bytes(config.size), "segment created");
     Ok(file)
+}
+
+/// Makes a segment's file, unless it is there.
+pub fn make(config: &config::Segment, place: &str) -> Result<(), Problem> {
+    match existing(config, place)? {
+        Some(_) => Ok(()),
+        None => create(config, place).map(drop),
+    }
 }
 
 /// Whether a segment could be opened or made, without making it.

@@ -1,18 +1,19 @@
 //! The event loop: what is ready is handed to its part, and what the broker decides is done.
 
 use super::books::Books;
-use super::broker::{Broker, ClientId, Effect, FdRef};
+use super::broker::{Broker, ClientId, Effect, FdRef, Recording};
 use super::clients::Clients;
-use super::config::Config;
+use super::config::{self, Config, SegmentSpec};
 use super::journal::Journal;
+use super::making::Making;
 use super::members::Members;
 use super::reply;
 use super::segments::Segments;
 use super::vms::Vm;
 use crate::keeper::{Held, Keeper};
-use crate::pidwatch::Process;
+use crate::pidwatch::{Doubts, Process};
 use crate::poller::{Interest, Poller, Ready};
-use ginnel_layout::{HOST_MEMBER, sync};
+use ginnel_layout::{Name, sync, wire};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,20 +31,21 @@ pub enum Token {
     Listener,
     /// A connection to it.
     Client(ClientId),
-    /// The process of an endpoint.
-    Process(u32),
+    /// A process that is watched. The number of a watch is never used again, so an event that was fetched before its watch
+    /// ended is nobody's.
+    Process(u64),
     /// The socket of a VM.
     VmListener(u32),
-    /// The connection to its QEMU.
+    /// The connection to its QEMU. An event of an earlier one leads to a needless look at the present one.
     VmConnection(u32),
-    /// The process of its QEMU.
-    VmProcess(u32),
-    /// The control socket of its QEMU.
+    /// The control socket of its QEMU. The same holds for it.
     VmMonitor(u32),
     /// The host's daemon vector.
     HostVector,
     /// The keeper.
     Keeper,
+    /// The file of a segment was made.
+    Made,
     /// A signal has come.
     Signal,
 }
@@ -55,14 +57,14 @@ impl From<Token> for u64 {
         let (kind, number) = match token {
             Token::Listener => (0, 0),
             Token::Client(client) => (1, client.0),
-            Token::Process(endpoint) => (2, endpoint.into()),
+            Token::Process(watch) => (2, watch),
             Token::Signal => (3, 0),
             Token::VmListener(member) => (4, member.into()),
             Token::VmConnection(member) => (5, member.into()),
-            Token::VmProcess(member) => (6, member.into()),
             Token::HostVector => (7, 0),
             Token::Keeper => (8, 0),
             Token::VmMonitor(member) => (9, member.into()),
+            Token::Made => (10, 0),
         };
         number << KIND_BITS | kind
     }
@@ -74,24 +76,67 @@ impl Token {
         Some(match token & ((1 << KIND_BITS) - 1) {
             0 => Self::Listener,
             1 => Self::Client(ClientId(number)),
-            2 => Self::Process(u32::try_from(number).ok()?),
+            2 => Self::Process(number),
             3 => Self::Signal,
             4 => Self::VmListener(u32::try_from(number).ok()?),
             5 => Self::VmConnection(u32::try_from(number).ok()?),
-            6 => Self::VmProcess(u32::try_from(number).ok()?),
             7 => Self::HostVector,
             8 => Self::Keeper,
             9 => Self::VmMonitor(u32::try_from(number).ok()?),
+            10 => Self::Made,
             _ => return None,
         })
     }
 }
 
-/// A process that is watched.
-#[derive(Debug)]
-struct Watch {
-    epoch: u32,
-    pidfd: OwnedFd,
+/// Whose end a watch tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// An owner of an endpoint.
+    Owner {
+        /// The endpoint.
+        endpoint: u32,
+        /// Its epoch.
+        epoch: u32,
+        /// The owner.
+        process: Process,
+    },
+    /// The QEMU of a member.
+    Qemu(u32),
+}
+
+/// Processes that are watched, by numbers that are never used again.
+#[derive(Debug, Default)]
+struct Watches {
+    all: BTreeMap<u64, (Watched, OwnedFd)>,
+    /// Those of owners, by endpoint.
+    owners: BTreeMap<(u32, Process), u64>,
+    last: u64,
+}
+
+impl Watches {
+    fn add(&mut self, poller: &Poller, watched: Watched, pidfd: OwnedFd) -> io::Result<u64> {
+        self.last += 1;
+        poller.add(&pidfd, Token::Process(self.last).into(), Interest::READ)?;
+        if let Watched::Owner { endpoint, process, .. } = watched
+            && let Some(old) = self.owners.insert((endpoint, process), self.last)
+        {
+            self.remove(poller, old);
+        }
+        self.all.insert(self.last, (watched, pidfd));
+        Ok(self.last)
+    }
+
+    fn remove(&mut self, poller: &Poller, number: u64) -> Option<Watched> {
+        let (watched, pidfd) = self.all.remove(&number)?;
+        poller.remove(&pidfd);
+        if let Watched::Owner { endpoint, process, .. } = watched
+            && self.owners.get(&(endpoint, process)) == Some(&number)
+        {
+            self.owners.remove(&(endpoint, process));
+        }
+        Some(watched)
+    }
 }
 
 /// The running daemon.
@@ -112,7 +157,21 @@ pub struct Server {
     pub(super) started: Instant,
     /// A link has more messages than were taken at once.
     pub(super) more: bool,
-    watches: BTreeMap<u32, Watch>,
+    /// The broker has work that waits for nothing but its turn.
+    busy: bool,
+    watches: Watches,
+    /// Owners of endpoints (number and epoch) that may run another program now.
+    doubts: Doubts<(u32, u32, Process)>,
+    /// The journal has taken all records of the effects that are being performed: what follows may depend on them.
+    recorded: bool,
+    /// Answers that depend on a record which the journal has not taken.
+    withheld: Vec<Effect>,
+    /// Files of segments that are being made.
+    pub(super) making: Making,
+    /// Segments whose files cannot be used and that nobody uses: how they are declared, and where.
+    pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
+    /// When that is tried again.
+    pub(super) retry_at: Instant,
     next_client: u64,
     last_look: Instant,
 }
@@ -130,6 +189,7 @@ impl Server {
         if let Some(connection) = keeper.connection() {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
+        let making = Making::new(&poller)?;
         let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
             broker: Broker::new(books, config.limits, config.vectors, own_uid),
@@ -145,7 +205,14 @@ impl Server {
             held,
             started: Instant::now(),
             more: true,
-            watches: BTreeMap::new(),
+            busy: false,
+            watches: Watches::default(),
+            doubts: Doubts::default(),
+            recorded: true,
+            withheld: Vec::new(),
+            out_of_service: BTreeMap::new(),
+            making,
+            retry_at: Instant::now(),
             next_client: 1,
             last_look: Instant::now(),
         })
@@ -162,6 +229,7 @@ impl Server {
         let mut ready = Vec::new();
         loop {
             self.run_effects();
+            self.work();
             self.poller.wait(&mut ready, self.timeout())?;
             for &event in &ready {
                 match Token::parse(event.token) {
@@ -175,6 +243,10 @@ impl Server {
                 self.step_links();
             }
             self.look_after_segments();
+            for (endpoint, epoch, process) in self.doubts.take_changed() {
+                self.broker.owner_ended(endpoint, epoch, process);
+            }
+            self.retry();
             self.beat();
             self.give_up_stopping();
         }
@@ -184,18 +256,19 @@ impl Server {
         match token {
             Token::Listener => self.accept_clients(),
             Token::Client(id) => self.serve_client(id, ready),
-            Token::Process(endpoint) => {
-                if let Some(watch) = self.watches.remove(&endpoint) {
-                    self.poller.remove(&watch.pidfd);
-                    self.broker.endpoint_died(endpoint, watch.epoch);
+            Token::Process(watch) => match self.watches.remove(&self.poller, watch) {
+                Some(Watched::Owner { endpoint, epoch, process }) => {
+                    self.broker.owner_ended(endpoint, epoch, process);
                 }
-            }
+                Some(Watched::Qemu(member)) => self.vm_gone(member),
+                None => {}
+            },
             Token::VmListener(member) => self.accept_vm(member),
             Token::VmConnection(member) => self.serve_vm(member, ready),
-            Token::VmProcess(member) => self.vm_gone(member),
             Token::VmMonitor(member) => self.serve_monitor(member),
             Token::HostVector => self.host_rung(),
             Token::Keeper => self.replace_keeper(),
+            Token::Made => self.segments_made(),
             Token::Signal => {}
         }
     }
@@ -203,12 +276,29 @@ impl Server {
     /// How long nothing may happen. For ever, unless somebody uses memory that may be truncated, or
     /// a guest is to be asked whether it is there, or a QEMU is to stop one.
     fn timeout(&self) -> Option<Duration> {
-        if self.more {
+        if self.more || self.busy {
             return Some(Duration::ZERO);
         }
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
-        [look, self.until_beat(), self.until_given_up()].into_iter().flatten().min()
+        let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
+        [look, self.until_beat(), self.until_given_up(), self.doubts.until_next(), retry]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Does a bounded part of what no request waits for.
+    fn work(&mut self) {
+        let limit = self.config.limits.queue as usize;
+        let (clients, vms, relayed) = (&self.clients, &self.vms, &self.relayed);
+        let ready = |client| match relayed.get(&client) {
+            Some((member, _)) => vms.get(member).is_some_and(|vm| !vm.is_backed_up(limit)),
+            None => clients.has_room(client),
+        };
+        let (telling, ending) = (self.broker.tell_revoked(ready), self.broker.end_some());
+        self.busy = telling || ending;
+        self.run_effects();
     }
 
     fn look_after_segments(&mut self) {
@@ -236,18 +326,32 @@ impl Server {
         }
     }
 
+    /// Tells the broker what the journal takes. Called before each request.
+    pub(super) fn ask_journal(&mut self) {
+        let recording = match self.journal.takes() {
+            true => Recording::Open,
+            false if self.withheld.is_empty() => Recording::Closed,
+            false => Recording::Owing,
+        };
+        self.broker.set_recording(recording);
+    }
+
     /// Does what the broker has decided, in its order.
     pub(super) fn run_effects(&mut self) {
         loop {
             let effects = self.broker.take_effects();
             if effects.is_empty() {
-                break;
+                self.journal.settle(self.broker.books());
+                if self.withheld.is_empty() || !self.journal.is_whole() {
+                    return;
+                }
+                self.recorded = true;
+                std::mem::take(&mut self.withheld).into_iter().for_each(|effect| self.perform(effect));
+                continue;
             }
-            for effect in effects {
-                self.perform(effect);
-            }
+            self.recorded = true;
+            effects.into_iter().for_each(|effect| self.perform(effect));
         }
-        self.journal.settle(self.broker.books());
     }
 
     fn perform(&mut self, effect: Effect) {
@@ -269,40 +373,37 @@ impl Server {
                 }
             }
             Effect::Ring { member, vector } => self.members.ring(member, vector),
-            Effect::Record(record) => self.journal.append(&record),
+            Effect::Record(record) => {
+                let written = self.journal.append(&record);
+                self.recorded &= written || !record.gives();
+            }
+            Effect::Send { .. } if !self.recorded => self.withheld.push(effect),
             Effect::Send { client, packet, fds } => self.send(client, packet, &fds),
             Effect::Disconnect(client) => {
                 if !self.end_relayed(client) {
                     self.end_client(client);
                 }
             }
-            Effect::Watch { endpoint, epoch, process } => self.watch(endpoint, epoch, process),
-            Effect::Unwatch { endpoint } => {
-                if let Some(watch) = self.watches.remove(&endpoint) {
-                    self.poller.remove(&watch.pidfd);
+            Effect::Watch { endpoint, epoch, process } => self.watch_owner(endpoint, epoch, process),
+            Effect::Unwatch { endpoint, process } => {
+                if let Some(&watch) = self.watches.owners.get(&(endpoint, process)) {
+                    self.watches.remove(&self.poller, watch);
                 }
             }
-            Effect::Inspect { client, request } => {
-                // Who asks wants to know what is, not what was known.
-                self.segments.check_all();
-                if self.broker.who(client).is_some_and(|who| who.member == HOST_MEMBER) {
-                    // Perhaps it starts a VM with it.
-                    self.check_fronts(None);
-                }
-                let text = self.inspect(client);
-                self.send_text(client, request, &text);
-            }
-            Effect::Admin { client, request, text } => {
-                let result = self.admin(client, &text);
-                // In the journal before it is answered.
-                self.run_effects();
-                match result {
-                    Ok(answer) => self.send_text(client, request, &answer.to_string()),
-                    Err(refusal) => {
-                        self.send_packets(client, vec![(reply::refusal(request, &refusal), vec![])])
-                    }
+            Effect::Examine { endpoint, epoch, process, image } => {
+                if let Some((endpoint, epoch, process)) =
+                    self.doubts.add(process, image, (endpoint, epoch, process))
+                {
+                    self.broker.owner_ended(endpoint, epoch, process);
                 }
             }
+            // To a VM, pages go when its ring has room.
+            Effect::Inspect { client, request, from } => {
+                if !self.inspect_later(client, request, from) {
+                    self.send_page(client, request, from);
+                }
+            }
+            Effect::Admin { client, request, text } => self.admin(client, request, &text),
         }
     }
 
@@ -319,12 +420,31 @@ impl Server {
     }
 
     /// Sends packets that belong together, without descriptors to a program in a VM.
-    fn send_packets(&mut self, client: ClientId, packets: Vec<(Vec<u8>, Vec<Arc<OwnedFd>>)>) {
+    pub(super) fn send_packets(&mut self, client: ClientId, packets: Vec<(Vec<u8>, Vec<Arc<OwnedFd>>)>) {
         if self.relayed.contains_key(&client) {
             self.send_relayed(client, packets.into_iter().map(|(packet, _)| packet).collect());
         } else {
             self.send_client(client, packets);
         }
+    }
+
+    /// Answers a request for a page of the daemon's state.
+    pub(super) fn send_page(&mut self, client: ClientId, request: u32, from: wire::Inspect) {
+        let viewer = self.viewer(client);
+        if from.section == 0 {
+            // Whoever asks wants to know what is, not what was known; and may be about to start a VM with it.
+            for segment in viewer.segments() {
+                self.segments.check(segment);
+                if viewer.is_on_host() {
+                    self.segments.check_front(segment);
+                }
+            }
+        }
+        let packets = match self.inspect(&viewer, from) {
+            Ok((next, text)) => reply::page(request, &next, &text),
+            Err(refusal) => vec![reply::refusal(request, &refusal)],
+        };
+        self.send_packets(client, packets.into_iter().map(|packet| (packet, vec![])).collect());
     }
 
     /// Answers a request with a text.
@@ -333,20 +453,50 @@ impl Server {
         self.send_packets(client, packets);
     }
 
-    pub(super) fn watch(&mut self, endpoint: u32, epoch: u32, process: Process) {
+    /// Watches a process. `None` if it has ended already.
+    pub(super) fn watch(&mut self, watched: Watched, process: Process) -> io::Result<Option<u64>> {
+        let Some(pidfd) = process.watch()? else { return Ok(None) };
+        self.watches.add(&self.poller, watched, pidfd).map(Some)
+    }
+
+    pub(super) fn unwatch(&mut self, watch: u64) {
+        self.watches.remove(&self.poller, watch);
+    }
+
+    pub(super) fn watch_owner(&mut self, endpoint: u32, epoch: u32, process: Process) {
         if process.pid == 0 {
             return; // In a process namespace that cannot be seen from here; its connection has to do.
         }
-        match process.watch() {
-            Ok(Some(pidfd)) => match self.poller.add(&pidfd, Token::Process(endpoint).into(), Interest::READ)
-            {
-                Ok(()) => {
-                    self.watches.insert(endpoint, Watch { epoch, pidfd });
-                }
-                Err(error) => warn!(endpoint, %error, "its process cannot be watched"),
-            },
-            Ok(None) => self.broker.endpoint_died(endpoint, epoch),
-            Err(errno) => warn!(endpoint, %errno, "its process cannot be watched: raise LimitNOFILE="),
+        match self.watch(Watched::Owner { endpoint, epoch, process }, process) {
+            Ok(Some(_)) => {}
+            Ok(None) => self.broker.owner_ended(endpoint, epoch, process),
+            Err(error) => {
+                warn!(endpoint, pid = process.pid, %error, "its process cannot be watched, so the end of its connection will be taken for its end: raise LimitNOFILE=");
+                self.broker.owner_unwatched(endpoint, epoch, process);
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_of_a_watch_that_has_ended_is_nobodys() {
+        let poller = Poller::new().unwrap();
+        let mut watches = Watches::default();
+        let process = Process::of(std::process::id()).unwrap();
+        let owner = |epoch| Watched::Owner { endpoint: 1, epoch, process };
+        let pidfd = || process.watch().unwrap().unwrap();
+        let stale = watches.add(&poller, owner(1), pidfd()).unwrap();
+        assert_eq!(watches.remove(&poller, stale), Some(owner(1)));
+        // The next endpoint of that number, of the same process.
+        let watch = watches.add(&poller, owner(2), pidfd()).unwrap();
+        assert_eq!(Token::parse(Token::Process(watch).into()), Some(Token::Process(watch)));
+        assert_eq!(watches.remove(&poller, stale), None);
+        assert_eq!(watches.owners[&(1, process)], watch);
+        assert_eq!(watches.remove(&poller, watch), Some(owner(2)));
+        assert!(watches.owners.is_empty() && watches.all.is_empty());
     }
 }

@@ -7,7 +7,7 @@ use super::journal::Journal;
 use super::record::{Hex16, Record};
 use super::segments;
 use super::server::Server;
-use crate::keeper::{self, Keeper};
+use crate::keeper::{self, Held, Keeper};
 use anyhow::Context;
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::{HOST_MEMBER, Name};
@@ -20,7 +20,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Whether the daemon could start with this configuration. Changes nothing.
 pub fn check(config: &Config) -> anyhow::Result<()> {
@@ -47,21 +47,12 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
     let _locks = (lock(&config.runtime_dir, "ginneld.lock")?, lock(&config.state_dir, "journal.lock")?);
     let signals = signals()?;
 
-    let mut books = Journal::read(&config.state_dir)
-        .map_err(|error| {
-            let place = config.state_dir.join("journal");
-            Problem::new(
-                place.display(),
-                format!("the journal cannot be read: {error}"),
-                "let the daemon's user read it",
-            )
-        })?
-        .books;
+    let mut books = Journal::read(&config.state_dir)?.books;
     begin(&mut books, boot_id()?);
-    let journal = Journal::create(&config.state_dir, &books).map_err(|error| {
-        let place = config.state_dir.join("journal");
-        let fix = "make room there, and let the daemon's user write there";
-        Problem::new(place.display(), format!("the journal cannot be written: {error}"), fix)
+    let journal = Journal::create(&config.state_dir, &books).or_else(|error| {
+        let dir = config.state_dir.display();
+        error!(%dir, %error, "the journal cannot be written: what is there is served, and nothing more is given to anybody; make room there, and let the daemon's user write there");
+        Journal::behind(&config.state_dir)
     })?;
     let (keeper, held) = Keeper::open(&config.keeper_socket())?;
     info!(
@@ -72,6 +63,8 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
         channels = books.channels.len(),
         "starting"
     );
+    let mut config = config;
+    keep_vectors(&mut config, &books, &held);
     let mut server = Server::new(config, books, journal, keeper, held)?;
     server.take_over()?;
 
@@ -102,6 +95,22 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
     Ok(served?)
 }
 
+/// VMs that run have as many doorbells as they were given, whatever the configuration says now.
+fn keep_vectors(config: &mut Config, books: &Books, held: &Held) {
+    let running =
+        books.members.values().filter(|m| m.qemu.is_some()).map(|m| format!("vectors-{}", m.number));
+    let has =
+        running.filter_map(|name| held.get(&name)).map(Vec::len).find(|&n| n != config.vectors as usize);
+    if let Some(n) = has.and_then(|n| u32::try_from(n).ok()) {
+        error!(
+            wished = config.vectors,
+            vectors = n,
+            "daemon.vectors stays as it is while VMs run: write the old number, or stop them all before the daemon is started anew"
+        );
+        config.vectors = n;
+    }
+}
+
 /// A descriptor that becomes readable when the daemon is told to end.
 fn signals() -> std::io::Result<OwnedFd> {
     let (read, write) = std::os::unix::net::UnixStream::pair()?;
@@ -126,10 +135,12 @@ fn begin(books: &mut Books, boot_id: Hex16) {
     records.push(Record::Start {
         boot_id,
         generation: books.generation + 1,
-        next_epoch: books.next_epoch.max(1),
+        next_epoch: books.numbers.latest(),
         next_listener: books.next_listener.max(1),
         next_channel: books.next_channel.max(1),
         next_object: books.next_object.max(1),
+        epochs: books.numbers.dump(),
+        format: super::journal::FORMAT,
     });
     for record in records {
         if let Err(misfit) = books.apply(&record) {
@@ -165,10 +176,12 @@ fn lock(dir: &Path, name: &str) -> Result<File, Problem> {
         let what = format!("another ginneld (process {}) serves {}", pid.trim(), dir.display());
         return Err(Problem::new(path.display(), what, "stop it, or give this one folders of its own"));
     }
-    file.set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(failed)?;
+    // Only for people: a full disk is no reason not to serve.
+    if let Err(error) =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()))
+    {
+        warn!(path = %path.display(), %error, "the lock does not say whose it is");
+    }
     Ok(file)
 }
 
@@ -190,14 +203,16 @@ impl Server {
         for &member in &vms {
             self.resume_vm(member);
         }
+        self.broker.close_unheard();
         let endpoints = self.broker.books().endpoints.values().filter(|e| e.member == HOST_MEMBER);
-        let endpoints: Vec<_> = endpoints.map(|e| (e.number, e.epoch, e.process)).collect();
-        for (endpoint, epoch, process) in endpoints {
-            self.watch(endpoint, epoch, process);
+        let owners = endpoints.flat_map(|e| e.owners.iter().map(|process| (e.number, e.epoch, *process)));
+        for (endpoint, epoch, process) in owners.collect::<Vec<_>>() {
+            self.watch_owner(endpoint, epoch, process);
         }
+        self.broker.end_abandoned();
         self.run_effects();
         for member in vms {
-            self.introduce(member);
+            self.tell_doorbells(member);
         }
         // What nobody has claimed is of no more use.
         for name in std::mem::take(&mut self.held).into_keys() {
@@ -238,8 +253,20 @@ impl Server {
         let mut wanted: Vec<_> = wanted.into_values().collect();
         wanted.sort_by_key(|(vm, ..)| vm.number.is_none());
         for (vm, runtime, place) in wanted {
-            let number = self.choose_number(&vm, &taken, &place)?;
-            self.declare_vm(&vm, number, runtime, &place)?;
+            let old = self.broker.books().member_named(&vm.name).map(|member| member.number);
+            let number = match (self.choose_number(&vm, &taken, &place), old) {
+                (Ok(number), _) => number,
+                // It runs perhaps, and has that number.
+                (Err(problem), Some(old)) => {
+                    error!(vm = %vm.name, number = old, "{problem}; it keeps the number that it has");
+                    old
+                }
+                (Err(problem), None) => {
+                    error!(vm = %vm.name, "{problem}; this VM is left out");
+                    continue;
+                }
+            };
+            self.declare_vm(&vm, number, runtime, &place, true)?;
         }
         Ok(())
     }
@@ -287,7 +314,9 @@ impl Server {
             self.end_segment(&name, false);
         }
         for (segment, runtime, place) in wanted.into_values() {
-            self.declare_segment(&segment, runtime, &place)?;
+            if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
+                error!(segment = %segment.name, error = format!("{error:#}"), "segment left out");
+            }
         }
         Ok(())
     }

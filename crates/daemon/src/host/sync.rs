@@ -3,6 +3,7 @@
 //! What an object's words say is between its users; the daemon gives out the page and its slots, writes whose each slot
 //! is, and takes back a slot as [`ginnel_sync::authority::reclaim`] does it, however its user has ended.
 
+use super::account::Account;
 use super::books::{Books, Endpoint, Misfit};
 use super::broker::{Broker, ClientId, Effect, FdRef, World};
 use super::estate::{Estate, Shelf};
@@ -13,7 +14,7 @@ use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
 use ginnel_layout::{Name, PAGE};
 use ginnel_sync::authority::Left;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -43,8 +44,8 @@ impl Estate for SyncObject {
         (self.segment.0, self.name.0)
     }
 
-    fn member(&self) -> u32 {
-        self.member
+    fn account(&self) -> Account {
+        Account::new(self.member, self.segment.0, self.uid)
     }
 
     fn place(&self) -> (u64, u64) {
@@ -53,11 +54,14 @@ impl Estate for SyncObject {
 
     fn is_possible(&self) -> bool {
         let kind = kind_of(self);
-        kind.is_known() && kind.allows(self.limit) && !self.is_over()
+        let slots: BTreeSet<u32> = self.users().map(|user| user.slot).collect();
+        let requests: BTreeSet<(u32, u64)> = self.users().map(|user| (user.endpoint, user.nonce)).collect();
+        let apart = slots.len() == self.users.len() && requests.len() == self.users.len();
+        kind.is_known() && kind.allows(self.limit) && !self.is_over() && apart
     }
 
-    fn users(&self) -> &[SyncUser] {
-        &self.users
+    fn users(&self) -> impl Iterator<Item = SyncUser> {
+        self.users.iter().copied()
     }
 
     fn add(&mut self, user: SyncUser) {
@@ -67,19 +71,21 @@ impl Estate for SyncObject {
         self.users.sort_unstable_by_key(|user| user.slot);
     }
 
-    fn collide(one: &SyncUser, other: &SyncUser) -> bool {
-        one.slot == other.slot
+    fn is_taken(&self, user: &SyncUser) -> bool {
+        self.user(user.slot).is_some()
     }
 
     fn has_user(books: &Books, segment: &Name, user: &SyncUser) -> bool {
-        let endpoint = books.endpoints.get(&user.endpoint);
-        endpoint.is_some_and(|e| e.segment == *segment) && (user.slot as usize) < sync::SLOTS
+        let endpoint = books.endpoints.get(&user.endpoint).filter(|e| e.segment == *segment);
+        endpoint.is_some_and(|e| !e.slots.contains_key(&user.nonce)) && (user.slot as usize) < sync::SLOTS
     }
 
     fn used(books: &mut Books, number: u64, user: &SyncUser) {
         if let Some(endpoint) = books.endpoints.get_mut(&user.endpoint) {
             endpoint.syncs.insert((number, user.slot));
+            endpoint.slots.insert(user.nonce, (number, user.slot));
         }
+        books.one_more_handle(user.endpoint);
     }
 
     fn all(books: &Books) -> &BTreeMap<u64, Self> {
@@ -105,7 +111,9 @@ impl Books {
         let over = there.is_over();
         if let Some(endpoint) = self.endpoints.get_mut(&user.endpoint) {
             endpoint.syncs.remove(&(object, slot));
+            endpoint.slots.remove(&user.nonce);
         }
+        self.one_less_handle(user.endpoint);
         if over {
             self.remove::<SyncObject>(object);
         }
@@ -159,9 +167,9 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
         self.may_write(&segment, member)?;
-        let again = endpoint.syncs.iter().find_map(|(object, slot)| {
-            let object = self.books.syncs.get(object)?;
-            object.user(*slot).filter(|user| user.nonce == wish.nonce).map(|user| (object.number, *user))
+        let again = endpoint.slots.get(&wish.nonce).and_then(|(object, slot)| {
+            let user = self.books.syncs.get(object)?.user(*slot)?;
+            Some((*object, *user))
         });
         if let Some((object, user)) = again {
             self.send_sync(id, request, object, user, bell, false);
@@ -243,7 +251,7 @@ impl Broker {
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
-        self.block_quota(member, 1, PAGE as u64)?;
+        self.block_quota(creator.account(), 1, PAGE as u64)?;
         let page = PAGE as u64;
         let arena = self.books.segments.get(&segment).map(|s| &s.arena);
         let offset =
@@ -259,6 +267,7 @@ impl Broker {
             persistent: wish.flags & wire::SyncOpen::PERSISTENT != 0,
             bereaved: false,
             member,
+            uid: creator.uid,
             next_epoch: 2,
             users: vec![user],
         };
@@ -314,7 +323,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::CLOSED, text));
         }
         self.reclaim(wish.object, wish.slot, Left::Closed);
-        self.record(Record::SyncClosed { object: wish.object, slot: wish.slot })?;
+        self.record(Record::SyncClosed { object: wish.object, slot: wish.slot, died: false })?;
         self.ok(id, request);
         Ok(())
     }
@@ -366,12 +375,14 @@ impl Broker {
         let number = self.endpoint_of(id)?;
         let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
         let (member, vector) = (wish.bell >> 16, wish.bell & 0xffff);
-        let segment = self.books.segments.get(&endpoint.segment);
-        if segment.is_none_or(|s| !s.members.contains(&member)) || !(1..self.vectors).contains(&vector) {
-            let text = format!("segment {} has no member with doorbell {:#x}", endpoint.segment, wish.bell);
+        // It stands in shared memory, where a neighbour may have written a doorbell of another segment.
+        if !self.books.vectors_of(&endpoint.segment, member).contains(&vector) {
+            let text = format!("segment {} has no doorbell {:#x}", endpoint.segment, wish.bell);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
         let (kind, bell) = self.bell(endpoint.member, member, vector);
+        // Whoever asks has to ring it, and does not wait for the answer.
+        self.effect(Effect::Ring { member, vector });
         let (fds, bits) = match kind {
             BellKind::EVENT => (vec![FdRef::Event(member, vector)], Fds::PEER_EVENT),
             _ => (vec![], 0),
@@ -383,30 +394,37 @@ impl Broker {
 
     /// Whether an endpoint may have one more handle.
     pub(super) fn handle_quota(&self, endpoint: &Endpoint) -> Result<(), Refusal> {
-        let open = endpoint.syncs.len() + endpoint.handles.len();
-        let limit = self.limits_of(endpoint.member).handles_per_endpoint;
-        if open < limit as usize {
-            return Ok(());
+        let limits = self.limits_of(endpoint.member);
+        let own = endpoint.syncs.len() + endpoint.handles.len();
+        let account = endpoint.account();
+        let all = self.books.tally(account).handles as usize;
+        for (key, open, limit) in [
+            ("handles_per_endpoint", own, limits.handles_per_endpoint),
+            ("handles_per_member", all, limits.handles_per_member),
+        ] {
+            if open >= limit as usize {
+                let number = endpoint.number;
+                let text = format!(
+                    "endpoint {number}, or {account}, has {open} handles of blocks and synchronisation objects, which is its limit: \
+                     close some, or raise {key}"
+                );
+                return Err(Refusal::new(ErrorCode::QUOTA, text));
+            }
         }
-        let text = format!(
-            "endpoint {} has {open} handles of blocks and synchronisation objects, which is its limit: close some, or \
-             raise handles_per_endpoint",
-            endpoint.number
-        );
-        Err(Refusal::new(ErrorCode::QUOTA, text))
+        Ok(())
     }
 
-    /// Whether a member may have so many more blocks and bytes of blocks.
-    pub(super) fn block_quota(&self, member: u32, blocks: u64, bytes: u64) -> Result<(), Refusal> {
-        let limits = self.limits_of(member);
-        let tally = self.books.members.get(&member).map(|m| m.tally).unwrap_or_default();
+    /// Whether an account may have so many more blocks and bytes of blocks.
+    pub(super) fn block_quota(&self, account: Account, blocks: u64, bytes: u64) -> Result<(), Refusal> {
+        let limits = self.limits_of(account.member);
+        let tally = self.books.tally(account);
         for (key, used, more, limit) in [
             ("blocks_per_member", tally.blocks.into(), blocks, limits.blocks_per_member.into()),
             ("block_bytes_per_member", tally.block_bytes, bytes, limits.block_bytes_per_member),
         ] {
             if used.saturating_add(more) > limit {
                 let text = format!(
-                    "member {member} has {used} of {limit}, and this takes {more} more: free some, or raise {key}"
+                    "{account} has {used} of {limit}, and this takes {more} more: free some, or raise {key}"
                 );
                 return Err(Refusal::new(ErrorCode::QUOTA, text));
             }

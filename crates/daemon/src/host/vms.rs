@@ -2,37 +2,48 @@
 
 use super::broker::{ClientId, Who};
 use super::config;
+use super::doorbells::Told;
 use super::fence::Fence;
 use super::heartbeat::Pulse;
 use super::ivshmem::{self, Connection, Heard};
 use super::qmp::Monitor;
 use super::record::{Hex16, Record};
-use super::server::{Server, Token};
+use super::reply::{self, Refusal};
+use super::server::{Server, Token, Watched};
 use crate::link::{Event, HostLink, PeerInfo, SendRefused};
 use crate::packet;
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
-use ginnel_layout::relay::{self, RelayKind};
-use ginnel_layout::{HOST_MEMBER, Name, wire};
+use ginnel_layout::relay::{self, MappingKind, RelayKind};
+use ginnel_layout::wire::{self, ErrorCode};
+use ginnel_layout::{HOST_MEMBER, Name};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// How often the fronts of a VM's segments are looked at because it misses one.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Messages of one guest that are handled before others have their turn.
 const TURN: usize = 64;
+/// Pages of the daemon's state that one guest is sent before others have their turn.
+const PAGES: usize = 4;
 /// Connections of a guest beside its endpoints: those that only ask.
-const SPARE_CLIENTS: u32 = 64;
+const SPARE_CLIENTS: usize = 64;
 
 /// A VM.
 pub struct Vm {
     pub(super) config: config::Vm,
-    listener: OwnedFd,
+    /// None if it cannot be made now.
+    listener: Option<OwnedFd>,
     connection: Option<Connection>,
-    /// Watches a QEMU that was connected to an earlier daemon.
-    pidfd: Option<OwnedFd>,
+    /// The watch of a QEMU that was connected to an earlier daemon.
+    watch: Option<u64>,
     /// The control socket of its QEMU.
     pub(super) monitor: Option<Monitor>,
     pub(super) fence: Fence,
@@ -41,39 +52,71 @@ pub struct Vm {
     /// What the link does not take now.
     queue: VecDeque<(RelayKind, u32, Vec<u8>)>,
     queued: usize,
+    /// Pages of the daemon's state that its programs have asked for. They are made when the link has taken all else.
+    asked: VecDeque<(ClientId, u32, wire::Inspect)>,
     clients: BTreeMap<u32, ClientId>,
     pub(super) up: bool,
     pub(super) pulse: Pulse,
     pub(super) mapped: BTreeMap<Name, relay::Mapped>,
+    /// When it last said that a segment is missing there, so that the segment's front was looked at.
+    missed: Option<Instant>,
     vectors: u32,
+    /// The doorbells that its QEMU has when all is sent that it was told.
+    pub(super) telling: Option<Told>,
 }
 
 impl Vm {
     /// A VM that is declared, with its sockets and memory ready.
-    pub fn new(config: config::Vm, member: u32, vectors: u32, listener: OwnedFd, memory: Mapping) -> Self {
+    pub fn new(
+        config: config::Vm,
+        member: u32,
+        vectors: u32,
+        listener: Option<OwnedFd>,
+        memory: Mapping,
+    ) -> Self {
         let link = HostLink::new(memory.clone(), member, vectors, config.name);
         Self {
             config,
             listener,
             connection: None,
-            pidfd: None,
+            watch: None,
             monitor: None,
             fence: Fence::default(),
             memory,
             link,
             queue: VecDeque::new(),
             queued: 0,
+            asked: VecDeque::new(),
             clients: BTreeMap::new(),
             up: false,
             pulse: Pulse::new(),
             mapped: BTreeMap::new(),
+            missed: None,
             vectors,
+            telling: None,
+        }
+    }
+
+    /// Tells its QEMU of vectors of a member.
+    pub(super) fn say_joined(&mut self, member: u32, vectors: impl IntoIterator<Item = Arc<OwnedFd>>) {
+        if let Some(connection) = &mut self.connection {
+            connection.say(ivshmem::joined(member, vectors));
         }
     }
 
     /// The socket for its QEMU.
-    pub fn listener(&self) -> &OwnedFd {
-        &self.listener
+    pub fn listener(&self) -> Option<&OwnedFd> {
+        self.listener.as_ref()
+    }
+
+    /// It has one now.
+    pub fn set_listener(&mut self, listener: OwnedFd) {
+        self.listener = Some(listener);
+    }
+
+    /// Whether much of what was sent to its daemon has not been taken. What can wait, should.
+    pub(super) fn is_backed_up(&self, limit: usize) -> bool {
+        !self.up || self.queued > limit / 4
     }
 
     /// Whether the connection to its QEMU is open.
@@ -85,6 +128,7 @@ impl Vm {
         self.link = HostLink::new(self.memory.clone(), member, self.vectors, self.config.name);
         (self.up, self.queued) = (false, 0);
         self.queue.clear();
+        self.asked.clear();
     }
 }
 
@@ -92,7 +136,8 @@ impl Server {
     /// Somebody connects to a VM's socket.
     pub(super) fn accept_vm(&mut self, member: u32) {
         let Some(vm) = self.vms.get(&member) else { return };
-        let fd = match packet::accept(vm.listener.as_fd()) {
+        let Some(listener) = &vm.listener else { return };
+        let fd = match packet::accept(listener.as_fd()) {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(errno) => {
@@ -122,25 +167,32 @@ impl Server {
         if process.pid == 0 {
             warn!(vm = %name, "this QEMU is in a process namespace that cannot be seen from here: after a restart of the daemon its end is not noticed");
         }
-        let knows = self.broker.books().neighbours(member);
+        if !self.journal.takes() {
+            // A successor would take the VM for one that does not run, and its memory for free.
+            error!(vm = %name, pid = process.pid, "its QEMU is refused, because the journal does not take that it runs; make room in daemon.state_dir and start the VM again");
+            let mut connection = Connection::new(fd);
+            connection.say([ivshmem::refusal()]);
+            let _ = connection.flush();
+            return;
+        }
         // The guest's kernel is going to look at them.
         self.check_fronts(Some(member));
         let Some(own) = self.members.get(member) else { return };
-        let others = knows.iter().filter_map(|&id| Some((id, self.members.get(id)?)));
         let mut connection = Connection::new(fd);
-        connection.say(ivshmem::greeting(member, own, others));
+        connection.say(ivshmem::greeting(member, own));
         if let Err(error) = self.poller.add(&connection, Token::VmConnection(member).into(), Interest::READ) {
             warn!(vm = %name, %error, "its QEMU cannot be watched");
             return;
         }
         info!(vm = %name, member, pid = process.pid, "VM joined");
-        self.broker.note(Record::Joined { member, qemu: process, knows });
+        self.broker.note(Record::joined(member, process, Told::new()));
         if let Some(vm) = self.vms.get_mut(&member) {
-            vm.connection = Some(connection);
+            (vm.connection, vm.telling) = (Some(connection), None);
         }
-        // In the journal before QEMU has any of it: whoever has doorbells is known to have them.
+        // In the journal before QEMU has any of it: whoever runs is known to run.
         self.run_effects();
         self.flush_vm(member);
+        self.tell_doorbells(member);
         self.open_monitor(member);
     }
 
@@ -165,7 +217,7 @@ impl Server {
         }
     }
 
-    fn flush_vm(&mut self, member: u32) {
+    pub(super) fn flush_vm(&mut self, member: u32) {
         let Some(vm) = self.vms.get_mut(&member) else { return };
         let Some(connection) = &mut vm.connection else { return };
         match connection.flush() {
@@ -175,6 +227,9 @@ impl Server {
                     self.poller.modify(&*connection, Token::VmConnection(member).into(), interest)
                 {
                     warn!(vm = %vm.config.name, %error, "its QEMU cannot be watched");
+                }
+                if !blocked {
+                    self.told(member);
                 }
             }
             Err(error) => {
@@ -191,10 +246,11 @@ impl Server {
         if let Some(connection) = vm.connection.take() {
             self.poller.remove(&connection);
         }
-        if let Some(pidfd) = vm.pidfd.take() {
-            self.poller.remove(&pidfd);
-        }
         vm.fence = Fence::default();
+        vm.telling = None;
+        if let Some(watch) = vm.watch.take() {
+            self.unwatch(watch);
+        }
         self.close_monitor(member);
         self.guest_gone(member);
         if self.broker.books().members.get(&member).is_some_and(|m| m.qemu.is_some() || m.session.is_some()) {
@@ -225,43 +281,19 @@ impl Server {
         if qemu.process.pid == 0 {
             return;
         }
-        match qemu.process.watch() {
-            Ok(Some(pidfd)) => {
-                if let Err(error) = self.poller.add(&pidfd, Token::VmProcess(member).into(), Interest::READ) {
-                    warn!(member, %error, "a QEMU cannot be watched");
-                }
-                if let Some(vm) = self.vms.get_mut(&member) {
-                    vm.pidfd = Some(pidfd);
+        match self.watch(Watched::Qemu(member), qemu.process) {
+            Ok(None) => self.vm_gone(member),
+            watch => {
+                match watch {
+                    Ok(watch) => {
+                        if let Some(vm) = self.vms.get_mut(&member) {
+                            vm.watch = watch;
+                        }
+                    }
+                    Err(error) => warn!(member, %error, "a QEMU cannot be watched: raise LimitNOFILE="),
                 }
                 self.open_monitor(member);
             }
-            Ok(None) => self.vm_gone(member),
-            Err(errno) => warn!(member, %errno, "a QEMU cannot be watched"),
-        }
-    }
-
-    /// Tells running VMs of a member that they may ring from now on.
-    pub(super) fn introduce(&mut self, newcomer: u32) {
-        for member in self.broker.books().neighbours(newcomer) {
-            let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
-                continue;
-            };
-            if qemu.knows.contains(&newcomer) {
-                continue;
-            }
-            let Some(connection) = self.vms.get_mut(&member).and_then(|vm| vm.connection.as_mut()) else {
-                info!(
-                    member,
-                    newcomer, "its QEMU can be told of no new members: rings go by way of the daemon"
-                );
-                continue;
-            };
-            let Some(fds) = self.members.get(newcomer) else { continue };
-            connection.say(ivshmem::joined(newcomer, fds));
-            let mut knows = qemu.knows;
-            knows.insert(newcomer);
-            self.broker.note(Record::Joined { member, qemu: qemu.process, knows });
-            self.flush_vm(member);
         }
     }
 
@@ -272,10 +304,13 @@ impl Server {
             let Some(mut qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.clone()) else {
                 continue;
             };
-            if !qemu.knows.remove(&gone) {
+            if let Some(telling) = self.vms.get_mut(&member).and_then(|vm| vm.telling.as_mut()) {
+                telling.remove(&gone);
+            }
+            if qemu.told.remove(&gone).is_none() {
                 continue;
             }
-            self.broker.note(Record::Joined { member, qemu: qemu.process, knows: qemu.knows });
+            self.broker.note(Record::joined(member, qemu.process, qemu.told));
             if let Some(connection) = self.vms.get_mut(&member).and_then(|vm| vm.connection.as_mut()) {
                 connection.say([ivshmem::left(gone)]);
                 self.flush_vm(member);
@@ -304,6 +339,9 @@ impl Server {
     fn step_link(&mut self, member: u32) {
         for turn in 0.. {
             self.flush_link(member);
+            if turn == 0 {
+                self.send_pages(member);
+            }
             let Some(vm) = self.vms.get_mut(&member) else { return };
             if turn == TURN {
                 self.more = true;
@@ -349,16 +387,14 @@ impl Server {
         self.check_fronts(Some(member));
         self.send_segments(member);
         let mut all = Vec::new();
-        for endpoint in self.broker.books().endpoints.values().filter(|e| e.member == member) {
-            let Process { pid, started } = endpoint.process;
-            let entry = relay::Endpoint {
-                endpoint: endpoint.number,
-                epoch: endpoint.epoch,
-                pid,
-                reserved: 0,
-                started,
-            };
-            all.extend_from_slice(entry.as_bytes());
+        let books = self.broker.books();
+        let endpoints = books.index.of_member(member).filter_map(|number| books.endpoints.get(&number));
+        for endpoint in endpoints.filter(|e| !e.is_ending) {
+            let (number, epoch) = (endpoint.number, endpoint.epoch);
+            for &Process { pid, started } in &endpoint.owners {
+                let entry = relay::Endpoint { endpoint: number, epoch, pid, reserved: 0, started };
+                all.extend_from_slice(entry.as_bytes());
+            }
         }
         let most = wire::MAX_PACKET / size_of::<relay::Endpoint>() * size_of::<relay::Endpoint>();
         // One message even if there are none: it says so.
@@ -396,6 +432,7 @@ impl Server {
         info!(vm = %vm.config.name, member, "the VM's daemon is away");
         (vm.up, vm.queued) = (false, 0);
         vm.queue.clear();
+        vm.asked.clear();
         for client in std::mem::take(&mut vm.clients).into_values() {
             self.relayed.remove(&client);
             // The programs live on, and come back when their daemon does.
@@ -417,21 +454,29 @@ impl Server {
                     debug!(member, "an OPEN of the wrong length");
                     return;
                 };
-                if vm.clients.len() >= (vm.config.limits.endpoints_per_member + SPARE_CLIENTS) as usize {
+                // As many endpoints as it may have, and some who only ask.
+                let segments = self.broker.books().segments.values();
+                let segments = segments.filter(|s| s.members.contains(&member)).count();
+                let endpoints = segments.saturating_mul(vm.config.limits.endpoints_per_member as usize);
+                if vm.clients.len() >= endpoints.saturating_add(SPARE_CLIENTS) {
                     debug!(member, "more connections from this VM than it may have endpoints");
                     self.send_relay(member, RelayKind::CLOSE, number, Vec::new());
                     return;
                 }
                 let id = self.new_client();
                 let process = Process { pid: open.pid, started: open.started };
-                self.broker.connected(id, Who { member, process, uid: open.uid, groups: vec![open.gid] });
+                let groups = vec![open.gid];
+                self.broker.connected(id, Who { member, process, image: None, uid: open.uid, groups });
                 self.relayed.insert(id, (member, number));
                 if let Some(vm) = self.vms.get_mut(&member) {
                     vm.clients.insert(number, id);
                 }
             }
             RelayKind::DATA => match vm.clients.get(&number) {
-                Some(&id) => self.broker.packet(&mut self.segments, id, body),
+                Some(&id) => {
+                    self.ask_journal();
+                    self.broker.packet(&mut self.segments, id, body);
+                }
                 None => self.send_relay(member, RelayKind::CLOSE, number, Vec::new()),
             },
             RelayKind::CLOSE => {
@@ -440,12 +485,17 @@ impl Server {
                     self.broker.hung_up(id);
                 }
             }
-            RelayKind::GONE => {
-                let Ok(gone) = relay::Endpoint::read_from_bytes(body) else { return };
-                let endpoint = self.broker.books().endpoints.get(&gone.endpoint);
+            RelayKind::GONE | RelayKind::JOIN => {
+                let Ok(told) = relay::Endpoint::read_from_bytes(body) else { return };
+                let relay::Endpoint { endpoint, epoch, pid, started, .. } = told;
                 // A guest is believed about its own.
-                if endpoint.is_some_and(|e| e.member == member) {
-                    self.broker.endpoint_died(gone.endpoint, gone.epoch);
+                if self.broker.books().endpoints.get(&endpoint).is_none_or(|e| e.member != member) {
+                    return;
+                }
+                let process = Process { pid, started };
+                match kind {
+                    RelayKind::GONE => self.broker.owner_ended(endpoint, epoch, process),
+                    _ => self.broker.owner_joined(endpoint, epoch, process),
                 }
             }
             RelayKind::MAPPED => {
@@ -453,6 +503,14 @@ impl Server {
                 let segment = self.broker.books().segments.get(&mapped.name);
                 if segment.is_some_and(|s| s.members.contains(&member)) {
                     vm.mapped.insert(mapped.name, mapped);
+                    // Its info block may be why; the guest looks again. Each look may log a line.
+                    let now = Instant::now();
+                    if mapped.kind == MappingKind::NONE
+                        && vm.missed.is_none_or(|last| now.saturating_duration_since(last) >= LOOK_AGAIN)
+                    {
+                        vm.missed = Some(now);
+                        self.check_fronts(Some(member));
+                    }
                 }
             }
             RelayKind(kind) => debug!(member, kind, "an unknown relay message"),
@@ -492,6 +550,39 @@ impl Server {
         vm.queue.push_back((kind, client, body));
         self.flush_link(member);
         self.ring_daemon(member);
+    }
+
+    /// Remembers that a program in a VM has asked for a page of the daemon's state. False if it is on the host.
+    pub(super) fn inspect_later(&mut self, id: ClientId, request: u32, from: wire::Inspect) -> bool {
+        let Some(&(member, _)) = self.relayed.get(&id) else { return false };
+        let Some(vm) = self.vms.get_mut(&member) else { return true };
+        if vm.asked.iter().any(|(asked, ..)| *asked == id) {
+            let text = "this connection waits for an answer to INSPECT already: ask for the next page when that has come";
+            let refusal = Refusal::new(ErrorCode::BUSY, text);
+            self.send_relayed(id, vec![reply::refusal(request, &refusal)]);
+            return true;
+        }
+        vm.asked.push_back((id, request, from));
+        self.send_pages(member);
+        true
+    }
+
+    /// Answers requests for pages, one whenever the link has taken all that there was to send: so one page waits at most,
+    /// however many programs have asked.
+    fn send_pages(&mut self, member: u32) {
+        for turn in 0.. {
+            let Some(vm) = self.vms.get_mut(&member).filter(|vm| vm.up && vm.queue.is_empty()) else {
+                return;
+            };
+            if turn == PAGES {
+                self.more |= !vm.asked.is_empty();
+                return;
+            }
+            let Some((id, request, from)) = vm.asked.pop_front() else { return };
+            if self.relayed.contains_key(&id) {
+                self.send_page(id, request, from);
+            }
+        }
     }
 
     fn flush_link(&mut self, member: u32) {

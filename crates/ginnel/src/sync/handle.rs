@@ -3,11 +3,12 @@
 use crate::doorbell::{Bed, Doorbell};
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
+use crate::fork::Opener;
 use ginnel_layout::sync::{SIZE, SLOT_BELL, SyncKind, slot};
-use ginnel_layout::wire::{self, BellKind, Kind};
+use ginnel_layout::wire::{self, Kind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
 use ginnel_shmem::{Mapping, Memory};
-use ginnel_sync::{LOOK_EVERY, Patience, User, World};
+use ginnel_sync::{Patience, User, World};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub(crate) struct Handle {
     kind: SyncKind,
     name: ginnel_layout::Name,
     object: u64,
+    opener: Arc<Opener>,
 }
 
 impl Handle {
@@ -91,7 +93,7 @@ impl Handle {
         let office = Office {
             bed: Bed::new(endpoint.event.clone()),
             page: page.clone(),
-            bells: HashMap::new(),
+            known: HashMap::new(),
             woke: None,
             endpoint,
         };
@@ -104,6 +106,7 @@ impl Handle {
             kind,
             name,
             object: sync.object,
+            opener: Opener::current(),
         })
     }
 
@@ -129,10 +132,19 @@ impl Handle {
     pub fn name(&self) -> &str {
         self.name.as_str()
     }
+
+    /// Whether dropping it, or a guard of it, is for this process to do: not in a fork's child whose parent lives.
+    #[inline]
+    pub fn is_ours(&self) -> bool {
+        self.opener.is_here_or_succeeded()
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         let body = wire::SyncRef {
             object: self.object,
             slot: self.user.slot() as u32,
@@ -147,17 +159,11 @@ pub(crate) struct Office {
     bed: Bed,
     page: Mapping,
     endpoint: Arc<Inner>,
-    /// The doorbells rung before, by what stands in the slots. `None`: there is no such doorbell.
-    bells: HashMap<u32, Option<Doorbell>>,
+    /// How to ring the users of slots, by slot, and for which doorbell in it.
+    known: HashMap<usize, (u32, Arc<Doorbell>)>,
     woke: Option<Instant>,
 }
 
-/// Doorbells that are kept. A neighbour may write one after the other into the slots.
-const MOST_BELLS: usize = 1024;
-/// How long the daemon may take to say how to ring somebody. It is asked once for each doorbell, under whatever lock is
-/// being given back, so not for long: who is not rung looks by itself, [`LOOK_EVERY`].
-const PROMPT: Duration = Duration::from_millis(50);
-const _: () = assert!(PROMPT.as_millis() < LOOK_EVERY.as_millis());
 /// After a pause this long, naps (in a VM without interrupts) begin short again.
 const NEW_WAIT: Duration = Duration::from_millis(5);
 
@@ -176,35 +182,14 @@ impl World for Office {
     #[cold]
     fn ring(&mut self, k: usize) {
         let bell = self.page.load_relaxed_u32(slot(k) + SLOT_BELL);
-        if !self.bells.contains_key(&bell) {
-            let Some(doorbell) = self.ask(bell) else { return };
-            if self.bells.len() >= MOST_BELLS {
-                self.bells.clear();
+        match self.known.get(&k) {
+            Some((of, doorbell)) if *of == bell => doorbell.ring(),
+            _ => {
+                if let Some(doorbell) = self.endpoint.ring(bell) {
+                    self.known.insert(k, (bell, doorbell));
+                }
             }
-            self.bells.insert(bell, doorbell);
         }
-        if let Some(Some(doorbell)) = self.bells.get(&bell) {
-            doorbell.ring();
-        }
-    }
-}
-
-impl Office {
-    /// How to ring a doorbell; the outer `None` if the daemon cannot be asked just now.
-    fn ask(&self, bell: u32) -> Option<Option<Doorbell>> {
-        let body = wire::BellOf { bell, reserved: 0 };
-        let packet = self.endpoint.request_promptly(Kind::BELL, body.as_bytes(), PROMPT)?;
-        let Ok((answer, mut fds)) = packet.into_body::<wire::BellOk>(Kind::BELL_OK, &self.endpoint.path)
-        else {
-            return Some(None);
-        };
-        Some(match (answer.kind, fds.pop(), &self.endpoint.registers) {
-            (BellKind::EVENT, Some(event), _) => Some(Doorbell::Event(event)),
-            (BellKind::REGISTER, _, Some(registers)) => {
-                Some(Doorbell::Register(registers.clone(), answer.bell))
-            }
-            _ => None,
-        })
     }
 }
 

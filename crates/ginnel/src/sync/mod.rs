@@ -18,15 +18,16 @@
 //! # Handles and threads
 //!
 //! A handle is for one thread at a time; each further thread needs one of its own ([`Mutex::try_clone`] and so on). An object has
-//! 63 handles at most. Opening and closing asks the daemon; using does not, except once for each doorbell that is rung for
-//! the first time.
+//! 63 handles at most. Opening and closing asks the daemon; using does not. Whoever is the first to wake a user asks the daemon
+//! how to ring it, but does not wait for the answer: the daemon rings meanwhile.
 //!
 //! # Waiting
 //!
 //! Uncontended, an operation is one atomic instruction or two. Else it spins, sleeps, or both in turn, as the mode of the
 //! handle says ([`crate::WaitMode`]); it is the endpoint's unless set. With a timeout ([`Mutex::set_timeout`] and so on) it ends
-//! with [`Error::TimedOut`]. Who is woken need not get the lock: others may come first. A sleeper also looks ten times a
-//! second, for the case that who should have rung it could not.
+//! with [`Error::TimedOut`]; the timeout is that of the whole call. A sleeper that is woken need not get the lock: others may
+//! come first. A sleeper also looks ten times a second by itself, in case nobody could ring it: the daemon may be away when it
+//! is to be woken for the first time.
 //!
 //! # Death
 //!

@@ -97,7 +97,9 @@ impl<'a> MutexGuard<'a> {
 impl Drop for MutexGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(mutex) = &mut self.mutex {
+        if let Some(mutex) = &mut self.mutex
+            && mutex.handle.is_ours()
+        {
             // What could be said of it, nobody asks for: see `unlock`.
             let _ = mutex.lock.unlock(&mut mutex.handle.office);
         }

@@ -80,7 +80,7 @@ impl OnceTurn<'_> {
 
 impl Drop for OnceTurn<'_> {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.done && self.once.handle.is_ours() {
             // Not ours any more if this endpoint was declared dead; then there is nothing to give up.
             let _ = self.once.force_end(false);
         }

@@ -68,8 +68,10 @@ pub struct ReadGuard<'a> {
 
 impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
-        // Not ours any more if this endpoint was declared dead; then there is nothing to unlock.
-        let _ = self.lock.force_unlock();
+        if self.lock.handle.is_ours() {
+            // Not ours any more if this endpoint was declared dead; then there is nothing to unlock.
+            let _ = self.lock.force_unlock();
+        }
     }
 }
 
@@ -97,7 +99,9 @@ impl WriteGuard<'_> {
 
 impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
-        // As for readers.
-        let _ = self.lock.force_unlock();
+        if self.lock.handle.is_ours() {
+            // As for readers.
+            let _ = self.lock.force_unlock();
+        }
     }
 }

@@ -9,7 +9,7 @@ use ginnel_layout::segment::SegmentHeader;
 use ginnel_shmem::{Mapping, Memory, Protection};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-const SIZE: u64 = 8 << 20;
+const SIZE: u64 = 16 << 20;
 
 fn segment(uuid: u8) -> relay::Segment {
     relay::Segment { kind: MappingKind::DAX, page: dax::LARGE_PAGE, ..plain_segment(uuid, SIZE) }
@@ -71,8 +71,11 @@ impl<'t> Device<'t> {
         let namespace = self.region().join(format!("namespace{}.0", self.n));
         fs::create_dir_all(&namespace).unwrap();
         // Seeds, which are there always: they have no uuid.
-        fs::create_dir_all(self.region().join(format!("dax{}.0", self.n))).unwrap();
-        fs::write(self.region().join(format!("dax{}.0/uuid", self.n)), "\n").unwrap();
+        fs::create_dir_all(self.seed()).unwrap();
+        for (file, text) in [("uuid", "\n"), ("mode", "none\n"), ("namespace", "\n")] {
+            fs::write(self.seed().join(file), text).unwrap();
+        }
+        fs::write(self.region().join("read_only"), "0\n").unwrap();
         fs::write(self.region().join("dax_seed"), format!("dax{}.0\n", self.n)).unwrap();
         fs::write(self.region().join("namespace_seed"), "\n").unwrap();
         fs::write(self.region().join("size"), format!("{len}\n")).unwrap();
@@ -83,13 +86,27 @@ impl<'t> Device<'t> {
         self
     }
 
-    /// `nd_pmem` has found an info block.
+    /// Something has found an info block: `nd_pmem`, or an earlier daemon.
     fn with_block(self, uuid: u8) -> Self {
-        self.nd_driver("nd_pmem");
         let made = self.made();
         fs::create_dir_all(&made).unwrap();
         fs::write(made.join("uuid"), uuid_text(uuid)).unwrap();
+        fs::write(made.join("mode"), "ram\n").unwrap();
+        fs::write(made.join("namespace"), format!("namespace{}.0\n", self.n)).unwrap();
+        fs::write(made.join("resource"), format!("{:#x}\n", START + RESERVED)).unwrap();
         self
+    }
+
+    /// What the kernel shows of the seed when `dax_pmem` has accepted it, with this much in front and as data.
+    fn with_willing_seed(self, front: u64, len: u64) -> Self {
+        self.nd_driver("dax_pmem");
+        fs::write(self.seed().join("resource"), format!("{:#x}\n", START + front)).unwrap();
+        fs::write(self.seed().join("size"), format!("{len}\n")).unwrap();
+        self
+    }
+
+    fn seed(&self) -> PathBuf {
+        self.region().join(format!("dax{}.0", self.n))
     }
 
     /// `nd_pmem` has found none; this is what can be read there.
@@ -245,7 +262,7 @@ fn a_missing_driver_is_named_at_each_stage() {
 
     let tree = Tree::new();
     let _device = Device::new(&tree, 1).with_region(SIZE, START);
-    assert_eq!(module(&tree), "nd_pmem");
+    assert_eq!(module(&tree), "dax_pmem");
 
     let tree = Tree::new();
     let _device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
@@ -265,17 +282,18 @@ fn modules_are_loaded_in_order_if_there_is_a_use_for_them() {
     fs::write(&script, format!("#!/bin/sh\necho $1 >> {}\n", log.display())).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let kernel = Kernel { modprobe: script, ..tree.kernel() };
-    assert_eq!(kernel.bring_up(&[segment(5)]).unwrap(), []);
+    assert_eq!(kernel.bring_up(&[segment(5)]).unwrap(), Failures::default());
     assert!(!log.exists(), "there is no device that needs them");
     let _device = Device::new(&tree, 1).with_region(SIZE, START);
-    assert_eq!(kernel.bring_up(&[segment(5)]).unwrap(), []);
-    assert_eq!(fs::read_to_string(&log).unwrap(), "nd_pmem\ndax_pmem\ndevice_dax\n");
+    assert_eq!(kernel.bring_up(&[segment(5)]).unwrap(), Failures::default());
+    assert_eq!(fs::read_to_string(&log).unwrap(), "dax_pmem\ndevice_dax\n");
 }
 
 #[test]
 fn a_damaged_info_block_is_told_from_a_repaired_one() {
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START).with_block_device(InfoBlock::new_zeroed());
+    device.nd_driver("dax_pmem");
     let text = trouble(&tree, &segment(5)).to_string();
     assert!(text.contains("pmem1") && text.contains("0000:00:01.0") && text.contains("damaged"), "{text}");
     let unbind = tree.path().join("bus/nd/drivers/nd_pmem/unbind");
@@ -308,14 +326,15 @@ fn what_became_of_the_device_is_said() {
 
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START + 0x10_0000);
-    device.nd_driver("nd_pmem");
+    device.nd_driver("dax_pmem");
     let text = trouble(&tree, &segment(5)).to_string();
     assert!(text.contains("0x100100000") && text.contains("multiple of 2 MiB"), "{text}");
 
     let tree = Tree::new();
     let device = Device::new(&tree, 1).with_region(SIZE, START);
-    device.nd_driver("nd_pmem");
-    assert!(trouble(&tree, &segment(5)).to_string().contains("dmesg"));
+    device.nd_driver("dax_pmem");
+    let text = trouble(&tree, &segment(5)).to_string();
+    assert!(text.contains("has not accepted the DAX info block") && text.contains("resource"), "{text}");
 }
 
 #[test]
@@ -344,4 +363,87 @@ fn rubbish_in_sysfs_hides_nothing() {
     fs::write(broken.made().join("uuid"), "nonsense\n").unwrap();
     fs::remove_file(broken.region().join("size")).unwrap();
     assert!(scan(&tree, &[segment(5), segment(6)]).find(&segment(5)).is_ok());
+}
+
+fn read(path: PathBuf) -> String {
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_device_is_made_by_hand_with_what_the_host_has_said() {
+    let tree = Tree::new();
+    let device = Device::new(&tree, 1).with_region(SIZE, START).with_willing_seed(RESERVED, SIZE - RESERVED);
+    let small = relay::Segment { page: dax::SMALL_PAGE, ..segment(5) };
+    assert_eq!(tree.kernel().bring_up(&[small]).unwrap().claims, BTreeMap::new());
+    let seed = |file| read(device.seed().join(file));
+    assert_eq!((seed("mode"), seed("align"), seed("uuid")), ("ram\n".into(), "4096\n".into(), uuid_text(5)));
+    assert_eq!(seed("namespace"), "namespace1.0\n");
+    assert_eq!(read(tree.path().join(claim::DRIVER).join("bind")), "dax1.0");
+    assert!(!tree.path().join(claim::DRIVER).join("unbind").exists());
+    assert_eq!(read(device.region().join("read_only")), "0\n", "as before");
+    assert!(!tree.path().join(SELF_PROBING).exists(), "nothing may probe by itself");
+}
+
+#[test]
+fn a_region_of_another_size_is_not_touched() {
+    let tree = Tree::new();
+    let device =
+        Device::new(&tree, 1).with_region(2 * SIZE, START).with_willing_seed(RESERVED, 2 * SIZE - RESERVED);
+    assert_eq!(tree.kernel().bring_up(&[segment(5)]).unwrap().claims, BTreeMap::new());
+    assert_eq!(read(device.seed().join("mode")), "none\n");
+    assert!(!tree.path().join(claim::DRIVER).join("bind").exists());
+}
+
+#[test]
+fn a_device_that_lies_elsewhere_than_the_data_is_given_back() {
+    for (front, len) in
+        [(2 * RESERVED, SIZE - 2 * RESERVED), (RESERVED, SIZE - 2 * RESERVED), (0x2000, SIZE - 0x2000)]
+    {
+        let tree = Tree::new();
+        let device = Device::new(&tree, 1).with_region(SIZE, START).with_willing_seed(front, len);
+        let text = trouble(&tree, &segment(5)).to_string();
+        assert!(text.contains(&format!("{len} bytes of data begin at {front}")), "{text}");
+        assert_eq!(read(tree.path().join(claim::DRIVER).join("unbind")), "dax1.0");
+        assert_eq!(read(device.seed().join("namespace")), "\n");
+        assert_eq!(read(device.region().join("read_only")), "0\n");
+    }
+}
+
+#[test]
+fn an_attempt_that_did_not_come_to_an_end_is_cleared_away() {
+    let tree = Tree::new();
+    let device = Device::new(&tree, 1).with_region(SIZE, START).with_block(5);
+    let device = device.with_willing_seed(RESERVED, SIZE - RESERVED);
+    tree.kernel().bring_up(&[segment(5)]).unwrap();
+    assert_eq!(read(device.made().join("namespace")), "\n");
+    assert_eq!(read(device.seed().join("namespace")), "namespace1.0\n");
+}
+
+#[test]
+fn what_a_kernel_has_made_by_itself_is_looked_at() {
+    let tree = Tree::new();
+    let device = whole(&tree, 1, 5);
+    assert!(!tree.kernel().probes_by_itself());
+    device.nd_driver("nd_pmem");
+    assert!(tree.kernel().probes_by_itself());
+    assert!(scan(&tree, &[segment(5)]).find(&segment(5)).is_ok());
+
+    fs::write(device.made().join("mode"), "pmem\n").unwrap();
+    let text = trouble(&tree, &segment(5)).to_string();
+    assert!(text.contains("page structures") && text.contains("nd_pmem"), "{text}");
+
+    fs::write(device.made().join("mode"), "ram\n").unwrap();
+    fs::write(device.made().join("resource"), format!("{:#x}\n", START + 2 * RESERVED)).unwrap();
+    let text = trouble(&tree, &segment(5)).to_string();
+    assert!(text.contains("begins 4194304 bytes behind"), "{text}");
+}
+
+#[test]
+fn a_segment_that_is_too_small_for_it_is_named() {
+    let tree = Tree::new();
+    let small = relay::Segment { size: 8 << 20, ..segment(5) };
+    let device = Device::new(&tree, 1).with_region(8 << 20, START);
+    device.nd_driver("dax_pmem");
+    let text = trouble(&tree, &small).to_string();
+    assert!(text.contains("less than 16 MiB"), "{text}");
 }

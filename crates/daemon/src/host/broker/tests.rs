@@ -1,8 +1,12 @@
 //! The state machine without sockets: a bench that asks, and checks what must always hold.
 
+use super::super::account::{Account, Tally};
 use super::super::config::{Limits, Memory};
+use super::super::index::Index;
 use super::super::journal::{self, Replayed};
-use super::super::record::{Record, Text};
+use super::super::owners::MAX_OWNERS;
+use super::super::record::{Block, Record, Text};
+use super::super::relayed::Reason;
 use super::*;
 use ginnel_layout::PAGE;
 use ginnel_layout::segment::ARENA;
@@ -11,9 +15,13 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use zerocopy::FromZeros;
 
+mod accounts;
+mod costs;
 mod endpoints;
 mod history;
+mod numbers;
 mod objects;
+mod owners;
 
 /// Segment `broken` is; the others are not. Random numbers count.
 struct TestWorld(u128);
@@ -86,6 +94,8 @@ impl Bench {
             next_listener: 1,
             next_channel: 1,
             next_object: 1,
+            epochs: Vec::new(),
+            format: journal::FORMAT,
         };
         assert!(broker.note(start));
         for (number, member) in [(0, "host"), (VM, "vm-a")] {
@@ -97,6 +107,7 @@ impl Bench {
             }));
         }
         for (segment, members) in [("web", vec![0, VM]), ("own", vec![0]), ("broken", vec![0])] {
+            let sharers = members.clone();
             assert!(broker.note(Record::Segment {
                 name: Text(name(segment)),
                 uuid: Hex16([7; 16]),
@@ -108,6 +119,10 @@ impl Bench {
                 part: None,
                 runtime: None,
             }));
+            for member in sharers {
+                let vectors = broker.books.allot(&name(segment), member, broker.vectors);
+                assert!(broker.note(Record::Vectors { segment: Text(name(segment)), member, vectors }));
+            }
         }
         let mut bench = Self { broker, world: TestWorld(0), journal: Vec::new(), next: 0 };
         bench.effects();
@@ -117,7 +132,11 @@ impl Bench {
     /// Takes the effects, writes the journal, and returns the rest.
     fn effects(&mut self) -> Vec<Effect> {
         let mut rest = Vec::new();
-        for effect in self.broker.take_effects() {
+        let mut effects = self.broker.take_effects();
+        while self.broker.tell_revoked(|_| true) {}
+        self.broker.end_some();
+        effects.extend(self.broker.take_effects());
+        for effect in effects {
             match effect {
                 Effect::Record(record) => self.journal.extend(journal::line(&record)),
                 other => {
@@ -133,7 +152,17 @@ impl Bench {
         self.next += 1;
         let id = ClientId(self.next);
         let process = Process { pid: 100 + self.next as u32, started: 1 };
-        self.broker.connected(id, Who { member, process, uid, groups: vec![uid] });
+        self.client_of(id, process, member, uid)
+    }
+
+    /// A connection of a certain process.
+    fn client_as(&mut self, process: Process, member: u32) -> ClientId {
+        self.next += 1;
+        self.client_of(ClientId(self.next), process, member, 0)
+    }
+
+    fn client_of(&mut self, id: ClientId, process: Process, member: u32, uid: u32) -> ClientId {
+        self.broker.connected(id, Who { member, process, image: None, uid, groups: vec![uid] });
         if member == HOST_MEMBER {
             let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
             assert_eq!(self.ask(id, Kind::HELLO, hello.as_bytes()), Kind::HELLO_OK);
@@ -170,6 +199,36 @@ impl Bench {
         let (kind, body, _) = self.ask_all(id, Kind::ATTACH, attach(segment).as_bytes());
         assert_eq!(kind, Kind::ATTACHED);
         (id, wire::body(&body).unwrap())
+    }
+
+    /// The end of a process, with all of its connections, as the server tells it.
+    fn process_ends(&mut self, process: Process) {
+        let own = self.broker.clients.iter().filter(|(_, client)| client.who.process == process);
+        for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.broker.hung_up(id);
+        }
+        let owned = self.broker.books.endpoints.values().filter(|e| e.owners.contains(&process));
+        for (number, epoch) in owned.map(|e| (e.number, e.epoch)).collect::<Vec<_>>() {
+            self.broker.owner_ended(number, epoch, process);
+        }
+    }
+
+    /// The end of the process that has opened a connection.
+    fn ends(&mut self, id: ClientId) {
+        let process = self.process_of(id);
+        self.process_ends(process);
+    }
+
+    fn process_of(&self, id: ClientId) -> Process {
+        self.broker.clients[&id].who.process
+    }
+
+    fn is_there(&self, attached: &wire::Attached) -> bool {
+        self.broker
+            .books
+            .endpoints
+            .get(&attached.endpoint)
+            .is_some_and(|e| e.epoch == attached.epoch && !e.is_ending)
     }
 
     fn connect(&mut self, id: ClientId, to: &str, nonce: u64) -> Result<wire::Channel, ErrorCode> {
@@ -222,7 +281,7 @@ impl Bench {
             assert!(block.size <= block.span && block.span.is_multiple_of(PAGE as u64));
             let owned = books.owner_of(block).is_some_and(|owner| owner.blocks.contains(&block.number));
             assert!(owned || block.persistent || block.name.0.is_none());
-            for handle in &block.handles {
+            for handle in block.handles.iter() {
                 assert_eq!(books.handles[&handle.number], block.number);
                 assert_eq!(books.endpoints[&handle.endpoint].handles[&handle.nonce], handle.number);
                 // Who has it for himself is the only one who writes, as far as mappings go.
@@ -231,23 +290,56 @@ impl Bench {
                 }
                 assert!(handle.left.is_none_or(|left| left < handle.rights));
             }
+            for grant in block.grants.iter().filter(|grant| grant.epoch != 0) {
+                let whom = books.endpoints.get(&grant.endpoint).filter(|e| e.epoch == grant.epoch);
+                assert!(whom.is_some_and(|e| e.granted.contains(&block.number)), "a grant to nobody");
+            }
         }
+        let left = books.blocks.values().flat_map(|b| b.handles.iter()).filter(|h| h.left.is_some());
+        let left: BTreeSet<(u32, u64)> = left.map(|h| (h.endpoint, h.number)).collect();
+        assert_eq!(self.broker.revocations.all(), left, "each revocation is remembered once");
         assert_eq!(books.handles.len(), books.blocks.values().map(|b| b.handles.len()).sum::<usize>());
         assert_eq!(books.handles.len(), books.endpoints.values().map(|e| e.handles.len()).sum::<usize>());
         for ((segment, name), block) in &books.block_names {
             assert_eq!((*segment, *name), (books.blocks[block].segment.0, books.blocks[block].name.0));
         }
+        assert_eq!(books.index, Index::of(books.endpoints.values()));
         for endpoint in books.endpoints.values() {
+            let opened = books.channels.values().map(|c| (c.nonce, c.number, c.initiator));
+            let opened = opened.filter(|(.., side)| side.endpoint == endpoint.number && !side.closed);
+            assert_eq!(endpoint.opened, opened.map(|(nonce, number, _)| (nonce, number)).collect());
+            let slots = books.syncs.values().flat_map(|s| s.users.iter().map(|user| (s.number, user)));
+            let slots = slots.filter(|(_, user)| user.endpoint == endpoint.number);
+            assert_eq!(endpoint.slots, slots.map(|(n, user)| (user.nonce, (n, user.slot))).collect());
+            let grants = |block: &&Block| block.grants.iter().any(|g| g.endpoint == endpoint.number);
+            assert_eq!(endpoint.granted, books.blocks.values().filter(grants).map(|b| b.number).collect());
             let bytes: u64 = endpoint.blocks.iter().map(|block| books.blocks[block].span).sum();
             assert_eq!(endpoint.block_bytes, bytes);
         }
         for ((segment, name), object) in &books.sync_names {
             assert_eq!((*segment, *name), (books.syncs[object].segment.0, books.syncs[object].name.0));
         }
+        // Connections and endpoints know each other, and an endpoint that nobody owns is held by one.
+        for (number, connections) in &self.broker.attached {
+            assert!(!connections.is_empty() && books.endpoints.contains_key(number));
+            assert!(connections.iter().all(|id| self.broker.clients[id].endpoint == Some(*number)));
+        }
+        for (id, client) in &self.broker.clients {
+            assert!(client.endpoint.is_none_or(|number| self.broker.attached[&number].contains(id)));
+        }
+        for (number, process) in &self.broker.unwatched {
+            assert!(books.endpoints[number].owners.contains(process));
+        }
         for endpoint in books.endpoints.values() {
+            assert!(endpoint.owners.len() <= MAX_OWNERS);
+            assert!(
+                endpoint.is_ending
+                    || !endpoint.owners.is_empty()
+                    || self.broker.has_connection(endpoint.number)
+            );
             assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
             assert!(endpoint.listeners.iter().all(|l| books.listeners[l].endpoint == endpoint.number));
-            assert!((1..4).contains(&endpoint.vector));
+            assert!(books.vectors_of(&endpoint.segment, endpoint.member).contains(&endpoint.vector));
         }
         for (key, listener) in &books.names {
             let listener = &books.listeners[listener];
@@ -257,27 +349,60 @@ impl Bench {
             assert_eq!(listener.waiting as usize, waiting);
         }
         assert_eq!(books.names.len(), books.listeners.len());
-        for member in books.members.values() {
-            let endpoints = books.endpoints.values().filter(|e| e.member == member.number).count();
-            let channels: Vec<u64> = books
-                .channels
-                .values()
-                .filter(|c| c.initiator.member == member.number)
-                .map(|c| c.block_len())
-                .collect();
-            assert_eq!(member.tally.endpoints as usize, endpoints);
-            assert_eq!(
-                (member.tally.channels as usize, member.tally.bytes),
-                (channels.len(), channels.iter().sum())
-            );
-            let pages = books.syncs.values().filter(|s| s.member == member.number).map(|_| PAGE as u64);
-            let spans = books.blocks.values().filter(|b| b.member == member.number).map(|b| b.span);
-            let charged: Vec<u64> = pages.chain(spans).collect();
-            assert_eq!(
-                (member.tally.blocks as usize, member.tally.block_bytes),
-                (charged.len(), charged.iter().sum())
-            );
+        // Each account is charged with what is there, and with nothing else.
+        let mut charges: BTreeMap<Account, Tally> = BTreeMap::new();
+        for endpoint in books.endpoints.values() {
+            charges.entry(endpoint.account()).or_default().endpoints += 1;
+            charges.entry(endpoint.account()).or_default().handles +=
+                (endpoint.syncs.len() + endpoint.handles.len()) as u32;
         }
+        for channel in books.channels.values() {
+            let tally = charges.entry(channel.account()).or_default();
+            tally.channels += 1;
+            tally.bytes += channel.block_len();
+        }
+        let syncs = books.syncs.values().map(|s| (Account::new(s.member, s.segment.0, s.uid), PAGE as u64));
+        let blocks = books.blocks.values().map(|b| (Account::new(b.member, b.segment.0, b.uid), b.span));
+        for (account, bytes) in syncs.chain(blocks) {
+            let tally = charges.entry(account).or_default();
+            tally.blocks += 1;
+            tally.block_bytes += bytes;
+        }
+        for account in charges.keys() {
+            assert_eq!(books.tally(*account), charges[account], "{account}");
+        }
+        let accounts = books.members.keys().flat_map(|member| books.accounts_of(*member)).count();
+        assert_eq!(accounts, charges.len());
+        // Whoever rings by way of the daemon is heard: those who use an object with somebody who cannot ring them, and the sides
+        // of relayed channels.
+        let reasons = self.broker.relayed_bells.reasons();
+        for object in books.syncs.values() {
+            let bells: Vec<_> = object
+                .users
+                .iter()
+                .map(|u| (u.slot, books.sync_bell(object.number, u.slot).unwrap()))
+                .collect();
+            for (slot, (member, vector)) in &bells {
+                let others = bells.iter().filter(|(other, _)| other != slot);
+                if others.map(|(_, bell)| bell.0).any(|other| !self.broker.knows(other, *member, *vector)) {
+                    assert_eq!(reasons.get(&Reason::Sync(object.number, *slot)), Some(&(*member, *vector)));
+                }
+            }
+        }
+        for channel in books.relayed.iter().map(|number| &books.channels[number]) {
+            for (initiator, side) in [(true, channel.initiator), (false, channel.acceptor)] {
+                assert_eq!(reasons.contains_key(&Reason::Channel(channel.number, initiator)), !side.closed);
+            }
+        }
+        for (reason, bell) in reasons {
+            let there = match *reason {
+                Reason::Channel(number, _) => books.relayed.contains(&number),
+                Reason::Sync(number, slot) => books.sync_bell(number, slot) == Some(*bell),
+            };
+            assert!(there, "{reason:?} is over");
+        }
+        let bells: BTreeSet<_> = reasons.values().copied().collect();
+        assert_eq!(self.broker.relayed_bells.bells().collect::<BTreeSet<_>>(), bells);
         // The journal makes the same books, and so does a dump of them.
         let Replayed { books: replayed, dropped, misfits, .. } = journal::replay(&self.journal);
         assert_eq!((&replayed, dropped, misfits), (books, 0, 0));
@@ -302,6 +427,12 @@ fn check_packet(effect: &Effect) {
         _ => 0,
     };
     assert_eq!(announced.count_ones() as usize, fds.len(), "{:?}", header.kind);
+}
+
+/// How to come back as the endpoint that one is.
+fn back(attached: &wire::Attached) -> wire::Attach {
+    let &wire::Attached { endpoint, epoch, token, .. } = attached;
+    wire::Attach { endpoint, epoch, token, ..attach("web") }
 }
 
 fn attach(segment: &str) -> wire::Attach {

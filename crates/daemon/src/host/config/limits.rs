@@ -15,6 +15,7 @@ pub struct LimitsSpec {
     bytes_per_endpoint: Option<Bytes>,
     bytes_per_member: Option<Bytes>,
     handles_per_endpoint: Option<u32>,
+    handles_per_member: Option<u32>,
     blocks_per_endpoint: Option<u32>,
     blocks_per_member: Option<u32>,
     block_bytes_per_endpoint: Option<Bytes>,
@@ -38,36 +39,40 @@ pub(super) struct AllLimitsSpec {
     bytes_per_endpoint: Option<Bytes>,
     bytes_per_member: Option<Bytes>,
     handles_per_endpoint: Option<u32>,
+    handles_per_member: Option<u32>,
     blocks_per_endpoint: Option<u32>,
     blocks_per_member: Option<u32>,
     block_bytes_per_endpoint: Option<Bytes>,
     block_bytes_per_member: Option<Bytes>,
 }
 
-/// Bounds of one member and its endpoints.
+/// Bounds of endpoints, and of accounts: those that end in `per_member` hold for one user of the host, or for one VM, in each
+/// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemberLimits {
-    /// Endpoints at a time.
+    /// Endpoints of an account at a time.
     pub endpoints_per_member: u32,
     /// Names that an endpoint may listen at.
     pub listeners_per_endpoint: u32,
     /// Channels that an endpoint may have, opened by either side.
     pub channels_per_endpoint: u32,
-    /// Channels that all endpoints of a member may have opened.
+    /// Channels that the endpoints of an account may have opened.
     pub channels_per_member: u32,
     /// Bytes of the channels that an endpoint has opened.
     pub bytes_per_endpoint: u64,
-    /// Bytes of the channels that a member's endpoints have opened.
+    /// Bytes of the channels that the endpoints of an account have opened.
     pub bytes_per_member: u64,
     /// Handles of blocks and synchronisation objects that an endpoint may have open.
     pub handles_per_endpoint: u32,
+    /// Handles that all endpoints of a member may have open.
+    pub handles_per_member: u32,
     /// Blocks that an endpoint may own.
     pub blocks_per_endpoint: u32,
-    /// Blocks and synchronisation objects that all endpoints of a member may have made.
+    /// Blocks and synchronisation objects that the endpoints of an account may have made.
     pub blocks_per_member: u32,
     /// Bytes of the blocks that an endpoint owns.
     pub block_bytes_per_endpoint: u64,
-    /// Bytes of the blocks and synchronisation objects of a member.
+    /// Bytes of the blocks and synchronisation objects of an account.
     pub block_bytes_per_member: u64,
 }
 
@@ -83,6 +88,7 @@ impl MemberLimits {
         set(&mut self.bytes_per_endpoint, spec.bytes_per_endpoint.map(|b| b.0));
         set(&mut self.bytes_per_member, spec.bytes_per_member.map(|b| b.0));
         set(&mut self.handles_per_endpoint, spec.handles_per_endpoint);
+        set(&mut self.handles_per_member, spec.handles_per_member);
         set(&mut self.blocks_per_endpoint, spec.blocks_per_endpoint);
         set(&mut self.blocks_per_member, spec.blocks_per_member);
         set(&mut self.block_bytes_per_endpoint, spec.block_bytes_per_endpoint.map(|b| b.0));
@@ -128,6 +134,7 @@ impl Default for Limits {
                 bytes_per_endpoint: 64 << 20,
                 bytes_per_member: 1 << 30,
                 handles_per_endpoint: 1 << 16,
+                handles_per_member: 1 << 17,
                 blocks_per_endpoint: 1 << 16,
                 blocks_per_member: 1 << 16,
                 block_bytes_per_endpoint: 1 << 40,
@@ -148,6 +155,7 @@ pub(super) fn limits(spec: &AllLimitsSpec, place: &str) -> Result<Limits, Proble
         bytes_per_endpoint: spec.bytes_per_endpoint,
         bytes_per_member: spec.bytes_per_member,
         handles_per_endpoint: spec.handles_per_endpoint,
+        handles_per_member: spec.handles_per_member,
         blocks_per_endpoint: spec.blocks_per_endpoint,
         blocks_per_member: spec.blocks_per_member,
         block_bytes_per_endpoint: spec.block_bytes_per_endpoint,

@@ -142,7 +142,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Config, Problem> {
         let vms = "[vm.w1]\n[vm.w2]\n";
-        Config::parse(&format!("{vms}[segment.job]\nsize = \"5M\"\n{text}"), Path::new("f"))
+        Config::parse(&format!("{vms}[segment.job]\nsize = \"17M\"\n{text}"), Path::new("f"))
     }
 
     fn names(config: &Config) -> Vec<&str> {
@@ -156,7 +156,7 @@ mod tests {
         for (name, slice) in &config.segments {
             let members: Vec<_> = slice.members.iter().map(|m| m.as_str()).collect();
             assert_eq!(members, ["host", name.as_str().strip_prefix("job.").unwrap()]);
-            assert_eq!((slice.size, slice.offset), (6 << 20, None));
+            assert_eq!((slice.size, slice.offset), (18 << 20, None));
             assert_eq!(slice.shared_file.as_deref(), Some(Path::new("/dev/shm/ginnel-job")));
             assert_eq!(slice.path, Path::new("/dev/shm").join(format!("ginnel-{name}")));
         }

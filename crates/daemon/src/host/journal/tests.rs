@@ -29,6 +29,8 @@ impl Pair {
             next_listener: 1,
             next_channel: 1,
             next_object,
+            epochs: Vec::new(),
+            format: FORMAT,
         };
         books.apply(&start).unwrap();
         let journal = Journal::create(dir.path(), &books).unwrap();
@@ -37,7 +39,7 @@ impl Pair {
 
     fn note(&mut self, record: &Record) {
         self.books.apply(record).unwrap();
-        self.journal.append(record);
+        let _ = self.journal.append(record);
     }
 
     /// The same few members again and again: what makes a journal long that says little.
@@ -52,7 +54,7 @@ impl Pair {
     /// What the next daemon would know.
     fn check(&self) {
         let read = Journal::read(self.dir.path()).unwrap();
-        assert_eq!((read.dropped, read.misfits), (0, 0));
+        assert_eq!((read.dropped, read.damaged, read.misfits, read.skipped), (0, 0, 0, 0));
         assert!(read.books == self.books, "the next daemon would know something else");
     }
 
@@ -122,16 +124,19 @@ fn a_full_disk_is_made_good_when_there_is_room() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let file = std::mem::replace(&mut pair.journal.file, full);
     pair.grow(30);
+    pair.journal.retry_at = Instant::now();
     pair.journal.settle(&pair.books);
-    assert!(!pair.journal.unwritten.is_empty() && pair.journal.lost.is_none());
+    assert!(!pair.journal.unwritten.is_empty() && !pair.journal.lost);
+    assert!(!pair.journal.takes() && pair.journal.until_retry().is_some());
     // Half a record may have found room.
     pair.journal.file = file;
     let unwritten = std::mem::take(&mut pair.journal.unwritten);
     pair.journal.write(&unwritten[..9]).unwrap();
     pair.journal.unwritten = unwritten[9..].to_vec();
     pair.grow(5);
+    pair.journal.retry_at = Instant::now();
     pair.journal.settle(&pair.books);
-    assert!(pair.journal.unwritten.is_empty());
+    assert!(pair.journal.takes() && pair.journal.until_retry().is_none());
     pair.check();
     assert_eq!(pair.len(), pair.journal.len);
 }
@@ -142,14 +147,15 @@ fn more_than_is_kept_is_made_good_by_writing_all_anew() {
     pair.journal.file = File::options().write(true).open("/dev/full").unwrap();
     pair.journal.unwritten = vec![b' '; KEPT];
     pair.grow(2);
-    assert!(pair.journal.unwritten.is_empty() && pair.journal.lost.is_some());
+    assert!(pair.journal.unwritten.is_empty() && pair.journal.lost);
     pair.grow(3);
     // Not at each turn, but then wholly.
+    pair.journal.retry_at = Instant::now() + Duration::from_secs(3600);
     pair.journal.settle(&pair.books);
-    assert!(pair.journal.lost.is_some());
-    pair.journal.lost = Instant::now().checked_sub(RETRY);
+    assert!(pair.journal.lost && !pair.journal.takes());
+    pair.journal.retry_at = Instant::now();
     pair.journal.settle(&pair.books);
-    assert!(pair.journal.lost.is_none());
+    assert!(pair.journal.is_whole() && pair.journal.takes());
     pair.grow(3);
     pair.check();
 }
@@ -162,4 +168,87 @@ fn a_journal_that_does_not_say_what_is_known_is_left_alone() {
     *bytes.last_mut().unwrap() = b'?';
     std::fs::write(pair.path(), bytes).unwrap();
     assert!(rewrite::rewrite(&pair.path(), pair.journal.len).is_err());
+}
+
+/// A line with a good checksum.
+fn good(json: &str) -> Vec<u8> {
+    format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes())).into_bytes()
+}
+
+#[test]
+fn records_of_a_newer_daemon_are_skipped_if_they_say_so_and_refused_otherwise() {
+    let with = |line: &[u8]| {
+        let mut pair = Pair::new();
+        pair.grow(3);
+        pair.journal.file.write_all(line).unwrap();
+        pair.grow(3);
+        let read = Journal::read(pair.dir.path());
+        (pair, read)
+    };
+    let (pair, read) = with(&good(r#"{"coloured":{"block":7},"optional":true}"#));
+    let read = read.unwrap();
+    assert!(read.books == pair.books, "what stands behind it counts");
+    assert_eq!((read.skipped, read.dropped, read.damaged), (1, 0, 0));
+
+    for line in [r#"{"coloured":{"block":7}}"#, r#"{"coloured":{"block":7},"optional":false}"#] {
+        let problem = with(&good(line)).1.unwrap_err().to_string();
+        assert!(problem.contains("newer ginneld") && problem.contains("coloured"), "{problem}");
+    }
+    // A known kind that says something else, and a later format.
+    let problem = with(&good(r#"{"dead":{"endpoint":"x"}}"#)).1.unwrap_err().to_string();
+    assert!(problem.contains("dead"), "{problem}");
+    let mut start = Books::default().dump().next().unwrap();
+    if let Record::Start { format, .. } = &mut start {
+        *format += 1;
+    }
+    let problem = with(&line(&start)).1.unwrap_err().to_string();
+    assert!(problem.contains("format 2"), "{problem}");
+}
+
+#[test]
+fn what_stands_behind_a_damaged_line_counts() {
+    let mut pair = Pair::new();
+    pair.grow(3);
+    pair.journal.file.write_all(b"01234567 {\"dead\":{\"endpoint\":1}}\n").unwrap();
+    pair.grow(3);
+    let read = Journal::read(pair.dir.path()).unwrap();
+    assert!(read.books == pair.books);
+    assert_eq!((read.damaged, read.dropped), (1, 0));
+}
+
+#[test]
+fn a_journal_of_a_daemon_without_formats_is_read() {
+    let old = good(
+        r#"{"start":{"boot_id":"00000000000000000000000000000001","generation":4,"next_epoch":5,"next_listener":6,"next_channel":7}}"#,
+    );
+    let read = replay(&old);
+    assert_eq!((read.records, read.books.generation, read.too_new.len()), (1, 4, 0));
+}
+
+#[test]
+fn what_ends_something_finds_room_when_nothing_is_given_any_more() {
+    let mut pair = Pair::new();
+    // All of the reserve but what is left for ends is used up, and cannot be filled up: the file is full.
+    pair.journal.space = Some(pair.journal.len + FOR_ENDS - 1);
+    let full = File::open(pair.path()).unwrap();
+    let file = std::mem::replace(&mut pair.journal.file, full);
+    assert!(!pair.journal.takes());
+    pair.journal.file = file;
+    assert!(pair.journal.append(&record(1)), "there is space for it");
+    assert!(pair.journal.takes());
+    assert!(pair.journal.space.unwrap() >= pair.journal.len + FOR_ENDS);
+}
+
+#[test]
+fn a_journal_that_could_not_be_made_is_made_later() {
+    let mut pair = Pair::new();
+    pair.grow(20);
+    let old = std::fs::read(pair.path()).unwrap();
+    pair.journal = Journal::behind(pair.dir.path()).unwrap();
+    assert!(!pair.journal.takes());
+    pair.grow(4);
+    assert_eq!(std::fs::read(pair.path()).unwrap(), old, "the old one stays as it is");
+    pair.journal.settle(&pair.books);
+    assert!(pair.journal.takes());
+    pair.check();
 }

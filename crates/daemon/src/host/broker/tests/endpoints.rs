@@ -27,7 +27,7 @@ fn effects_come_in_the_order_that_survives_a_crash() {
     assert_eq!(kinds(&bench.broker.take_effects()), "zJss");
     bench.broker.packet(&mut bench.world, b, &reply::packet(Kind::CLOSE, 2, reference(1).as_bytes()));
     assert_eq!(kinds(&bench.broker.take_effects()), "mmrJs");
-    bench.broker.hung_up(a);
+    bench.ends(a);
     assert_eq!(kinds(&bench.broker.take_effects()), "mm-J", "the other side has closed: nobody is woken");
 }
 
@@ -97,8 +97,9 @@ fn a_name_at_a_member_is_that_members() {
 fn doorbells_are_named_as_the_caller_can_use_them() {
     let mut bench = Bench::new(Limits::default());
     let qemu = Process { pid: 1, started: 1 };
-    let knows: BTreeSet<u32> = [0].into();
-    assert!(bench.broker.note(Record::Joined { member: VM, qemu, knows }));
+    let told = bench.broker.books.untold(VM, &BTreeMap::new(), 4);
+    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [0]);
+    assert!(bench.broker.note(Record::joined(VM, qemu, told)));
     assert!(bench.broker.note(Record::Session { member: VM, boot_id: Hex16([1; 16]), interrupts: true }));
     assert!(bench.broker.note(Record::Member {
         number: 2,
@@ -117,6 +118,8 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         part: None,
         runtime: None,
     }));
+    let vectors = bench.broker.books.allot(&name("web"), 2, 4);
+    assert!(bench.broker.note(Record::Vectors { segment: Text(name("web")), member: 2, vectors }));
     let (host, h) = bench.attach(0, "web");
     let (vm, v) = bench.attach(VM, "web");
     let (late, l) = bench.attach(2, "web");
@@ -149,7 +152,7 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
 }
 
 #[test]
-fn only_the_same_process_with_its_token_comes_back() {
+fn only_a_process_with_the_token_comes_back() {
     let mut bench = Bench::new(Limits::default());
     let (id, attached) = bench.attach(0, "web");
     let process = bench.broker.clients[&id].who.process;
@@ -168,13 +171,13 @@ fn only_the_same_process_with_its_token_comes_back() {
         bench.code(id, Kind::ATTACH, wish.as_bytes())
     };
     let stale = Some(ErrorCode::STALE);
-    assert_eq!(try_as(back, None, 0), stale, "another process");
     assert_eq!(try_as(back, Some(process), VM), stale, "another member");
     assert_eq!(try_as(wire::Attach { token: [9; 16], ..back }, Some(process), 0), stale);
     assert_eq!(try_as(wire::Attach { epoch: back.epoch + 1, ..back }, Some(process), 0), stale);
     assert_eq!(try_as(wire::Attach { endpoint: 77, ..back }, Some(process), 0), stale);
     assert_eq!(try_as(wire::Attach { segment: name("own"), ..back }, Some(process), 0), stale);
     assert_eq!(try_as(back, Some(process), 0), None);
+    assert_eq!(try_as(back, None, 0), None, "another process");
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn a_reused_number_is_not_taken_for_its_predecessor() {
     bench.connect(b, "x", 1).unwrap();
     let process = bench.broker.clients[&a].who.process;
     bench.broker.lost(a);
-    bench.broker.hung_up(b);
+    bench.ends(b);
     let (_, new) = bench.attach(0, "web");
     assert_eq!(new.endpoint, old.endpoint);
     // Announced again, the channel is the dead one's, and there is nobody to ring.
@@ -219,5 +222,59 @@ fn unlistening_refuses_those_who_wait() {
     assert_eq!(marks, 2);
     assert!(effects.contains(&Effect::Ring { member: 0, vector: attached.vector }));
     assert_eq!(bench.connect(b, "x", 2).unwrap_err(), ErrorCode::REFUSED);
+    bench.check();
+}
+
+#[test]
+fn what_the_journal_does_not_take_is_refused_and_changes_nothing() {
+    let mut bench = Bench::new(Limits::default());
+    let ((a, own), (b, _)) = (bench.attach(0, "web"), bench.attach(VM, "web"));
+    assert_eq!(bench.ask(a, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);
+    let channel = bench.connect(b, "x", 1).unwrap();
+    let sync = wire::SyncOpen {
+        name: name("lock"),
+        kind: 1,
+        limit: 0,
+        initial: 0,
+        flags: wire::SyncOpen::CREATE,
+        nonce: 1,
+    };
+    assert_eq!(bench.ask(a, Kind::SYNC_OPEN, sync.as_bytes()), Kind::SYNC);
+    bench.broker.set_recording(Recording::Closed);
+    let before = bench.journal.len();
+    let newcomer = bench.client(0, 0);
+    let refused = [
+        (newcomer, Kind::ATTACH, attach("web").as_bytes().to_vec()),
+        (a, Kind::LISTEN, listen("y").as_bytes().to_vec()),
+        (b, Kind::CONNECT, connect("x", 4096, 2).as_bytes().to_vec()),
+        (b, Kind::SYNC_OPEN, sync.as_bytes().to_vec()),
+    ];
+    for (client, kind, body) in refused {
+        let (answer, body, effects) = bench.ask_all(client, kind, &body);
+        assert_eq!(answer, Kind::ERROR);
+        assert_eq!(wire::body::<wire::Error>(&body[..8]).unwrap().code, ErrorCode::UNRECORDED, "{kind:?}");
+        assert_eq!(effects.len(), 1, "only the answer: {effects:?}");
+    }
+    assert_eq!(bench.journal.len(), before);
+    bench.check();
+    // What is known can be asked for again, and whoever was away comes back.
+    assert_eq!(bench.connect(b, "x", 1).unwrap().channel, channel.channel);
+    let back = wire::Attach { endpoint: own.endpoint, epoch: own.epoch, token: own.token, ..attach("web") };
+    let id = ClientId(1000);
+    let who = bench.broker.who(a).unwrap().clone();
+    bench.broker.connected(id, who);
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+    assert_eq!(bench.ask(id, Kind::HELLO, hello.as_bytes()), Kind::HELLO_OK);
+    bench.broker.set_recording(Recording::Owing);
+    assert_eq!(bench.code(id, Kind::ATTACH, back.as_bytes()), Some(ErrorCode::UNRECORDED));
+    assert_eq!(bench.connect(b, "x", 1).unwrap_err(), ErrorCode::UNRECORDED, "not even again");
+    bench.broker.set_recording(Recording::Closed);
+    assert_eq!(bench.ask(id, Kind::ATTACH, back.as_bytes()), Kind::ATTACHED);
+    // What ends something happens, and is to be recorded.
+    let end = wire::ChannelRef { channel: channel.channel };
+    assert_eq!(bench.ask(b, Kind::CLOSE, end.as_bytes()), Kind::OK);
+    bench.broker.hung_up(b);
+    bench.effects();
+    assert!(bench.journal.len() > before);
     bench.check();
 }

@@ -1,15 +1,20 @@
 //! Any requests of any clients: whatever they do, the books hold, and the journal makes them again.
 
+use super::super::super::endings::TURN;
 use super::*;
 
 /// One step of a random history. Clients and channels are chosen by index among those that there are.
 #[derive(Clone, Debug)]
 enum Step {
     Attach(bool),
-    Return(usize),
+    Return(usize, Option<usize>),
     HangUp(usize),
     Lose(usize),
-    ProcessEnds(usize),
+    Detach(usize),
+    Join(usize, usize),
+    JoinInGuest(usize, usize),
+    ProcessEnds(usize, usize),
+    Unwatched(usize, usize),
     VmEnds,
     Listen(usize, u8),
     Unlisten(usize),
@@ -33,10 +38,14 @@ fn step() -> impl Strategy<Value = Step> {
     let n = || 0..8usize;
     prop_oneof![
         3 => any::<bool>().prop_map(Step::Attach),
-        1 => n().prop_map(Step::Return),
+        2 => (n(), prop::option::of(n())).prop_map(|(e, p)| Step::Return(e, p)),
         1 => n().prop_map(Step::HangUp),
         1 => n().prop_map(Step::Lose),
-        1 => n().prop_map(Step::ProcessEnds),
+        1 => n().prop_map(Step::Detach),
+        2 => (n(), n()).prop_map(|(c, p)| Step::Join(c, p)),
+        1 => (n(), n()).prop_map(|(e, p)| Step::JoinInGuest(e, p)),
+        1 => (n(), n()).prop_map(|(e, p)| Step::ProcessEnds(e, p)),
+        1 => (n(), n()).prop_map(|(e, p)| Step::Unwatched(e, p)),
         1 => Just(Step::VmEnds),
         3 => (n(), 0..3u8).prop_map(|(c, l)| Step::Listen(c, l)),
         1 => n().prop_map(Step::Unlisten),
@@ -66,6 +75,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn owners(bench: &Bench, attached: &wire::Attached) -> Vec<Process> {
+    let endpoint = bench.broker.books.endpoints.get(&attached.endpoint).filter(|e| e.epoch == attached.epoch);
+    endpoint.map(|e| e.owners.iter().copied().collect()).unwrap_or_default()
+}
+
 fn pick<T: Copy>(all: &[T], index: usize) -> Option<T> {
     (!all.is_empty()).then(|| all[index % all.len()])
 }
@@ -77,9 +91,11 @@ proptest! {
     fn whatever_clients_do_the_books_hold_and_the_journal_makes_them_again(
         steps in prop::collection::vec(step(), 1..120),
         cut in any::<prop::sample::Index>(),
+        turn in prop_oneof![1..6usize, Just(TURN)],
     ) {
         let limits = Limits { backlog: 3, ..Limits::default() };
         let mut bench = Bench::new(limits);
+        bench.broker.endings.set_turn(turn);
         let mut clients: Vec<ClientId> = Vec::new();
         // Books after each line of the journal, for looking at every point where it may be cut.
         let mut known: Vec<wire::Attached> = Vec::new();
@@ -90,17 +106,16 @@ proptest! {
                     clients.push(id);
                     known.push(attached);
                 }
-                Step::Return(n) => {
+                Step::Return(n, owner) => {
                     let Some(old) = pick(&known, n) else { continue };
-                    let id = bench.client(old.member, 0);
-                    // As the same process, if it is known.
-                    let process = bench.broker.books.endpoints.get(&old.endpoint).map(|e| e.process);
-                    if let (Some(client), Some(process)) = (bench.broker.clients.get_mut(&id), process) {
-                        client.who.process = process;
-                    }
-                    let wish = wire::Attach { endpoint: old.endpoint, epoch: old.epoch, token: old.token, ..attach("web") };
-                    let there = bench.broker.books.endpoints.get(&old.endpoint).is_some_and(|e| e.epoch == old.epoch);
-                    let kind = bench.ask(id, Kind::ATTACH, wish.as_bytes());
+                    // As one of its processes, or as another.
+                    let owner = owner.and_then(|n| pick(&owners(&bench, &old), n));
+                    let id = match owner {
+                        Some(process) => bench.client_as(process, old.member),
+                        None => bench.client(old.member, 0),
+                    };
+                    let there = bench.is_there(&old);
+                    let kind = bench.ask(id, Kind::ATTACH, back(&old).as_bytes());
                     prop_assert_eq!(kind, if there { Kind::ATTACHED } else { Kind::ERROR });
                     clients.push(id);
                 }
@@ -116,14 +131,44 @@ proptest! {
                         clients.retain(|c| *c != id);
                     }
                 }
-                Step::ProcessEnds(n) => {
-                    if let Some(old) = pick(&known, n) {
-                        bench.broker.endpoint_died(old.endpoint, old.epoch);
-                    }
+                Step::Detach(n) => {
+                    let Some(id) = pick(&clients, n) else { continue };
+                    let (sender, number) = (bench.process_of(id), bench.broker.clients[&id].endpoint);
+                    let last = number.is_some_and(|n| bench.broker.books.endpoints[&n].owners.iter().eq([&sender]));
+                    let kind = bench.ask(id, Kind::DETACH, &[]);
+                    prop_assert_eq!(kind == Kind::OK, number.is_some());
+                    let there = number.and_then(|n| bench.broker.books.endpoints.get(&n));
+                    prop_assert!(there.is_none_or(|e| !last && !e.owners.contains(&sender)));
+                }
+                Step::Join(c, p) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let child = Process { pid: 5000 + p as u32, started: 2 };
+                    let packet = reply::packet(Kind::JOIN, 9, &[]);
+                    bench.broker.packet_from(&mut bench.world, id, child, &packet);
+                    let number = bench.broker.clients[&id].endpoint;
+                    prop_assert!(number.is_none_or(|n| bench.broker.books.endpoints[&n].owners.contains(&child)));
+                }
+                Step::JoinInGuest(e, p) => {
+                    let Some(old) = pick(&known, e) else { continue };
+                    let child = Process { pid: 5000 + p as u32, started: 2 };
+                    bench.broker.owner_joined(old.endpoint, old.epoch, child);
+                    prop_assert_eq!(bench.is_there(&old), owners(&bench, &old).contains(&child));
+                }
+                Step::ProcessEnds(e, p) => {
+                    let Some(old) = pick(&known, e) else { continue };
+                    let Some(process) = pick(&owners(&bench, &old), p) else { continue };
+                    bench.process_ends(process);
+                    clients.retain(|id| bench.broker.clients.contains_key(id));
+                    prop_assert!(bench.broker.books.endpoints.values().all(|e| !e.owners.contains(&process)));
+                }
+                Step::Unwatched(e, p) => {
+                    let Some(old) = pick(&known, e) else { continue };
+                    let Some(process) = pick(&owners(&bench, &old), p) else { continue };
+                    bench.broker.owner_unwatched(old.endpoint, old.epoch, process);
                 }
                 Step::VmEnds => {
                     bench.broker.member_died(VM);
-                    prop_assert!(bench.broker.books.endpoints.values().all(|e| e.member != VM));
+                    prop_assert!(bench.broker.books.endpoints.values().all(|e| e.member != VM || e.is_ending));
                 }
                 Step::Listen(c, l) => {
                     if let Some(id) = pick(&clients, c) {
@@ -199,7 +244,7 @@ proptest! {
                     let handles: Vec<u64> = bench.broker.books.handles.keys().copied().collect();
                     let handle = pick(&handles, h).unwrap_or(99_999);
                     let held = bench.broker.books.handles.get(&handle).and_then(|block| {
-                        bench.broker.books.blocks[block].handles.iter().find(|h| h.number == handle)
+                        bench.broker.books.blocks[block].handles.get(handle)
                     });
                     let (left, owner) = held.map_or((None, 0), |h| (h.left, h.endpoint));
                     let own = bench.broker.clients.get(&id).and_then(|c| c.endpoint) == Some(owner);
@@ -268,8 +313,12 @@ proptest! {
             bench.broker.hung_up(id);
         }
         for old in known {
-            bench.broker.endpoint_died(old.endpoint, old.epoch);
+            for process in owners(&bench, &old) {
+                prop_assert!(bench.is_there(&old), "the end of a connection is not the end of a process");
+                bench.process_ends(process);
+            }
         }
+        bench.broker.end_all();
         bench.effects();
         bench.check();
         let books = bench.broker.books();
@@ -289,7 +338,8 @@ proptest! {
                 Effect::Send { client, .. } | Effect::Inspect { client, .. } | Effect::Admin { client, .. } => *client == id,
                 _ => false,
             });
-            prop_assert!(answered);
+            let silent = wire::split(&packet).is_some_and(|(header, body)| header.kind == Kind::JOIN && body.is_empty());
+            prop_assert!(answered != silent);
         }
         bench.check();
     }

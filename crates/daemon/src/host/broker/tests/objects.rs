@@ -40,7 +40,7 @@ fn a_slot_is_written_before_it_is_told_and_taken_back_when_its_user_dies() {
     }
     assert_eq!(bench.code(b, Kind::SYNC_UNLINK, by_name("m").as_bytes()), Some(ErrorCode::DENIED));
     bench.check();
-    bench.broker.hung_up(a);
+    bench.ends(a);
     let effects = bench.effects();
     assert!(
         effects.iter().any(|e| matches!(e, Effect::Reclaim { slot: 0, left: Left::Died, .. })),
@@ -86,10 +86,17 @@ fn a_doorbell_from_shared_memory_is_rung_only_among_members() {
     let (a, _) = bench.attach(0, "web");
     let (own, _) = bench.attach(0, "own");
     let bell = |member: u32, vector: u32| wire::BellOf { bell: member << 16 | vector, reserved: 0 };
-    let (kind, body, _) = bench.ask_all(a, Kind::BELL, bell(VM, 3).as_bytes());
+    let (kind, body, effects) = bench.ask_all(a, Kind::BELL, bell(VM, 1).as_bytes());
+    assert!(effects.contains(&Effect::Ring { member: VM, vector: 1 }), "whoever asks does not wait");
     let answer: wire::BellOk = wire::body(&body).unwrap();
     assert_eq!((kind, answer.kind, answer.fds), (Kind::BELL_OK, BellKind::EVENT, Fds(Fds::PEER_EVENT)));
-    for (client, wish) in [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1))] {
+    let theirs = bench.broker.books.vectors_of(&name("own"), 0)[0];
+    let others =
+        [(a, bell(VM, 0)), (a, bell(VM, 4)), (a, bell(7, 1)), (own, bell(VM, 1)), (a, bell(0, theirs))];
+    for (client, wish) in others {
+        let (kind, _, effects) = bench.ask_all(client, Kind::BELL, wish.as_bytes());
+        assert_eq!(kind, Kind::ERROR, "{wish:?}");
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Ring { .. })), "{wish:?}");
         assert_eq!(bench.code(client, Kind::BELL, wish.as_bytes()), Some(ErrorCode::NOT_FOUND), "{wish:?}");
     }
 }
@@ -155,12 +162,12 @@ fn a_block_is_opened_with_what_its_owner_grants() {
     assert_eq!(bench.block(a, &more).unwrap_err(), ErrorCode::NO_MEMORY);
     bench.check();
     // The owner's end takes the names along, and the memory stays for who has it open.
-    bench.broker.hung_up(a);
+    bench.ends(a);
     bench.effects();
     bench.check();
     assert_eq!(bench.block(b, &block_open("x", R::READ, 9)).unwrap_err(), ErrorCode::NOT_FOUND);
     assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 12288);
-    bench.broker.hung_up(b);
+    bench.ends(b);
     bench.effects();
     assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 0);
 }
@@ -172,7 +179,7 @@ fn a_persistent_block_stays_and_its_user_owns_it_again() {
     let keep = wire::BlockCreate { flags: 1, ..block_create("keep", 4096, Rights::NONE, 1) };
     bench.block(a, &keep).unwrap();
     bench.block(a, &block_create("go", 4096, Rights::NONE, 2)).unwrap();
-    bench.broker.hung_up(a);
+    bench.ends(a);
     bench.effects();
     bench.check();
     let (b, _) = bench.attach(0, "web");
@@ -183,7 +190,7 @@ fn a_persistent_block_stays_and_its_user_owns_it_again() {
     assert_eq!(open.owner, 0);
     assert_eq!(bench.code(vm, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), Some(ErrorCode::DENIED));
     assert_eq!(bench.code(b, Kind::BLOCK_UNLINK, by_name("keep").as_bytes()), None);
-    bench.broker.hung_up(b);
+    bench.ends(b);
     bench.effects();
     bench.check();
     assert!(bench.broker.books.blocks.is_empty());
@@ -247,4 +254,82 @@ fn who_comes_back_is_told_again_what_it_has_lost() {
     assert_eq!(bench.code(b, Kind::BLOCK_ACK, left.as_bytes()), None);
     assert!(!bench.broker.books.handles.contains_key(&open.handle), "nothing left is closed");
     bench.check();
+}
+
+#[test]
+fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, attached) = bench.attach(VM, "web");
+    let (c, _) = bench.attach(VM, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::READ_WRITE, 0)).unwrap();
+    for nonce in 0..500 {
+        bench.block(b, &block_open("x", Rights::READ_WRITE, nonce)).unwrap();
+    }
+    bench.block(c, &block_open("x", Rights::READ_WRITE, 1)).unwrap();
+    let told = |bench: &mut Bench, endpoint, rights| {
+        let grant = wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
+        let (kind, _, effects) = bench.ask_all(a, Kind::BLOCK_GRANT, grant.as_bytes());
+        assert_eq!(kind, Kind::OK);
+        let sent = effects.iter().filter_map(|effect| match effect {
+            Effect::Send { client, packet, .. } if *client != a => Some((*client, packet)),
+            _ => None,
+        });
+        let revoked = sent.map(|(client, packet)| {
+            let (header, body) = wire::split(packet).unwrap();
+            assert_eq!(header.kind, Kind::BLOCK_REVOKED);
+            (client, wire::body::<wire::BlockRights>(body).unwrap())
+        });
+        revoked.collect::<Vec<_>>()
+    };
+    let first = told(&mut bench, 0, Rights::READ);
+    assert_eq!(first.iter().filter(|(client, _)| *client == c).count(), 1);
+    let first: Vec<_> = first.into_iter().filter(|(client, _)| *client == b).map(|(_, left)| left).collect();
+    assert!(first.len() < 100, "{} revocations for who has answered none", first.len());
+    // The same again revokes nothing, and so does a grant.
+    assert!(told(&mut bench, 0, Rights::READ).is_empty());
+    assert!(told(&mut bench, attached.endpoint, Rights::READ_WRITE).is_empty());
+    bench.check();
+    // With each answer comes another, until there are none left.
+    let mut open = first;
+    let mut seen = BTreeSet::new();
+    while let Some(left) = open.pop() {
+        assert!(seen.insert(left.handle), "told twice");
+        let (kind, _, effects) = bench.ask_all(b, Kind::BLOCK_ACK, left.as_bytes());
+        assert_eq!(kind, Kind::OK);
+        open.extend(effects.iter().filter_map(|effect| match effect {
+            Effect::Send { packet, .. } => wire::body::<wire::BlockRights>(wire::split(packet)?.1),
+            _ => None,
+        }));
+    }
+    assert_eq!(seen.len(), 500);
+    bench.check();
+}
+
+#[test]
+fn a_member_has_its_handles() {
+    let mut limits = Limits::default();
+    limits.member.handles_per_member = 3;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    let (vm, _) = bench.attach(VM, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
+    bench.block(b, &block_open("x", Rights::READ, 1)).unwrap();
+    assert_eq!(bench.code(b, Kind::SYNC_OPEN, sync_open("m", 1, 0, 2).as_bytes()), None);
+    for id in [a, b] {
+        assert_eq!(bench.block(id, &block_open("x", Rights::READ, 9)).unwrap_err(), ErrorCode::QUOTA);
+        assert_eq!(
+            bench.code(id, Kind::SYNC_OPEN, sync_open("m", 1, 0, 9).as_bytes()),
+            Some(ErrorCode::QUOTA)
+        );
+    }
+    bench.block(vm, &block_open("x", Rights::READ, 1)).unwrap();
+    let close = wire::BlockRights { handle: made.handle, rights: Rights::NONE, reserved: 0 };
+    assert_eq!(bench.code(a, Kind::BLOCK_CLOSE, close.as_bytes()), None);
+    bench.block(b, &block_open("x", Rights::READ, 9)).unwrap();
+    bench.ends(b);
+    bench.effects();
+    bench.check();
+    assert_eq!(bench.broker.books.tally_of(0).handles, 0);
 }

@@ -1,0 +1,38 @@
+//! What the daemon lets others wait for: `make bench NAME=daemon`.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ginnel_bench::report::Report;
+use ginnel_bench::{joining, stalls};
+use std::path::PathBuf;
+
+/// Measures the waits of a program while others use the daemon heavily, and how long a VM takes to join.
+#[derive(Parser)]
+struct Cli {
+    /// Only this part.
+    #[arg(long, value_parser = ["stalls", "joining"])]
+    only: Option<String>,
+    /// For the bench itself: be one of the programs that use the daemon heavily.
+    #[arg(long, hide = true, value_parser = ["blocks", "locks"])]
+    hold: Option<String>,
+    #[arg(long, hide = true)]
+    socket: Option<PathBuf>,
+    #[arg(long, hide = true, default_value_t = 0)]
+    number: usize,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    if let Some(what) = cli.hold {
+        return stalls::hold(&what, &cli.socket.context("--socket")?, cli.number);
+    }
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    let mut report = Report::default();
+    if wants("stalls") {
+        stalls::stalls(&mut report)?;
+    }
+    if wants("joining") {
+        joining::joining(&mut report)?;
+    }
+    report.finish("daemon", cli.only.is_some())
+}

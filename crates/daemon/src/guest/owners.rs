@@ -1,0 +1,127 @@
+//! The processes of this guest that own endpoints. The host's daemon cannot see them, so it is told of their ends.
+
+use crate::pidwatch::{Doubts, Image, Process};
+use crate::poller::{Interest, Poller};
+use ginnel_layout::relay;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Most watches at a time; each has a descriptor. Processes beyond that own their endpoints as long as they are connected.
+const MAX: usize = 4096;
+/// The first epoll token of watches. Their numbers are never used again, so an event that was fetched before its watch ended
+/// is nobody's.
+pub const FIRST_TOKEN: u64 = 1 << 40;
+
+/// What has become of a wish to watch a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Its end will be told.
+    Set,
+    /// It has ended already.
+    Ended,
+    /// It cannot be watched.
+    Impossible,
+}
+
+/// A process that owns an endpoint, as the host is told of it.
+pub fn owner(endpoint: u32, epoch: u32, process: Process) -> relay::Endpoint {
+    relay::Endpoint { endpoint, epoch, pid: process.pid, reserved: 0, started: process.started }
+}
+
+/// Which process of which endpoint.
+type Key = (u32, u32, Process);
+
+fn key(owner: &relay::Endpoint) -> Key {
+    (owner.endpoint, owner.epoch, Process { pid: owner.pid, started: owner.started })
+}
+
+/// All of them that are watched.
+pub struct Owners {
+    poller: Rc<Poller>,
+    watches: BTreeMap<u64, (relay::Endpoint, OwnedFd)>,
+    numbers: BTreeMap<Key, u64>,
+    last: u64,
+    /// Those that may run another program now.
+    doubts: Doubts<relay::Endpoint>,
+}
+
+impl Owners {
+    /// None yet.
+    pub fn new(poller: Rc<Poller>) -> Self {
+        let (watches, numbers) = (BTreeMap::new(), BTreeMap::new());
+        Self { poller, watches, numbers, last: 0, doubts: Doubts::default() }
+    }
+
+    /// Watches a process until it ends or is forgotten.
+    pub fn watch(&mut self, owner: relay::Endpoint) -> Watch {
+        let key = key(&owner);
+        if self.numbers.contains_key(&key) {
+            return Watch::Set;
+        }
+        let watched = match key.2.watch() {
+            Ok(None) => return Watch::Ended,
+            Ok(Some(_)) if self.watches.len() >= MAX => Err(rustix::io::Errno::MFILE.into()),
+            Ok(Some(ended)) => {
+                self.poller.add(&ended, FIRST_TOKEN + self.last + 1, Interest::READ).map(|()| ended)
+            }
+            Err(errno) => Err(errno.into()),
+        };
+        match watched {
+            Ok(ended) => {
+                self.last += 1;
+                self.watches.insert(self.last, (owner, ended));
+                self.numbers.insert(key, self.last);
+                Watch::Set
+            }
+            Err(error) => {
+                tracing::warn!(
+                    pid = owner.pid,
+                    "an endpoint's process cannot be watched, so the end of its connection will be taken for its end: {error}"
+                );
+                Watch::Impossible
+            }
+        }
+    }
+
+    /// A process owns that endpoint no more.
+    pub fn forget(&mut self, owner: &relay::Endpoint) {
+        if let Some(number) = self.numbers.remove(&key(owner))
+            && let Some((_, ended)) = self.watches.remove(&number)
+        {
+            self.poller.remove(&ended);
+        }
+    }
+
+    /// The process of the watch with this token has ended.
+    pub fn ended(&mut self, token: u64) -> Option<relay::Endpoint> {
+        let owner = self.watches.get(&(token - FIRST_TOKEN))?.0;
+        self.forget(&owner);
+        Some(owner)
+    }
+
+    /// The connection of an owner has ended. The owner, if it runs another program now than when it attached.
+    pub fn examine(&mut self, owner: relay::Endpoint, image: Image) -> Option<relay::Endpoint> {
+        self.doubts.add(key(&owner).2, image, owner)
+    }
+
+    /// Owners that turn out to run another program.
+    pub fn take_changed(&mut self) -> Vec<relay::Endpoint> {
+        self.doubts.take_changed()
+    }
+
+    /// How long it takes until [`Owners::take_changed`] has something to do.
+    pub fn until_next(&self) -> Option<Duration> {
+        self.doubts.until_next()
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        for (_, ended) in std::mem::take(&mut self.watches).values() {
+            self.poller.remove(ended);
+        }
+        self.numbers.clear();
+        self.doubts = Doubts::default();
+    }
+}

@@ -1,0 +1,120 @@
+//! What one client has does not cost the others.
+
+use super::super::super::endings::TURN;
+use super::*;
+use std::time::{Duration, Instant};
+
+fn with_handles(bench: &mut Bench, count: u64) -> ClientId {
+    let (id, _) = bench.attach(0, "web");
+    for nonce in 0..count {
+        bench.broker.packet(
+            &mut bench.world,
+            id,
+            &reply::packet(Kind::BLOCK_OPEN, 9, block_open("x", Rights::READ, nonce).as_bytes()),
+        );
+        bench.effects();
+    }
+    assert_eq!(bench.broker.books.endpoints.values().last().unwrap().handles.len() as u64, count);
+    id
+}
+
+#[test]
+fn a_handle_costs_the_same_beside_many() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
+    let best_of = |bench: &mut Bench| {
+        let (id, _) = bench.attach(0, "web");
+        let pair = |bench: &mut Bench, nonce| {
+            let start = Instant::now();
+            let open = bench.block(id, &block_open("x", Rights::READ, nonce)).unwrap();
+            let close = wire::BlockRights { handle: open.handle, rights: Rights::NONE, reserved: 0 };
+            assert_eq!(bench.code(id, Kind::BLOCK_CLOSE, close.as_bytes()), None);
+            start.elapsed()
+        };
+        (0..200).map(|nonce| pair(bench, nonce)).min().unwrap()
+    };
+    let alone = best_of(&mut bench);
+    for _ in 0..2 {
+        with_handles(&mut bench, 20_000);
+    }
+    let beside = best_of(&mut bench);
+    assert!(beside < 8 * alone, "{beside:?} beside 40,000 handles, {alone:?} alone");
+}
+
+#[test]
+fn a_sudden_end_is_worked_through_in_turns() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (listener, _) = bench.attach(0, "web");
+    bench.ask(listener, Kind::LISTEN, listen("l").as_bytes());
+    bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
+    let many: Vec<ClientId> = (0..2).map(|_| with_handles(&mut bench, 3 * TURN as u64)).collect();
+    let channel = bench.connect(many[1], "l", 1 << 40).unwrap();
+    let locks = (0..40).filter(|n| {
+        bench.ask(many[1], Kind::SYNC_OPEN, sync_open(&format!("m{n}"), 1, 0, 1 << 41 | n).as_bytes())
+            == Kind::SYNC
+    });
+    assert_eq!(locks.count(), 40);
+    many.iter().for_each(|id| bench.ends(*id));
+    let begun = bench.broker.take_effects();
+    assert!(begun.len() < 20, "{} effects before anybody has a turn", begun.len());
+    let records = |bench: &mut Bench, effects: Vec<Effect>| {
+        for effect in &effects {
+            if let Effect::Record(record) = effect {
+                bench.journal.extend(journal::line(record));
+            }
+        }
+        effects.len()
+    };
+    records(&mut bench, begun);
+    let mut turns = 0;
+    while bench.broker.end_some() {
+        let effects = bench.broker.take_effects();
+        if turns == 0 {
+            let marked = effects.iter().any(|e| matches!(e, Effect::Mark { state: SideState::DEAD, .. }));
+            assert!(marked, "peers are told in the first turn");
+        }
+        let count = records(&mut bench, effects);
+        assert!(count <= 4 * TURN, "{count} effects in a turn");
+        turns += 1;
+        // The books and the journal agree in the middle of it, and a successor ends what is ending.
+        bench.check();
+        let replayed = journal::replay(&bench.journal);
+        let mut successor = Broker::new(replayed.books, Limits::default(), 4, 0);
+        successor.end_all();
+        assert_eq!(successor.books.endpoints.len(), 2);
+        assert_eq!(successor.books.syncs.values().filter(|s| s.bereaved).count(), 40);
+        // Others are served meanwhile.
+        assert_eq!(bench.ask(a, Kind::BLOCK_OPEN, block_open("x", Rights::READ, 7).as_bytes()), Kind::BLOCK);
+    }
+    assert!(turns >= 3, "{turns} turns");
+    bench.effects();
+    bench.check();
+    assert_eq!(bench.broker.books.endpoints.len(), 2);
+    assert!(bench.broker.books.channels[&channel.channel].initiator.closed);
+}
+
+#[test]
+fn a_ring_of_the_daemon_looks_at_no_lock() {
+    let mut limits = Limits::default();
+    limits.member.handles_per_member = 1 << 20;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let (b, _) = bench.attach(VM, "web");
+    for lock in 0..200u64 {
+        for user in 0..63 {
+            let id = if user % 2 == 0 { a } else { b };
+            let wish = sync_open(&format!("lock{lock}"), 1, 0, lock << 8 | user);
+            assert_eq!(bench.ask(id, Kind::SYNC_OPEN, wish.as_bytes()), Kind::SYNC);
+        }
+    }
+    let ring = |bench: &mut Bench| {
+        let start = Instant::now();
+        bench.broker.relay_rings();
+        (bench.broker.take_effects().len(), start.elapsed())
+    };
+    let (rung, took) = (0..5).map(|_| ring(&mut bench)).min_by_key(|(_, took)| *took).unwrap();
+    assert!(rung <= 2, "each doorbell once: {rung} rings");
+    assert!(took < Duration::from_millis(5), "{took:?}");
+}

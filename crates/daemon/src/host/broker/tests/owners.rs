@@ -1,0 +1,226 @@
+//! Processes that own an endpoint: how they come and go, and when it ends.
+
+use super::*;
+
+fn process(pid: u32) -> Process {
+    Process { pid, started: 7 }
+}
+
+/// Two endpoints with a channel: what one sees of the death of the other.
+fn pair(bench: &mut Bench) -> (ClientId, wire::Attached, ClientId) {
+    let (a, attached) = bench.attach(0, "web");
+    let (b, _) = bench.attach(0, "web");
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    bench.connect(b, "x", 1).unwrap();
+    (a, attached, b)
+}
+
+fn join(bench: &mut Bench, over: ClientId, child: Process) {
+    let packet = reply::packet(Kind::JOIN, 9, &[]);
+    bench.broker.packet_from(&mut bench.world, over, child, &packet);
+    let answers = bench.effects();
+    assert!(
+        !answers.iter().any(|e| matches!(e, Effect::Send { .. })),
+        "the parent would read it: {answers:?}"
+    );
+}
+
+#[test]
+fn the_end_of_a_connection_is_not_the_end_of_a_process() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached, b) = pair(&mut bench);
+    let parent = bench.process_of(a);
+    bench.broker.hung_up(a);
+    assert_eq!(bench.effects(), [], "nobody is told anything");
+    assert!(bench.is_there(&attached));
+    // Its peers go on, and it hears of them when it is back.
+    assert_eq!(bench.connect(b, "x", 2).unwrap().channel, 2);
+    let again = bench.client_as(parent, 0);
+    let (kind, _, effects) = bench.ask_all(again, Kind::ATTACH, back(&attached).as_bytes());
+    assert_eq!(kind, Kind::ATTACHED);
+    let announced = effects.iter().filter(|e| matches!(e, Effect::Send { client, .. } if *client == again));
+    assert_eq!(announced.count(), 3, "the answer, and two channels");
+    bench.process_ends(parent);
+    assert!(!bench.is_there(&attached));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn a_process_that_comes_back_replaces_its_own_connection_and_no_other() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached, b) = pair(&mut bench);
+    let parent = bench.process_of(a);
+    let other = bench.client_as(process(50), 0);
+    let (kind, _, effects) = bench.ask_all(other, Kind::ATTACH, back(&attached).as_bytes());
+    assert_eq!(kind, Kind::ATTACHED);
+    assert!(!effects.iter().any(|e| matches!(e, Effect::Disconnect(_))));
+    let watch = Effect::Watch { endpoint: attached.endpoint, epoch: attached.epoch, process: process(50) };
+    assert!(effects.contains(&watch));
+    // Events go to all of them.
+    let (_, _, effects) = bench.ask_all(b, Kind::CONNECT, connect("x", 4096, 2).as_bytes());
+    for id in [a, other] {
+        assert!(effects.iter().any(|e| matches!(e, Effect::Send { client, .. } if *client == id)));
+    }
+    let again = bench.client_as(parent, 0);
+    let (_, _, effects) = bench.ask_all(again, Kind::ATTACH, back(&attached).as_bytes());
+    assert!(effects.contains(&Effect::Disconnect(a)) && !effects.contains(&Effect::Disconnect(other)));
+    bench.process_ends(parent);
+    assert!(bench.is_there(&attached));
+    bench.process_ends(process(50));
+    assert!(!bench.is_there(&attached));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn a_connection_that_was_inherited_holds_an_endpoint_whose_owners_have_ended() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached, _) = pair(&mut bench);
+    let (number, epoch, parent) = (attached.endpoint, attached.epoch, bench.process_of(a));
+    bench.broker.owner_ended(number, epoch, parent);
+    assert!(bench.is_there(&attached), "a child may have it");
+    bench.effects();
+    bench.check();
+    // It joins, and stays when the connection ends after it has one of its own.
+    join(&mut bench, a, process(50));
+    let own = bench.client_as(process(50), 0);
+    assert_eq!(bench.ask(own, Kind::ATTACH, back(&attached).as_bytes()), Kind::ATTACHED);
+    bench.broker.hung_up(a);
+    bench.broker.hung_up(own);
+    assert!(bench.is_there(&attached));
+    bench.broker.owner_ended(number, epoch, process(50));
+    assert!(!bench.is_there(&attached));
+
+    // A child that never joins holds it until it closes the connection.
+    let (a, attached, _) = {
+        bench.effects();
+        let (a, attached) = bench.attach(0, "web");
+        (a, attached, ())
+    };
+    let parent = bench.process_of(a);
+    bench.broker.owner_ended(attached.endpoint, attached.epoch, parent);
+    assert!(bench.is_there(&attached));
+    bench.broker.hung_up(a);
+    assert!(!bench.is_there(&attached));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn a_child_that_has_only_joined_goes_with_the_connection() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached, _) = pair(&mut bench);
+    let parent = bench.process_of(a);
+    join(&mut bench, a, process(50));
+    join(&mut bench, a, process(50));
+    bench.broker.owner_ended(attached.endpoint, attached.epoch, parent);
+    assert!(bench.is_there(&attached));
+    // Its copy was closed too: it runs another program.
+    bench.broker.hung_up(a);
+    assert!(!bench.is_there(&attached));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn detaching_ends_the_ownership_of_the_sender() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached, b) = pair(&mut bench);
+    join(&mut bench, a, process(50));
+    // The parent goes; the connection is the child's now.
+    assert_eq!(bench.ask(a, Kind::DETACH, &[]), Kind::OK);
+    assert!(bench.is_there(&attached));
+    bench.check();
+    // A stranger that has inherited the connection owns nothing.
+    let packet = reply::packet(Kind::DETACH, 9, &[]);
+    bench.broker.packet_from(&mut bench.world, a, process(51), &packet);
+    assert!(bench.is_there(&attached));
+    // The last owner: death at once, whatever is open.
+    bench.broker.packet_from(&mut bench.world, a, process(50), &packet);
+    assert!(!bench.is_there(&attached));
+    let effects = bench.effects();
+    assert!(effects.iter().any(|e| matches!(e, Effect::Mark { state: SideState::DEAD, .. })));
+    assert_eq!(bench.ask(b, Kind::DETACH, &[]), Kind::OK);
+    assert_eq!(bench.code(b, Kind::DETACH, &[]), Some(ErrorCode::PROTOCOL), "it is no endpoint any more");
+    assert!(bench.broker.books.endpoints.is_empty());
+    bench.check();
+}
+
+#[test]
+fn one_that_cannot_be_watched_ends_with_its_last_connection() {
+    let mut bench = Bench::new(Limits::default());
+    // Of another process namespace.
+    let unseen = Process { pid: 0, started: 0 };
+    let first = bench.client_as(unseen, 0);
+    let (_, body, _) = bench.ask_all(first, Kind::ATTACH, attach("web").as_bytes());
+    let attached: wire::Attached = wire::body(&body).unwrap();
+    let second = bench.client_as(unseen, 0);
+    assert_eq!(bench.ask(second, Kind::ATTACH, back(&attached).as_bytes()), Kind::ATTACHED);
+    bench.broker.hung_up(first);
+    assert!(bench.is_there(&attached), "they may be two processes");
+    bench.broker.hung_up(second);
+    assert!(!bench.is_there(&attached));
+    // One for whose watch no descriptor was left.
+    let (a, attached) = bench.attach(0, "web");
+    let process = bench.process_of(a);
+    bench.broker.owner_unwatched(attached.endpoint, attached.epoch, process);
+    bench.broker.hung_up(a);
+    assert!(!bench.is_there(&attached));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let me = Process::of(std::process::id()).unwrap();
+    let image = me.image().unwrap();
+    let owner = bench.process_of(a);
+    bench.broker.clients.get_mut(&a).unwrap().who.image = Some(image);
+    bench.broker.hung_up(a);
+    let (endpoint, epoch) = (attached.endpoint, attached.epoch);
+    assert_eq!(bench.effects(), [Effect::Examine { endpoint, epoch, process: owner, image }]);
+    assert!(bench.is_there(&attached));
+    bench.broker.owner_ended(endpoint, epoch, owner);
+    assert!(!bench.is_there(&attached));
+}
+
+#[test]
+fn owners_are_bounded() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (vm, in_vm) = bench.attach(VM, "web");
+    for n in 1..MAX_OWNERS as u32 + 5 {
+        join(&mut bench, a, process(1000 + n));
+        bench.broker.owner_joined(in_vm.endpoint, in_vm.epoch, process(1000 + n));
+    }
+    for endpoint in [attached.endpoint, in_vm.endpoint] {
+        assert_eq!(bench.broker.books.endpoints[&endpoint].owners.len(), MAX_OWNERS);
+    }
+    let other = bench.client_as(process(5), 0);
+    assert_eq!(bench.code(other, Kind::ATTACH, back(&attached).as_bytes()), Some(ErrorCode::LIMIT));
+    // An epoch of before is nobody's.
+    bench.broker.owner_joined(in_vm.endpoint, in_vm.epoch + 1, process(1));
+    bench.broker.owner_ended(in_vm.endpoint, in_vm.epoch + 1, process(1001));
+    assert!(bench.broker.books.endpoints[&in_vm.endpoint].owners.contains(&process(1001)));
+    bench.broker.lost(vm);
+    assert!(bench.is_there(&in_vm));
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn after_a_restart_an_endpoint_without_known_owner_is_dead() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let (_, other) = bench.attach(0, "web");
+    let parent = bench.process_of(a);
+    bench.broker.owner_ended(attached.endpoint, attached.epoch, parent);
+    bench.effects();
+    bench.check();
+    bench.broker = Broker::new(journal::replay(&bench.journal).books, Limits::default(), 4, 0);
+    bench.broker.end_abandoned();
+    assert!(!bench.is_there(&attached) && bench.is_there(&other));
+}

@@ -1,0 +1,380 @@
+//! Doorbells: which vectors of a member serve which segment, and which of them each QEMU is told of.
+//!
+//! A program on the host holds the eventfd of its own vector and those of the peers that it rings, and can do to them what
+//! the kernel lets it: swallow rings, for example. So a vector serves the programs of one segment, and nobody outside that
+//! segment is given it: neither programs nor VMs.
+//!
+//! A VM's vectors are the MSI-X vectors of its control device, and are few. Its segments share them out, and a segment that
+//! comes late, when all are given away, has to share one. The host's vectors are eventfds and nothing else, so each segment
+//! gets new ones. They are numbered through all segments, because a lock's page names a doorbell by member and vector.
+//!
+//! To QEMU a peer is a list of eventfds, and a guest rings the n-th of them. Each QEMU is told what it may ring and no more,
+//! so its lists differ from those of others; [`Books::position`] translates.
+
+use super::books::{Books, Misfit, Segment};
+use super::members::new_vectors;
+use super::record::{Record, Text};
+use super::server::Server;
+use super::vms::Vm;
+use ginnel_layout::control::DAEMON_VECTOR;
+use ginnel_layout::{HOST_MEMBER, Name};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+/// Vectors of the host for each segment. More of them mean fewer needless wake-ups of others in the segment, and a longer
+/// list for each VM that joins.
+const OF_HOST: usize = 8;
+/// Vectors of a VM for each segment, as long as there are many.
+const OF_VM: usize = 4;
+/// A doorbell in a lock's page has 16 bits for the vector.
+const MAX_VECTOR: u32 = u16::MAX as u32;
+
+/// What a QEMU may ring: for each peer the vectors in the order in which the QEMU has heard of them.
+pub type Told = BTreeMap<u32, Vec<u32>>;
+
+/// Under which name the keeper holds the host's doorbells of a segment.
+fn keeper_name(segment: &Name) -> String {
+    format!("doorbells-{segment}")
+}
+
+impl Books {
+    /// The vectors that serve a member's programs in a segment.
+    pub fn vectors_of(&self, segment: &Name, member: u32) -> &[u32] {
+        self.segments.get(segment).and_then(|s| s.vectors.get(&member)).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn vectors_allotted(
+        &mut self,
+        segment: &Name,
+        member: u32,
+        vectors: &[u32],
+    ) -> Result<(), Misfit> {
+        let segment = self.segments.get_mut(segment).ok_or(Misfit("vectors of an unknown segment"))?;
+        if !segment.members.contains(&member) {
+            return Err(Misfit("vectors of a member without a share"));
+        }
+        segment.vectors.insert(member, vectors.to_vec());
+        Ok(())
+    }
+
+    /// Vectors of a member for a segment. VMs have `vectors` each.
+    pub(super) fn allot(&self, segment: &Name, member: u32, vectors: u32) -> Vec<u32> {
+        match member {
+            HOST_MEMBER => self.allot_of_host(segment),
+            _ => self.allot_of_vm(segment, member, vectors),
+        }
+    }
+
+    /// How often each vector of a member is allotted, but for one segment.
+    fn allotted(&self, member: u32, but: &Name) -> BTreeMap<u32, u32> {
+        let mut allotted = BTreeMap::new();
+        let others = self.segments.values().filter(|s| s.name != *but);
+        for vector in others.filter_map(|s| s.vectors.get(&member)).flatten() {
+            *allotted.entry(*vector).or_default() += 1;
+        }
+        allotted
+    }
+
+    /// Vectors of a VM, of `1..vectors`, for a segment that has none of them.
+    fn allot_of_vm(&self, segment: &Name, member: u32, vectors: u32) -> Vec<u32> {
+        let allotted = self.allotted(member, segment);
+        let free: Vec<u32> = (1..vectors).filter(|vector| !allotted.contains_key(vector)).collect();
+        let share = OF_VM.min(free.len() / 4).max(1);
+        match free.is_empty() {
+            false => free.into_iter().take(share).collect(),
+            true => {
+                allotted.into_iter().min_by_key(|(_, times)| *times).map(|(v, _)| v).into_iter().collect()
+            }
+        }
+    }
+
+    /// Numbers for new vectors of the host. A QEMU may have one of an earlier segment; that number is not used again.
+    fn allot_of_host(&self, segment: &Name) -> Vec<u32> {
+        let mut taken: BTreeSet<u32> = self.allotted(HOST_MEMBER, segment).into_keys().collect();
+        taken.extend(self.vectors_of(segment, HOST_MEMBER));
+        let told = self.members.values().filter_map(|m| m.qemu.as_ref()?.told.get(&HOST_MEMBER));
+        taken.extend(told.flatten());
+        (1..=MAX_VECTOR).filter(|vector| !taken.contains(vector)).take(OF_HOST).collect()
+    }
+
+    /// What a QEMU of this member may ring beside what it was told already. `vectors` are as many as it takes of a peer.
+    pub fn untold(&self, member: u32, told: &Told, vectors: u32) -> Told {
+        let mut untold = Told::new();
+        for peer in self.neighbours(member) {
+            let known = told.get(&peer).map_or(&[][..], Vec::as_slice);
+            let daemon = (peer == HOST_MEMBER).then_some(DAEMON_VECTOR);
+            let shared = self.segments.values().filter(|s| s.members.contains(&member));
+            let lists: Vec<&[u32]> = shared.filter_map(|s| s.vectors.get(&peer)).map(Vec::as_slice).collect();
+            // The first of each segment before the second of any, should there be more than it takes.
+            let longest = lists.iter().map(|list| list.len()).max().unwrap_or(0);
+            let turns = (0..longest).flat_map(|n| lists.iter().filter_map(move |list| list.get(n).copied()));
+            let mut new = Vec::new();
+            for vector in daemon.into_iter().chain(turns) {
+                if known.len() + new.len() < vectors as usize
+                    && !known.contains(&vector)
+                    && !new.contains(&vector)
+                {
+                    new.push(vector);
+                }
+            }
+            if !new.is_empty() {
+                untold.insert(peer, new);
+            }
+        }
+        untold
+    }
+
+    /// As what a member's programs ring a peer's vector; `None` if its QEMU was not told of it.
+    pub fn position(&self, member: u32, peer: u32, vector: u32) -> Option<u32> {
+        if member == peer {
+            return Some(vector);
+        }
+        let told = self.members.get(&member)?.qemu.as_ref()?.told.get(&peer)?;
+        (0..).zip(told).find(|(_, told)| **told == vector).map(|(position, _)| position)
+    }
+
+    /// The vector for another program of a member in a segment: the least used of those that serve the segment, and that all
+    /// VMs there can be told of.
+    pub fn quietest_vector(&self, segment: &Name, member: u32, vectors: u32) -> u32 {
+        let serving = self.vectors_of(segment, member);
+        let known = match member {
+            HOST_MEMBER => &serving[..serving.len().min(self.known_of_host(segment, vectors))],
+            _ => serving,
+        };
+        let users = |vector: &u32| self.index.users_of(segment, member, *vector);
+        known.iter().copied().min_by_key(users).unwrap_or(DAEMON_VECTOR)
+    }
+
+    /// How many of the host's vectors in a segment all of its VMs can be told of.
+    fn known_of_host(&self, segment: &Name, vectors: u32) -> usize {
+        let Some(members) = self.segments.get(segment).map(|s| &s.members) else { return 0 };
+        let with_host = |member: &u32| {
+            let both = |s: &&Segment| s.members.contains(member) && s.members.contains(&HOST_MEMBER);
+            self.segments.values().filter(both).count()
+        };
+        let most = members.iter().filter(|m| **m != HOST_MEMBER).map(with_host).max().unwrap_or(1);
+        ((vectors.saturating_sub(1) as usize) / most.max(1)).max(1)
+    }
+}
+
+impl Server {
+    /// Gives a segment vectors of each of its members.
+    pub(super) fn allot_vectors(&mut self, segment: &Name) -> anyhow::Result<()> {
+        let Some(books) = self.broker.books().segments.get(segment) else { return Ok(()) };
+        for member in books.members.clone() {
+            match member {
+                HOST_MEMBER => self.allot_of_host(segment)?,
+                _ => self.allot_of_vm(segment, member),
+            }
+        }
+        Ok(())
+    }
+
+    fn allot_of_vm(&mut self, segment: &Name, member: u32) {
+        let (books, vectors) = (self.broker.books(), self.config.vectors);
+        let known = books.vectors_of(segment, member);
+        if !known.is_empty() && known.iter().all(|vector| (1..vectors).contains(vector)) {
+            return;
+        }
+        let allotted = books.allot(segment, member, vectors);
+        if books.allotted(member, segment).keys().any(|vector| allotted.contains(vector)) {
+            warn!(%segment, member, vectors, "all doorbell vectors of this VM serve other segments: this one shares a vector with another, whose programs can swallow its rings; raise daemon.vectors");
+        }
+        self.broker.note(Record::Vectors { segment: Text(*segment), member, vectors: allotted });
+    }
+
+    /// The eventfds are what the keeper has, or new ones.
+    fn allot_of_host(&mut self, segment: &Name) -> anyhow::Result<()> {
+        let name = keeper_name(segment);
+        let known = self.broker.books().vectors_of(segment, HOST_MEMBER).to_vec();
+        if let Some(held) = self.held.remove(&name)
+            && held.len() == known.len()
+        {
+            self.members.add(HOST_MEMBER, known.into_iter().zip(held.into_iter().map(Arc::new)));
+            return Ok(());
+        }
+        let books = self.broker.books();
+        let lost = books.index.of_segment(segment).filter_map(|number| books.endpoints.get(&number));
+        let lost = lost.filter(|e| e.member == HOST_MEMBER);
+        let lost: Vec<(u32, u32)> = lost.map(|e| (e.number, e.epoch)).collect();
+        if !lost.is_empty() {
+            error!(%segment, "the host's doorbells are lost, because daemon and keeper ended at once: its programs are declared dead");
+            for (endpoint, epoch) in lost {
+                self.broker.endpoint_ends(endpoint, epoch);
+            }
+        }
+        let vectors = self.broker.books().allot(segment, HOST_MEMBER, self.config.vectors);
+        let fds: Vec<Arc<OwnedFd>> = new_vectors(vectors.len() as u32)?.into_iter().map(Arc::new).collect();
+        self.keeper.store(&name, &fds)?;
+        self.members.add(HOST_MEMBER, vectors.iter().copied().zip(fds));
+        self.broker.note(Record::Vectors { segment: Text(*segment), member: HOST_MEMBER, vectors });
+        Ok(())
+    }
+
+    /// Gives another keeper the host's doorbells.
+    pub(super) fn store_doorbells(&mut self) -> anyhow::Result<()> {
+        for segment in self.broker.books().segments.values() {
+            let Some(vectors) = segment.vectors.get(&HOST_MEMBER) else { continue };
+            let fds: Vec<Arc<OwnedFd>> =
+                vectors.iter().filter_map(|vector| self.members.event(HOST_MEMBER, *vector)).collect();
+            self.keeper.store(&keeper_name(&segment.name), &fds)?;
+        }
+        Ok(())
+    }
+
+    /// A segment goes, and the host's doorbells with it.
+    pub(super) fn drop_doorbells(&mut self, segment: &Name) {
+        let vectors = self.broker.books().vectors_of(segment, HOST_MEMBER).to_vec();
+        if vectors.is_empty() {
+            return;
+        }
+        self.members.drop_vectors(HOST_MEMBER, &vectors);
+        if let Err(error) = self.keeper.remove(&keeper_name(segment)) {
+            warn!(error = format!("{error:#}"), "the keeper keeps what nobody needs");
+        }
+    }
+
+    /// Tells a running VM of all that it may ring and has not heard of.
+    pub(super) fn tell_doorbells(&mut self, member: u32) {
+        let books = self.broker.books();
+        let Some(qemu) = books.members.get(&member).and_then(|m| m.qemu.as_ref()) else { return };
+        let Some(vm) = self.vms.get_mut(&member) else { return };
+        let told = vm.telling.as_ref().unwrap_or(&qemu.told);
+        let untold = books.untold(member, told, self.config.vectors);
+        if untold.is_empty() {
+            return;
+        }
+        if !vm.is_connected() {
+            info!(member, "its QEMU can be told of no new doorbells: rings go by way of the daemon");
+            return;
+        }
+        let mut told = told.clone();
+        for (peer, vectors) in &untold {
+            told.entry(*peer).or_default().extend(vectors);
+        }
+        vm.telling = Some(told);
+        for (peer, vectors) in untold {
+            let fds = vectors.into_iter().filter_map(|vector| self.members.event(peer, vector));
+            vm.say_joined(peer, fds);
+        }
+        self.flush_vm(member);
+    }
+
+    /// All that was to be said to a QEMU is in its socket, where the end of this daemon does not reach it: from now on the
+    /// books count on it. A daemon that ends before that leaves a QEMU whose guest rings by way of the next daemon.
+    pub(super) fn told(&mut self, member: u32) {
+        let Some(told) = self.vms.get_mut(&member).and_then(|vm: &mut Vm| vm.telling.take()) else { return };
+        let Some(qemu) = self.broker.books().members.get(&member).and_then(|m| m.qemu.as_ref()) else {
+            return;
+        };
+        let process = qemu.process;
+        self.broker.note(Record::joined(member, process, told));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    /// Members 0 (the host), 1 and 2, and segments with these members, all with their vectors.
+    fn books(vectors: u32, segments: &[(&str, &[u32])]) -> Books {
+        let mut books = Books::default();
+        let members: BTreeSet<u32> =
+            segments.iter().flat_map(|(_, members)| members.iter().copied()).collect();
+        for number in members {
+            let name = Text(name(&format!("m{number}")));
+            books.apply(&Record::Member { number, name, runtime: None, retired: false }).unwrap();
+        }
+        for (segment, members) in segments {
+            add(&mut books, vectors, segment, members);
+        }
+        books
+    }
+
+    fn add(books: &mut Books, vectors: u32, segment: &str, members: &[u32]) {
+        let record = format!(
+            r#"{{"segment":{{"name":"{segment}","uuid":"{:032x}","size":4194304,"members":{members:?},"runtime":null}}}}"#,
+            1
+        );
+        books.apply(&serde_json::from_str(&record).unwrap()).unwrap();
+        for &member in members {
+            let vectors = books.allot(&name(segment), member, vectors);
+            books.apply(&Record::Vectors { segment: Text(name(segment)), member, vectors }).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_vector_serves_one_segment_as_long_as_there_are_enough() {
+        let names: Vec<String> = (0..13).map(|n| format!("s{n:02}")).collect();
+        let segments: Vec<(&str, &[u32])> = names.iter().map(|n| (n.as_str(), &[0, 1][..])).collect();
+        let books = books(32, &segments);
+        for member in [0, 1] {
+            let mut all: Vec<u32> =
+                segments.iter().flat_map(|(s, _)| books.vectors_of(&name(s), member).to_vec()).collect();
+            let count = all.len();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), count, "member {member}");
+            assert!(all.iter().all(|v| *v > 0));
+        }
+        assert_eq!(books.vectors_of(&name("s00"), 1).len(), 4);
+        assert_eq!(books.vectors_of(&name("s00"), 0).len(), 8);
+    }
+
+    #[test]
+    fn a_vm_without_free_vectors_shares_the_least_shared() {
+        let books = books(3, &[("a", &[1]), ("b", &[1]), ("c", &[1]), ("d", &[1])]);
+        let of = |s: &str| books.vectors_of(&name(s), 1).to_vec();
+        assert_eq!([of("a"), of("b"), of("c"), of("d")], [vec![1], vec![2], vec![1], vec![2]]);
+    }
+
+    #[test]
+    fn a_qemu_is_told_of_segments_that_it_shares_and_of_nothing_else() {
+        let mut books = books(32, &[("ab", &[0, 1, 2]), ("host", &[0]), ("b", &[0, 2])]);
+        let told = books.untold(1, &Told::new(), 32);
+        assert_eq!(told.keys().copied().collect::<Vec<_>>(), [0, 2]);
+        let expected: Vec<u32> =
+            std::iter::once(0).chain(books.vectors_of(&name("ab"), 0).iter().copied()).collect();
+        assert_eq!(told[&0], expected);
+        assert_eq!(told[&2], books.vectors_of(&name("ab"), 2));
+        assert!(books.untold(1, &told, 32).is_empty());
+        // A segment that comes later is told at the end of each list.
+        let qemu = crate::pidwatch::Process { pid: 1, started: 1 };
+        books.apply(&Record::joined(1, qemu, told.clone())).unwrap();
+        add(&mut books, 32, "later", &[0, 1, 2]);
+        let more = books.untold(1, &told, 32);
+        assert_eq!(more[&0], books.vectors_of(&name("later"), 0));
+        let first = books.vectors_of(&name("ab"), 0)[0];
+        assert_eq!(books.position(1, 0, first), Some(1));
+        assert_eq!(books.position(1, 0, more[&0][0]), None, "not told yet");
+        assert_eq!(books.position(1, 0, books.vectors_of(&name("b"), 0)[0]), None, "not its business");
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_has_something_of_each_segment() {
+        let books = books(8, &[("a", &[0, 1]), ("b", &[0, 1]), ("c", &[0, 1])]);
+        let told = books.untold(1, &Told::new(), 8);
+        assert_eq!(told[&0].len(), 8);
+        for segment in ["a", "b", "c"] {
+            let vector = books.quietest_vector(&name(segment), 0, 8);
+            assert!(told[&0].contains(&vector), "{segment}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_a_qemu_may_have_is_not_used_again() {
+        let mut books = books(32, &[("a", &[0, 1])]);
+        let told = books.untold(1, &Told::new(), 32);
+        let qemu = crate::pidwatch::Process { pid: 1, started: 1 };
+        books.apply(&Record::joined(1, qemu, told.clone())).unwrap();
+        books.apply(&Record::SegmentRemoved { name: Text(name("a")) }).unwrap();
+        add(&mut books, 32, "b", &[0]);
+        assert!(books.vectors_of(&name("b"), 0).iter().all(|v| !told[&0].contains(v)));
+    }
+}

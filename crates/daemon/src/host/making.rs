@@ -1,0 +1,94 @@
+//! Files of segments that are made while the daemon serves.
+//!
+//! A file gets all its memory when it is made, and zeroing gigabytes takes seconds. A thread does that for a segment that is
+//! added at run time; the daemon declares the segment when the file is there, and then answers who has asked for it. A daemon
+//! that ends before that leaves a file without a name of its own, which the next attempt removes.
+
+use super::broker::ClientId;
+use super::config::{self, SegmentSpec};
+use super::segments;
+use super::server::{Server, Token};
+use crate::poller::{Interest, Poller};
+use ginnel_config::Problem;
+use ginnel_layout::Name;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+/// A segment that somebody has asked for.
+#[derive(Debug)]
+pub(super) struct Wish {
+    pub client: ClientId,
+    pub request: u32,
+    pub name: String,
+    pub spec: SegmentSpec,
+    pub segment: config::Segment,
+}
+
+/// A file that was made, or was not.
+type Made = (Wish, Result<(), Problem>);
+
+/// The files that threads are making.
+#[derive(Debug)]
+pub(super) struct Making {
+    names: BTreeSet<Name>,
+    sender: Sender<Made>,
+    receiver: Receiver<Made>,
+    /// Readable when a file was made.
+    done: Arc<OwnedFd>,
+}
+
+impl Making {
+    pub fn new(poller: &Poller) -> io::Result<Self> {
+        let (sender, receiver) = mpsc::channel();
+        let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        poller.add(&done, Token::Made.into(), Interest::READ)?;
+        Ok(Self { names: BTreeSet::new(), sender, receiver, done: Arc::new(done) })
+    }
+
+    /// Whether the file of a segment of this name is being made.
+    pub fn contains(&self, name: &Name) -> bool {
+        self.names.contains(name)
+    }
+
+    /// Has a thread make the file of a segment.
+    pub fn begin(&mut self, wish: Wish, place: String) -> io::Result<()> {
+        let (sender, done, name) = (self.sender.clone(), self.done.clone(), wish.segment.name);
+        let make = move || {
+            let made = segments::make(&wish.segment, &place);
+            // The daemon holds the other end for as long as it lives, and reads the eventfd.
+            let _ = sender.send((wish, made));
+            let _ = rustix::io::write(&done, &1u64.to_ne_bytes());
+        };
+        std::thread::Builder::new().name("segment".into()).spawn(make)?;
+        self.names.insert(name);
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Made> {
+        let made = self.receiver.try_recv().ok()?;
+        self.names.remove(&made.0.segment.name);
+        Some(made)
+    }
+}
+
+impl Server {
+    /// Files were made: their segments are declared, and those who have asked for them are answered.
+    pub(super) fn segments_made(&mut self) {
+        let _ = rustix::io::read(&self.making.done, &mut [0u8; 8]);
+        while let Some((wish, made)) = self.making.next() {
+            let path = wish.segment.path.clone();
+            let result = made.map_err(Into::into).and_then(|()| {
+                self.segments.was_made(&path);
+                self.segment_declare(&wish.name, wish.spec)
+            });
+            if result.is_err() && self.segments.forget_made(&path) {
+                let _ = std::fs::remove_file(&path);
+            }
+            self.answer_admin(wish.client, wish.request, result);
+        }
+    }
+}

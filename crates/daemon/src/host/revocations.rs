@@ -1,0 +1,170 @@
+//! Telling holders of blocks that a right was taken from them.
+//!
+//! One grant may revoke the rights of any number of handles, of endpoints that do not read or do not answer. So a
+//! revocation is not sent when it happens: it is remembered, once for each handle, and sent when the holder can take it.
+//! At most [`WINDOW`] revocations of an endpoint are sent and not acknowledged.
+
+use super::books::Books;
+use super::broker::{Broker, ClientId};
+use super::reply;
+use ginnel_layout::wire::{self, Kind, Rights};
+use std::collections::{BTreeMap, BTreeSet};
+use zerocopy::IntoBytes;
+
+/// Revocations that an endpoint may have received and not acknowledged.
+const WINDOW: usize = 64;
+/// Revocations that are sent before others have their turn.
+const TURN: usize = 256;
+
+/// The revocations that have not been acknowledged.
+#[derive(Debug, Default, PartialEq)]
+pub struct Revocations {
+    endpoints: BTreeMap<u32, Telling>,
+    /// Endpoints to which something can be sent.
+    open: BTreeSet<u32>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Telling {
+    untold: BTreeSet<u64>,
+    told: BTreeSet<u64>,
+}
+
+impl Revocations {
+    /// What the books of an earlier daemon say. Who has been told is not known.
+    pub fn of(books: &Books) -> Self {
+        let mut all = Self::default();
+        for handle in
+            books.blocks.values().flat_map(|block| block.handles.iter()).filter(|h| h.left.is_some())
+        {
+            all.add(handle.endpoint, handle.number);
+        }
+        all
+    }
+
+    /// A handle has less rights than before.
+    pub fn add(&mut self, endpoint: u32, handle: u64) {
+        let telling = self.endpoints.entry(endpoint).or_default();
+        telling.told.remove(&handle);
+        telling.untold.insert(handle);
+        self.look_at(endpoint);
+    }
+
+    /// A handle is closed, or its holder has acknowledged what it has left.
+    pub fn settle(&mut self, endpoint: u32, handle: u64) {
+        let Some(telling) = self.endpoints.get_mut(&endpoint) else { return };
+        telling.told.remove(&handle);
+        telling.untold.remove(&handle);
+        self.look_at(endpoint);
+    }
+
+    /// An endpoint has a new connection, and may not have read what came over the old one.
+    pub fn tell_again(&mut self, endpoint: u32) {
+        let Some(telling) = self.endpoints.get_mut(&endpoint) else { return };
+        let told = std::mem::take(&mut telling.told);
+        telling.untold.extend(told);
+        self.look_at(endpoint);
+    }
+
+    /// All of them: endpoint and handle.
+    #[cfg(test)]
+    pub fn all(&self) -> BTreeSet<(u32, u64)> {
+        let all = self.endpoints.iter().flat_map(|(endpoint, telling)| {
+            telling.untold.union(&telling.told).map(move |handle| (*endpoint, *handle))
+        });
+        all.collect()
+    }
+
+    /// An endpoint is gone.
+    pub fn forget(&mut self, endpoint: u32) {
+        self.endpoints.remove(&endpoint);
+        self.open.remove(&endpoint);
+    }
+
+    fn look_at(&mut self, endpoint: u32) {
+        let Some(telling) = self.endpoints.get(&endpoint) else { return };
+        if !telling.untold.is_empty() && telling.told.len() < WINDOW {
+            self.open.insert(endpoint);
+        } else {
+            self.open.remove(&endpoint);
+        }
+        if telling.untold.is_empty() && telling.told.is_empty() {
+            self.endpoints.remove(&endpoint);
+        }
+    }
+
+    /// The next handle that an endpoint is to be told of; it counts as told from now on.
+    fn next(&mut self, endpoint: u32) -> Option<u64> {
+        let telling = self.endpoints.get_mut(&endpoint).filter(|telling| telling.told.len() < WINDOW)?;
+        let handle = telling.untold.pop_first()?;
+        telling.told.insert(handle);
+        self.look_at(endpoint);
+        Some(handle)
+    }
+}
+
+impl Broker {
+    /// Sends a bounded number of revocations, to those with a connection that is `ready` for more, over all of their
+    /// connections: one that is never read must not keep the others waiting, and is given up. True if there are others
+    /// that can be sent at once.
+    pub(super) fn tell_revoked(&mut self, ready: impl Fn(ClientId) -> bool) -> bool {
+        let mut budget = TURN;
+        for endpoint in self.revocations.open.iter().copied().collect::<Vec<_>>() {
+            let connections = self.connections(endpoint);
+            if !connections.iter().any(|client| ready(*client)) {
+                continue;
+            }
+            // No endpoint keeps all others waiting.
+            for _ in 0..WINDOW {
+                if budget == 0 {
+                    return true;
+                }
+                let Some(handle) = self.revocations.next(endpoint) else { break };
+                budget -= 1;
+                for client in &connections {
+                    self.send_revoked(*client, endpoint, handle);
+                }
+            }
+        }
+        false
+    }
+
+    fn send_revoked(&mut self, client: ClientId, endpoint: u32, handle: u64) {
+        let Ok((_, held)) = self.held(endpoint, handle) else { return };
+        let Some(left) = held.left else { return };
+        let event = wire::BlockRights { handle, rights: Rights(left), reserved: 0 };
+        self.send(client, reply::packet(Kind::BLOCK_REVOKED, 0, event.as_bytes()), vec![]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_acknowledged_is_bounded_and_told_once() {
+        let mut revocations = Revocations::default();
+        (0..1000).for_each(|handle| revocations.add(1, handle));
+        let first: Vec<u64> = std::iter::from_fn(|| revocations.next(1)).collect();
+        assert_eq!(first, (0..WINDOW as u64).collect::<Vec<_>>());
+        assert!(revocations.open.is_empty(), "nothing more before an answer");
+        revocations.settle(1, 0);
+        assert_eq!((revocations.next(1), revocations.next(1)), (Some(WINDOW as u64), None));
+        // Less was left of one that was told already.
+        revocations.add(1, 5);
+        assert_eq!((revocations.next(1), revocations.next(1)), (Some(5), None));
+        revocations.tell_again(1);
+        assert_eq!(revocations.next(1), Some(1), "again, over a new connection");
+        revocations.forget(1);
+        assert_eq!(revocations, Revocations::default());
+    }
+
+    #[test]
+    fn what_is_settled_leaves_nothing_behind() {
+        let mut revocations = Revocations::default();
+        (0..10).for_each(|handle| revocations.add(1, handle));
+        revocations.next(1);
+        (0..10).for_each(|handle| revocations.settle(1, handle));
+        assert_eq!(revocations, Revocations::default());
+    }
+}

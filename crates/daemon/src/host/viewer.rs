@@ -1,0 +1,104 @@
+//! Who may see what of the daemon's state.
+//!
+//! | who | sees |
+//! |---|---|
+//! | root, the daemon's user and the admin group, on the host | everything |
+//! | another user of the host | the segments that it may attach to, and those of the VMs whose sockets belong to it; who shares them; processes of its own |
+//! | a program in a VM | the VM's segments; who shares them; processes of its own user in that VM, or of all if it is root there |
+//!
+//! Nobody sees secrets: tokens and uuids.
+
+use super::broker::{ClientId, Who};
+use super::server::Server;
+use ginnel_layout::{HOST_MEMBER, Name};
+use std::collections::BTreeSet;
+
+/// What somebody may see.
+#[derive(Clone, Debug, Default)]
+pub struct Viewer {
+    member: u32,
+    uid: u32,
+    /// Everything.
+    all: bool,
+    segments: BTreeSet<Name>,
+    /// Members that share these segments.
+    members: BTreeSet<u32>,
+    /// VMs whose QEMU it may run.
+    own_vms: BTreeSet<u32>,
+}
+
+impl Viewer {
+    /// Whether it is an administrator.
+    pub fn is_administrator(&self) -> bool {
+        self.all
+    }
+
+    /// Whether it is on the host.
+    pub fn is_on_host(&self) -> bool {
+        self.member == HOST_MEMBER
+    }
+
+    /// The segments that it sees.
+    pub fn segments(&self) -> impl Iterator<Item = &Name> {
+        self.segments.iter()
+    }
+
+    /// Whether it sees this segment, and what is in it.
+    pub fn sees(&self, segment: &Name) -> bool {
+        self.segments.contains(segment)
+    }
+
+    /// Whether it sees this member.
+    pub fn sees_member(&self, member: u32) -> bool {
+        self.all || self.members.contains(&member)
+    }
+
+    /// Whether it sees which processes this user of a member has.
+    pub fn knows(&self, member: u32, uid: u32) -> bool {
+        self.all || self.member == member && (self.uid == uid || (self.uid == 0 && !self.is_on_host()))
+    }
+
+    /// Whether it may run the QEMU of this VM.
+    pub fn runs(&self, member: u32) -> bool {
+        self.all || self.own_vms.contains(&member)
+    }
+}
+
+impl Server {
+    /// Whether somebody may change the installation.
+    pub(super) fn is_administrator(&self, who: &Who) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        let in_group = self.config.admin_group.is_some_and(|group| who.groups.contains(&group));
+        who.member == HOST_MEMBER && (who.uid == 0 || who.uid == own || in_group)
+    }
+
+    /// What a client may see; nothing if it is not there.
+    pub(super) fn viewer(&self, client: ClientId) -> Viewer {
+        let Some(who) = self.broker.who(client) else { return Viewer::default() };
+        let books = self.broker.books();
+        let all = self.is_administrator(who);
+        let owns = |user: Option<u32>, group: Option<u32>| {
+            user == Some(who.uid) || group.is_some_and(|group| who.groups.contains(&group))
+        };
+        let vms = self
+            .vms
+            .iter()
+            .filter(|(_, vm)| who.member == HOST_MEMBER && owns(vm.config.user, vm.config.group));
+        let own_vms: BTreeSet<u32> = vms.map(|(member, _)| *member).collect();
+        let mut viewer = Viewer { member: who.member, uid: who.uid, all, own_vms, ..Viewer::default() };
+        for segment in books.segments.values() {
+            let shares = segment.members.contains(&who.member);
+            let attaches = match who.member {
+                HOST_MEMBER => shares && self.broker.may_attach(&segment.name, who.uid, &who.groups),
+                _ => shares,
+            };
+            if all || attaches || !viewer.own_vms.is_disjoint(&segment.members) {
+                viewer.segments.insert(segment.name);
+                viewer.members.extend(&segment.members);
+            }
+        }
+        viewer.members.insert(who.member);
+        viewer.members.extend(&viewer.own_vms);
+        viewer
+    }
+}

@@ -1,0 +1,195 @@
+//! How to ring the doorbells that stand in the slots of locks, as the daemon has said.
+//!
+//! A slot is shared memory, so what stands there may be anything, and only the daemon can say whether it is a doorbell of the
+//! segment and how to ring it. Whoever unlocks must not wait for that: it may hold other locks, and the daemon may be slow or
+//! away. So the endpoint asks once for each doorbell and goes on. The daemon rings a doorbell that it is asked for, so the
+//! sleeper is woken all the same; without a daemon it looks by itself, within [`ginnel_sync::LOOK_EVERY`].
+
+use crate::connection::Packet;
+use crate::doorbell::Doorbell;
+use ginnel_layout::wire::{self, BellKind, Kind};
+use ginnel_shmem::device::Registers;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Doorbells that are kept. A neighbour may write one after the other into the slots, and each may be a descriptor.
+const MOST: usize = 256;
+/// How long a doorbell that cannot be rung is not asked for again. Its member may join meanwhile.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+/// The doorbells of one endpoint, in one process.
+#[derive(Default)]
+pub(crate) struct Bells {
+    /// The doorbell registers, in a VM.
+    pub registers: Option<Arc<Registers>>,
+    known: HashMap<u32, Bell>,
+}
+
+enum Bell {
+    /// The daemon is asked, and rings. `again`: it was to be rung once more since.
+    Asked { again: bool },
+    /// This is how.
+    Known(Arc<Doorbell>),
+    /// There is no such doorbell, or nobody sleeps on it.
+    Refused { at: Instant },
+}
+
+/// What is to be done for a ring.
+pub(crate) enum Ring {
+    /// To be rung like this.
+    By(Arc<Doorbell>),
+    /// The daemon is to be asked.
+    Ask,
+    /// Nothing that can be done now.
+    Nothing,
+}
+
+impl Bells {
+    /// A doorbell is to be rung.
+    pub fn ring(&mut self, bell: u32, now: Instant) -> Ring {
+        match self.known.get_mut(&bell) {
+            Some(Bell::Known(doorbell)) => return Ring::By(doorbell.clone()),
+            Some(Bell::Asked { again }) => {
+                *again = true;
+                return Ring::Nothing;
+            }
+            Some(Bell::Refused { at }) if now.saturating_duration_since(*at) < REFUSED_FOR => {
+                return Ring::Nothing;
+            }
+            Some(Bell::Refused { .. }) | None => {}
+        }
+        if self.known.len() >= MOST {
+            // What is forgotten can be asked again; what is asked for is under way.
+            self.known.retain(|_, bell| matches!(bell, Bell::Asked { .. }));
+        }
+        if self.known.len() >= MOST {
+            return Ring::Nothing;
+        }
+        self.known.insert(bell, Bell::Asked { again: false });
+        Ring::Ask
+    }
+
+    /// The daemon has answered.
+    pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) {
+        let doorbell = self.doorbell(answer).map(Arc::new);
+        if let (Some(Bell::Asked { again: true }), Some(doorbell)) = (self.known.get(&bell), &doorbell) {
+            doorbell.ring();
+        }
+        self.known.insert(bell, doorbell.map_or(Bell::Refused { at: now }, Bell::Known));
+    }
+
+    fn doorbell(&self, answer: Packet) -> Option<Doorbell> {
+        if answer.header.kind != Kind::BELL_OK {
+            return None;
+        }
+        let ok: wire::BellOk = wire::body(&answer.body)?;
+        let mut fds = answer.fds;
+        match (ok.kind, fds.pop(), &self.registers) {
+            (BellKind::EVENT, Some(event), _) => Some(Doorbell::Event(event)),
+            (BellKind::REGISTER, _, Some(registers)) => Some(Doorbell::Register(registers.clone(), ok.bell)),
+            _ => None,
+        }
+    }
+
+    /// What the child of a fork begins with. What the parent has asked for is answered to the parent.
+    pub fn inherited(&self) -> Self {
+        let known = self.known.iter().filter_map(|(bell, how)| match how {
+            Bell::Known(doorbell) => Some((*bell, Bell::Known(doorbell.clone()))),
+            Bell::Asked { .. } | Bell::Refused { .. } => None,
+        });
+        Self { registers: self.registers.clone(), known: known.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doorbell::private_event;
+    use ginnel_layout::wire::{Fds, Header};
+    use std::os::fd::OwnedFd;
+    use zerocopy::IntoBytes;
+
+    fn event() -> OwnedFd {
+        private_event().unwrap()
+    }
+
+    fn found(event: &OwnedFd) -> Packet {
+        let ok = wire::BellOk { kind: BellKind::EVENT, bell: 0, fds: Fds(Fds::PEER_EVENT), reserved: 0 };
+        let header = Header { kind: Kind::BELL_OK, flags: 0, request: 1 };
+        Packet { header, body: ok.as_bytes().to_vec(), fds: vec![event.try_clone().unwrap()] }
+    }
+
+    fn refused() -> Packet {
+        let header = Header { kind: Kind::ERROR, flags: 0, request: 1 };
+        Packet { header, body: Vec::new(), fds: Vec::new() }
+    }
+
+    fn rings(event: &OwnedFd) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(event, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
+    }
+
+    #[test]
+    fn the_daemon_is_asked_once_for_each_doorbell() {
+        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        assert!(matches!(bells.ring(7, now), Ring::Ask));
+        bells.answered(7, found(&event), now);
+        assert_eq!(rings(&event), 0, "the daemon has rung it");
+        for _ in 0..3 {
+            assert!(matches!(bells.ring(7, now), Ring::By(_)));
+        }
+        assert!(matches!(bells.ring(8, now), Ring::Ask));
+    }
+
+    #[test]
+    fn what_was_to_be_rung_before_the_answer_is_rung_with_it() {
+        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        assert!(matches!(bells.ring(7, now), Ring::Ask));
+        for _ in 0..3 {
+            assert!(matches!(bells.ring(7, now), Ring::Nothing));
+        }
+        bells.answered(7, found(&event), now);
+        assert_eq!(rings(&event), 1);
+    }
+
+    #[test]
+    fn a_doorbell_that_is_refused_is_asked_for_again_after_a_while() {
+        let (mut bells, now) = (Bells::default(), Instant::now());
+        assert!(matches!(bells.ring(7, now), Ring::Ask));
+        bells.answered(7, refused(), now);
+        assert!(matches!(bells.ring(7, now + REFUSED_FOR / 2), Ring::Nothing));
+        assert!(matches!(bells.ring(7, now + REFUSED_FOR), Ring::Ask));
+    }
+
+    #[test]
+    fn a_neighbour_that_writes_any_doorbells_fills_no_memory() {
+        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        let asked = (0..100_000).filter(|&bell| matches!(bells.ring(bell, now), Ring::Ask)).count();
+        assert_eq!((asked, bells.known.len()), (MOST, MOST), "no more under way");
+        for bell in 0..MOST as u32 {
+            bells.answered(bell, refused(), now);
+        }
+        // Others have room then.
+        for bell in 0..100_000 {
+            if matches!(bells.ring(bell | 1 << 31, now), Ring::Ask) {
+                bells.answered(bell | 1 << 31, found(&event), now);
+            }
+            assert!(bells.known.len() <= MOST);
+        }
+    }
+
+    #[test]
+    fn the_child_of_a_fork_knows_what_its_parent_knew_and_asks_for_the_rest() {
+        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        assert!(matches!(bells.ring(7, now), Ring::Ask));
+        bells.answered(7, found(&event), now);
+        assert!(matches!(bells.ring(8, now), Ring::Ask));
+        let mut child = bells.inherited();
+        assert!(matches!(child.ring(7, now), Ring::By(_)));
+        assert!(matches!(child.ring(8, now), Ring::Ask));
+    }
+}

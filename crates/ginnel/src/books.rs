@@ -1,0 +1,200 @@
+//! What an endpoint keeps of what the daemon says: connections to its listeners, rights to blocks, and how to ring others.
+
+use crate::bells::{Bells, Ring};
+use crate::block::OpenBlocks;
+use crate::connection::Packet;
+use crate::doorbell::Doorbell;
+use crate::session::{Books, Note};
+use ginnel_layout::Name;
+use ginnel_layout::wire::{self, Kind, Rights};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A connection that waits to be accepted.
+pub(crate) struct Incoming {
+    pub channel: wire::Channel,
+    pub fds: Vec<OwnedFd>,
+}
+
+#[derive(Default)]
+pub(crate) struct EndpointBooks {
+    pub blocks: OpenBlocks,
+    pub bells: Bells,
+    /// By listener; readable as long as somebody waits there.
+    doors: HashMap<u32, Arc<OwnedFd>>,
+    waiting: HashMap<u32, VecDeque<Incoming>>,
+    /// Channels that were announced to us. A daemon may announce them again, until it has answered that they are closed.
+    known: HashSet<u64>,
+    notes: Vec<Note>,
+}
+
+impl EndpointBooks {
+    /// What becomes readable when somebody waits at a listener: `event`, unless it has one already.
+    pub fn door(&mut self, listener: u32, event: OwnedFd) -> Arc<OwnedFd> {
+        let door = self.doors.entry(listener).or_insert_with(|| Arc::new(event)).clone();
+        self.show(listener);
+        door
+    }
+
+    fn show(&self, listener: u32) {
+        let Some(door) = self.doors.get(&listener) else { return };
+        let _ = match self.waiting.get(&listener).is_none_or(VecDeque::is_empty) {
+            true => rustix::io::read(door, &mut [0u8; 8]),
+            false => rustix::io::write(door, &1u64.to_ne_bytes()),
+        };
+    }
+
+    /// The next connection to a listener.
+    pub fn take_incoming(&mut self, listener: u32) -> Option<Incoming> {
+        let incoming = self.waiting.get_mut(&listener).and_then(VecDeque::pop_front)?;
+        self.show(listener);
+        Some(incoming)
+    }
+
+    /// How to ring a doorbell. `None`: the daemon rings it, or it cannot be rung.
+    pub fn ring(&mut self, bell: u32) -> Option<Arc<Doorbell>> {
+        match self.bells.ring(bell, Instant::now()) {
+            Ring::By(doorbell) => return Some(doorbell),
+            Ring::Ask => self.tell(Kind::BELL, &wire::BellOf { bell, reserved: 0 }),
+            Ring::Nothing => {}
+        }
+        None
+    }
+
+    /// Nobody listens there any more; who waits is refused.
+    pub fn unlisten(&mut self, listener: u32) {
+        self.doors.remove(&listener);
+        self.tell(Kind::UNLISTEN, &wire::Listening { listener, reserved: 0 });
+        self.refuse(listener);
+    }
+
+    fn refuse(&mut self, listener: u32) {
+        for Incoming { channel, .. } in self.waiting.remove(&listener).unwrap_or_default() {
+            self.tell(Kind::CLOSE, &wire::ChannelRef { channel: channel.channel });
+        }
+    }
+
+    fn tell<T: IntoBytes + zerocopy::Immutable>(&mut self, kind: Kind, body: &T) {
+        self.notes.push((kind, body.as_bytes().to_vec()));
+    }
+
+    fn incoming(&mut self, channel: wire::Channel, fds: Vec<OwnedFd>) {
+        if self.known.insert(channel.channel) {
+            self.waiting.entry(channel.listener).or_default().push_back(Incoming { channel, fds });
+            self.show(channel.listener);
+        }
+    }
+}
+
+/// The body of an answer, if it is of that kind.
+fn granted<T: FromBytes>(answer: &Packet, kind: Kind) -> Option<T> {
+    if answer.header.kind == kind { wire::body(&answer.body) } else { None }
+}
+
+impl Books for EndpointBooks {
+    fn event(&mut self, packet: Packet) {
+        // A malformed event costs what it announces, nothing else.
+        match packet.header.kind {
+            Kind::INCOMING => {
+                if let Some(channel) = wire::body(&packet.body) {
+                    self.incoming(channel, packet.fds);
+                }
+            }
+            Kind::BLOCK_REVOKED => {
+                if let Some(event) = wire::body(&packet.body) {
+                    self.blocks.revoked(&event);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet) {
+        match kind {
+            Kind::BELL => {
+                if let Some(wire::BellOf { bell, .. }) = wire::body(body) {
+                    self.bells.answered(bell, answer, Instant::now());
+                }
+            }
+            Kind::CLOSE => {
+                if let Some(wire::ChannelRef { channel }) = wire::body(body) {
+                    self.known.remove(&channel);
+                }
+            }
+            Kind::UNLISTEN => {
+                // Who came before the daemon heard of it.
+                if let Some(wire::Listening { listener, .. }) = wire::body(body)
+                    && !self.doors.contains_key(&listener)
+                {
+                    self.refuse(listener);
+                }
+            }
+            Kind::BLOCK_CLOSE => {
+                // What the daemon said of it before it heard.
+                if let Some(wire::BlockRights { handle, .. }) = wire::body(body) {
+                    self.blocks.forget(handle);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet) {
+        match kind {
+            Kind::CONNECT => {
+                if let Some(channel) = granted::<wire::Channel>(answer, Kind::CHANNEL) {
+                    self.tell(Kind::CLOSE, &wire::ChannelRef { channel: channel.channel });
+                }
+            }
+            Kind::LISTEN => {
+                // An endpoint that listens twice at a name has one listener.
+                if let Some(listening) = granted::<wire::Listening>(answer, Kind::LISTENING)
+                    && !self.doors.contains_key(&listening.listener)
+                {
+                    self.unlisten(listening.listener);
+                }
+            }
+            Kind::SYNC_OPEN => {
+                if let Some(wire::Sync { object, slot, epoch, .. }) = granted(answer, Kind::SYNC) {
+                    self.tell(Kind::SYNC_CLOSE, &wire::SyncRef { object, slot, epoch });
+                }
+            }
+            Kind::BLOCK_CREATE | Kind::BLOCK_OPEN => {
+                let Some(wire::Block { handle, .. }) = granted(answer, Kind::BLOCK) else { return };
+                if kind == Kind::BLOCK_CREATE
+                    && let Some(name) = wire::body::<wire::BlockCreate>(body).map(|wish| wish.name)
+                    && name != Name::NONE
+                {
+                    self.tell(Kind::BLOCK_UNLINK, &wire::ByName { name });
+                }
+                self.tell(
+                    Kind::BLOCK_CLOSE,
+                    &wire::BlockRights { handle, rights: Rights::NONE, reserved: 0 },
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn notes(&mut self) -> Vec<Note> {
+        for heard in self.blocks.take_acknowledgements() {
+            self.tell(Kind::BLOCK_ACK, &heard);
+        }
+        std::mem::take(&mut self.notes)
+    }
+
+    /// What was announced to the parent and accepted there must not be accepted here; what still waits is announced again.
+    fn inherited(&self) -> Self {
+        let waiting = self.waiting.values().flatten().map(|incoming| incoming.channel.channel);
+        let waiting: HashSet<u64> = waiting.collect();
+        Self {
+            blocks: self.blocks.clone(),
+            bells: self.bells.inherited(),
+            known: self.known.difference(&waiting).copied().collect(),
+            ..Self::default()
+        }
+    }
+}

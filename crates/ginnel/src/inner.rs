@@ -1,0 +1,281 @@
+//! What an endpoint holds: its memory, its doorbell, and its session with the daemon.
+
+use crate::books::{EndpointBooks, Incoming};
+use crate::connection::{Packet, protocol};
+use crate::doorbell::{BorrowedEvent, Doorbell, private_event};
+use crate::endpoint::AttachOptions;
+use crate::error::Error;
+use crate::fork::PerProcess;
+use crate::session::Session;
+use ginnel_layout::Name;
+use ginnel_layout::segment;
+use ginnel_layout::wire::{self, Fds, Kind};
+use ginnel_ring::wait::WaitMode;
+use ginnel_shmem::device::Registers;
+use ginnel_shmem::{Mapping, Protection};
+use rustix::event::epoll;
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::{ClockId, clock_gettime};
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How long a call that asks the daemon waits, for a daemon that is being restarted and for its answer together.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the calls of a block look whether the daemon has taken rights away.
+const GLANCE: Duration = Duration::from_millis(10);
+
+pub(crate) struct Inner {
+    pub path: PathBuf,
+    /// Where the memory comes from, for mapping parts of it once more.
+    pub file: OwnedFd,
+    pub memory: Mapping,
+    /// The eventfd of our vector; none in a VM without interrupts.
+    pub event: Option<BorrowedEvent>,
+    /// The doorbell registers, in a VM.
+    pub registers: Option<Arc<Registers>>,
+    pub mode: WaitMode,
+    pub identity: wire::Attached,
+    segment: Name,
+    /// Numbers of requests that may be repeated. The processes of an endpoint must not have the same.
+    nonce: PerProcess<AtomicU64>,
+    session: PerProcess<Session<EndpointBooks>>,
+    /// When [`Inner::glance`] looks again, in milliseconds of the coarse clock.
+    next_glance: AtomicU64,
+}
+
+impl Inner {
+    pub fn attach(segment: Name, name: Name, options: &AttachOptions) -> Result<Self, Error> {
+        let path = &options.socket;
+        let attach = wire::Attach { segment, name, ..wire::Attach::new_zeroed() };
+        let (session, packet) = Session::open(path, Some(attach), PATIENCE)?;
+        let (identity, fds) = packet.into_body::<wire::Attached>(Kind::ATTACHED, path)?;
+        let mut fds = fds.into_iter();
+        let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
+        let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
+        let file = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
+        let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
+        let len = len.ok_or_else(|| protocol(path, "an impossible segment"))?;
+        let protection = match identity.access.is_read_only() {
+            true => Protection::Read,
+            false => Protection::ReadWrite,
+        };
+        let memory = Mapping::of_file(&file, identity.map_offset, len, protection)
+            .map_err(Error::io("mapping the segment"))?;
+        let registers = registers
+            .map(|fd| Registers::map(&fd).map(Arc::new))
+            .transpose()
+            .map_err(Error::io("mapping the doorbell registers"))?;
+        session.with_books(|books: &mut EndpointBooks| books.bells.registers = registers.clone());
+        Ok(Self {
+            path: path.clone(),
+            file,
+            memory,
+            event: event.map(Arc::new),
+            registers,
+            mode: options.mode,
+            identity,
+            segment,
+            nonce: PerProcess::new(AtomicU64::new(1)),
+            session: PerProcess::new(session),
+            next_glance: AtomicU64::new(0),
+        })
+    }
+
+    /// This process's session. The child of a fork makes its own at the first use.
+    fn session(&self) -> Result<&Session<EndpointBooks>, Error> {
+        self.session.get(Session::inherit)
+    }
+
+    /// Both ends of a channel write, and so do those of a lock.
+    pub fn may_write(&self) -> Result<(), Error> {
+        if self.identity.access.is_read_only() {
+            return Err(Error::ReadOnly { segment: self.segment.as_str().into() });
+        }
+        Ok(())
+    }
+
+    /// The `len` bytes at `offset` of the segment, or `None` if they are not all mapped. The one place where offsets of the
+    /// segment become offsets of its mapping, which begins behind the reserved front.
+    pub fn part(&self, offset: u64, len: usize) -> Option<Mapping> {
+        let at = offset.checked_sub(segment::RESERVED).and_then(|at| usize::try_from(at).ok())?;
+        self.memory.part(at, len)
+    }
+
+    /// Where in the memory's file an offset of the segment lies.
+    pub fn file_offset(&self, offset: u64) -> u64 {
+        self.identity.map_offset + (offset - segment::RESERVED)
+    }
+
+    pub fn page(&self) -> usize {
+        self.identity.page as usize
+    }
+
+    /// Number of this endpoint.
+    pub fn number(&self) -> u32 {
+        self.identity.endpoint
+    }
+
+    /// A number for a request that may be repeated.
+    pub fn next_nonce(&self) -> u64 {
+        let random = |_: &AtomicU64| {
+            let mut bytes = [0; 8];
+            if getrandom(&mut bytes, GetRandomFlags::NONBLOCK) != Ok(bytes.len()) {
+                let now = clock_gettime(ClockId::Monotonic);
+                bytes = ((now.tv_sec as u64) << 30 | now.tv_nsec as u64).to_le_bytes();
+            }
+            Ok::<_, Infallible>(AtomicU64::new(u64::from_le_bytes(bytes)))
+        };
+        let Ok(nonce) = self.nonce.get(random);
+        nonce.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn protocol(&self, what: &'static str) -> Error {
+        protocol(&self.path, what)
+    }
+
+    /// Asks the daemon, waiting for its successor if need be; at most [`PATIENCE`].
+    pub fn request(&self, kind: Kind, body: &[u8]) -> Result<Packet, Error> {
+        self.request_by(kind, body, Instant::now() + PATIENCE)
+    }
+
+    /// The same, until `deadline`.
+    pub fn request_by(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Packet, Error> {
+        let packets = self.session()?.request(kind, body, deadline)?;
+        packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
+    }
+
+    /// The daemon's state.
+    pub fn inspect(&self) -> Result<String, Error> {
+        let session = self.session()?;
+        state(&self.path, |page| session.request(Kind::INSPECT, page, Instant::now() + PATIENCE))
+    }
+
+    /// Asks for something that is done or refused.
+    pub fn order(&self, kind: Kind, body: &[u8]) -> Result<(), Error> {
+        self.request(kind, body)?.into_body::<[u8; 0]>(Kind::OK, &self.path).map(drop)
+    }
+
+    /// Tells the daemon something whose answer nobody needs. Never waits. If there is no daemon just now, or it is slow, it
+    /// hears it later.
+    pub fn tell(&self, kind: Kind, body: &[u8]) {
+        // Without descriptors for a session of its own, a fork's child tells nothing: its end says the same.
+        if let Ok(session) = self.session() {
+            session.tell(kind, body);
+        }
+    }
+
+    /// Rings a doorbell that stands in shared memory. Never waits: if the daemon has not said yet how to ring it, it is asked,
+    /// and rings. Returns how to ring it, if that is known.
+    pub fn ring(&self, bell: u32) -> Option<Arc<Doorbell>> {
+        // It may have answered.
+        self.look_for_events();
+        let doorbell = self.with_books(|books| books.ring(bell)).ok().flatten()?;
+        doorbell.ring();
+        Some(doorbell)
+    }
+
+    /// Works on what the daemon has said unasked.
+    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> Result<R, Error> {
+        Ok(self.session()?.with_books(work))
+    }
+
+    /// Handles what the daemon has said unasked. Never waits.
+    pub fn look_for_events(&self) {
+        // Whoever needs the daemon next hears that it refuses us.
+        let _ = self.session().and_then(Session::look);
+    }
+
+    /// The same, but not more often than every [`GLANCE`], and for no more than a look at the clock else.
+    pub fn glance(&self) {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        if now >= self.next_glance.load(Ordering::Relaxed) {
+            self.next_glance.store(now + GLANCE.as_millis() as u64, Ordering::Relaxed);
+            self.look_for_events();
+        }
+    }
+
+    /// A descriptor that is readable when somebody may wait at a listener, or the session has something to do.
+    pub fn door(&self, listener: u32) -> Result<Door, Error> {
+        let session = self.session()?;
+        let event = private_event().map_err(Error::system("making an eventfd"))?;
+        let event = session.with_books(|books| books.door(listener, event));
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        let (zero, readable) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+        epoll::add(&poll, &event, zero, readable)
+            .and_then(|()| epoll::add(&poll, session.fd(), zero, readable))
+            .map_err(Error::system("watching the daemon's socket"))?;
+        Ok(Door { poll, _event: event })
+    }
+
+    /// The next connection to a listener, if there is one. Never waits.
+    pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
+        let session = self.session()?;
+        let looked = session.look();
+        match session.with_books(|books| books.take_incoming(listener)) {
+            Some(incoming) => Ok(Some(incoming)),
+            None => looked.map(|()| None),
+        }
+    }
+
+    /// Tells the daemon that we have a channel that it announced.
+    pub fn accepted(&self, channel: u64) {
+        self.tell(Kind::ACCEPTED, wire::ChannelRef { channel }.as_bytes());
+    }
+
+    /// Our side of a channel is closed.
+    pub fn close_channel(&self, channel: u64) {
+        self.tell(Kind::CLOSE, wire::ChannelRef { channel }.as_bytes());
+    }
+
+    /// Nobody listens any more; what waits is refused.
+    pub fn unlisten(&self, listener: u32) {
+        let _ = self.with_books(|books| books.unlisten(listener));
+    }
+}
+
+/// What one process waits on at a listener.
+pub(crate) struct Door {
+    pub poll: OwnedFd,
+    _event: Arc<OwnedFd>,
+}
+
+/// The text of an answer.
+pub(crate) fn text(packets: Vec<Packet>, path: &Path) -> Result<String, Error> {
+    let mut text = Vec::new();
+    for packet in packets {
+        match packet.header.kind {
+            Kind::OK => {}
+            Kind::TEXT => text.extend_from_slice(&packet.body),
+            _ => return packet.into_body::<[u8; 0]>(Kind::TEXT, path).map(|_| String::new()),
+        }
+    }
+    String::from_utf8(text).map_err(|_| protocol(path, "a text that is not UTF-8"))
+}
+
+/// The daemon's state, which it shows in pages.
+pub(crate) fn state(
+    path: &Path,
+    mut ask: impl FnMut(&[u8]) -> Result<Vec<Packet>, Error>,
+) -> Result<String, Error> {
+    let (mut text, mut from) = (Vec::new(), wire::Inspect::FIRST);
+    loop {
+        let mut packets = ask(from.as_bytes())?;
+        let last = packets.pop().ok_or_else(|| protocol(path, "an answer of no packets"))?;
+        if last.header.kind != Kind::PAGE {
+            return last.into_body::<[u8; 0]>(Kind::PAGE, path).map(|_| String::new());
+        }
+        packets.iter().for_each(|packet| text.extend_from_slice(&packet.body));
+        let (next, rest) = last.page(path)?;
+        text.extend_from_slice(rest);
+        if !next.is_more() {
+            return String::from_utf8(text).map_err(|_| protocol(path, "a status that is not UTF-8"));
+        }
+        from = next;
+    }
+}

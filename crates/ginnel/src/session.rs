@@ -1,0 +1,731 @@
+//! A session with the daemon: many requests under way at once, over one connection after the other.
+//!
+//! A request is sent at once, or as soon as the socket has room, and its answer is found by its number. Whoever has asked
+//! waits for that with [`Session::request`]; nobody waits for the answer to what the daemon is only told
+//! ([`Session::tell`]). What is not answered when the connection ends is sent again over the next one, in the same order,
+//! so every request must be one that may be repeated. A daemon that is slow costs waiting, never the connection.
+//!
+//! Nothing is done in the background. [`Session::look`] does what can be done without waiting: it connects, sends, receives.
+//! Every other call does the same, and [`Session::fd`] is readable when it is worth a call. The lock is never held while a
+//! thread waits, so that no call waits for another thread's request.
+
+use crate::connection::{Connection, Packet, protocol, wait_any};
+use crate::doorbell::private_event;
+use crate::error::Error;
+use crate::fork::Process;
+use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Between two tries to reach a daemon: from the first to the last, doubling.
+pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(5);
+pub(crate) const LAST_RETRY: Duration = Duration::from_millis(200);
+/// Until a request is repeated that the daemon could not serve just now.
+const AGAIN: Duration = Duration::from_millis(20);
+/// Requests that are sent before the answer to the first has come. A daemon gives up a client that does not read.
+const WINDOW: usize = 128;
+/// Packets that one look takes in. More make the session readable again.
+const TURN: usize = 512;
+
+/// Numbers of the first two requests of a connection; no others have them.
+const HELLO: u32 = u32::MAX - 1;
+const ATTACH: u32 = u32::MAX;
+
+/// Something to tell the daemon.
+pub(crate) type Note = (Kind, Vec<u8>);
+
+/// What the session's owner keeps of what the daemon says. Called with the session locked, so it must not wait.
+pub(crate) trait Books: Default {
+    /// The daemon says something unasked.
+    fn event(&mut self, packet: Packet);
+    /// What was told has been answered.
+    fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet);
+    /// A request has been answered that nobody waits for any more: notes what undoes it.
+    fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet);
+    /// What is to be told because of the above.
+    fn notes(&mut self) -> Vec<Note>;
+    /// What the child of a fork begins with.
+    fn inherited(&self) -> Self;
+}
+
+/// Why there is no session just now.
+#[derive(Clone, Debug)]
+enum Reason {
+    Lost(Errno),
+    Refused(ErrorCode, String),
+    Protocol(&'static str),
+}
+
+impl Reason {
+    fn error(&self, path: &Path) -> Error {
+        match self {
+            Self::Lost(errno) => Error::NoDaemon { path: path.into(), source: (*errno).into() },
+            Self::Refused(code, text) => Error::Refused { code: *code, text: text.clone() },
+            Self::Protocol(what) => protocol(path, what),
+        }
+    }
+}
+
+/// How far a request is.
+enum Progress {
+    /// Somebody waits for the answer, which may come in several packets.
+    Asked(Vec<Packet>),
+    Answered(Vec<Packet>),
+    Failed(Reason),
+    /// Nobody waits for the answer, which goes to the books.
+    Told,
+    /// Nobody waits any more. If it is granted after all, it is undone.
+    Abandoned,
+}
+
+struct Request {
+    /// In the order of asking.
+    serial: u64,
+    kind: Kind,
+    body: Vec<u8>,
+    /// Over this connection.
+    sent: bool,
+    /// Over any: a daemon may know of it.
+    was_sent: bool,
+    /// The daemon has said that it cannot serve it just now.
+    put_off: Option<Packet>,
+    progress: Progress,
+}
+
+impl Request {
+    fn is_under_way(&self) -> bool {
+        !matches!(self.progress, Progress::Answered(_) | Progress::Failed(_))
+    }
+
+    /// An administrator's order is not repeated: it may have been carried out.
+    fn may_be_repeated(&self) -> bool {
+        self.kind != Kind::ADMIN
+    }
+}
+
+pub(crate) struct Session<B: Books> {
+    path: PathBuf,
+    /// How to attach, or to come back; none for a session without an endpoint.
+    attach: Option<wire::Attach>,
+    /// How long a request waits while there is no daemon that can serve it.
+    patience: Duration,
+    process: Process,
+    /// Readable when there is something to do: the socket, and the timer.
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    /// Readable as long as answers have not been taken by those who asked.
+    answers: OwnedFd,
+    state: Mutex<State<B>>,
+}
+
+struct State<B: Books> {
+    books: B,
+    connection: Option<Connection>,
+    /// Greeted and attached over this connection.
+    ready: bool,
+    /// The answer to the last greeting.
+    welcome: Option<Packet>,
+    /// Why the last connection ended, or did not come about.
+    reason: Reason,
+    requests: HashMap<u32, Request>,
+    asked: u64,
+    /// Numbers of requests that are not sent.
+    outbox: VecDeque<u32>,
+    /// Requests that are sent over this connection and not answered.
+    in_flight: usize,
+    /// The socket has no room.
+    full: bool,
+    /// Answers that have not been taken.
+    untaken: usize,
+    /// That is what [`Session::answers`] says.
+    shown: bool,
+    pause: Duration,
+    /// When to connect again; `None` while connected.
+    retry_at: Option<Instant>,
+    /// Requests that are repeated, and when.
+    later: Vec<u32>,
+    later_at: Option<Instant>,
+    /// What the timer is set to.
+    timer_for: Option<Instant>,
+    /// A parent's connection. It is open until this process has one of its own, so that the endpoint has an owner.
+    inherited: Option<Connection>,
+}
+
+impl<B: Books> Session<B> {
+    /// Connects, greets, and attaches if `attach` says as what. Waits for `patience` for a daemon that is being restarted,
+    /// not for one that was never there. Returns the answer to the greeting.
+    pub fn open(
+        path: &Path,
+        attach: Option<wire::Attach>,
+        patience: Duration,
+    ) -> Result<(Self, Packet), Error> {
+        let deadline = Instant::now() + patience;
+        let mut session = Self::new(path, attach, patience, B::default(), None)?;
+        loop {
+            let mut state = session.lock();
+            session.pump(&mut state);
+            if let Some(packet) = state.welcome.take() {
+                drop(state);
+                session.learn(&packet)?;
+                return Ok((session, packet));
+            }
+            if state.connection.is_none() {
+                let comes_back = match &state.reason {
+                    // What a restart looks like.
+                    Reason::Lost(errno) => {
+                        matches!(*errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN)
+                    }
+                    Reason::Refused(code, _) => *code == ErrorCode::UNAVAILABLE,
+                    Reason::Protocol(_) => false,
+                };
+                if !comes_back {
+                    return Err(state.reason.error(path));
+                }
+            }
+            drop(state);
+            if Instant::now() >= deadline {
+                let state = session.lock();
+                return Err(match (&state.connection, &state.reason) {
+                    (Some(_), Reason::Lost(_)) => Reason::Lost(Errno::TIMEDOUT).error(path),
+                    (_, reason) => reason.error(path),
+                });
+            }
+            session.wait(deadline);
+        }
+    }
+
+    fn new(
+        path: &Path,
+        attach: Option<wire::Attach>,
+        patience: Duration,
+        books: B,
+        inherited: Option<Connection>,
+    ) -> Result<Self, Error> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(Error::system("making a timer"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(Error::system("watching a timer"))?;
+        let answers = private_event().map_err(Error::system("making an eventfd"))?;
+        let state = State {
+            books,
+            connection: None,
+            ready: false,
+            welcome: None,
+            reason: Reason::Lost(Errno::NOTCONN),
+            requests: HashMap::new(),
+            asked: 0,
+            outbox: VecDeque::new(),
+            in_flight: 0,
+            full: false,
+            untaken: 0,
+            shown: false,
+            timer_for: None,
+            pause: FIRST_RETRY,
+            retry_at: Some(Instant::now()),
+            later: Vec::new(),
+            later_at: None,
+            inherited,
+        };
+        let (path, process) = (path.to_owned(), Process::current());
+        Ok(Self { path, attach, patience, process, epoll, timer, answers, state: Mutex::new(state) })
+    }
+
+    /// Keeps what it needs to come back as the same endpoint.
+    fn learn(&mut self, welcome: &Packet) -> Result<(), Error> {
+        if let Some(attach) = &mut self.attach {
+            let attached: wire::Attached = wire::body(&welcome.body)
+                .ok_or_else(|| protocol(&self.path, "an answer of the wrong length"))?;
+            attach.endpoint = attached.endpoint;
+            attach.epoch = attached.epoch;
+            attach.token = attached.token;
+            if let Some(connection) = &mut self.lock().connection {
+                connection.let_children_join();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the daemon has said which endpoint this is.
+    fn is_known(&self) -> bool {
+        self.attach.is_some_and(|attach| attach.token != [0; 16])
+    }
+
+    /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
+    pub fn inherit(&self) -> Result<Self, Error> {
+        let (mut books, mut connection) = (B::default(), None);
+        // Another thread of the parent may have held the lock during the fork, and is not here to give it back.
+        match self.state.try_lock() {
+            Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
+            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
+        }
+        Self::new(&self.path, self.attach, self.patience, books, connection)
+    }
+
+    /// Asks, and waits for the answer until `deadline`; while there is no daemon that can serve it, no longer than the
+    /// session's patience. All its packets; at least one.
+    ///
+    /// After a timeout the request stays under way if it may have made something; that is undone when it is answered.
+    pub fn request(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Vec<Packet>, Error> {
+        let patient_until = Instant::now() + self.patience;
+        let mut state = self.lock();
+        if matches!(state.reason, Reason::Refused(..) | Reason::Protocol(_)) && state.connection.is_none() {
+            state.retry_at = Some(Instant::now());
+        }
+        let number = state.add(kind, body.to_vec(), Progress::Asked(Vec::new()));
+        loop {
+            self.pump(&mut state);
+            if let Some(result) = state.take(number) {
+                self.show_answers(&mut state);
+                return result.map_err(|reason| reason.error(&self.path));
+            }
+            let now = Instant::now();
+            let unserved = state.connection.is_none()
+                || state.requests.get(&number).is_some_and(|request| request.put_off.is_some());
+            if now >= deadline || (unserved && now >= patient_until) {
+                return self.abandon(&mut state, number);
+            }
+            drop(state);
+            self.wait(if unserved { deadline.min(patient_until) } else { deadline });
+            state = self.lock();
+        }
+    }
+
+    fn abandon(&self, state: &mut State<B>, number: u32) -> Result<Vec<Packet>, Error> {
+        let connected = state.connection.is_some();
+        let Some(request) = state.requests.get_mut(&number) else { return Err(Error::TimedOut) };
+        let put_off = request.put_off.take();
+        if request.sent || (request.was_sent && makes_something(request.kind)) {
+            request.progress = Progress::Abandoned;
+        } else {
+            state.requests.remove(&number);
+        }
+        match put_off {
+            Some(packet) => Ok(vec![packet]),
+            None if connected => Err(Error::TimedOut),
+            None => Err(state.reason.error(&self.path)),
+        }
+    }
+
+    /// Tells the daemon something, now or as soon as that can be. Never waits.
+    pub fn tell(&self, kind: Kind, body: &[u8]) {
+        let mut state = self.lock();
+        state.add(kind, body.to_vec(), Progress::Told);
+        self.pump(&mut state);
+    }
+
+    /// Does what there is to do. Never waits. An error is the daemon's refusal of this endpoint.
+    pub fn look(&self) -> Result<(), Error> {
+        let mut state = self.lock();
+        self.pump(&mut state);
+        match &state.reason {
+            Reason::Refused(code, _) if *code == ErrorCode::UNAVAILABLE => Ok(()),
+            reason @ (Reason::Refused(..) | Reason::Protocol(_)) if !state.ready => {
+                Err(reason.error(&self.path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Works on the books. Never waits.
+    pub fn with_books<R>(&self, work: impl FnOnce(&mut B) -> R) -> R {
+        let mut state = self.lock();
+        let done = work(&mut state.books);
+        if state.tell_notes() {
+            self.pump(&mut state);
+        }
+        done
+    }
+
+    /// Readable when [`Session::look`] has something to do.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        // A thread that panicked while it held the lock left nothing half done that matters: at worst a lost answer.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, deadline: Instant) {
+        let mut fds = [PollFd::new(&self.epoll, PollFlags::IN), PollFd::new(&self.answers, PollFlags::IN)];
+        wait_any(&mut fds, Some(deadline));
+    }
+
+    /// Connects if it is time, sends what waits, takes in what has come.
+    fn pump(&self, state: &mut State<B>) {
+        let now = Instant::now();
+        if state.later_at.is_some_and(|at| now >= at) {
+            state.later_at = None;
+            let later = std::mem::take(&mut state.later);
+            state.outbox.extend(later);
+        }
+        if state.connection.is_none() && state.retry_at.is_none_or(|at| now >= at) {
+            self.connect(state);
+        }
+        for _ in 0..TURN {
+            self.flush(state);
+            let Some(connection) = &state.connection else { break };
+            match connection.receive() {
+                Ok(Some(packet)) => self.take_in(state, packet),
+                Ok(None) => break,
+                Err(errno) => self.lost(state, Reason::Lost(errno)),
+            }
+        }
+        self.set_timer(state);
+        self.show_answers(state);
+    }
+
+    fn connect(&self, state: &mut State<B>) {
+        let connection = match Connection::open(&self.path) {
+            Ok(connection) => connection,
+            Err(errno) => return self.lost(state, Reason::Lost(errno)),
+        };
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        let said = epoll::add(&self.epoll, &connection, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .and_then(|()| connection.send(Kind::HELLO, HELLO, hello.as_bytes()))
+            .and_then(|()| match &self.attach {
+                Some(attach) => connection.send(Kind::ATTACH, ATTACH, attach.as_bytes()),
+                None => Ok(()),
+            });
+        state.connection = Some(connection);
+        state.retry_at = None;
+        state.again();
+        if let Err(errno) = said {
+            self.lost(state, Reason::Lost(errno));
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    fn flush(&self, state: &mut State<B>) {
+        let mut full = false;
+        while state.in_flight < WINDOW {
+            let (Some(connection), Some(number)) = (&state.connection, state.outbox.front()) else { break };
+            let Some(request) = state.requests.get_mut(number) else {
+                state.outbox.pop_front();
+                continue;
+            };
+            match connection.send(request.kind, *number, &request.body) {
+                Ok(()) => {
+                    (request.sent, request.was_sent) = (true, true);
+                    state.outbox.pop_front();
+                    state.in_flight += 1;
+                }
+                Err(Errno::AGAIN) => {
+                    full = true;
+                    break;
+                }
+                // A packet that no socket takes.
+                Err(Errno::MSGSIZE) => {
+                    let number = *number;
+                    state.outbox.pop_front();
+                    state.fail(number, Reason::Lost(Errno::MSGSIZE));
+                }
+                Err(errno) => self.lost(state, Reason::Lost(errno)),
+            }
+        }
+        if full != state.full
+            && let Some(connection) = &state.connection
+        {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, full);
+            // Fails only for want of memory; then the next call sends what waits.
+            let _ = epoll::modify(&self.epoll, connection, epoll::EventData::new_u64(0), flags);
+            state.full = full;
+        }
+    }
+
+    fn take_in(&self, state: &mut State<B>, packet: Packet) {
+        match packet.header.request {
+            HELLO => {
+                let hello = match packet.header.kind {
+                    Kind::HELLO_OK => wire::body::<wire::HelloOk>(&packet.body),
+                    _ => return self.refused(state, &packet),
+                };
+                if hello.is_none_or(|hello| hello.version != wire::VERSION) {
+                    return self.lost(state, Reason::Protocol("another protocol version"));
+                }
+                if self.attach.is_none() {
+                    self.greeted(state, packet);
+                }
+            }
+            ATTACH if packet.header.kind == Kind::ATTACHED => self.greeted(state, packet),
+            ATTACH => self.refused(state, &packet),
+            0 if packet.header.kind == Kind::ERROR => {
+                // Said before the end of the connection.
+                if !state.ready {
+                    self.refused(state, &packet);
+                }
+            }
+            0 => {
+                state.books.event(packet);
+                state.tell_notes();
+            }
+            number => state.answered(number, packet),
+        }
+    }
+
+    fn greeted(&self, state: &mut State<B>, welcome: Packet) {
+        state.ready = true;
+        state.reason = Reason::Lost(Errno::CONNRESET);
+        state.pause = FIRST_RETRY;
+        state.inherited = None;
+        state.welcome = Some(welcome);
+        // The first connection of an endpoint says later who it is.
+        if self.is_known()
+            && let Some(connection) = &mut state.connection
+        {
+            connection.let_children_join();
+        }
+    }
+
+    /// The daemon does not want us.
+    fn refused(&self, state: &mut State<B>, packet: &Packet) {
+        let reason = match packet.refusal() {
+            Some((code, text)) => Reason::Refused(code, text),
+            None => Reason::Protocol("an answer of another kind"),
+        };
+        self.lost(state, reason);
+    }
+
+    /// There is no connection (any more).
+    fn lost(&self, state: &mut State<B>, reason: Reason) {
+        if let Some(connection) = state.connection.take() {
+            // A child of a fork may have it open, and an epoll holds on to the open file.
+            let _ = epoll::delete(&self.epoll, &connection);
+        }
+        let was_ready = std::mem::take(&mut state.ready);
+        (state.in_flight, state.full) = (0, false);
+        let now = Instant::now();
+        match &reason {
+            // At once: the next daemon may be there.
+            Reason::Lost(_) if was_ready => state.retry_at = Some(now),
+            Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _) => {
+                state.retry_at = Some(now + state.pause);
+                state.pause = (state.pause * 2).min(LAST_RETRY);
+            }
+            // Nothing changes by itself. Who asks next tries again.
+            Reason::Refused(..) | Reason::Protocol(_) => {
+                state.retry_at = Some(now + LAST_RETRY);
+                state.give_up(&reason);
+            }
+        }
+        for request in state.requests.values_mut() {
+            if request.sent && matches!(request.progress, Progress::Asked(_)) && !request.may_be_repeated() {
+                request.progress = Progress::Failed(reason.clone());
+                state.untaken += 1;
+            }
+        }
+        state.reason = reason;
+        if was_ready && state.retry_at.is_some_and(|at| now >= at) {
+            self.connect(state);
+        }
+    }
+
+    fn set_timer(&self, state: &mut State<B>) {
+        // Who is refused is not woken for another try.
+        let waits = state.connection.is_none()
+            && matches!(state.reason, Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _));
+        let retry = if waits { state.retry_at } else { None };
+        let next = [retry, state.later_at].into_iter().flatten().min();
+        if next == state.timer_for {
+            return;
+        }
+        state.timer_for = next;
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = next.map_or(zero, |at| {
+            // All zeros would stop it.
+            let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
+        });
+        // Setting it takes back that it is readable.
+        let once = Itimerspec { it_interval: zero, it_value: value };
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+    }
+
+    /// Wakes those whose answers have come, as long as there are any.
+    fn show_answers(&self, state: &mut State<B>) {
+        let show = state.untaken > 0;
+        if std::mem::replace(&mut state.shown, show) != show {
+            let _ = match show {
+                true => rustix::io::write(&self.answers, &1u64.to_ne_bytes()),
+                false => rustix::io::read(&self.answers, &mut [0u8; 8]),
+            };
+        }
+    }
+
+    /// Says that this process is no owner any more, and what is still to be told. Never waits.
+    fn say_goodbye(&self, state: &mut State<B>) {
+        let Some(attach) = &self.attach else { return };
+        // Nobody reads the answers, so they need no room.
+        state.in_flight = 0;
+        if state.connection.is_some() {
+            self.flush(state);
+        }
+        let detach = |connection: &Connection| connection.send(Kind::DETACH, HELLO - 1, &[]);
+        if state.connection.as_ref().is_some_and(|connection| detach(connection).is_ok()) {
+            return;
+        }
+        // There is none, or it is full: a new one. If there is no daemon, the endpoint ends with this process.
+        let Ok(connection) = Connection::open(&self.path) else { return };
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+        let _ = connection
+            .send(Kind::HELLO, HELLO, hello.as_bytes())
+            .and_then(|()| connection.send(Kind::ATTACH, ATTACH, attach.as_bytes()))
+            .and_then(|()| detach(&connection));
+    }
+}
+
+/// Requests of these kinds make something that has to be undone if nobody takes it.
+fn makes_something(kind: Kind) -> bool {
+    matches!(kind, Kind::LISTEN | Kind::CONNECT | Kind::SYNC_OPEN | Kind::BLOCK_CREATE | Kind::BLOCK_OPEN)
+}
+
+impl<B: Books> State<B> {
+    /// A new request.
+    fn add(&mut self, kind: Kind, body: Vec<u8>, progress: Progress) -> u32 {
+        let number = loop {
+            self.asked += 1;
+            let number = (self.asked % u64::from(HELLO - 2)) as u32 + 1;
+            if !self.requests.contains_key(&number) {
+                break number;
+            }
+        };
+        let request =
+            Request { serial: self.asked, kind, body, sent: false, was_sent: false, put_off: None, progress };
+        self.requests.insert(number, request);
+        self.outbox.push_back(number);
+        number
+    }
+
+    fn tell_notes(&mut self) -> bool {
+        let notes = self.books.notes();
+        let some = !notes.is_empty();
+        for (kind, body) in notes {
+            self.add(kind, body, Progress::Told);
+        }
+        some
+    }
+
+    /// Everything that is under way is to be sent over a new connection.
+    fn again(&mut self) {
+        self.requests.retain(|_, request| match request.progress {
+            // It has made nothing.
+            Progress::Abandoned => makes_something(request.kind),
+            _ => true,
+        });
+        let mut numbers: Vec<(u64, u32)> = Vec::new();
+        for (number, request) in &mut self.requests {
+            if request.is_under_way() {
+                request.sent = false;
+                if let Progress::Asked(packets) = &mut request.progress {
+                    packets.clear();
+                }
+                numbers.push((request.serial, *number));
+            }
+        }
+        numbers.sort_unstable();
+        self.outbox = numbers.into_iter().map(|(_, number)| number).collect();
+        self.later.clear();
+        self.later_at = None;
+        self.in_flight = 0;
+    }
+
+    fn answered(&mut self, number: u32, packet: Packet) {
+        let Some(request) = self.requests.get_mut(&number).filter(|request| request.sent) else { return };
+        // A page of a status ends with `PAGE`.
+        let more = packet.header.kind == Kind::TEXT
+            && (packet.header.flags & Header::MORE != 0 || request.kind == Kind::INSPECT);
+        if !more {
+            self.in_flight = self.in_flight.saturating_sub(1);
+        }
+        // Before `ATTACHED`, an error says no more than that.
+        if packet.is_unavailable() || !self.ready {
+            request.sent = false;
+            request.put_off = Some(packet).filter(Packet::is_unavailable);
+            self.later.push(number);
+            self.later_at.get_or_insert(Instant::now() + AGAIN);
+            return;
+        }
+        match &mut request.progress {
+            Progress::Asked(packets) => {
+                packets.push(packet);
+                if !more {
+                    request.progress = Progress::Answered(std::mem::take(packets));
+                    self.untaken += 1;
+                }
+            }
+            Progress::Answered(_) | Progress::Failed(_) => {}
+            Progress::Told | Progress::Abandoned if more => {}
+            Progress::Told => {
+                if let Some(request) = self.requests.remove(&number) {
+                    self.books.answered(request.kind, &request.body, packet);
+                    self.tell_notes();
+                }
+            }
+            Progress::Abandoned => {
+                if let Some(request) = self.requests.remove(&number) {
+                    self.books.unclaimed(request.kind, &request.body, &packet);
+                    self.tell_notes();
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, number: u32, reason: Reason) {
+        let Some(request) = self.requests.get_mut(&number) else { return };
+        match request.progress {
+            Progress::Asked(_) => {
+                request.progress = Progress::Failed(reason);
+                self.untaken += 1;
+            }
+            Progress::Told | Progress::Abandoned => drop(self.requests.remove(&number)),
+            Progress::Answered(_) | Progress::Failed(_) => {}
+        }
+    }
+
+    /// The daemon refuses this session: so it does everything that was asked. If it does not know the endpoint any more,
+    /// there is nothing to tell either.
+    fn give_up(&mut self, reason: &Reason) {
+        let stale = matches!(reason, Reason::Refused(ErrorCode::STALE, _));
+        let numbers: Vec<u32> = self.requests.keys().copied().collect();
+        for number in numbers {
+            let asked = self.requests.get(&number).is_some_and(|r| matches!(r.progress, Progress::Asked(_)));
+            if asked || stale {
+                self.fail(number, reason.clone());
+            }
+        }
+    }
+
+    /// The result of a request, if there is one.
+    fn take(&mut self, number: u32) -> Option<Result<Vec<Packet>, Reason>> {
+        let request = self.requests.get(&number)?;
+        if request.is_under_way() {
+            return None;
+        }
+        self.untaken -= 1;
+        match self.requests.remove(&number)?.progress {
+            Progress::Answered(packets) => Some(Ok(packets)),
+            Progress::Failed(reason) => Some(Err(reason)),
+            _ => None,
+        }
+    }
+}
+
+impl<B: Books> Drop for Session<B> {
+    /// The session of another process is its own affair: here only the descriptors are closed.
+    fn drop(&mut self) {
+        if self.process == Process::current() && self.is_known() {
+            self.say_goodbye(&mut self.lock());
+        }
+    }
+}
