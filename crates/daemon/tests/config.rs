@@ -3,7 +3,7 @@
 mod support;
 
 use ginnel_layout::ring::SideState;
-use ginnel_layout::wire::{self, Fds, Kind};
+use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use support::*;
 use zerocopy::IntoBytes;
@@ -76,13 +76,67 @@ fn what_the_file_says_wrong() {
         ("", s("size = \"4M\"\nreaders = [\"a\"]"), &["reader \"a\"", "[vm.a]", "`readers`"]),
         ("", "[vm.a]\nhome = \"4M\"\nhome_memory = \"no\"\n".into(), &["ginneld.toml:8", "`dax` or `bar`"]),
         ("", s("size = \"4M\"\nbacking = \"disk\""), &["backing", "disk", "hugetlbfs"]),
-        ("", s("size = \"4M\"\nbacking = \"/proc\""), &["/proc/ginnel-web", "tmpfs"]),
-        ("", s("size = \"4M\"\nbacking = \"/no/such/folder\""), &["/no/such/folder", "create the folder"]),
-        ("", s("size = \"32T\""), &["segment.web", "no room for 32T", "free", "remount"]),
     ];
     for (extra, config, says) in cases {
         refused(&Daemon::prepare(extra, config), says);
     }
+}
+
+/// `--check` does not accept it. A start serves all the rest, and says what is wrong to whoever asks.
+fn out_of_service(daemon: &mut Daemon, says: &[&str]) {
+    let output = daemon.output(&["--check"]);
+    let checked = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "--check accepts it");
+    daemon.start();
+    let status = daemon.inspect();
+    let segments = status["segments"].as_array().unwrap();
+    let why = segments.iter().find(|s| s["name"] == "web").unwrap()["broken_why"].as_str().unwrap();
+    let refused = daemon.client().attach("web", "a").err().unwrap();
+    assert_eq!(refused.code, ErrorCode::BROKEN.0, "{}", refused.text);
+    for word in says {
+        for text in [&checked, why, &refused.text, &daemon.log()] {
+            assert!(text.contains(word), "no {word:?} in {text:?}");
+        }
+    }
+    assert!(why.contains("; "), "no fix: {why}");
+    daemon.attach("other", "a");
+    daemon.kill();
+}
+
+const OTHER: &str = "[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n";
+
+#[test]
+fn a_segment_that_cannot_be_made_keeps_no_other_from_being_served() {
+    let cases: &[(&str, &[&str])] = &[
+        ("size = \"4M\"\nbacking = \"/proc\"", &["/proc/ginnel-web", "tmpfs"]),
+        ("size = \"4M\"\nbacking = \"/no/such/folder\"", &["/no/such/folder", "create the folder"]),
+        ("size = \"32T\"", &["segment.web", "no room for 32T", "free", "remount"]),
+    ];
+    for (spec, says) in cases {
+        out_of_service(&mut Daemon::prepare("", &format!("[segment.web]\n{HOST}{spec}\n{OTHER}")), says);
+    }
+}
+
+#[test]
+fn a_name_that_somebody_else_has_taken_is_served_when_it_is_free() {
+    let mut daemon = Daemon::prepare(
+        "",
+        &format!("[vm.a]\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\", \"a\"]\n{OTHER}"),
+    );
+    std::fs::create_dir(daemon.shm("web")).unwrap();
+    // So is the socket of a VM.
+    std::fs::create_dir_all(daemon.run("a.sock/x")).unwrap();
+    daemon.start();
+    let other = daemon.attach("other", "a");
+    assert_eq!(daemon.client().attach("web", "a").err().unwrap().code, ErrorCode::BROKEN.0);
+    // A restart loses nothing of the others either.
+    daemon.restart();
+    assert_eq!(daemon.client().attach_as(other.back).unwrap().wire.epoch, other.wire.epoch);
+    std::fs::remove_dir(daemon.shm("web")).unwrap();
+    std::fs::remove_dir_all(daemon.run("a.sock")).unwrap();
+    wait_for("the segment", || daemon.client().attach("web", "a").ok());
+    qemu::Qemu::join(&daemon.run("a.sock"), 32);
+    assert_eq!(daemon.inspect()["segments"][1]["broken"], serde_json::json!(false));
 }
 
 #[test]
@@ -119,25 +173,31 @@ fn a_socket_path_that_is_too_long() {
 
 #[test]
 fn segment_files_that_are_not_ours() {
-    let config = format!("[segment.web]\nsize = \"4M\"\n{HOST}");
-    let daemon = Daemon::prepare("", &config);
+    let config = format!("[segment.web]\nsize = \"4M\"\n{HOST}{OTHER}");
+    let mut daemon = Daemon::prepare("", &config);
     let file = daemon.shm("web");
     std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
-    refused(&daemon, &["segment.web", "has 1M bytes, the configuration says 4M", "remove the file"]);
+    out_of_service(
+        &mut daemon,
+        &["segment.web", "has 1M bytes, the configuration says 4M", "remove the file"],
+    );
     std::fs::remove_file(&file).unwrap();
     symlink("/dev/null", &file).unwrap();
-    refused(&daemon, &["segment.web", "symbolic link", "remove it"]);
+    out_of_service(&mut daemon, &["segment.web", "symbolic link", "remove it"]);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
-    refused(&daemon, &["segment.web", "cannot be opened", "remove it"]);
+    out_of_service(&mut daemon, &["segment.web", "cannot be opened", "remove it"]);
     std::fs::remove_dir(&file).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
-    refused(&daemon, &["segment.web", "no regular file", "remove it"]);
+    out_of_service(&mut daemon, &["segment.web", "no regular file", "remove it"]);
     std::fs::remove_file(&file).unwrap();
     if rustix::process::geteuid().is_root() {
         std::fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
         chown(&file, Some(65533), None).unwrap();
-        refused(&daemon, &["segment.web", "belongs to user 65533, not to 0", "find out who made it"]);
+        out_of_service(
+            &mut daemon,
+            &["segment.web", "belongs to user 65533, not to 0", "find out who made it"],
+        );
         std::fs::remove_file(&file).unwrap();
     }
 }
@@ -156,7 +216,7 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
     let mut client = daemon.client();
     let (back, fds) = client.ask::<wire::Attached>(Kind::ATTACH, a.back.as_bytes(), Kind::ATTACHED).unwrap();
     assert_eq!((back.fds.0, fds.len()), (Fds::EVENT, 1), "there is no memory to give");
-    drop(client);
+    client.ask::<[u8; 0]>(Kind::DETACH, &[], Kind::OK).unwrap();
     // Nobody uses it any more: it is made anew.
     wait_for("its end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
     daemon.kill();

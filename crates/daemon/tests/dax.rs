@@ -19,10 +19,10 @@ const CONFIG: &str = "
 [vm.vm-a]
 [vm.vm-b]
 [segment.web]
-size = \"6M\"
+size = \"18M\"
 members = [\"host\", \"vm-a\"]
 [segment.small]
-size = \"4M\"
+size = \"16M\"
 page = \"4K\"
 members = [\"host\", \"vm-b\"]
 [segment.plain]
@@ -61,8 +61,8 @@ fn is_right(daemon: &Daemon, segment: &str, size: u64, page: u32) {
 #[test]
 fn a_segment_has_the_block_of_its_kind() {
     let daemon = Daemon::start_with(VECTORS, CONFIG);
-    is_right(&daemon, "web", 6 << 20, 2 << 20);
-    is_right(&daemon, "small", 4 << 20, 4096);
+    is_right(&daemon, "web", 18 << 20, 2 << 20);
+    is_right(&daemon, "small", 16 << 20, 4096);
     assert_eq!(read(&daemon, "plain"), InfoBlock::new_zeroed());
     let facts = |segment| {
         let shown = shown(&daemon, segment);
@@ -73,17 +73,17 @@ fn a_segment_has_the_block_of_its_kind() {
             shown["info_block_repairs"].clone(),
         )
     };
-    assert_eq!(facts("web"), (json!("dax"), json!(2 << 20), json!(6 << 20), json!(0)));
-    assert_eq!(facts("small"), (json!("dax"), json!(4096), json!(4 << 20), json!(0)));
+    assert_eq!(facts("web"), (json!("dax"), json!(2 << 20), json!(18 << 20), json!(0)));
+    assert_eq!(facts("small"), (json!("dax"), json!(4096), json!(16 << 20), json!(0)));
     assert_eq!(facts("plain"), (json!("bar"), json!(4096), json!(8 << 20), json!(0)));
     let answer = daemon
-        .admin(json!({"op": "segment-create", "name": "late", "size": 5 << 20, "members": ["vm-a"],
+        .admin(json!({"op": "segment-create", "name": "late", "size": 17 << 20, "members": ["vm-a"],
                       "readers": ["host"], "page": "4K"}))
         .unwrap();
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["segment"]["readers"], json!(["host"]));
     assert_eq!((&answer["segment"]["memory"], &answer["segment"]["page"]), (&json!("dax"), &json!(4096)));
-    is_right(&daemon, "late", 6 << 20, 4096);
+    is_right(&daemon, "late", 18 << 20, 4096);
     let refused = daemon
         .admin(json!({"op": "segment-create", "name": "x", "size": 4 << 20, "members": ["host"], "memory": "cxl"}))
         .unwrap_err();
@@ -147,7 +147,7 @@ fn whichever_field_is_damaged_it_is_repaired_and_named() {
             }
         });
         assert_eq!(shown(&daemon, "web")["info_block_repairs"], json!(n + 1), "{field}");
-        is_right(&daemon, "web", 6 << 20, 2 << 20);
+        is_right(&daemon, "web", 18 << 20, 2 << 20);
         let log = daemon.log();
         let said: Vec<&str> =
             log.lines().filter(|line| line.contains("DAX info block was damaged")).collect();
@@ -167,7 +167,7 @@ fn it_is_repaired_before_a_guests_kernel_looks() {
     let mut daemon = Daemon::start_with(VECTORS, CONFIG);
     let uuid = uuid(&daemon, "web");
     let spoil = |daemon: &Daemon| damage(daemon, "web", |block| (block.mode, block.checksum) = (2, 0));
-    let is_right = |daemon: &Daemon| read(daemon, "web").check(uuid, 6 << 20, 2 << 20).is_ok();
+    let is_right = |daemon: &Daemon| read(daemon, "web").check(uuid, 18 << 20, 2 << 20).is_ok();
 
     spoil(&daemon);
     daemon.restart();
@@ -185,7 +185,7 @@ fn it_is_repaired_before_a_guests_kernel_looks() {
     let segments = guest.segments();
     assert!(is_right(&daemon), "the first session");
     let told = |name: &str| segments.iter().find(|s| s.name.as_str() == name).copied().unwrap();
-    assert_eq!((told("web").kind, told("web").page, told("web").size), (MappingKind::DAX, 2 << 20, 6 << 20));
+    assert_eq!((told("web").kind, told("web").page, told("web").size), (MappingKind::DAX, 2 << 20, 18 << 20));
     assert_eq!(
         (told("plain").kind, told("plain").page, told("plain").size),
         (MappingKind::BAR, 4096, 8 << 20)
@@ -274,4 +274,17 @@ fn a_writer_that_becomes_a_reader_loses_its_channels() {
     daemon.start();
     assert_eq!(daemon.client().attach_as(host.back).err().unwrap().code, ErrorCode::STALE.0);
     assert_eq!(daemon.attach("news", "reader").wire.access, Access::READ_ONLY);
+}
+
+#[test]
+fn one_in_use_stays_smaller_than_what_a_vm_takes() {
+    let config = |members: &str| format!("[vm.vm-a]\n[segment.web]\nsize = \"4M\"\nmembers = [{members}]\n");
+    let mut daemon = Daemon::start_with(VECTORS, &config("\"host\""));
+    let host = daemon.attach("web", "who");
+    daemon.kill();
+    daemon.write_config(VECTORS, &config("\"host\", \"vm-a\""));
+    daemon.start();
+    assert_eq!(shown(&daemon, "web")["size"], json!(4 << 20));
+    assert_eq!(shown(&daemon, "web")["broken"], json!(false));
+    drop(host);
 }

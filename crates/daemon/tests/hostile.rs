@@ -4,11 +4,12 @@ mod support;
 
 use ginnel_daemon::packet;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
+use ginnel_shmem::{Mapping, Memory, Protection};
 use serde_json::json;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use support::*;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
@@ -18,7 +19,7 @@ fn serves(daemon: &mut Daemon) {
     let before = Instant::now();
     let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
     // Its own name: after a restart, endpoints of this living process that were dropped meanwhile are still known.
-    let at = format!("honest-{}", a.wire.epoch);
+    let at = format!("honest-{}-{}", a.wire.endpoint, a.wire.epoch);
     a.listen(&at).unwrap();
     b.connect(&at).unwrap();
     a.incoming();
@@ -67,7 +68,7 @@ fn packets_that_are_none() {
         client.send(kind, &vec![0; len]);
         assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
     }
-    client.text(Kind::INSPECT, b"").unwrap();
+    client.status();
     // Names that are none.
     client.send(Kind::ATTACH, &[b'/'; size_of::<wire::Attach>()]);
     assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
@@ -157,9 +158,10 @@ fn clients_that_never_read_are_given_up() {
         let client = daemon.client();
         // A request that makes a long answer; as many as the socket takes.
         let header = Header { kind: Kind::INSPECT, flags: 0, request: 1 };
+        let packet = [header.as_bytes(), wire::Inspect::FIRST.as_bytes()].concat();
         rustix::io::ioctl_fionbio(&client.fd, true).unwrap();
         for _ in 0..5000 {
-            if client.send_raw(header.as_bytes()).is_err() {
+            if client.send_raw(&packet).is_err() {
                 break;
             }
         }
@@ -258,12 +260,6 @@ fn sixty_four_segments_cost_little_and_idling_nothing() {
     assert!(daemon.is_running());
 }
 
-/// Resident bytes, shared ones included.
-fn resident(daemon: &Daemon) -> u64 {
-    let pages = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid())).unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
-}
-
 /// How often it has been woken.
 fn switches(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
@@ -344,4 +340,68 @@ fn hostile_connections_to_the_socket_of_a_vm() {
     });
     support::qemu::Qemu::join(&daemon.run("vm-a.sock"), 64);
     serves(&mut daemon);
+}
+
+#[test]
+fn an_attached_program_cannot_truncate_its_segment() {
+    let lsm = std::fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let version: Vec<u32> = kernel.split('.').filter_map(|n| n.parse().ok()).collect();
+    if !lsm.contains("landlock") || version < vec![6, 2] {
+        eprintln!("skipped: this kernel cannot keep a descriptor from truncating");
+        return;
+    }
+    let mut daemon = Daemon::start_new(
+        "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n",
+    );
+    for segment in ["web", "other"] {
+        let wish = wire::Attach { segment: name(segment), name: name("a"), ..wire::Attach::new_zeroed() };
+        let mut client = daemon.client();
+        let (attached, fds) =
+            client.ask::<wire::Attached>(Kind::ATTACH, wish.as_bytes(), Kind::ATTACHED).unwrap();
+        let memory = std::fs::File::from(fds.into_iter().next().unwrap());
+        let size = memory.metadata().unwrap().len();
+        for len in [0, size / 2, size * 2] {
+            assert!(memory.set_len(len).is_err(), "{segment}: truncated to {len}");
+        }
+        assert_eq!(memory.metadata().unwrap().len(), size);
+        // It is memory all the same.
+        let len = attached.mapped_len().unwrap() as usize;
+        let mapping = Mapping::of_file(&memory, attached.map_offset, len, Protection::ReadWrite).unwrap();
+        mapping.write(len - 8, b"written!");
+    }
+    serves(&mut daemon);
+}
+
+#[test]
+fn a_large_segment_that_is_added_keeps_nobody_waiting() {
+    let mut daemon = Daemon::start_new(WEB);
+    let create = json!({"op": "segment-create", "name": "large", "size": "3G", "members": ["host"]});
+    // On a busy machine it may be there before anybody else was served, which proves nothing.
+    let proven = (0..5).any(|_| {
+        let mut asking = daemon.client();
+        let request = asking.send(Kind::ADMIN, create.to_string().as_bytes());
+        // Served while its memory is zeroed; nobody else gets the name meanwhile.
+        serves(&mut daemon);
+        assert_eq!(daemon.admin(create.clone()).unwrap_err().code, ErrorCode::IN_USE.0);
+        let in_time = !readable(&asking.fd, Duration::ZERO);
+        let answer = asking.answer(request).expect("no answer");
+        assert_eq!(wire::split(&answer.bytes).unwrap().0.kind, Kind::TEXT);
+        daemon.attach("large", "a");
+        daemon.admin(json!({"op": "segment-remove", "name": "large", "force": true})).unwrap();
+        assert!(!daemon.shm("large").exists());
+        in_time
+    });
+    assert!(proven, "nobody was served while the segment was made");
+
+    // One that cannot be made is refused, and leaves nothing behind.
+    let create = json!({"op": "segment-create", "name": "huge", "size": "1T", "members": ["host"]});
+    assert!(daemon.admin(create).unwrap_err().text.contains("no room"));
+    assert!(!daemon.shm("huge").exists());
+    // Nor does one whose client has gone keep its name.
+    let create = json!({"op": "segment-create", "name": "late", "size": "8M", "members": ["host"]});
+    let mut gone = daemon.client();
+    gone.send(Kind::ADMIN, create.to_string().as_bytes());
+    drop(gone);
+    wait_for("its segment", || daemon.client().attach("late", "a").ok());
 }

@@ -2,14 +2,15 @@
 
 mod support;
 
-use ginnel::{AttachOptions, Endpoint};
+use ginnel::{AttachOptions, Endpoint, WaitMode};
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, BellKind, Kind, Rights};
 use ginnel_layout::{sync, wire::Fds};
 use ginnel_shmem::Memory;
+use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::qemu::Qemu;
 use support::*;
 use zerocopy::{FromZeros, IntoBytes};
@@ -120,4 +121,43 @@ fn programs_in_a_vm_have_locks_and_blocks_too() {
     let mine = host.open_block("b", Rights::READ).unwrap();
     assert_eq!(mine.len(), 1);
     drop(mutex);
+}
+
+/// How long it takes to wake sleepers of whose doorbells the waker has never heard, while the daemon stands still.
+fn wakes_without_daemon(daemon: &Daemon) -> Duration {
+    const SLEEPERS: u32 = 4;
+    let endpoint = attach(&daemon.socket(), "waker");
+    let mut permits = endpoint.semaphore("permits", SLEEPERS, 0).unwrap();
+    let sleepers: Vec<_> = (0..SLEEPERS)
+        .map(|_| {
+            let sleeper = attach(&daemon.socket(), "sleeper");
+            std::thread::spawn(move || {
+                let mut permits = sleeper.semaphore("permits", SLEEPERS, 0).unwrap();
+                permits.set_mode(WaitMode::Interrupt);
+                permits.set_timeout(Some(WATCHDOG));
+                permits.acquire().unwrap();
+            })
+        })
+        .collect();
+    wait_for("all to sleep", || {
+        let status = daemon.inspect();
+        let waiters = status["locks"][0]["waiters"].as_array()?;
+        (waiters.len() == SLEEPERS as usize).then_some(())
+    });
+    daemon.signal(Signal::STOP);
+    let begin = Instant::now();
+    permits.release(SLEEPERS).unwrap();
+    let took = begin.elapsed();
+    // They look by themselves.
+    sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+    daemon.signal(Signal::CONT);
+    took
+}
+
+#[test]
+fn who_wakes_others_does_not_wait_for_a_daemon_that_stands_still() {
+    let daemon = Daemon::start_new(WEB);
+    // The best of some: this thread has to wait for a CPU, too.
+    let took = (0..5).map(|_| wakes_without_daemon(&daemon)).min().unwrap();
+    assert!(took < Duration::from_millis(25), "it took {took:?}");
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use support::*;
 use zerocopy::FromBytes;
 
-const SIZE: u64 = 4 << 20;
+const SIZE: u64 = 16 << 20;
 
 /// A configuration with these slices, for a QEMU that says this version.
 fn config(daemon: &Daemon, version: &str, slices: &[&str], size: &str) -> String {
@@ -28,7 +28,7 @@ fn config(daemon: &Daemon, version: &str, slices: &[&str], size: &str) -> String
 /// A daemon, started.
 fn with(version: &str, slices: &[&str]) -> Daemon {
     let mut daemon = Daemon::prepare("", "");
-    daemon.write_config("", &config(&daemon, version, slices, "4M"));
+    daemon.write_config("", &config(&daemon, version, slices, "16M"));
     daemon.start();
     daemon
 }
@@ -95,12 +95,12 @@ fn a_slice_keeps_its_place_and_nobody_inherits_one() {
     let job = daemon.attach("job.w2", "job");
     job.memory.store_release_u64(1 << 20, 7);
     // A worker in front of it, by name and in the list, comes behind it.
-    change(&mut daemon, "8.1.0", &["w1", "w2"], "4M");
+    change(&mut daemon, "8.1.0", &["w1", "w2"], "16M");
     assert_eq!(places(&daemon), [place("w1", "job", SIZE), place("w2", "job", 0)]);
     assert_eq!(daemon.attach("job.w2", "job").memory.load_acquire_u64(1 << 20), 7);
     is_whole(&daemon, "job.w1", "job", SIZE);
     // Whose slice is gone may still run and have it: nobody else gets that place.
-    change(&mut daemon, "8.1.0", &["w2", "w3"], "4M");
+    change(&mut daemon, "8.1.0", &["w2", "w3"], "16M");
     assert_eq!(places(&daemon), [place("w2", "job", 0), place("w3", "job", 2 * SIZE)]);
     is_whole(&daemon, "job.w3", "job", 2 * SIZE);
     assert!(nothing_was_repaired(&daemon));
@@ -109,7 +109,7 @@ fn a_slice_keeps_its_place_and_nobody_inherits_one() {
 #[test]
 fn places_outlive_the_file() {
     let mut daemon = with("8.1.0", &["w2"]);
-    change(&mut daemon, "8.1.0", &["w1", "w2"], "4M");
+    change(&mut daemon, "8.1.0", &["w1", "w2"], "16M");
     // As after a restart of the machine: a tmpfs is empty then.
     daemon.kill();
     std::fs::remove_file(daemon.shm("job")).unwrap();
@@ -127,21 +127,21 @@ fn a_slice_in_use_keeps_file_and_size() {
     assert_eq!(places(&daemon), own);
     let job = daemon.attach("job.w1", "job");
     // QEMU was replaced by a newer one: who is attached stays where it is.
-    change(&mut daemon, "8.2.0", &["w1", "w2"], "4M");
+    change(&mut daemon, "8.2.0", &["w1", "w2"], "16M");
     assert_eq!(places(&daemon), [place("w1", "job.w1", 0), place("w2", "job", 0)]);
     drop(job);
 
     // Another size for one that is attached would reach into its neighbour's.
     let mut daemon = with("8.1.0", &["w1", "w2"]);
     let job = daemon.attach("job.w1", "job");
-    change(&mut daemon, "8.1.0", &["w1", "w2"], "6M");
+    change(&mut daemon, "8.1.0", &["w1", "w2"], "18M");
     assert_eq!(places(&daemon)[1], place("w2", "job", 2 * SIZE));
     let status = daemon.inspect();
     assert_eq!(
         (&status["segments"][0]["broken"], &status["segments"][1]["broken"]),
         (&json!(true), &json!(false))
     );
-    assert!(daemon.log().contains("its size is 4M while it is in use"));
+    assert!(daemon.log().contains("its size is 16M while it is in use"));
     drop(job);
 }
 
@@ -157,7 +157,7 @@ fn a_truncated_file_breaks_those_behind_the_cut() {
 #[test]
 fn slices_are_checked_and_not_made_at_run_time() {
     let daemon = Daemon::prepare("", "");
-    let one = |version| format!("{}slice_files = \"one\"\n", config(&daemon, version, &["w1"], "4M"));
+    let one = |version| format!("{}slice_files = \"one\"\n", config(&daemon, version, &["w1"], "16M"));
     daemon.write_config("", &one("7.2.22"));
     for args in [&["--check"][..], &[]] {
         let output = daemon.output(args);

@@ -34,21 +34,24 @@ fn attach_to(segment: &str) -> wire::Attach {
 #[test]
 fn a_joining_qemu_is_told_everything_at_once() {
     let daemon = Daemon::start_with(VECTORS, TWO);
-    let a = Qemu::join(&daemon.run("vm-a.sock"), 4);
-    // Version, own id, memory; then the others that share a segment, started or not; own vectors last.
+    let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4);
+    // Version, own id, memory, own vectors; then those of the others that serve a shared segment, started or not.
     let mut expected = vec![(0, false), (a.id, false), (-1, true)];
-    for member in [0, 7, a.id] {
-        expected.extend([(member, true); 4]);
+    expected.extend([(a.id, true); 4]);
+    expected.extend([(0, true); 4]); // No more than it takes: its daemon's, and three for programs.
+    expected.push((7, true));
+    while a.heard.len() < expected.len() {
+        a.hear();
     }
     assert_eq!(a.heard, expected);
     // The doorbells are the member's, whoever is told of them.
     let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
     assert_eq!(b.id, 7);
-    a.ring(7, 3);
-    assert!(readable(&b.peers[&7][3], WATCHDOG));
-    assert!(!readable(&b.peers[&7][2], Duration::ZERO));
-    b.ring(a.id, 1);
-    assert!(readable(&a.peers[&a.id][1], WATCHDOG));
+    a.ring(7, 0);
+    assert!(b.is_rung(1, WATCHDOG));
+    assert!(!b.is_rung(2, Duration::ZERO));
+    b.ring(a.id, 0);
+    assert!(a.is_rung(1, WATCHDOG));
     // Its memory cannot be truncated.
     assert!(rustix::fs::ftruncate(&a.control, 0).is_err());
     // Noise is no reason to end a VM.
@@ -60,14 +63,16 @@ fn a_joining_qemu_is_told_everything_at_once() {
     // A second QEMU for a VM that runs is refused, and the first does not notice.
     let mut second = UnixStream::connect(daemon.run("vm-a.sock")).unwrap();
     assert_eq!(second.read(&mut [0; 8]).unwrap(), 0);
-    b.ring(a.id, 2);
-    assert!(readable(&a.peers[&a.id][2], WATCHDOG));
+    assert!(!b.is_rung(3, Duration::ZERO));
+    a.ring(a.id, 2);
+    assert!(a.is_rung(2, WATCHDOG));
 }
 
 #[test]
 fn members_that_are_declared_later_are_told_to_those_who_are_there() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut stranger = Qemu::join(&daemon.run("stranger.sock"), 4);
+    assert_eq!(stranger.hear(), (0, true), "the host's daemon, and nobody else on the host");
     assert_eq!(stranger.peers.keys().copied().collect::<Vec<_>>(), [0, stranger.id]);
     let answer = daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
     let vm: serde_json::Value = serde_json::from_str(&answer).unwrap();
@@ -75,15 +80,11 @@ fn members_that_are_declared_later_are_told_to_those_who_are_there() {
     let request =
         json!({"op": "segment-create", "name": "pair", "size": "3M", "members": ["late", "stranger"]});
     let segment: serde_json::Value = serde_json::from_str(&daemon.admin(request).unwrap()).unwrap();
-    assert_eq!(segment["segment"]["size"], json!(4 << 20));
-    for _ in 0..4 {
-        let (id, fd) = stranger.hear();
-        assert_eq!(id, number);
-        assert!(fd.is_some());
-    }
+    assert_eq!(segment["segment"]["size"], json!(16 << 20));
+    assert_eq!(stranger.hear(), (number, true));
     // And is there after a restart.
-    let late = Qemu::join(&daemon.run("late.sock"), 4);
-    assert_eq!(late.peers.keys().copied().collect::<Vec<_>>(), [0, stranger.id, late.id]);
+    let mut late = Qemu::join(&daemon.run("late.sock"), 4);
+    assert_eq!([late.hear(), late.hear()], [(0, true), (stranger.id, true)]);
     let refused = daemon.admin(json!({"op": "vm-remove", "name": "late"})).unwrap_err();
     assert_eq!(refused.code, ErrorCode::IN_USE.0);
     drop(late);
@@ -91,7 +92,7 @@ fn members_that_are_declared_later_are_told_to_those_who_are_there() {
         daemon.admin(json!({"op": "segment-remove", "name": "pair", "force": true})).ok();
         daemon.admin(json!({"op": "vm-remove", "name": "late"})).ok()
     });
-    assert_eq!(stranger.hear().0, number, "gone");
+    assert_eq!(stranger.hear(), (number, false), "gone");
     assert!(!daemon.shm("pair").exists() && !daemon.run("late.sock").exists());
 }
 
@@ -104,7 +105,7 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
     assert_eq!(segments.len(), 1);
     assert_eq!(
         (segments[0].name.as_str(), segments[0].size, segments[0].uuid),
-        ("web", 8 << 20, host.wire.uuid)
+        ("web", 16 << 20, host.wire.uuid)
     );
     assert!(guest.endpoints().is_empty());
 
@@ -112,7 +113,7 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
     let id = guest.qemu.id as u32;
     let attached = guest.attach(5, attach_to("web")).unwrap();
     assert_eq!((attached.member, attached.fds.0), (id, 0));
-    assert_eq!(attached.segment_len, 8 << 20);
+    assert_eq!(attached.segment_len, 16 << 20);
     let listener = guest.listen(5, "cp@vm-a");
     let there = host.connect("cp@vm-a").unwrap();
     assert_eq!((there.wire.bell_kind, there.wire.peer_member), (BellKind::EVENT, id));
@@ -122,18 +123,18 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
         (here.channel, here.listener, here.peer_name.as_str()),
         (there.wire.channel, listener, "on-host")
     );
-    assert_eq!((here.bell_kind, here.bell, here.fds.0), (BellKind::REGISTER, host.wire.vector, 0));
+    assert_eq!((here.bell_kind, here.bell >> 16, here.fds.0), (BellKind::REGISTER, 0, 0));
     // The host's program rings the vector that the guest's program waits on, and the other way round.
     there.ring();
-    assert!(readable(&guest.qemu.peers[&guest.qemu.id][attached.vector as usize], WATCHDOG));
-    guest.qemu.ring(0, host.wire.vector as usize);
+    assert!(guest.qemu.is_rung(attached.vector, WATCHDOG));
+    guest.qemu.ring(0, here.bell as usize);
     assert!(readable(&host.event, WATCHDOG));
 
     // What it says of its mapping is shown.
     let mapped = relay::Mapped {
         name: name("web"),
         kind: relay::MappingKind::BAR,
-        reserved: 0,
+        trusts_members: 1,
         read_mb_s: 9000,
         write_mb_s: 8000,
     };
@@ -143,14 +144,39 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
         let web = status["segments"].as_array()?.iter().find(|s| s["name"] == "web").cloned()?;
         web["mappings"].get(0).cloned()
     });
-    assert_eq!(shown, json!({"member": "vm-a", "kind": "bar", "read_mb_s": 9000, "write_mb_s": 8000}));
+    let what = json!({
+        "member": "vm-a", "kind": "bar", "trusts_members": true, "read_mb_s": 9000, "write_mb_s": 8000,
+    });
+    assert_eq!(shown, what);
 
     // A guest sees its own segments only.
     guest.open(6, 78);
     assert_eq!(guest.attach(6, attach_to("nothing")).unwrap_err().0, ErrorCode::NO_SEGMENT.0);
 
-    // The program ends: its peer on the host is told.
+    // The program loses its connection, and comes back.
     guest.send(RelayKind::CLOSE, 5, &[]);
+    guest.open(7, 77);
+    let wire::Attached { endpoint, epoch, token, .. } = attached;
+    let back = wire::Attach { endpoint, epoch, token, ..attach_to("web") };
+    assert_eq!(guest.attach(7, back).unwrap().endpoint, endpoint);
+    assert_ne!(there.peer_state(), DEAD);
+    // It has a child, and ends; then the child does, which another holds the connection of.
+    let process = |pid| relay::Endpoint { endpoint, epoch, pid, reserved: 0, started: 5 };
+    guest.send(RelayKind::JOIN, 0, process(99).as_bytes());
+    guest.send(RelayKind::GONE, 0, process(77).as_bytes());
+    let pids = |pids: serde_json::Value| {
+        wait_for("the owners", || {
+            let status = daemon.inspect();
+            let mut all = status["endpoints"].as_array()?.iter();
+            (all.find(|e| e["number"] == json!(endpoint))?["pids"] == pids).then_some(())
+        });
+    };
+    pids(json!([99]));
+    guest.send(RelayKind::GONE, 0, process(99).as_bytes());
+    pids(json!([]));
+    assert_ne!(there.peer_state(), DEAD);
+    // When that is closed too, the peer on the host is told.
+    guest.send(RelayKind::CLOSE, 7, &[]);
     wait_for("death", || (there.peer_state() == DEAD).then_some(()));
 }
 
@@ -165,7 +191,9 @@ fn a_guest_without_interrupts_is_never_rung() {
     assert_eq!(host.connect("x").unwrap().wire.bell_kind, BellKind::NONE);
     host.listen("y").unwrap();
     let out = guest.connect(1, "y").unwrap();
-    assert_eq!((out.bell_kind, out.bell), (BellKind::REGISTER, host.wire.vector));
+    assert_eq!(out.bell_kind, BellKind::REGISTER);
+    guest.qemu.ring(0, out.bell as usize);
+    assert!(readable(&host.event, WATCHDOG));
 }
 
 #[test]
@@ -242,7 +270,7 @@ fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
 fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
     let mut daemon = Daemon::start_with(VECTORS, TWO);
     let mut host = daemon.attach("web", "on-host");
-    let guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
+    let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(1, true);
     let memory = guest.qemu.memory();
     let mut seed = 88172645463325252u64;
     let mut random = || {
@@ -332,11 +360,11 @@ fn sessions_and_doorbells_outlive_the_daemon() {
     assert_eq!((endpoints[0].endpoint, endpoints[0].epoch), (attached.endpoint, attached.epoch));
     assert_ne!(channel.peer_state(), DEAD);
     // A VM that starts now and one that was there before ring each other.
-    let b = Qemu::join(&daemon.run("vm-b.sock"), 4);
-    a.qemu.ring(7, 2);
-    assert!(readable(&b.peers[&7][2], WATCHDOG));
-    b.ring(a.qemu.id, 3);
-    assert!(readable(&a.qemu.peers[&a.qemu.id][3], WATCHDOG));
+    let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
+    a.qemu.ring(7, 0);
+    assert!(b.is_rung(1, WATCHDOG));
+    b.ring(a.qemu.id, 0);
+    assert!(a.qemu.is_rung(1, WATCHDOG));
     // A member that is declared while there is no connection to vm-a's QEMU: rings go by way of the daemon.
     daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
     daemon
@@ -351,5 +379,5 @@ fn sessions_and_doorbells_outlive_the_daemon() {
     let channel = a.connect(2, "z").unwrap();
     assert_eq!((channel.bell_kind, channel.bell), (BellKind::REGISTER, 0));
     a.qemu.ring(0, 0);
-    assert!(readable(&late.qemu.peers[&late.qemu.id][theirs.vector as usize], WATCHDOG));
+    assert!(late.qemu.is_rung(theirs.vector, WATCHDOG));
 }

@@ -665,6 +665,62 @@ mod truncated {
         assert_eq!(c.read(&mut [0; 100], || {}), Err(RecvError::Broken), "zeros are not the stream");
     }
 
+    /// No end says yes to what goes nowhere: neither the short way of a send nor the long one.
+    #[test]
+    fn under_a_send() {
+        let (file, m) = file();
+        let mut p = message::Producer::new(m.clone(), CAPACITY);
+        let mut fresh = message::Producer::new(m, CAPACITY);
+        let _ = p.send(&[7; 8]).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(p.put(&[7; 8]), None);
+        assert_eq!(p.send(&[7; 8]), Err(SendError::Broken));
+        assert_eq!(fresh.send(&[7; 8]), Err(SendError::Broken));
+        assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
+    }
+
+    /// The ring's words are on a page that is still there, the place of the message is not.
+    #[test]
+    fn under_the_place_of_a_message() {
+        let (file, m) = file();
+        let mut short = message::Producer::new(m.clone(), CAPACITY);
+        let mut c = message::Consumer::new(m.clone(), CAPACITY);
+        for span in [1024, 1024, 1024, 512] {
+            pass(&mut short, &mut c, span);
+        }
+        file.set_len(4096).unwrap();
+        assert_eq!(short.send(&[7; 8]), Err(SendError::Broken));
+
+        let (file, m) = self::file();
+        let mut long = message::Producer::new(m.clone(), CAPACITY);
+        let mut c = message::Consumer::new(m, CAPACITY);
+        for span in [1024, 1024, 1024, 448] {
+            pass(&mut long, &mut c, span);
+        }
+        file.set_len(4096).unwrap();
+        assert_eq!(long.send(&[7; 120]), Err(SendError::Broken));
+        assert_eq!(long.claim(8).err(), Some(SendError::Broken), "and it stays so");
+    }
+
+    #[test]
+    fn under_a_write() {
+        let (file, m) = file();
+        let mut p = stream::Producer::new(m.clone(), CAPACITY);
+        let mut fresh = stream::Producer::new(m, CAPACITY);
+        p.write(&[7; 8], || {}).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(p.write(&[7; 8], || {}), Err(SendError::Broken));
+        assert_eq!(fresh.claim(8).err(), Some(SendError::Broken));
+
+        // The counters are still there, the place of the bytes is not.
+        let (file, m) = self::file();
+        let mut p = stream::Producer::new(m, CAPACITY);
+        p.write(&[7; 3500], || {}).unwrap();
+        file.set_len(4096).unwrap();
+        assert_eq!(p.write(&[7; 200], || {}), Err(SendError::Broken));
+        assert_eq!(p.claim(8).err(), Some(SendError::Broken), "and it stays so");
+    }
+
     #[test]
     fn under_a_full_ring() {
         let (file, m) = file();

@@ -254,6 +254,52 @@ fn a_stream_arrives_over_the_wrap_with_both_sides_sleeping() {
     });
 }
 
+/// A writer waits in front of a full ring while the reader takes the bytes in parts that are shorter than what it returns at
+/// a time, until it finds none; the reader may still keep the last part back when it goes to sleep.
+fn trickle(
+    part: usize,
+    (mut producer, mut consumer): (stream::Producer<LoomMemory>, stream::Consumer<LoomMemory>),
+) {
+    // Two parts have been read and not been returned, and the rest of the ring is full.
+    let owed = 2 * part;
+    for piece in [part, part, RUN, RUN, RUN, CAPACITY - 3 * RUN - owed] {
+        let room = producer.claim(piece).unwrap();
+        assert_eq!(room.slice().len(), piece);
+        let _ = room.publish(piece);
+    }
+    for _ in 0..2 {
+        assert!(!consumer.peek().unwrap().release(part), "nobody waits yet");
+    }
+    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
+    let writer = thread::spawn(move || {
+        sleep_until(&mut producer, &mut awake_producer);
+        to_consumer.ring_if(producer.claim(1).unwrap().publish(1));
+        to_consumer.ring_if(producer.finish());
+    });
+    let mut left = CAPACITY - owed + 1;
+    while left > 0 {
+        match consumer.peek() {
+            Ok(bytes) => {
+                let n = bytes.len().min(CAPACITY / 4 - part);
+                to_producer.ring_if(bytes.release(n));
+                left -= n;
+            }
+            Err(RecvError::Empty) => sleep_until(&mut consumer, &mut awake_consumer),
+            Err(error) => panic!("{error} with {left} bytes to come"),
+        }
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_writer_finds_room_although_the_reader_keeps_some_back() {
+    explore(3, || {
+        let (p, c) = both(ring(&[]));
+        trickle(200, streams(p, c));
+    });
+}
+
 /// The consumer copies a message out and returns its room, into which the producer copies at once.
 fn reuse((mut producer, mut consumer): MessagePair) {
     const LENS: [usize; 5] = [504, LONG, LONG, LONG, 440];

@@ -591,6 +591,8 @@ mod test {
     pub fn main() {
         let args: Vec<String> = std::env::args().skip(1).collect();
         let kills = args.iter().position(|a| a == "--kills").and_then(|at| args.get(at + 1)?.parse().ok());
+        // `make test-quick`.
+        let kills = kills.or_else(|| std::env::var_os("GINNEL_QUICK").map(|_| 10));
         let wanted = args.first().filter(|a| !a.starts_with('-'));
         let mut stage = Stage::new();
         let cases: Vec<Case> = [mutexes(), rwlocks(), others()].into_iter().flatten().collect();

@@ -306,6 +306,32 @@ fn two_writers_and_a_reader() {
     });
 }
 
+/// A writer that gives up frees the word while another sleeps for it; a third takes the free word, sleeps until the reader
+/// leaves, and may be given the wake of the one that sleeps for the word. It has to pass that on.
+#[test]
+fn three_writers_and_a_reader() {
+    explore(2, || {
+        let memory = page(4);
+        let beds = Beds::new(4);
+        let mut reader = RwLock::new(memory.clone(), user(3));
+        reader.read(&mut beds.of(3), ASLEEP).unwrap();
+        let threads: Vec<_> = [1, 2]
+            .map(|k| {
+                let (memory, mut beds) = (memory.clone(), beds.of(k));
+                thread::spawn(move || {
+                    let mut lock = RwLock::new(memory, user(k));
+                    assert_eq!(lock.write(&mut beds, ASLEEP).unwrap(), Locked::Clean);
+                    lock.unlock(&mut beds).unwrap();
+                })
+            })
+            .into();
+        let outcome = RwLock::new(memory, user(0)).try_write(&mut beds.of(0));
+        assert!(matches!(outcome, Err(SyncError::Busy)), "{outcome:?}");
+        reader.unlock(&mut beds.of(3)).unwrap();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    });
+}
+
 #[test]
 fn a_reader_dies_while_a_writer_comes() {
     explore(3, || {
@@ -447,6 +473,26 @@ fn a_waiter_dies_with_the_signal_that_it_was_given() {
         let waiter = thread::spawn(move || await_flag(m, c, 1, b));
         raise_flag(mutex, condvar.clone(), 2, beds.of(2), false, false);
         bury(&condvar, SyncKind::CONDVAR, &mut beds);
+        waiter.join().unwrap();
+    });
+}
+
+/// User 1 waits without having the mutex, which is an error; a signal that it is given meanwhile is user 2's.
+#[test]
+fn one_that_must_not_wait_passes_its_signal_on() {
+    explore(2, || {
+        let (mutex, condvar) = pair(3);
+        let beds = Beds::new(3);
+        let (m, c, mut b) = (mutex.clone(), condvar.clone(), beds.of(1));
+        let wrong = thread::spawn(move || {
+            let mut mutex = Mutex::new(m, user(1));
+            let outcome = Condvar::new(c, user(1)).wait(&mut b.clone(), ASLEEP, &mut mutex, &mut b, ASLEEP);
+            assert!(matches!(outcome, Err(SyncError::NotOwner)), "{outcome:?}");
+        });
+        let (m, c, b) = (mutex.clone(), condvar.clone(), beds.of(2));
+        let waiter = thread::spawn(move || await_flag(m, c, 2, b));
+        raise_flag(mutex, condvar, 0, beds.of(0), false, false);
+        wrong.join().unwrap();
         waiter.join().unwrap();
     });
 }

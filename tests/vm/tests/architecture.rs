@@ -7,12 +7,16 @@ use std::process::Command;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-config", &[]),
     ("ginnel-layout", &[]),
+    ("ginnel-doorbell", &[]),
     ("ginnel-shmem", &[]),
     ("ginnel-ring", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-sync", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel-virtqueue", &["ginnel-layout", "ginnel-shmem"]),
-    ("ginnel", &["ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
-    ("ginnel-daemon", &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
+    ("ginnel", &["ginnel-doorbell", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
+    (
+        "ginnel-daemon",
+        &["ginnel-config", "ginnel-doorbell", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"],
+    ),
     ("ginnel-volume-control", &["ginnel-config"]),
     ("ginnel-capi", &["ginnel"]),
     ("ginnel-cli", &["ginnel", "ginnel-config", "ginnel-layout", "ginnel-volume-control"]),

@@ -237,6 +237,16 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     let pid = systemd.start_unit("ginneld")?;
     is_held(systemd, &pid)?;
     systemd.kill_unit("ginneld")?;
+    // A mistake in its configuration does not cost it what systemd holds for it.
+    let good = "[vm.a]\n[segment.s]\nsize = '16M'\nmembers = ['host', 'a']\n";
+    systemd.write("ginnel/ginneld.toml", "mistake = 1\n")?;
+    let old = systemd.show("ginneld", "MainPID")?;
+    systemd.run(&format!("kill -9 {old}"))?.ok()?;
+    wait_until("the daemon waits", PROMPT, || Ok(systemd.journal("ginneld")?.contains("waiting until")))?;
+    ensure!(systemd.show("ginneld", "ActiveState")? == "activating");
+    systemd.write("ginnel/ginneld.toml", good)?;
+    wait_until("it serves", PROMPT, || Ok(systemd.show("ginneld", "ActiveState")? == "active"))?;
+    ensure!(systemd.journal("ginneld")?.matches("keeper started").count() == 0, "systemd is the keeper");
     let said = systemd.run("/usr/local/bin/ginnel status")?.ok()?.stdout;
     ensure!(said.contains('s') && said.contains("16"), "{said}");
     systemd.stop_unit("ginneld")

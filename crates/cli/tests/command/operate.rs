@@ -6,9 +6,9 @@ use std::process::Stdio;
 #[test]
 fn segments_come_and_go() {
     let world = World::new();
-    let said = world.good("segment create db --size 5M --members host,vm-a --mode 0600 --allow-users 0");
+    let said = world.good("segment create db --size 17M --members host,vm-a --mode 0600 --allow-users 0");
     assert!(
-        said.out.contains("segment db: 6 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
+        said.out.contains("segment db: 18 MiB, rounded up") && said.out.contains("/shm/ginnel-db"),
         "{said:?}"
     );
     let said = world.good("segment create old --size 5M --members host --readers vm-a --memory bar");
@@ -31,7 +31,7 @@ fn segments_come_and_go() {
     );
     let json = world.good("segment list --json").json();
     assert_eq!(
-        json.as_array().unwrap().iter().filter(|s| s["name"] == "db" && s["size"] == 6 << 20).count(),
+        json.as_array().unwrap().iter().filter(|s| s["name"] == "db" && s["size"] == 18 << 20).count(),
         1
     );
 
@@ -52,18 +52,18 @@ fn segments_come_and_go() {
 #[test]
 fn a_vm_is_declared_and_its_devices_printed() {
     let world = World::new();
-    let said = world.good("vm add vm-b --home 4M");
+    let said = world.good("vm add vm-b --home 16M");
     assert!(said.out.starts_with("VM vm-b: member 2;"), "{said:?}");
     let args = world.good("qemu-args vm-b --iommu --memory 2G");
     let at = world.path().display();
     let expected = [
         "-M q35,kernel-irqchip=split".to_owned(),
         "-device intel-iommu,intremap=on".into(),
-        "-m 2G,maxmem=3076M".into(),
+        "-m 2G,maxmem=3088M".into(),
         format!("-chardev socket,id=ginnel-control,path={at}/run/vm-b.sock"),
         "-device ivshmem-doorbell,chardev=ginnel-control,vectors=32".into(),
         format!(
-            "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel-home-vm-b,size=4194304,dump=off"
+            "-object memory-backend-file,id=ginnel-home-vm-b,share=on,mem-path={at}/shm/ginnel-home-vm-b,size=16777216,dump=off"
         ),
         "-device virtio-pmem-pci,memdev=ginnel-home-vm-b".into(),
     ];
@@ -71,14 +71,14 @@ fn a_vm_is_declared_and_its_devices_printed() {
     assert!(args.err.contains("intel_iommu=on") && args.err.contains("maxcpus"), "{args:?}");
     assert!(world.good("qemu-args vm-b -q").err.is_empty());
     let hint = world.good("qemu-args vm-b").err;
-    assert!(hint.contains("at least SIZE + 4M"), "{hint}");
+    assert!(hint.contains("at least SIZE + 16M"), "{hint}");
     world.expect(2, "qemu-args vm-b --memory 2048");
     let check = |line: &str| {
         let output = world.command("qemu-args vm-b --check").arg(line).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(check(&args.out), (Some(0), String::new()));
-    let (status, err) = check(&args.out.replace("maxmem=3076M", "maxmem=2050M"));
+    let (status, err) = check(&args.out.replace("maxmem=3088M", "maxmem=2050M"));
     assert_eq!(status, Some(1));
     assert!(err.contains("maxmem of 2050M is too small") && err.lines().count() == 1, "{err}");
     let xml = world.good("libvirt-xml vm-b").out;

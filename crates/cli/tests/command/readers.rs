@@ -6,7 +6,7 @@ use ginnel::{AttachOptions, Endpoint, Error, MappingKind, Memory, MessageChannel
 #[test]
 fn a_reader_reads_and_is_told_when_it_would_write() {
     let world = World::new();
-    world.good("segment create news --size 4M --members vm-a --readers host --memory dax --page 4K");
+    world.good("segment create news --size 16M --members vm-a --readers host --memory dax --page 4K");
     let json = world.good("segment list --json").json();
     let news = json.as_array().unwrap().iter().find(|s| s["name"] == "news").unwrap();
     assert_eq!((&news["members"][0], &news["readers"][0]), (&"vm-a".into(), &"host".into()));
@@ -17,7 +17,7 @@ fn a_reader_reads_and_is_told_when_it_would_write() {
     assert!(endpoint.is_read_only() && endpoint.memory().is_read_only());
     assert_eq!((endpoint.page(), endpoint.mapping_kind()), (4096, MappingKind::FILE));
     // The mapping begins with the header, and is all the rest.
-    assert_eq!(endpoint.memory().len(), 2 << 20);
+    assert_eq!(endpoint.memory().len(), 14 << 20);
     assert_eq!(endpoint.memory().load_acquire_u64(0), u64::from_le_bytes(*b"GINNELSG"));
     let refused = endpoint.listen::<MessageChannel>("x").err().unwrap();
     assert!(matches!(&refused, Error::ReadOnly { segment } if segment == "news"), "{refused}");

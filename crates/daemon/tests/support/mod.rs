@@ -175,7 +175,7 @@ impl Daemon {
 
     /// The answer to INSPECT.
     pub fn inspect(&self) -> serde_json::Value {
-        serde_json::from_str(&self.client().text(Kind::INSPECT, b"").unwrap()).unwrap()
+        self.client().status()
     }
 
     /// The answer to ADMIN.
@@ -233,6 +233,15 @@ impl Client {
         self.request
     }
 
+    /// The same for a client that may have been given up; `None` then. Does not wait for room.
+    pub fn try_send(&mut self, kind: Kind, body: &[u8]) -> Option<u32> {
+        self.request += 1;
+        let header = Header { kind, flags: 0, request: self.request };
+        rustix::io::ioctl_fionbio(&self.fd, true).ok()?;
+        self.send_raw(&[header.as_bytes(), body].concat()).ok()?;
+        Some(self.request)
+    }
+
     pub fn send_raw(&self, packet: &[u8]) -> Result<(), rustix::io::Errno> {
         packet::send::<OwnedFd>(self.fd.as_fd(), packet, &[])
     }
@@ -265,6 +274,28 @@ impl Client {
         let request = self.send(kind, body);
         let packet = self.answer(request).expect("the connection ended");
         parse(packet, expect)
+    }
+
+    /// All pages of the status.
+    pub fn status(&mut self) -> serde_json::Value {
+        let (mut text, mut from) = (Vec::new(), wire::Inspect::FIRST);
+        loop {
+            let request = self.send(Kind::INSPECT, from.as_bytes());
+            from = loop {
+                let packet = self.answer(request).expect("the connection ended");
+                let (header, body) = wire::split(&packet.bytes).unwrap();
+                if header.kind == Kind::PAGE {
+                    let (next, rest) = wire::Inspect::read_from_prefix(body).unwrap();
+                    text.extend_from_slice(rest);
+                    break next;
+                }
+                assert_eq!(header.kind, Kind::TEXT);
+                text.extend_from_slice(body);
+            };
+            if !from.is_more() {
+                return serde_json::from_slice(&text).unwrap();
+            }
+        }
     }
 
     pub fn text(&mut self, kind: Kind, body: &[u8]) -> Result<String, Refused> {
@@ -324,6 +355,12 @@ fn parse<T: FromBytes>(packet: Packet, expect: Kind) -> Result<(T, Vec<OwnedFd>)
     Ok((wire::body(body).expect("an answer of another length"), packet.fds))
 }
 
+/// Resident bytes, shared ones included.
+pub fn resident(daemon: &Daemon) -> u64 {
+    let pages = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid())).unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
 pub fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
@@ -339,7 +376,39 @@ pub struct Attached {
     nonce: u64,
 }
 
+impl Drop for Attached {
+    /// What a program says that goes. One that only loses its connection does not (see [`Attached::hang_up`]).
+    fn drop(&mut self) {
+        let header = Header { kind: Kind::DETACH, flags: 0, request: u32::MAX };
+        let _ = self.client.send_raw(header.as_bytes());
+    }
+}
+
 impl Attached {
+    /// Closes the connection without a word. Returns how to come back.
+    pub fn hang_up(mut self) -> wire::Attach {
+        drop(self.take_connection());
+        self.back
+    }
+
+    /// The connection, which stays open without it.
+    pub fn take_connection(&mut self) -> OwnedFd {
+        let none = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        std::mem::replace(&mut self.client.fd, none)
+    }
+
+    /// What came over a connection of one's own making.
+    pub fn of(
+        fd: OwnedFd,
+        wire: wire::Attached,
+        memory: Mapping,
+        event: OwnedFd,
+        back: wire::Attach,
+    ) -> Self {
+        let client = Client { fd, request: 100, events: Vec::new() };
+        Self { client, wire, memory, event, back, nonce: 0 }
+    }
+
     pub fn listen(&mut self, at: &str) -> Result<u32, Refused> {
         let wish = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0 };
         self.client

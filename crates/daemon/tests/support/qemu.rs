@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The connection of a QEMU.
@@ -22,12 +23,17 @@ pub struct Qemu {
     pub peers: BTreeMap<i64, Vec<OwnedFd>>,
     /// The numbers in the order in which they came.
     pub heard: Vec<(i64, bool)>,
+    vectors: usize,
 }
 
 impl Qemu {
-    /// Joins as QEMU does, and checks what QEMU checks. The own vectors come last.
+    /// Joins as QEMU does, and checks what QEMU checks. The own vectors come first, and are all that is waited for.
     pub fn join(socket: &Path, vectors: usize) -> Self {
-        let socket = wait_for("the VM's socket", || UnixStream::connect(socket).ok());
+        Self::take_over(wait_for("the VM's socket", || UnixStream::connect(socket).ok()), vectors)
+    }
+
+    /// The same, with a socket that is connected.
+    pub fn take_over(socket: UnixStream, vectors: usize) -> Self {
         let mut heard = Vec::new();
         let mut next = || {
             let (number, fd) = hear(&socket).expect("the server hangs up");
@@ -45,23 +51,45 @@ impl Qemu {
             let (number, fd) = next();
             let peer = peers.entry(number).or_default();
             peer.push(fd.expect("a doorbell without an eventfd"));
-            assert!(peer.len() <= vectors, "QEMU refuses more eventfds than its device has vectors");
         }
-        Self { id, control: control.expect("no control memory"), peers, heard, socket }
+        Self { id, control: control.expect("no control memory"), peers, heard, socket, vectors }
     }
 
-    /// What comes later.
-    pub fn hear(&mut self) -> (i64, Option<OwnedFd>) {
+    /// What comes later. QEMU keeps what it is told of a peer, and forgets a peer that is gone.
+    pub fn hear(&mut self) -> (i64, bool) {
         assert!(readable(&self.socket, WATCHDOG), "nothing is said");
-        hear(&self.socket).expect("the server hangs up")
+        let (number, fd) = hear(&self.socket).expect("the server hangs up");
+        self.heard.push((number, fd.is_some()));
+        match fd {
+            Some(fd) => {
+                let peer = self.peers.entry(number).or_default();
+                peer.push(fd);
+                assert!(peer.len() <= self.vectors, "QEMU refuses more eventfds than its device has vectors");
+                (number, true)
+            }
+            None => (number, self.peers.remove(&number).is_none()),
+        }
+    }
+
+    /// The n-th doorbell of a peer, once it was told.
+    pub fn doorbell(&mut self, peer: i64, n: usize) -> &OwnedFd {
+        while self.peers.get(&peer).is_none_or(|peer| peer.len() <= n) {
+            self.hear();
+        }
+        &self.peers[&peer][n]
+    }
+
+    /// Whether the n-th of its own vectors is rung.
+    pub fn is_rung(&self, vector: u32, timeout: Duration) -> bool {
+        readable(&self.peers[&self.id][vector as usize], timeout)
     }
 
     pub fn memory(&self) -> Mapping {
         Mapping::of_file(&self.control, 0, control::SIZE, Protection::ReadWrite).unwrap()
     }
 
-    pub fn ring(&self, peer: i64, vector: usize) {
-        rustix::io::write(&self.peers[&peer][vector], &1u64.to_ne_bytes()).unwrap();
+    pub fn ring(&mut self, peer: i64, n: usize) {
+        rustix::io::write(self.doorbell(peer, n), &1u64.to_ne_bytes()).unwrap();
     }
 
     pub fn guest(self, boot: u8, interrupts: bool) -> Guest {

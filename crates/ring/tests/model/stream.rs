@@ -17,6 +17,8 @@ struct Model {
     data: Wake,
     space: Wake,
     read_when_armed: u64,
+    /// Whether the look after arming found no room.
+    refused_when_armed: bool,
 }
 
 fn bytes(from: u64, len: usize) -> Vec<u8> {
@@ -38,6 +40,7 @@ pub fn run(capacity: usize, ops: impl IntoIterator<Item = Op>) {
         data: Wake::default(),
         space: Wake::default(),
         read_when_armed: 0,
+        refused_when_armed: false,
     };
     for op in ops {
         model.step(op, &mut producer, &mut consumer);
@@ -71,6 +74,12 @@ impl Model {
                 self.space.arm();
                 self.read_when_armed = self.read;
                 producer.arm();
+                self.refused_when_armed = !producer.ready();
+                if self.consumer_finished {
+                    self.send_ended.get_or_insert(SendError::Closed);
+                }
+                let refused = self.send_ended.is_none() && self.queue.len() == self.capacity;
+                assert!(self.refused_when_armed || !refused, "room in a full ring");
             }
             _ => match op.a % 64 {
                 0 => {
@@ -210,8 +219,8 @@ impl Model {
         assert!(self.queue.is_empty());
         let nothing = self.nothing();
         assert_eq!(consumer.poll(), Err(nothing));
-        if self.space.due() && self.read != self.read_when_armed {
-            assert!(consumer.take_owed(), "an armed producer is not rung although all came back");
+        if self.refused_when_armed && !self.consumer_finished {
+            assert!(!self.space.due(), "a producer that found no room is not rung although all came back");
         }
         if self.send_ended.is_none() && !self.consumer_finished {
             // A claim looks again only when it knows of less than an eighth.

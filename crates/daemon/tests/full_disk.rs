@@ -1,0 +1,223 @@
+//! A disk without room for the journal: what cannot be recorded is refused, and the next daemon gives nothing to anybody
+//! that belongs to somebody else.
+
+mod support;
+
+use ginnel_layout::wire::{self, ErrorCode, Kind};
+use serde_json::json;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use support::*;
+use zerocopy::{FromZeros, IntoBytes};
+
+const WEB: &str = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n\
+                   [limits]\nchannels_per_endpoint = 65536\nchannels_per_member = 65536\nbacklog = 65536\n";
+
+/// A small file system, as long as this lives.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// None if this user may not mount one.
+    fn mount(at: PathBuf) -> Option<Self> {
+        std::fs::create_dir_all(&at).unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=4M", "ginnel-test"]).arg(&at).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: only root can mount a file system");
+            return None;
+        }
+        Some(Self(at))
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    fn fill(&self) {
+        let mut file = File::options().append(true).create(true).open(self.filler()).unwrap();
+        while file.write(&[0; 4096]).is_ok() {}
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A process that ends with this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn back(daemon: &Daemon, old: &Attached) -> Attached {
+    daemon.client().attach_as(old.back).unwrap()
+}
+
+/// Bytes of the segment that a channel has.
+fn place(channel: &wire::Channel) -> std::ops::Range<u64> {
+    channel.offset..channel.offset + ginnel_layout::channel::footprint(channel.capacity as usize) as u64
+}
+
+/// Listens and ends it, until that is refused.
+fn use_up(a: &mut Attached) -> Refused {
+    for _ in 0..10_000 {
+        let listener = match a.listen("y") {
+            Ok(listener) => wire::Listening { listener, reserved: 0 },
+            Err(refused) => return refused,
+        };
+        a.client.ask::<[u8; 0]>(Kind::UNLISTEN, listener.as_bytes(), Kind::OK).unwrap();
+    }
+    panic!("listeners without end on a full disk");
+}
+
+#[test]
+fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() {
+    let mut daemon = Daemon::prepare("", WEB);
+    let Some(disk) = Disk::mount(daemon.dir.path().join("state")) else { return };
+    daemon.start();
+    let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
+    b.listen("x").unwrap();
+    let mut live = vec![a.connect("x").unwrap().wire];
+    disk.fill();
+    // Each of these is either known to the next daemon or refused.
+    while live.len() < 20
+        && let Ok(channel) = a.connect("x")
+    {
+        live.push(channel.wire);
+    }
+    let refused = use_up(&mut a);
+    assert_eq!(refused.code, ErrorCode::UNRECORDED.0, "{}", refused.text);
+    assert!(refused.text.contains("make room"), "{}", refused.text);
+    let others = [
+        a.connect("x").err().unwrap().code,
+        daemon.client().attach("web", "c").err().unwrap().code,
+        daemon
+            .admin(json!({"op": "segment-create", "name": "s", "size": "4M", "members": ["host"]}))
+            .unwrap_err()
+            .code,
+    ];
+    assert_eq!(others, [ErrorCode::UNRECORDED.0; 3]);
+    // What ends something happens, and what is there is served.
+    let closed = live.remove(0);
+    a.close(closed.channel).unwrap();
+    assert_eq!(daemon.inspect()["endpoints"].as_array().unwrap().len(), 2);
+    // A VM whose start cannot be recorded does not start.
+    let mut qemu = std::os::unix::net::UnixStream::connect(daemon.run("a.sock")).unwrap();
+    let mut version = [0; 8];
+    qemu.read_exact(&mut version).unwrap();
+    assert_eq!(i64::from_le_bytes(version), -1);
+
+    // The next daemon starts, although its disk is full, and knows all of them.
+    daemon.restart();
+    let (mut a, mut b) = (back(&daemon, &a), back(&daemon, &b));
+    assert_eq!(a.connect_as("x", 100, 4096).err().unwrap().code, ErrorCode::UNRECORDED.0);
+    let known = daemon.inspect()["channels"].as_array().unwrap().len();
+    assert!(known >= live.len(), "{known} of {} are known", live.len());
+
+    // With room it goes on by itself, and gives nothing away that is in use.
+    disk.make_room();
+    let new = wait_for("a new channel", || a.connect_as("x", 101, 4096).ok());
+    for channel in &live {
+        assert!(place(&new.wire).is_disjoint_from(&place(channel)), "{:?} was given twice", place(channel));
+    }
+    // That is in the journal again.
+    daemon.restart();
+    (a, b) = (back(&daemon, &a), back(&daemon, &b));
+    for channel in &live {
+        a.close(channel.channel).unwrap();
+        b.close(channel.channel).unwrap();
+    }
+    a.close(new.wire.channel).unwrap();
+}
+
+trait Disjoint {
+    fn is_disjoint_from(&self, other: &Self) -> bool;
+}
+
+impl Disjoint for std::ops::Range<u64> {
+    fn is_disjoint_from(&self, other: &Self) -> bool {
+        self.end <= other.start || other.end <= self.start
+    }
+}
+
+#[test]
+fn a_write_that_fails_answers_nobody_and_gives_nothing() {
+    let mut daemon = Daemon::prepare("", WEB);
+    let script = format!(
+        "trap '' XFSZ; exec {} host --config {}",
+        env!("CARGO_BIN_EXE_ginneld"),
+        daemon.config().display()
+    );
+    let log = File::create(daemon.dir.path().join("log")).unwrap();
+    let child = Running(
+        Command::new("bash").args(["-c", &script]).stdout(Stdio::null()).stderr(log).spawn().unwrap(),
+    );
+    wait_for("the daemon", || ginnel_daemon::packet::connect_to(&daemon.socket()).ok());
+    let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
+    b.listen("x").unwrap();
+    // An error that no reserve prevents: the file must not become longer, in the middle of a record.
+    let journal = std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().len();
+    let limit = format!("--fsize={}", journal + 1500);
+    let limited = Command::new("prlimit").args(["--pid", &child.0.id().to_string(), &limit]).status();
+    if !limited.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: prlimit is missing");
+        return;
+    }
+    let mut live = Vec::new();
+    let unanswered = loop {
+        let wish = wire::Connect {
+            name: name("x"),
+            kind: 1,
+            reserved: 0,
+            capacity: 4096,
+            nonce: 1000 + live.len() as u64,
+        };
+        let request = a.client.send(Kind::CONNECT, wish.as_bytes());
+        if !readable(&a.client.fd, std::time::Duration::from_secs(2)) {
+            break Some(wish);
+        }
+        let packet = a.client.answer(request).unwrap();
+        let (header, body) = wire::split(&packet.bytes).unwrap();
+        if header.kind != Kind::CHANNEL {
+            break None;
+        }
+        live.push(wire::body::<wire::Channel>(body).unwrap());
+        assert!(live.len() < 1000, "all were granted");
+    };
+    let wish = unanswered.expect("only channels were recorded, so it is the record of one that fails");
+    // Asking again, or coming back, does not help.
+    let back_then = a.back;
+    let refused = daemon.client().attach_as(back_then).err().unwrap();
+    assert_eq!(refused.code, ErrorCode::UNRECORDED.0, "{}", refused.text);
+    let asked_again = a.client.send(Kind::CONNECT, wish.as_bytes());
+    let packet = a.client.answer(asked_again).unwrap();
+    let (header, body) = wire::split(&packet.bytes).unwrap();
+    assert_eq!(header.kind, Kind::ERROR);
+    let mut error = wire::Error::new_zeroed();
+    error.as_mut_bytes().copy_from_slice(&body[..8]);
+    assert_eq!(error.code, ErrorCode::UNRECORDED);
+    // Closing works.
+    let closed = live.pop().unwrap();
+    a.close(closed.channel).unwrap();
+    drop(child);
+    daemon.start();
+    let mut a = back(&daemon, &a);
+    let new = a.connect_as("x", 1, 4096).unwrap();
+    for channel in &live {
+        assert!(place(&new.wire).is_disjoint_from(&place(channel)), "{:?} was given twice", place(channel));
+    }
+    // The one that nobody was told of.
+    assert!(daemon.inspect()["channels"].as_array().unwrap().len() <= live.len() + 2);
+}

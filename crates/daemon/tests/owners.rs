@@ -1,0 +1,179 @@
+//! Endpoints and the processes that own them: connections that end, forks, other programs in the same process.
+#![allow(unsafe_code)] // Tests of fork call it.
+
+mod support;
+
+use ginnel_daemon::packet;
+use ginnel_layout::ring::{PRODUCER_STATE, SideState};
+use ginnel_layout::wire::{Header, Kind};
+use ginnel_shmem::Memory;
+use serde_json::json;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::*;
+use zerocopy::IntoBytes;
+
+const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
+const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
+const HOW: &str = "TEST_PROGRAM_DOES";
+
+fn wait_for_input() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+#[ignore = "no test: the process of a program, for those below"]
+fn program() {
+    let socket = std::env::var("TEST_PROGRAM_SOCKET").expect("started by its test");
+    let mut own = Client::hello(Path::new(&socket)).attach("web", "program").unwrap();
+    own.listen("program").unwrap();
+    match std::env::var(HOW).as_deref() {
+        Ok("fork") => {
+            wait_for_input();
+            // SAFETY: the child uses nothing that another thread of the parent may have locked, and ends without unwinding.
+            if unsafe { libc::fork() } != 0 {
+                // SAFETY: ends the process at once, as a program does that goes to the background.
+                unsafe { libc::_exit(0) };
+            }
+            let join = Header { kind: Kind::JOIN, flags: 0, request: 1 };
+            packet::send::<OwnedFd>(own.client.fd.as_fd(), join.as_bytes(), &[]).unwrap();
+            let _again = Client::hello(Path::new(&socket)).attach_as(own.back).unwrap();
+            wait_for_input();
+            // SAFETY: the same.
+            unsafe { libc::_exit(0) };
+        }
+        Ok("exec") => {
+            wait_for_input();
+            panic!("{}", Command::new("sleep").arg("600").exec());
+        }
+        Ok("finish") => {
+            let channel = own.connect("sink").unwrap();
+            channel.output.store_release_u32(PRODUCER_STATE, SideState::FINISHED.0);
+            // SAFETY: ends the process without a word to the daemon.
+            unsafe { libc::_exit(0) };
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn start(daemon: &Daemon, how: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "program", "--ignored"])
+        .env("TEST_PROGRAM_SOCKET", daemon.socket())
+        .env(HOW, how)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// The processes that own the endpoint of this name.
+fn pids(daemon: &Daemon, name: &str) -> Option<serde_json::Value> {
+    let status = daemon.inspect();
+    Some(status["endpoints"].as_array()?.iter().find(|e| e["name"] == name)?["pids"].clone())
+}
+
+#[test]
+fn a_connection_that_is_closed_while_its_process_lives_costs_nothing() {
+    let mut daemon = Daemon::start_new(WEB);
+    let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
+    let listener = a.listen("x").unwrap();
+    let there = b.connect("x").unwrap();
+    let here = a.incoming();
+    a.accepted(&here);
+    let waiting = b.connect("x").unwrap();
+    let back = a.hang_up();
+    wait_for("the end of the connection", || {
+        let status = daemon.inspect();
+        let mut all = status["endpoints"].as_array()?.iter();
+        (all.find(|e| e["name"] == "a")?["attached"] == json!(false)).then_some(())
+    });
+    assert_eq!(pids(&daemon, "a"), Some(json!([std::process::id()])));
+    assert_ne!(there.peer_state(), DEAD);
+    let mut a = daemon.client().attach_as(back).unwrap();
+    assert_eq!((a.wire.endpoint, a.wire.epoch), (back.endpoint, back.epoch));
+    assert_eq!(a.incoming().wire.channel, waiting.wire.channel);
+    assert_eq!(a.listen("x").unwrap(), listener);
+    there.ring();
+    assert!(readable(&a.event, WATCHDOG));
+    // Nor does it without a connection at a restart of the daemon.
+    let back = a.hang_up();
+    daemon.restart();
+    daemon.client().attach_as(back).unwrap();
+    assert_ne!(there.peer_state(), DEAD);
+}
+
+#[test]
+fn what_was_sent_before_a_connection_ended_is_done() {
+    let daemon = Daemon::start_new(WEB);
+    let mut b = daemon.attach("web", "b");
+    for round in 0..20 {
+        let mut a = daemon.attach("web", "a");
+        a.listen("x").unwrap();
+        let channel = b.connect_as("x", 100 + round, 4096).unwrap();
+        // Its answers are never read, nor is the announcement.
+        for _ in 0..5 {
+            a.client.send(Kind::INSPECT, &[]);
+        }
+        drop(a);
+        wait_for("its end", || (channel.peer_state() == DEAD).then_some(()));
+    }
+}
+
+#[test]
+fn a_parent_that_exits_leaves_the_endpoint_to_its_child() {
+    let mut daemon = Daemon::start_new(WEB);
+    let mut own = daemon.attach("web", "own");
+    let mut parent = start(&daemon, "fork");
+    let channel = wait_for("its listener", || own.connect("program").ok());
+    let number = parent.id();
+    let mut stdin = parent.stdin.take().unwrap();
+    stdin.write_all(b"\n").unwrap();
+    parent.wait().unwrap();
+    wait_for("the child", || {
+        let pids = pids(&daemon, "program").expect("the endpoint is there all the time");
+        (pids.as_array()?.len() == 1 && pids[0] != json!(number)).then_some(())
+    });
+    assert_ne!(channel.peer_state(), DEAD);
+    own.connect("program").unwrap();
+    // The next daemon knows whose it is.
+    daemon.restart();
+    assert_ne!(channel.peer_state(), DEAD);
+    drop(stdin);
+    wait_for("the child's end", || (channel.peer_state() == DEAD).then_some(()));
+}
+
+#[test]
+fn a_process_that_executes_another_program_has_lost_its_endpoint() {
+    let daemon = Daemon::start_new(WEB);
+    let mut own = daemon.attach("web", "own");
+    let mut program = start(&daemon, "exec");
+    let channel = wait_for("its listener", || own.connect("program").ok());
+    assert!(!readable(&own.event, Duration::ZERO));
+    let mut stdin = program.stdin.take().unwrap();
+    stdin.write_all(b"\n").unwrap();
+    wait_for("its death", || (channel.peer_state() == DEAD).then_some(()));
+    assert!(readable(&own.event, WATCHDOG));
+    assert!(program.try_wait().unwrap().is_none(), "the process lives");
+    program.kill().unwrap();
+    program.wait().unwrap();
+}
+
+#[test]
+fn a_sender_that_finishes_and_exits_has_finished() {
+    let daemon = Daemon::start_new(WEB);
+    let mut own = daemon.attach("web", "own");
+    own.listen("sink").unwrap();
+    let mut program = start(&daemon, "finish");
+    let channel = own.incoming();
+    program.wait().unwrap();
+    let died = Instant::now();
+    // It takes nothing any more, and has sent all that it wanted to.
+    let expected = (SideState::DEAD.0, SideState::FINISHED.0);
+    wait_for("its end", || (channel.peer_state().0 == DEAD.0).then_some(()));
+    assert_eq!(channel.peer_state(), expected, "after {:?}", died.elapsed());
+}

@@ -1,0 +1,412 @@
+//! Programs whose daemon stands still, is slow or away: it costs waiting where it is asked, and nothing else.
+
+mod support;
+
+use ginnel::{
+    AttachOptions, BlockOptions, ChannelOptions, Endpoint, Error, Listener, MessageChannel, Rights,
+    StreamChannel,
+};
+use ginnel_layout::ring;
+use ginnel_layout::wire::{self, Kind};
+use ginnel_shmem::Memory;
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use support::*;
+use zerocopy::IntoBytes;
+
+const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
+/// Longer than any call that must not wait, on a machine that is busy; shorter than any wait for the daemon.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+fn attach(daemon: &Daemon, name: &str) -> Endpoint {
+    let options =
+        AttachOptions { socket: daemon.socket(), name: Some(name.into()), ..AttachOptions::default() };
+    Endpoint::attach_with("web", &options).unwrap()
+}
+
+/// A channel, both ends.
+fn pair(from: &Endpoint, to: &Listener<MessageChannel>, name: &str) -> (MessageChannel, MessageChannel) {
+    let mut near: MessageChannel = from.connect(name).unwrap();
+    let mut far = to.accept_timeout(WATCHDOG).unwrap();
+    near.set_timeout(Some(WATCHDOG));
+    far.set_timeout(Some(WATCHDOG));
+    ping(&mut near, &mut far);
+    (near, far)
+}
+
+fn ping(near: &mut MessageChannel, far: &mut MessageChannel) {
+    near.send(b"ping").unwrap();
+    assert_eq!(far.recv().unwrap(), b"ping");
+    far.send(b"pong").unwrap();
+    assert_eq!(near.recv().unwrap(), b"pong");
+}
+
+/// How much there is of something.
+fn count(daemon: &Daemon, of: &str) -> usize {
+    daemon.inspect()[of].as_array().unwrap().len()
+}
+
+/// Does something that must not wait.
+fn at_once<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let done = work();
+    let took = begin.elapsed();
+    assert!(took < AT_ONCE, "{what} took {took:?}");
+    done
+}
+
+/// A daemon that is stopped as long as this lives.
+struct Stopped<'a>(&'a Daemon);
+
+impl<'a> Stopped<'a> {
+    fn new(daemon: &'a Daemon) -> Self {
+        daemon.signal(Signal::STOP);
+        Self(daemon)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::CONT);
+    }
+}
+
+#[test]
+fn a_daemon_that_stands_still_costs_waiting_only() {
+    let daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    let listener = a.listen::<MessageChannel>("a").unwrap();
+    let (mut near, mut far) = pair(&b, &listener, "a");
+    let (other_near, other_far) = pair(&b, &listener, "a");
+    let block = a.create_block("", 4096, &BlockOptions::default()).unwrap();
+    let mutex = a.mutex("mutex").unwrap();
+    let unused = a.listen::<MessageChannel>("unused").unwrap();
+    let before = daemon.inspect()["endpoints"].clone();
+
+    let stopped = Stopped::new(&daemon);
+    let begin = Instant::now();
+    at_once("a channel's end", || drop((other_near, other_far)));
+    at_once("a block's end", || drop(block));
+    at_once("a lock's end", || drop(mutex));
+    at_once("a listener's end", || drop(unused));
+    // Who asks waits.
+    let asking = thread::spawn(move || {
+        a.create_block("", 4096, &BlockOptions::default()).unwrap();
+        a
+    });
+    thread::sleep(Duration::from_secs(3));
+    assert!(!asking.is_finished());
+    ping(&mut near, &mut far);
+    drop(stopped);
+    let a = asking.join().unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(9), "it waited for something else");
+
+    wait_for("what was told to be done", || {
+        let status = daemon.inspect();
+        let count = |of: &str| status[of].as_array().unwrap().len();
+        (count("channels") == 1 && count("blocks") == 0 && count("locks") == 0).then_some(())
+    });
+    assert_eq!(daemon.inspect()["endpoints"].as_array().unwrap().len(), 2, "{before}");
+    assert!(!daemon.log().contains("endpoint gone"), "nobody has died");
+    ping(&mut near, &mut far);
+    drop((a, b));
+}
+
+#[test]
+fn what_does_not_fit_into_a_socket_waits_its_turn() {
+    let daemon = Daemon::start_new(&format!(
+        "{WEB}[limits]\nhandles_per_endpoint = 4096\nblocks_per_endpoint = 4096\n"
+    ));
+    let a = attach(&daemon, "a");
+    let make =
+        |_| a.create_block("", 4096, &BlockOptions { zero: false, ..BlockOptions::default() }).unwrap();
+    let blocks: Vec<_> = (0..1000).map(make).collect();
+    let stopped = Stopped::new(&daemon);
+    at_once("the end of 1000 blocks", || drop(blocks));
+    drop(stopped);
+    wait_for("all of them to be closed", || {
+        a.process_events();
+        (count(&daemon, "blocks") == 0).then_some(())
+    });
+    assert_eq!(count(&daemon, "endpoints"), 1);
+}
+
+#[test]
+fn calls_that_do_not_ask_the_daemon_never_wait_for_it() {
+    let mut daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    let listener = a.listen::<MessageChannel>("a").unwrap();
+    let block = a.create_block("", 4096, &BlockOptions::default()).unwrap();
+    let look = || {
+        let mut bytes = [0; 8];
+        at_once("process_events", || a.process_events());
+        at_once("try_accept", || assert!(matches!(listener.try_accept(), Err(Error::WouldBlock))));
+        at_once("write", || block.write(0, b"whatever").unwrap());
+        at_once("read", || block.read(0, &mut bytes).unwrap());
+        at_once("rights", || assert_eq!(block.rights(), Rights::READ_WRITE));
+    };
+    for restarted in [false, true] {
+        if restarted {
+            // The next one stands still before anybody has come back to it.
+            daemon.restart();
+        }
+        let stopped = Stopped::new(&daemon);
+        let end = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < end {
+            look();
+        }
+        drop(stopped);
+        // And what they have begun goes on.
+        b.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
+        let connecting = thread::spawn({
+            let b = b.clone();
+            move || b.connect::<MessageChannel>("a").unwrap()
+        });
+        let accepted = listener.accept_timeout(WATCHDOG).unwrap();
+        drop((accepted, connecting.join().unwrap()));
+    }
+}
+
+#[test]
+fn a_channel_that_was_closed_while_the_daemon_was_away_is_not_accepted_again() {
+    let mut daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    let listener = a.listen::<MessageChannel>("a").unwrap();
+    for accepted_before in [true, false] {
+        let mut near: MessageChannel = b.connect("a").unwrap();
+        near.set_timeout(Some(WATCHDOG));
+        // It has been announced.
+        assert!(readable(listener.as_fd(), WATCHDOG));
+        let mut far = match accepted_before {
+            true => listener.accept_timeout(WATCHDOG).unwrap(),
+            false => {
+                a.process_events();
+                daemon.kill();
+                listener.accept_timeout(WATCHDOG).unwrap()
+            }
+        };
+        far.set_timeout(Some(WATCHDOG));
+        if accepted_before {
+            daemon.inspect(); // `ACCEPTED` came before this.
+            daemon.kill();
+        }
+        ping(&mut near, &mut far);
+        drop((near, far));
+        daemon.start();
+        // Both are back, and have said what they had to say.
+        for endpoint in [&a, &b] {
+            endpoint.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
+        }
+        wait_for("the channel's end", || {
+            assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)), "a phantom");
+            b.process_events();
+            (count(&daemon, "channels") == 0).then_some(())
+        });
+        assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)), "a phantom");
+    }
+}
+
+#[test]
+fn what_was_asked_in_vain_is_undone_when_it_is_granted_after_all() {
+    let late = thread::spawn(|| {
+        let daemon = Daemon::start_new(WEB);
+        let asking = Asking::in_vain(&daemon);
+        asking.wait_until_undone(&daemon);
+    });
+    let mut daemon = Daemon::start_new(WEB);
+    let asking = Asking::in_vain(&daemon);
+    daemon.restart();
+    asking.wait_until_undone(&daemon);
+    late.join().unwrap();
+}
+
+struct Asking {
+    a: Endpoint,
+    listener: Listener<MessageChannel>,
+}
+
+impl Asking {
+    fn wait_until_undone(&self, daemon: &Daemon) {
+        self.a.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
+        let mut accepted = 0;
+        wait_for("what was granted late to be undone", || {
+            self.a.process_events();
+            // Somebody has come, and gone again.
+            if let Ok(mut channel) = self.listener.try_accept() {
+                channel.set_timeout(Some(WATCHDOG));
+                assert!(channel.recv().is_err());
+                accepted += 1;
+            }
+            let status = daemon.inspect();
+            let count = |of: &str| status[of].as_array().unwrap().len();
+            let counts = ["channels", "blocks", "locks", "listeners"].map(count);
+            (accepted > 0 && counts == [0, 0, 0, 1]).then_some(())
+        });
+        assert_eq!(accepted, 1);
+    }
+
+    /// Asks a stopped daemon for everything that there is, until that times out.
+    fn in_vain(daemon: &Daemon) -> Self {
+        let (a, b) = (attach(daemon, "a"), attach(daemon, "b"));
+        let listener = b.listen::<MessageChannel>("b").unwrap();
+        let _stopped = Stopped::new(daemon);
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            let asks: [Box<dyn Fn() -> Option<Error> + Send + '_>; 5] = [
+                Box::new(|| a.connect::<MessageChannel>("b").err()),
+                Box::new(|| {
+                    let options = ChannelOptions { patience: Duration::from_secs(1), ..Default::default() };
+                    a.connect_with::<StreamChannel>("c", &options).err()
+                }),
+                Box::new(|| a.listen::<MessageChannel>("a").err()),
+                Box::new(|| a.create_block("", 4096, &BlockOptions::default()).err()),
+                Box::new(|| a.mutex("mutex").err()),
+            ];
+            for ask in asks {
+                scope.spawn(move || assert!(matches!(ask(), Some(Error::TimedOut))));
+            }
+        });
+        let took = begin.elapsed();
+        assert!((9..12).contains(&took.as_secs()), "{took:?}");
+        drop(b);
+        Self { a, listener }
+    }
+}
+
+#[test]
+fn a_listener_is_not_woken_by_another_ones_connection() {
+    let daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    let busy = a.listen::<MessageChannel>("busy").unwrap();
+    let idle = a.listen::<MessageChannel>("idle").unwrap();
+    let waiting: MessageChannel = b.connect("busy").unwrap();
+    assert!(readable(busy.as_fd(), WATCHDOG));
+    let cpu = || {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    };
+    let (begin, used) = (Instant::now(), cpu());
+    assert!(matches!(idle.accept_timeout(Duration::from_millis(300)), Err(Error::TimedOut)));
+    let (took, used) = (begin.elapsed(), cpu() - used);
+    assert!(took >= Duration::from_millis(300) && took < Duration::from_millis(800), "{took:?}");
+    assert!(used < Duration::from_millis(100), "it spins: {used:?} of CPU in {took:?}");
+    assert!(readable(busy.as_fd(), Duration::ZERO) && !readable(idle.as_fd(), Duration::ZERO));
+    let accepted = busy.try_accept().unwrap();
+    wait_for("silence", || (!readable(busy.as_fd(), Duration::ZERO)).then_some(()));
+    drop((waiting, accepted));
+}
+
+#[test]
+fn many_threads_ask_at_once() {
+    let daemon = Daemon::start_new(WEB);
+    let a = attach(&daemon, "a");
+    thread::scope(|scope| {
+        for k in 0..8 {
+            let a = &a;
+            scope.spawn(move || {
+                for n in 0..50 {
+                    let name = format!("block-{k}-{n}");
+                    let block = a.create_block(&name, 4096, &BlockOptions::default()).unwrap();
+                    let again = a.open_block(&name, Rights::READ).unwrap();
+                    assert_eq!(block.number(), again.number());
+                    a.unlink_block(&name).unwrap();
+                    drop(again);
+                    block.close().unwrap();
+                }
+            });
+        }
+    });
+    wait_for("all to be closed", || {
+        a.process_events();
+        (count(&daemon, "blocks") == 0).then_some(())
+    });
+}
+
+/// A peer that gives back one line of the ring after the other, slowly and for ever.
+fn slow_peer<T: Send>(kind: u32, send: impl FnOnce(&Endpoint, &str) -> T + Send) -> T {
+    let daemon = Daemon::start_new(WEB);
+    let a = attach(&daemon, "a");
+    let mut peer = daemon.attach("web", "peer");
+    let wish = wire::Listen { name: name("slow"), kind, backlog: 0, capacity: 0 };
+    peer.client.ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let channel = peer.incoming();
+            peer.accepted(&channel);
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(40));
+                let (head, tail) =
+                    (channel.input.load_acquire_u64(ring::HEAD), channel.input.load_acquire_u64(ring::TAIL));
+                if tail - head >= 64 {
+                    channel.input.store_release_u64(ring::HEAD, head + 64);
+                    channel.ring();
+                }
+            }
+        });
+        let sent = send(&a, "slow");
+        done.store(true, Ordering::Relaxed);
+        sent
+    })
+}
+
+const TERM: Duration = Duration::from_millis(200);
+
+fn ends_in_time(send: impl FnOnce() -> Result<(), Error>) {
+    let begin = Instant::now();
+    let sent = send();
+    let took = begin.elapsed();
+    assert!(matches!(sent, Err(Error::TimedOut)), "{sent:?} after {took:?}");
+    assert!(took >= TERM && took < TERM + AT_ONCE, "{took:?}");
+}
+
+#[test]
+fn a_peer_cannot_stretch_the_sending_of_a_message() {
+    slow_peer(1, |a, name| {
+        let options = ChannelOptions { capacity: 4096, ..ChannelOptions::default() };
+        let mut channel: MessageChannel = a.connect_with(name, &options).unwrap();
+        let most = channel.max_message();
+        for claims in [false, true] {
+            for mode in [ginnel::WaitMode::Interrupt, ginnel::WaitMode::default()] {
+                channel.set_mode(mode);
+                channel.sender().set_nonblocking(true);
+                while channel.send(&[1; 40]).is_ok() {}
+                channel.sender().set_nonblocking(false);
+                channel.set_timeout(Some(TERM));
+                ends_in_time(|| match claims {
+                    false => channel.send(&vec![2; most]),
+                    true => channel.sender().claim(most).map(drop),
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_peer_cannot_stretch_the_sending_of_many_bytes() {
+    slow_peer(2, |a, name| {
+        let options = ChannelOptions { capacity: 4096, ..ChannelOptions::default() };
+        let mut channel: StreamChannel = a.connect_with(name, &options).unwrap();
+        channel.set_timeout(Some(TERM));
+        ends_in_time(|| channel.sender().send_all(&[1; 64 << 10]));
+    });
+}
+
+#[test]
+fn a_daemon_that_is_silent_is_no_end_of_an_attach() {
+    let daemon = Daemon::start_new(WEB);
+    let stopped = Stopped::new(&daemon);
+    thread::scope(|scope| {
+        let attaching = scope.spawn(|| attach(&daemon, "late"));
+        let asking = scope.spawn(|| ginnel::Daemon::connect_to(&daemon.socket()).unwrap().inspect().unwrap());
+        thread::sleep(Duration::from_secs(1));
+        assert!(!attaching.is_finished() && !asking.is_finished());
+        drop(stopped);
+        attaching.join().unwrap();
+        assert!(asking.join().unwrap().starts_with('{'));
+    });
+}
