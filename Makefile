@@ -1,14 +1,14 @@
-# The two commands for everybody: `make demo` and `make test`. Each does its own set-up.
+# The commands for everybody: `make demo`, `make test`, and `make test-quick` while at work. Each does its own set-up.
 # Also: make bench [NAME=channel], make soak, make install [DESTDIR= PREFIX=/usr/local], make clean.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
-BENCHES = channel memory farm volume
+BENCHES = channel memory farm volume daemon
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-unit test-loom test-sanitize test-fuzz test-vm bench soak lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke bench soak soak-ring lint doc install clean
 
 all: build
 
@@ -22,6 +22,10 @@ demo:
 test:
 	scripts/setup test
 	scripts/test
+
+test-quick:
+	scripts/setup test
+	scripts/test quick
 
 test-unit:
 	$(CARGO) test --workspace --exclude vmtest --locked --no-fail-fast
@@ -38,12 +42,19 @@ test-fuzz:
 test-vm: build
 	$(VMTEST)
 
+test-vm-smoke: build
+	$(CARGO) test --release -p vmtest --test c_library -- dax --nocapture
+
 bench: build
 	scripts/setup bench
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
-soak: build
+# Hours: 10^9 messages of each size over a ring (soak-ring), then the VM tests at length.
+soak: build soak-ring
 	GINNEL_SOAK=1 $(VMTEST)
+
+soak-ring:
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
 
 lint:
 	$(CARGO) fmt --all --check
