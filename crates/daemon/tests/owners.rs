@@ -103,7 +103,7 @@ fn a_connection_that_is_closed_while_its_process_lives_costs_nothing() {
     // Nor does it without a connection at a restart of the daemon.
     let back = a.hang_up();
     daemon.restart();
-    daemon.client().attach_as(back).unwrap();
+    let _a = daemon.client().attach_as(back).unwrap();
     assert_ne!(there.peer_state(), DEAD);
 }
 

@@ -243,7 +243,8 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     let old = systemd.show("ginneld", "MainPID")?;
     systemd.run(&format!("kill -9 {old}"))?.ok()?;
     wait_until("the daemon waits", PROMPT, || Ok(systemd.journal("ginneld")?.contains("waiting until")))?;
-    ensure!(systemd.show("ginneld", "ActiveState")? == "activating");
+    let state = systemd.show("ginneld", "ActiveState")?;
+    ensure!(state == "activating", "{state}: {}", systemd.journal("ginneld")?);
     systemd.write("ginnel/ginneld.toml", good)?;
     wait_until("it serves", PROMPT, || Ok(systemd.show("ginneld", "ActiveState")? == "active"))?;
     ensure!(systemd.journal("ginneld")?.matches("keeper started").count() == 0, "systemd is the keeper");

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a systemd of its own, as in a container: `unshare ... boot.sh BINARIES SOURCE PLACE`. Its processes, mounts and network are
-# of its own, so are /run, /tmp, /etc, /usr/local and /var/lib; what else there is, is the host's.
+# its own, and so are /run, /tmp, /etc, /usr/local, /var/lib and /var/log. Everything else is the host's.
 set -eu
 binaries=$1 source=$2 place=$3
 
@@ -14,6 +14,8 @@ mount --bind "$place/etc" /etc
 # On a disk, so that direct I/O is what it is.
 mount --bind "$place/lib" /var/lib
 mount -t tmpfs -o mode=755 tmpfs /usr/local
+# The journal of this boot only.
+mount -t tmpfs -o mode=755 tmpfs /var/log
 for program in ginneld ginnel ginnel-volume; do install -D -t /usr/local/bin "$binaries/$program"; done
 for unit in "$source"/packaging/systemd/*; do
     # As scripts/install does it.
