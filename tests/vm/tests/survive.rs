@@ -112,7 +112,8 @@ fn daemons_killed_under_load_lose_nothing(memory: Memory) -> Result<()> {
             b.daemon = ginnel.start_guest(&b.vm)?;
         }
         for (job, what) in [(&vm_to_vm, "VM to VM"), (&churn, "churn")] {
-            ensure!(job.is_running() || begin.elapsed().as_secs() >= seconds, "{what}: {:?}", job.said());
+            // On a slow machine its time may be over before the last kills.
+            ensure!(job.is_running() || job.said().0.contains("done"), "{what}: {:?}", job.said());
         }
     }
     println!(
