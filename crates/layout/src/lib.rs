@@ -10,6 +10,7 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("the formats are little-endian and are read in place");
 
+pub mod board;
 pub mod channel;
 pub mod control;
 pub mod dax;

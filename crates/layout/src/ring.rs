@@ -4,8 +4,10 @@
 //! offset   writer     word
 //! 0x000    producer   tail        u64  bytes ever published (byte-stream rings only)
 //! 0x040    producer   space_armed u32  wake token of a producer that sleeps for space, 0 = awake
+//! 0x048    producer   space_notify u64 where it sleeps (board::Place), 0 = at its doorbell
 //! 0x080    consumer   head        u64  bytes ever released
 //! 0x0c0    consumer   data_armed  u32  wake token of a consumer that sleeps for data, 0 = awake
+//! 0x0c8    consumer   data_notify u64  where it sleeps (board::Place), 0 = at its doorbell
 //! 0x100    producer*  producer_state u32 (SideState)
 //! 0x140    consumer*  consumer_state u32 (SideState)
 //! 0x180               reserved, zero
@@ -27,10 +29,14 @@
 pub const TAIL: usize = 0x000;
 /// Offset of the producer's wake token.
 pub const SPACE_ARMED: usize = 0x040;
+/// Offset of the slot of a readiness board ([`crate::board::Place`]) by which the producer wants to be woken.
+pub const SPACE_NOTIFY: usize = 0x048;
 /// Offset of the consumer's released byte count.
 pub const HEAD: usize = 0x080;
 /// Offset of the consumer's wake token.
 pub const DATA_ARMED: usize = 0x0c0;
+/// Offset of the slot of a readiness board ([`crate::board::Place`]) by which the consumer wants to be woken.
+pub const DATA_NOTIFY: usize = 0x0c8;
 /// Offset of the producer's [`SideState`].
 pub const PRODUCER_STATE: usize = 0x100;
 /// Offset of the consumer's [`SideState`].

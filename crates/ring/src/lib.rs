@@ -6,6 +6,7 @@
 //! - [`message`]: messages with boundaries. One cache line moves for a small message.
 //! - [`stream`]: a stream of bytes.
 //! - [`wait`]: poll, sleep, or both in turn; and when to ring the doorbell.
+//! - [`board`]: waiting for tens of thousands of rings at once.
 //!
 //! Each side keeps its own state in private memory and takes from the ring only what it has checked: a header, a
 //! counter, a state word, each loaded once. What does not hold up is [`Corrupt`], an error that ends the ring; it is
@@ -15,6 +16,7 @@
 //! There is no unsafe code here: all access goes through [`ginnel_shmem::Memory`].
 #![forbid(unsafe_code)]
 
+pub mod board;
 mod error;
 pub mod message;
 mod side;

@@ -27,6 +27,8 @@
 //! A neighbour who scribbles on the words can cause needless doorbells and missed ones on its own ring. A missed one
 //! is bounded by the caller's timeout, and without one the daemon still wakes the sleeper when the peer dies.
 
+use ginnel_layout::board::Place;
+use ginnel_layout::ring::SideState;
 use ginnel_shmem::Memory;
 use std::io;
 use std::time::{Duration, Instant};
@@ -79,6 +81,51 @@ pub trait Waitable {
     fn arm(&mut self);
     /// We are awake again.
     fn disarm(&mut self);
+}
+
+/// A side of a ring that somebody else can wait for, together with many others.
+pub trait Watchable: Waitable {
+    /// Where the ring lies.
+    type Memory: Memory;
+
+    /// What to look at after [`Waitable::ready`] has said no. Until [`Watchable::unwatch`], the wake word is the watch's.
+    fn watch(&self) -> Watch<Self::Memory>;
+    /// The side itself waits again.
+    fn unwatch(&mut self, watch: Watch<Self::Memory>);
+}
+
+/// What a side of a ring waits for. It can be looked at, armed and disarmed without the side itself.
+#[derive(Debug)]
+pub struct Watch<M: Memory> {
+    pub(crate) memory: M,
+    /// This word ...
+    pub(crate) word: usize,
+    /// ... is something else when there is something to do.
+    pub(crate) seen: u64,
+    /// The state word of the other side.
+    pub(crate) state: usize,
+    pub(crate) armed: Armed,
+}
+
+impl<M: Memory> Watch<M> {
+    /// Whether another try of the side is worth it: something came, or the other side has ended.
+    #[inline]
+    pub fn has_changed(&self) -> bool {
+        self.memory.load_relaxed_u64(self.word) != self.seen
+            || self.memory.load_relaxed_u32(self.state) & !SideState::OPEN.0 != 0
+            || self.memory.is_broken()
+    }
+
+    /// Says "wake me". The caller must look once more before it sleeps.
+    pub fn arm(&mut self) {
+        self.memory.attend();
+        self.armed.arm(&self.memory);
+    }
+
+    /// Says "I am awake".
+    pub fn disarm(&mut self) {
+        self.armed.disarm(&self.memory);
+    }
 }
 
 /// Glances between two full looks. Nothing but loads of one word: what is waited for is then seen as early as can be.
@@ -170,7 +217,7 @@ fn look<W: Waitable + ?Sized>(what: &mut W) -> bool {
 }
 
 /// The sleeper's end of a wake word.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Armed {
     at: usize,
     token: u32,
@@ -186,7 +233,8 @@ impl Armed {
     pub fn arm<M: Memory>(&mut self, memory: &M) {
         memory.before_sleep();
         self.token = self.token.checked_add(1).unwrap_or(1);
-        memory.store_relaxed_u32(self.at, self.token);
+        // ORDER wait.notify: where this side sleeps before the token. Pairs with: `notified_at`.
+        memory.store_release_u32(self.at, self.token);
         // ORDER wait.fence: the token before the coming look at the ring. Pairs with: `Bell::needed`.
         memory.full_fence();
     }
@@ -220,6 +268,27 @@ impl Bell {
         }
         self.rung = token;
         true
+    }
+}
+
+/// Offset of the word, beside a ring's wake word, that says by way of which board its sleeper wants to be woken.
+const NOTIFY: usize = ginnel_layout::ring::DATA_NOTIFY - ginnel_layout::ring::DATA_ARMED;
+const _: () = assert!(NOTIFY == ginnel_layout::ring::SPACE_NOTIFY - ginnel_layout::ring::SPACE_ARMED);
+
+impl Armed {
+    /// From the next [`Armed::arm`] on, the sleeper of this wake word of a ring wants to be woken by way of a slot of a board;
+    /// with [`Place::NONE`], by its doorbell.
+    pub fn notify_at<M: Memory>(&self, memory: &M, place: Place) {
+        memory.store_relaxed_u64(self.at + NOTIFY, place.0);
+    }
+}
+
+impl Bell {
+    /// After [`Bell::needed`] has said yes for a ring: by way of which slot of a board its sleeper wants to be woken, unchecked.
+    pub fn notified_at<M: Memory>(&self, memory: &M) -> Place {
+        // ORDER wait.notify: the token before what was said with it. Pairs with: `Armed::arm`.
+        memory.load_acquire_u32(self.at);
+        Place(memory.load_relaxed_u64(self.at + NOTIFY))
     }
 }
 

@@ -22,6 +22,9 @@ use loom::thread;
 use std::io;
 use std::time::Instant;
 
+#[path = "loom_models/board.rs"]
+mod board;
+
 const CAPACITY: usize = 4096;
 /// The longest message; four of them fill the ring.
 const LONG: usize = max_message(CAPACITY);
@@ -533,7 +536,6 @@ fn without_the_release_of_publish_old_payload_is_a_header() {
 #[test]
 fn without_the_release_of_space_a_message_is_overwritten() {
     must_fail(RACE, || {
-        let memory = ring(&LONG_LINES);
         let memory = ring(&[0, 512, 1536, 2560, 3584, 4032, 1024]);
         reuse(messages(memory.clone(), memory.without(Order::Release)));
     });
