@@ -94,6 +94,12 @@ impl Memory for Part {
     fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
         self.whole.fetch_and_u64(self.start + at, bits)
     }
+    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
+        self.whole.fetch_add_u32(self.start + at, value)
+    }
+    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
+        self.whole.fetch_add_u64(self.start + at, value)
+    }
     fn full_fence(&self) {
         self.whole.full_fence();
     }
@@ -102,6 +108,12 @@ impl Memory for Part {
     }
     fn write(&self, at: usize, from: &[u8]) {
         self.whole.write(self.start + at, from);
+    }
+    fn read_acquire(&self, at: usize, into: &mut [u8]) {
+        self.whole.read_acquire(self.start + at, into);
+    }
+    fn write_release(&self, at: usize, from: &[u8]) {
+        self.whole.write_release(self.start + at, from);
     }
 }
 

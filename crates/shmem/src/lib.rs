@@ -20,10 +20,12 @@
 //!   non-atomic reads an undefined *value*, not undefined behaviour, and the call is opaque enough that no
 //!   assumption of equality between two reads is made; this is the assumption that seqlocks in Rust live by. Nothing
 //!   is read twice on the belief that it has not changed.
-//! - An honest peer never races with us on bulk bytes: the ring protocol's release/acquire pairs order them, which
-//!   loom and ThreadSanitizer check.
+//! - An honest peer never races with us on the bulk bytes of a ring: its release/acquire pairs order them, which loom and
+//!   ThreadSanitizer check. [`Memory::read_acquire`] is for memory that others may write at that moment, honest ones too: the
+//!   assumption above holds for it, and its last word says whether the rest is whole.
 #![allow(unsafe_code)] // Raw access to mapped memory is what this crate is for; nobody above has any.
 
+mod copy;
 pub mod device;
 mod guard;
 #[cfg(loom)]

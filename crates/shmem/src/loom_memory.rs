@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// not overlap, which nothing checks. Bulk copies, of 64-bit words, go
 /// word by word without ordering, so a missing release or acquire shows as an old value; and they are also watched for
 /// data races, because loom never lets a load see a store that its execution has not done yet, which hides that a
-/// copy out must come before the next copy in.
+/// copy out must come before the next copy in. Copies whose last word has an order ([`Memory::write_release`],
+/// [`Memory::read_acquire`]) are not watched: that they meet is what they are for.
 ///
 /// Each word costs time in every execution, so a model names the words that it uses; touching another one panics.
 ///
@@ -141,6 +142,13 @@ impl Memory for LoomMemory {
     fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
         self.word(at).fetch_and(bits, self.both())
     }
+    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
+        // What is carried out of the 32 bits is cut off by whoever loads them.
+        self.fetch_add_u64(at, value.into()) as u32
+    }
+    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
+        self.word(at).fetch_add(value, self.both())
+    }
     fn full_fence(&self) {
         if self.forgets != Some(Order::Fence) {
             fence(Ordering::SeqCst);
@@ -156,9 +164,35 @@ impl Memory for LoomMemory {
     fn write(&self, at: usize, from: &[u8]) {
         for (i, chunk) in from.chunks(8).enumerate() {
             self.at(at + 8 * i).copies.with_mut(|_| ());
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.store_relaxed_u64(at + 8 * i, u64::from_ne_bytes(word));
+            self.store_relaxed_u64(at + 8 * i, word_of(chunk));
         }
     }
+    fn write_release(&self, at: usize, from: &[u8]) {
+        let Some(before) = before_last(from.len()) else { return };
+        for n in (0..before).step_by(8) {
+            self.store_relaxed_u64(at + n, word_of(&from[n..n + 8]));
+        }
+        self.store_release_u64(at + before, word_of(&from[before..]));
+    }
+    fn read_acquire(&self, at: usize, into: &mut [u8]) {
+        let Some(before) = before_last(into.len()) else { return };
+        let last = self.load_acquire_u64(at + before).to_ne_bytes();
+        let (start, end) = into.split_at_mut(before);
+        end.copy_from_slice(&last[..end.len()]);
+        for (i, chunk) in start.chunks_mut(8).enumerate() {
+            chunk.copy_from_slice(&self.load_relaxed_u64(at + 8 * i).to_ne_bytes());
+        }
+    }
+}
+
+/// How many of `len` bytes lie before the last word, if there is one.
+fn before_last(len: usize) -> Option<usize> {
+    Some(len.checked_sub(1)? / 8 * 8)
+}
+
+/// The word that begins with these bytes.
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
 }

@@ -1,7 +1,8 @@
 //! A real mapping: a file's pages, or anonymous ones.
 
+use crate::copy::{self, wordwise};
 use crate::guard;
-use crate::memory::{Memory, WORDWISE};
+use crate::memory::Memory;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::fmt;
 use std::io;
@@ -142,6 +143,32 @@ impl Mapping {
         unsafe { std::ptr::copy(from, to, len) };
     }
 
+    /// [`Memory::write_release`], from memory that may be shared too: the last word is stored after all else, with release.
+    ///
+    /// # Safety
+    ///
+    /// `from` must be valid for loads of `len` bytes. Others may store to them meanwhile (see the assumption on top of the
+    /// crate). They may overlap with what is written.
+    #[inline]
+    pub unsafe fn write_release_from(&self, at: usize, from: *const u8, len: usize) {
+        let to = self.pointer_below(self.writable, at, len);
+        // SAFETY: `to` is inside the mapping, as just checked; the caller answers for `from`.
+        unsafe { copy::store_release(to, from, len) };
+    }
+
+    /// [`Memory::read_acquire`], into memory that may be shared too: the last word is loaded before all else, with acquire.
+    ///
+    /// # Safety
+    ///
+    /// `into` must be valid for stores of `len` bytes, to which there is no reference. Others may access them meanwhile, if these
+    /// too take them for shared memory. They may overlap with what is read.
+    #[inline]
+    pub unsafe fn read_acquire_to(&self, at: usize, into: *mut u8, len: usize) {
+        let from = self.pointer(at, len);
+        // SAFETY: `from` is inside the mapping, as just checked; the caller answers for `into`.
+        unsafe { copy::load_acquire(into, from, len) };
+    }
+
     /// Asks the kernel for huge pages, where it has them for this kind of memory. A wish: nothing else changes.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: advice about a mapping of ours that changes nothing of what is in it.
@@ -279,12 +306,6 @@ impl Mapping {
     }
 }
 
-/// Whether a run is copied word by word.
-#[inline]
-fn wordwise(at: usize, len: usize) -> bool {
-    ((at | len) & 7) | (WORDWISE.wrapping_sub(len) >> (usize::BITS - 1)) == 0
-}
-
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not what is in it: that is others' too.
@@ -376,6 +397,14 @@ impl Memory for Mapping {
         self.word64(self.writable, at).fetch_and(bits, Ordering::AcqRel)
     }
     #[inline]
+    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
+        self.word32(self.writable, at).fetch_add(value, Ordering::AcqRel)
+    }
+    #[inline]
+    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
+        self.word64(self.writable, at).fetch_add(value, Ordering::AcqRel)
+    }
+    #[inline]
     fn full_fence(&self) {
         fence(Ordering::SeqCst);
     }
@@ -410,6 +439,18 @@ impl Memory for Mapping {
         }
         // SAFETY: as in `read`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    #[inline]
+    fn write_release(&self, at: usize, from: &[u8]) {
+        // SAFETY: `from` is valid for loads.
+        unsafe { self.write_release_from(at, from.as_ptr(), from.len()) };
+    }
+
+    #[inline]
+    fn read_acquire(&self, at: usize, into: &mut [u8]) {
+        // SAFETY: `into` is valid for stores, and nobody else stores to it.
+        unsafe { self.read_acquire_to(at, into.as_mut_ptr(), into.len()) };
     }
 
     #[inline]
@@ -479,6 +520,28 @@ mod tests {
         assert_eq!(m.compare_exchange_u64(8, 0b1111, 9), Err(0b0110));
         assert_eq!(m.compare_exchange_u64(8, 0b0110, 9), Ok(()));
         assert_eq!(m.load_acquire_u64(8), 9);
+        assert_eq!(m.fetch_add_u64(8, u64::MAX), 9);
+        assert_eq!(m.fetch_add_u64(8, u64::MAX - 7), 8);
+        assert_eq!(m.fetch_add_u64(8, 1), 0, "wraps around");
+        assert_eq!(m.fetch_add_u32(12, u32::MAX), 0);
+        assert_eq!(m.fetch_add_u32(12, 2), u32::MAX, "wraps around");
+        assert_eq!((m.load_relaxed_u32(8), m.load_relaxed_u32(12)), (1, 1), "the word beside it stays");
+    }
+
+    #[test]
+    fn what_many_add_is_all_there() {
+        let m = Mapping::anonymous(4096).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        m.fetch_add_u64(64, 3);
+                        m.fetch_add_u32(72, 5);
+                    }
+                });
+            }
+        });
+        assert_eq!((m.load_relaxed_u64(64), m.load_relaxed_u32(72)), (120_000, 200_000));
     }
 
     #[test]
@@ -531,7 +594,7 @@ mod tests {
             reader.is_read_only() && reader.part(64, 64).unwrap().is_read_only() && !writer.is_read_only()
         );
         writer.store_release_u64(64, 7);
-        let stores: [fn(&Mapping); 12] = [
+        let stores: [fn(&Mapping); 15] = [
             |m| m.store_relaxed_u16(0, 1),
             |m| m.store_release_u16(0, 1),
             |m| m.store_relaxed_u32(0, 1),
@@ -542,6 +605,9 @@ mod tests {
             |m| _ = m.swap_u64(0, 1),
             |m| _ = m.fetch_or_u64(0, 1),
             |m| _ = m.fetch_and_u64(0, 1),
+            |m| _ = m.fetch_add_u32(0, 1),
+            |m| _ = m.fetch_add_u64(0, 1),
+            |m| m.write_release(0, &[1; 8]),
             |m| m.write(0, &[1; 8]),
             |m| m.write(0, &[1; 999]),
         ];

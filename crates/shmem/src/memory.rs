@@ -69,6 +69,10 @@ pub trait Memory: Clone {
     fn fetch_or_u64(&self, at: usize, bits: u64) -> u64;
     /// Keeps only the bits and returns the word before. Acquires and releases.
     fn fetch_and_u64(&self, at: usize, bits: u64) -> u64;
+    /// Adds, wrapping around at the word's end, and returns the word before. Acquires and releases.
+    fn fetch_add_u32(&self, at: usize, value: u32) -> u32;
+    /// Adds, wrapping around at the word's end, and returns the word before. Acquires and releases.
+    fn fetch_add_u64(&self, at: usize, value: u64) -> u64;
 
     /// Orders all earlier stores of this thread before all its later loads, as seen by everybody (store-load fence).
     fn full_fence(&self);
@@ -77,6 +81,14 @@ pub trait Memory: Clone {
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies in.
     fn write(&self, at: usize, from: &[u8]);
+
+    /// Copies in, and stores the last word after all else, with release: whoever sees its last byte, and acquires, sees all of
+    /// the copy and everything done before. For readers that poll the last byte, as RDMA programs do. A message of several
+    /// pieces is written with [`Memory::write`], and only its last piece with this.
+    fn write_release(&self, at: usize, from: &[u8]);
+    /// Copies out, and loads the last word before all else, with acquire: if it is what [`Memory::write_release`] stored, then so
+    /// are all other bytes (or they are newer).
+    fn read_acquire(&self, at: usize, into: &mut [u8]);
 
     /// Whether the memory has gone away (its file was truncated). Its bytes then read as zero and keep nothing.
     fn is_broken(&self) -> bool {

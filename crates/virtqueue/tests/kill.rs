@@ -66,6 +66,12 @@ impl Memory for Mortal {
     fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
         if self.stores() { self.memory.fetch_and_u64(at, bits) } else { 0 }
     }
+    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
+        if self.stores() { self.memory.fetch_add_u32(at, value) } else { 0 }
+    }
+    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
+        if self.stores() { self.memory.fetch_add_u64(at, value) } else { 0 }
+    }
     fn full_fence(&self) {
         self.memory.full_fence();
     }
@@ -75,6 +81,14 @@ impl Memory for Mortal {
     fn write(&self, at: usize, from: &[u8]) {
         if self.stores() {
             self.memory.write(at, from);
+        }
+    }
+    fn read_acquire(&self, at: usize, into: &mut [u8]) {
+        self.memory.read_acquire(at, into);
+    }
+    fn write_release(&self, at: usize, from: &[u8]) {
+        if self.stores() {
+            self.memory.write_release(at, from);
         }
     }
 }
