@@ -26,94 +26,56 @@
 //!   hands on what it does not know. A program that only polls reaches none of them but the first two;
 //! - a fault of a raw pointer (`SharedSlice::as_ptr`) or of a slice in a thread that has done no operation.
 //!
-//! The tables are read inside a signal handler, so they are fixed arrays of atomics: no lock, no allocation. A slot may
-//! change hands while a handler reads it, so each has a version (a seqlock): a handler must not put together the start
-//! of one mapping and the length of the next. The slot it looks for cannot change, because whoever faults in a mapping
-//! holds it.
+//! The ranges are looked up inside a signal handler: without locks or allocation, and in the same time for one as for a hundred
+//! thousand (see `index`). A mapping is one range, whatever parts of it there are.
 
+mod index;
+#[cfg(all(loom, test))]
+mod model;
+
+use index::{Entered, Index};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Most mappings that one process can have watched at a time, of each kind. The kernel has a limit of about twice this for
-/// all mappings.
-const SLOTS: usize = 1 << 15;
+/// The index covers addresses of 57 bits, which is what processors have.
+const BITS: u32 = 9;
+const LEVELS: u32 = 5;
+const PAGE_BITS: u32 = 12;
 
+/// What a handler needs to know of a range.
+#[derive(Clone, Copy)]
 struct Watched {
-    /// Even: stable. Odd: somebody is changing the slot.
-    version: AtomicUsize,
-    /// Start of the range; 0 while the slot is free.
-    start: AtomicUsize,
-    len: AtomicUsize,
-    /// In which a private copy may be laid over a part of it.
-    page: AtomicUsize,
-    flag: AtomicPtr<AtomicBool>,
+    /// What is replaced at a time: all of it, or the page that an address lies in.
+    unit: usize,
+    prot: ProtFlags,
+    flag: *const AtomicBool,
 }
 
-/// What a handler needs to know of a mapping.
-struct Range {
-    start: usize,
-    len: usize,
-    page: usize,
-    flag: *mut AtomicBool,
-}
+type Range = index::Range<Watched>;
+
+// SAFETY: the flag is only ever used as an atomic, and lives as long as its range is watched.
+unsafe impl Send for Watched {}
+// SAFETY: as above.
+unsafe impl Sync for Watched {}
 
 impl Range {
-    const NONE: Self = Self { start: 0, len: 0, page: 0, flag: ptr::null_mut() };
-}
-
-impl Watched {
-    const fn free() -> Self {
-        Self {
-            version: AtomicUsize::new(0),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            page: AtomicUsize::new(0),
-            flag: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
-    /// Puts a range into the slot, or takes it out, if `now` is still its version and nobody else is at it.
-    fn set(&self, now: usize, range: &Range) -> bool {
-        if self.version.compare_exchange(now, now | 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return false;
-        }
-        // ORDER guard.slot: the odd version before the words, the words before the even version.
-        // Pairs with: `Watched::get`.
-        fence(Ordering::Release);
-        self.start.store(range.start, Ordering::Relaxed);
-        self.len.store(range.len, Ordering::Relaxed);
-        self.page.store(range.page, Ordering::Relaxed);
-        self.flag.store(range.flag, Ordering::Relaxed);
-        self.version.store((now | 1).wrapping_add(1), Ordering::Release);
-        true
-    }
-
-    /// All of one and the same mapping, if there is one.
-    fn get(&self) -> Option<Range> {
-        // ORDER guard.slot: the version before the words, the words before the second look at the version.
-        // Pairs with: `Watched::set`.
-        let version = self.version.load(Ordering::Acquire);
-        let range = Range {
-            start: self.start.load(Ordering::Relaxed),
-            len: self.len.load(Ordering::Relaxed),
-            page: self.page.load(Ordering::Relaxed),
-            flag: self.flag.load(Ordering::Relaxed),
-        };
-        fence(Ordering::Acquire);
-        let same = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
-        (same && range.start != 0).then_some(range)
+    /// The unit that an address lies in.
+    fn unit_at(&self, address: usize) -> (*mut c_void, usize) {
+        let unit = self.value.unit;
+        let at = (address - self.start) / unit * unit;
+        ((self.start + at) as *mut c_void, unit.min(self.len - at))
     }
 }
 
-/// Mappings of one kind, and who handled their signal before.
+/// Ranges of one kind, and who handled their signal before.
 pub(crate) struct Table {
     signal: libc::c_int,
-    slots: [Watched; SLOTS],
-    /// Where to begin looking for a free slot.
-    next: AtomicUsize,
+    ranges: Index<Watched>,
     /// Who handled the signal before us; null until we do.
     first: AtomicPtr<libc::sigaction>,
     /// Who handled it when we last put our handler on top.
@@ -165,8 +127,7 @@ impl Table {
     const fn of(signal: libc::c_int) -> Self {
         Self {
             signal,
-            slots: [const { Watched::free() }; SLOTS],
-            next: AtomicUsize::new(0),
+            ranges: Index { root: AtomicPtr::new(ptr::null_mut()), readers: AtomicUsize::new(0) },
             first: AtomicPtr::new(ptr::null_mut()),
             latest: AtomicPtr::new(ptr::null_mut()),
         }
@@ -178,37 +139,35 @@ pub(crate) static TRUNCATION: Table = Table::of(libc::SIGBUS);
 /// Mappings in which forbidden stores are survived.
 pub(crate) static STORES: Table = Table::of(libc::SIGSEGV);
 
-/// A place in a table; gives it up when dropped.
-pub(crate) struct Slot(&'static Watched);
+/// A range that is watched until this is dropped.
+pub(crate) struct Watch {
+    table: &'static Table,
+    /// There until it is dropped.
+    entered: Option<Entered<Watched>>,
+}
 
-impl Drop for Slot {
+impl Drop for Watch {
     fn drop(&mut self) {
-        // Only the holder of a slot in use changes it, so this succeeds.
-        self.0.set(self.0.version.load(Ordering::Relaxed), &Range::NONE);
+        if let Some(entered) = self.entered.take() {
+            self.table.ranges.remove(entered);
+        }
     }
 }
 
 impl Table {
-    /// Watches a range until the slot is dropped. `flag` must live at least as long as the slot.
+    /// Watches a range until the answer is dropped. At a fault, the run of `unit` bytes that it lies in is replaced, by pages with
+    /// this protection. `flag` must live at least as long as the answer.
     pub fn watch(
         &'static self,
         start: usize,
         len: usize,
-        page: usize,
+        unit: usize,
+        prot: ProtFlags,
         flag: *const AtomicBool,
-    ) -> io::Result<Slot> {
+    ) -> io::Result<Watch> {
         self.install()?;
-        let range = Range { start, len, page, flag: flag.cast_mut() };
-        let first = self.next.load(Ordering::Relaxed);
-        for n in (first..SLOTS).chain(0..first) {
-            let slot = &self.slots[n];
-            let version = slot.version.load(Ordering::Acquire);
-            if version & 1 == 0 && slot.start.load(Ordering::Relaxed) == 0 && slot.set(version, &range) {
-                self.next.store((n + 1) % SLOTS, Ordering::Relaxed);
-                return Ok(Slot(slot));
-            }
-        }
-        Err(io::Error::other(format!("more than {SLOTS} segments and blocks mapped in one process")))
+        let entered = self.ranges.enter(start, len, Watched { unit: unit.max(1), prot, flag })?;
+        Ok(Watch { table: self, entered: Some(entered) })
     }
 
     fn is_installed(&self) -> bool {
@@ -266,27 +225,20 @@ impl Table {
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut());
         }
     }
-
-    /// The watched mapping that an address lies in.
-    fn find(&self, address: usize) -> Option<Range> {
-        let ranges = self.slots.iter().filter_map(Watched::get);
-        let mut here = ranges.filter(|range| address >= range.start && address - range.start < range.len);
-        here.next()
-    }
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
     // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
-    let range = table.find(address);
+    let range = table.ranges.find(address);
     let survived = range.filter(|range| match signal == STORES.signal {
         true => code == SEGV_ACCERR && copy_page(range, address),
-        false => lay(range),
+        false => lay(range, address),
     });
     match survived {
-        // SAFETY: the flag lives as long as the slot is taken, and whoever faults in a mapping holds it.
-        Some(range) => unsafe { (*range.flag).store(true, Ordering::Relaxed) },
+        // SAFETY: the flag lives as long as the range is watched, and whoever faults in a mapping holds it.
+        Some(range) => unsafe { (*range.value.flag).store(true, Ordering::Relaxed) },
         None => pass_on(table, signal, info, context),
     }
 }
@@ -294,43 +246,31 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
 /// The mapping is there, and does not allow this.
 const SEGV_ACCERR: libc::c_int = 2;
 
-/// Lays zero pages over a mapping.
-fn lay(range: &Range) -> bool {
-    // SAFETY: the range is a mapping of ours (the slot is given up before it is unmapped); laying zero pages over it is what
-    // this handler is for. The raw call is async-signal-safe.
-    let laid = unsafe { anonymous(range.start as *mut libc::c_void, range.len, libc::MAP_FIXED) };
-    laid != libc::MAP_FAILED
+/// Lays zero pages over the unit that an address lies in.
+fn lay(range: &Range, address: usize) -> bool {
+    let (at, len) = range.unit_at(address);
+    // SAFETY: the range is ours (it is not watched any more before it is unmapped); laying zero pages over it is what this
+    // handler is for. rustix makes the system call itself: not the program's `mmap`, and `errno` stays what it was.
+    unsafe { mmap_anonymous(at, len, range.value.prot, FRESH | MapFlags::FIXED) }.is_ok()
 }
 
-/// Lays a private copy over the page that an address lies in.
+/// Lays a private copy over the unit that an address lies in.
 fn copy_page(range: &Range, address: usize) -> bool {
-    let at = (address - range.start) / range.page * range.page;
-    let (page, len) = ((range.start + at) as *mut libc::c_void, range.page.min(range.len - at));
+    let (at, len) = range.unit_at(address);
     // SAFETY: as in `lay`; the copy reads a mapping that can be read, into one just made, which then takes its place.
     unsafe {
-        let copy = anonymous(ptr::null_mut(), len, 0);
-        if copy == libc::MAP_FAILED {
-            return false;
+        let Ok(copy) = mmap_anonymous(ptr::null_mut(), len, range.value.prot, FRESH) else { return false };
+        ptr::copy_nonoverlapping(at.cast::<u8>().cast_const(), copy.cast::<u8>(), len);
+        let moved = mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, at).is_ok();
+        if !moved {
+            let _ = munmap(copy, len);
         }
-        ptr::copy_nonoverlapping(page.cast::<u8>().cast_const(), copy.cast::<u8>(), len);
-        let moved = libc::mremap(copy, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, page);
-        if moved == libc::MAP_FAILED {
-            libc::munmap(copy, len);
-        }
-        moved != libc::MAP_FAILED
+        moved
     }
 }
 
-/// Zero pages that can be written.
-///
-/// # Safety
-///
-/// With `MAP_FIXED`, what is mapped there must be the caller's.
-unsafe fn anonymous(at: *mut libc::c_void, len: usize, flags: libc::c_int) -> *mut libc::c_void {
-    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: as the caller says.
-    unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
-}
+/// Zero pages that are nobody else's.
+const FRESH: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 /// What we write into the `si_errno` of a fault (which the kernel leaves 0) while we hand it on: so we know it again when
 /// the program's handler hands it back to us, and do not go round in circles.
@@ -370,5 +310,102 @@ fn pass_on(table: &Table, signal: libc::c_int, info: *mut libc::siginfo_t, conte
         let mut default: libc::sigaction = std::mem::zeroed();
         default.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(signal, &raw const default, ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const GIB: usize = 1 << 30;
+
+    fn table() -> &'static Table {
+        // With a signal that nobody raises.
+        Box::leak(Box::new(Table::of(libc::SIGURG)))
+    }
+
+    fn watch(table: &'static Table, start: usize, len: usize, unit: usize) -> Watch {
+        static FLAG: AtomicBool = AtomicBool::new(false);
+        table.watch(start, len, unit, ProtFlags::READ, &raw const FLAG).unwrap()
+    }
+
+    fn found(table: &Table, address: usize) -> Option<(usize, usize)> {
+        table.ranges.find(address).map(|range| (range.start, range.len))
+    }
+
+    #[test]
+    fn a_hundred_thousand_ranges_are_told_apart() {
+        let table = table();
+        let base = 0x7000_0000_0000;
+        // Of one to seven pages, with a hole behind each.
+        let place = |n: usize| (base + n * 8 * PAGE, (1 + n % 7) * PAGE);
+        let mut watches: Vec<_> =
+            (0..100_000).map(|n| Some(watch(table, place(n).0, place(n).1, PAGE))).collect();
+        let check = |n: usize, is_there: bool| {
+            let (start, len) = place(n);
+            let expected = is_there.then_some((start, len));
+            assert_eq!(found(table, start), expected, "{n}");
+            assert_eq!(found(table, start + len - 1), expected, "{n}");
+            assert_eq!(found(table, start + len), None, "{n}");
+        };
+        (0..100_000).for_each(|n| check(n, true));
+        (0..100_000).step_by(3).for_each(|n| watches[n] = None);
+        (0..100_000).for_each(|n| check(n, n % 3 != 0));
+    }
+
+    #[test]
+    fn ranges_of_all_lengths_are_found_to_their_last_byte() {
+        let lens = [1, 8, PAGE, 3 * PAGE + 8, 2 << 20, (2 << 20) + PAGE, GIB, 3 * GIB + 5 * PAGE, 600 * GIB];
+        for len in lens {
+            for start in [PAGE, 2 << 20, GIB, 0x7fff_ffff_f000, (1 << 47) - (2 << 20), 5 * GIB - PAGE] {
+                let table = table();
+                let watched = watch(table, start, len, len);
+                let end = start + len;
+                let spots = [start, start + len / 2, start + len / 3, end - 1];
+                assert!(
+                    spots.iter().all(|at| found(table, *at) == Some((start, len))),
+                    "{len} at {start:#x}"
+                );
+                for outside in [start - 1, end, start ^ (1 << 50), 0, usize::MAX] {
+                    assert_eq!(found(table, outside), None, "{outside:#x} beside {len} at {start:#x}");
+                }
+                drop(watched);
+                assert!(spots.iter().all(|at| found(table, *at).is_none()), "{len} at {start:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_comes_again_before_the_other_has_left_is_found() {
+        let table = table();
+        let stale = watch(table, GIB, 2 << 20, PAGE);
+        let again = watch(table, GIB + PAGE, PAGE, PAGE);
+        assert_eq!(found(table, GIB + PAGE), Some((GIB + PAGE, PAGE)));
+        let all = watch(table, GIB, 2 << 20, PAGE);
+        drop(stale);
+        assert_eq!(found(table, GIB), Some((GIB, 2 << 20)));
+        drop(again);
+        assert_eq!(found(table, GIB + PAGE), Some((GIB, 2 << 20)));
+        drop(all);
+        assert_eq!(found(table, GIB), None);
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused() {
+        let table = table();
+        for (start, len) in [(GIB, 0), (usize::MAX - 7, 8), (usize::MAX, 2), (1 << 57, PAGE), (0, usize::MAX)]
+        {
+            let refused = table.watch(start, len, PAGE, ProtFlags::READ, ptr::null());
+            assert!(refused.is_err(), "{len} at {start:#x}");
+        }
+    }
+
+    #[test]
+    fn the_unit_of_an_address_ends_with_its_range() {
+        let watched = Watched { unit: 2 * PAGE, prot: ProtFlags::READ, flag: ptr::null() };
+        let range = Range { start: GIB, len: 3 * PAGE, value: watched };
+        assert_eq!(range.unit_at(GIB + PAGE), (GIB as *mut c_void, 2 * PAGE));
+        assert_eq!(range.unit_at(GIB + 2 * PAGE + 9), ((GIB + 2 * PAGE) as *mut c_void, PAGE));
     }
 }

@@ -34,10 +34,10 @@ struct Whole {
     start: NonNull<u8>,
     len: usize,
     broken: AtomicBool,
-    guard: OnceLock<guard::Slot>,
+    guard: OnceLock<guard::Watch>,
     /// A store was tried where there must be none.
     denied: AtomicBool,
-    stores: OnceLock<guard::Slot>,
+    stores: OnceLock<guard::Watch>,
 }
 
 // SAFETY: the pointer leads to a mapping that lives as long as `whole`; all access to it is through atomics and raw
@@ -100,9 +100,10 @@ impl Mapping {
             stores: OnceLock::new(),
         });
         if guarded {
-            let slot = guard::TRUNCATION.watch(start.as_ptr() as usize, len, len, &raw const whole.broken)?;
+            let (at, prot) = (start.as_ptr() as usize, ProtFlags::READ | ProtFlags::WRITE);
+            let watch = guard::TRUNCATION.watch(at, len, len, prot, &raw const whole.broken)?;
             // Just made, so it is not set yet.
-            let _ = whole.guard.set(slot);
+            let _ = whole.guard.set(watch);
             guard::attend();
         }
         let writable = if protection == Protection::Read { 0 } else { len };
@@ -200,14 +201,10 @@ impl Mapping {
     pub fn guard_stores(&self, page: usize) -> io::Result<()> {
         let whole = &self.whole;
         if whole.stores.get().is_none() {
-            let slot = guard::STORES.watch(
-                whole.start.as_ptr() as usize,
-                whole.len,
-                page,
-                &raw const whole.denied,
-            )?;
-            // If somebody else was faster, one of the two slots is enough.
-            let _ = whole.stores.set(slot);
+            let (at, prot) = (whole.start.as_ptr() as usize, ProtFlags::READ | ProtFlags::WRITE);
+            let watch = guard::STORES.watch(at, whole.len, page, prot, &raw const whole.denied)?;
+            // If somebody else was faster, his is enough.
+            let _ = whole.stores.set(watch);
             guard::attend();
         }
         Ok(())
