@@ -3,10 +3,10 @@
 mod support;
 
 use ginnel::{AttachOptions, Endpoint, WaitMode};
-use ginnel_layout::sync::SyncKind;
+use ginnel_layout::sync::{OwnerWord, SyncKind};
 use ginnel_layout::wire::{self, BellKind, Kind, Rights};
 use ginnel_layout::{sync, wire::Fds};
-use ginnel_shmem::Memory;
+use ginnel_shmem::{Mapping, Memory};
 use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;
@@ -160,4 +160,55 @@ fn who_wakes_others_does_not_wait_for_a_daemon_that_stands_still() {
     // The best of some: this thread has to wait for a CPU, too.
     let took = (0..5).map(|_| wakes_without_daemon(&daemon)).min().unwrap();
     assert!(took < Duration::from_millis(25), "it took {took:?}");
+}
+
+/// The page of the only lock of a segment that is there: where the word of an owner stands.
+fn page_of_lock(endpoint: &Endpoint, owner: u32) -> Mapping {
+    let memory = endpoint.memory();
+    let pages = (0..memory.len() / sync::SIZE).map(|n| memory.part(n * sync::SIZE, sync::SIZE).unwrap());
+    let word = |page: &Mapping| OwnerWord(page.load_acquire_u64(sync::STATE));
+    let is = |page: &Mapping| {
+        page.load_relaxed_u32(sync::KIND) == SyncKind::MUTEX.0
+            && word(page).is_valid()
+            && word(page).endpoint() == owner
+    };
+    pages.into_iter().find(is).expect("a lock that is held")
+}
+
+/// A program that is declared dead after its last look at its slot takes a lock behind the daemon's back, and dies with it.
+#[test]
+fn a_lock_that_the_dead_take_is_handed_on() {
+    let mut daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
+    let mut ready = a.semaphore("ready", 9, 0).unwrap();
+    let (mut mutex, mut other) = (a.mutex("m").unwrap(), b.mutex("m").unwrap());
+    ready.set_timeout(Some(WATCHDOG));
+    mutex.set_timeout(Some(WATCHDOG));
+    other.set_timeout(Some(WATCHDOG));
+    let mut program = daemon.start_program();
+    ready.acquire().unwrap();
+    let endpoints = daemon.inspect()["endpoints"].clone();
+    let dead =
+        endpoints.as_array().unwrap().iter().find(|e| e["name"] == "program").unwrap()["number"].clone();
+    let page = page_of_lock(&a, dead.as_u64().unwrap() as u32);
+    let word = page.load_acquire_u64(sync::STATE);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    let mut guard = mutex.lock().unwrap();
+    assert!(guard.owner_died());
+    guard.make_consistent().unwrap();
+    guard.unlock().unwrap();
+    // Nobody asks the daemon who is there.
+    daemon.kill();
+    page.swap_u64(sync::STATE, word);
+    let mut guard = mutex.lock().unwrap();
+    assert!(guard.owner_died());
+    guard.make_consistent().unwrap();
+    // And while somebody sleeps for it.
+    other.set_mode(WaitMode::Interrupt);
+    let waiting = std::thread::spawn(move || other.lock().map(|guard| guard.owner_died()));
+    wait_for("a waiter", || (page.load_relaxed_u64(sync::ARMED) != 0).then_some(()));
+    page.swap_u64(sync::STATE, word);
+    assert!(waiting.join().unwrap().unwrap());
+    assert!(guard.unlock().is_err(), "it was taken away");
 }

@@ -34,6 +34,8 @@ pub fn seat<M: Memory>(page: &M, user: User, endpoint_epoch: u32, bell: u32) {
     let bit = 1u64 << user.slot();
     page.fetch_and_u64(ARMED, !bit);
     page.fetch_and_u64(WAITING, !bit);
+    // ORDER sync.seat: the slot is written before the user is told, and so before any word that names it.
+    // Pairs with: `Seat::is_there`.
     page.store_release_u32(at + SLOT_EPOCH, user.epoch().into());
     page.fetch_or_u64(SEATED, bit);
 }
@@ -52,7 +54,8 @@ pub enum Left {
 #[must_use = "the users of these slots sleep, perhaps for something that is theirs now"]
 pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> u64 {
     let (at, bit) = (slot(dead), 1u64 << dead);
-    // First of all it must not take any more, should it only have been declared dead.
+    // First of all it must not take any more, should it only have been declared dead. What it takes all the same, because it
+    // has looked before, is handed on by whoever finds it (`owner::disown`).
     page.store_release_u32(at + SLOT_EPOCH, 0);
     match kind {
         SyncKind::MUTEX | SyncKind::RWLOCK | SyncKind::ONCE => {

@@ -6,7 +6,7 @@
 
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Patience, Seat, TRIES, User, World};
-use ginnel_layout::sync::{BARRIER_BROKEN, SLOTS_MASK, STATE};
+use ginnel_layout::sync::{BARRIER_BROKEN, SEATED, SLOTS_MASK, STATE};
 use ginnel_shmem::Memory;
 
 /// A handle on a barrier: one party. For one thread at a time; others open handles of their own.
@@ -55,7 +55,7 @@ impl<M: Memory> Barrier<M> {
             if state & BARRIER_BROKEN != 0 {
                 return Err(SyncError::BarrierBroken);
             }
-            let all = state | self.seat.bit;
+            let all = state & self.seated() | self.seat.bit;
             let last = all.count_ones() >= self.parties;
             if self.seat.page.compare_exchange_u64(STATE, state, if last { 0 } else { all }).is_ok() {
                 self.seat.check_memory()?;
@@ -72,9 +72,23 @@ impl<M: Memory> Barrier<M> {
     /// have not found out yet.
     pub fn reset(&mut self) -> Result<(), SyncError> {
         self.seat.check()?;
-        match self.seat.page.compare_exchange_u64(STATE, BARRIER_BROKEN, 0) {
-            Err(state) if state & BARRIER_BROKEN != 0 && state & SLOTS_MASK != 0 => Err(SyncError::Busy),
-            _ => Ok(()),
+        for _ in 0..TRIES {
+            let state = self.seat.page.load_acquire_u64(STATE);
+            if state & BARRIER_BROKEN == 0 {
+                return Ok(());
+            }
+            if state & self.seated() != 0 {
+                return Err(SyncError::Busy);
+            }
+            if self.seat.page.compare_exchange_u64(STATE, state, 0).is_ok() {
+                return Ok(());
+            }
         }
+        Err(Corrupt::Restless.into())
+    }
+
+    /// The slots that have a user. One that was declared dead may arrive after its slot was taken back.
+    fn seated(&self) -> u64 {
+        self.seat.page.load_relaxed_u64(SEATED) & SLOTS_MASK
     }
 }

@@ -22,6 +22,9 @@
 //! - somebody who should have been rung and was not: reclaim names everybody who sleeps, and the daemon rings them; they
 //!   look, and those who still have to wait sleep again.
 //!
+//! A user that is only declared dead may still be at work: a word that it writes after its slot was taken back names an
+//! owner that the slots do not have, and whoever comes upon it hands it on as [`OWNER_DIED`].
+//!
 //! Sleepers also look on their own every [`LOOK_EVERY`]. That is for wakers who cannot ring (their daemon is gone, and they
 //! have no doorbell for that sleeper yet), and bounds what a neighbour can do by clearing bits.
 //!

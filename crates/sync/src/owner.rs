@@ -60,6 +60,10 @@ pub(crate) fn attempt<M: Memory>(seat: &Seat<M>, look: Look) -> Option<Result<Lo
             if word.owner().0 == seat.own {
                 return Some(Err(SyncError::Deadlock));
             }
+            if !seat.is_there(word) {
+                disown(seat, word);
+                continue;
+            }
             if !look.armed || word.has(OwnerWord::WAITERS) || flag_waiters(seat, word) {
                 return None;
             }
@@ -78,6 +82,13 @@ pub(crate) fn attempt<M: Memory>(seat: &Seat<M>, look: Look) -> Option<Result<Lo
     }
     // Taken from under us again and again. Those who did are awake; but a sleeper must not rest on that.
     look.armed.then_some(Err(Corrupt::Restless.into()))
+}
+
+/// Puts "its owner died" in the place of an owner that is not there, as the daemon does for the owners that it finds when it
+/// takes their slots back.
+pub(crate) fn disown<M: Memory>(seat: &Seat<M>, word: OwnerWord) {
+    // If this fails, the daemon or somebody else was faster.
+    let _ = seat.page.compare_exchange_u64(STATE, word.0, OwnerWord::OWNER_DIED);
 }
 
 /// Asks the owner to wake us. False if the word has changed meanwhile.
@@ -112,7 +123,7 @@ pub(crate) fn hand_on<M: Memory, W: World>(seat: &Seat<M>, world: &mut W) {
             return;
         }
         let Ok(word) = load(seat) else { break };
-        if word.slot().is_none() {
+        if !seat.is_there(word) {
             return seat.wake_one(SLOTS_MASK, world);
         }
         if word.has(OwnerWord::WAITERS) || flag_waiters(seat, word) {

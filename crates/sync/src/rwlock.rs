@@ -78,6 +78,9 @@ impl<M: Memory> RwLock<M> {
         self.store_own(ReaderState::NONE);
         self.tell_writer(world);
         let word = owner::load(&self.seat)?;
+        if word.slot().is_some() && !self.seat.is_there(word) {
+            return Err(SyncError::OwnerDied);
+        }
         Err(ended(word).unwrap_or(SyncError::Busy))
     }
 
@@ -223,6 +226,10 @@ impl<M: Memory> RwLock<M> {
                 return Some(Err(error));
             }
             if word.slot().is_some() {
+                if !self.seat.is_there(word) {
+                    owner::disown(&self.seat, word);
+                    continue;
+                }
                 // Also when we only spin, so that the writer lets us in when it ends.
                 if word.has(OwnerWord::WAITERS) || owner::flag_waiters(&self.seat, word) {
                     return None;

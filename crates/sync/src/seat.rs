@@ -2,7 +2,8 @@
 
 use crate::error::SyncError;
 use ginnel_layout::sync::{
-    ARMED, OwnerWord, SEATED, SIZE, SLOT_EPOCH, SLOT_SINCE, SLOTS, SLOTS_MASK, STATE, TURN, slot,
+    ARMED, OwnerWord, SEATED, SIZE, SLOT_ENDPOINT, SLOT_EPOCH, SLOT_SINCE, SLOTS, SLOTS_MASK, STATE, TURN,
+    slot,
 };
 use ginnel_ring::wait::{self, ArmedSet, Sleeper, WaitMode, Waitable};
 use ginnel_shmem::Memory;
@@ -136,6 +137,18 @@ impl<M: Memory> Seat<M> {
     #[inline]
     pub fn take_free(&self) -> bool {
         self.is_ours() && self.page.compare_exchange_u64(STATE, 0, self.own).is_ok()
+    }
+
+    /// Whether the daemon still says that the owner which a valid word names has its slot. An owner that was declared dead
+    /// between its last look at its slot and its compare-exchange has written its word behind the daemon's back, and the
+    /// daemon does not come again for it. Whoever can forge a slot can also forge the word.
+    #[cold]
+    pub fn is_there(&self, word: OwnerWord) -> bool {
+        let Some(owner) = word.slot() else { return false };
+        // ORDER sync.seat: the slot after the word, which its owner wrote after it was told that it has the slot.
+        // Pairs with: `authority::seat`, through the daemon's answer.
+        self.page.load_relaxed_u32(slot(owner) + SLOT_EPOCH) == word.slot_epoch().into()
+            && self.page.load_relaxed_u32(slot(owner) + SLOT_ENDPOINT) == word.endpoint()
     }
 
     /// After something was published: the others who sleep. Bits of slots without a user do not count: a user that was

@@ -5,7 +5,8 @@
 //! The victim is a process of its own that is single-stepped with ptrace. A first pass finds the instructions at which
 //! something changes that others can see: a word in shared memory, or a system call. A death between two of them is the
 //! same wherever it is, so the victim is killed before and after each, and then at others all over the operation, until it
-//! has been killed N times:
+//! has been killed N times. In other operations it is declared dead there, goes on as one that does not know of it, and
+//! dies at the end:
 //!
 //!     cargo test -p ginnel-sync --test kill -- [NAME] [--kills N]           (for each operation; default 100)
 //!
@@ -529,6 +530,60 @@ mod test {
         ]
     }
 
+    /// Operations at whose end the victim dies with the lock, unless it finds out that it was declared dead before.
+    fn taking() -> Vec<Case> {
+        let mutex = Case {
+            name: "mutex: declared dead while it locks",
+            kinds: (SyncKind::MUTEX, SyncKind::CONDVAR),
+            limit: 0,
+            before: nothing,
+            victim: |stage, world| {
+                start();
+                if stage.mutex(VICTIM).lock(world, ASLEEP).is_ok() {
+                    stage.data.store_relaxed_u64(0, 1);
+                }
+            },
+            sleeper: None,
+            meanwhile: nothing,
+            after: mutex_works,
+        };
+        vec![
+            Case {
+                name: "mutex: declared dead while it locks in vain",
+                before: |stage| lock(stage, HEIR),
+                victim: |stage, world| {
+                    start();
+                    let _ = stage.mutex(VICTIM).lock(world, ASLEEP);
+                },
+                meanwhile: heir_unlocks,
+                ..mutex
+            },
+            Case {
+                name: "rwlock: declared dead while it locks for writing",
+                kinds: (SyncKind::RWLOCK, SyncKind::CONDVAR),
+                victim: |stage, world| {
+                    start();
+                    if stage.rwlock(VICTIM).write(world, ASLEEP).is_ok() {
+                        stage.data.store_relaxed_u64(0, 1);
+                    }
+                },
+                after: |stage| write(stage, HEIR),
+                ..mutex
+            },
+            Case {
+                name: "once: declared dead while it takes its turn",
+                kinds: (SyncKind::ONCE, SyncKind::CONDVAR),
+                victim: |stage, world| {
+                    start();
+                    let _ = stage.once(VICTIM).begin(world, ASLEEP);
+                },
+                after: |stage| do_once(stage, HEIR, &mut bed(stage, HEIR)),
+                ..mutex
+            },
+            mutex,
+        ]
+    }
+
     /// A victim that stands before its first instruction, and what sleeps beside it.
     struct Scene<'a> {
         case: &'a Case,
@@ -563,15 +618,28 @@ mod test {
                 "{}: the victim has failed by itself",
                 self.case.name
             );
-            let (first, second) = self.stage.kinds;
-            for (page, kind) in [(&self.stage.first, first), (&self.stage.second, second)] {
-                self.stage.bells.ring_all(reclaim(page, kind, VICTIM, Left::Died));
-            }
+            self.bury();
             (self.case.after)(self.stage);
             if let Some(sleeper) = self.sleeper {
                 assert_eq!(reap(sleeper), 0, "{}: the sleeper has failed", self.case.name);
             }
             killed
+        }
+
+        /// The daemon takes back what the victim has.
+        fn bury(&self) {
+            let (first, second) = self.stage.kinds;
+            for (page, kind) in [(&self.stage.first, first), (&self.stage.second, second)] {
+                self.stage.bells.ring_all(reclaim(page, kind, VICTIM, Left::Died));
+            }
+        }
+
+        /// The victim is declared dead, goes on, and dies at its end; then all must be well.
+        fn outlive(mut self) {
+            self.bury();
+            (self.case.meanwhile)(self.stage);
+            assert_eq!(self.victim.run(), 0, "{}: the victim has failed by itself", self.case.name);
+            (self.case.after)(self.stage);
         }
     }
 
@@ -617,6 +685,16 @@ mod test {
                 toll.kills - before,
                 begin.elapsed().as_secs_f64()
             );
+        }
+        for case in taking().iter().filter(|c| wanted.is_none_or(|w| c.name.contains(w.as_str()))) {
+            let way = pass(case, &mut stage);
+            let chosen = way.choose(kills.unwrap_or(KILLS));
+            for &k in &chosen {
+                let mut scene = Scene::open(case, &mut stage);
+                scene.victim.go_to(&way, k);
+                scene.outlive();
+            }
+            println!("test {} ... ok: {} instructions, at {} of them", case.name, way.len(), chosen.len());
         }
         println!(
             "killed while it locks, unlocks, waits, signals: {} times, before {} different instructions ({:.1} s)",

@@ -11,7 +11,9 @@ use ginnel_layout::sync::{
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::{Mapping, Memory, Protection};
 use ginnel_sync::authority::{self, Left, reclaim};
-use ginnel_sync::{Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError};
+use ginnel_sync::{
+    Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn,
+};
 use std::time::{Duration, Instant};
 use world::{Deaf, page, user};
 
@@ -83,10 +85,40 @@ fn a_mutex_is_never_done() {
     assert!(matches!(outcome, Err(SyncError::Corrupt(Corrupt::Owner(_)))), "{outcome:?}");
 }
 
+/// Owners that do not have the slot which the word says: as the word of one that was declared dead before it wrote it.
 #[test]
-fn an_owner_that_does_not_exist_costs_the_timeout() {
-    let page = page(SyncKind::MUTEX, 0, 0, 1);
-    page.swap_u64(STATE, OwnerWord::owned(62, 5, 9).0);
+fn an_owner_that_does_not_exist_has_died() {
+    let gone = [
+        OwnerWord::owned(62, 5, 9).0,                     // a slot without user
+        OwnerWord::owned(1, 2, 7).0,                      // another epoch of the slot
+        OwnerWord::owned(1, 1, 8).0,                      // another endpoint
+        OwnerWord::owned(1, 2, 7).0 | OwnerWord::WAITERS, // somebody has slept for it
+    ];
+    for word in gone {
+        let page = |kind| {
+            let page = page(kind, 0, 0, 2);
+            page.swap_u64(STATE, word);
+            page
+        };
+        let mut mutex = Mutex::new(page(SyncKind::MUTEX), user(0));
+        assert_eq!(mutex.try_lock().unwrap(), Locked::OwnerDied, "{word:#x}");
+        let mut mutex = Mutex::new(page(SyncKind::MUTEX), user(0));
+        assert_eq!(mutex.lock(&mut Deaf, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
+        mutex.make_consistent().unwrap();
+        mutex.unlock(&mut Deaf).unwrap();
+        let mut lock = RwLock::new(page(SyncKind::RWLOCK), user(0));
+        assert!(matches!(lock.try_read(&mut Deaf), Err(SyncError::OwnerDied)), "{word:#x}");
+        assert!(matches!(lock.read(&mut Deaf, patient()), Err(SyncError::OwnerDied)), "{word:#x}");
+        assert_eq!(lock.write(&mut Deaf, patient()).unwrap(), Locked::OwnerDied, "{word:#x}");
+        let mut once = Once::new(page(SyncKind::ONCE), user(0));
+        assert_eq!(once.begin(&mut Deaf, patient()).unwrap(), Turn::Mine { again: true }, "{word:#x}");
+    }
+}
+
+#[test]
+fn an_owner_that_has_not_taken_the_lock_costs_the_timeout() {
+    let page = page(SyncKind::MUTEX, 0, 0, 2);
+    page.swap_u64(STATE, OwnerWord::owned(1, 1, 7).0);
     for mode in MODES {
         let begin = Instant::now();
         let outcome = Mutex::new(page.clone(), user(0)).lock(&mut Deaf, short(mode));
@@ -199,6 +231,18 @@ fn arrivals_that_nobody_made_do_not_hold_a_barrier_for_ever() {
     barrier.reset().unwrap();
     assert!(matches!(barrier.wait(&mut Deaf, short(WaitMode::Interrupt)), Err(SyncError::TimedOut)));
     assert_eq!(page.load_relaxed_u64(STATE), 0, "who gives up has not arrived");
+}
+
+/// A party that was declared dead arrives after its slot was taken back.
+#[test]
+fn arrivals_of_the_dead_do_not_count() {
+    let page = page(SyncKind::BARRIER, 2, 0, 1);
+    let mut barrier = Barrier::new(page.clone(), user(0), 2);
+    page.swap_u64(STATE, BARRIER_BROKEN | 2);
+    barrier.reset().unwrap();
+    page.swap_u64(STATE, 2);
+    let outcome = barrier.wait(&mut Deaf, short(WaitMode::Interrupt));
+    assert!(matches!(outcome, Err(SyncError::TimedOut)), "{outcome:?}");
 }
 
 #[test]

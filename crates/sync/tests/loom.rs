@@ -9,7 +9,8 @@
 #![cfg(loom)]
 
 use ginnel_layout::sync::{
-    ARMED, OwnerWord, SEATED, SIZE, SLOT_EPOCH, SLOT_READER, SLOT_SINCE, STATE, SyncKind, TURN, WAITING, slot,
+    ARMED, OwnerWord, SEATED, SIZE, SLOT_ENDPOINT, SLOT_EPOCH, SLOT_READER, SLOT_SINCE, STATE, SyncKind,
+    TURN, WAITING, slot,
 };
 use ginnel_ring::wait::{Sleeper, WaitMode};
 use ginnel_shmem::{LoomMemory, Memory, Order};
@@ -36,9 +37,10 @@ const DATA: usize = SIZE;
 /// A page with so many users, and a word of data.
 fn page(users: usize) -> LoomMemory {
     let header = [STATE, ARMED, WAITING, TURN, SEATED, DATA];
-    let of_slot = |k| [SLOT_EPOCH, SLOT_READER, SLOT_SINCE, 0].map(|at| slot(k) + at);
+    let of_slot = |k| [SLOT_EPOCH, SLOT_READER, SLOT_SINCE, SLOT_ENDPOINT].map(|at| slot(k) + at);
     let page = LoomMemory::new(SIZE + 8, header.into_iter().chain((0..users).flat_map(of_slot)));
     for k in 0..users {
+        page.store_relaxed_u32(slot(k) + SLOT_ENDPOINT, 7);
         page.store_relaxed_u32(slot(k) + SLOT_EPOCH, 1);
     }
     page.store_relaxed_u64(SEATED, (1 << users) - 1);
@@ -188,6 +190,82 @@ fn an_owner_dies_while_two_come() {
         bury(&memory, SyncKind::MUTEX, &mut beds);
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!((done(&memory), *told.lock().unwrap()), (2, 1), "one is told, and both have worked");
+    });
+}
+
+/// A bed in which one sleeps until one is rung, or the patrol's time is up, which may be at any moment.
+struct Patrolled(Beds);
+
+impl Sleeper for Patrolled {
+    fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
+        thread::yield_now();
+        Ok(())
+    }
+}
+
+impl World for Patrolled {
+    fn ring(&mut self, slot: usize) {
+        self.0.ring(slot);
+    }
+}
+
+/// User 0 takes the lock while it is declared dead, and dies when it has it (or finds out that it is dead).
+fn taken_by_the_dead(
+    kind: SyncKind,
+    take: fn(LoomMemory, Patrolled) -> Result<Locked, SyncError>,
+    heir: fn(LoomMemory, Patrolled) -> Locked,
+) {
+    explore(2, move || {
+        let memory = page(2);
+        let mut beds = Beds::new(2);
+        let (theirs, their_beds) = (memory.clone(), Patrolled(beds.of(0)));
+        let dying = thread::spawn(move || match take(theirs, their_beds) {
+            Ok(_) => true,
+            Err(error) => {
+                assert!(matches!(error, SyncError::Stale), "{error}");
+                false
+            }
+        });
+        let (theirs, their_beds) = (memory.clone(), Patrolled(beds.of(1)));
+        let heir = thread::spawn(move || heir(theirs, their_beds));
+        bury(&memory, kind, &mut beds);
+        let (taken, locked) = (dying.join().unwrap(), heir.join().unwrap());
+        // If it has come after its heir, nobody has heard of it so far.
+        let left = OwnerWord(memory.load_relaxed_u64(STATE));
+        let heard = locked == Locked::OwnerDied || left != OwnerWord::FREE;
+        assert!(heard || !taken, "it died in the lock, and nobody is told");
+    });
+}
+
+#[test]
+fn one_that_is_declared_dead_takes_a_mutex_and_dies() {
+    let take = |memory, mut beds: Patrolled| Mutex::new(memory, user(0)).lock(&mut beds, ASLEEP);
+    taken_by_the_dead(SyncKind::MUTEX, take, |memory, mut beds| {
+        let mut mutex = Mutex::new(memory, user(1));
+        let locked = mutex.lock(&mut beds, ASLEEP).unwrap();
+        if locked == Locked::OwnerDied {
+            mutex.make_consistent().unwrap();
+        }
+        mutex.unlock(&mut beds).unwrap();
+        locked
+    });
+}
+
+#[test]
+fn one_that_is_declared_dead_takes_a_rwlock_and_dies() {
+    let take = |memory, mut beds: Patrolled| RwLock::new(memory, user(0)).write(&mut beds, ASLEEP);
+    taken_by_the_dead(SyncKind::RWLOCK, take, |memory, mut beds| {
+        let mut lock = RwLock::new(memory, user(1));
+        match lock.read(&mut beds, ASLEEP) {
+            Ok(()) => {
+                lock.unlock(&mut beds).unwrap();
+                Locked::Clean
+            }
+            Err(error) => {
+                assert!(matches!(error, SyncError::OwnerDied), "{error}");
+                Locked::OwnerDied
+            }
+        }
     });
 }
 
