@@ -84,7 +84,7 @@ pub fn fill_in_place(
         for line in 0..touch.min(len) / LINE {
             slice.write(line * LINE, &turn.to_le_bytes());
         }
-        claim.send(len);
+        claim.send(len)?;
     }
     back.recv().context("the other end has gone")?;
     Ok(())
@@ -135,7 +135,7 @@ pub fn drain_in_place(
             slice.read(line * LINE, &mut word);
             sum = sum.wrapping_add(u64::from_le_bytes(word));
         }
-        message.release();
+        message.release()?;
     }
     back.send(&sum.to_le_bytes())?;
     Ok(true)

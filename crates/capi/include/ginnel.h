@@ -806,7 +806,8 @@ int ginnel_message_commit(struct ginnel_channel *channel,
 
 // Lets all committed messages go out at once. A claim that is open stays open.
 //
-// An operation of the sending direction (one thread at a time); does not block.
+// An operation of the sending direction (one thread at a time); does not block. Errors: GINNEL_ERR_BROKEN, and the
+// messages are gone.
 int ginnel_message_publish(struct ginnel_channel *channel);
 
 // Gives up what is claimed, if anything; nothing of it is ever seen.
@@ -837,7 +838,7 @@ int ginnel_message_peek(struct ginnel_channel *channel,
 // Ends the look at a message and gives its room back to the peer.
 //
 // An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
-// without a ginnel_message_peek() before.
+// without a ginnel_message_peek() before; GINNEL_ERR_BROKEN, and what was read of the message may be zeros.
 int ginnel_message_release(struct ginnel_channel *channel);
 
 // Sends some of `len` bytes; returns how many, at least one unless `len` is 0, or a negative status.
@@ -903,7 +904,8 @@ int ginnel_stream_peek(struct ginnel_channel *channel,
 // Ends the look at the first `len` bytes and gives their room back to the peer; the rest stays for the next look.
 //
 // An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
-// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
+// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on;
+// GINNEL_ERR_BROKEN, and what was read of the bytes may be zeros.
 int ginnel_stream_release(struct ginnel_channel *channel,
                           size_t len);
 

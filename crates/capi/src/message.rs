@@ -54,8 +54,7 @@ pub unsafe extern "C" fn ginnel_message_claim(
 pub unsafe extern "C" fn ginnel_message_send_claimed(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
         let (sender, claimed) = given!(sending(channel)).message()?;
-        sender.claim(used(claimed, len)?)?.send(len);
-        Ok(())
+        Ok(sender.claim(used(claimed, len)?)?.send(len)?)
     })
 }
 
@@ -75,13 +74,13 @@ pub unsafe extern "C" fn ginnel_message_commit(channel: *mut Channel, len: usize
 
 /// Lets all committed messages go out at once. A claim that is open stays open.
 ///
-/// An operation of the sending direction (one thread at a time); does not block.
+/// An operation of the sending direction (one thread at a time); does not block. Errors: GINNEL_ERR_BROKEN, and the
+/// messages are gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_publish(channel: *mut Channel) -> c_int {
     status(|| {
         let (sender, _) = given!(sending(channel)).message()?;
-        sender.publish();
-        Ok(())
+        Ok(sender.publish()?)
     })
 }
 
@@ -142,13 +141,12 @@ pub unsafe extern "C" fn ginnel_message_peek(
 /// Ends the look at a message and gives its room back to the peer.
 ///
 /// An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
-/// without a ginnel_message_peek() before.
+/// without a ginnel_message_peek() before; GINNEL_ERR_BROKEN, and what was read of the message may be zeros.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_message_release(channel: *mut Channel) -> c_int {
     status(|| {
         let (receiver, peeked) = given!(receiving(channel)).message()?;
         used(peeked, 0)?;
-        receiver.peek()?.release();
-        Ok(())
+        Ok(receiver.peek()?.release()?)
     })
 }

@@ -74,8 +74,7 @@ pub unsafe extern "C" fn ginnel_stream_claim(
 pub unsafe extern "C" fn ginnel_stream_send_claimed(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
         let (sender, claimed) = given!(sending(channel)).stream()?;
-        sender.claim(used(claimed, len)?)?.send(len);
-        Ok(())
+        Ok(sender.claim(used(claimed, len)?)?.send(len)?)
     })
 }
 
@@ -135,13 +134,13 @@ pub unsafe extern "C" fn ginnel_stream_peek(
 /// Ends the look at the first `len` bytes and gives their room back to the peer; the rest stays for the next look.
 ///
 /// An operation of the receiving direction (one thread at a time); does not block. Errors: GINNEL_ERR_NOT_CLAIMED
-/// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on.
+/// without a ginnel_stream_peek() before; GINNEL_ERR_INVALID if `len` is more than was seen, and the look goes on;
+/// GINNEL_ERR_BROKEN, and what was read of the bytes may be zeros.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_stream_release(channel: *mut Channel, len: usize) -> c_int {
     status(|| {
         let (receiver, peeked) = given!(receiving(channel)).stream()?;
         used(peeked, len)?;
-        receiver.peek()?.release(len);
-        Ok(())
+        Ok(receiver.peek()?.release(len)?)
     })
 }

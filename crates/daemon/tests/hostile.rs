@@ -2,6 +2,7 @@
 
 mod support;
 
+use ginnel::{AttachOptions, Endpoint, MessageChannel, StreamChannel};
 use ginnel_daemon::packet;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use ginnel_shmem::{Mapping, Memory, Protection};
@@ -211,6 +212,49 @@ fn a_truncated_segment_is_broken_and_nothing_else() {
     daemon.restart();
     assert_eq!(daemon.client().attach("other", "c").err().unwrap().code, ErrorCode::BROKEN.0);
     serves(&mut daemon);
+}
+
+/// Zero-copy operations that are under way when the segment's file is truncated.
+#[test]
+fn nothing_is_said_to_have_gone_through_memory_that_is_gone() {
+    let members = "size = \"8M\"\nmembers = [\"host\", \"vm\"]\nmemory = \"bar\"\n";
+    let daemon = Daemon::start_new(&format!("[vm.vm]\n[segment.one]\n{members}[segment.two]\n{members}"));
+    let attach = |segment: &str| {
+        let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
+        Endpoint::attach_with(segment, &options).unwrap()
+    };
+    let truncate = |segment| {
+        std::fs::OpenOptions::new().write(true).open(daemon.shm(segment)).unwrap().set_len(0).unwrap();
+    };
+    fn broken(operation: &str, outcome: Result<(), ginnel::Error>) {
+        assert!(matches!(outcome, Err(ginnel::Error::Broken)), "{operation}: {outcome:?}");
+    }
+
+    let (a, b) = (attach("one"), attach("one"));
+    let (at, mut by) = (a.listen::<MessageChannel>("m").unwrap(), b.connect("m").unwrap());
+    let mut accepted: MessageChannel = at.accept().unwrap();
+    let by: &mut MessageChannel = &mut by;
+    by.send(b"seen").unwrap();
+    let message = accepted.receiver().peek().unwrap();
+    by.sender().claim(8).unwrap().commit(8);
+    truncate("one");
+    message.slice().to_vec();
+    broken("Message::release", message.release());
+    broken("MessageSender::publish", by.sender().publish());
+
+    let (a, b) = (attach("two"), attach("two"));
+    let (at, mut by) = (a.listen::<StreamChannel>("s").unwrap(), b.connect("s").unwrap());
+    let (other_at, mut other) = (a.listen::<MessageChannel>("m").unwrap(), b.connect("m").unwrap());
+    let (mut accepted, by): (StreamChannel, &mut StreamChannel) = (at.accept().unwrap(), &mut by);
+    let (_accepted, other): (MessageChannel, &mut MessageChannel) = (other_at.accept().unwrap(), &mut other);
+    by.sender().send_all(b"seen").unwrap();
+    let bytes = accepted.receiver().peek().unwrap();
+    let (room, claim) = (by.sender().claim(8).unwrap(), other.sender().claim(8).unwrap());
+    truncate("two");
+    broken("Room::send", room.send(8));
+    broken("Claim::send", claim.send(8));
+    bytes.slice().to_vec();
+    broken("Bytes::release", bytes.release(4));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::waiter::Waiter;
 use ginnel_layout::channel::{self, ChannelKind};
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
-use ginnel_shmem::Mapping;
+use ginnel_shmem::{Mapping, Memory};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -76,6 +76,12 @@ impl Shared {
     /// Whether it is for this process to end it: not in a fork's child whose parent lives.
     pub fn is_ours(&self) -> bool {
         self.opener.is_succeeded()
+    }
+
+    /// Asked after the rings were written: what went into memory that has gone away arrives nowhere.
+    #[inline]
+    pub fn check_memory(&self) -> Result<(), Error> {
+        if self.endpoint.memory.is_broken() { Err(Error::Broken) } else { Ok(()) }
     }
 }
 

@@ -169,10 +169,12 @@ impl MessageSender {
         }
     }
 
-    /// Makes all committed messages visible at once. Needed after [`Claim::commit`] only.
-    pub fn publish(&mut self) {
+    /// Makes all committed messages visible at once. Needed after [`Claim::commit`] only. [`Error::Broken`] if the segment's
+    /// memory is gone, and the messages with it.
+    pub fn publish(&mut self) -> Result<(), Error> {
         let ring = self.ring.publish();
         self.ring_if(ring);
+        self.shared.check_memory()
     }
 
     /// Says that nothing more comes; the peer receives the rest, then [`Error::Finished`].
@@ -194,7 +196,7 @@ impl MessageSender {
     #[cold]
     fn wait_for_room(&mut self, len: usize, term: &mut Term) -> Result<(), Error> {
         // What is committed must go out first, or the peer could never make room.
-        self.publish();
+        self.publish()?;
         self.waiter.wait(self.ring.want(len), term)
     }
 
@@ -227,23 +229,30 @@ impl Claim<'_> {
         self.inner.slice()
     }
 
-    /// Sends the first `len` bytes.
-    pub fn send(self, len: usize) {
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
-        if self.inner.publish(len) {
-            self.counters.rings += 1;
-            self.shared.doorbell.ring();
+    /// Sends the first `len` bytes, and all that is committed before. [`Error::Broken`] if the segment's memory is gone, and
+    /// the message with it.
+    #[inline]
+    pub fn send(self, len: usize) -> Result<(), Error> {
+        let Self { inner, counters, shared } = self;
+        let ring = inner.publish(len);
+        shared.check_memory()?;
+        counters.operations += 1;
+        counters.bytes += len as u64;
+        if ring {
+            counters.rings += 1;
+            shared.doorbell.ring();
         }
+        Ok(())
     }
 
     /// Sends the first `len` bytes, but lets a peer that sleeps sleep on. True if it does: then it is owed a doorbell
     /// ([`MessageSender::wake`]).
-    #[must_use = "the peer may be owed a doorbell"]
-    pub(crate) fn send_quietly(self, len: usize) -> bool {
+    pub(crate) fn send_quietly(self, len: usize) -> Result<bool, Error> {
+        let owed = self.inner.publish(len);
+        self.shared.check_memory()?;
         self.counters.operations += 1;
         self.counters.bytes += len as u64;
-        self.inner.publish(len)
+        Ok(owed)
     }
 
     /// Makes the first `len` bytes a message that goes out with the next [`MessageSender::publish`] or send.
@@ -277,7 +286,7 @@ impl MessageReceiver {
             return Err(Error::BufferTooSmall { len, buffer: buffer.len() });
         }
         message.slice().read(0, buffer);
-        message.release_whole()?;
+        message.release()?;
         Ok(len)
     }
 
@@ -285,7 +294,7 @@ impl MessageReceiver {
     pub fn recv(&mut self) -> Result<Vec<u8>, Error> {
         let message = self.peek()?;
         let bytes = message.slice().to_vec();
-        message.release_whole()?;
+        message.release()?;
         Ok(bytes)
     }
 
@@ -367,29 +376,26 @@ impl Message<'_> {
     }
 
     /// The payload. A hostile peer can still change it: copy what must not change before checking it. If the segment's file
-    /// is truncated meanwhile, it reads as zeros, and the next receive says [`Error::Broken`].
+    /// is truncated meanwhile, it reads as zeros, and [`Message::release`] says [`Error::Broken`].
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Gives the room back, unless the memory went away meanwhile: what was copied out may then be zeros.
-    fn release_whole(self) -> Result<(), Error> {
-        if self.inner.is_broken() {
-            return Err(Error::Broken);
-        }
-        self.release();
-        Ok(())
-    }
-
-    /// Gives the room back to the peer.
+    /// Gives the room back to the peer. [`Error::Broken`] if the segment's memory is gone: what was read of the message may be
+    /// zeros.
     #[inline]
-    pub fn release(self) {
-        self.counters.operations += 1;
-        self.counters.bytes += self.inner.len() as u64;
-        if self.inner.release() {
-            self.counters.rings += 1;
-            self.shared.doorbell.ring();
+    pub fn release(self) -> Result<(), Error> {
+        let Self { inner, counters, shared } = self;
+        let len = inner.len();
+        let ring = inner.release();
+        shared.check_memory()?;
+        counters.operations += 1;
+        counters.bytes += len as u64;
+        if ring {
+            counters.rings += 1;
+            shared.doorbell.ring();
         }
+        Ok(())
     }
 }

@@ -183,14 +183,19 @@ impl Room<'_> {
         self.inner.slice()
     }
 
-    /// Sends the first `len` bytes.
-    pub fn send(self, len: usize) {
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
-        if self.inner.publish(len) {
-            self.counters.rings += 1;
-            self.shared.doorbell.ring();
+    /// Sends the first `len` bytes. [`Error::Broken`] if the segment's memory is gone, and the bytes with it.
+    #[inline]
+    pub fn send(self, len: usize) -> Result<(), Error> {
+        let Self { inner, counters, shared } = self;
+        let ring = inner.publish(len);
+        shared.check_memory()?;
+        counters.operations += 1;
+        counters.bytes += len as u64;
+        if ring {
+            counters.rings += 1;
+            shared.doorbell.ring();
         }
+        Ok(())
     }
 }
 
@@ -287,18 +292,26 @@ impl Bytes<'_> {
         self.inner.is_empty()
     }
 
-    /// The bytes. A hostile peer can still change them: copy what must not change before checking it.
+    /// The bytes. A hostile peer can still change them: copy what must not change before checking it. If the
+    /// segment's file is truncated meanwhile, they read as zeros, and [`Bytes::release`] says [`Error::Broken`].
     pub fn slice(&self) -> SharedSlice<'_, Mapping> {
         self.inner.slice()
     }
 
-    /// Gives the room of the first `len` bytes back to the peer.
-    pub fn release(self, len: usize) {
-        self.counters.operations += 1;
-        self.counters.bytes += len.min(self.inner.len()) as u64;
-        if self.inner.release(len) {
-            self.counters.rings += 1;
-            self.shared.doorbell.ring();
+    /// Gives the room of the first `len` bytes back to the peer. [`Error::Broken`] if the segment's memory is gone: what was
+    /// read of the bytes may be zeros.
+    #[inline]
+    pub fn release(self, len: usize) -> Result<(), Error> {
+        let Self { inner, counters, shared } = self;
+        let released = len.min(inner.len());
+        let ring = inner.release(len);
+        shared.check_memory()?;
+        counters.operations += 1;
+        counters.bytes += released as u64;
+        if ring {
+            counters.rings += 1;
+            shared.doorbell.ring();
         }
+        Ok(())
     }
 }

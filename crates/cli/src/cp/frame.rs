@@ -121,15 +121,14 @@ impl Frame {
         let claim = to.claim(Self::LEN + tail.len())?;
         claim.slice().write(0, self.as_bytes());
         claim.slice().write(Self::LEN, tail);
-        claim.send(Self::LEN + tail.len());
-        Ok(())
+        claim.send(Self::LEN + tail.len())
     }
 
     /// Receives a frame that is not `DATA`, and what follows it.
     pub fn receive(from: &mut MessageReceiver) -> Result<(Self, Vec<u8>)> {
         let message = from.peek()?;
         let (frame, tail) = (Self::of(&message)?, Self::tail(&message)?);
-        message.release();
+        message.release()?;
         Ok((frame, tail))
     }
 

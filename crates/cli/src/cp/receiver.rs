@@ -103,12 +103,12 @@ impl Receiver<'_> {
                     self.progress.resumed(frame.size);
                 }
                 let n = incoming.store(&frame, &message)?;
-                message.release();
+                message.release()?;
                 self.progress.moved(n);
                 continue;
             }
             let tail = Frame::tail(&message)?;
-            message.release();
+            message.release()?;
             match frame.kind {
                 Kind::TOP => self.top(&mut desk, &tail)?,
                 Kind::FOLDER => self.folder(&mut desk, &tail)?,

@@ -297,7 +297,7 @@ impl Sender<'_> {
             sum.add_shared(&whole.skip(Frame::LEN).first(got));
             let frame = Frame { size: at, checksum: sum.value(), ..Frame::new(Kind::DATA) };
             whole.write(0, zerocopy::IntoBytes::as_bytes(&frame));
-            claim.send(Frame::LEN + got);
+            claim.send(Frame::LEN + got)?;
             self.progress.moved(got as u64);
         }
         if sum.len() < size {

@@ -75,8 +75,7 @@ impl Line for MessageChannel {
     fn send_in_place(&mut self, len: usize) -> Result<()> {
         let claim = self.sender().claim(len)?;
         claim.slice().write(0, &len.to_le_bytes());
-        claim.send(len);
-        Ok(())
+        Ok(claim.send(len)?)
     }
 
     #[inline]
@@ -84,7 +83,7 @@ impl Line for MessageChannel {
         let Some(message) = unless_finished(self.receiver().peek())? else { return Ok(0) };
         let len = message.len();
         message.slice().read(0, &mut [0; 8]);
-        message.release();
+        message.release()?;
         Ok(len)
     }
 
@@ -134,7 +133,7 @@ impl Line for StreamChannel {
             let room = self.sender().claim(left)?;
             room.slice().write(0, &len.to_le_bytes());
             let n = room.slice().len();
-            room.send(n);
+            room.send(n)?;
             left -= n;
         }
         Ok(())
@@ -145,7 +144,7 @@ impl Line for StreamChannel {
         let Some(bytes) = unless_finished(self.receiver().peek())? else { return Ok(0) };
         let len = bytes.len();
         bytes.slice().read(0, &mut [0; 8]);
-        bytes.release(len);
+        bytes.release(len)?;
         Ok(len)
     }
 

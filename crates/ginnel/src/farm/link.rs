@@ -134,8 +134,12 @@ impl Link {
         };
         claim.slice().write(0, header.as_bytes());
         let filled = fill(claim.slice().skip(HEADER));
-        if filled.is_ok() && claim.send_quietly(HEADER + len) {
-            self.owed.get_or_insert_with(Instant::now);
+        if filled.is_ok() {
+            match claim.send_quietly(HEADER + len) {
+                Ok(true) => _ = self.owed.get_or_insert_with(Instant::now),
+                Ok(false) => {}
+                Err(error) => return Err(self.departure(error)),
+            }
         }
         Ok(filled)
     }
@@ -150,7 +154,9 @@ impl Link {
             Err(error) => return Err(self.departure(error)),
         };
         let answer = Answer::read(message.slice(), buffer);
-        message.release();
+        if let Err(error) = message.release() {
+            return Err(self.departure(error));
+        }
         answer.map(Some).map_err(|what| Departure::Dismissed(format!("it broke the farm's protocol: {what}")))
     }
 

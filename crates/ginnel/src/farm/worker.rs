@@ -71,7 +71,7 @@ impl Worker {
             };
             match Order::read(message.slice()).map_err(broken)? {
                 Order::Job(name) => {
-                    message.release();
+                    message.release()?;
                     self.job = name;
                 }
                 Order::Piece(header, data) => {
@@ -91,12 +91,12 @@ impl Worker {
                     });
                     let len = data.len();
                     // The room comes back before the answer: a manager that sees this one can send another piece.
-                    message.release();
+                    message.release()?;
                     let header = Header { kind, ..header };
                     let claim = self.sender.claim(HEADER + answer.len())?;
                     claim.slice().write(0, header.as_bytes());
                     claim.slice().write(HEADER, &answer);
-                    claim.send(HEADER + answer.len());
+                    claim.send(HEADER + answer.len())?;
                     if kind == Kind::RESULT {
                         self.pieces += 1;
                         self.bytes += len as u64;
