@@ -37,6 +37,7 @@ use index::{Entered, Index};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::fmt;
 use std::io;
 use std::ptr;
 use std::sync::atomic::{self, AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -144,6 +145,12 @@ pub(crate) struct Watch {
     table: &'static Table,
     /// There until it is dropped.
     entered: Option<Entered<Watched>>,
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
 }
 
 impl Drop for Watch {
@@ -320,9 +327,12 @@ mod tests {
     const PAGE: usize = 4096;
     const GIB: usize = 1 << 30;
 
-    fn table() -> &'static Table {
-        // With a signal that nobody raises.
-        Box::leak(Box::new(Table::of(libc::SIGURG)))
+    /// A table of the test's own, for a signal that nobody raises.
+    macro_rules! table {
+        () => {{
+            static TABLE: Table = Table::of(libc::SIGURG);
+            &TABLE
+        }};
     }
 
     fn watch(table: &'static Table, start: usize, len: usize, unit: usize) -> Watch {
@@ -336,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_hundred_thousand_ranges_are_told_apart() {
-        let table = table();
+        let table = table!();
         let base = 0x7000_0000_0000;
         // Of one to seven pages, with a hole behind each.
         let place = |n: usize| (base + n * 8 * PAGE, (1 + n % 7) * PAGE);
@@ -359,7 +369,7 @@ mod tests {
         let lens = [1, 8, PAGE, 3 * PAGE + 8, 2 << 20, (2 << 20) + PAGE, GIB, 3 * GIB + 5 * PAGE, 600 * GIB];
         for len in lens {
             for start in [PAGE, 2 << 20, GIB, 0x7fff_ffff_f000, (1 << 47) - (2 << 20), 5 * GIB - PAGE] {
-                let table = table();
+                let table = table!();
                 let watched = watch(table, start, len, len);
                 let end = start + len;
                 let spots = [start, start + len / 2, start + len / 3, end - 1];
@@ -378,7 +388,7 @@ mod tests {
 
     #[test]
     fn who_comes_again_before_the_other_has_left_is_found() {
-        let table = table();
+        let table = table!();
         let stale = watch(table, GIB, 2 << 20, PAGE);
         let again = watch(table, GIB + PAGE, PAGE, PAGE);
         assert_eq!(found(table, GIB + PAGE), Some((GIB + PAGE, PAGE)));
@@ -393,7 +403,7 @@ mod tests {
 
     #[test]
     fn what_is_no_range_is_refused() {
-        let table = table();
+        let table = table!();
         for (start, len) in [(GIB, 0), (usize::MAX - 7, 8), (usize::MAX, 2), (1 << 57, PAGE), (0, usize::MAX)]
         {
             let refused = table.watch(start, len, PAGE, ProtFlags::READ, ptr::null());

@@ -25,6 +25,7 @@
 //!   assumption above holds for it, and its last word says whether the rest is whole.
 #![allow(unsafe_code)] // Raw access to mapped memory is what this crate is for; nobody above has any.
 
+mod areas;
 mod copy;
 pub mod device;
 mod guard;
@@ -32,8 +33,10 @@ mod guard;
 mod loom_memory;
 mod mapping;
 mod memory;
+mod placed;
 
 #[cfg(loom)]
 pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};
 pub use memory::{Memory, SharedSlice, WORDWISE};
+pub use placed::Placed;

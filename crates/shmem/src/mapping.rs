@@ -223,6 +223,18 @@ impl Mapping {
         Ok(true)
     }
 
+    /// Watches another range that has pages of the same file: if one of them has gone away, it is replaced, and the memory is
+    /// broken. The range must not be watched longer than this mapping is held.
+    pub(crate) fn watch_also(
+        &self,
+        at: usize,
+        len: usize,
+        page: usize,
+        prot: ProtFlags,
+    ) -> io::Result<guard::Watch> {
+        guard::TRUNCATION.watch(at, len, page, prot, &raw const self.whole.broken)
+    }
+
     /// Declares the memory broken, for all its users in this process.
     pub fn mark_broken(&self) {
         self.whole.broken.store(true, Ordering::Relaxed);

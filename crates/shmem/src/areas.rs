@@ -1,0 +1,198 @@
+//! What is mapped where in this process, as the kernel knows it.
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, read};
+use rustix::mm::ProtFlags;
+use std::ffi::c_void;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+/// A run of addresses that are mapped alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    pub at: Range<usize>,
+    pub prot: ProtFlags,
+    pub shared: bool,
+    pub file: FileId,
+    /// Where in the file `at.start` is.
+    pub offset: u64,
+}
+
+/// A file, as the kernel names it in `/proc/self/maps`; all zero if there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+/// `struct procmap_query` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+const _: () = assert!(size_of::<Query>() == 104);
+
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: rustix::ioctl::Opcode = 0xc068_6611;
+const COVERING_OR_NEXT: u64 = 0x10;
+const SHARED: u64 = 8;
+
+fn prot(read: bool, write: bool, execute: bool) -> ProtFlags {
+    let mut prot = ProtFlags::empty();
+    prot.set(ProtFlags::READ, read);
+    prot.set(ProtFlags::WRITE, write);
+    prot.set(ProtFlags::EXEC, execute);
+    prot
+}
+
+/// What is mapped in a range, in order; no area reaches out of it. Another thread may change it at any time.
+pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
+    let maps = open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut areas = Vec::new();
+    let mut from = range.start;
+    while from < range.end {
+        match ask(&maps, from) {
+            Ok(Some(area)) if area.at.start < range.end => {
+                from = area.at.end;
+                areas.push(area);
+            }
+            Ok(_) => break,
+            // Linux before 6.11.
+            Err(Errno::NOTTY | Errno::INVAL) => {
+                areas = parse(&text(&maps)?)?;
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(areas.into_iter().filter_map(|area| area.within(&range)).collect())
+}
+
+/// The area that an address lies in, or else the next.
+fn ask(maps: &OwnedFd, address: usize) -> Result<Option<Area>, Errno> {
+    let mut query = Query {
+        size: size_of::<Query>() as u64,
+        query_flags: COVERING_OR_NEXT,
+        query_addr: address as u64,
+        ..Query::default()
+    };
+    // SAFETY: this request reads and writes a `procmap_query`, which this is; no pointer in it is set.
+    let asked = unsafe {
+        let request = rustix::ioctl::Updater::<PROCMAP_QUERY, Query>::new(&mut query);
+        rustix::ioctl::ioctl(maps, request)
+    };
+    match asked {
+        Ok(()) => {}
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let has = |flag| query.vma_flags & flag != 0;
+    Ok(Some(Area {
+        at: query.vma_start as usize..query.vma_end as usize,
+        prot: prot(has(1), has(2), has(4)),
+        shared: has(SHARED),
+        file: FileId { major: query.dev_major, minor: query.dev_minor, inode: query.inode },
+        offset: query.vma_offset,
+    }))
+}
+
+fn text(maps: &OwnedFd) -> io::Result<String> {
+    let mut text = Vec::new();
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        match read(maps, &mut bytes)? {
+            // Names of files need not be UTF-8; nobody looks at them here.
+            0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
+            n => text.extend_from_slice(&bytes[..n]),
+        }
+    }
+}
+
+/// The lines of `/proc/self/maps`: `start-end rwxp offset major:minor inode name`.
+fn parse(text: &str) -> io::Result<Vec<Area>> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps is not understood");
+    text.lines().map(|line| parse_line(line).ok_or_else(wrong)).collect()
+}
+
+fn parse_line(line: &str) -> Option<Area> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let rights = words.next()?.as_bytes();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let &[r, w, x, s] = rights else { return None };
+    let hex = |digits| usize::from_str_radix(digits, 16).ok();
+    let number = |digits| u32::from_str_radix(digits, 16).ok();
+    Some(Area {
+        at: hex(start)?..hex(end)?,
+        prot: prot(r == b'r', w == b'w', x == b'x'),
+        shared: s == b's',
+        file: FileId { major: number(major)?, minor: number(minor)?, inode: words.next()?.parse().ok()? },
+        offset,
+    })
+}
+
+impl Area {
+    /// What of it lies in a range.
+    fn within(self, range: &Range<usize>) -> Option<Self> {
+        let at = self.at.start.max(range.start)..self.at.end.min(range.end);
+        let offset = self.offset.wrapping_add((at.start - self.at.start) as u64);
+        // A private area without a file has an offset too, which says nothing.
+        let offset = if self.file.inode == 0 { 0 } else { offset };
+        (!at.is_empty()).then_some(Self { at, offset, ..self })
+    }
+
+    pub fn start(&self) -> *mut c_void {
+        self.at.start as *mut c_void
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, Protection};
+
+    #[test]
+    fn the_query_and_the_text_say_the_same() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(64 << 10).unwrap();
+        let m = Mapping::of_file(&file, 8192, 32 << 10, Protection::ReadWrite).unwrap();
+        let start = m.pointer(0, 0) as usize;
+        let range = start + 4096..start + 12288;
+        let maps = open(c"/proc/self/maps", OFlags::RDONLY, Mode::empty()).unwrap();
+        let told = areas(range.clone()).unwrap();
+        let read: Vec<_> =
+            parse(&text(&maps).unwrap()).unwrap().into_iter().filter_map(|a| a.within(&range)).collect();
+        assert_eq!(told, read);
+        assert_eq!((told.len(), told[0].at.clone(), told[0].offset), (1, range, 12288));
+        assert!(told[0].shared && told[0].prot == ProtFlags::READ | ProtFlags::WRITE);
+        assert_eq!(areas(0..4096).unwrap(), []);
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_an_error() {
+        for line in ["", "x", "1000-2000", "1000-2000 rw-p 0 0:0", "1-2 rwp 0 0:0 0", "1-2 rw-p 0 00 0"] {
+            assert!(parse_line(line).is_none(), "{line}");
+        }
+        let area = parse_line("7f00-8f00 r-xs 00001000 fd:01 77 /a name (deleted)").unwrap();
+        assert_eq!((area.at, area.shared, area.offset), (0x7f00..0x8f00, true, 4096));
+        assert_eq!(area.file, FileId { major: 0xfd, minor: 1, inode: 77 });
+    }
+}
