@@ -128,7 +128,11 @@ impl Table {
     const fn of(signal: libc::c_int) -> Self {
         Self {
             signal,
-            ranges: Index { root: AtomicPtr::new(ptr::null_mut()), readers: AtomicUsize::new(0) },
+            ranges: Index {
+                root: AtomicPtr::new(ptr::null_mut()),
+                readers: AtomicUsize::new(0),
+                retired: AtomicPtr::new(ptr::null_mut()),
+            },
             first: AtomicPtr::new(ptr::null_mut()),
             latest: AtomicPtr::new(ptr::null_mut()),
         }

@@ -81,9 +81,9 @@ impl Mapping {
         page: usize,
     ) -> io::Result<Placed> {
         let (at, file) = (start.as_ptr() as usize, file.as_fd());
-        let odd = (at | len) % page.max(1) != 0 || !offset.is_multiple_of(page.max(1) as u64);
+        let whole = (at | len).is_multiple_of(page) && offset.is_multiple_of(page as u64);
         let range = match at.checked_add(len) {
-            Some(end) if len > 0 && page.is_multiple_of(4096) && page > 0 && !odd => at..end,
+            Some(end) if len > 0 && page > 0 && page.is_multiple_of(4096) && whole => at..end,
             _ => return Err(invalid("the range is not of whole pages")),
         };
         let prot = private_protection(&range)?;

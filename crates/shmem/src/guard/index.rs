@@ -6,8 +6,8 @@
 //! range of any length takes a few entries for each level. Ranges do not usually overlap, so writers do not meet either.
 //!
 //! Nodes are never freed: they amount to 8 KiB for each 2 MiB of addresses in which a range has ever begun or ended within these
-//! 2 MiB, and the kernel hands out the same addresses again. What a range leads to is freed when nobody is looking anything
-//! up, and leaked if somebody is: that is when one thread faults while another ends a mapping.
+//! 2 MiB, and the kernel hands out the same addresses again. A range is freed when it is taken out, or, if somebody is looking
+//! something up at that moment, with the next that is taken out.
 
 // Models run this file with other atomics and a smaller tree.
 use super::{BITS, LEVELS, PAGE_BITS, atomic};
@@ -17,16 +17,18 @@ use std::ptr;
 
 const FAN: usize = 1 << BITS;
 
-/// `root` is null and `readers` 0 to begin with.
+/// Null and 0 to begin with.
 pub(crate) struct Index<T> {
     pub root: AtomicPtr<Node<T>>,
     /// How many lookups are under way.
     pub readers: AtomicUsize,
+    /// Taken out while somebody was looking; a list.
+    pub retired: AtomicPtr<Entry<T>>,
 }
 
 pub(crate) struct Node<T> {
     /// The ranges that cover a whole part.
-    ranges: [AtomicPtr<Range<T>>; FAN],
+    ranges: [AtomicPtr<Entry<T>>; FAN],
     /// What is known of the others.
     below: [AtomicPtr<Node<T>>; FAN],
 }
@@ -39,10 +41,16 @@ pub(crate) struct Range<T> {
     pub value: T,
 }
 
-/// A range that is in the index. It stays there until it is given to [`Index::remove`].
-pub(crate) struct Entered<T>(*mut Range<T>);
+pub(crate) struct Entry<T> {
+    range: Range<T>,
+    /// For whoever has the list of the retired.
+    next: *mut Entry<T>,
+}
 
-// SAFETY: the pointer is only compared and freed, and leads to a range that any thread may read and drop.
+/// A range that is in the index. It stays there until it is given to [`Index::remove`].
+pub(crate) struct Entered<T>(*mut Entry<T>);
+
+// SAFETY: the pointer leads to a range that any thread may read and drop.
 unsafe impl<T: Send + Sync> Send for Entered<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Entered<T> {}
@@ -68,7 +76,7 @@ impl<T> Node<T> {
 
     /// Calls `f` for the places of the pages from `first` to before `end`, counted from the start of this node, whose parts
     /// are of `FAN` to the power of `level` pages.
-    fn visit(&self, level: u32, first: usize, end: usize, f: &mut impl FnMut(&AtomicPtr<Range<T>>)) {
+    fn visit(&self, level: u32, first: usize, end: usize, f: &mut impl FnMut(&AtomicPtr<Entry<T>>)) {
         let part = 1 << (BITS * level);
         for n in first / part..end.div_ceil(part) {
             let start = n * part;
@@ -116,31 +124,62 @@ impl<T: Clone> Index<T> {
         let Some((first, end)) = range.pages() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no range of addresses to watch"));
         };
-        let range = Box::into_raw(Box::new(range));
+        let entry = Box::into_raw(Box::new(Entry { range, next: ptr::null_mut() }));
         // ORDER index.range: the range before its address. Pairs with: `find`.
-        let enter = &mut |place: &AtomicPtr<Range<T>>| place.store(range, Ordering::Release);
+        let enter = &mut |place: &AtomicPtr<Entry<T>>| place.store(entry, Ordering::Release);
         existing_or_new(&self.root).visit(LEVELS - 1, first, end, enter);
-        Ok(Entered(range))
+        Ok(Entered(entry))
     }
 
     /// Takes a range out again.
     pub fn remove(&self, entered: Entered<T>) {
-        let Entered(range) = entered;
+        let Entered(entry) = entered;
         // SAFETY: it is freed below only.
-        let pages = unsafe { &*range }.pages();
+        let pages = unsafe { &(*entry).range }.pages();
         if let (Some((first, end)), Some(root)) = (pages, node(&self.root)) {
             root.visit(LEVELS - 1, first, end, &mut |place| {
                 // Not if another range has been put in its place.
-                let _ = place.compare_exchange(range, ptr::null_mut(), Ordering::Relaxed, Ordering::Relaxed);
+                let _ = place.compare_exchange(entry, ptr::null_mut(), Ordering::Relaxed, Ordering::Relaxed);
             });
         }
+        // ORDER index.retired: the places of those were empty before they came here. Pairs with: `retire`.
+        let others = self.retired.swap(ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: nobody changes this but the one who took it out.
+        unsafe { (*entry).next = others };
         // ORDER index.readers: the places are empty before the count of readers is looked at. So either a reader finds them
         // empty, or it is counted here. Pairs with: `find`.
         fence(Ordering::SeqCst);
-        // ORDER index.done: what a reader has done with the range before it is freed. Pairs with: `find`.
-        if self.readers.load(Ordering::Acquire) == 0 {
+        // ORDER index.done: what a reader has done with a range before it is freed. Pairs with: `find`.
+        if self.readers.load(Ordering::Acquire) != 0 {
+            self.retire(entry);
+            return;
+        }
+        let mut next = entry;
+        while !next.is_null() {
             // SAFETY: made by `enter`; nobody can find it any more, and whoever had found it is done.
-            drop(unsafe { Box::from_raw(range) });
+            let entry = unsafe { Box::from_raw(next) };
+            next = entry.next;
+        }
+    }
+
+    /// Keeps a list until later.
+    fn retire(&self, list: *mut Entry<T>) {
+        let mut last = list;
+        // SAFETY: the list is the caller's: it has taken all of them out of the index, and out of `retired`.
+        unsafe {
+            while !(*last).next.is_null() {
+                last = (*last).next;
+            }
+        }
+        let mut behind = self.retired.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: as above, until it is in `retired`. Readers do not look at this.
+            unsafe { (&raw mut (*last).next).write(behind) };
+            // ORDER index.retired: see `remove`.
+            match self.retired.compare_exchange(behind, list, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => behind = now,
+            }
         }
     }
 
@@ -156,12 +195,13 @@ impl<T: Clone> Index<T> {
             let Some(here) = next else { break };
             let n = (page >> (BITS * level)) % FAN;
             // ORDER index.range: a range's address before the range. Pairs with: `enter`.
-            let range = here.ranges[n].load(Ordering::Acquire);
-            // SAFETY: null, or a range that is not freed while this reader is counted.
-            if let Some(range) = unsafe { range.as_ref() }
-                && range.contains(address)
-            {
-                found = Some(range.clone());
+            let entry = here.ranges[n].load(Ordering::Acquire);
+            if !entry.is_null() {
+                // SAFETY: an entry that is not freed while this reader is counted; `next`, which is not for readers, is left out.
+                let range = unsafe { &(*entry).range };
+                if range.contains(address) {
+                    found = Some(range.clone());
+                }
             }
             next = node(&here.below[n]);
         }

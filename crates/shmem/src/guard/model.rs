@@ -46,7 +46,11 @@ unsafe impl Send for Canary {}
 type Index = index::Index<Canary>;
 
 fn new() -> Arc<Index> {
-    Arc::new(Index { root: atomic::AtomicPtr::new(ptr::null_mut()), readers: atomic::AtomicUsize::new(0) })
+    Arc::new(Index {
+        root: atomic::AtomicPtr::new(ptr::null_mut()),
+        readers: atomic::AtomicUsize::new(0),
+        retired: atomic::AtomicPtr::new(ptr::null_mut()),
+    })
 }
 
 fn found(index: &Index, page: usize) -> Option<usize> {
@@ -128,5 +132,23 @@ fn a_range_is_whole_when_it_is_found() {
         thread.join().unwrap();
         index.remove(entered);
         index.remove(neighbour);
+    });
+}
+
+#[test]
+fn what_could_not_be_freed_is_freed_later() {
+    explore(|| {
+        let index = new();
+        let second = index.enter(PAGE, PAGE, Canary::new(2)).unwrap();
+        let reader = index.clone();
+        let thread = thread::spawn(move || _ = found(&reader, 1));
+        let remover = index.clone();
+        let other = thread::spawn(move || {
+            let first = remover.enter(0, PAGE, Canary::new(1)).unwrap();
+            remover.remove(first);
+        });
+        index.remove(second);
+        other.join().unwrap();
+        thread.join().unwrap();
     });
 }
