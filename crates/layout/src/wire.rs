@@ -31,6 +31,7 @@
 //! | `DETACH` | `OK` | |
 //! | `JOIN` | none | |
 //! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
+//! | `BOARD_OPEN` [`BoardOpen`] | `BOARD` [`Board`] | |
 //! | `INSPECT` [`Inspect`] | `TEXT`..., `PAGE` [`Inspect`] + text | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
@@ -83,6 +84,7 @@ impl Kind {
     pub const BLOCK_ACK: Self = Self(21);
     pub const DETACH: Self = Self(22);
     pub const JOIN: Self = Self(23);
+    pub const BOARD_OPEN: Self = Self(24);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);
@@ -97,6 +99,7 @@ impl Kind {
     pub const BLOCK: Self = Self(112);
     pub const BLOCK_REVOKED: Self = Self(113);
     pub const PAGE: Self = Self(114);
+    pub const BOARD: Self = Self(115);
 }
 
 /// In front of every message.
@@ -454,6 +457,25 @@ pub struct BellOk {
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<BellOk>() == 16);
+
+/// Asks for a readiness board ([`crate::board`]). It is the endpoint's until that has ended and its peers have closed their
+/// channels with it, because they may be about to write to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct BoardOpen {
+    /// As [`SyncOpen::nonce`]: the same request asked again yields the same board.
+    pub nonce: u64,
+}
+const _: () = assert!(size_of::<BoardOpen>() == 8);
+
+/// Answer to [`BoardOpen`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Board {
+    /// Offset of the board from the start of the segment.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<Board>() == 8);
 
 /// What may be done with a block. Each right includes those below it.
 #[derive(

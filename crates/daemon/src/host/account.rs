@@ -70,6 +70,11 @@ impl Tally {
         Self { blocks: 1, block_bytes, ..Self::default() }
     }
 
+    /// Memory that belongs to channels.
+    pub fn bytes(bytes: u64) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
     /// Both together.
     pub fn plus(self, more: Self) -> Self {
         Self {

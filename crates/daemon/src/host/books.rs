@@ -5,6 +5,7 @@
 
 use super::account::{Account, Tally};
 use super::arena::Arena;
+use super::boards::Boards;
 use super::config::{Memory, SegmentSpec, VmSpec};
 use super::doorbells::Told;
 use super::index::Index;
@@ -50,6 +51,8 @@ pub struct Books {
     pub listeners: BTreeMap<u32, Listener>,
     /// By number.
     pub channels: BTreeMap<u64, Channel>,
+    /// Readiness boards.
+    pub(super) boards: Boards,
     /// Listeners by segment and name.
     pub names: BTreeMap<(Name, Name), u32>,
     /// Channels whose doorbells the daemon passes on.
@@ -155,6 +158,8 @@ pub struct Endpoint {
     pub channels: BTreeSet<u64>,
     /// Its listeners.
     pub listeners: BTreeSet<u32>,
+    /// Sides of channels that are or were its own, as long as the channel is there.
+    pub sides: u32,
     /// Bytes of the channels that it has opened.
     pub bytes: u64,
     /// Channels that it has opened and not closed, by the nonce of the request for each.
@@ -441,6 +446,7 @@ impl Books {
                     _ => Err(Misfit("a channel closed twice")),
                 }
             }
+            Record::Board(board) => self.board(board),
             Record::Sync(object) => self.enter(object),
             Record::SyncOpened { object, user } => self.open::<SyncObject>(*object, *user),
             Record::SyncClosed { object, slot, died } => {
@@ -480,6 +486,7 @@ impl Books {
             uid: attach.uid,
             channels: BTreeSet::new(),
             listeners: BTreeSet::new(),
+            sides: 0,
             bytes: 0,
             opened: BTreeMap::new(),
             syncs: BTreeSet::new(),
@@ -516,6 +523,7 @@ impl Books {
         self.blocks_of_dead(number)?;
         if let Some(endpoint) = self.endpoints.remove(&number) {
             self.index.remove(&endpoint);
+            self.boards_of_dead(&endpoint);
             self.numbers.give(number);
             self.discharge(endpoint.account(), Tally::ENDPOINT);
         }
@@ -569,6 +577,7 @@ impl Books {
         self.charge(channel.account(), Tally::channel(len));
         for side in [channel.initiator, channel.acceptor] {
             self.numbers.refer(side.endpoint, side.epoch);
+            self.one_more_side(&side);
         }
         if !channel.accepted
             && let Some(listener) = self.listeners.get_mut(&channel.listener)
@@ -611,6 +620,9 @@ impl Books {
         if ends_here && let Some(channel) = self.channels.remove(&number) {
             self.relayed.remove(&number);
             self.discharge(channel.account(), Tally::channel(len));
+            for side in [channel.initiator, channel.acceptor] {
+                self.one_less_side(&side);
+            }
             if let Some(segment) = self.segments.get_mut(&channel.segment.0) {
                 let given = segment.arena.give(channel.offset, len);
                 debug_assert!(given, "the block of a channel was taken");
@@ -687,6 +699,7 @@ impl Books {
             .chain(ending)
             .chain(listeners)
             .chain(self.channels.values().cloned().map(Record::Channel))
+            .chain(self.boards.dump())
             .chain(self.syncs.values().cloned().map(Record::Sync))
             .chain(self.blocks.values().cloned().map(Record::Block))
     }

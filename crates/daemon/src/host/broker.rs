@@ -140,6 +140,22 @@ pub enum Effect {
         /// What goes along, for a client on the host.
         fds: Vec<FdRef>,
     },
+    /// Makes a page of a segment a readiness board.
+    NewBoard {
+        /// The segment.
+        segment: Name,
+        /// Where the page lies.
+        offset: u64,
+    },
+    /// Tells the sides of rings whose peer has ended by way of their boards, if they sleep there.
+    Post {
+        /// The segment.
+        segment: Name,
+        /// Where their wake words lie.
+        words: [u64; 2],
+        /// The boards of their endpoint.
+        boards: Vec<u64>,
+    },
     /// End a connection, after what was sent.
     Disconnect(ClientId),
     /// Watch an owner of an endpoint (on the host), and report its end with [`Broker::owner_ended`], or that it cannot be
@@ -392,6 +408,15 @@ impl Broker {
             self.effects.push(Effect::Mark { segment, at: channel.offset + (ring + word) as u64, state });
         }
         let peer = channel.side(!initiator);
+        if !peer.closed {
+            // The peer may consume the one and produce in the other.
+            let words = [output + ring::DATA_ARMED, input + ring::SPACE_ARMED];
+            let words = words.map(|word| channel.offset + word as u64);
+            let boards = self.books.boards.of(peer.endpoint, peer.epoch);
+            if !boards.is_empty() {
+                self.effects.push(Effect::Post { segment, words, boards });
+            }
+        }
         if !peer.closed
             && let Some(peer) = self.books.endpoints.get(&peer.endpoint)
         {
@@ -502,6 +527,7 @@ impl Broker {
             Kind::BLOCK_CLOSE => self.block_close(id, header.request, &reply::body(body)?),
             Kind::BLOCK_GRANT => self.block_grant(id, header.request, &reply::body(body)?),
             Kind::BLOCK_ACK => self.block_ack(id, header.request, &reply::body(body)?),
+            Kind::BOARD_OPEN => self.board_open(world, id, header.request, &reply::body(body)?),
             Kind::BELL => self.bell_request(id, header.request, &reply::body(body)?),
             Kind::DETACH if body.is_empty() => self.detach(id, header.request, sender),
             Kind::JOIN if body.is_empty() => {
@@ -632,6 +658,7 @@ fn gives(kind: Kind) -> bool {
         Kind::ATTACH,
         Kind::LISTEN,
         Kind::CONNECT,
+        Kind::BOARD_OPEN,
         Kind::SYNC_OPEN,
         Kind::BLOCK_CREATE,
         Kind::BLOCK_OPEN,

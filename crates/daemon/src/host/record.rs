@@ -178,6 +178,8 @@ pub enum Record {
         /// Which side.
         initiator: bool,
     },
+    /// An endpoint has a readiness board.
+    Board(Board),
     /// A synchronisation object.
     Sync(SyncObject),
     /// It has another user.
@@ -269,6 +271,7 @@ impl Record {
             | Self::Attach(_)
             | Self::Listen { .. }
             | Self::Channel(_)
+            | Self::Board(_)
             | Self::Sync(_)
             | Self::SyncOpened { .. }
             | Self::Block(_)
@@ -383,6 +386,25 @@ pub struct Side {
     pub member: u32,
     /// It has closed the channel, or has died.
     pub closed: bool,
+}
+
+/// A readiness board: a page of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Board {
+    /// The endpoint whose it is, or was.
+    pub endpoint: u32,
+    /// That endpoint's epoch.
+    pub epoch: u32,
+    /// In which segment.
+    pub segment: Text,
+    /// The endpoint's member, ...
+    pub member: u32,
+    /// ... and user, which are charged for it.
+    pub uid: u32,
+    /// Where it lies.
+    pub offset: u64,
+    /// The endpoint's own number for its request.
+    pub nonce: u64,
 }
 
 /// A synchronisation object: a page of a segment, and who uses it.

@@ -6,11 +6,13 @@ use super::front::{Front, Repairs};
 use super::handed::without_truncation;
 use super::record::SyncUser;
 use ginnel_config::{Bytes, Problem};
+use ginnel_layout::board::{self, Place};
 use ginnel_layout::channel;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::{CACHE_LINE, Name};
+use ginnel_ring::board::Poster;
 use ginnel_shmem::{Mapping, Memory, Protection};
 use ginnel_sync::User;
 use ginnel_sync::authority::{self, Left};
@@ -257,6 +259,30 @@ impl Segments {
             }
         }
         // Whoever learns of the block learns it through a socket or a control ring, which orders these stores before.
+    }
+
+    /// Makes a page a readiness board.
+    pub fn new_board(&self, name: &Name, offset: u64) {
+        let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
+        if let Some(page) = part(mapping, offset, board::LEN) {
+            page.write(0, &[0; board::LEN]);
+        }
+    }
+
+    /// Tells those who sleep at these wake words by way of a lane of one of these boards. What stands beside the words is
+    /// theirs to write, so it counts only if it is in one of the boards.
+    pub fn post(&self, name: &Name, words: [u64; 2], boards: &[u64]) {
+        let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
+        for word in words {
+            let Some(line) = part(mapping, word, CACHE_LINE) else { continue };
+            let place = Place(line.load_relaxed_u64(ring::DATA_NOTIFY - ring::DATA_ARMED));
+            if place.board().is_some_and(|board| boards.contains(&board))
+                && let Some(lane) = part(mapping, place.lane(), board::LANE)
+            {
+                // Their doorbell is rung whether or not the lane is armed: what they have seen of it is not known here.
+                let _ = Poster::default().post(&lane, place.slot());
+            }
+        }
     }
 
     /// Makes a page a synchronisation object.

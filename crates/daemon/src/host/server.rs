@@ -358,6 +358,8 @@ impl Server {
         match effect {
             Effect::Zero { segment, offset, capacity } => self.segments.zero(&segment, offset, capacity),
             Effect::Mark { segment, at, state } => self.segments.mark(&segment, at, state),
+            Effect::NewBoard { segment, offset } => self.segments.new_board(&segment, offset),
+            Effect::Post { segment, words, boards } => self.segments.post(&segment, words, &boards),
             Effect::NewSync { segment, offset, kind, limit, initial } => {
                 self.segments.new_sync(&segment, offset, kind, limit, initial);
             }

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use zerocopy::FromZeros;
 
 mod accounts;
+mod boards;
 mod costs;
 mod endpoints;
 mod history;
@@ -254,6 +255,8 @@ impl Bench {
             blocks.extend(pages.map(|s| (s.offset, s.offset + PAGE as u64)));
             let spans = books.blocks.values().filter(|b| b.segment.0 == segment.name);
             blocks.extend(spans.map(|b| (b.offset, b.offset + b.span)));
+            let boards = books.boards.all().filter(|b| b.segment.0 == segment.name);
+            blocks.extend(boards.map(|b| (b.offset, b.offset + PAGE as u64)));
             blocks.sort_unstable();
             assert!(blocks.windows(2).all(|w| w[0].1 <= w[1].0), "overlap");
             assert!(blocks.iter().all(|b| b.0 >= ARENA && b.1 <= SIZE && b.0.is_multiple_of(PAGE as u64)));
@@ -265,6 +268,11 @@ impl Bench {
                 let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
                 assert!(side.closed || endpoint.is_some_and(|e| e.channels.contains(&channel.number)));
             }
+        }
+        for board in books.boards.all() {
+            let lives = books.endpoints.get(&board.endpoint).is_some_and(|e| e.epoch == board.epoch);
+            let mut sides = books.channels.values().flat_map(|c| [c.initiator, c.acceptor]);
+            assert!(lives || sides.any(|s| (s.endpoint, s.epoch) == (board.endpoint, board.epoch)));
         }
         for object in books.syncs.values() {
             let stays = object.persistent || object.bereaved;
@@ -360,6 +368,9 @@ impl Bench {
             let tally = charges.entry(channel.account()).or_default();
             tally.channels += 1;
             tally.bytes += channel.block_len();
+        }
+        for board in books.boards.all() {
+            charges.entry(board.account()).or_default().bytes += PAGE as u64;
         }
         let syncs = books.syncs.values().map(|s| (Account::new(s.member, s.segment.0, s.uid), PAGE as u64));
         let blocks = books.blocks.values().map(|b| (Account::new(b.member, b.segment.0, b.uid), b.span));

@@ -21,6 +21,7 @@ enum Step {
     Connect(usize, u8, u64, u8),
     Accept(usize, usize),
     Close(usize, usize),
+    Board(usize, u8),
     SyncOpen { client: usize, name: u8, kind: u32, flags: u32, nonce: u8 },
     SyncClose(usize, usize),
     SyncUnlink(usize, u8),
@@ -52,6 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
         3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
         5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
+        3 => (n(), 0..10u8).prop_map(|(c, nonce)| Step::Board(c, nonce)),
         5 => (n(), 0..3u8, 1..5u32, 0..8u32, 0..9u8).prop_map(|(client, name, kind, flags, nonce)| {
             Step::SyncOpen { client, name, kind, flags, nonce }
         }),
@@ -194,6 +196,10 @@ proptest! {
                     let channels: Vec<u64> = bench.broker.books.channels.keys().copied().collect();
                     let kind = if matches!(step, Step::Accept(..)) { Kind::ACCEPTED } else { Kind::CLOSE };
                     bench.ask(id, kind, reference(pick(&channels, h).unwrap_or(77)).as_bytes());
+                }
+                Step::Board(c, nonce) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    bench.ask(id, Kind::BOARD_OPEN, wire::BoardOpen { nonce: nonce.into() }.as_bytes());
                 }
                 Step::SyncOpen { client, name, kind, flags, nonce } => {
                     let Some(id) = pick(&clients, client) else { continue };

@@ -1,0 +1,193 @@
+//! Readiness boards: pages by way of which endpoints are told which of their rings have something.
+//!
+//! Whoever has something for an endpoint writes to its board, at any time until it has closed its channel with the endpoint. So
+//! a board outlives its endpoint until the last channel is gone that was ever the endpoint's: then nobody can be about
+//! to write to it any more, and its page may become something else.
+
+use super::account::{Account, Tally};
+use super::books::{Books, Endpoint, Misfit};
+use super::broker::{Broker, ClientId, Effect, World};
+use super::record::{Board, Record, Side, Text};
+use super::reply::{self, Refusal};
+use super::requests::broken;
+use ginnel_layout::wire::{self, ErrorCode, Kind};
+use ginnel_layout::{PAGE, board};
+use std::collections::BTreeMap;
+use zerocopy::IntoBytes;
+
+/// Most boards of an endpoint: as many slots as two sides of each of 65,536 channels need, and some.
+pub const MAX_BOARDS: usize = 8;
+
+/// The boards of all endpoints.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Boards {
+    /// By endpoint and epoch, then by the nonce of the request.
+    all: BTreeMap<(u32, u32), BTreeMap<u64, Board>>,
+    /// Endpoints that have ended, and how many sides of channels were theirs that are still there.
+    ended: BTreeMap<(u32, u32), u32>,
+}
+
+impl Boards {
+    /// Where the boards of an endpoint lie.
+    pub fn of(&self, endpoint: u32, epoch: u32) -> Vec<u64> {
+        self.all.get(&(endpoint, epoch)).into_iter().flatten().map(|(_, board)| board.offset).collect()
+    }
+
+    /// Records that make them again, after those of endpoints and channels.
+    pub fn dump(&self) -> impl Iterator<Item = Record> {
+        self.all.values().flat_map(|boards| boards.values().copied().map(Record::Board))
+    }
+
+    /// All of them.
+    #[cfg(test)]
+    pub fn all(&self) -> impl Iterator<Item = &Board> {
+        self.all.values().flat_map(BTreeMap::values)
+    }
+}
+
+impl Board {
+    /// Who is charged for it.
+    pub fn account(&self) -> Account {
+        Account::new(self.member, self.segment.0, self.uid)
+    }
+}
+
+impl Books {
+    pub(super) fn board(&mut self, board: &Board) -> Result<(), Misfit> {
+        let key = (board.endpoint, board.epoch);
+        let boards = self.boards.all.get(&key);
+        if boards.is_some_and(|boards| boards.contains_key(&board.nonce)) {
+            return Err(Misfit("two boards of one request"));
+        }
+        let alive = self.endpoints.get(&board.endpoint).filter(|e| e.epoch == board.epoch);
+        if alive.is_some_and(|e| e.segment != board.segment.0) {
+            return Err(Misfit("a board in another segment"));
+        }
+        let sides = match alive {
+            Some(_) => 0,
+            None => self.sides_of(key),
+        };
+        if alive.is_none() && sides == 0 {
+            return Err(Misfit("a board of nobody"));
+        }
+        let segment = self.segments.get_mut(&board.segment.0).ok_or(Misfit("a board in no segment"))?;
+        if !segment.arena.take(board.offset, board::LEN as u64) {
+            return Err(Misfit("a board without memory"));
+        }
+        if sides > 0 {
+            self.boards.ended.insert(key, sides);
+        }
+        self.charge(board.account(), Tally::bytes(board::LEN as u64));
+        self.boards.all.entry(key).or_default().insert(board.nonce, *board);
+        Ok(())
+    }
+
+    /// Sides of channels that are or were of this endpoint. Looks at all channels: for the books of an earlier daemon.
+    fn sides_of(&self, key: (u32, u32)) -> u32 {
+        let sides = self.channels.values().flat_map(|c| [c.initiator, c.acceptor]);
+        sides.filter(|side| (side.endpoint, side.epoch) == key).count() as u32
+    }
+
+    pub(super) fn one_more_side(&mut self, side: &Side) {
+        if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
+            endpoint.sides += 1;
+        }
+    }
+
+    pub(super) fn one_less_side(&mut self, side: &Side) {
+        let key = (side.endpoint, side.epoch);
+        if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
+            endpoint.sides -= 1;
+        } else if let Some(sides) = self.boards.ended.get_mut(&key) {
+            *sides -= 1;
+            if *sides == 0 {
+                self.boards.ended.remove(&key);
+                self.give_boards(key);
+            }
+        }
+    }
+
+    /// The endpoint has ended, and has been taken out of the books.
+    pub(super) fn boards_of_dead(&mut self, endpoint: &Endpoint) {
+        let key = (endpoint.number, endpoint.epoch);
+        if endpoint.sides == 0 {
+            self.give_boards(key);
+        } else if self.boards.all.contains_key(&key) {
+            self.boards.ended.insert(key, endpoint.sides);
+        }
+    }
+
+    fn give_boards(&mut self, key: (u32, u32)) {
+        for board in self.boards.all.remove(&key).unwrap_or_default().into_values() {
+            self.discharge(board.account(), Tally::bytes(board::LEN as u64));
+            if let Some(segment) = self.segments.get_mut(&board.segment.0) {
+                let given = segment.arena.give(board.offset, board::LEN as u64);
+                debug_assert!(given, "the page of a board was taken");
+            }
+        }
+    }
+}
+
+impl Broker {
+    pub(super) fn board_open(
+        &mut self,
+        world: &mut impl World,
+        id: ClientId,
+        request: u32,
+        wish: &wire::BoardOpen,
+    ) -> Result<(), Refusal> {
+        let number = self.endpoint_of(id)?;
+        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+        let (segment, epoch, member, uid) = (endpoint.segment, endpoint.epoch, endpoint.member, endpoint.uid);
+        self.may_write(&segment, member)?;
+        let boards = self.books.boards.all.get(&(number, epoch));
+        let offset = match boards.and_then(|boards| boards.get(&wish.nonce)) {
+            Some(board) => board.offset,
+            None => {
+                if world.is_broken(&segment) {
+                    return Err(broken(&segment));
+                }
+                if boards.is_some_and(|boards| boards.len() >= MAX_BOARDS) {
+                    let text = format!(
+                        "endpoint {number} has {MAX_BOARDS} readiness boards, which is the limit: wait for fewer rings, or \
+                         attach again"
+                    );
+                    return Err(Refusal::new(ErrorCode::LIMIT, text));
+                }
+                let (account, len) = (endpoint.account(), board::LEN as u64);
+                let (used, limit) =
+                    (self.books.tally(account).bytes, self.limits_of(member).bytes_per_member);
+                if used.saturating_add(len) > limit {
+                    let text = format!(
+                        "{account} has channels of {used} bytes, and a readiness board of {len} more is over the limit: \
+                         close channels, or raise bytes_per_member"
+                    );
+                    return Err(Refusal::new(ErrorCode::LIMIT, text));
+                }
+                let arena = self.books.segments.get(&segment).map(|s| &s.arena);
+                let Some(offset) = arena.and_then(|arena| arena.find(len, PAGE as u64)) else {
+                    let text = format!(
+                        "segment {segment} has no room for a readiness board of {len} bytes: close channels, or make the \
+                         segment larger"
+                    );
+                    return Err(Refusal::new(ErrorCode::NO_MEMORY, text));
+                };
+                self.effect(Effect::NewBoard { segment, offset });
+                let segment = Text(segment);
+                let nonce = wish.nonce;
+                self.record(Record::Board(Board {
+                    endpoint: number,
+                    epoch,
+                    segment,
+                    member,
+                    uid,
+                    offset,
+                    nonce,
+                }))?;
+                offset
+            }
+        };
+        self.send(id, reply::packet(Kind::BOARD, request, wire::Board { offset }.as_bytes()), vec![]);
+        Ok(())
+    }
+}

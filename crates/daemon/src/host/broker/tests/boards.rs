@@ -1,0 +1,81 @@
+//! Readiness boards: whose they are, and for how long.
+
+use super::*;
+use ginnel_layout::ring;
+
+fn open(bench: &mut Bench, id: ClientId, nonce: u64) -> Option<u64> {
+    let (kind, body, _) = bench.ask_all(id, Kind::BOARD_OPEN, wire::BoardOpen { nonce }.as_bytes());
+    (kind == Kind::BOARD).then(|| wire::body::<wire::Board>(&body).unwrap().offset)
+}
+
+#[test]
+fn a_request_asked_again_yields_the_same_board() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let first = open(&mut bench, a, 7).unwrap();
+    assert_eq!(open(&mut bench, a, 7), Some(first));
+    assert_ne!(open(&mut bench, a, 8), Some(first));
+    let process = bench.process_of(a);
+    bench.broker.lost(a);
+    let again = bench.client_as(process, 0);
+    assert_eq!(bench.ask(again, Kind::ATTACH, back(&attached).as_bytes()), Kind::ATTACHED);
+    assert_eq!(open(&mut bench, again, 7), Some(first));
+    bench.check();
+}
+
+#[test]
+fn an_endpoint_has_no_more_boards_than_it_needs() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let boards = (0..100).filter(|nonce| open(&mut bench, a, *nonce).is_some()).count();
+    assert_eq!(boards, super::super::super::boards::MAX_BOARDS);
+    bench.check();
+}
+
+#[test]
+fn a_board_outlives_its_endpoint_until_nobody_can_write_to_it() {
+    let mut bench = Bench::new(Limits::default());
+    let ((a, _), (b, _)) = (bench.attach(0, "web"), bench.attach(VM, "web"));
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    let (_, body, _) = bench.ask_all(b, Kind::CONNECT, connect("x", 0, 1).as_bytes());
+    let first = wire::body::<wire::Channel>(&body).unwrap().channel;
+    let (_, body, _) = bench.ask_all(b, Kind::CONNECT, connect("x", 0, 2).as_bytes());
+    let second = wire::body::<wire::Channel>(&body).unwrap().channel;
+    open(&mut bench, a, 1).unwrap();
+    // One is closed by the endpoint itself, but its peer may still be in the middle of a send.
+    bench.ask(a, Kind::CLOSE, reference(first).as_bytes());
+    bench.ends(a);
+    bench.effects();
+    let boards = |bench: &Bench| bench.broker.books.boards.all().count();
+    for channel in [second, first] {
+        assert_eq!(boards(&bench), 1);
+        bench.check();
+        assert_eq!(bench.ask(b, Kind::CLOSE, reference(channel).as_bytes()), Kind::OK);
+    }
+    assert_eq!(boards(&bench), 0);
+    bench.check();
+    assert_eq!(bench.broker.books.segments[&name("web")].arena.used(), 0);
+}
+
+#[test]
+fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
+    let mut bench = Bench::new(Limits::default());
+    let ((a, _), (b, _)) = (bench.attach(0, "web"), bench.attach(0, "web"));
+    bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
+    let (_, body, _) = bench.ask_all(b, Kind::CONNECT, connect("x", 4096, 1).as_bytes());
+    let channel = wire::body::<wire::Channel>(&body).unwrap();
+    let board = open(&mut bench, a, 1).unwrap();
+    bench.ends(b);
+    let posts: Vec<_> = bench
+        .effects()
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::Post { words, boards, .. } => Some((words, boards)),
+            _ => None,
+        })
+        .collect();
+    // The survivor has accepted: it consumes the first ring and produces in the second.
+    let second = ginnel_layout::channel::ring_stride(4096);
+    let words = [ring::DATA_ARMED, second + ring::SPACE_ARMED].map(|word| channel.offset + word as u64);
+    assert_eq!(posts, [(words, vec![board])]);
+}
