@@ -4,6 +4,7 @@ use crate::doorbell::Doorbell;
 use crate::endpoint::Inner;
 use crate::error::Error;
 use crate::fork::Opener;
+use crate::peer::PeerBell;
 use crate::waiter::Waiter;
 use ginnel_layout::channel::{self, ChannelKind};
 use ginnel_layout::{ring, wire};
@@ -68,7 +69,7 @@ pub struct Counters {
 pub(crate) struct Shared {
     pub endpoint: Arc<Inner>,
     pub info: ChannelInfo,
-    pub doorbell: Doorbell,
+    pub doorbell: Arc<Doorbell>,
     opener: Arc<Opener>,
 }
 
@@ -124,16 +125,17 @@ impl Pipe {
             |at| block.part(at, ring::footprint(capacity)).ok_or_else(|| bad("a ring outside its channel"));
         let doorbell = match wire.bell_kind {
             wire::BellKind::EVENT => {
-                Doorbell::Event(fds.pop().ok_or_else(|| bad("a channel without its doorbell"))?)
+                let event = fds.pop().ok_or_else(|| bad("a channel without its doorbell"))?;
+                endpoint.doorbell_of(wire.peer_endpoint, wire.peer_epoch, event)
             }
             wire::BellKind::REGISTER => {
                 let registers = endpoint.registers.clone();
-                Doorbell::Register(
+                Arc::new(Doorbell::Register(
                     registers.ok_or_else(|| bad("a doorbell register that was never sent"))?,
                     wire.bell,
-                )
+                ))
             }
-            wire::BellKind::NONE => Doorbell::None,
+            wire::BellKind::NONE => Arc::new(Doorbell::None),
             _ => return Err(bad("an unknown kind of doorbell")),
         };
         let (output, input) = (ring(output)?, ring(input)?);
@@ -156,9 +158,19 @@ impl Pipe {
     pub(crate) fn waiter(&self) -> Waiter {
         Waiter::new(self.mode, self.shared.endpoint.event.clone())
     }
+
+    /// How the consumer of our output is woken.
+    pub(crate) fn reader(&self) -> PeerBell {
+        PeerBell::new(self.shared.clone(), self.output.clone(), ring::DATA_ARMED)
+    }
+
+    /// How the producer of our input is woken.
+    pub(crate) fn writer(&self) -> PeerBell {
+        PeerBell::new(self.shared.clone(), self.input.clone(), ring::SPACE_ARMED)
+    }
 }
 
-/// The methods that all four halves share. Each half has the fields `shared`, `waiter`, `counters` and `$ring`.
+/// The methods that all four halves share. Each half has the fields `peer`, `waiter`, `counters` and `$ring`.
 macro_rules! half {
     ($half:ty, $ring:ident) => {
         impl $half {
@@ -178,6 +190,21 @@ macro_rules! half {
                 self.waiter.nonblocking = nonblocking;
             }
 
+            /// From now on this half never waits: an operation that would returns [`Error::WouldBlock`], and `set` says `key`
+            /// when another try is worth it; it says `key` once at the beginning, too. What was said is said again only after
+            /// another [`Error::WouldBlock`]. A half is in one set at a time.
+            ///
+            /// Asks the daemon for a readiness board when those that this process has are full, each of which serves
+            /// 24,576 halves of an endpoint.
+            pub fn register(&mut self, set: &$crate::ReadySet, key: u64) -> Result<(), Error> {
+                self.waiter.register(&mut self.$ring, &self.peer.shared.endpoint, set, key)
+            }
+
+            /// Takes this half out of its set. Operations wait again, unless it is non-blocking.
+            pub fn deregister(&mut self) {
+                self.waiter.deregister(&mut self.$ring);
+            }
+
             /// A file descriptor for poll and epoll. After an operation has returned [`Error::WouldBlock`], it becomes
             /// readable when another try is worth it (which may still say [`Error::WouldBlock`]). An error in a VM
             /// without interrupts.
@@ -192,7 +219,7 @@ macro_rules! half {
 
             /// Facts about the channel.
             pub fn info(&self) -> &$crate::ChannelInfo {
-                &self.shared.info
+                &self.peer.shared.info
             }
 
             #[inline]
@@ -204,8 +231,7 @@ macro_rules! half {
 
             #[cold]
             fn ring(&mut self) {
-                self.counters.rings += 1;
-                self.shared.doorbell.ring();
+                self.peer.wake(&mut self.counters);
             }
         }
     };

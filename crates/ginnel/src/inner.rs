@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::fork::PerProcess;
 use crate::session::Session;
 use ginnel_layout::Name;
+use ginnel_layout::board;
 use ginnel_layout::segment;
 use ginnel_layout::wire::{self, Fds, Kind};
 use ginnel_ring::wait::WaitMode;
@@ -16,11 +17,12 @@ use ginnel_shmem::{Mapping, Protection};
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -44,6 +46,10 @@ pub(crate) struct Inner {
     /// Numbers of requests that may be repeated. The processes of an endpoint must not have the same.
     nonce: PerProcess<AtomicU64>,
     session: PerProcess<Session<EndpointBooks>>,
+    /// Doorbells of peers, by endpoint and epoch: one descriptor for all channels with a peer.
+    doorbells: Mutex<HashMap<(u32, u32), Weak<Doorbell>>>,
+    /// Lanes of readiness boards that nobody uses, by their offsets in the segment. Those of a parent are not its child's.
+    lanes: PerProcess<Mutex<Vec<u64>>>,
     /// When [`Inner::glance`] looks again, in milliseconds of the coarse clock.
     next_glance: AtomicU64,
 }
@@ -82,6 +88,8 @@ impl Inner {
             segment,
             nonce: PerProcess::new(AtomicU64::new(1)),
             session: PerProcess::new(session),
+            doorbells: Mutex::default(),
+            lanes: PerProcess::new(Mutex::default()),
             next_glance: AtomicU64::new(0),
         })
     }
@@ -118,6 +126,41 @@ impl Inner {
     /// Number of this endpoint.
     pub fn number(&self) -> u32 {
         self.identity.endpoint
+    }
+
+    /// How to ring an endpoint on this host, whose doorbell the daemon has sent once more.
+    pub fn doorbell_of(&self, endpoint: u32, epoch: u32, event: OwnedFd) -> Arc<Doorbell> {
+        let mut doorbells = self.doorbells.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = doorbells.get(&(endpoint, epoch)).and_then(Weak::upgrade) {
+            return known;
+        }
+        doorbells.retain(|_, doorbell| doorbell.strong_count() > 0);
+        let doorbell = Arc::new(Doorbell::Event(event));
+        doorbells.insert((endpoint, epoch), Arc::downgrade(&doorbell));
+        doorbell
+    }
+
+    /// A lane of a readiness board, by its offset in the segment. Asks the daemon for another board if there is none.
+    pub fn take_lane(&self) -> Result<u64, Error> {
+        if let Some(lane) = self.free_lanes().pop() {
+            return Ok(lane);
+        }
+        let wish = wire::BoardOpen { nonce: self.next_nonce() };
+        let packet = self.request(Kind::BOARD_OPEN, wish.as_bytes())?;
+        let (board, _) = packet.into_body::<wire::Board>(Kind::BOARD, &self.path)?;
+        let mut free = self.free_lanes();
+        free.extend((1..board::LANES as u64).map(|lane| board.offset + lane * board::LANE as u64));
+        Ok(board.offset)
+    }
+
+    /// Nobody uses a lane any more. Peers may still write to it, which costs its next user needless looks.
+    pub fn give_lane(&self, lane: u64) {
+        self.free_lanes().push(lane);
+    }
+
+    fn free_lanes(&self) -> MutexGuard<'_, Vec<u64>> {
+        let Ok(lanes) = self.lanes.get(|_| Ok::<_, Infallible>(Mutex::default()));
+        lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A number for a request that may be repeated.

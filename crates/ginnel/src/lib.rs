@@ -29,7 +29,8 @@
 //!
 //! Every wait is adaptive unless told otherwise ([`WaitMode`]): it looks for a while, then sleeps on a doorbell.
 //! Timeouts are set per half ([`MessageReceiver::set_timeout`] and so on); non-blocking halves return
-//! [`Error::WouldBlock`] and have a file descriptor for poll and epoll. An [`Endpoint`] and a [`Listener`] may be used
+//! [`Error::WouldBlock`] and have a file descriptor for poll and epoll. One thread waits for tens of thousands of halves with a
+//! [`ReadySet`]. An [`Endpoint`] and a [`Listener`] may be used
 //! from several threads; each half of a channel belongs to one at a time.
 //!
 //! When a peer's process or VM dies, what it had sent can still be received, then comes [`Error::PeerDead`], or
@@ -37,7 +38,7 @@
 //! happens; whoever needs it waits for its successor.
 //!
 //! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::listen`], [`Endpoint::connect`], those
-//! that open, name, resize, grant or close blocks, those that open locks, [`Endpoint::inspect`]. They wait for a slow or
+//! that open, name, resize, grant or close blocks, those that open locks, `register` of the halves, [`Endpoint::inspect`]. They wait for a slow or
 //! restarted daemon up to 10 seconds, then return [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given
 //! back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
 //! next call that talks to it.
@@ -67,6 +68,8 @@ mod fork;
 mod inner;
 mod listener;
 mod message;
+mod peer;
+mod ready;
 mod session;
 mod stream;
 pub mod sync;
@@ -85,6 +88,7 @@ pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
 pub use listener::Listener;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
+pub use ready::ReadySet;
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
 
 /// Attaches to the segment of `address` (`segment/name`) and connects to the name in it. The endpoint lives as long

@@ -1,7 +1,8 @@
 //! Message channels.
 
-use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
+use crate::channel::{Channel, Counters, Pipe, half, sealed};
 use crate::error::Error;
+use crate::peer::PeerBell;
 use crate::waiter::{Term, Waiter};
 use crate::{ChannelInfo, WaitMode};
 use ginnel_layout::channel::ChannelKind;
@@ -9,7 +10,6 @@ use ginnel_ring::message::{self, Consumer, Producer};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError};
 use ginnel_shmem::{Mapping, SharedSlice};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Messages in both directions, each received whole and in order. Split it to use the directions in two threads.
@@ -23,7 +23,7 @@ pub struct MessageSender {
     ring: Producer<Mapping>,
     waiter: Waiter,
     counters: Counters,
-    shared: Arc<Shared>,
+    peer: PeerBell,
 }
 
 /// The receiving half of a [`MessageChannel`]. Dropping it closes this direction: the peer's next send fails.
@@ -31,7 +31,7 @@ pub struct MessageReceiver {
     ring: Consumer<Mapping>,
     waiter: Waiter,
     counters: Counters,
-    shared: Arc<Shared>,
+    peer: PeerBell,
 }
 
 half!(MessageSender, ring);
@@ -48,13 +48,13 @@ impl sealed::Build for MessageChannel {
                 waiter: pipe.waiter(),
                 ring: Producer::new(pipe.output.clone(), pipe.capacity),
                 counters: Counters::default(),
-                shared: pipe.shared.clone(),
+                peer: pipe.reader(),
             },
             receiver: MessageReceiver {
                 waiter: pipe.waiter(),
                 ring: Consumer::new(pipe.input.clone(), pipe.capacity),
                 counters: Counters::default(),
-                shared: pipe.shared,
+                peer: pipe.writer(),
             },
         }
     }
@@ -151,7 +151,7 @@ impl MessageSender {
         }
         // Room was found and nobody else takes it, so this cannot be `Full`.
         let inner = self.ring.claim(len)?;
-        Ok(Claim { inner, counters: &mut self.counters, shared: &self.shared })
+        Ok(Claim { inner, counters: &mut self.counters, peer: &mut self.peer })
     }
 
     /// Whether a message of `len` bytes finds room now, so that [`MessageSender::claim`] would not wait. Never waits, and no
@@ -174,7 +174,7 @@ impl MessageSender {
     pub fn publish(&mut self) -> Result<(), Error> {
         let ring = self.ring.publish();
         self.ring_if(ring);
-        self.shared.check_memory()
+        self.peer.shared.check_memory()
     }
 
     /// Says that nothing more comes; the peer receives the rest, then [`Error::Finished`].
@@ -209,7 +209,7 @@ impl MessageSender {
 
 impl Drop for MessageSender {
     fn drop(&mut self) {
-        if self.shared.is_ours() {
+        if self.peer.shared.is_ours() {
             self.finish();
         }
     }
@@ -220,7 +220,7 @@ impl Drop for MessageSender {
 pub struct Claim<'a> {
     inner: message::Claim<'a, Mapping>,
     counters: &'a mut Counters,
-    shared: &'a Shared,
+    peer: &'a mut PeerBell,
 }
 
 impl Claim<'_> {
@@ -233,14 +233,13 @@ impl Claim<'_> {
     /// the message with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, shared } = self;
+        let Self { inner, counters, peer } = self;
         let ring = inner.publish(len);
-        shared.check_memory()?;
+        peer.shared.check_memory()?;
         counters.operations += 1;
         counters.bytes += len as u64;
         if ring {
-            counters.rings += 1;
-            shared.doorbell.ring();
+            peer.wake(counters);
         }
         Ok(())
     }
@@ -249,7 +248,7 @@ impl Claim<'_> {
     /// ([`MessageSender::wake`]).
     pub(crate) fn send_quietly(self, len: usize) -> Result<bool, Error> {
         let owed = self.inner.publish(len);
-        self.shared.check_memory()?;
+        self.peer.shared.check_memory()?;
         self.counters.operations += 1;
         self.counters.bytes += len as u64;
         Ok(owed)
@@ -314,7 +313,7 @@ impl MessageReceiver {
             }
         }
         let inner = self.ring.peek()?;
-        Ok(Message { inner, counters: &mut self.counters, shared: &self.shared })
+        Ok(Message { inner, counters: &mut self.counters, peer: &mut self.peer })
     }
 
     /// Whether [`MessageReceiver::peek`] would return at once, be it with an error. Never waits, and no system call unless the
@@ -349,7 +348,7 @@ impl MessageReceiver {
 
 impl Drop for MessageReceiver {
     fn drop(&mut self) {
-        if self.shared.is_ours() {
+        if self.peer.shared.is_ours() {
             let ring = self.ring.finish();
             self.ring_if(ring);
         }
@@ -360,7 +359,7 @@ impl Drop for MessageReceiver {
 pub struct Message<'a> {
     inner: message::Message<'a, Mapping>,
     counters: &'a mut Counters,
-    shared: &'a Shared,
+    peer: &'a mut PeerBell,
 }
 
 impl Message<'_> {
@@ -386,15 +385,14 @@ impl Message<'_> {
     /// zeros.
     #[inline]
     pub fn release(self) -> Result<(), Error> {
-        let Self { inner, counters, shared } = self;
+        let Self { inner, counters, peer } = self;
         let len = inner.len();
         let ring = inner.release();
-        shared.check_memory()?;
+        peer.shared.check_memory()?;
         counters.operations += 1;
         counters.bytes += len as u64;
         if ring {
-            counters.rings += 1;
-            shared.doorbell.ring();
+            peer.wake(counters);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Stream channels.
 
-use crate::channel::{Channel, Counters, Pipe, Shared, half, sealed};
+use crate::channel::{Channel, Counters, Pipe, half, sealed};
 use crate::error::Error;
+use crate::peer::PeerBell;
 use crate::waiter::{Term, Waiter};
 use crate::{ChannelInfo, WaitMode};
 use ginnel_layout::channel::ChannelKind;
@@ -9,7 +10,6 @@ use ginnel_ring::stream::{self, Consumer, Producer};
 use ginnel_ring::{RecvError, SendError};
 use ginnel_shmem::{Mapping, SharedSlice};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A stream of bytes in both directions, like a TCP connection. Split it to use the directions in two threads.
@@ -23,7 +23,7 @@ pub struct StreamSender {
     ring: Producer<Mapping>,
     waiter: Waiter,
     counters: Counters,
-    shared: Arc<Shared>,
+    peer: PeerBell,
 }
 
 /// The receiving half of a [`StreamChannel`]. Dropping it closes this direction: the peer's next send fails.
@@ -31,7 +31,7 @@ pub struct StreamReceiver {
     ring: Consumer<Mapping>,
     waiter: Waiter,
     counters: Counters,
-    shared: Arc<Shared>,
+    peer: PeerBell,
 }
 
 half!(StreamSender, ring);
@@ -48,13 +48,13 @@ impl sealed::Build for StreamChannel {
                 waiter: pipe.waiter(),
                 ring: Producer::new(pipe.output.clone(), pipe.capacity),
                 counters: Counters::default(),
-                shared: pipe.shared.clone(),
+                peer: pipe.reader(),
             },
             receiver: StreamReceiver {
                 waiter: pipe.waiter(),
                 ring: Consumer::new(pipe.input.clone(), pipe.capacity),
                 counters: Counters::default(),
-                shared: pipe.shared,
+                peer: pipe.writer(),
             },
         }
     }
@@ -102,11 +102,8 @@ impl StreamSender {
 
     fn send_by(&mut self, bytes: &[u8], term: &mut Term) -> Result<usize, Error> {
         loop {
-            let Self { ring, shared, counters, .. } = self;
-            let sent = ring.write(bytes, || {
-                counters.rings += 1;
-                shared.doorbell.ring();
-            });
+            let Self { ring, peer, counters, .. } = self;
+            let sent = ring.write(bytes, || peer.wake(counters));
             match sent {
                 Ok(n) => {
                     self.counters.operations += 1;
@@ -140,7 +137,7 @@ impl StreamSender {
             }
         }
         let inner = self.ring.claim(most)?;
-        Ok(Room { inner, counters: &mut self.counters, shared: &self.shared })
+        Ok(Room { inner, counters: &mut self.counters, peer: &mut self.peer })
     }
 
     /// Says that nothing more comes; the peer receives the rest, then the end.
@@ -152,7 +149,7 @@ impl StreamSender {
 
 impl Drop for StreamSender {
     fn drop(&mut self) {
-        if self.shared.is_ours() {
+        if self.peer.shared.is_ours() {
             self.finish();
         }
     }
@@ -174,7 +171,7 @@ impl io::Write for StreamSender {
 pub struct Room<'a> {
     inner: stream::Room<'a, Mapping>,
     counters: &'a mut Counters,
-    shared: &'a Shared,
+    peer: &'a mut PeerBell,
 }
 
 impl Room<'_> {
@@ -186,14 +183,13 @@ impl Room<'_> {
     /// Sends the first `len` bytes. [`Error::Broken`] if the segment's memory is gone, and the bytes with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, shared } = self;
+        let Self { inner, counters, peer } = self;
         let ring = inner.publish(len);
-        shared.check_memory()?;
+        peer.shared.check_memory()?;
         counters.operations += 1;
         counters.bytes += len as u64;
         if ring {
-            counters.rings += 1;
-            shared.doorbell.ring();
+            peer.wake(counters);
         }
         Ok(())
     }
@@ -205,11 +201,8 @@ impl StreamReceiver {
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let mut term = Term::default();
         loop {
-            let Self { ring, shared, counters, .. } = self;
-            let got = ring.read(buffer, || {
-                counters.rings += 1;
-                shared.doorbell.ring();
-            });
+            let Self { ring, peer, counters, .. } = self;
+            let got = ring.read(buffer, || peer.wake(counters));
             match got {
                 Ok(n) => {
                     self.counters.operations += 1;
@@ -239,13 +232,13 @@ impl StreamReceiver {
             }
         }
         let inner = self.ring.peek()?;
-        Ok(Bytes { inner, counters: &mut self.counters, shared: &self.shared })
+        Ok(Bytes { inner, counters: &mut self.counters, peer: &mut self.peer })
     }
 }
 
 impl Drop for StreamReceiver {
     fn drop(&mut self) {
-        if self.shared.is_ours() {
+        if self.peer.shared.is_ours() {
             let ring = self.ring.finish();
             self.ring_if(ring);
         }
@@ -278,7 +271,7 @@ impl io::Read for StreamChannel {
 pub struct Bytes<'a> {
     inner: stream::Bytes<'a, Mapping>,
     counters: &'a mut Counters,
-    shared: &'a Shared,
+    peer: &'a mut PeerBell,
 }
 
 impl Bytes<'_> {
@@ -302,15 +295,14 @@ impl Bytes<'_> {
     /// read of the bytes may be zeros.
     #[inline]
     pub fn release(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, shared } = self;
+        let Self { inner, counters, peer } = self;
         let released = len.min(inner.len());
         let ring = inner.release(len);
-        shared.check_memory()?;
+        peer.shared.check_memory()?;
         counters.operations += 1;
         counters.bytes += released as u64;
         if ring {
-            counters.rings += 1;
-            shared.doorbell.ring();
+            peer.wake(counters);
         }
         Ok(())
     }

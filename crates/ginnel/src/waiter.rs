@@ -2,8 +2,13 @@
 
 use crate::doorbell::{Bed, BorrowedEvent};
 use crate::error::Error;
-use ginnel_ring::wait::{self, WaitMode, Waitable};
+use crate::inner::Inner;
+use crate::ready::{Membership, ReadySet};
+use ginnel_layout::board::Place;
+use ginnel_ring::wait::{self, WaitMode, Watchable};
+use ginnel_shmem::Mapping;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) struct Waiter {
@@ -13,6 +18,8 @@ pub(crate) struct Waiter {
     bed: Bed,
     /// A non-blocking call has said "not now" and left the doorbell armed for the caller's poll.
     armed: bool,
+    /// The set that waits for this half.
+    set: Option<Membership>,
     /// Waits that did not end at the first look.
     pub waits: u64,
 }
@@ -27,13 +34,28 @@ const FIRST_LOOKS: u32 = 256;
 
 impl Waiter {
     pub fn new(mode: WaitMode, event: Option<BorrowedEvent>) -> Self {
-        Self { mode, timeout: None, nonblocking: false, bed: Bed::new(event), armed: false, waits: 0 }
+        Self {
+            mode,
+            timeout: None,
+            nonblocking: false,
+            bed: Bed::new(event),
+            armed: false,
+            set: None,
+            waits: 0,
+        }
     }
 
     /// Waits until `what` is ready or has changed, as this half is set up to wait. `term` is that of the whole operation.
-    pub fn wait<W: Waitable>(&mut self, what: &mut W, term: &mut Term) -> Result<(), Error> {
+    pub fn wait<W: Watchable<Memory = Mapping>>(
+        &mut self,
+        what: &mut W,
+        term: &mut Term,
+    ) -> Result<(), Error> {
         self.waits += 1;
         self.begin(what);
+        if let Some(set) = &self.set {
+            return if set.rest(what.watch()) { Err(Error::WouldBlock) } else { Ok(()) };
+        }
         if self.nonblocking {
             return self.arm(what);
         }
@@ -55,7 +77,7 @@ impl Waiter {
     }
 
     /// Leaves the doorbell armed, so that the file descriptor becomes readable when another try is worth it.
-    fn arm<W: Waitable>(&mut self, what: &mut W) -> Result<(), Error> {
+    fn arm<W: Watchable>(&mut self, what: &mut W) -> Result<(), Error> {
         self.bed.epoll().map_err(Error::io("making an epoll"))?;
         self.bed.drain();
         what.arm();
@@ -69,7 +91,10 @@ impl Waiter {
 
     /// At the start of each wait: takes back what a non-blocking call has left armed. Operations that need not wait leave it:
     /// at worst the peer rings once more, and the file descriptor is readable for a try that was not worth it.
-    pub fn begin<W: Waitable>(&mut self, what: &mut W) {
+    pub fn begin<W: Watchable<Memory = Mapping>>(&mut self, what: &mut W) {
+        if let Some(watch) = self.set.as_ref().and_then(Membership::wake) {
+            what.unwatch(watch);
+        }
         if self.armed {
             self.armed = false;
             what.disarm();
@@ -81,7 +106,34 @@ impl Waiter {
     /// see it there costs less than to see it in [`Waiter::wait`].
     #[inline]
     pub fn looks(&self) -> u32 {
-        if self.nonblocking || self.mode == WaitMode::Interrupt { 1 } else { FIRST_LOOKS }
+        if self.nonblocking || self.set.is_some() || self.mode == WaitMode::Interrupt {
+            1
+        } else {
+            FIRST_LOOKS
+        }
+    }
+
+    /// Leaves the waiting to a set.
+    pub fn register<W: Watchable<Memory = Mapping>>(
+        &mut self,
+        what: &mut W,
+        endpoint: &Arc<Inner>,
+        set: &ReadySet,
+        key: u64,
+    ) -> Result<(), Error> {
+        self.deregister(what);
+        let member = set.enter(endpoint, key)?;
+        what.notify_at(member.place());
+        self.set = Some(member);
+        Ok(())
+    }
+
+    /// Takes the waiting back.
+    pub fn deregister<W: Watchable<Memory = Mapping>>(&mut self, what: &mut W) {
+        self.begin(what);
+        if self.set.take().is_some() {
+            what.notify_at(Place::NONE);
+        }
     }
 
     /// For poll and epoll: readable after [`Error::WouldBlock`], once another try is worth it.

@@ -14,7 +14,7 @@
 
 use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
-use crate::wait::{Armed, Bell, Waitable, Watch, Watchable};
+use crate::wait::{Armed, Bell, Look, Waitable, Watch, Watchable};
 use ginnel_layout::board::Place;
 use ginnel_layout::ring::{
     self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER,
@@ -256,28 +256,14 @@ impl<M: Memory> Waitable for Producer<M> {
 impl<M: Memory> Watchable for Producer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
-        Watch {
-            memory: self.memory.clone(),
-            word: HEAD,
-            seen: self.head,
-            state: CONSUMER_STATE,
-            armed: self.armed.clone(),
-        }
+        let look = Look { memory: self.memory.clone(), word: HEAD, seen: self.head, state: CONSUMER_STATE };
+        Watch { look, armed: self.armed.clone() }
     }
     fn unwatch(&mut self, watch: Watch<M>) {
         self.armed = watch.armed;
     }
-}
-
-impl<M: Memory> Producer<M> {
-    /// By way of which slot of a board this side wants to be woken from its next sleep on; [`Place::NONE`]: by its doorbell.
-    pub fn notify_at(&mut self, place: Place) {
+    fn notify_at(&mut self, place: Place) {
         self.armed.notify_at(&self.memory, place);
-    }
-
-    /// Where the other side wants to be woken that was found asleep. A neighbour may have written anything there.
-    pub fn notified_at(&self) -> Place {
-        self.bell.notified_at(&self.memory)
     }
 }
 
@@ -571,28 +557,19 @@ impl<M: Memory> Waitable for Consumer<M> {
 impl<M: Memory> Watchable for Consumer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
-        Watch {
+        let look = Look {
             memory: self.memory.clone(),
             word: at(self.position, self.capacity),
             seen: 0,
             state: PRODUCER_STATE,
-            armed: self.armed.clone(),
-        }
+        };
+        Watch { look, armed: self.armed.clone() }
     }
     fn unwatch(&mut self, watch: Watch<M>) {
         self.armed = watch.armed;
     }
-}
-
-impl<M: Memory> Consumer<M> {
-    /// By way of which slot of a board this side wants to be woken from its next sleep on; [`Place::NONE`]: by its doorbell.
-    pub fn notify_at(&mut self, place: Place) {
+    fn notify_at(&mut self, place: Place) {
         self.armed.notify_at(&self.memory, place);
-    }
-
-    /// Where the other side wants to be woken that was found asleep. A neighbour may have written anything there.
-    pub fn notified_at(&self) -> Place {
-        self.bell.notified_at(&self.memory)
     }
 }
 

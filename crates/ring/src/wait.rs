@@ -92,11 +92,13 @@ pub trait Watchable: Waitable {
     fn watch(&self) -> Watch<Self::Memory>;
     /// The side itself waits again.
     fn unwatch(&mut self, watch: Watch<Self::Memory>);
+    /// By way of which slot of a board the side wants to be woken from its next sleep on; [`Place::NONE`]: by its doorbell.
+    fn notify_at(&mut self, place: Place);
 }
 
-/// What a side of a ring waits for. It can be looked at, armed and disarmed without the side itself.
-#[derive(Debug)]
-pub struct Watch<M: Memory> {
+/// Where a side of a ring looks for what it waits for.
+#[derive(Clone, Debug)]
+pub struct Look<M: Memory> {
     pub(crate) memory: M,
     /// This word ...
     pub(crate) word: usize,
@@ -104,10 +106,9 @@ pub struct Watch<M: Memory> {
     pub(crate) seen: u64,
     /// The state word of the other side.
     pub(crate) state: usize,
-    pub(crate) armed: Armed,
 }
 
-impl<M: Memory> Watch<M> {
+impl<M: Memory> Look<M> {
     /// Whether another try of the side is worth it: something came, or the other side has ended.
     #[inline]
     pub fn has_changed(&self) -> bool {
@@ -115,16 +116,26 @@ impl<M: Memory> Watch<M> {
             || self.memory.load_relaxed_u32(self.state) & !SideState::OPEN.0 != 0
             || self.memory.is_broken()
     }
+}
 
+/// A side of a ring that rests. It can be looked at, armed and disarmed without the side itself.
+#[derive(Debug)]
+pub struct Watch<M: Memory> {
+    /// Where to look.
+    pub look: Look<M>,
+    pub(crate) armed: Armed,
+}
+
+impl<M: Memory> Watch<M> {
     /// Says "wake me". The caller must look once more before it sleeps.
     pub fn arm(&mut self) {
-        self.memory.attend();
-        self.armed.arm(&self.memory);
+        self.look.memory.attend();
+        self.armed.arm(&self.look.memory);
     }
 
     /// Says "I am awake".
     pub fn disarm(&mut self) {
-        self.armed.disarm(&self.memory);
+        self.armed.disarm(&self.look.memory);
     }
 }
 
@@ -283,13 +294,12 @@ impl Armed {
     }
 }
 
-impl Bell {
-    /// After [`Bell::needed`] has said yes for a ring: by way of which slot of a board its sleeper wants to be woken, unchecked.
-    pub fn notified_at<M: Memory>(&self, memory: &M) -> Place {
-        // ORDER wait.notify: the token before what was said with it. Pairs with: `Armed::arm`.
-        memory.load_acquire_u32(self.at);
-        Place(memory.load_relaxed_u64(self.at + NOTIFY))
-    }
+/// After the wake word at `at` of a ring was found armed: by way of which slot of a board its sleeper wants to be woken. A
+/// neighbour may have written anything there.
+pub fn notified_at<M: Memory>(memory: &M, at: usize) -> Place {
+    // ORDER wait.notify: the token before what was said with it. Pairs with: `Armed::arm`.
+    memory.load_acquire_u32(at);
+    Place(memory.load_relaxed_u64(at + NOTIFY))
 }
 
 /// The wake word of many sleepers: a bit for each. A waker chooses whom it wakes; whoever takes a sleeper's bit away has

@@ -120,18 +120,18 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            max_clients: 1024,
-            clients_per_user: 512,
+            max_clients: 8192,
+            clients_per_user: 6144,
             default_ring: 256 << 10,
             max_ring: 16 << 20,
             backlog: 128,
             queue: 1 << 20,
             member: MemberLimits {
-                endpoints_per_member: 256,
+                endpoints_per_member: 4096,
                 listeners_per_endpoint: 64,
-                channels_per_endpoint: 1024,
-                channels_per_member: 4096,
-                bytes_per_endpoint: 64 << 20,
+                channels_per_endpoint: 1 << 16,
+                channels_per_member: 1 << 16,
+                bytes_per_endpoint: 1 << 30,
                 bytes_per_member: 1 << 30,
                 handles_per_endpoint: 1 << 16,
                 handles_per_member: 1 << 17,

@@ -1,0 +1,553 @@
+//! Waiting for tens of thousands of halves of channels with one thread.
+//!
+//! Each half in a set has a slot on a readiness board ([`ginnel_layout::board`]). A half that has said [`Error::WouldBlock`]
+//! rests: first it is *hot*, which means that the set looks at its ring directly, because whoever was busy a moment ago will be
+//! again. When more than a few are hot, or the set goes to sleep, the longest-resting ones fall *asleep*: their ring's wake
+//! word is armed, and the peer sets their bit on the board. So idle halves cost nothing, and busy ones no more than if they were
+//! alone.
+
+use crate::doorbell::{BorrowedEvent, private_event};
+use crate::error::Error;
+use crate::fork::Opener;
+use crate::inner::Inner;
+use ginnel_layout::board::{self, Place};
+use ginnel_ring::board::Lane;
+use ginnel_ring::wait::{self, Look, Sleeper, WaitMode, Waitable, Watch};
+use ginnel_shmem::Mapping;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Halves at whose rings the set looks directly.
+const HOT: usize = 8;
+/// Calls of [`ReadySet::wait`] that find something without the kernel, until the kernel is asked for watched descriptors.
+const TURNS: u32 = 64;
+/// Naps where an endpoint has no interrupts.
+const NAP: Duration = Duration::from_micros(500);
+/// Events that one system call takes.
+const EVENTS: usize = 64;
+/// What an event of the epoll is about: a doorbell; else a watched descriptor.
+const BELL: u64 = u64::MAX;
+
+/// Many halves of channels, listeners and other descriptors, for which one thread waits.
+///
+/// A half is added with its `register` method, under a key that the program chooses. Keys are reported like edges: once at the
+/// beginning, then once after each [`Error::WouldBlock`] as soon as another try is worth it. So a program works on a key's half
+/// until it says [`Error::WouldBlock`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), ginnel::Error> {
+/// use ginnel::{Endpoint, Error, MessageChannel, ReadySet};
+/// let listener = Endpoint::attach("web")?.listen::<MessageChannel>("echo")?;
+/// let mut set = ReadySet::new()?;
+/// let mut channels: Vec<MessageChannel> = Vec::new();
+/// set.watch(&listener, u64::MAX)?;
+/// let mut keys = Vec::new();
+/// loop {
+///     set.wait(&mut keys, None)?;
+///     for key in &keys {
+///         if *key == u64::MAX {
+///             let mut channel = listener.try_accept()?;
+///             channel.receiver().register(&set, channels.len() as u64)?;
+///             channels.push(channel);
+///             continue;
+///         }
+///         loop {
+///             match channels[*key as usize].recv() {
+///                 Ok(message) => println!("{} bytes", message.len()),
+///                 Err(Error::WouldBlock) => break,
+///                 Err(error) => return Err(error),
+///             }
+///         }
+///     }
+/// }
+/// # }
+/// ```
+///
+/// A set belongs to the process that has made it (see [after `fork`](crate#after-fork)). It uses one file descriptor for its
+/// epoll and one for itself, however many halves it has.
+pub struct ReadySet {
+    core: Arc<Core>,
+    mode: WaitMode,
+    /// Keys of watched descriptors, by descriptor.
+    watched: HashMap<RawFd, u64>,
+    turns: u32,
+    armed: bool,
+}
+
+/// What a set and its halves share.
+struct Core {
+    epoll: OwnedFd,
+    /// Makes the epoll readable, for a half that rests while the set sleeps.
+    nudge: OwnedFd,
+    state: Mutex<State>,
+    opener: Arc<Opener>,
+}
+
+#[derive(Default)]
+struct State {
+    lanes: Vec<Slots>,
+    /// Counts the lanes that there ever were.
+    next: u64,
+    /// Hot halves, the longest-resting first, and where to look for each.
+    hot: VecDeque<(Arc<Half>, Look<Mapping>)>,
+    /// Keys that are to be reported.
+    due: Vec<u64>,
+    /// The set sleeps, or is about to: nothing may become hot.
+    asleep: bool,
+    /// Doorbells that the epoll has, and whose they are.
+    events: Vec<(Weak<Inner>, BorrowedEvent)>,
+    /// An endpoint has no interrupts.
+    naps: bool,
+}
+
+/// A lane, and which key each of its slots has.
+struct Slots {
+    /// Tells it from others that were here.
+    id: u64,
+    /// Lives as long as it has a half here.
+    endpoint: Weak<Inner>,
+    /// Its offset in the segment.
+    at: u64,
+    lane: Lane<Mapping>,
+    keys: Vec<Option<u64>>,
+    free: Vec<usize>,
+}
+
+/// A half that is in a set.
+struct Half {
+    key: u64,
+    rest: Mutex<Rest>,
+}
+
+/// What a half does.
+enum Rest {
+    /// It works, or has not been tried yet.
+    Awake,
+    /// The set looks at its ring.
+    Hot(Watch<Mapping>),
+    /// Its ring is armed.
+    Asleep(Watch<Mapping>),
+    /// Its key was reported, or is about to be.
+    Told(Watch<Mapping>),
+}
+
+/// What a half holds of its set. Dropped, it is in none.
+pub(crate) struct Membership {
+    core: Arc<Core>,
+    half: Arc<Half>,
+    lane: u64,
+    slot: usize,
+    place: Place,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked while it held a lock left nothing half done that matters: at worst a needless try.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ReadySet {
+    /// An empty set.
+    pub fn new() -> Result<Self, Error> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        let nudge = private_event().map_err(Error::system("making an eventfd"))?;
+        epoll::add(&epoll, &nudge, epoll::EventData::new_u64(BELL), edge())
+            .map_err(Error::system("watching an eventfd"))?;
+        let core = Core { epoll, nudge, state: Mutex::default(), opener: Opener::current() };
+        Ok(Self {
+            core: Arc::new(core),
+            mode: WaitMode::default(),
+            watched: HashMap::new(),
+            turns: 0,
+            armed: false,
+        })
+    }
+
+    /// How [`ReadySet::wait`] waits. The default is adaptive.
+    pub fn set_mode(&mut self, mode: WaitMode) {
+        self.mode = mode;
+    }
+
+    /// Reports `key` as long as the descriptor is readable: a listener, a socket, a timer. A descriptor is watched until
+    /// [`ReadySet::unwatch`], or until it is closed.
+    pub fn watch(&mut self, fd: impl AsFd, key: u64) -> Result<(), Error> {
+        let fd = fd.as_fd();
+        let data = epoll::EventData::new_u64(fd.as_raw_fd() as u64);
+        let added = match epoll::add(&self.core.epoll, fd, data, epoll::EventFlags::IN) {
+            // Only its key changes.
+            Err(Errno::EXIST) => Ok(()),
+            added => added,
+        };
+        added.map_err(Error::system("watching a descriptor"))?;
+        self.watched.insert(fd.as_raw_fd(), key);
+        Ok(())
+    }
+
+    /// Reports a descriptor no more.
+    pub fn unwatch(&mut self, fd: impl AsFd) -> Result<(), Error> {
+        let fd = fd.as_fd();
+        self.watched.remove(&fd.as_raw_fd());
+        epoll::delete(&self.core.epoll, fd).map_err(Error::system("watching a descriptor no more"))
+    }
+
+    /// Waits until there is something to do, and puts the keys of all that are worth a try in place of what is in `keys`, in no
+    /// order; none after the timeout. [`None`] waits for ever.
+    pub fn wait(&mut self, keys: &mut Vec<u64>, timeout: Option<Duration>) -> Result<(), Error> {
+        keys.clear();
+        self.disarm()?;
+        self.turns += 1;
+        if self.turns >= TURNS && !self.watched.is_empty() {
+            self.ask(Some(Duration::ZERO)).map_err(looking)?;
+        }
+        lock(&self.core.state).collect(keys);
+        if !keys.is_empty() {
+            return Ok(());
+        }
+        // A timeout beyond what the clock can say is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let core = self.core.clone();
+        let mode = self.mode;
+        let mut sleep = Sleep { set: self, naps: lock(&core.state).naps };
+        let mut any = Any { core: &core, keys };
+        // What was glanced at may turn out to be nothing.
+        while wait::wait(&mut any, mode, &mut sleep, deadline).map_err(looking)?
+            && !any.ready()
+            && deadline.is_none_or(|deadline| Instant::now() < deadline)
+        {}
+        Ok(())
+    }
+
+    /// Leaves everything armed for a program with an event loop of its own: the set's descriptor ([`AsFd`]) then becomes
+    /// readable when [`ReadySet::wait`] has something to report, or for no reason. True if there is something already.
+    /// Without interrupts in a VM ([`crate::Endpoint::has_interrupts`]) it never does, so such a program looks from time to time.
+    pub fn arm(&mut self) -> Result<bool, Error> {
+        self.disarm()?;
+        // Forgets the doorbells that have rung so far.
+        self.ask(Some(Duration::ZERO)).map_err(looking)?;
+        self.core.sleep();
+        let mut state = lock(&self.core.state);
+        let there = state.has_any();
+        if there {
+            state.wake();
+        }
+        self.armed = !there;
+        Ok(there)
+    }
+
+    fn disarm(&mut self) -> Result<(), Error> {
+        if !self.core.opener.is_here_or_succeeded() {
+            return Err(Error::System {
+                what: "waiting with a set of the process that has called fork, which still lives",
+                source: io::ErrorKind::PermissionDenied.into(),
+            });
+        }
+        if std::mem::take(&mut self.armed) {
+            lock(&self.core.state).wake();
+            // What fired meanwhile.
+            self.turns = TURNS;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel for doorbells and watched descriptors.
+    fn ask(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.turns = 0;
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+        let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [empty; EVENTS];
+        let count = match epoll::wait(&self.core.epoll, &mut events, timeout.as_ref()) {
+            Err(Errno::INTR) => 0,
+            count => count?,
+        };
+        let fds = events[..count].iter().filter_map(|event| RawFd::try_from(event.data.u64()).ok());
+        lock(&self.core.state).due.extend(fds.filter_map(|fd| self.watched.get(&fd)));
+        Ok(())
+    }
+
+    /// Makes a half a member. Asks the daemon if a board is needed.
+    pub(crate) fn enter(&self, endpoint: &Arc<Inner>, key: u64) -> Result<Membership, Error> {
+        let mut state = lock(&self.core.state);
+        let found = match state.vacant_slot(endpoint, key) {
+            Some(found) => found,
+            None => {
+                // The set can go on while the daemon is asked.
+                drop(state);
+                let at = endpoint.take_lane()?;
+                state = lock(&self.core.state);
+                state.add_lane(&self.core.epoll, endpoint, at).inspect_err(|_| endpoint.give_lane(at))?;
+                state.vacant_slot(endpoint, key).ok_or_else(|| endpoint.protocol("a lane without slots"))?
+            }
+        };
+        let (lane, slot, place) = found;
+        let half = Arc::new(Half { key, rest: Mutex::new(Rest::Awake) });
+        state.due.push(key);
+        let asleep = state.asleep;
+        drop(state);
+        if asleep {
+            self.core.nudge();
+        }
+        Ok(Membership { core: self.core.clone(), half, lane, slot, place })
+    }
+}
+
+impl AsFd for ReadySet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.core.epoll.as_fd()
+    }
+}
+
+impl Core {
+    /// From now on nothing is hot, and the lanes are armed. The caller looks once more before it sleeps.
+    fn sleep(&self) {
+        let mut state = lock(&self.state);
+        state.asleep = true;
+        while let Some((half, _)) = state.hot.pop_front() {
+            state.put_to_sleep(&half);
+        }
+        state.lanes.iter_mut().for_each(|slots| slots.lane.arm());
+    }
+
+    fn nudge(&self) {
+        // Its counter cannot be full, as nobody else has it.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // In a fork's child they are the parent's.
+        if self.opener.is_here_or_succeeded() {
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for mut slots in state.lanes.drain(..) {
+                slots.lane.disarm();
+                if let Some(endpoint) = slots.endpoint.upgrade() {
+                    endpoint.give_lane(slots.at);
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// Takes all that there is to report.
+    fn collect(&mut self, keys: &mut Vec<u64>) {
+        keys.append(&mut self.due);
+        self.hot.retain(|(half, look)| {
+            if !look.has_changed() {
+                return true;
+            }
+            let mut rest = lock(&half.rest);
+            if matches!(*rest, Rest::Hot(_)) {
+                keys.push(half.key);
+                rest.becomes(Rest::Told);
+            }
+            false
+        });
+        for slots in &mut self.lanes {
+            let Slots { lane, keys: known, .. } = slots;
+            lane.take(|slot| keys.extend(known.get(slot).copied().flatten()));
+        }
+    }
+
+    /// Whether there is something to report. May overlook nothing.
+    fn has_any(&self) -> bool {
+        !self.due.is_empty() || self.glance()
+    }
+
+    fn glance(&self) -> bool {
+        self.lanes.iter().any(|slots| slots.lane.has_any())
+            || self.hot.iter().any(|(_, look)| look.has_changed())
+    }
+
+    /// A hot half is looked at no more: its ring is armed, or its key is due.
+    fn put_to_sleep(&mut self, half: &Half) {
+        if !half.fall_asleep() {
+            self.due.push(half.key);
+        }
+    }
+
+    fn vacant_slot(&mut self, endpoint: &Arc<Inner>, key: u64) -> Option<(u64, usize, Place)> {
+        let own = Arc::downgrade(endpoint);
+        let mut lanes = self.lanes.iter_mut().filter(|slots| slots.endpoint.ptr_eq(&own));
+        lanes.find_map(|slots| slots.take(key).map(|slot| (slots.id, slot, Place::new(slots.at, slot))))
+    }
+
+    /// Another lane of an endpoint.
+    fn add_lane(&mut self, epoll: &OwnedFd, endpoint: &Arc<Inner>, at: u64) -> Result<(), Error> {
+        // Those of endpoints that have ended are of no more use.
+        self.lanes.retain(|slots| slots.endpoint.strong_count() > 0);
+        self.events
+            .retain(|(endpoint, event)| endpoint.strong_count() > 0 || epoll::delete(epoll, event).is_err());
+        let memory = endpoint.part(at, board::LANE);
+        let memory = memory.ok_or_else(|| endpoint.protocol("a readiness board outside its segment"))?;
+        self.watch_doorbell(epoll, endpoint)?;
+        let mut lane = Lane::new(memory);
+        if self.asleep {
+            lane.arm();
+        }
+        self.next += 1;
+        let endpoint = Arc::downgrade(endpoint);
+        self.lanes.push(Slots { id: self.next, endpoint, at, lane, keys: Vec::new(), free: Vec::new() });
+        Ok(())
+    }
+
+    /// The set is awake.
+    fn wake(&mut self) {
+        self.asleep = false;
+        self.lanes.iter_mut().for_each(|slots| slots.lane.disarm());
+    }
+
+    /// The doorbell of an endpoint wakes the set.
+    fn watch_doorbell(&mut self, epoll: &OwnedFd, endpoint: &Arc<Inner>) -> Result<(), Error> {
+        match &endpoint.event {
+            None => self.naps = true,
+            Some(event) if self.events.iter().any(|(_, known)| Arc::ptr_eq(known, event)) => {}
+            Some(event) => {
+                epoll::add(epoll, event, epoll::EventData::new_u64(BELL), edge())
+                    .map_err(Error::system("watching a doorbell"))?;
+                self.events.push((Arc::downgrade(endpoint), event.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Half {
+    /// Arms its ring, if it is hot. False if something has come: then it does not rest any more.
+    fn fall_asleep(&self) -> bool {
+        let mut rest = lock(&self.rest);
+        let Rest::Hot(watch) = &mut *rest else { return true };
+        watch.arm();
+        if watch.look.has_changed() {
+            watch.disarm();
+            rest.becomes(Rest::Told);
+            return false;
+        }
+        rest.becomes(Rest::Asleep);
+        true
+    }
+}
+
+impl Slots {
+    fn take(&mut self, key: u64) -> Option<usize> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.keys.len() < board::SLOTS => {
+                self.keys.push(None);
+                self.keys.len() - 1
+            }
+            None => return None,
+        };
+        self.keys[slot] = Some(key);
+        Some(slot)
+    }
+}
+
+impl Rest {
+    /// Goes on resting in another way.
+    fn becomes(&mut self, how: impl FnOnce(Watch<Mapping>) -> Self) {
+        if let Some(watch) = self.take() {
+            *self = how(watch);
+        }
+    }
+
+    fn take(&mut self) -> Option<Watch<Mapping>> {
+        match std::mem::replace(self, Self::Awake) {
+            Self::Awake => None,
+            Self::Hot(watch) | Self::Asleep(watch) | Self::Told(watch) => Some(watch),
+        }
+    }
+}
+
+impl Membership {
+    /// Where the half's peer says that there is something.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The half has said that it would have to wait, and rests. False if something has come meanwhile: then it does not.
+    pub fn rest(&self, watch: Watch<Mapping>) -> bool {
+        let mut state = lock(&self.core.state);
+        let look = watch.look.clone();
+        *lock(&self.half.rest) = Rest::Hot(watch);
+        if state.asleep {
+            return self.half.fall_asleep();
+        }
+        // It may have rested before, and been woken by its owner.
+        state.hot.retain(|(half, _)| !Arc::ptr_eq(half, &self.half));
+        if state.hot.len() == HOT
+            && let Some((oldest, _)) = state.hot.pop_front()
+        {
+            state.put_to_sleep(&oldest);
+        }
+        state.hot.push_back((self.half.clone(), look));
+        true
+    }
+
+    /// The half works again. Returns what it had given for its rest.
+    pub fn wake(&self) -> Option<Watch<Mapping>> {
+        let mut rest = lock(&self.half.rest);
+        if let Rest::Asleep(watch) = &mut *rest {
+            watch.disarm();
+        }
+        rest.take()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let mut state = lock(&self.core.state);
+        state.hot.retain(|(half, _)| !Arc::ptr_eq(half, &self.half));
+        if let Some(slots) = state.lanes.iter_mut().find(|slots| slots.id == self.lane) {
+            slots.keys[self.slot] = None;
+            slots.free.push(self.slot);
+        }
+    }
+}
+
+/// All that a set waits for, as one thing.
+struct Any<'s> {
+    core: &'s Core,
+    keys: &'s mut Vec<u64>,
+}
+
+impl Waitable for Any<'_> {
+    fn ready(&mut self) -> bool {
+        lock(&self.core.state).collect(self.keys);
+        !self.keys.is_empty()
+    }
+    fn glance(&self) -> bool {
+        lock(&self.core.state).glance()
+    }
+    fn arm(&mut self) {
+        self.core.sleep();
+    }
+    fn disarm(&mut self) {
+        lock(&self.core.state).wake();
+    }
+}
+
+struct Sleep<'s> {
+    set: &'s mut ReadySet,
+    naps: bool,
+}
+
+impl Sleeper for Sleep<'_> {
+    fn sleep(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let left = if self.naps { Some(left.map_or(NAP, |left| left.min(NAP))) } else { left };
+        self.set.ask(left)
+    }
+}
+
+fn edge() -> epoll::EventFlags {
+    epoll::EventFlags::IN | epoll::EventFlags::ET
+}
+
+fn looking(error: io::Error) -> Error {
+    Error::io("waiting with a set")(error)
+}
