@@ -77,6 +77,7 @@ pub struct HostLine {
     /// Zero.
     pub reserved: [u64; 6],
 }
+layout!(HostLine, 64 { epoch: 0, ack: 8, reserved: 16 });
 
 /// The guest's session line.
 #[repr(C)]
@@ -94,12 +95,11 @@ pub struct GuestLine {
     /// Zero.
     pub reserved: [u32; 7],
 }
+layout!(GuestLine, 64 { epoch: 0, ack: 8, boot_id: 16, interrupts: 32, reserved: 36 });
 
-const _: () = assert!(size_of::<ControlHeader>() == 256);
-const _: () = assert!(offset_of!(ControlHeader, version) == 8);
-const _: () = assert!(offset_of!(ControlHeader, host) == 64);
-const _: () = assert!(offset_of!(ControlHeader, guest) == 128);
-const _: () = assert!(offset_of!(ControlHeader, name) == 192);
+layout!(ControlHeader, 256 {
+    magic: 0, version: 8, member: 12, vectors: 16, reserved: 20, host: 64, guest: 128, name: 192,
+});
 
 /// Offset of the `version` word.
 pub const VERSION_AT: usize = offset_of!(ControlHeader, version);

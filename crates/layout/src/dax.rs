@@ -9,7 +9,6 @@
 
 use crate::segment::RESERVED;
 use core::fmt;
-use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Where it stands in the segment.
@@ -68,22 +67,11 @@ pub struct InfoBlock {
     pub checksum: u64,
 }
 
-const _: () = assert!(size_of::<InfoBlock>() == 4096);
-const _: () = assert!(offset_of!(InfoBlock, uuid) == 16);
-const _: () = assert!(offset_of!(InfoBlock, parent_uuid) == 32);
-const _: () = assert!(offset_of!(InfoBlock, flags) == 48);
-const _: () = assert!(offset_of!(InfoBlock, version_major) == 52);
-const _: () = assert!(offset_of!(InfoBlock, version_minor) == 54);
-const _: () = assert!(offset_of!(InfoBlock, dataoff) == 56);
-const _: () = assert!(offset_of!(InfoBlock, npfns) == 64);
-const _: () = assert!(offset_of!(InfoBlock, mode) == 72);
-const _: () = assert!(offset_of!(InfoBlock, start_pad) == 76);
-const _: () = assert!(offset_of!(InfoBlock, end_trunc) == 80);
-const _: () = assert!(offset_of!(InfoBlock, align) == 84);
-const _: () = assert!(offset_of!(InfoBlock, page_size) == 88);
-const _: () = assert!(offset_of!(InfoBlock, page_struct_size) == 92);
-const _: () = assert!(offset_of!(InfoBlock, padding) == 94);
-const _: () = assert!(offset_of!(InfoBlock, checksum) == 4088);
+layout!(InfoBlock, 4096 {
+    signature: 0, uuid: 16, parent_uuid: 32, flags: 48, version_major: 52, version_minor: 54,
+    dataoff: 56, npfns: 64, mode: 72, start_pad: 76, end_trunc: 80, align: 84, page_size: 88,
+    page_struct_size: 92, padding: 94, checksum: 4088,
+});
 const _: () = assert!(AT + size_of::<InfoBlock>() as u64 <= RESERVED);
 
 impl InfoBlock {

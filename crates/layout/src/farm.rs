@@ -42,6 +42,6 @@ pub struct Header {
     /// Where in the input the piece begins. 0 in `JOB`.
     pub offset: u64,
 }
-const _: () = assert!(size_of::<Header>() == 24);
+layout!(Header, 24 { kind: 0, version: 4, piece: 8, offset: 16 });
 // The bytes of a piece are aligned like the ring's messages.
 const _: () = assert!(size_of::<Header>().is_multiple_of(8));

@@ -10,6 +10,17 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("the formats are little-endian and are read in place");
 
+/// Asserts the layout of a structure at compile time: its size, and the offset of every field. None can be left out.
+macro_rules! layout {
+    ($type:ident, $size:literal { $($field:ident: $at:literal),* $(,)? }) => {
+        const _: () = {
+            assert!(size_of::<$type>() == $size);
+            $(assert!(core::mem::offset_of!($type, $field) == $at);)*
+            let _ = |$type { $($field: _),* }: $type| ();
+        };
+    };
+}
+
 pub mod board;
 pub mod channel;
 pub mod control;

@@ -50,7 +50,7 @@ pub struct Envelope {
     /// Number of the guest's client, chosen by the guest's daemon, unique in a session; 0 where none is meant.
     pub client: u32,
 }
-const _: () = assert!(size_of::<Envelope>() == 8);
+layout!(Envelope, 8 { kind: 0, client: 4 });
 
 /// The longest relay message.
 pub const MAX_MESSAGE: usize = size_of::<Envelope>() + wire::MAX_PACKET;
@@ -71,7 +71,7 @@ pub struct Open {
     /// When the process started (field 22 of `/proc/PID/stat`), so that a reused pid is not taken for it.
     pub started: u64,
 }
-const _: () = assert!(size_of::<Open>() == 24);
+layout!(Open, 24 { pid: 0, uid: 4, gid: 8, reserved: 12, started: 16 });
 
 /// An endpoint in the guest.
 #[repr(C)]
@@ -88,7 +88,7 @@ pub struct Endpoint {
     /// Start time of that process.
     pub started: u64,
 }
-const _: () = assert!(size_of::<Endpoint>() == 24);
+layout!(Endpoint, 24 { endpoint: 0, epoch: 4, pid: 8, reserved: 12, started: 16 });
 
 /// A segment that the VM has a share in.
 #[repr(C)]
@@ -109,7 +109,7 @@ pub struct Segment {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Segment>() == 104);
+layout!(Segment, 104 { name: 0, uuid: 64, size: 80, kind: 88, page: 92, access: 96, reserved: 100 });
 
 /// Most segments of one VM: what fits into the one message that names them.
 pub const MAX_SEGMENTS: usize = wire::MAX_PACKET / size_of::<Segment>();
@@ -130,4 +130,4 @@ pub struct Mapped {
     /// Measured copy speed into it, in MB/s.
     pub write_mb_s: u32,
 }
-const _: () = assert!(size_of::<Mapped>() == 80);
+layout!(Mapped, 80 { name: 0, kind: 64, trusts_members: 68, read_mb_s: 72, write_mb_s: 76 });

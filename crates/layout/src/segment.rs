@@ -66,11 +66,10 @@ pub struct SegmentHeader {
     pub name: Name,
 }
 
-const _: () = assert!(size_of::<SegmentHeader>() == 128);
-const _: () = assert!(offset_of!(SegmentHeader, version) == 8);
-const _: () = assert!(offset_of!(SegmentHeader, uuid) == 16);
-const _: () = assert!(offset_of!(SegmentHeader, size) == 32);
-const _: () = assert!(offset_of!(SegmentHeader, name) == 64);
+layout!(SegmentHeader, 128 {
+    magic: 0, version: 8, page: 12, uuid: 16, size: 32, arena: 40, arena_len: 48, generation: 56,
+    name: 64,
+});
 
 impl SegmentHeader {
     /// Offset of `version` from the start of the segment.

@@ -86,7 +86,13 @@ pub const SLOT_SINCE: usize = 0x18;
 const _: () = {
     assert!(SIZE == 4096 && SLOTS == 63 && SLOTS_MASK == u64::MAX >> 1);
     assert!(slot(0) == 0x40 && slot(SLOTS - 1) + CACHE_LINE == SIZE);
+    // Each word begins where the one before it ends.
+    assert!(KIND == 0 && LIMIT == KIND + 4 && STATE == LIMIT + 4 && ARMED == STATE + 8);
+    assert!(WAITING == ARMED + 8 && TURN == WAITING + 8 && SEATED == TURN + 8);
     assert!(SEATED + 8 <= CACHE_LINE && SLOT_SINCE + 8 <= CACHE_LINE);
+    assert!(SLOT_ENDPOINT == 0 && SLOT_ENDPOINT_EPOCH == SLOT_ENDPOINT + 4);
+    assert!(SLOT_EPOCH == SLOT_ENDPOINT_EPOCH + 4 && SLOT_BELL == SLOT_EPOCH + 4);
+    assert!(SLOT_READER == SLOT_BELL + 4 && SLOT_SINCE == SLOT_READER + 8);
 };
 
 /// What an object is. Open: unknown values are refused.

@@ -17,7 +17,7 @@ pub struct Header {
     /// Bytes of payload.
     pub size: u32,
 }
-const _: () = assert!(size_of::<Header>() == 12);
+layout!(Header, 12 { request: 0, flags: 4, size: 8 });
 
 impl Header {
     /// The version that all messages bear, in the lowest two bits of the flags.
@@ -132,7 +132,7 @@ pub struct MemoryRegion {
     /// Where the region begins in its file.
     pub offset: u64,
 }
-const _: () = assert!(size_of::<MemoryRegion>() == 32);
+layout!(MemoryRegion, 32 { guest: 0, size: 8, user: 16, offset: 24 });
 
 /// Bytes in front of the regions of `SET_MEM_TABLE`, and of the one of `ADD_MEM_REG`.
 pub const MEMORY_HEADER: usize = 8;
@@ -146,7 +146,7 @@ pub struct VringState {
     /// Its size, base or whether it is enabled.
     pub value: u32,
 }
-const _: () = assert!(size_of::<VringState>() == 8);
+layout!(VringState, 8 { index: 0, value: 4 });
 
 /// Where a queue lies, in addresses of the front end's process (`SET_VRING_ADDR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -165,7 +165,7 @@ pub struct VringAddress {
     /// Guest physical address of the used ring, for the log.
     pub log: u64,
 }
-const _: () = assert!(size_of::<VringAddress>() == 40);
+layout!(VringAddress, 40 { index: 0, flags: 4, descriptors: 8, used: 16, available: 24, log: 32 });
 
 impl VringAddress {
     /// `VHOST_VRING_F_LOG`: writes to the used ring are to be marked in the log.
@@ -188,7 +188,7 @@ pub struct ConfigHeader {
     /// Whether it is the driver who writes, or a migration.
     pub flags: u32,
 }
-const _: () = assert!(size_of::<ConfigHeader>() == 12);
+layout!(ConfigHeader, 12 { offset: 0, size: 4, flags: 8 });
 
 /// Bytes of the largest configuration space.
 pub const MAX_CONFIG: usize = 256;
@@ -208,7 +208,7 @@ pub struct InflightArea {
     /// Zero; the structure is sent with the padding that C gives it, or without it.
     pub padding: u32,
 }
-const _: () = assert!(size_of::<InflightArea>() == 24);
+layout!(InflightArea, 24 { size: 0, offset: 8, queues: 16, queue_size: 18, padding: 20 });
 
 impl InflightArea {
     /// Bytes without the padding.
@@ -224,4 +224,4 @@ pub struct LogArea {
     /// Where it begins in its file.
     pub offset: u64,
 }
-const _: () = assert!(size_of::<LogArea>() == 16);
+layout!(LogArea, 16 { size: 0, offset: 8 });

@@ -10,7 +10,6 @@
 //!            written by both
 //! ```
 
-use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The largest queue of either kind (2.7, 2.8.10.1).
@@ -103,6 +102,7 @@ pub struct Descriptor {
     /// The next of the chain, if it goes on.
     pub next: u16,
 }
+layout!(Descriptor, 16 { address: 0, len: 8, flags: 12, next: 14 });
 
 /// A descriptor of a packed queue, or of an indirect table of one (2.8.13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -117,13 +117,9 @@ pub struct PackedDescriptor {
     /// Flags.
     pub flags: DescriptorFlags,
 }
+layout!(PackedDescriptor, 16 { address: 0, len: 8, id: 12, flags: 14 });
 
-const _: () = {
-    assert!(size_of::<Descriptor>() == DESCRIPTOR && size_of::<PackedDescriptor>() == DESCRIPTOR);
-    assert!(offset_of!(Descriptor, len) == 8 && offset_of!(PackedDescriptor, len) == 8);
-    assert!(offset_of!(Descriptor, flags) == 12 && offset_of!(Descriptor, next) == 14);
-    assert!(offset_of!(PackedDescriptor, id) == 12 && offset_of!(PackedDescriptor, flags) == 14);
-};
+const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR && size_of::<PackedDescriptor>() == DESCRIPTOR);
 
 impl Descriptor {
     /// From the two words that it lies in.

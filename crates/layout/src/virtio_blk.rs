@@ -3,7 +3,6 @@
 //! A request is a [`RequestHeader`] (read by the device), the data, and one byte of [`Status`] (written by the device), in
 //! any number of buffers, cut anywhere.
 
-use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a sector: the unit of all addresses and of the capacity, whatever the size of the disk's own blocks.
@@ -78,17 +77,12 @@ pub struct Config {
     /// Zero.
     pub unused1: [u8; 3],
 }
-
-const _: () = {
-    assert!(size_of::<Config>() == 60);
-    assert!(offset_of!(Config, size_max) == 8 && offset_of!(Config, seg_max) == 12);
-    assert!(offset_of!(Config, blk_size) == 20 && offset_of!(Config, opt_io_size) == 28);
-    assert!(offset_of!(Config, writeback) == 32 && offset_of!(Config, num_queues) == 34);
-    assert!(offset_of!(Config, max_discard_sectors) == 36);
-    assert!(offset_of!(Config, discard_sector_alignment) == 44);
-    assert!(offset_of!(Config, max_write_zeroes_sectors) == 48);
-    assert!(offset_of!(Config, write_zeroes_may_unmap) == 56);
-};
+layout!(Config, 60 {
+    capacity: 0, size_max: 8, seg_max: 12, geometry: 16, blk_size: 20, physical_block_exp: 24,
+    alignment_offset: 25, min_io_size: 26, opt_io_size: 28, writeback: 32, unused0: 33, num_queues: 34,
+    max_discard_sectors: 36, max_discard_seg: 40, discard_sector_alignment: 44,
+    max_write_zeroes_sectors: 48, max_write_zeroes_seg: 52, write_zeroes_may_unmap: 56, unused1: 57,
+});
 
 /// What a request asks for (5.2.6). Open: unknown kinds are answered with [`Status::UNSUPP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -121,6 +115,7 @@ pub struct RequestHeader {
     /// Where, for reads and writes.
     pub sector: u64,
 }
+layout!(RequestHeader, 16 { kind: 0, reserved: 4, sector: 8 });
 
 /// A range of sectors (5.2.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -133,17 +128,12 @@ pub struct RangeSegment {
     /// [`RangeSegment::UNMAP`].
     pub flags: u32,
 }
+layout!(RangeSegment, 16 { sector: 0, sectors: 8, flags: 12 });
 
 impl RangeSegment {
     /// Write-zeroes: the space may be given back.
     pub const UNMAP: u32 = 1;
 }
-
-const _: () = {
-    assert!(size_of::<RequestHeader>() == 16 && size_of::<RangeSegment>() == 16);
-    assert!(offset_of!(RequestHeader, sector) == 8);
-    assert!(offset_of!(RangeSegment, sectors) == 8 && offset_of!(RangeSegment, flags) == 12);
-};
 
 /// How a request ended, the last byte of its writable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

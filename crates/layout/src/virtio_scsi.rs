@@ -3,7 +3,6 @@
 //! Queue 0 is the control queue, queue 1 the event queue, the others carry commands. A command is a [`CommandHeader`] and the
 //! data to write (read by the device), then a [`CommandResponse`] and room for the data to read (written by the device).
 
-use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The queue of [`TaskManagement`] and [`Notification`] requests.
@@ -53,6 +52,10 @@ pub struct Config {
     /// Highest logical unit.
     pub max_lun: u32,
 }
+layout!(Config, 36 {
+    num_queues: 0, seg_max: 4, max_sectors: 8, cmd_per_lun: 12, event_info_size: 16, sense_size: 20,
+    cdb_size: 24, max_channel: 28, max_target: 30, max_lun: 32,
+});
 
 /// In front of each command (5.6.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -71,6 +74,7 @@ pub struct CommandHeader {
     /// The command.
     pub cdb: [u8; CDB_LEN],
 }
+layout!(CommandHeader, 51 { lun: 0, tag: 8, task_attribute: 16, priority: 17, crn: 18, cdb: 19 });
 
 /// How a command ended (5.6.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -89,6 +93,9 @@ pub struct CommandResponse {
     /// Sense data.
     pub sense: [u8; SENSE_LEN],
 }
+layout!(CommandResponse, 108 {
+    sense_len: 0, residual: 4, status_qualifier: 8, status: 10, response: 11, sense: 12,
+});
 
 /// Whether a request got to whom it was for (5.6.6.1, 5.6.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -137,6 +144,7 @@ pub struct TaskManagement {
     /// Which command it is about.
     pub tag: u64,
 }
+layout!(TaskManagement, 24 { kind: 0, function: 4, lun: 8, tag: 16 });
 
 /// Task management functions (5.6.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -167,6 +175,7 @@ pub struct Notification {
     /// Bits of the notifications asked for.
     pub events: u32,
 }
+layout!(Notification, 16 { kind: 0, lun: 4, events: 12 });
 
 /// The answer to [`Notification`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -177,6 +186,7 @@ pub struct NotificationResponse {
     /// Whether it got there.
     pub response: Response,
 }
+layout!(NotificationResponse, 5 { events: 0, response: 4 });
 
 /// What goes into a buffer of the event queue (5.6.6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -189,6 +199,7 @@ pub struct Event {
     /// PARAM_CHANGE: additional sense code (bits 0-7) and its qualifier (8-15).
     pub reason: u32,
 }
+layout!(Event, 16 { event: 0, lun: 4, reason: 12 });
 
 impl Event {
     /// Nothing, which is told because of the bit [`Event::MISSED`].
@@ -231,15 +242,6 @@ impl Address {
         [1, target, 0x40 | high, low, 0, 0, 0, 0]
     }
 }
-
-const _: () = {
-    assert!(size_of::<Config>() == 36 && offset_of!(Config, max_lun) == 32);
-    assert!(size_of::<CommandHeader>() == 19 + CDB_LEN && offset_of!(CommandHeader, cdb) == 19);
-    assert!(size_of::<CommandResponse>() == 12 + SENSE_LEN && offset_of!(CommandResponse, status) == 10);
-    assert!(size_of::<TaskManagement>() == 24 && offset_of!(TaskManagement, tag) == 16);
-    assert!(size_of::<Notification>() == 16 && size_of::<NotificationResponse>() == 5);
-    assert!(size_of::<Event>() == 16 && offset_of!(Event, reason) == 12);
-};
 
 #[cfg(test)]
 mod tests {

@@ -113,7 +113,7 @@ pub struct Header {
     /// Number of the request, repeated in its answer; 0 in events.
     pub request: u32,
 }
-const _: () = assert!(size_of::<Header>() == 8);
+layout!(Header, 8 { kind: 0, flags: 2, request: 4 });
 
 impl Header {
     /// More packets of the same answer follow.
@@ -131,7 +131,7 @@ pub struct Hello {
     /// Bits of optional features that the client understands. None is defined yet.
     pub features: u64,
 }
-const _: () = assert!(size_of::<Hello>() == 16);
+layout!(Hello, 16 { version: 0, reserved: 4, features: 8 });
 
 /// Answer to [`Hello`].
 #[repr(C)]
@@ -146,7 +146,7 @@ pub struct HelloOk {
     /// The member's name.
     pub name: Name,
 }
-const _: () = assert!(size_of::<HelloOk>() == 80);
+layout!(HelloOk, 80 { version: 0, member: 4, features: 8, name: 16 });
 
 /// Makes this connection an endpoint of a segment.
 #[repr(C)]
@@ -163,7 +163,7 @@ pub struct Attach {
     /// That endpoint's token.
     pub token: [u8; 16],
 }
-const _: () = assert!(size_of::<Attach>() == 152);
+layout!(Attach, 152 { segment: 0, name: 64, endpoint: 128, epoch: 132, token: 136 });
 
 /// Which file descriptors come with an answer, in the order of their bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -213,7 +213,10 @@ pub struct Attached {
     /// What may be done with them.
     pub access: Access,
 }
-const _: () = assert!(size_of::<Attached>() == 80);
+layout!(Attached, 80 {
+    member: 0, endpoint: 4, epoch: 8, vector: 12, token: 16, uuid: 32, segment_len: 48, map_offset: 56,
+    fds: 64, page: 68, kind: 72, access: 76,
+});
 
 impl Attached {
     /// Bytes to map. `None` if the segment is shorter than its reserved part, or has nothing behind it.
@@ -236,7 +239,7 @@ pub struct Listen {
     /// [`Connect::capacity`] counts, up to the daemon's limit.
     pub capacity: u64,
 }
-const _: () = assert!(size_of::<Listen>() == 80);
+layout!(Listen, 80 { name: 0, kind: 64, backlog: 68, capacity: 72 });
 
 /// Answer to [`Listen`], and body of `UNLISTEN`.
 #[repr(C)]
@@ -247,7 +250,7 @@ pub struct Listening {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Listening>() == 8);
+layout!(Listening, 8 { listener: 0, reserved: 4 });
 
 /// Opens a channel to a listener in the endpoint's segment.
 #[repr(C)]
@@ -265,7 +268,7 @@ pub struct Connect {
     /// answer) with the same nonce yields the same channel.
     pub nonce: u64,
 }
-const _: () = assert!(size_of::<Connect>() == 88);
+layout!(Connect, 88 { name: 0, kind: 64, reserved: 68, capacity: 72, nonce: 80 });
 
 /// How to wake a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -318,7 +321,11 @@ pub struct Channel {
     /// The name of the peer's member.
     pub peer_member_name: Name,
 }
-const _: () = assert!(size_of::<Channel>() == 200);
+layout!(Channel, 200 {
+    channel: 0, offset: 8, capacity: 16, nonce: 24, kind: 32, initiator: 36, listener: 40, bell_kind: 44,
+    bell: 48, peer_member: 52, peer_endpoint: 56, peer_epoch: 60, fds: 64, reserved: 68, peer_name: 72,
+    peer_member_name: 136,
+});
 
 /// Asks for a page of what the daemon knows, and says in `PAGE` where that page ends. The texts of all pages, one behind the
 /// other, are a JSON object. A client begins with [`Inspect::FIRST`], sends what came back for the next page, and is done when
@@ -335,7 +342,7 @@ pub struct Inspect {
     /// ... or its name.
     pub name: Name,
 }
-const _: () = assert!(size_of::<Inspect>() == 80);
+layout!(Inspect, 80 { section: 0, entries: 4, after: 8, name: 16 });
 
 impl Inspect {
     /// The first page.
@@ -354,7 +361,7 @@ pub struct ChannelRef {
     /// [`Channel::channel`].
     pub channel: u64,
 }
-const _: () = assert!(size_of::<ChannelRef>() == 8);
+layout!(ChannelRef, 8 { channel: 0 });
 
 /// Opens a synchronisation object of the segment by name, as one more user of it.
 #[repr(C)]
@@ -374,7 +381,7 @@ pub struct SyncOpen {
     /// answer) with the same nonce yields the same slot.
     pub nonce: u64,
 }
-const _: () = assert!(size_of::<SyncOpen>() == 88);
+layout!(SyncOpen, 88 { name: 0, kind: 64, limit: 68, initial: 72, flags: 76, nonce: 80 });
 
 impl SyncOpen {
     /// Make the object if it is not there.
@@ -406,7 +413,9 @@ pub struct Sync {
     /// 1 if the object was made by this request.
     pub created: u32,
 }
-const _: () = assert!(size_of::<Sync>() == 40);
+layout!(Sync, 40 {
+    object: 0, offset: 8, kind: 16, limit: 20, slot: 24, epoch: 28, bell: 32, created: 36,
+});
 
 /// Names a slot in `SYNC_CLOSE`.
 #[repr(C)]
@@ -419,7 +428,7 @@ pub struct SyncRef {
     /// [`Sync::epoch`].
     pub epoch: u32,
 }
-const _: () = assert!(size_of::<SyncRef>() == 16);
+layout!(SyncRef, 16 { object: 0, slot: 8, epoch: 12 });
 
 /// Names something in the segment: in `SYNC_UNLINK` and `BLOCK_UNLINK`.
 #[repr(C)]
@@ -428,7 +437,7 @@ pub struct ByName {
     /// The name.
     pub name: Name,
 }
-const _: () = assert!(size_of::<ByName>() == 64);
+layout!(ByName, 64 { name: 0 });
 
 /// Rings a doorbell of a member of the endpoint's segment, as it stands in the slots of synchronisation objects, and asks
 /// how to ring it without the daemon. The slots are in shared memory, so the daemon checks that the doorbell serves the
@@ -441,7 +450,7 @@ pub struct BellOf {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<BellOf>() == 8);
+layout!(BellOf, 8 { bell: 0, reserved: 4 });
 
 /// Answer to [`BellOf`]. Holds as long as the endpoint does.
 #[repr(C)]
@@ -456,7 +465,7 @@ pub struct BellOk {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<BellOk>() == 16);
+layout!(BellOk, 16 { kind: 0, bell: 4, fds: 8, reserved: 12 });
 
 /// Asks for a readiness board ([`crate::board`]). It is the endpoint's until that has ended and its peers have closed their
 /// channels with it, because they may be about to write to it.
@@ -537,7 +546,9 @@ pub struct BlockCreate {
     /// As [`SyncOpen::nonce`]: the same request asked again yields the same handle.
     pub nonce: u64,
 }
-const _: () = assert!(size_of::<BlockCreate>() == 104);
+layout!(BlockCreate, 104 {
+    name: 0, size: 64, align: 72, rights: 80, others: 84, flags: 88, reserved: 92, nonce: 96,
+});
 
 impl BlockCreate {
     /// The name outlives the endpoint that has made the block.
@@ -557,7 +568,7 @@ pub struct BlockOpen {
     /// As [`SyncOpen::nonce`].
     pub nonce: u64,
 }
-const _: () = assert!(size_of::<BlockOpen>() == 80);
+layout!(BlockOpen, 80 { name: 0, rights: 64, reserved: 68, nonce: 72 });
 
 /// An open block. Answer to [`BlockCreate`], [`BlockOpen`] and [`BlockResize`].
 #[repr(C)]
@@ -582,7 +593,10 @@ pub struct Block {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Block>() == 56);
+layout!(Block, 56 {
+    block: 0, handle: 8, offset: 16, size: 24, span: 32, rights: 40, owner: 44, owner_member: 48,
+    reserved: 52,
+});
 
 /// Makes an open block longer or shorter. Longer only where there is room behind it, shorter only if nobody else has it
 /// open.
@@ -594,7 +608,7 @@ pub struct BlockResize {
     /// Bytes wished for.
     pub size: u64,
 }
-const _: () = assert!(size_of::<BlockResize>() == 16);
+layout!(BlockResize, 16 { handle: 0, size: 8 });
 
 /// Gives a name to a block of one's own that has none.
 #[repr(C)]
@@ -605,7 +619,7 @@ pub struct BlockLink {
     /// Its name from now on.
     pub name: Name,
 }
-const _: () = assert!(size_of::<BlockLink>() == 72);
+layout!(BlockLink, 72 { block: 0, name: 8 });
 
 /// Says what somebody may do with a block of one's own, from now on.
 #[repr(C)]
@@ -622,7 +636,7 @@ pub struct BlockGrant {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<BlockGrant>() == 24);
+layout!(BlockGrant, 24 { block: 0, member: 8, endpoint: 12, rights: 16, reserved: 20 });
 
 /// A handle and what it may do: in `BLOCK_REVOKED` what is left, in `BLOCK_ACK` what is kept. A handle that is left
 /// nothing is closed when that is acknowledged. In `BLOCK_CLOSE` the rights are [`Rights::NONE`].
@@ -636,7 +650,7 @@ pub struct BlockRights {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<BlockRights>() == 16);
+layout!(BlockRights, 16 { handle: 0, rights: 8, reserved: 12 });
 
 /// A request was refused. Text for people follows: what, where, and the fix.
 #[repr(C)]
@@ -647,7 +661,7 @@ pub struct Error {
     /// Zero.
     pub reserved: u32,
 }
-const _: () = assert!(size_of::<Error>() == 8);
+layout!(Error, 8 { code: 0, reserved: 4 });
 
 /// Why a request was refused. Released codes never change their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
