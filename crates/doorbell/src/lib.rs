@@ -1,4 +1,4 @@
-//! Ringing an eventfd that others hold too, without ever blocking.
+//! Ringing an eventfd that others hold too, without blocking.
 //!
 //! A doorbell is an eventfd that a daemon, a QEMU and several programs hold at once. `O_NONBLOCK` belongs to the open file
 //! description, which all of them share: any holder can clear it and fill the counter, and from then on `write(2)` blocks
@@ -52,18 +52,17 @@ const POLL: u16 = 5;
 /// `IOCB_FLAG_RESFD`.
 const SIGNAL: u32 = 1;
 
-/// Adds one to an eventfd and wakes whoever waits for it. Never blocks, whatever other holders of the same open file
-/// description do to its flags and its counter. May be called from any thread, and in a child after `fork(2)`.
-///
-/// Where the system refuses asynchronous I/O (a seccomp filter; `fs.aio-max-nr` used up), the eventfd is looked at and then
-/// written to. A hostile holder that fills it between the two makes that write block.
+/// Adds one to an eventfd and wakes whoever waits for it. Does not block, whatever other holders of the same open file
+/// description do to its flags and its counter, with one exception: where the system refuses asynchronous I/O (a seccomp
+/// filter; `fs.aio-max-nr` used up), the eventfd is looked at and then written to, and a hostile holder that fills it between the
+/// two makes that write block. [`is_safe`] tells. May be called from any thread, and in a child after `fork(2)`.
 pub fn ring(event: BorrowedFd<'_>) {
     if !signal(event) {
         write(event);
     }
 }
 
-/// Whether [`ring`] has what it needs to never block in this process. Sets it up if need be.
+/// Whether [`ring`] has asynchronous I/O in this process, and so cannot be made to block. Sets it up if need be.
 pub fn is_safe() -> bool {
     context().is_some()
 }

@@ -20,8 +20,8 @@ pub(crate) enum Doorbell {
 }
 
 impl Doorbell {
-    /// Rings. One system call on the host, one MMIO store in a guest; never blocks, whatever other holders of the eventfd do
-    /// to it.
+    /// Rings. One system call on the host, one MMIO store in a guest; does not block, whatever other holders of the eventfd do
+    /// to it, unless the system refuses asynchronous I/O (see [`ginnel_doorbell::ring`]).
     pub fn ring(&self) {
         match self {
             Self::Event(event) => ginnel_doorbell::ring(event.as_fd()),

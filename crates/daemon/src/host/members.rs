@@ -58,7 +58,8 @@ impl Members {
         self.0.get(&member)?.vectors.get(&vector).cloned()
     }
 
-    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block.
+    /// Rings a vector. Programs hold its eventfd too; whatever they do to it, this does not block (where
+    /// [`ginnel_doorbell::is_safe`]).
     pub fn ring(&self, member: u32, vector: u32) {
         if let Some(event) = self.event(member, vector) {
             ginnel_doorbell::ring(event.as_fd());
