@@ -1,5 +1,6 @@
 //! The programs of this guest that have connected.
 
+use crate::crowd::{Crowd, Full, Most};
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller};
@@ -14,9 +15,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Most connections at a time.
-const MAX: usize = 1024;
-/// Most of them from one user other than root.
-const MAX_PER_USER: usize = 256;
+pub const MOST: Most = Most { all: 1024, per_user: 256 };
 /// Bytes that may wait for a program that does not read.
 const OUT_LIMIT: usize = 64 << 10;
 /// The first epoll token of clients.
@@ -77,8 +76,9 @@ impl Client {
 pub struct Clients {
     poller: Rc<Poller>,
     all: BTreeMap<u32, Client>,
+    crowd: Crowd<u32>,
     next: u32,
-    /// Somebody has been turned away, and that was said.
+    /// There was no room for somebody, and that was said.
     full: bool,
 }
 
@@ -89,22 +89,30 @@ fn token(client: u32) -> u64 {
 impl Clients {
     /// None yet.
     pub fn new(poller: Rc<Poller>) -> Self {
-        Self { poller, all: BTreeMap::new(), next: 1, full: false }
+        Self { poller, all: BTreeMap::new(), crowd: Crowd::default(), next: 1, full: false }
     }
 
-    /// Takes in a program that has connected. An error means that it was turned away.
-    pub fn admit(&mut self, fd: OwnedFd) -> Result<()> {
-        let peer = packet::peer(std::os::fd::AsFd::as_fd(&fd)).context("cannot see who has connected")?;
-        let of_user = self.all.values().filter(|client| client.uid == peer.uid).count();
-        if self.all.len() >= MAX || (peer.uid != 0 && of_user >= MAX_PER_USER) {
-            if !std::mem::replace(&mut self.full, true) {
-                tracing::warn!(
-                    uid = peer.uid,
-                    "too many programs have connected ({of_user} of this user); one is refused"
-                );
-            }
-            return Ok(());
+    /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
+    /// means that no other makes room, and the newcomer has to go.
+    pub fn to_be_given_up(&mut self, uid: u32) -> Result<Option<u32>> {
+        let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
+        let Err(Full { user, given_up, .. }) = self.crowd.room(uid, MOST, is_attached) else {
+            self.full = false;
+            return Ok(None);
+        };
+        if !std::mem::replace(&mut self.full, true) {
+            let Most { all, per_user } = MOST;
+            tracing::warn!(
+                user,
+                "too many connections ({all} is the limit, and {per_user} of one user other than root): those of this \
+                 user that are no endpoints are dropped first"
+            );
         }
+        given_up.map(Some).context("there are as many connections of attached programs as there may be")
+    }
+
+    /// Takes in a program that has connected, for which there is room. An error means that it was turned away.
+    pub fn admit(&mut self, fd: OwnedFd, peer: &packet::Peer) -> Result<()> {
         ensure!(
             peer.pid != 0,
             "a program in another process namespace has connected, which cannot be watched"
@@ -130,6 +138,7 @@ impl Clients {
             unwatched: false,
             joined: BTreeSet::new(),
         };
+        self.crowd.add(uid, id);
         self.all.insert(id, client);
         Ok(())
     }
@@ -175,7 +184,7 @@ impl Clients {
     pub fn remove(&mut self, id: u32) -> Option<Client> {
         let client = self.all.remove(&id)?;
         self.poller.remove(&client.socket);
-        self.full = false;
+        self.crowd.remove(client.uid, id);
         Some(client)
     }
 

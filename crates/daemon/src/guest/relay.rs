@@ -3,15 +3,16 @@
 //! It decides nothing: `HELLO` is answered here, all else goes to the host's daemon and comes back, and on the way back
 //! an `ATTACHED` gets the file descriptors that only this guest has.
 
-use super::clients::{Answer, Attaching, packet, refusal};
+use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
 use crate::link::{Event, SendRefused};
-use crate::packet::{Packet, accept};
+use crate::packet::{self, Packet, accept};
 use crate::pidwatch::Process;
+use anyhow::{Context, Result};
 use ginnel_layout::relay::{Endpoint, RelayKind};
 use ginnel_layout::wire::{self, Attached, ErrorCode, Fds, Header, Kind};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -55,7 +56,7 @@ impl Daemon {
             match accept(self.listener.as_fd()) {
                 Ok(None) => return,
                 Ok(Some(fd)) => {
-                    if let Err(error) = self.clients.admit(fd) {
+                    if let Err(error) = self.admit(fd) {
                         tracing::debug!("a program was turned away: {error:#}");
                     }
                 }
@@ -65,6 +66,20 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// Takes in a program, at the cost of another if there is no room.
+    fn admit(&mut self, fd: OwnedFd) -> Result<()> {
+        let peer = packet::peer(fd.as_fd()).context("cannot see who has connected")?;
+        match self.clients.to_be_given_up(peer.uid) {
+            Ok(given_up) => given_up.into_iter().for_each(|id| self.drop_client(id)),
+            Err(error) => {
+                let (bytes, _) = refusal(0, ErrorCode::LIMIT, &format!("{error}: end some"));
+                let _ = packet::send::<OwnedFd>(fd.as_fd(), &bytes, &[]);
+                return Err(error);
+            }
+        }
+        self.clients.admit(fd, &peer)
     }
 
     /// A program has said something, or has gone.
@@ -101,7 +116,7 @@ impl Daemon {
             Kind::JOIN if body.is_empty() => return self.joins(id, child),
             Kind::DETACH if body.is_empty() && child.is_some() => {
                 self.child_leaves(id, child);
-                return self.answer(id, super::clients::packet(Kind::OK, header.request, &[]));
+                return self.answer(id, clients::packet(Kind::OK, header.request, &[]));
             }
             _ => {}
         }
@@ -184,7 +199,7 @@ impl Daemon {
         }
         let me = self.control.identity;
         let ok = wire::HelloOk { version: wire::VERSION, member: me.member, features: 0, name: me.name };
-        self.answer(id, packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
+        self.answer(id, clients::packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
     }
 
     /// Answers a program; one that does not read is given up.
@@ -313,7 +328,7 @@ impl Daemon {
         }
         match self.complete(attached) {
             Ok((attached, fds)) => {
-                let (bytes, _) = packet(Kind::ATTACHED, header.request, attached.as_bytes());
+                let (bytes, _) = clients::packet(Kind::ATTACHED, header.request, attached.as_bytes());
                 self.answer(id, (bytes, fds));
             }
             Err(text) => {
@@ -348,7 +363,7 @@ impl Daemon {
 
     /// Adds this guest's descriptors to the host's answer. Nothing but mapping can be done with the files, and waiting
     /// (or, which harms only endpoints of the same vector, ringing) with the event.
-    fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<std::os::fd::OwnedFd>>), String> {
+    fn complete(&mut self, attached: Attached) -> Result<(Attached, Vec<Arc<OwnedFd>>), String> {
         let device = self.segments.with_uuid(&attached.uuid).map_err(|missing| missing.to_string())?;
         let mut attached = Attached {
             map_offset: device.offset,

@@ -514,27 +514,36 @@ fn one_daemon_at_a_time() {
     assert!(lock(dir.path()).unwrap_err().to_string().contains("another ginneld runs"));
 }
 
+/// A program that floods the daemon with connections which never say a word, or only `HELLO`.
 #[test]
-fn there_is_a_limit_to_connections_and_room_again_when_some_have_gone() {
+fn connections_that_attach_to_nothing_keep_nobody_out() {
     raise_open_files();
     let bed = Bed::new();
-    let mut held: Vec<Program> = (0..1500).map(|_| Program::connect(&bed)).collect();
-    // Whoever connects now comes after all of them, and there is no room.
-    assert!(held[1499].is_closed());
-    let served = held.iter().take_while(|program| !program.has_something()).count();
-    assert!((256..=1024).contains(&served), "{served} are served");
-    held.clear();
-    let deadline = Instant::now() + SOON;
-    loop {
-        let program = Program::connect(&bed);
-        // May be turned away before it has said a word.
-        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
-        let bytes =
-            [Header { kind: Kind::HELLO, flags: 0, request: 1 }.as_bytes(), hello.as_bytes()].concat();
-        if packet::send::<OwnedFd>(program.0.as_fd(), &bytes, &[]).is_ok() && !program.is_closed() {
-            break;
+    let mut host = bed.session();
+    tell_segments(&mut host);
+    let attached_first = bed.program();
+    attached_first.say(Kind::ATTACH, 2, attach("web").as_bytes());
+    let (_, client, _) = next_message(&mut host);
+    next_message(&mut host);
+    host.send(RelayKind::DATA, client, &attached(2)).unwrap();
+    assert_eq!(attached_first.receive().unwrap().fds.len(), 2);
+    let flood = clients::MOST.all + 476;
+    let held: Vec<Program> =
+        (0..flood).map(|n| if n % 100 == 0 { bed.program() } else { Program::connect(&bed) }).collect();
+    // The oldest have made room for those that came after them, and for one more.
+    let newcomer = bed.program();
+    let ended = held.iter().take_while(|program| program.has_something()).count();
+    assert_eq!(ended, flood + 2 - clients::MOST.all);
+    assert!(held[0].is_closed() && !held[flood - 1].has_something());
+    // Who is attached is not among them.
+    for (n, program) in [attached_first, newcomer].iter().enumerate() {
+        program.say(Kind::INSPECT, 7, wire::Inspect::FIRST.as_bytes());
+        let (mut kind, mut id, mut body) = next_message(&mut host);
+        while n == 1 && kind != RelayKind::DATA {
+            (kind, id, body) = next_message(&mut host);
         }
-        assert!(Instant::now() < deadline, "there is no room again");
+        assert_eq!((kind, id == client), (RelayKind::DATA, n == 0));
+        assert_eq!(wire::split(&body).unwrap().0.kind, Kind::INSPECT);
     }
 }
 

@@ -3,6 +3,7 @@
 use super::broker::{ClientId, Who};
 use super::reply::{self, Refusal};
 use super::server::{Server, Token};
+use crate::crowd::{Crowd, Full, Limit, Most};
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
@@ -26,7 +27,7 @@ pub struct Clients {
     /// None until the daemon serves.
     listener: Option<OwnedFd>,
     connections: BTreeMap<ClientId, Connection>,
-    per_user: BTreeMap<u32, u32>,
+    crowd: Crowd<ClientId>,
     /// Given up for a moment when descriptors run out, so that a connection can be refused rather than left waiting.
     spare: Option<File>,
     /// Connections that had to be refused since the last one that was not; says whether to log.
@@ -52,38 +53,14 @@ impl Clients {
         self.connections.get(&client).is_some_and(|connection| !connection.blocked)
     }
 
-    fn of_user(&self, uid: u32) -> u32 {
-        self.per_user.get(&uid).copied().unwrap_or(0)
-    }
-
     fn add(&mut self, client: ClientId, connection: Connection) {
-        *self.per_user.entry(connection.uid).or_default() += 1;
+        self.crowd.add(connection.uid, client);
         self.connections.insert(client, connection);
-    }
-
-    /// The user that has most connections.
-    fn greediest(&self) -> Option<u32> {
-        self.per_user.iter().max_by_key(|(_, n)| **n).map(|(uid, _)| *uid)
-    }
-
-    /// Which connection of `user`, which has as many as it may, is given up for one of `newcomer`: the oldest that is no
-    /// endpoint. If all are, it is the oldest of all, provided that `newcomer` has fewer: endpoints do not end with their
-    /// connections, and so nobody is kept out by users that have more than their share.
-    fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(ClientId) -> bool) -> Option<ClientId> {
-        let of_user = || self.connections.iter().filter(|(_, c)| c.uid == user).map(|(id, _)| *id);
-        let idle = of_user().find(|id| !is_attached(*id));
-        let has_fewer = self.of_user(newcomer) + 1 < self.of_user(user);
-        idle.or_else(|| of_user().next().filter(|_| has_fewer))
     }
 
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
-        if let Some(n) = self.per_user.get_mut(&connection.uid) {
-            *n -= 1;
-            if *n == 0 {
-                self.per_user.remove(&connection.uid);
-            }
-        }
+        self.crowd.remove(connection.uid, client);
         Some(connection)
     }
 }
@@ -130,15 +107,13 @@ impl Server {
         let Ok(peer) = packet::peer(fd.as_fd()) else { return };
         let mut socket = PacketSocket::new(fd, self.config.limits.queue as usize);
         let limits = self.config.limits;
-        let of_user = self.clients.of_user(peer.uid);
-        let full = if self.clients.len() >= limits.max_clients as usize {
-            Some(("max_clients", limits.max_clients, self.clients.greediest()))
-        } else if peer.uid != 0 && of_user >= limits.clients_per_user {
-            Some(("clients_per_user", limits.clients_per_user, Some(peer.uid)))
-        } else {
-            None
-        };
-        if let Some((key, limit, user)) = full {
+        let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
+        let room = self.clients.crowd.room(peer.uid, most, |id| self.broker.is_attached(id));
+        if let Err(Full { limit, user, given_up }) = room {
+            let (key, limit) = match limit {
+                Limit::All => ("max_clients", limits.max_clients),
+                Limit::PerUser => ("clients_per_user", limits.clients_per_user),
+            };
             if self.clients.refused == 0 {
                 warn!(
                     key,
@@ -149,8 +124,7 @@ impl Server {
                 );
             }
             self.clients.refused += 1;
-            let is_attached = |id| self.broker.is_attached(id);
-            match user.and_then(|user| self.clients.given_up(user, peer.uid, is_attached)) {
+            match given_up {
                 Some(oldest) => self.end_client(oldest),
                 None => {
                     let text = format!(
@@ -270,39 +244,5 @@ impl Server {
         }
         // What follows from it is done by whoever has called, or is in the middle of doing things.
         self.broker.hung_up(id);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-    /// Connections of users, in the order in which they came.
-    fn clients(users: &[u32]) -> Clients {
-        let mut clients = Clients::default();
-        for (n, uid) in (0..).zip(users) {
-            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-            let socket = PacketSocket::new(pair.unwrap().0, 1);
-            clients.add(ClientId(n), Connection { socket, uid: *uid, blocked: false });
-        }
-        clients
-    }
-
-    #[test]
-    fn room_is_made_at_the_cost_of_who_has_most() {
-        let mut full = clients(&[7, 1, 1, 1, 2, 2, 2, 2]);
-        assert_eq!(full.greediest(), Some(2));
-        // Those that only connect go first, and never those of a user who has less.
-        let attached = |id: ClientId| id.0 != 6 && id.0 != 0;
-        assert_eq!(full.given_up(2, 7, attached), Some(ClientId(6)));
-        assert_eq!(full.given_up(2, 2, attached), Some(ClientId(6)));
-        let all = |_| true;
-        assert_eq!(full.given_up(2, 7, all), Some(ClientId(4)));
-        assert_eq!(full.given_up(2, 99, all), Some(ClientId(4)), "whoever is new gets in");
-        assert_eq!(full.given_up(2, 2, all), None, "not for who has most");
-        assert_eq!(full.given_up(2, 1, all), None, "nor for who would have as many");
-        full.remove(ClientId(4));
-        assert_eq!((full.of_user(2), full.of_user(99), full.len()), (3, 0, 7));
     }
 }

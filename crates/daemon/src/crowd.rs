@@ -1,0 +1,141 @@
+//! How many connections each user has, and whose is given up when there are too many: the same rule on the host and in a
+//! guest, so that nobody keeps others out by opening connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most connections at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Of all users.
+    pub all: usize,
+    /// Of one user other than root.
+    pub per_user: usize,
+}
+
+/// A limit that a newcomer has met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// [`Most::all`].
+    All,
+    /// [`Most::per_user`].
+    PerUser,
+}
+
+/// There is no room for one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full<Id> {
+    /// For want of what.
+    pub limit: Limit,
+    /// The user at whose cost room is made.
+    pub user: u32,
+    /// The connection to be ended for it. `None`: the newcomer has to go.
+    pub given_up: Option<Id>,
+}
+
+/// The connections there are, by user. Numbers of connections ascend.
+#[derive(Debug)]
+pub struct Crowd<Id> {
+    of_user: BTreeMap<u32, BTreeSet<Id>>,
+    len: usize,
+}
+
+impl<Id> Default for Crowd<Id> {
+    fn default() -> Self {
+        Self { of_user: BTreeMap::new(), len: 0 }
+    }
+}
+
+impl<Id: Copy + Ord> Crowd<Id> {
+    /// A connection of a user.
+    pub fn add(&mut self, uid: u32, id: Id) {
+        self.len += usize::from(self.of_user.entry(uid).or_default().insert(id));
+    }
+
+    /// It has ended.
+    pub fn remove(&mut self, uid: u32, id: Id) {
+        let Some(of_user) = self.of_user.get_mut(&uid) else { return };
+        self.len -= usize::from(of_user.remove(&id));
+        if of_user.is_empty() {
+            self.of_user.remove(&uid);
+        }
+    }
+
+    fn count(&self, uid: u32) -> usize {
+        self.of_user.get(&uid).map_or(0, BTreeSet::len)
+    }
+
+    /// Whether there is room for one more connection of `newcomer`, and if not, at whose cost it is made: that of a user who
+    /// has as many as it may, or of the one who has most.
+    pub fn room(&self, newcomer: u32, most: Most, is_attached: impl Fn(Id) -> bool) -> Result<(), Full<Id>> {
+        let (limit, user) = if self.len >= most.all {
+            (Limit::All, self.greediest().unwrap_or(newcomer))
+        } else if newcomer != 0 && self.count(newcomer) >= most.per_user {
+            (Limit::PerUser, newcomer)
+        } else {
+            return Ok(());
+        };
+        Err(Full { limit, user, given_up: self.given_up(user, newcomer, is_attached) })
+    }
+
+    /// The user that has most connections.
+    fn greediest(&self) -> Option<u32> {
+        self.of_user.iter().max_by_key(|(_, ids)| ids.len()).map(|(uid, _)| *uid)
+    }
+
+    /// Which connection of `user` is given up for one of `newcomer`: the oldest that is no endpoint. If all are, it is the
+    /// oldest of all, provided that `newcomer` has fewer: endpoints do not end with their connections, and so nobody is kept
+    /// out by users that have more than their share.
+    fn given_up(&self, user: u32, newcomer: u32, is_attached: impl Fn(Id) -> bool) -> Option<Id> {
+        let of_user = self.of_user.get(&user)?;
+        let idle = of_user.iter().find(|id| !is_attached(**id));
+        let has_fewer = self.count(newcomer) + 1 < of_user.len();
+        idle.or_else(|| of_user.first().filter(|_| has_fewer)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_at_the_cost_of_who_has_most() {
+        let mut crowd = Crowd::default();
+        for (id, uid) in (0..).zip([7, 1, 1, 1, 2, 2, 2, 2]) {
+            crowd.add(uid, id);
+        }
+        assert_eq!(crowd.greediest(), Some(2));
+        // Those that only connect go first, and never those of a user who has less.
+        let attached = |id| id != 6 && id != 0;
+        assert_eq!(crowd.given_up(2, 7, attached), Some(6));
+        assert_eq!(crowd.given_up(2, 2, attached), Some(6));
+        let all = |_| true;
+        assert_eq!(crowd.given_up(2, 7, all), Some(4));
+        assert_eq!(crowd.given_up(2, 99, all), Some(4), "whoever is new gets in");
+        assert_eq!(crowd.given_up(2, 2, all), None, "not for who has most");
+        assert_eq!(crowd.given_up(2, 1, all), None, "nor for who would have as many");
+        crowd.remove(2, 4);
+        crowd.remove(2, 4);
+        assert_eq!((crowd.count(2), crowd.count(99), crowd.len), (3, 0, 7));
+    }
+
+    #[test]
+    fn users_meet_their_own_limit_first_and_root_none() {
+        let mut crowd = Crowd::default();
+        for id in 0..4 {
+            crowd.add(5, id);
+        }
+        let most = Most { all: 6, per_user: 4 };
+        let none = |_| false;
+        assert_eq!(crowd.room(6, most, none), Ok(()));
+        let full = Full { limit: Limit::PerUser, user: 5, given_up: Some(0) };
+        assert_eq!(crowd.room(5, most, none), Err(full));
+        assert_eq!(crowd.room(5, most, |_| true), Err(Full { given_up: None, ..full }));
+        crowd.add(0, 4);
+        crowd.add(0, 5);
+        assert_eq!(crowd.room(0, most, none), Err(Full { limit: Limit::All, ..full }));
+        crowd.remove(5, 0);
+        (6..9).for_each(|id| crowd.add(0, id));
+        let most = Most { all: 60, per_user: 4 };
+        assert_eq!(crowd.room(0, most, none), Ok(()));
+    }
+}
