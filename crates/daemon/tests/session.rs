@@ -6,17 +6,20 @@ use ginnel::{
     AttachOptions, BlockOptions, ChannelOptions, Endpoint, Error, Listener, MessageChannel, Rights,
     StreamChannel,
 };
+use ginnel_daemon::packet;
 use ginnel_layout::ring;
 use ginnel_layout::wire::{self, Kind};
 use ginnel_shmem::Memory;
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::SocketType;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use support::*;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 /// Longer than any call that must not wait, on a machine that is busy; shorter than any wait for the daemon.
@@ -409,4 +412,49 @@ fn a_daemon_that_is_silent_is_no_end_of_an_attach() {
         attaching.join().unwrap();
         assert!(asking.join().unwrap().starts_with('{'));
     });
+}
+
+/// Passes what one program and the daemon say on to the other, after `change` has had it.
+fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
+    let ends = [&program, &daemon];
+    loop {
+        let mut polled = ends.map(|end| PollFd::new(end, PollFlags::IN));
+        rustix::event::poll(&mut polled, None).unwrap();
+        let ready = polled.map(|end| !end.revents().is_empty());
+        for (from, to, ready) in [(ends[0], ends[1], ready[0]), (ends[1], ends[0], ready[1])] {
+            if !ready {
+                continue;
+            }
+            let Ok(mut packet) = packet::receive(from.as_fd(), wire::MAX_PACKET, 8) else { return };
+            change(&mut packet.bytes);
+            if packet::send(to.as_fd(), &packet.bytes, &packet.fds).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lock_of_which_the_daemon_says_nonsense_is_given_back() {
+    let daemon = Daemon::start_new(WEB);
+    let path = daemon.run("between.sock");
+    let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
+    let (target, nonsense) = (daemon.socket(), |bytes: &mut [u8]| {
+        let (header, body) = bytes.split_at_mut(size_of::<wire::Header>());
+        if wire::Header::ref_from_bytes(header).unwrap().kind == Kind::SYNC {
+            wire::Sync::mut_from_bytes(body).unwrap().kind += 1;
+        }
+    });
+    thread::spawn(move || {
+        loop {
+            let program = wait_for("a program", || packet::accept(listener.as_fd()).unwrap());
+            let daemon = packet::connect_to(&target).unwrap();
+            thread::spawn(move || pass_on(program, daemon, nonsense));
+        }
+    });
+    let endpoint =
+        Endpoint::attach_with("web", &AttachOptions { socket: path, ..AttachOptions::default() }).unwrap();
+    let error = endpoint.mutex("m").err().unwrap();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+    wait_for("the lock's end", || (count(&daemon, "locks") == 0).then_some(()));
 }

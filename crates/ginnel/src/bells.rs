@@ -4,12 +4,15 @@
 //! segment and how to ring it. Whoever unlocks must not wait for that: it may hold other locks, and the daemon may be slow or
 //! away. So the endpoint asks once for each doorbell and goes on. The daemon rings a doorbell that it is asked for, so the
 //! sleeper is woken all the same; without a daemon it looks by itself, within [`ginnel_sync::LOOK_EVERY`].
+//!
+//! A doorbell lasts as long as its member is declared: the number of a member that has gone may come again, with others. So
+//! what is known holds for the endpoints for which the daemon was asked, and is replaced when it answers for one more.
 
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
 use ginnel_layout::wire::{self, BellKind, Kind};
 use ginnel_shmem::device::Registers;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,13 +29,22 @@ pub(crate) struct Bells {
     known: HashMap<u32, Bell>,
 }
 
+/// An endpoint that sleeps on a doorbell: its number and epoch, which no other has.
+pub(crate) type Whose = (u32, u32);
+
 enum Bell {
-    /// The daemon is asked, and rings. `again`: it was to be rung once more since.
-    Asked { again: bool },
+    /// The daemon is asked, and rings. It was to be rung once more since, for the endpoint in `again`; `known` is what was
+    /// known before.
+    Asked { whose: Whose, again: Option<Whose>, known: Option<Known> },
     /// This is how.
-    Known(Arc<Doorbell>),
+    Known(Known),
     /// There is no such doorbell, or nobody sleeps on it.
-    Refused { at: Instant },
+    Refused { whose: Whose, at: Instant },
+}
+
+struct Known {
+    doorbell: Arc<Doorbell>,
+    of: HashSet<Whose>,
 }
 
 /// What is to be done for a ring.
@@ -46,16 +58,27 @@ pub(crate) enum Ring {
 }
 
 impl Bells {
-    /// A doorbell is to be rung.
-    pub fn ring(&mut self, bell: u32, now: Instant) -> Ring {
+    /// A doorbell is to be rung, for an endpoint that sleeps on it.
+    pub fn ring(&mut self, bell: u32, whose: Whose, now: Instant) -> Ring {
+        let mut known = None;
         match self.known.get_mut(&bell) {
-            Some(Bell::Known(doorbell)) => return Ring::By(doorbell.clone()),
-            Some(Bell::Asked { again }) => {
-                *again = true;
+            Some(Bell::Known(there)) if there.of.contains(&whose) => return Ring::By(there.doorbell.clone()),
+            Some(Bell::Asked { known: Some(there), .. }) if there.of.contains(&whose) => {
+                return Ring::By(there.doorbell.clone());
+            }
+            Some(Bell::Asked { again, .. }) => {
+                *again = Some(whose);
                 return Ring::Nothing;
             }
-            Some(Bell::Refused { at }) if now.saturating_duration_since(*at) < REFUSED_FOR => {
+            Some(Bell::Refused { whose: of, at })
+                if *of == whose && now.saturating_duration_since(*at) < REFUSED_FOR =>
+            {
                 return Ring::Nothing;
+            }
+            Some(Bell::Known(_)) => {
+                if let Some(Bell::Known(there)) = self.known.remove(&bell) {
+                    known = Some(there);
+                }
             }
             Some(Bell::Refused { .. }) | None => {}
         }
@@ -66,17 +89,36 @@ impl Bells {
         if self.known.len() >= MOST {
             return Ring::Nothing;
         }
-        self.known.insert(bell, Bell::Asked { again: false });
+        self.known.insert(bell, Bell::Asked { whose, again: None, known });
         Ring::Ask
     }
 
-    /// The daemon has answered.
-    pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) {
-        let doorbell = self.doorbell(answer).map(Arc::new);
-        if let (Some(Bell::Asked { again: true }), Some(doorbell)) = (self.known.get(&bell), &doorbell) {
+    /// The daemon has answered. True if it is to be asked once more, for another endpoint that sleeps there.
+    #[must_use = "somebody sleeps on"]
+    pub fn answered(&mut self, bell: u32, answer: Packet, now: Instant) -> bool {
+        let Some(Bell::Asked { whose, again, known }) = self.known.remove(&bell) else { return false };
+        let Some(doorbell) = self.doorbell(answer).map(Arc::new) else {
+            self.known.insert(bell, Bell::Refused { whose, at: now });
+            return false;
+        };
+        let mut of = known.map(|known| known.of).unwrap_or_default();
+        if of.len() >= MOST {
+            of.clear();
+        }
+        of.insert(whose);
+        let next = again.filter(|again| !of.contains(again));
+        if again.is_some() && next.is_none() {
             doorbell.ring();
         }
-        self.known.insert(bell, doorbell.map_or(Bell::Refused { at: now }, Bell::Known));
+        let known = Known { doorbell, of };
+        self.known.insert(
+            bell,
+            match next {
+                Some(whose) => Bell::Asked { whose, again: None, known: Some(known) },
+                None => Bell::Known(known),
+            },
+        );
+        next.is_some()
     }
 
     fn doorbell(&self, answer: Packet) -> Option<Doorbell> {
@@ -95,7 +137,10 @@ impl Bells {
     /// What the child of a fork begins with. What the parent has asked for is answered to the parent.
     pub fn inherited(&self) -> Self {
         let known = self.known.iter().filter_map(|(bell, how)| match how {
-            Bell::Known(doorbell) => Some((*bell, Bell::Known(doorbell.clone()))),
+            Bell::Known(known) | Bell::Asked { known: Some(known), .. } => {
+                let known = Known { doorbell: known.doorbell.clone(), of: known.of.clone() };
+                Some((*bell, Bell::Known(known)))
+            }
             Bell::Asked { .. } | Bell::Refused { .. } => None,
         });
         Self { registers: self.registers.clone(), known: known.collect() }
@@ -133,50 +178,89 @@ mod tests {
         }
     }
 
+    /// Endpoints.
+    const A: Whose = (1, 1);
+    const B: Whose = (1, 2);
+
     #[test]
     fn the_daemon_is_asked_once_for_each_doorbell() {
         let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
-        assert!(matches!(bells.ring(7, now), Ring::Ask));
-        bells.answered(7, found(&event), now);
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
+        assert!(!bells.answered(7, found(&event), now));
         assert_eq!(rings(&event), 0, "the daemon has rung it");
         for _ in 0..3 {
-            assert!(matches!(bells.ring(7, now), Ring::By(_)));
+            assert!(matches!(bells.ring(7, A, now), Ring::By(_)));
         }
-        assert!(matches!(bells.ring(8, now), Ring::Ask));
+        assert!(matches!(bells.ring(8, A, now), Ring::Ask));
     }
 
     #[test]
     fn what_was_to_be_rung_before_the_answer_is_rung_with_it() {
         let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
-        assert!(matches!(bells.ring(7, now), Ring::Ask));
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
         for _ in 0..3 {
-            assert!(matches!(bells.ring(7, now), Ring::Nothing));
+            assert!(matches!(bells.ring(7, A, now), Ring::Nothing));
         }
-        bells.answered(7, found(&event), now);
+        assert!(!bells.answered(7, found(&event), now));
         assert_eq!(rings(&event), 1);
+    }
+
+    /// A member has gone, and another has its number: its doorbells are others.
+    #[test]
+    fn a_doorbell_of_the_same_number_is_not_taken_for_an_earlier_one() {
+        let (mut bells, now, old, new) = (Bells::default(), Instant::now(), event(), event());
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
+        assert!(!bells.answered(7, found(&old), now));
+        assert!(matches!(bells.ring(7, B, now), Ring::Ask));
+        // Meanwhile, what is known still holds for whom it was said of.
+        assert!(matches!(bells.ring(7, A, now), Ring::By(_)));
+        assert!(!bells.answered(7, found(&new), now));
+        let Ring::By(doorbell) = bells.ring(7, B, now) else { panic!("asked again") };
+        doorbell.ring();
+        assert_eq!((rings(&old), rings(&new)), (0, 1));
+    }
+
+    #[test]
+    fn the_daemon_is_asked_for_each_endpoint_that_sleeps_on_a_doorbell() {
+        let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
+        assert!(matches!(bells.ring(7, B, now), Ring::Nothing), "one question at a time");
+        assert!(bells.answered(7, found(&event), now), "the answer need not be for B");
+        assert!(!bells.answered(7, found(&event), now));
+        assert_eq!(rings(&event), 0, "the daemon has rung it");
+        for whose in [A, B, A] {
+            assert!(matches!(bells.ring(7, whose, now), Ring::By(_)));
+        }
+        // A neighbour may write any of them into its slot.
+        for epoch in 0..100_000 {
+            if matches!(bells.ring(7, (2, epoch), now), Ring::Ask) {
+                assert!(!bells.answered(7, found(&event), now));
+            }
+        }
+        assert!(matches!(bells.known.get(&7), Some(Bell::Known(known)) if known.of.len() <= MOST));
     }
 
     #[test]
     fn a_doorbell_that_is_refused_is_asked_for_again_after_a_while() {
         let (mut bells, now) = (Bells::default(), Instant::now());
-        assert!(matches!(bells.ring(7, now), Ring::Ask));
-        bells.answered(7, refused(), now);
-        assert!(matches!(bells.ring(7, now + REFUSED_FOR / 2), Ring::Nothing));
-        assert!(matches!(bells.ring(7, now + REFUSED_FOR), Ring::Ask));
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
+        assert!(!bells.answered(7, refused(), now));
+        assert!(matches!(bells.ring(7, A, now + REFUSED_FOR / 2), Ring::Nothing));
+        assert!(matches!(bells.ring(7, A, now + REFUSED_FOR), Ring::Ask));
     }
 
     #[test]
     fn a_neighbour_that_writes_any_doorbells_fills_no_memory() {
         let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
-        let asked = (0..100_000).filter(|&bell| matches!(bells.ring(bell, now), Ring::Ask)).count();
+        let asked = (0..100_000).filter(|&bell| matches!(bells.ring(bell, A, now), Ring::Ask)).count();
         assert_eq!((asked, bells.known.len()), (MOST, MOST), "no more under way");
         for bell in 0..MOST as u32 {
-            bells.answered(bell, refused(), now);
+            assert!(!bells.answered(bell, refused(), now));
         }
         // Others have room then.
         for bell in 0..100_000 {
-            if matches!(bells.ring(bell | 1 << 31, now), Ring::Ask) {
-                bells.answered(bell | 1 << 31, found(&event), now);
+            if matches!(bells.ring(bell | 1 << 31, A, now), Ring::Ask) {
+                assert!(!bells.answered(bell | 1 << 31, found(&event), now));
             }
             assert!(bells.known.len() <= MOST);
         }
@@ -185,11 +269,11 @@ mod tests {
     #[test]
     fn the_child_of_a_fork_knows_what_its_parent_knew_and_asks_for_the_rest() {
         let (mut bells, now, event) = (Bells::default(), Instant::now(), event());
-        assert!(matches!(bells.ring(7, now), Ring::Ask));
-        bells.answered(7, found(&event), now);
-        assert!(matches!(bells.ring(8, now), Ring::Ask));
+        assert!(matches!(bells.ring(7, A, now), Ring::Ask));
+        assert!(!bells.answered(7, found(&event), now));
+        assert!(matches!(bells.ring(8, A, now), Ring::Ask));
         let mut child = bells.inherited();
-        assert!(matches!(child.ring(7, now), Ring::By(_)));
-        assert!(matches!(child.ring(8, now), Ring::Ask));
+        assert!(matches!(child.ring(7, A, now), Ring::By(_)));
+        assert!(matches!(child.ring(8, A, now), Ring::Ask));
     }
 }

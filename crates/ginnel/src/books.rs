@@ -1,6 +1,6 @@
 //! What an endpoint keeps of what the daemon says: connections to its listeners, rights to blocks, and how to ring others.
 
-use crate::bells::{Bells, Ring};
+use crate::bells::{Bells, Ring, Whose};
 use crate::block::OpenBlocks;
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
@@ -55,13 +55,17 @@ impl EndpointBooks {
     }
 
     /// How to ring a doorbell. `None`: the daemon rings it, or it cannot be rung.
-    pub fn ring(&mut self, bell: u32) -> Option<Arc<Doorbell>> {
-        match self.bells.ring(bell, Instant::now()) {
+    pub fn ring(&mut self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
+        match self.bells.ring(bell, whose, Instant::now()) {
             Ring::By(doorbell) => return Some(doorbell),
-            Ring::Ask => self.tell(Kind::BELL, &wire::BellOf { bell, reserved: 0 }),
+            Ring::Ask => self.ask_for_bell(bell),
             Ring::Nothing => {}
         }
         None
+    }
+
+    fn ask_for_bell(&mut self, bell: u32) {
+        self.tell(Kind::BELL, &wire::BellOf { bell, reserved: 0 });
     }
 
     /// Nobody listens there any more; who waits is refused.
@@ -115,8 +119,10 @@ impl Books for EndpointBooks {
     fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet) {
         match kind {
             Kind::BELL => {
-                if let Some(wire::BellOf { bell, .. }) = wire::body(body) {
-                    self.bells.answered(bell, answer, Instant::now());
+                if let Some(wire::BellOf { bell, .. }) = wire::body(body)
+                    && self.bells.answered(bell, answer, Instant::now())
+                {
+                    self.ask_for_bell(bell);
                 }
             }
             Kind::CLOSE => {

@@ -1,5 +1,6 @@
 //! What an endpoint holds: its memory, its doorbell, and its session with the daemon.
 
+use crate::bells::Whose;
 use crate::books::{EndpointBooks, Incoming};
 use crate::connection::{Packet, protocol};
 use crate::doorbell::{BorrowedEvent, Doorbell, private_event};
@@ -212,12 +213,12 @@ impl Inner {
         }
     }
 
-    /// Rings a doorbell that stands in shared memory. Never waits: if the daemon has not said yet how to ring it, it is asked,
+    /// Rings a doorbell that stands in shared memory, for an endpoint that sleeps on it. Never waits: if the daemon has not said yet how to ring it, it is asked,
     /// and rings. Returns how to ring it, if that is known.
-    pub fn ring(&self, bell: u32) -> Option<Arc<Doorbell>> {
+    pub fn ring(&self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
         // It may have answered.
         self.look_for_events();
-        let doorbell = self.with_books(|books| books.ring(bell)).ok().flatten()?;
+        let doorbell = self.with_books(|books| books.ring(bell, whose)).ok().flatten()?;
         doorbell.ring();
         Some(doorbell)
     }

@@ -1,10 +1,11 @@
 //! An open object: its page and slot, how it waits, and how it rings others.
 
+use crate::bells::Whose;
 use crate::doorbell::{Bed, Doorbell};
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
 use crate::fork::Opener;
-use ginnel_layout::sync::{SIZE, SLOT_BELL, SyncKind, slot};
+use ginnel_layout::sync::{SIZE, SLOT_BELL, SLOT_ENDPOINT, SLOT_ENDPOINT_EPOCH, SyncKind, slot};
 use ginnel_layout::wire::{self, Kind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
 use ginnel_shmem::{Mapping, Memory};
@@ -80,16 +81,11 @@ impl Handle {
         let body = wire::SyncOpen { name, kind: kind.0, limit, initial, flags, nonce };
         let packet = endpoint.request(Kind::SYNC_OPEN, body.as_bytes())?;
         let (sync, _) = packet.into_body::<wire::Sync>(Kind::SYNC, &endpoint.path)?;
-        let user = u16::try_from(sync.epoch)
-            .ok()
-            .and_then(|epoch| User::new(sync.slot as usize, epoch, endpoint.number()))
-            .ok_or_else(|| endpoint.protocol("a slot that cannot be"))?;
-        let page = endpoint
-            .part(sync.offset, SIZE)
-            .ok_or_else(|| endpoint.protocol("an object outside the segment"))?;
-        if sync.kind != kind.0 || !kind.allows(sync.limit) {
-            return Err(endpoint.protocol("an object of another kind"));
-        }
+        let (user, page) = Self::checked(&endpoint, &sync, kind).inspect_err(|_| {
+            // It is ours, whatever is wrong with it.
+            let wire::Sync { object, slot, epoch, .. } = sync;
+            endpoint.tell(Kind::SYNC_CLOSE, wire::SyncRef { object, slot, epoch }.as_bytes());
+        })?;
         let office = Office {
             bed: Bed::new(endpoint.event.clone()),
             page: page.clone(),
@@ -108,6 +104,21 @@ impl Handle {
             object: sync.object,
             opener: Opener::current(),
         })
+    }
+
+    /// What the daemon says of a slot: who we are there, and the object's page.
+    fn checked(endpoint: &Inner, sync: &wire::Sync, kind: SyncKind) -> Result<(User, Mapping), Error> {
+        let user = u16::try_from(sync.epoch)
+            .ok()
+            .and_then(|epoch| User::new(sync.slot as usize, epoch, endpoint.number()))
+            .ok_or_else(|| endpoint.protocol("a slot that cannot be"))?;
+        let page = endpoint
+            .part(sync.offset, SIZE)
+            .ok_or_else(|| endpoint.protocol("an object outside the segment"))?;
+        if sync.kind != kind.0 || !kind.allows(sync.limit) {
+            return Err(endpoint.protocol("an object of another kind"));
+        }
+        Ok((user, page))
     }
 
     /// Another handle on the same object, with the same settings.
@@ -159,8 +170,8 @@ pub(crate) struct Office {
     bed: Bed,
     page: Mapping,
     endpoint: Arc<Inner>,
-    /// How to ring the users of slots, by slot, and for which doorbell in it.
-    known: HashMap<usize, (u32, Arc<Doorbell>)>,
+    /// How to ring the users of slots, by slot, and for which doorbell and endpoint in it.
+    known: HashMap<usize, ((u32, Whose), Arc<Doorbell>)>,
     woke: Option<Instant>,
 }
 
@@ -181,12 +192,13 @@ impl Sleeper for Office {
 impl World for Office {
     #[cold]
     fn ring(&mut self, k: usize) {
-        let bell = self.page.load_relaxed_u32(slot(k) + SLOT_BELL);
+        let word = |at| self.page.load_relaxed_u32(slot(k) + at);
+        let (bell, whose) = (word(SLOT_BELL), (word(SLOT_ENDPOINT), word(SLOT_ENDPOINT_EPOCH)));
         match self.known.get(&k) {
-            Some((of, doorbell)) if *of == bell => doorbell.ring(),
+            Some((of, doorbell)) if *of == (bell, whose) => doorbell.ring(),
             _ => {
-                if let Some(doorbell) = self.endpoint.ring(bell) {
-                    self.known.insert(k, (bell, doorbell));
+                if let Some(doorbell) = self.endpoint.ring(bell, whose) {
+                    self.known.insert(k, ((bell, whose), doorbell));
                 }
             }
         }
