@@ -31,6 +31,8 @@ pub struct DaemonInfo {
     pub generation: u64,
     /// Seconds.
     pub uptime: u64,
+    /// What is wrong with its configuration, in place of which the last good one counts.
+    pub config_mistake: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

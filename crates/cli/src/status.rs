@@ -211,6 +211,11 @@ fn channels(inspect: &Inspect) -> Table {
 /// What somebody should look at, each with its remedy.
 fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
+    if let Some(mistake) = &inspect.daemon.config_mistake {
+        warnings.push(format!(
+            "the configuration has a mistake, and the one that was accepted last is served: {mistake}; then restart ginneld"
+        ));
+    }
     for member in inspect.members.iter().filter(|m| m.number != ginnel_layout::HOST_MEMBER && m.connected) {
         let name = &member.name;
         if member.fenced {
@@ -306,7 +311,7 @@ mod tests {
     use super::*;
 
     const ANSWER: &str = r#"{
-        "daemon": {"version": "0.1.0", "role": "host", "pid": 7, "generation": 2, "uptime": 3700, "connections": 1},
+        "daemon": {"version": "0.1.0", "role": "host", "pid": 7, "generation": 2, "uptime": 3700, "connections": 1, "config_mistake": "ginneld.toml:3: no"},
         "members": [
             {"number": 0, "name": "host", "connected": true, "qemu_pid": null, "session": true, "interrupts": true},
             {"number": 1, "name": "vm-a", "connected": true, "qemu_pid": 42, "session": true, "interrupts": false},
@@ -346,6 +351,7 @@ mod tests {
             assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");
         }
         for warning in [
+            "the one that was accepted last is served: ginneld.toml:3: no;",
             "vm-a has no interrupts",
             "vm-b runs without a guest daemon",
             "web is broken",
@@ -356,7 +362,7 @@ mod tests {
         ] {
             assert!(page.contains(warning), "{warning:?} is missing in\n{page}");
         }
-        assert_eq!(page.matches("warning:").count(), 7, "{page}");
+        assert_eq!(page.matches("warning:").count(), 8, "{page}");
     }
 
     #[test]

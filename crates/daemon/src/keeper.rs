@@ -185,6 +185,11 @@ pub fn is_entrusted() -> bool {
     number("LISTEN_PID") == Some(std::process::id()) && number("LISTEN_FDS").is_some_and(|fds| fds > 0)
 }
 
+/// Whether a keeper holds descriptors at this path.
+pub fn is_there(socket: &Path) -> bool {
+    packet::connect_to(socket).is_ok()
+}
+
 /// What systemd has stored for us. Names end in `.` and a number.
 fn from_systemd() -> anyhow::Result<Held> {
     let mut numbered: BTreeMap<String, BTreeMap<u32, OwnedFd>> = BTreeMap::new();

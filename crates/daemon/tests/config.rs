@@ -319,3 +319,36 @@ fn the_example_is_good_and_says_the_defaults() {
     assert!(uncommented.len() > 20);
     assert_eq!(Config::parse(&uncommented.join("\n"), path).unwrap(), example);
 }
+
+/// While somebody may need the daemon, a mistake in its configuration costs nobody anything.
+#[test]
+fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
+    const GOOD: &str = "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n";
+    let mut daemon = Daemon::start_new(GOOD);
+    let mut a = daemon.attach("web", "a");
+    a.listen("x").unwrap();
+    let says = |daemon: &Daemon| daemon.inspect()["daemon"]["config_mistake"].clone();
+    assert!(says(&daemon).is_null());
+    // What cannot be understood at all, a line that does not exist, and a value that makes no sense.
+    let broken = [format!("{GOOD}[oops\n"), "mistake = 1\n".into(), GOOD.replace("8M", "8 tons")];
+    for (n, broken) in broken.iter().enumerate() {
+        daemon.kill();
+        daemon.write_config("", broken);
+        daemon.start();
+        let said = says(&daemon);
+        assert!(said.as_str().is_some_and(|said| said.contains("ginneld.toml")), "{said}");
+        let mut b = daemon.attach("web", "b");
+        b.connect("x").unwrap();
+        assert_eq!(daemon.log().matches("accepted last is served").count(), n + 1);
+    }
+    // What is accepted last is not what was broken.
+    daemon.kill();
+    let more = format!("{GOOD}[segment.more]\nsize = \"8M\"\nmembers = [\"host\"]\n");
+    daemon.write_config("", &more);
+    daemon.start();
+    assert!(says(&daemon).is_null());
+    daemon.kill();
+    daemon.write_config("", "mistake = 1\n");
+    daemon.start();
+    daemon.attach("more", "c");
+}

@@ -237,8 +237,27 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     let pid = systemd.start_unit("ginneld")?;
     is_held(systemd, &pid)?;
     systemd.kill_unit("ginneld")?;
-    // A mistake in its configuration does not cost it what systemd holds for it.
+    // A mistake in its configuration costs neither what systemd holds for it, nor those whom it serves.
     let good = "[vm.a]\n[segment.s]\nsize = '16M'\nmembers = ['host', 'a']\n";
+    let status = || Ok::<_, anyhow::Error>(systemd.run("/usr/local/bin/ginnel status")?.ok()?.stdout);
+    for mistake in ["mistake = 1\n", "[oops\n"] {
+        systemd.write("ginnel/ginneld.toml", mistake)?;
+        let old = systemd.show("ginneld", "MainPID")?;
+        systemd.run(&format!("kill -9 {old}"))?.ok()?;
+        wait_until("it serves", PROMPT, || {
+            let pid = systemd.show("ginneld", "MainPID")?;
+            Ok(pid != "0" && pid != old && systemd.show("ginneld", "ActiveState")? == "active")
+        })?;
+        let (said, told) = (status()?, systemd.show("ginneld", "StatusText")?);
+        ensure!(said.contains("the configuration has a mistake") && said.contains("16 MiB"), "{said}");
+        ensure!(told.contains("ginneld.toml"), "{told}");
+    }
+    ensure!(systemd.journal("ginneld")?.contains("accepted last is served"));
+    systemd.write("ginnel/ginneld.toml", good)?;
+    systemd.run("systemctl restart ginneld")?.ok()?;
+    ensure!(!status()?.contains("mistake"), "{}", status()?);
+    // Without what was accepted last, it waits.
+    systemd.run("rm /var/lib/ginnel/accepted.toml")?.ok()?;
     systemd.write("ginnel/ginneld.toml", "mistake = 1\n")?;
     let old = systemd.show("ginneld", "MainPID")?;
     systemd.run(&format!("kill -9 {old}"))?.ok()?;
@@ -248,7 +267,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     systemd.write("ginnel/ginneld.toml", good)?;
     wait_until("it serves", PROMPT, || Ok(systemd.show("ginneld", "ActiveState")? == "active"))?;
     ensure!(systemd.journal("ginneld")?.matches("keeper started").count() == 0, "systemd is the keeper");
-    let said = systemd.run("/usr/local/bin/ginnel status")?.ok()?.stdout;
-    ensure!(said.contains('s') && said.contains("16"), "{said}");
+    let said = status()?;
+    ensure!(said.contains("16 MiB"), "{said}");
     systemd.stop_unit("ginneld")
 }

@@ -209,6 +209,8 @@ pub struct Segment {
 pub struct Config {
     /// Where it was read from.
     pub file: PathBuf,
+    /// What is wrong with that file by now, so that an earlier state of it counts.
+    pub mistake: Option<String>,
     /// Sockets.
     pub runtime_dir: PathBuf,
     /// Journal.
@@ -247,7 +249,12 @@ pub const MAX_MEMBER: u32 = 0xffff;
 impl Config {
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, Problem> {
-        let text = std::fs::read_to_string(file).map_err(|error| {
+        Self::of_text(&Self::text_of(file)?, file)
+    }
+
+    /// What is in a file.
+    pub fn text_of(file: &Path) -> Result<String, Problem> {
+        std::fs::read_to_string(file).map_err(|error| {
             let fix = match error.kind() {
                 std::io::ErrorKind::NotFound => {
                     "write one (packaging/ginneld.toml is an example) or name it with --config"
@@ -256,8 +263,12 @@ impl Config {
                 _ => "name a readable text file with --config",
             };
             Problem::new(file.display(), format!("cannot read the configuration: {error}"), fix)
-        })?;
-        let mut config = Self::parse(&text, file)?;
+        })
+    }
+
+    /// Checks a text that was read from `file`, and decides what depends on this host.
+    pub fn of_text(text: &str, file: &Path) -> Result<Self, Problem> {
+        let mut config = Self::parse(text, file)?;
         config.decide_slice_files()?;
         Ok(config)
     }
@@ -272,6 +283,7 @@ impl Config {
         };
         let mut config = Self {
             file: file.to_owned(),
+            mistake: None,
             socket_group: group(&daemon.socket_group, "daemon.socket_group")?,
             admin_group: group(&daemon.admin_group, "daemon.admin_group")?,
             runtime_dir: daemon.runtime_dir,

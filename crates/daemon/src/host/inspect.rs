@@ -157,6 +157,7 @@ impl Server {
                 "pid": std::process::id(),
                 "generation": books.generation,
                 "uptime": self.started.elapsed().as_secs(),
+                "config_mistake": self.config.mistake.as_ref().filter(|_| viewer.is_administrator()),
                 "connections": viewer.is_administrator().then(|| self.clients.len() + self.relayed.len()),
             })),
             "endpoints" => {

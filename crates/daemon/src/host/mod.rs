@@ -2,7 +2,7 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`config`] | the configuration file |
+//! | [`config`], `accepted` | the configuration file, and the last one that was good |
 //! | [`broker`], `owners`, `requests` | the state machine of the attach protocol |
 //! | `blocks`, `sync`, `estate` | blocks, synchronisation objects, and what they have in common |
 //! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
@@ -15,6 +15,7 @@
 //! | `declare`, `admin`, `inspect`, `inspect_memory`, `viewer` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
+mod accepted;
 mod account;
 mod admin;
 pub mod arena;
@@ -57,6 +58,7 @@ mod viewer;
 mod vms;
 
 use crate::keeper;
+use accepted::Chosen;
 use config::Config;
 use ginnel_config::{LogFormat, Problem};
 use std::path::{Path, PathBuf};
@@ -84,19 +86,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if args.check {
         return startup::check(&Config::read(&args.config)?);
     }
-    let config = read_config(&args.config)?;
-    crate::logging::start(&config.log, config.log_format == LogFormat::Json);
+    let chosen = read_config(&args.config)?;
+    crate::logging::start(&chosen.config.log, chosen.config.log_format == LogFormat::Json);
     // From here on a failure is not told as a configuration that makes no sense: the service manager must start this daemon
     // again, and keep its descriptors until then.
-    startup::run(config, args.stop_keeper).map_err(|error| anyhow::anyhow!("{error:#}"))
+    startup::run(chosen, args.stop_keeper).map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 
 /// Reads the configuration. A daemon that holds the descriptors of running VMs does not give up because of a mistake in it:
-/// systemd would drop them, and the VMs would have to be started anew. It waits until the mistake is mended.
-fn read_config(path: &Path) -> Result<Config, Problem> {
+/// systemd would drop them, and the VMs would have to be started anew. It serves by what was accepted last; without a copy of
+/// that, it waits until the mistake is mended.
+fn read_config(path: &Path) -> Result<Chosen, Problem> {
     let mut said = None;
     loop {
-        let problem = match Config::read(path) {
+        let problem = match accepted::choose(path) {
             Err(problem) if keeper::is_entrusted() => problem.to_string(),
             done => return done,
         };

@@ -1,5 +1,6 @@
 //! From a configuration and a journal to a running daemon.
 
+use super::accepted::Chosen;
 use super::books::Books;
 use super::config::{self, Config, SegmentSpec};
 use super::declare::listen_as;
@@ -40,7 +41,8 @@ fn place(config: &Config, kind: &str, name: &Name) -> String {
 }
 
 /// Serves until the daemon is told to end.
-pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
+pub fn run(chosen: Chosen, stop_keeper: bool) -> anyhow::Result<()> {
+    let mut config = chosen.config.clone();
     keeper::raise_open_files();
     make_dir(&config.runtime_dir, 0o755, "daemon.runtime_dir")?;
     make_dir(&config.state_dir, 0o700, "daemon.state_dir")?;
@@ -63,7 +65,6 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
         channels = books.channels.len(),
         "starting"
     );
-    let mut config = config;
     keep_vectors(&mut config, &books, &held);
     let mut server = Server::new(config, books, journal, keeper, held)?;
     server.take_over()?;
@@ -80,7 +81,9 @@ pub fn run(config: Config, stop_keeper: bool) -> anyhow::Result<()> {
     })?;
     server.listen(listener)?;
     info!(socket = %socket.display(), "ready");
-    let _ = sd_notify::notify(false, &[NotifyState::Ready]);
+    chosen.accepted();
+    let status = chosen.config.mistake.as_deref().unwrap_or("serving");
+    let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(status)]);
 
     let served = server.serve(&signals);
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
