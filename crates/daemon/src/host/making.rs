@@ -28,8 +28,8 @@ pub(super) struct Wish {
     pub segment: config::Segment,
 }
 
-/// A file that was made, or was not.
-type Made = (Wish, Result<(), Problem>);
+/// Whether a file was made or was there, or why there is none.
+type Made = (Wish, Result<bool, Problem>);
 
 /// The files that threads are making.
 #[derive(Debug)]
@@ -81,10 +81,11 @@ impl Server {
         let _ = rustix::io::read(&self.making.done, &mut [0u8; 8]);
         while let Some((wish, made)) = self.making.next() {
             let path = wish.segment.path.clone();
-            let result = made.map_err(Into::into).and_then(|()| {
+            if let Ok(true) = made {
                 self.segments.was_made(&path);
-                self.segment_declare(&wish.name, wish.spec)
-            });
+            }
+            let result = made.map_err(Into::into).and_then(|_| self.segment_declare(&wish.name, wish.spec));
+            // A file that somebody else has made meanwhile stays.
             if result.is_err() && self.segments.forget_made(&path) {
                 let _ = std::fs::remove_file(&path);
             }

@@ -446,11 +446,11 @@ fn create(config: &config::Segment, place: &str) -> Result<OwnedFd, Problem> {
     Ok(file)
 }
 
-/// Makes a segment's file, unless it is there.
-pub fn make(config: &config::Segment, place: &str) -> Result<(), Problem> {
+/// Makes a segment's file, unless it is there. Whether it was made.
+pub fn make(config: &config::Segment, place: &str) -> Result<bool, Problem> {
     match existing(config, place)? {
-        Some(_) => Ok(()),
-        None => create(config, place).map(drop),
+        Some(_) => Ok(false),
+        None => create(config, place).map(|_| true),
     }
 }
 
@@ -569,4 +569,27 @@ fn own_and_permit(file: &OwnedFd, config: &config::Segment, place: &str) -> Resu
             "run the daemon as its owner",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::config::Config;
+
+    #[test]
+    fn what_was_there_is_not_called_made() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let text = format!(
+            "[daemon]\nshm_dir = {:?}\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\"]\n",
+            folder.path()
+        );
+        let config = Config::parse(&text, Path::new("f")).unwrap();
+        let segment = config.segments.values().next().unwrap();
+        assert!(make(segment, "segment.web").unwrap());
+        std::fs::write(&segment.path, vec![7; 4 << 20]).unwrap();
+        assert!(!make(segment, "segment.web").unwrap());
+        assert_eq!(std::fs::read(&segment.path).unwrap()[0], 7);
+        // Nor can it be removed as one that was made.
+        assert!(!Segments::default().forget_made(&segment.path));
+    }
 }
