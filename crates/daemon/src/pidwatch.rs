@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     #[ignore = "no test: a process of others"]
-    #[allow(unsafe_code)]
+    #[allow(unsafe_code)] // Ends a thread, and not its process.
     fn without_its_first_thread() {
         let first = format!("/proc/{0}/task/{0}/stat", std::process::id());
         // The harness runs this in another thread than the first, which it makes end.
@@ -259,11 +259,10 @@ mod tests {
         }
         let end: extern "C" fn(libc::c_int) = end;
         let pid = std::process::id() as libc::pid_t;
-        // SAFETY: the handler makes one system call; the signal goes to the first thread, whose number is the process's.
-        unsafe {
-            libc::signal(libc::SIGUSR1, end as libc::sighandler_t);
-            libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1);
-        }
+        // SAFETY: the handler makes one system call, and nobody else handles this signal.
+        unsafe { libc::signal(libc::SIGUSR1, end as libc::sighandler_t) };
+        // SAFETY: only sends a signal, to the first thread, whose number is the process's; the handler is installed.
+        unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR1) };
         let state =
             || std::fs::read_to_string(&first).unwrap().rsplit_once(')').map(|(_, s)| s[1..2].to_owned());
         while state().as_deref() != Some("Z") {

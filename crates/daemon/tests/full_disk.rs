@@ -24,11 +24,7 @@ impl Disk {
         std::fs::create_dir_all(&at).unwrap();
         let mounted =
             Command::new("mount").args(["-t", "tmpfs", "-o", "size=4M", "ginnel-test"]).arg(&at).status();
-        if !mounted.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: only root can mount a file system");
-            return None;
-        }
-        Some(Self(at))
+        mounted.is_ok_and(|status| status.success()).then_some(Self(at))
     }
 
     fn filler(&self) -> PathBuf {
@@ -83,9 +79,11 @@ fn use_up(a: &mut Attached) -> Refused {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() {
+fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
-    let Some(disk) = Disk::mount(daemon.dir.path().join("state")) else { return };
+    let disk = Disk::mount(daemon.dir.path().join("state"));
+    vmtest::require!(disk.is_some(), "only root can mount a file system");
+    let disk = disk.unwrap();
     daemon.start();
     let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
     b.listen("x").unwrap();
@@ -140,6 +138,7 @@ fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() {
         b.close(channel.channel).unwrap();
     }
     a.close(new.wire.channel).unwrap();
+    Ok(())
 }
 
 trait Disjoint {
@@ -153,7 +152,7 @@ impl Disjoint for std::ops::Range<u64> {
 }
 
 #[test]
-fn a_write_that_fails_answers_nobody_and_gives_nothing() {
+fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
     let script = format!(
         "trap '' XFSZ; exec {} host --config {}",
@@ -171,10 +170,7 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() {
     let journal = std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().len();
     let limit = format!("--fsize={}", journal + 1500);
     let limited = Command::new("prlimit").args(["--pid", &child.0.id().to_string(), &limit]).status();
-    if !limited.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: prlimit is missing");
-        return;
-    }
+    vmtest::require!(limited.is_ok_and(|status| status.success()), "prlimit is missing");
     let mut live = Vec::new();
     let unanswered = loop {
         let wish = wire::Connect {
@@ -220,4 +216,5 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() {
     }
     // The one that nobody was told of.
     assert!(daemon.inspect()["channels"].as_array().unwrap().len() <= live.len() + 2);
+    Ok(())
 }

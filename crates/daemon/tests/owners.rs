@@ -43,7 +43,7 @@ fn program() {
             packet::send::<OwnedFd>(own.client.fd.as_fd(), join.as_bytes(), &[]).unwrap();
             let _again = Client::hello(Path::new(&socket)).attach_as(own.back).unwrap();
             wait_for_input();
-            // SAFETY: the same.
+            // SAFETY: ends the process without a word to the daemon.
             unsafe { libc::_exit(0) };
         }
         Ok("exec") => {
