@@ -14,7 +14,8 @@
 //! 0x200               data[capacity]
 //! ```
 //!
-//! `*` the daemon also writes [`SideState::DEAD`] there when it knows that the side has died. Every hot word has one
+//! `*` the daemon also writes [`SideState::DEAD`] there when it knows that the side has died, or [`SideState::LOST`] when
+//! the memory was lost. Every hot word has one
 //! writer and a cache line of its own.
 //!
 //! # Message rings
@@ -88,6 +89,8 @@ impl SideState {
     pub const FINISHED: Self = Self(2);
     /// The process that had this side has died; written by the daemon.
     pub const DEAD: Self = Self(3);
+    /// What was in the ring is lost, because the segment's file was truncated, and has its size again; written by the daemon.
+    pub const LOST: Self = Self(4);
 }
 
 /// Kind of a record. Four bits; unknown values are corruption.

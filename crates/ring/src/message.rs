@@ -129,7 +129,10 @@ impl<M: Memory> Producer<M> {
             return Err(SendError::Broken);
         }
         if head < self.head || head > self.tail || !head.is_multiple_of(RECORD_ALIGN as u64) {
-            return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
+            return Err(match side::is_lost(&self.memory) {
+                true => SendError::Broken,
+                false => Corrupt::Head { head, seen: self.head, tail: self.tail }.into(),
+            });
         }
         self.head = head;
         Ok(())
@@ -379,7 +382,7 @@ impl<M: Memory> Consumer<M> {
         let position = self.position;
         if !header.is_for(position) {
             // A broken mapping reads as zeros only from some moment on.
-            return Err(self.end(if self.memory.is_broken() {
+            return Err(self.end(if side::is_lost(&self.memory) {
                 RecvError::Broken
             } else {
                 Corrupt::Stamp { header: header.0, position }.into()

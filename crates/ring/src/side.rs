@@ -29,8 +29,8 @@ fn check(capacity: usize, len: usize) {
 }
 
 fn open<M: Memory>(memory: &M, state: usize) {
-    // The daemon may have declared this side dead already; then it stays so.
-    if SideState(memory.load_relaxed_u32(state)) != SideState::DEAD {
+    // The daemon may have declared this side dead already, or the memory lost; then it stays so.
+    if ![SideState::DEAD, SideState::LOST].contains(&SideState(memory.load_relaxed_u32(state))) {
         memory.store_release_u32(state, SideState::OPEN.0);
     }
 }
@@ -38,11 +38,12 @@ fn open<M: Memory>(memory: &M, state: usize) {
 /// What the consumer should do about the producer's state word, once the ring has nothing for it.
 pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {
     // ORDER ring.finish: once the state says that the producer is done, all it published is seen.
-    // Pairs with: `finish_producing`.
+    // Pairs with: `finish`.
     match SideState(memory.load_acquire_u32(PRODUCER_STATE)) {
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(RecvError::Finished),
         SideState::DEAD => Err(RecvError::PeerDead),
+        SideState::LOST => Err(RecvError::Broken),
         SideState(other) => Err(Corrupt::State(other).into()),
     }
 }
@@ -57,19 +58,34 @@ pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(SendError::Closed),
         SideState::DEAD => Err(SendError::PeerDead),
+        SideState::LOST => Err(SendError::Broken),
         SideState(other) => Err(Corrupt::State(other).into()),
     }
+}
+
+/// Whether the memory is gone, or the daemon says that what was in it is. Then nobody is to blame for what it shows.
+#[cold]
+pub(crate) fn is_lost<M: Memory>(memory: &M) -> bool {
+    let lost = |state| SideState(memory.load_relaxed_u32(state)) == SideState::LOST;
+    memory.is_broken() || lost(PRODUCER_STATE) || lost(CONSUMER_STATE)
 }
 
 /// Nothing more will be published.
 pub(crate) fn finish_producing<M: Memory>(memory: &M) {
     memory.attend();
-    // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.
-    memory.store_release_u32(PRODUCER_STATE, SideState::FINISHED.0);
+    finish(memory, PRODUCER_STATE);
 }
 
 /// Nothing more will be taken.
 pub(crate) fn finish_consuming<M: Memory>(memory: &M) {
     memory.attend();
-    memory.store_release_u32(CONSUMER_STATE, SideState::FINISHED.0);
+    finish(memory, CONSUMER_STATE);
+}
+
+fn finish<M: Memory>(memory: &M, state: usize) {
+    // What was lost is lost for the other side too, whoever notices first.
+    if SideState(memory.load_relaxed_u32(state)) != SideState::LOST {
+        // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.
+        memory.store_release_u32(state, SideState::FINISHED.0);
+    }
 }

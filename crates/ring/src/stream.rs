@@ -79,7 +79,10 @@ impl<M: Memory> Producer<M> {
             return Err(SendError::Broken);
         }
         if head < self.head || head > self.tail {
-            return Err(Corrupt::Head { head, seen: self.head, tail: self.tail }.into());
+            return Err(match side::is_lost(&self.memory) {
+                true => SendError::Broken,
+                false => Corrupt::Head { head, seen: self.head, tail: self.tail }.into(),
+            });
         }
         self.head = head;
         Ok(())
@@ -259,7 +262,7 @@ impl<M: Memory> Consumer<M> {
         // ORDER stream.publish: the bytes are seen once the counter is. Pairs with: `Room::publish`.
         let tail = self.memory.load_acquire_u64(TAIL);
         if tail < self.tail || tail - self.head > self.capacity as u64 {
-            return Err(if self.memory.is_broken() {
+            return Err(if side::is_lost(&self.memory) {
                 RecvError::Broken
             } else {
                 Corrupt::Tail { tail, seen: self.tail, head: self.head }.into()

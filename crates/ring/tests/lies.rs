@@ -402,7 +402,7 @@ mod state {
 
     #[test]
     fn of_a_producer_is_known() {
-        for state in [4, 77, u32::MAX] {
+        for state in [5, 77, u32::MAX] {
             let (n, _p, mut c) = Neighbour::messages();
             n.state(PRODUCER_STATE, state);
             n.refused_by(&mut c, Corrupt::State(state));
@@ -414,7 +414,7 @@ mod state {
 
     #[test]
     fn of_a_consumer_is_known() {
-        for state in [4, 77, u32::MAX] {
+        for state in [5, 77, u32::MAX] {
             let (n, mut p, _c) = Neighbour::messages();
             n.state(CONSUMER_STATE, state);
             n.refused_by_producer(&mut p, Corrupt::State(state));
@@ -435,9 +435,11 @@ mod state {
 
     #[test]
     fn that_is_over_does_not_begin_again() {
-        for (state, end) in
-            [(SideState::FINISHED, RecvError::Finished), (SideState::DEAD, RecvError::PeerDead)]
-        {
+        for (state, end) in [
+            (SideState::FINISHED, RecvError::Finished),
+            (SideState::DEAD, RecvError::PeerDead),
+            (SideState::LOST, RecvError::Broken),
+        ] {
             let (n, _p, mut c) = Neighbour::messages();
             n.state(PRODUCER_STATE, state.0);
             n.refused_by(&mut c, end);
@@ -445,8 +447,11 @@ mod state {
             n.state(PRODUCER_STATE, state.0);
             n.refused_by_reader(&mut c, end);
         }
-        for (state, end) in [(SideState::FINISHED, SendError::Closed), (SideState::DEAD, SendError::PeerDead)]
-        {
+        for (state, end) in [
+            (SideState::FINISHED, SendError::Closed),
+            (SideState::DEAD, SendError::PeerDead),
+            (SideState::LOST, SendError::Broken),
+        ] {
             let (n, mut p, _c) = Neighbour::messages();
             n.state(CONSUMER_STATE, state.0);
             n.refused_by_producer(&mut p, end);
@@ -745,5 +750,38 @@ mod truncated {
         p.write(&[0; CAPACITY], || {}).unwrap();
         file.set_len(0).unwrap();
         assert_eq!(p.write(&[0; 1], || {}), Err(SendError::Broken), "the consumer is not to blame");
+    }
+
+    /// The file was cut, and has its size again: all is zeros, but for what the daemon has written.
+    #[test]
+    fn and_made_longer_again() {
+        let lose = |m: &Mapping| {
+            m.write(0, &[0; 8192]);
+            m.store_relaxed_u32(PRODUCER_STATE, SideState::LOST.0);
+            m.store_relaxed_u32(CONSUMER_STATE, SideState::LOST.0);
+        };
+        let (_file, m) = file();
+        let mut p = message::Producer::new(m.clone(), CAPACITY);
+        let mut c = message::Consumer::new(m.clone(), CAPACITY);
+        pass(&mut p, &mut c, 1024);
+        lose(&m);
+        assert_eq!(c.recv(&mut [0; MAX]), Err(RecvError::Broken));
+        assert_eq!(p.put(&[7; 8]), None);
+        assert_eq!(p.send(&[7; 8]), Err(SendError::Broken));
+        // A side that ends does not say that all is well.
+        let _ = p.finish();
+        let _ = c.finish();
+        // A side that begins only now.
+        assert_eq!(message::Producer::new(m.clone(), CAPACITY).send(&[7; 8]), Err(SendError::Broken));
+        assert_eq!(message::Consumer::new(m, CAPACITY).poll(), Err(RecvError::Broken));
+
+        let (_file, m) = self::file();
+        let mut p = stream::Producer::new(m.clone(), CAPACITY);
+        let mut c = stream::Consumer::new(m.clone(), CAPACITY);
+        p.write(&[7; 100], || {}).unwrap();
+        c.read(&mut [0; 100], || {}).unwrap();
+        lose(&m);
+        assert_eq!(c.read(&mut [0; 100], || {}), Err(RecvError::Broken), "the producer is not to blame");
+        assert_eq!(p.write(&[7; 8], || {}), Err(SendError::Broken));
     }
 }
