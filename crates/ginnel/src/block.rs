@@ -190,7 +190,7 @@ impl Block {
         self.inside(at, into.len())?;
         let (mapping, _rights) = self.with(Rights::READ)?;
         mapping.read(at, into);
-        whole(mapping)
+        self.whole(mapping)
     }
 
     /// Copies in at `at`. [`Error::Denied`] without the right, [`Error::OutOfBlock`] if the block does not have these bytes.
@@ -198,7 +198,7 @@ impl Block {
         self.inside(at, from.len())?;
         let (mapping, _rights) = self.with(Rights::READ_WRITE)?;
         mapping.write(at, from);
-        whole(mapping)
+        self.whole(mapping)
     }
 
     /// All bytes, to work on in place. A store through it without the right to write is a bug of the caller and panics; one
@@ -282,14 +282,17 @@ impl Block {
         }
     }
 
+    /// After a copy: whether the memory was there all the time, and is the segment's as far as the daemon has said.
+    fn whole(&self, mapping: &Mapping) -> Result<(), Error> {
+        match mapping.is_broken() || self.endpoint.memory.is_broken() {
+            true => Err(Error::Broken),
+            false => Ok(()),
+        }
+    }
+
     fn mapping(&self) -> Result<&Mapping, Error> {
         self.held.map(&self.endpoint)
     }
-}
-
-/// After a copy: whether the memory was there all the time.
-fn whole(mapping: &Mapping) -> Result<(), Error> {
-    if mapping.is_broken() { Err(Error::Broken) } else { Ok(()) }
 }
 
 fn closing(handle: u64) -> wire::BlockRights {

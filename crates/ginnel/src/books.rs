@@ -29,6 +29,8 @@ pub(crate) struct EndpointBooks {
     /// Channels that were announced to us. A daemon may announce them again, until it has answered that they are closed.
     known: HashSet<u64>,
     notes: Vec<Note>,
+    /// The segment's file was truncated.
+    pub cut: bool,
 }
 
 impl EndpointBooks {
@@ -112,6 +114,7 @@ impl Books for EndpointBooks {
                     self.blocks.revoked(&event);
                 }
             }
+            Kind::SEGMENT_CUT => self.cut = true,
             _ => {}
         }
     }

@@ -230,8 +230,12 @@ impl Inner {
 
     /// Handles what the daemon has said unasked. Never waits.
     pub fn look_for_events(&self) {
+        let Ok(session) = self.session() else { return };
         // Whoever needs the daemon next hears that it refuses us.
-        let _ = self.session().and_then(Session::look);
+        let _ = session.look();
+        if session.with_books(|books| books.cut) {
+            self.memory.mark_broken();
+        }
     }
 
     /// The same, but not more often than every [`GLANCE`], and for no more than a look at the clock else.

@@ -39,7 +39,8 @@
 //! The daemon's events are `INCOMING` [`Channel`]: somebody has connected to a listener of this endpoint; and
 //! `BLOCK_REVOKED` [`BlockRights`]: rights to a block that this endpoint has open are less from now on. They are
 //! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for the one, `BLOCK_ACK` or
-//! `BLOCK_CLOSE` for the other.
+//! `BLOCK_CLOSE` for the other. `SEGMENT_CUT`, without a body, says that the segment's file was truncated and is as long
+//! as before: what was cut off is lost, though its memory can be read and written. It comes after each reconnect.
 
 use crate::Name;
 use crate::segment::{self, Access, MappingKind};
@@ -100,6 +101,7 @@ impl Kind {
     pub const BLOCK_REVOKED: Self = Self(113);
     pub const PAGE: Self = Self(114);
     pub const BOARD: Self = Self(115);
+    pub const SEGMENT_CUT: Self = Self(116);
 }
 
 /// In front of every message.

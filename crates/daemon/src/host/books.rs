@@ -131,6 +131,8 @@ pub struct Segment {
     pub arena: Arena,
     /// Which doorbell vectors of each member serve its programs.
     pub vectors: BTreeMap<u32, Vec<u32>>,
+    /// Its file was truncated while it was in use: it may be as long as before, and what was cut off is lost.
+    pub cut: bool,
 }
 
 /// An endpoint: what a process has attached, and others may have joined.
@@ -353,6 +355,7 @@ impl Books {
                     }
                     _ => Arena::of_segment(*size),
                 };
+                let cut = self.segments.get(&name.0).is_some_and(|s| s.cut);
                 let mut vectors = self.segments.get(&name.0).map(|s| s.vectors.clone()).unwrap_or_default();
                 vectors.retain(|member, _| members.contains(member));
                 let segment = Segment {
@@ -367,8 +370,14 @@ impl Books {
                     runtime: runtime.clone(),
                     arena,
                     vectors,
+                    cut,
                 };
                 self.segments.insert(name.0, segment);
+                Ok(())
+            }
+            Record::SegmentCut { name, cut } => {
+                let segment = self.segments.get_mut(&name.0).ok_or(Misfit("an unknown segment was cut"))?;
+                segment.cut = *cut;
                 Ok(())
             }
             Record::SegmentRemoved { name } => {
@@ -673,6 +682,8 @@ impl Books {
             part: segment.part.clone(),
             runtime: segment.runtime.clone(),
         });
+        let cut = self.segments.values().filter(|segment| segment.cut);
+        let cut = cut.map(|segment| Record::SegmentCut { name: Text(segment.name), cut: true });
         let vectors = self.segments.values().flat_map(|segment| {
             segment.vectors.iter().map(|(member, vectors)| Record::Vectors {
                 segment: Text(segment.name),
@@ -694,6 +705,7 @@ impl Books {
         std::iter::once(start)
             .chain(self.members.values().flat_map(Member::dump))
             .chain(segments)
+            .chain(cut)
             .chain(vectors)
             .chain(endpoints)
             .chain(ending)

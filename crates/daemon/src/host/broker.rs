@@ -147,6 +147,13 @@ pub enum Effect {
         /// Where the page lies.
         offset: u64,
     },
+    /// Tells all who sleep by way of a readiness board.
+    PostAll {
+        /// The segment.
+        segment: Name,
+        /// Where the board lies.
+        offset: u64,
+    },
     /// Tells the sides of rings whose peer has ended by way of their boards, if they sleep there.
     Post {
         /// The segment.
@@ -422,6 +429,35 @@ impl Broker {
         {
             self.effects.push(Effect::Ring { member: peer.member, vector: peer.vector });
         }
+    }
+
+    /// A segment's file was truncated, and is as long as before. What was cut off reads as zeros, so nobody would notice: each
+    /// channel says it, and each connection.
+    pub(super) fn segment_cut(&mut self, segment: &Name) {
+        for channel in self.books.channels.values().filter(|channel| channel.segment.0 == *segment) {
+            let (one, other) = channel::rings(channel.capacity as usize, true);
+            for ring in [one, other] {
+                for word in [ring::PRODUCER_STATE, ring::CONSUMER_STATE] {
+                    let at = channel.offset + (ring + word) as u64;
+                    self.effects.push(Effect::Mark { segment: *segment, at, state: SideState::LOST });
+                }
+            }
+        }
+        for number in self.books.index.of_segment(segment).collect::<Vec<_>>() {
+            let Some(endpoint) = self.books.endpoints.get(&number) else { continue };
+            for offset in self.books.boards.of(number, endpoint.epoch) {
+                self.effects.push(Effect::PostAll { segment: *segment, offset });
+            }
+            self.effects.push(Effect::Ring { member: endpoint.member, vector: endpoint.vector });
+            for client in self.connections(number) {
+                self.send_cut(client);
+            }
+        }
+    }
+
+    /// Tells an endpoint that its segment's memory is lost.
+    pub(super) fn send_cut(&mut self, client: ClientId) {
+        self.send(client, reply::packet(Kind::SEGMENT_CUT, 0, &[]), vec![]);
     }
 
     /// Changes the books and the journal at a client's request. Refused if it gives somebody something and the journal does

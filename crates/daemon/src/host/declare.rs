@@ -426,6 +426,15 @@ impl Server {
         self.broker.set_access(name, segment.access.clone());
         let generation = self.broker.books().generation;
         self.segments.write_front(Front { name, uuid: uuid.0, size, memory, page, generation }, new);
+        if known.is_some_and(|known| known.cut) {
+            if !in_use {
+                self.broker.note(Record::SegmentCut { name: Text(name), cut: false });
+            } else if !self.segments.is_known_broken(&name) {
+                error!(segment = %name, "segment broken: its file was truncated while an earlier daemon ran; stop its VMs and programs, then restart the daemon");
+                self.segments.was_cut(&name);
+                self.tell_cut(&name);
+            }
+        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
-//! | `making` | files of segments that are made while the daemon serves |
+//! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
 //! | `doorbells` | which vectors serve which segment, and who is told of them |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
@@ -48,6 +48,7 @@ pub mod record;
 mod relayed;
 pub mod reply;
 mod requests;
+pub mod restoring;
 mod revocations;
 pub mod segments;
 pub mod server;

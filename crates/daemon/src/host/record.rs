@@ -104,6 +104,13 @@ pub enum Record {
         /// How it was declared, if at run time.
         runtime: Option<SegmentSpec>,
     },
+    /// A segment's file was truncated while it was in use, or it is whole again because nobody uses it any more.
+    SegmentCut {
+        /// Its name.
+        name: Text,
+        /// Which of the two.
+        cut: bool,
+    },
     /// A segment is gone. Its endpoints have been declared dead before.
     SegmentRemoved {
         /// Its name.
@@ -283,6 +290,7 @@ impl Record {
             | Self::MemberForgotten { .. }
             | Self::Left { .. }
             | Self::Session { .. }
+            | Self::SegmentCut { .. }
             | Self::SegmentRemoved { .. }
             // It must not be taken for dead, so this is kept even if it is not in the journal yet.
             | Self::OwnerJoined { .. }

@@ -72,8 +72,12 @@ impl Broker {
         if let Some(client) = self.clients.get_mut(&id) {
             (client.endpoint, client.returned) = (Some(number), returned);
         }
+        let cut = returned && books.cut;
         self.bind(number, id);
         self.send(id, reply::packet(Kind::ATTACHED, request, answer.as_bytes()), fds);
+        if cut {
+            self.send_cut(id);
+        }
         for channel in waiting {
             self.send_channel(id, Kind::INCOMING, 0, channel, false);
         }

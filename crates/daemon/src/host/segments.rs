@@ -5,6 +5,7 @@ use super::config;
 use super::front::{Front, Repairs};
 use super::handed::without_truncation;
 use super::record::SyncUser;
+use super::restoring::{Files, Identity};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};
 use ginnel_layout::channel;
@@ -23,11 +24,14 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
-use tracing::{error, info};
+use std::time::{Duration, Instant, SystemTime};
+use tracing::{error, info, warn};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Users of a segment whose file is cut again and again are told of it not more often than this.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
 
 /// A segment that is open.
 struct Open {
@@ -45,8 +49,12 @@ struct Open {
     /// What of it was found damaged.
     repairs: Repairs,
     /// The file that was opened, told apart from one that has replaced it.
-    identity: (u64, u64),
+    identity: Identity,
     broken: bool,
+    /// It is broken because its file was cut.
+    cut: bool,
+    /// When its users were last told that what was cut reads as zeros.
+    told: Option<Instant>,
     /// Why it could not be opened.
     why: Option<String>,
 }
@@ -55,13 +63,22 @@ struct Open {
 #[derive(Default)]
 pub struct Segments {
     open: BTreeMap<Name, Open>,
-    /// Those whose memory has gone since the last [`Segments::take_newly_broken`].
-    newly_broken: Vec<Name>,
+    /// Those whose memory has gone since the last [`Segments::take_newly_broken`], and whether their files were cut.
+    newly_broken: Vec<(Name, bool)>,
+    /// Those that were cut again soon after their users were told of it.
+    to_tell: BTreeSet<Name>,
+    /// Their files.
+    files: Files,
     /// Files that were made since the start: all slices in such a file are new, also those in front of the first.
     made: BTreeSet<PathBuf>,
 }
 
 impl Segments {
+    /// No segments yet, and what watches their files.
+    pub fn new(files: Files) -> Self {
+        Self { files, ..Self::default() }
+    }
+
     /// A segment's file was made by [`make`].
     pub fn was_made(&mut self, path: &Path) {
         self.made.insert(path.to_owned());
@@ -112,19 +129,23 @@ impl Segments {
         })?;
         let mapping = Mapping::of_file(&file, config.offset.unwrap_or(0), len, Protection::ReadWrite)
             .map_err(system("it cannot be mapped"))?;
+        let (file, identity) = (Arc::new(file), (stat.st_dev, stat.st_ino));
         let open = Open {
             path: config.path.clone(),
             end: config.end(),
             handed: without_truncation(&file).map(Arc::new),
             read_only: Some(Arc::new(read_only(&file).map_err(system("it cannot be opened for reading"))?)),
-            memory: Some((Arc::new(file), mapping)),
+            memory: Some((file.clone(), mapping)),
             front: None,
             repairs: Repairs::default(),
-            identity: (stat.st_dev, stat.st_ino),
+            identity,
             broken: false,
+            cut: false,
+            told: None,
             why: None,
         };
-        self.open.insert(config.name, open);
+        self.replace(config.name, open);
+        self.files.watch(identity, &file);
         Ok(created)
     }
 
@@ -140,9 +161,21 @@ impl Segments {
             repairs: Repairs::default(),
             identity: (0, 0),
             broken: true,
+            cut: false,
+            told: None,
             why: Some(why),
         };
-        self.open.insert(config.name, open);
+        self.replace(config.name, open);
+    }
+
+    fn replace(&mut self, name: Name, open: Open) {
+        self.open.insert(name, open);
+        self.forget_files();
+    }
+
+    fn forget_files(&mut self) {
+        let open = &self.open;
+        self.files.keep(|identity| open.values().any(|open| open.identity == identity));
     }
 
     /// Writes what stands in front of a segment's arena, `new` or after a look at what is there.
@@ -174,6 +207,7 @@ impl Segments {
     pub fn remove(&mut self, name: &Name) -> std::io::Result<()> {
         let Some(open) = self.open.remove(name) else { return Ok(()) };
         self.made.remove(&open.path);
+        self.forget_files();
         match std::fs::remove_file(&open.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -183,6 +217,7 @@ impl Segments {
     /// Forgets a segment; its file stays.
     pub fn forget(&mut self, name: &Name) {
         self.open.remove(name);
+        self.forget_files();
     }
 
     /// A segment's file.
@@ -211,7 +246,9 @@ impl Segments {
         let whole =
             fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= open.end));
         let there = fs::lstat(&open.path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == open.identity);
-        if whole && there && !mapping.is_broken() {
+        // Somebody has cut it and made it longer again; this process has touched it meanwhile.
+        let was_cut = mapping.is_broken();
+        if whole && there && !was_cut {
             return true;
         }
         let what = match (whole, there) {
@@ -221,9 +258,16 @@ impl Segments {
         };
         error!(segment = %name, path = %open.path.display(), "segment broken: its file {what}; stop its VMs and programs, remove the segment and create it anew");
         mapping.mark_broken();
-        open.broken = true;
-        self.newly_broken.push(*name);
+        let cut = !whole || was_cut;
+        (open.broken, open.cut) = (true, cut);
+        self.newly_broken.push((*name, cut));
         false
+    }
+
+    /// A segment that an earlier daemon has found cut, while it is in use.
+    pub fn was_cut(&mut self, name: &Name) {
+        let Some(open) = self.open.get_mut(name) else { return };
+        (open.broken, open.cut) = (true, true);
     }
 
     /// Looks at all of them.
@@ -234,9 +278,68 @@ impl Segments {
         }
     }
 
-    /// Segments that were found broken since the last call.
-    pub fn take_newly_broken(&mut self) -> Vec<Name> {
+    /// Segments that were found broken since the last call, and whether that is because their files were cut.
+    pub fn take_newly_broken(&mut self) -> Vec<(Name, bool)> {
         std::mem::take(&mut self.newly_broken)
+    }
+
+    /// Looks at the files that were modified other than through mappings.
+    pub fn check_modified(&mut self) {
+        for identity in self.files.take_modified() {
+            for name in self.in_file(identity) {
+                self.check(&name);
+            }
+        }
+    }
+
+    /// Gives back the size of files that were cut, as far as `needed` says of one of the segments in it. What was cut stays
+    /// lost, and the segment broken.
+    pub fn restore(&mut self, needed: impl Fn(&Name) -> bool) {
+        for identity in self.files.all() {
+            if self.files.is_short(identity) && self.in_file(identity).iter().any(&needed) {
+                self.files.restore(identity);
+            }
+        }
+    }
+
+    /// Segments whose files have got their size back since the last call.
+    pub fn take_restored(&mut self) -> Vec<Name> {
+        let restored = self.files.take_restored();
+        restored.into_iter().flat_map(|identity| self.in_file(identity)).collect()
+    }
+
+    /// Prepares to tell all users of a segment that was cut, and has its size again, what has become of it. False if it is
+    /// none, or it is still short, or they were told just now: they are told again later, if it was cut again.
+    pub fn begin_telling(&mut self, name: &Name) -> bool {
+        let Some(open) = self.open.get_mut(name).filter(|open| open.cut) else { return false };
+        let Some((file, mapping)) = &mut open.memory else { return false };
+        if size_of_file(file) < open.end {
+            return false;
+        }
+        if open.told.is_some_and(|told| told.elapsed() < TELL_AGAIN) {
+            self.to_tell.insert(*name);
+            return false;
+        }
+        // The present one may have been replaced by zeros.
+        match Mapping::of_file(&*file, open.end - mapping.len() as u64, mapping.len(), Protection::ReadWrite)
+        {
+            Ok(new) => *mapping = new,
+            Err(error) => error!(segment = %name, %error, "its file cannot be mapped again"),
+        }
+        if open.told.replace(Instant::now()).is_none() {
+            warn!(segment = %name, path = %open.path.display(), "its file has its size again: what was cut off reads as zeros, and the segment stays broken");
+        }
+        true
+    }
+
+    /// Segments whose users are to be told again.
+    pub fn take_to_tell(&mut self) -> BTreeSet<Name> {
+        std::mem::take(&mut self.to_tell)
+    }
+
+    fn in_file(&self, identity: Identity) -> Vec<Name> {
+        let inside = self.open.iter().filter(|(_, open)| open.identity == identity);
+        inside.map(|(name, _)| *name).collect()
     }
 
     /// Whether it is known to be broken, without looking.
@@ -266,6 +369,20 @@ impl Segments {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         if let Some(page) = part(mapping, offset, board::LEN) {
             page.write(0, &[0; board::LEN]);
+        }
+    }
+
+    /// Tells all who sleep by way of a readiness board, of which nothing is known: its words were lost.
+    pub fn post_all(&self, name: &Name, offset: u64) {
+        let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
+        let Some(page) = part(mapping, offset, board::LEN) else { return };
+        for lane in (0..board::LANES).filter_map(|lane| page.part(lane * board::LANE, board::LANE)) {
+            // ORDER board.bits: the states of the rings before the bits. Pairs with: `ginnel_ring::board::Lane::take`.
+            for word in 0..board::WORDS {
+                lane.fetch_or_u64(board::BITS + word * 8, u64::MAX);
+            }
+            // ORDER board.summary: the bits before the summary. Pairs with: `ginnel_ring::board::Lane::take`.
+            lane.fetch_or_u64(board::SUMMARY, u64::MAX);
         }
     }
 
@@ -317,7 +434,9 @@ impl Segments {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         // A word's whole cache line is its own.
         if let Some(word) = part(mapping, at, CACHE_LINE) {
-            if state == SideState::DEAD && SideState(word.load_relaxed_u32(0)) == SideState::FINISHED {
+            let last = SideState(word.load_relaxed_u32(0));
+            let said = state == SideState::DEAD && last == SideState::FINISHED;
+            if said || (last == SideState::LOST && state != SideState::LOST) {
                 return;
             }
             // ORDER ring.finish: everything that the dead process published before. Pairs with: `ginnel_ring::side`.

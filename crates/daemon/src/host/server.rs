@@ -7,7 +7,9 @@ use super::config::{self, Config, SegmentSpec};
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
+use super::record::{Record, Text};
 use super::reply;
+use super::restoring::Files;
 use super::segments::Segments;
 use super::vms::Vm;
 use crate::keeper::{Held, Keeper};
@@ -46,6 +48,10 @@ pub enum Token {
     Keeper,
     /// The file of a segment was made.
     Made,
+    /// The file of a segment was modified, other than through a mapping.
+    Files,
+    /// The file of a segment that was truncated has its size again.
+    Restored,
     /// A signal has come.
     Signal,
 }
@@ -65,6 +71,8 @@ impl From<Token> for u64 {
             Token::Keeper => (8, 0),
             Token::VmMonitor(member) => (9, member.into()),
             Token::Made => (10, 0),
+            Token::Files => (11, 0),
+            Token::Restored => (12, 0),
         };
         number << KIND_BITS | kind
     }
@@ -84,6 +92,8 @@ impl Token {
             8 => Self::Keeper,
             9 => Self::VmMonitor(u32::try_from(number).ok()?),
             10 => Self::Made,
+            11 => Self::Files,
+            12 => Self::Restored,
             _ => return None,
         })
     }
@@ -172,6 +182,8 @@ pub struct Server {
     pub(super) out_of_service: BTreeMap<Name, (config::Segment, Option<SegmentSpec>, String)>,
     /// When that is tried again.
     pub(super) retry_at: Instant,
+    /// Files of segments may have been truncated.
+    restore: bool,
     next_client: u64,
     last_look: Instant,
 }
@@ -190,12 +202,13 @@ impl Server {
             poller.add(connection, Token::Keeper.into(), Interest::READ)?;
         }
         let making = Making::new(&poller)?;
+        let segments = Segments::new(Files::new(&poller)?);
         let own_uid = rustix::process::geteuid().as_raw();
         Ok(Self {
             broker: Broker::new(books, config.limits, config.vectors, own_uid),
             config,
             journal,
-            segments: Segments::default(),
+            segments,
             members: Members::default(),
             clients: Clients::default(),
             vms: BTreeMap::new(),
@@ -213,6 +226,7 @@ impl Server {
             out_of_service: BTreeMap::new(),
             making,
             retry_at: Instant::now(),
+            restore: false,
             next_client: 1,
             last_look: Instant::now(),
         })
@@ -269,6 +283,14 @@ impl Server {
             Token::HostVector => self.host_rung(),
             Token::Keeper => self.replace_keeper(),
             Token::Made => self.segments_made(),
+            Token::Files => {
+                self.segments.check_modified();
+                self.restore = true;
+            }
+            Token::Restored => {
+                let restored = self.segments.take_restored();
+                restored.iter().for_each(|segment| self.tell_cut(segment));
+            }
             Token::Signal => {}
         }
     }
@@ -307,12 +329,42 @@ impl Server {
             for segment in self.broker.books().segments_in_use() {
                 self.segments.check(&segment);
             }
+            for segment in self.segments.take_to_tell() {
+                self.tell_cut(&segment);
+            }
+            self.restore = true;
         }
-        for segment in self.segments.take_newly_broken() {
+        for (segment, cut) in self.segments.take_newly_broken() {
             // Those who sleep wake up, touch the memory, and see.
             for endpoint in self.broker.books().endpoints.values().filter(|e| e.segment == segment) {
                 self.members.ring(endpoint.member, endpoint.vector);
             }
+            if cut {
+                // With its size the next daemon could not tell that anything is gone, so that is recorded before.
+                self.broker.note(Record::SegmentCut { name: Text(segment), cut: true });
+                self.run_effects();
+                self.tell_cut(&segment);
+                self.restore = true;
+            }
+        }
+        if std::mem::take(&mut self.restore) {
+            self.restore_files();
+        }
+    }
+
+    /// Gives back the size of files that were truncated, where a QEMU runs that would die of it. Programs do not, and what
+    /// they touch while it is missing tells them.
+    fn restore_files(&mut self) {
+        let books = self.broker.books();
+        let runs = |member: &u32| books.members.get(member).is_some_and(|member| member.qemu.is_some());
+        self.segments.restore(|name| books.segments.get(name).is_some_and(|s| s.members.iter().any(runs)));
+    }
+
+    /// Tells all users of a segment that was truncated and is as long as before: nothing else shows it to them.
+    pub(super) fn tell_cut(&mut self, segment: &Name) {
+        if self.segments.begin_telling(segment) {
+            self.broker.segment_cut(segment);
+            self.run_effects();
         }
     }
 
@@ -359,6 +411,7 @@ impl Server {
             Effect::Zero { segment, offset, capacity } => self.segments.zero(&segment, offset, capacity),
             Effect::Mark { segment, at, state } => self.segments.mark(&segment, at, state),
             Effect::NewBoard { segment, offset } => self.segments.new_board(&segment, offset),
+            Effect::PostAll { segment, offset } => self.segments.post_all(&segment, offset),
             Effect::Post { segment, words, boards } => self.segments.post(&segment, words, &boards),
             Effect::NewSync { segment, offset, kind, limit, initial } => {
                 self.segments.new_sync(&segment, offset, kind, limit, initial);
