@@ -8,8 +8,8 @@ use crate::listener::Kind;
 use crate::places::handle;
 use crate::status::Failure;
 use crate::status::Status::GINNEL_ERR_PROTOCOL;
+use ginnel_status::{Endpoint, Inspect, Listener};
 use libc::c_int;
-use serde::Deserialize;
 use std::ffi::c_char;
 use std::vec::IntoIter;
 
@@ -57,69 +57,30 @@ pub struct ListEntry {
 // SAFETY: as the trait asks.
 unsafe impl Growing for ListEntry {}
 
-/// The part of the daemon's answer that goes into a list. What it does not send is empty.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Known {
-    members: Vec<KnownMember>,
-    endpoints: Vec<KnownEndpoint>,
-    listeners: Vec<KnownListener>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct KnownMember {
-    number: u32,
-    name: String,
-    connected: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct KnownEndpoint {
-    number: u32,
-    epoch: u32,
-    member: String,
-    segment: String,
-    name: String,
-    attached: bool,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct KnownListener {
-    segment: String,
-    name: String,
-    kind: String,
-    endpoint: u32,
-}
-
-impl Known {
-    fn entries(&self) -> Vec<ListEntry> {
-        let members = self.members.iter().map(|member| {
-            let active = member.connected || member.number == 0;
-            ListEntry { number: member.number, ..entry(Subject::GINNEL_MEMBER, active, "", &member.name, "") }
-        });
-        let endpoints = self.endpoints.iter().map(|endpoint| {
-            let KnownEndpoint { number, epoch, member, segment, name, attached } = endpoint;
-            let entry = entry(Subject::GINNEL_ENDPOINT, *attached, segment, member, name);
-            ListEntry { number: *number, epoch: *epoch, ..entry }
-        });
-        let listeners = self.listeners.iter().map(|listener| {
-            let KnownListener { segment, name, kind, endpoint } = listener;
-            let kind = match kind.as_str() {
-                "message" => Kind::GINNEL_MESSAGE as c_int,
-                "stream" => Kind::GINNEL_STREAM as c_int,
-                _ => 0,
-            };
-            let owner = self.endpoints.iter().find(|owner| owner.number == *endpoint);
-            let (member, epoch) = owner.map_or(("", 0), |owner| (&owner.member, owner.epoch));
-            let active = owner.is_some_and(|owner| owner.attached);
-            let entry = entry(Subject::GINNEL_LISTENER, active, segment, member, name);
-            ListEntry { kind, number: *endpoint, epoch, ..entry }
-        });
-        members.chain(endpoints).chain(listeners).collect()
-    }
+fn entries(known: &Inspect) -> Vec<ListEntry> {
+    let members = known.members.iter().map(|member| {
+        let active = member.connected || member.number == 0;
+        ListEntry { number: member.number, ..entry(Subject::GINNEL_MEMBER, active, "", &member.name, "") }
+    });
+    let endpoints = known.endpoints.iter().map(|endpoint| {
+        let Endpoint { number, epoch, member, segment, name, attached, .. } = endpoint;
+        let entry = entry(Subject::GINNEL_ENDPOINT, *attached, segment, member, name);
+        ListEntry { number: *number, epoch: *epoch, ..entry }
+    });
+    let listeners = known.listeners.iter().map(|listener| {
+        let Listener { segment, name, kind, endpoint, .. } = listener;
+        let kind = match kind.as_str() {
+            "message" => Kind::GINNEL_MESSAGE as c_int,
+            "stream" => Kind::GINNEL_STREAM as c_int,
+            _ => 0,
+        };
+        let owner = known.endpoints.iter().find(|owner| owner.number == *endpoint);
+        let (member, epoch) = owner.map_or(("", 0), |owner| (&owner.member, owner.epoch));
+        let active = owner.is_some_and(|owner| owner.attached);
+        let entry = entry(Subject::GINNEL_LISTENER, active, segment, member, name);
+        ListEntry { kind, number: *endpoint, epoch, ..entry }
+    });
+    members.chain(endpoints).chain(listeners).collect()
 }
 
 fn entry(subject: Subject, active: bool, segment: &str, member: &str, name: &str) -> ListEntry {
@@ -148,10 +109,10 @@ pub unsafe extern "C" fn ginnel_list_open(socket: *const c_char, list: *mut *mut
     status(|| {
         let place = given!(birthplace(list));
         let json = given!(inspect(socket));
-        let known: Known = serde_json::from_str(&json).map_err(|error| {
+        let known: Inspect = serde_json::from_str(&json).map_err(|error| {
             Failure::new(GINNEL_ERR_PROTOCOL, format!("the daemon's status is not as expected: {error}"))
         })?;
-        give(place, List(known.entries().into_iter()));
+        give(place, List(entries(&known).into_iter()));
         Ok(())
     })
 }

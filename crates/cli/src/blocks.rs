@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn blocks_are_shown_with_owner_and_rights() {
-        let inspect = Inspect::parse(ANSWER).unwrap();
+        let inspect = crate::inspect::parse(ANSWER).unwrap();
         let all = table::<Block>(&inspect, None).to_string();
         for line in [
             "web      x      4 KiB  (ended)@host, persistent  read, vm-a: read-write, 7@vm-a: none  1 min  -",

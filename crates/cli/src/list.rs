@@ -39,7 +39,7 @@ pub fn run<T: Listed>(which: &Which) -> Result<()> {
     if which.json {
         return output::json(&selected(&text, T::NAME, which.segment.as_deref())?);
     }
-    let inspect = Inspect::parse(&text)?;
+    let inspect = crate::inspect::parse(&text)?;
     let table = table::<T>(&inspect, which.segment.as_deref());
     if table.is_empty() {
         output::note(format!("ginnel: there are no {}", T::NAME));

@@ -89,7 +89,7 @@ mod tests {
             {"segment": "web", "name": "s", "kind": "semaphore", "limit": 5, "permits": 2, "users": 1},
             {"segment": "web", "name": "", "kind": "barrier", "limit": 4, "owner_died": true, "users": 1},
             {"segment": "db", "name": "r", "kind": "rwlock", "users": 1}]}"#;
-        let all = list::table::<Lock>(&Inspect::parse(answer).unwrap(), None).to_string();
+        let all = list::table::<Lock>(&crate::inspect::parse(answer).unwrap(), None).to_string();
         for line in [
             "web      m     mutex      held by 1 a@host, OWNER DIED  3      2 b@vm-a (1.2 s), 3 c@vm-a",
             "web      s     semaphore  2 of 5 permits                1      -",

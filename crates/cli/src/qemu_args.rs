@@ -79,7 +79,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// What the daemon says, and of it what this VM needs.
 fn ask(vm: &str) -> Result<(Inspect, Devices)> {
-    let inspect = Inspect::ask(&mut Daemon::connect()?)?;
+    let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
     let devices = Devices::from(&inspect, vm)?;
     Ok((inspect, devices))
 }

@@ -1,6 +1,5 @@
 //! `ginnel segment`.
 
-use crate::inspect::Inspect;
 use crate::output::{self, Table};
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -165,7 +164,7 @@ fn list(daemon: &mut Daemon, args: &List) -> Result<()> {
     }
     let mut table =
         Table::new(&["SEGMENT", "KIND", "SIZE", "IN USE", "MEMBERS", "READERS", "MADE BY", "STATE", "FILE"]);
-    for segment in Inspect::parse(&text)?.segments {
+    for segment in crate::inspect::parse(&text)?.segments {
         table.row([
             segment.name,
             segment.memory.to_string(),

@@ -28,7 +28,7 @@ pub fn run(args: Args) -> Result<()> {
             serde_json::from_str(&text).context("the daemon's status is no JSON")?;
         return output::json(&value);
     }
-    output::line(page(&Inspect::parse(&text)?, daemon.member_name()))
+    output::line(page(&crate::inspect::parse(&text)?, daemon.member_name()))
 }
 
 /// The whole page.
@@ -91,7 +91,7 @@ fn state(member: &Member) -> String {
         (false, _) => "not running".into(),
         _ if member.fenced => format!("fenced{qemu}"),
         (true, false) => format!("no guest daemon{qemu}"),
-        (true, true) if member.hangs == Some(true) => format!("hangs{qemu}"),
+        (true, true) if member.hangs => format!("hangs{qemu}"),
         (true, true) => format!("up{qemu}"),
     }
 }
@@ -224,7 +224,7 @@ fn warnings(inspect: &Inspect) -> Vec<String> {
             ));
         } else if !member.session {
             warnings.push(format!("VM {name} runs without a guest daemon: start `ginneld guest` in it"));
-        } else if member.hangs == Some(true) {
+        } else if member.hangs {
             warnings.push(format!(
                 "VM {name} gives no sign of life: it hangs, is paused, or its ginneld is not running"
             ));
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_page_says_what_is_and_what_is_wrong() {
-        let page = page(&Inspect::parse(ANSWER).unwrap(), "host");
+        let page = page(&crate::inspect::parse(ANSWER).unwrap(), "host");
         assert!(
             page.starts_with("ginneld 0.1.0 (host), process 7, up 1 h 1 min, start 2; this is member host"),
             "{page}"
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn an_empty_answer_is_a_short_page() {
-        let page = page(&Inspect::parse("{}").unwrap(), "host");
+        let page = page(&crate::inspect::parse("{}").unwrap(), "host");
         assert_eq!(page.lines().count(), 1, "{page}");
     }
 

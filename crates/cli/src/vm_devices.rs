@@ -41,12 +41,12 @@ pub struct MemoryDevice {
 impl Devices {
     /// Asks the daemon, which must be the host's.
     pub fn of(vm: &str) -> Result<Self> {
-        let inspect = Inspect::ask(&mut Daemon::connect()?)?;
+        let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
         Self::from(&inspect, vm)
     }
 
     pub fn from(inspect: &Inspect, vm: &str) -> Result<Self> {
-        let member = inspect.vm(vm)?;
+        let member = crate::inspect::vm(inspect, vm)?;
         let socket = member.socket.as_ref().context(ONLY_HOST)?.into();
         let memory = inspect.segments.iter().filter_map(|segment| MemoryDevice::of(segment, vm).transpose());
         Ok(Self {
@@ -164,7 +164,7 @@ pub mod tests {
                 {"name": "quiet", "size": 4194304, "path": "/dev/shm/ginnel-quiet", "members": ["host"],
                  "readers": ["vm-a"], "memory": "bar"},
                 {"name": "other", "size": 4194304, "path": "/dev/shm/ginnel-other", "members": ["host"]}]}"#;
-        Devices::from(&Inspect::parse(answer).unwrap(), "vm-a").unwrap()
+        Devices::from(&crate::inspect::parse(answer).unwrap(), "vm-a").unwrap()
     }
 
     #[test]
@@ -193,14 +193,14 @@ pub mod tests {
     fn a_kind_of_the_future_is_named() {
         let answer = r#"{"members": [{"number": 1, "name": "a", "socket": "/s"}],
             "segments": [{"name": "web", "path": "/x", "members": ["a"], "memory": "cxl"}]}"#;
-        let error = Devices::from(&Inspect::parse(answer).unwrap(), "a").err().unwrap().to_string();
+        let error = Devices::from(&crate::inspect::parse(answer).unwrap(), "a").err().unwrap().to_string();
         assert!(error.contains("segment web") && error.contains("version"), "{error}");
     }
 
     #[test]
     fn an_unknown_vm_is_named_beside_the_known() {
         let answer = r#"{"members": [{"number": 0, "name": "host"}, {"number": 1, "name": "vm-a"}]}"#;
-        let inspect = Inspect::parse(answer).unwrap();
+        let inspect = crate::inspect::parse(answer).unwrap();
         let error = Devices::from(&inspect, "vm-x").err().unwrap().to_string();
         assert!(error.contains("\"vm-x\"") && error.contains("vm-a") && !error.contains("host,"), "{error}");
         let error = Devices::from(&inspect, "vm-a").err().unwrap().to_string();

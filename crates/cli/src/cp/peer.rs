@@ -1,7 +1,6 @@
 //! Finding the member at the other end, and opening a channel to it.
 
 use super::frame::{Frame, Kind, MAX_CONTROL, VERSION};
-use crate::inspect::Inspect;
 use anyhow::{Context, Result, anyhow, bail};
 use ginnel::{
     AttachOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode, MessageChannel, MessageReceiver,
@@ -74,7 +73,7 @@ pub fn attach(segment: &str) -> Result<Endpoint> {
 fn find_segment(member: &str) -> Result<String> {
     let mut daemon = Daemon::connect()?;
     let own = daemon.member_name().to_owned();
-    let inspect = Inspect::ask(&mut daemon)?;
+    let inspect = crate::inspect::ask(&mut daemon)?;
     let name = listener(member);
     let mut found: Vec<_> = inspect.listeners.iter().filter(|l| l.name == name).map(|l| &l.segment).collect();
     found.sort_by_key(|segment| (**segment != home(member), **segment != home(&own), *segment));

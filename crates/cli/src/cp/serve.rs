@@ -7,7 +7,6 @@ use super::progress::Progress;
 use super::receiver::{Receiver, Target};
 use super::root::Root;
 use super::sender::{Options, Sender};
-use crate::inspect::Inspect;
 use crate::output;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ginnel::{Daemon, Error, Listener, MessageChannel, MessageReceiver, MessageSender};
@@ -55,7 +54,7 @@ fn segments(args: &Args, daemon: &mut Daemon, member: &str) -> Result<Vec<String
     if !args.segment.is_empty() {
         return Ok(args.segment.clone());
     }
-    let all: Vec<_> = Inspect::ask(daemon)?.segments.into_iter().map(|segment| segment.name).collect();
+    let all: Vec<_> = crate::inspect::ask(daemon)?.segments.into_iter().map(|segment| segment.name).collect();
     let home = home(member);
     match all.as_slice() {
         _ if all.contains(&home) => Ok(vec![home]),

@@ -242,7 +242,7 @@ mod tests {
 
     /// What is found wrong after `from` was replaced by `to` in the right command line.
     fn after(from: &str, to: &str) -> Vec<String> {
-        let inspect = Inspect::parse(ANSWER).unwrap();
+        let inspect = crate::inspect::parse(ANSWER).unwrap();
         let devices = Devices::from(&inspect, "a").unwrap();
         let line = format!(
             "qemu-system-x86_64 -nodefaults {}",
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn any_text_is_read() {
         for text in ["", "-m", "-m ,,,=,", "-object =", "-device ,", "-m 99999999999999999999T,maxmem=-1"] {
-            let inspect = Inspect::parse(ANSWER).unwrap();
+            let inspect = crate::inspect::parse(ANSWER).unwrap();
             assert!(!problems(text, &Devices::from(&inspect, "a").unwrap(), &inspect).is_empty(), "{text}");
         }
     }

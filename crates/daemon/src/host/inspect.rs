@@ -4,6 +4,8 @@
 //! when it has read the last, and says where that ended. So the daemon keeps nothing of an answer, whatever a client does, and
 //! looks at a bounded number of entries for each request. What changes between two pages may be seen by half.
 
+use super::books::{Books, Member};
+use super::config::Memory;
 use super::fence::Fence;
 use super::qmp::Monitor;
 use super::record::{Channel, Side};
@@ -15,8 +17,10 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::relay::{Mapped, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_layout::{HOST_MEMBER, Name};
-use serde_json::{Value, json};
+use ginnel_status as status;
+use serde::Serialize;
 use std::ops::Bound::{Excluded, Unbounded};
+use std::path::Path;
 
 /// Bytes of a page, unless its only entry is longer.
 const PAGE: usize = wire::MAX_PACKET - size_of::<wire::Header>() - size_of::<wire::Inspect>();
@@ -59,20 +63,20 @@ impl Page {
     }
 
     /// Adds a value that is no entry of a list.
-    fn add(&mut self, value: &Value) -> bool {
-        self.text += &value.to_string();
+    fn add(&mut self, value: &impl Serialize) -> bool {
+        self.text += &json(value);
         true
     }
 
     /// Adds entries that have come after the cursor, each with its number or name; `None` is not shown. False if the page is full.
-    fn fill(&mut self, entries: impl Iterator<Item = (u64, Name, Option<Value>)>) -> bool {
+    fn fill(&mut self, entries: impl Iterator<Item = (u64, Name, Option<impl Serialize>)>) -> bool {
         for (after, name, entry) in entries {
             if self.looked == LOOKS {
                 return false;
             }
             self.looked += 1;
             if let Some(entry) = entry {
-                let entry = entry.to_string();
+                let entry = json(&entry);
                 // An entry that is too long for any page is one by itself.
                 if !self.text.is_empty() && self.text.len() + 1 + entry.len() > PAGE {
                     return false;
@@ -120,7 +124,6 @@ impl Server {
         let (after, after_name) = (page.at.after, page.at.name);
         // Those with numbers of 32 bits.
         let after_32 = u32::try_from(after).unwrap_or(u32::MAX);
-        let member_name = |number: u32| books.members.get(&number).map(|m| m.name.as_str());
         match SECTIONS[(page.at.section as usize).saturating_sub(1)] {
             "blocks" => page.fill(books.blocks.range((Excluded(after), Unbounded)).map(|(number, block)| {
                 let seen = viewer.sees(&block.segment.0);
@@ -128,73 +131,66 @@ impl Server {
             })),
             "channels" => {
                 page.fill(books.channels.range((Excluded(after), Unbounded)).map(|(number, channel)| {
-                    let side = |side: &Side| {
-                        json!({
-                            "endpoint": side.endpoint,
-                            "epoch": side.epoch,
-                            "member": member_name(side.member),
-                            "closed": side.closed,
-                        })
+                    let side = |side: &Side| status::Side {
+                        endpoint: side.endpoint,
+                        epoch: side.epoch,
+                        member: member_name(books, side.member),
+                        closed: side.closed,
                     };
-                    let shown = viewer.sees(&channel.segment.0).then(|| {
-                        json!({
-                            "id": channel.number,
-                            "segment": channel.segment.0.as_str(),
-                            "kind": kind_name(ChannelKind(channel.kind)),
-                            "capacity": channel.capacity,
-                            "state": state(channel),
-                            "relayed": channel.relayed,
-                            "initiator": side(&channel.initiator),
-                            "acceptor": side(&channel.acceptor),
-                        })
+                    let shown = viewer.sees(&channel.segment.0).then(|| status::Channel {
+                        id: channel.number,
+                        segment: channel.segment.0.to_string(),
+                        kind: kind_name(ChannelKind(channel.kind)).to_owned(),
+                        capacity: channel.capacity,
+                        state: state(channel).to_owned(),
+                        relayed: channel.relayed,
+                        initiator: side(&channel.initiator),
+                        acceptor: side(&channel.acceptor),
                     });
                     (*number, Name::NONE, shown)
                 }))
             }
-            "daemon" => page.add(&json!({
-                "version": env!("CARGO_PKG_VERSION"),
-                "role": "host",
-                "pid": std::process::id(),
-                "generation": books.generation,
-                "uptime": self.started.elapsed().as_secs(),
-                "config_mistake": self.config.mistake.as_ref().filter(|_| viewer.is_administrator()),
-                "connections": viewer.is_administrator().then(|| self.clients.len() + self.relayed.len()),
-            })),
+            "daemon" => page.add(&status::Daemon {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                role: "host".to_owned(),
+                pid: std::process::id(),
+                generation: books.generation,
+                uptime: self.started.elapsed().as_secs(),
+                config_mistake: self.config.mistake.clone().filter(|_| viewer.is_administrator()),
+                connections: viewer.is_administrator().then(|| self.clients.len() + self.relayed.len()),
+            }),
             "endpoints" => {
                 page.fill(books.endpoints.range((Excluded(after_32), Unbounded)).map(|(number, endpoint)| {
                     let known = viewer.knows(endpoint.member, endpoint.uid);
-                    let shown = viewer.sees(&endpoint.segment).then(|| {
-                        json!({
-                            "number": endpoint.number,
-                            "epoch": endpoint.epoch,
-                            "member": member_name(endpoint.member),
-                            "segment": endpoint.segment.as_str(),
-                            "name": endpoint.name.as_str(),
-                            "pid": known.then(|| endpoint.pid()),
-                            "pids": known.then(|| endpoint.owners.iter().take(MOST).map(|process| process.pid).collect::<Vec<_>>()),
-                            "uid": known.then_some(endpoint.uid),
-                            "vector": endpoint.vector,
-                            "attached": self.broker.has_connection(endpoint.number),
-                            "channels": endpoint.channels.len(),
-                            "bytes": endpoint.bytes,
-                        })
+                    let pids = || endpoint.owners.iter().take(MOST).map(|process| process.pid).collect();
+                    let shown = viewer.sees(&endpoint.segment).then(|| status::Endpoint {
+                        number: endpoint.number,
+                        epoch: endpoint.epoch,
+                        member: member_name(books, endpoint.member),
+                        segment: endpoint.segment.to_string(),
+                        name: endpoint.name.to_string(),
+                        pid: known.then(|| endpoint.pid()),
+                        pids: known.then(pids),
+                        uid: known.then_some(endpoint.uid),
+                        vector: endpoint.vector,
+                        attached: self.broker.has_connection(endpoint.number),
+                        channels: endpoint.channels.len(),
+                        bytes: endpoint.bytes,
                     });
                     (u64::from(*number), Name::NONE, shown)
                 }))
             }
-            "limits" => page.add(&json!(self.config.limits)),
+            "limits" => page.add(&self.config.limits),
             "listeners" => {
                 page.fill(books.listeners.range((Excluded(after_32), Unbounded)).map(|(number, listener)| {
-                    let shown = viewer.sees(&listener.segment).then(|| {
-                        json!({
-                            "number": listener.number,
-                            "endpoint": listener.endpoint,
-                            "segment": listener.segment.as_str(),
-                            "name": listener.name.as_str(),
-                            "kind": kind_name(listener.kind),
-                            "backlog": listener.backlog,
-                            "waiting": listener.waiting,
-                        })
+                    let shown = viewer.sees(&listener.segment).then(|| status::Listener {
+                        number: listener.number,
+                        endpoint: listener.endpoint,
+                        segment: listener.segment.to_string(),
+                        name: listener.name.to_string(),
+                        kind: kind_name(listener.kind).to_owned(),
+                        backlog: listener.backlog,
+                        waiting: listener.waiting,
                     });
                     (u64::from(*number), Name::NONE, shown)
                 }))
@@ -208,7 +204,11 @@ impl Server {
                 let first = if page.at.entries == 0 && after == 0 { Unbounded } else { Excluded(after_32) };
                 page.fill(books.members.range((first, Unbounded)).map(|(number, member)| {
                     let shown = !member.retired && viewer.sees_member(*number);
-                    (u64::from(*number), Name::NONE, shown.then(|| self.inspect_member(viewer, *number)))
+                    (
+                        u64::from(*number),
+                        Name::NONE,
+                        shown.then(|| self.inspect_member(viewer, *number, member)),
+                    )
                 }))
             }
             _ => page.fill(books.segments.range((Excluded(after_name), Unbounded)).map(|(name, segment)| {
@@ -217,59 +217,81 @@ impl Server {
                     let of_vm = |n: &u32| Some((*n, *self.vms.get(n)?.mapped.get(name)?));
                     let mappings = segment.members.iter().filter_map(of_vm);
                     let writers = segment.members.difference(&segment.readers);
-                    json!({
-                        "name": name.as_str(),
-                        "size": segment.size,
-                        "path": self.segments.path(name).filter(|_| viewer.is_on_host()),
-                        "offset": segment.file_offset(),
-                        "members": writers.map(|n| member_name(*n)).collect::<Vec<_>>(),
-                        "readers": segment.readers.iter().map(|n| member_name(*n)).collect::<Vec<_>>(),
-                        "memory": segment.memory,
-                        "page": segment.page,
-                        "info_block_repairs": repairs.info_block,
-                        "header_repairs": repairs.header,
-                        "broken": self.segments.is_known_broken(name),
-                        "broken_why": self.segments.why_broken(name).filter(|_| viewer.is_on_host()),
-                        "used": segment.arena.used(),
-                        "runtime": segment.runtime.is_some(),
-                        "mappings": mappings.map(|(n, m)| mapping(member_name(n), &m)).collect::<Vec<_>>(),
-                    })
+                    let names = |n: &u32| member_name(books, *n);
+                    status::Segment {
+                        name: name.to_string(),
+                        size: segment.size,
+                        path: self.segments.path(name).filter(|_| viewer.is_on_host()).map(text),
+                        offset: segment.file_offset(),
+                        members: writers.map(names).collect(),
+                        readers: segment.readers.iter().map(names).collect(),
+                        memory: match segment.memory {
+                            Memory::Dax => status::Memory::Dax,
+                            Memory::Bar => status::Memory::Bar,
+                        },
+                        page: segment.page.into(),
+                        info_block_repairs: repairs.info_block,
+                        header_repairs: repairs.header,
+                        broken: self.segments.is_known_broken(name),
+                        broken_why: self
+                            .segments
+                            .why_broken(name)
+                            .filter(|_| viewer.is_on_host())
+                            .map(Into::into),
+                        used: segment.arena.used(),
+                        runtime: segment.runtime.is_some(),
+                        mappings: mappings.map(|(n, m)| mapping(member_name(books, n), &m)).collect(),
+                    }
                 });
                 (0, *name, shown)
             })),
         }
     }
 
-    fn inspect_member(&self, viewer: &Viewer, number: u32) -> Value {
-        let books = self.broker.books();
-        let Some(member) = books.members.get(&number) else { return Value::Null };
+    fn inspect_member(&self, viewer: &Viewer, number: u32, member: &Member) -> status::Member {
         let vm = self.vms.get(&number);
         let runs = viewer.runs(number);
         let is_host = number == HOST_MEMBER;
-        let seen = books.accounts_of(number).filter(|(account, _)| viewer.sees(&account.segment));
+        let seen =
+            self.broker.books().accounts_of(number).filter(|(account, _)| viewer.sees(&account.segment));
         let tally = seen.fold(Default::default(), |sum: super::account::Tally, (_, tally)| sum.plus(*tally));
-        json!({
-            "number": number,
-            "name": member.name.as_str(),
-            "connected": is_host || member.qemu.is_some(),
-            "qemu_pid": member.qemu.as_ref().filter(|_| runs).map(|qemu| qemu.process.pid),
-            "session": is_host || vm.is_some_and(|vm| vm.up),
-            "interrupts": if is_host { Some(true) } else { member.session.map(|s| s.interrupts) },
-            "socket": vm.filter(|_| runs).map(|vm| self.config.vm_socket(&vm.config.name)),
-            "live": vm.is_some_and(|vm| vm.is_connected()),
-            "hangs": vm.is_some_and(|vm| vm.pulse.hangs),
-            "fenced": vm.is_some_and(|vm| vm.fence == Fence::Shut),
-            "qmp": vm.filter(|_| runs).and_then(|vm| vm.config.qmp.as_ref()),
-            "qmp_ready": vm.and_then(|vm| vm.monitor.as_ref()).is_some_and(Monitor::is_greeted),
-            "vectors": self.config.vectors,
-            "runtime": member.runtime.is_some(),
-            "endpoints": tally.endpoints,
-            "channels": tally.channels,
-            "bytes": tally.bytes,
-            "blocks": tally.blocks,
-            "block_bytes": tally.block_bytes,
-        })
+        status::Member {
+            number,
+            name: member.name.to_string(),
+            connected: is_host || member.qemu.is_some(),
+            qemu_pid: member.qemu.as_ref().filter(|_| runs).map(|qemu| qemu.process.pid),
+            session: is_host || vm.is_some_and(|vm| vm.up),
+            interrupts: if is_host { Some(true) } else { member.session.map(|s| s.interrupts) },
+            socket: vm.filter(|_| runs).map(|vm| text(&self.config.vm_socket(&vm.config.name))),
+            live: vm.is_some_and(|vm| vm.is_connected()),
+            hangs: vm.is_some_and(|vm| vm.pulse.hangs),
+            fenced: vm.is_some_and(|vm| vm.fence == Fence::Shut),
+            qmp: vm.filter(|_| runs).and_then(|vm| vm.config.qmp.as_deref()).map(text),
+            qmp_ready: vm.and_then(|vm| vm.monitor.as_ref()).is_some_and(Monitor::is_greeted),
+            vectors: self.config.vectors,
+            runtime: member.runtime.is_some(),
+            endpoints: tally.endpoints,
+            channels: tally.channels,
+            bytes: tally.bytes,
+            blocks: tally.blocks,
+            block_bytes: tally.block_bytes,
+        }
     }
+}
+
+/// A value as it goes into a page.
+fn json(value: &impl Serialize) -> String {
+    // Only maps with keys that are no strings, and serializers that fail, have none; there are no such in a status.
+    serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// The name of a member; empty if there is none.
+pub(super) fn member_name(books: &Books, number: u32) -> String {
+    books.members.get(&number).map_or_else(String::new, |member| member.name.to_string())
 }
 
 fn state(channel: &Channel) -> &'static str {
@@ -280,18 +302,18 @@ fn state(channel: &Channel) -> &'static str {
     }
 }
 
-fn mapping(member: Option<&str>, mapped: &Mapped) -> Value {
+fn mapping(member: String, mapped: &Mapped) -> status::Mapping {
     let kind = match mapped.kind {
         MappingKind::BAR => "bar",
         MappingKind::DAX => "dax",
         MappingKind::NONE => "none",
         _ => "unknown",
     };
-    json!({
-        "member": member,
-        "kind": kind,
-        "trusts_members": mapped.trusts_members != 0,
-        "read_mb_s": mapped.read_mb_s,
-        "write_mb_s": mapped.write_mb_s,
-    })
+    status::Mapping {
+        member,
+        kind: kind.to_owned(),
+        trusts_members: mapped.trusts_members != 0,
+        read_mb_s: mapped.read_mb_s.into(),
+        write_mb_s: mapped.write_mb_s.into(),
+    }
 }
