@@ -352,3 +352,27 @@ fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
     daemon.start();
     daemon.attach("more", "c");
 }
+
+/// Whoever has made room for a segment need not wait for the next of the tries that the daemon makes by itself.
+#[test]
+fn a_segment_out_of_service_is_tried_again_when_it_is_added_again() {
+    let mut daemon = Daemon::prepare("", &format!("[segment.web]\nsize = \"4M\"\n{HOST}{OTHER}"));
+    std::fs::create_dir(daemon.shm("web")).unwrap();
+    daemon.start();
+    let add = |size: &str| {
+        let request =
+            serde_json::json!({"op": "segment-create", "name": "web", "size": size, "members": ["host"]});
+        daemon.admin(request)
+    };
+    let refused = add("4M").unwrap_err();
+    assert!(refused.text.contains("ginnel-web"), "{}", refused.text);
+    assert_eq!(add("8M").unwrap_err().code, ErrorCode::IN_USE.0);
+    // The daemon has tried just now, and does so again in some seconds.
+    let tried = daemon.log().matches("stays out of service").count();
+    std::fs::remove_dir(daemon.shm("web")).unwrap();
+    let added: serde_json::Value = serde_json::from_str(&add("4M").unwrap()).unwrap();
+    assert_eq!(added["segment"]["size"], 4 << 20);
+    daemon.attach("web", "a");
+    assert_eq!(daemon.log().matches("stays out of service").count(), tried);
+    assert_eq!(add("4M").unwrap_err().code, ErrorCode::IN_USE.0, "it is in service");
+}

@@ -91,6 +91,10 @@ impl Server {
         name: String,
         spec: SegmentSpec,
     ) -> Result<Option<Value>, Refusal> {
+        if let Some(declared) = checked(&name).ok().and_then(|name| self.out_of_service.get(&name)) {
+            let declared = declared.0.clone();
+            return self.segment_again(declared, &name, &spec).map(Some);
+        }
         let (segment, _) = self.new_segment(&name, &spec)?;
         // Slices of one file follow each other in it, so that grows here.
         if segment.shared_file.is_some() || segment.path.exists() {
@@ -102,6 +106,33 @@ impl Server {
             .begin(wish, place)
             .map_err(|error| invalid(format!("no thread can be started: {error}")))?;
         Ok(None)
+    }
+
+    /// Tries a segment again that is declared and out of service, at once.
+    fn segment_again(
+        &mut self,
+        declared: config::Segment,
+        name: &str,
+        spec: &SegmentSpec,
+    ) -> Result<Value, Refusal> {
+        let place = format!("segment {name}");
+        let wish = self.config.segment(name, spec, &place)?;
+        let what = |s: &config::Segment| (s.wished, s.memory, s.members.clone(), s.readers.clone());
+        if what(&wish) != what(&declared) {
+            let text = format!(
+                "{place} is declared already, with another size, kind or members, and is out of service: wish for the same, \
+                 or remove it first"
+            );
+            return Err(Refusal::new(ErrorCode::IN_USE, text));
+        }
+        if !self.journal.takes() {
+            return Err(unrecorded());
+        }
+        if !self.retry_segment(&declared.name) {
+            let why = self.segments.why_broken(&declared.name).unwrap_or("its file cannot be used");
+            return Err(invalid(why.to_owned()));
+        }
+        Ok(added(name, &declared))
     }
 
     /// Checks a segment that is to be added. Returns what it will be, and its members.
@@ -158,16 +189,7 @@ impl Server {
                 self.send_segments(member);
             }
         }
-        Ok(json!({ "segment": {
-            "name": name,
-            "size": segment.size,
-            "wished": segment.wished,
-            "path": segment.path,
-            "members": segment.members.iter().map(Name::as_str).collect::<Vec<_>>(),
-            "readers": segment.readers.iter().map(Name::as_str).collect::<Vec<_>>(),
-            "memory": segment.memory,
-            "page": segment.page,
-        }}))
+        Ok(added(name, &segment))
     }
 
     fn segment_remove(&mut self, text: &str, force: bool, _: NoKeys) -> Result<Value, Refusal> {
@@ -280,4 +302,18 @@ fn spec<T: DeserializeOwned>(keys: Map<String, Value>) -> Result<T, Refusal> {
 
 fn checked(text: &str) -> Result<Name, Refusal> {
     Name::new(text).map_err(|error| invalid(format!("{text:?}: {error}")))
+}
+
+/// What is said of a segment that was added.
+fn added(name: &str, segment: &config::Segment) -> Value {
+    json!({ "segment": {
+        "name": name,
+        "size": segment.size,
+        "wished": segment.wished,
+        "path": segment.path,
+        "members": segment.members.iter().map(Name::as_str).collect::<Vec<_>>(),
+        "readers": segment.readers.iter().map(Name::as_str).collect::<Vec<_>>(),
+        "memory": segment.memory,
+        "page": segment.page,
+    }})
 }

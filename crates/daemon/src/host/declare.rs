@@ -125,19 +125,26 @@ impl Server {
         if self.out_of_service.is_empty() || !self.journal.takes() {
             return;
         }
-        for (name, (segment, runtime, place)) in self.out_of_service.clone() {
-            if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
-                warn!(segment = %name, error = format!("{error:#}"), "it stays out of service");
-            }
-            if self.out_of_service.contains_key(&name) {
-                continue;
-            }
-            info!(segment = %name, "segment is in service");
-            let members = self.broker.books().segments.get(&name).map(|s| s.members.clone());
-            for member in members.unwrap_or_default() {
-                self.send_segments(member);
-            }
+        for name in self.out_of_service.keys().copied().collect::<Vec<_>>() {
+            self.retry_segment(&name);
         }
+    }
+
+    /// Tries a segment again that is out of service. False if it stays so.
+    pub(super) fn retry_segment(&mut self, name: &Name) -> bool {
+        let Some((segment, runtime, place)) = self.out_of_service.get(name).cloned() else { return true };
+        if let Err(error) = self.declare_segment(&segment, runtime, &place, true) {
+            warn!(segment = %name, error = format!("{error:#}"), "it stays out of service");
+        }
+        if self.out_of_service.contains_key(name) {
+            return false;
+        }
+        info!(segment = %name, "segment is in service");
+        let members = self.broker.books().segments.get(name).map(|s| s.members.clone());
+        for member in members.unwrap_or_default() {
+            self.send_segments(member);
+        }
+        true
     }
 
     /// Eventfds of a member: those that the keeper has, or new ones.
