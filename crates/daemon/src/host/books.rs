@@ -158,6 +158,8 @@ pub struct Endpoint {
     pub uid: u32,
     /// Its channels, opened by either side, that it has not closed.
     pub channels: BTreeSet<u64>,
+    /// Those of its channels that wait to be accepted, by the listener at which they do.
+    pub waiting: BTreeSet<(u32, u64)>,
     /// Its listeners.
     pub listeners: BTreeSet<u32>,
     /// Sides of channels that are or were its own, as long as the channel is there.
@@ -441,8 +443,9 @@ impl Books {
                     return Err(Misfit("a channel accepted twice"));
                 }
                 channel.accepted = true;
-                let listener = channel.listener;
-                self.one_less_waits(listener);
+                let (listener, endpoint, number) =
+                    (channel.listener, channel.acceptor.endpoint, channel.number);
+                self.one_less_waits(listener, endpoint, number);
                 Ok(())
             }
             Record::Closed { channel, initiator } => {
@@ -497,6 +500,7 @@ impl Books {
             listeners: BTreeSet::new(),
             sides: 0,
             bytes: 0,
+            waiting: BTreeSet::new(),
             opened: BTreeMap::new(),
             syncs: BTreeSet::new(),
             slots: BTreeMap::new(),
@@ -588,10 +592,15 @@ impl Books {
             self.numbers.refer(side.endpoint, side.epoch);
             self.one_more_side(&side);
         }
-        if !channel.accepted
-            && let Some(listener) = self.listeners.get_mut(&channel.listener)
-        {
-            listener.waiting += 1;
+        if !channel.accepted {
+            if let Some(listener) = self.listeners.get_mut(&channel.listener) {
+                listener.waiting += 1;
+            }
+            if !channel.acceptor.closed
+                && let Some(endpoint) = self.endpoints.get_mut(&channel.acceptor.endpoint)
+            {
+                endpoint.waiting.insert((channel.listener, number));
+            }
         }
         self.next_channel = self.next_channel.max(number.saturating_add(1));
         if channel.relayed {
@@ -613,7 +622,7 @@ impl Books {
         let (listener, nonce, len) = (channel.listener, channel.nonce, channel.block_len());
         if !initiator && !channel.accepted {
             channel.accepted = true;
-            self.one_less_waits(listener);
+            self.one_less_waits(listener, side.endpoint, number);
         }
         let ends_here = other.closed;
         if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
@@ -653,7 +662,11 @@ impl Books {
         }
     }
 
-    fn one_less_waits(&mut self, listener: u32) {
+    /// A channel does not wait any more for its acceptor.
+    fn one_less_waits(&mut self, listener: u32, endpoint: u32, channel: u64) {
+        if let Some(endpoint) = self.endpoints.get_mut(&endpoint) {
+            endpoint.waiting.remove(&(listener, channel));
+        }
         if let Some(listener) = self.listeners.get_mut(&listener) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }

@@ -67,8 +67,7 @@ impl Broker {
             fds.push(FdRef::Event(member, endpoint.vector));
         }
         // What it has not accepted yet is announced again, after the answer.
-        let waiting: Vec<u64> =
-            endpoint.channels.iter().copied().filter(|n| self.waits_for(*n, number)).collect();
+        let waiting: Vec<u64> = endpoint.waiting.iter().map(|(_, channel)| *channel).collect();
         if let Some(client) = self.clients.get_mut(&id) {
             (client.endpoint, client.returned) = (Some(number), returned);
         }
@@ -83,11 +82,6 @@ impl Broker {
         }
         self.revocations.tell_again(number);
         Ok(())
-    }
-
-    fn waits_for(&self, channel: u64, endpoint: u32) -> bool {
-        let channel = self.books.channels.get(&channel);
-        channel.is_some_and(|c| !c.accepted && c.acceptor.endpoint == endpoint && !c.acceptor.closed)
     }
 
     /// A new endpoint.
@@ -303,16 +297,11 @@ impl Broker {
         }
         self.record(Record::Unlisten { listener: wish.listener })?;
         // Nobody will accept these any more.
-        let waiting: Vec<u64> = self
-            .books
-            .endpoints
-            .get(&number)
-            .into_iter()
-            .flat_map(|e| e.channels.iter().copied())
-            .filter(|n| self.waits_for(*n, number))
-            .filter(|n| self.books.channels.get(n).is_some_and(|c| c.listener == wish.listener))
-            .collect();
-        for channel in waiting {
+        let at_it = (wish.listener, 0)..=(wish.listener, u64::MAX);
+        let endpoint = self.books.endpoints.get(&number);
+        let waiting =
+            endpoint.map(|e| e.waiting.range(at_it).map(|(_, channel)| *channel).collect::<Vec<_>>());
+        for channel in waiting.unwrap_or_default() {
             self.close_side(channel, false)?;
         }
         self.ok(id, request);

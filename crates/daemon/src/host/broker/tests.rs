@@ -316,6 +316,9 @@ impl Bench {
             let opened = books.channels.values().map(|c| (c.nonce, c.number, c.initiator));
             let opened = opened.filter(|(.., side)| side.endpoint == endpoint.number && !side.closed);
             assert_eq!(endpoint.opened, opened.map(|(nonce, number, _)| (nonce, number)).collect());
+            let waiting = books.channels.values().filter(|c| !c.accepted && !c.acceptor.closed);
+            let waiting = waiting.filter(|c| c.acceptor.endpoint == endpoint.number);
+            assert_eq!(endpoint.waiting, waiting.map(|c| (c.listener, c.number)).collect());
             let slots = books.syncs.values().flat_map(|s| s.users.iter().map(|user| (s.number, user)));
             let slots = slots.filter(|(_, user)| user.endpoint == endpoint.number);
             assert_eq!(endpoint.slots, slots.map(|(n, user)| (user.nonce, (n, user.slot))).collect());

@@ -118,3 +118,61 @@ fn a_ring_of_the_daemon_looks_at_no_lock() {
     assert!(rung <= 2, "each doorbell once: {rung} rings");
     assert!(took < Duration::from_millis(5), "{took:?}");
 }
+
+#[test]
+fn coming_back_and_not_listening_any_more_cost_what_waits_and_not_what_is_there() {
+    const CHANNELS: u64 = 10_000;
+    let mut limits = Limits::default();
+    (limits.member.channels_per_endpoint, limits.member.channels_per_member) = (1 << 20, 1 << 20);
+    (limits.member.bytes_per_endpoint, limits.member.bytes_per_member) = (1 << 40, 1 << 40);
+    let mut bench = Bench::new(limits);
+    let big = name("big");
+    assert!(bench.broker.note(Record::Segment {
+        name: Text(big),
+        uuid: Hex16([9; 16]),
+        size: 1 << 30,
+        members: [0].into(),
+        readers: BTreeSet::new(),
+        memory: Memory::Dax,
+        page: 4096,
+        part: None,
+        runtime: None,
+    }));
+    let vectors = bench.broker.books.allot(&big, 0, bench.broker.vectors);
+    assert!(bench.broker.note(Record::Vectors { segment: Text(big), member: 0, vectors }));
+    bench.effects();
+    let (caller, _) = bench.attach(0, "big");
+    let best_of = |bench: &mut Bench, channels: u64, at: &str| {
+        let (id, attached) = bench.attach(0, "big");
+        bench.ask(id, Kind::LISTEN, listen(at).as_bytes());
+        for nonce in 0..channels {
+            let channel = bench.connect(caller, at, nonce << 1 | 1).unwrap().channel;
+            assert_eq!(bench.ask(id, Kind::ACCEPTED, reference(channel).as_bytes()), Kind::OK);
+        }
+        let waiting = bench.connect(caller, at, 1 << 40 | channels).unwrap().channel;
+        let again = wire::Attach { segment: big, ..back(&attached) };
+        let round = |bench: &mut Bench| {
+            let (_, body, _) = bench.ask_all(id, Kind::LISTEN, listen("once").as_bytes());
+            let start = Instant::now();
+            assert_eq!(bench.ask(id, Kind::UNLISTEN, &body), Kind::OK);
+            let client = bench.client(0, 0);
+            assert_eq!(bench.ask(client, Kind::ATTACH, again.as_bytes()), Kind::ATTACHED);
+            let took = start.elapsed();
+            bench.broker.hung_up(client);
+            bench.effects();
+            took
+        };
+        let best = (0..50).map(|_| round(bench)).min().unwrap();
+        // What waits is all that is touched when nobody listens there any more.
+        let number = bench.broker.books.names[&(big, name(at))];
+        let wish = wire::Listening { listener: number, reserved: 0 };
+        assert_eq!(bench.ask(id, Kind::UNLISTEN, wish.as_bytes()), Kind::OK);
+        assert!(bench.broker.books.channels[&waiting].acceptor.closed);
+        let open = bench.broker.books.endpoints[&attached.endpoint].channels.len() as u64;
+        assert_eq!(open, channels);
+        best
+    };
+    let alone = best_of(&mut bench, 0, "alone");
+    let beside = best_of(&mut bench, CHANNELS, "many");
+    assert!(beside < 8 * alone, "{beside:?} with {CHANNELS} channels, {alone:?} alone");
+}
