@@ -94,7 +94,7 @@ impl Clients {
 
     /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
     /// means that no other makes room, and the newcomer has to go.
-    pub fn to_be_given_up(&mut self, uid: u32) -> Result<Option<u32>> {
+    pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
         let Err(Full { user, given_up, .. }) = self.crowd.room(uid, MOST, is_attached) else {
             self.full = false;

@@ -71,7 +71,7 @@ impl Daemon {
     /// Takes in a program, at the cost of another if there is no room.
     fn admit(&mut self, fd: OwnedFd) -> Result<()> {
         let peer = packet::peer(fd.as_fd()).context("cannot see who has connected")?;
-        match self.clients.to_be_given_up(peer.uid) {
+        match self.clients.given_up_for(peer.uid) {
             Ok(given_up) => given_up.into_iter().for_each(|id| self.drop_client(id)),
             Err(error) => {
                 let (bytes, _) = refusal(0, ErrorCode::LIMIT, &format!("{error}: end some"));
