@@ -53,6 +53,14 @@ pub enum Corrupt {
         /// What has been released.
         head: u64,
     },
+    /// A saved cursor that no ring of this capacity can have.
+    #[error("a cursor at position {position} with {released} bytes released is impossible in this ring")]
+    Cursor {
+        /// Bytes published or taken.
+        position: u64,
+        /// Bytes released.
+        released: u64,
+    },
     /// A side state of no known meaning.
     #[error("unknown side state {0}")]
     State(u32),

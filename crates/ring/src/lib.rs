@@ -5,6 +5,7 @@
 //!
 //! - [`message`]: messages with boundaries. One cache line moves for a small message.
 //! - [`stream`]: a stream of bytes.
+//! - [`Cursor`]: one process goes on where another has stopped.
 //! - [`wait`]: poll, sleep, or both in turn; and when to ring the doorbell.
 //! - [`board`]: waiting for tens of thousands of rings at once.
 //!
@@ -17,10 +18,12 @@
 #![forbid(unsafe_code)]
 
 pub mod board;
+mod cursor;
 mod error;
 pub mod message;
 mod side;
 pub mod stream;
 pub mod wait;
 
+pub use cursor::Cursor;
 pub use error::{Corrupt, RecvError, SendError};

@@ -12,6 +12,7 @@
 //! writing the header of the *first* of them last. The consumer polls the header at its position: zero means not yet.
 //! Dropping a claim abandons it; nothing of it was visible.
 
+use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Look, Waitable, Watch, Watchable};
@@ -55,17 +56,37 @@ impl<M: Memory> Producer<M> {
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_producing(&memory, capacity, HEADER);
+        Self::at(memory, capacity, Cursor::default(), None)
+    }
+
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does.
+    pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
+        let ended = side::resume_producing(&memory, capacity);
+        Ok(Self::at(memory, capacity, cursor.check_records(capacity)?, ended))
+    }
+
+    fn at(memory: M, capacity: usize, cursor: Cursor, ended: Option<SendError>) -> Self {
         Self {
             memory,
             capacity,
-            tail: 0,
-            head: 0,
+            tail: cursor.position,
+            head: cursor.released,
             held: None,
-            ended: None,
-            armed: Armed::new(SPACE_ARMED),
-            bell: Bell::new(DATA_ARMED),
+            ended,
+            armed: Armed::resume(SPACE_ARMED, cursor.token),
+            bell: Bell::resume(DATA_ARMED, cursor.rung),
             wanted: 0,
             clear_to: 0,
+        }
+    }
+
+    /// Where this side is. Messages that are committed and not published do not count: whoever resumes sends them again.
+    pub fn cursor(&self) -> Cursor {
+        Cursor {
+            position: self.held.map_or(self.tail, |(first, _)| first),
+            released: self.head,
+            token: self.armed.token(),
+            rung: self.bell.rung(),
         }
     }
 
@@ -345,16 +366,40 @@ impl<M: Memory> Consumer<M> {
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_consuming(&memory, capacity);
+        Self::at(memory, capacity, Cursor::default())
+    }
+
+    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
+    /// afterwards.
+    pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
+        side::resume_consuming(&memory, capacity);
+        let mut consumer = Self::at(memory, capacity, cursor.check_records(capacity)?);
+        // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
+        consumer.advance(0);
+        Ok(consumer)
+    }
+
+    fn at(memory: M, capacity: usize, cursor: Cursor) -> Self {
         Self {
             memory,
             capacity,
-            position: 0,
-            returned: 0,
+            position: cursor.position,
+            returned: cursor.released,
             next: Next::Unknown,
             limit: ring::max_message(capacity) + 1,
             owed: false,
-            armed: Armed::new(DATA_ARMED),
-            bell: Bell::new(SPACE_ARMED),
+            armed: Armed::resume(DATA_ARMED, cursor.token),
+            bell: Bell::resume(SPACE_ARMED, cursor.rung),
+        }
+    }
+
+    /// Where this side is.
+    pub fn cursor(&self) -> Cursor {
+        Cursor {
+            position: self.position,
+            released: self.returned,
+            token: self.armed.token(),
+            rung: self.bell.rung(),
         }
     }
 

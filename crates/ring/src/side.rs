@@ -23,6 +23,24 @@ pub(crate) fn begin_consuming<M: Memory>(memory: &M, capacity: usize) {
     open(memory, CONSUMER_STATE);
 }
 
+/// Checks what a ring is built on. Says whether the producer's side, which is to be resumed, has ended.
+pub(crate) fn resume_producing<M: Memory>(memory: &M, capacity: usize) -> Option<SendError> {
+    check(capacity, memory.len());
+    memory.attend();
+    match SideState(memory.load_relaxed_u32(PRODUCER_STATE)) {
+        SideState::NEW | SideState::OPEN => None,
+        SideState::FINISHED | SideState::DEAD => Some(SendError::AfterFinish),
+        SideState::LOST => Some(SendError::Broken),
+        SideState(other) => Some(Corrupt::State(other).into()),
+    }
+}
+
+/// Checks what a ring is built on.
+pub(crate) fn resume_consuming<M: Memory>(memory: &M, capacity: usize) {
+    check(capacity, memory.len());
+    memory.attend();
+}
+
 fn check(capacity: usize, len: usize) {
     assert!(ring::valid_capacity(capacity as u64), "a ring's capacity is a power of two in range");
     assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");

@@ -7,6 +7,7 @@
 //! The consumer returns space in eighths of the ring, also when it has read everything: the producer may find only seven
 //! eighths of an empty ring free.
 
+use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Look, Waitable, Watch, Watchable};
@@ -35,15 +36,30 @@ impl<M: Memory> Producer<M> {
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_producing(&memory, capacity, TAIL);
+        Self::at(memory, capacity, Cursor::default(), None)
+    }
+
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does.
+    pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
+        let ended = side::resume_producing(&memory, capacity);
+        Ok(Self::at(memory, capacity, cursor.check(capacity)?, ended))
+    }
+
+    fn at(memory: M, capacity: usize, cursor: Cursor, ended: Option<SendError>) -> Self {
         Self {
             memory,
             capacity,
-            tail: 0,
-            head: 0,
-            ended: None,
-            armed: Armed::new(SPACE_ARMED),
-            bell: Bell::new(DATA_ARMED),
+            tail: cursor.position,
+            head: cursor.released,
+            ended,
+            armed: Armed::resume(SPACE_ARMED, cursor.token),
+            bell: Bell::resume(DATA_ARMED, cursor.rung),
         }
+    }
+
+    /// Where this side is.
+    pub fn cursor(&self) -> Cursor {
+        Cursor { position: self.tail, released: self.head, token: self.armed.token(), rung: self.bell.rung() }
     }
 
     fn free(&self) -> usize {
@@ -218,16 +234,40 @@ impl<M: Memory> Consumer<M> {
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
         side::begin_consuming(&memory, capacity);
+        Self::at(memory, capacity, Cursor::default())
+    }
+
+    /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
+    /// afterwards.
+    pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
+        side::resume_consuming(&memory, capacity);
+        let mut consumer = Self::at(memory, capacity, cursor.check(capacity)?);
+        // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
+        consumer.return_if_due();
+        Ok(consumer)
+    }
+
+    fn at(memory: M, capacity: usize, cursor: Cursor) -> Self {
         Self {
             memory,
             capacity,
-            head: 0,
-            returned: 0,
-            tail: 0,
+            head: cursor.position,
+            returned: cursor.released,
+            tail: cursor.position,
             ended: None,
             owed: false,
-            armed: Armed::new(DATA_ARMED),
-            bell: Bell::new(SPACE_ARMED),
+            armed: Armed::resume(DATA_ARMED, cursor.token),
+            bell: Bell::resume(SPACE_ARMED, cursor.rung),
+        }
+    }
+
+    /// Where this side is.
+    pub fn cursor(&self) -> Cursor {
+        Cursor {
+            position: self.head,
+            released: self.returned,
+            token: self.armed.token(),
+            rung: self.bell.rung(),
         }
     }
 
@@ -327,6 +367,13 @@ impl<M: Memory> Consumer<M> {
         Ok(got)
     }
 
+    #[inline]
+    fn return_if_due(&mut self) {
+        if self.head - self.returned >= (self.capacity / PIECES) as u64 {
+            self.return_space();
+        }
+    }
+
     fn return_space(&mut self) {
         self.returned = self.head;
         // ORDER ring.release: we have done with these bytes. Pairs with: `Producer::refresh_head`.
@@ -414,9 +461,7 @@ impl<M: Memory> Bytes<'_, M> {
     pub fn release(self, len: usize) -> bool {
         let consumer = self.consumer;
         consumer.head += len.min(self.len) as u64;
-        if consumer.head - consumer.returned >= (consumer.capacity / PIECES) as u64 {
-            consumer.return_space();
-        }
+        consumer.return_if_due();
         consumer.take_owed()
     }
 }

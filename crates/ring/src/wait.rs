@@ -237,7 +237,17 @@ pub struct Armed {
 impl Armed {
     /// The wake word at `at`, which this side writes.
     pub fn new(at: usize) -> Self {
-        Self { at, token: 0 }
+        Self::resume(at, 0)
+    }
+
+    /// Goes on after `token`: a waker that has rung for a token does not ring for it again.
+    pub fn resume(at: usize, token: u32) -> Self {
+        Self { at, token }
+    }
+
+    /// The last token.
+    pub fn token(&self) -> u32 {
+        self.token
     }
 
     /// Says "ring me", with a fresh token. The caller must look once more before it sleeps.
@@ -266,7 +276,17 @@ pub struct Bell {
 impl Bell {
     /// The wake word at `at`, which the other side writes.
     pub fn new(at: usize) -> Self {
-        Self { at, rung: 0 }
+        Self::resume(at, 0)
+    }
+
+    /// Goes on after `rung`.
+    pub fn resume(at: usize, rung: u32) -> Self {
+        Self { at, rung }
+    }
+
+    /// The last token that was rung for.
+    pub fn rung(&self) -> u32 {
+        self.rung
     }
 
     /// After something was published: whether the doorbell must be rung for it.

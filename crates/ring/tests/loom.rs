@@ -151,6 +151,36 @@ fn deliver(lens: &'static [usize], (mut producer, mut consumer): MessagePair) {
     sender.join().unwrap();
 }
 
+/// Each side has a new owner after each message, which may have slept before.
+fn hand_over(count: u64, (producer, consumer): MessagePair) {
+    let (mut awake_producer, mut awake_consumer) = (Bed::new(), Bed::new());
+    let (to_producer, to_consumer) = (awake_producer.clone(), awake_consumer.clone());
+    let sender = thread::spawn(move || {
+        let mut producer = producer;
+        for value in 100..100 + count {
+            send(&mut producer, LONG, value, &mut awake_producer, &to_consumer).unwrap();
+            producer =
+                message::Producer::resume(producer.memory().clone(), CAPACITY, producer.cursor()).unwrap();
+        }
+        to_consumer.ring_if(producer.finish());
+    });
+    let mut consumer = consumer;
+    for value in 100..100 + count {
+        assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Ok((LONG, value)));
+        consumer = message::Consumer::resume(consumer.memory().clone(), CAPACITY, consumer.cursor()).unwrap();
+    }
+    assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Err(RecvError::Finished));
+    sender.join().unwrap();
+}
+
+#[test]
+fn messages_arrive_although_each_side_has_a_new_owner_after_each() {
+    explore(2, || {
+        let (p, c) = both(ring(&LONG_LINES));
+        hand_over(5, messages(p, c));
+    });
+}
+
 /// The same over a stream: as many runs of `RUN` bytes, each of which begins with its number.
 const RUN: usize = 1024;
 
