@@ -5,12 +5,14 @@
 //!   `target/bench/channel.json`.
 //! - `bench-volume` starts disk servers and a VM, and drives them with the poll-mode client and with fio.
 //! - `bench-farm-peer` and `bench-farm` are the same for the farm.
+//! - `bench-ready` starts servers of many channels.
 
 pub mod allocate;
 pub mod farm;
 pub mod guest_disks;
 pub mod joining;
 pub mod measure;
+pub mod readiness;
 pub mod report;
 pub mod stalls;
 pub mod volume;
