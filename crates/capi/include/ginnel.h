@@ -296,6 +296,10 @@ typedef struct ginnel_mutex ginnel_mutex;
 // thread at a time; others open their own. Made by ginnel_once_open(), freed by ginnel_once_close().
 typedef struct ginnel_once ginnel_once;
 
+// Many channels, listeners and other descriptors, for which one thread waits. One thread at a time. Made by
+// ginnel_ready_set_new(), freed by ginnel_ready_set_close(). It belongs to the process that has made it.
+typedef struct ginnel_ready_set ginnel_ready_set;
+
 // A read-write lock of a segment: many readers or one writer, who goes first. Robust as to writers. A handle is used by one
 // thread at a time; others open their own. Made by ginnel_rwlock_open(), freed by ginnel_rwlock_close().
 typedef struct ginnel_rwlock ginnel_rwlock;
@@ -908,6 +912,74 @@ int ginnel_stream_peek(struct ginnel_channel *channel,
 // GINNEL_ERR_BROKEN, and what was read of the bytes may be zeros.
 int ginnel_stream_release(struct ginnel_channel *channel,
                           size_t len);
+
+// Makes an empty set. On success `*set` is the caller's, to be freed with ginnel_ready_set_close(); on failure it is NULL.
+//
+// Does not block. Any thread. Errors: GINNEL_ERR_SYSTEM if there are no more file descriptors, of which it takes two.
+int ginnel_ready_set_new(struct ginnel_ready_set **set);
+
+// From now on operations in these directions of the channel never wait: they return GINNEL_ERR_WOULD_BLOCK, and the set
+// reports `key` when another try is worth it. It reports the key once at the beginning, too. What was reported is reported
+// again only after another GINNEL_ERR_WOULD_BLOCK, so work on a channel until it says that. A direction is in one set at a
+// time. The set may be closed before the channel and the channel before the set.
+//
+// Counts as an operation in these directions and of the set (one thread at a time each). Asks the daemon for a readiness
+// board where those that the process has are full, each of which serves 24576 directions of an endpoint; then it blocks up
+// to some 10 s for a daemon that is being restarted. Errors: GINNEL_ERR_LIMIT, GINNEL_ERR_NO_MEMORY, GINNEL_ERR_NO_DAEMON.
+int ginnel_ready_set_add(struct ginnel_ready_set *set,
+                         struct ginnel_channel *channel,
+                         int directions,
+                         uint64_t key);
+
+// Takes these directions of a channel out of their set. Their operations wait again, unless they are non-blocking.
+//
+// Counts as an operation in these directions (one thread at a time each); does not block.
+int ginnel_channel_leave_set(struct ginnel_channel *channel,
+                             int directions);
+
+// Reports `key` as long as `fd` is readable: ginnel_listener_fd(), a socket, a timer. A descriptor that is closed is no
+// longer watched; say ginnel_ready_set_unwatch() before you close one of which there are duplicates.
+//
+// One thread at a time; does not block. Errors: GINNEL_ERR_SYSTEM, for example for a descriptor of a file.
+int ginnel_ready_set_watch(struct ginnel_ready_set *set,
+                           int fd,
+                           uint64_t key);
+
+// Reports a descriptor no more.
+//
+// One thread at a time; does not block. Errors: GINNEL_ERR_SYSTEM if it was not watched.
+int ginnel_ready_set_unwatch(struct ginnel_ready_set *set, int fd);
+
+// Waits until there is something to do, writes up to `most` keys to `keys`, in no order, and returns how many; 0 after the
+// timeout. What did not fit is returned by the next call.
+//
+// One thread at a time. Blocks for at most `timeout_ns` nanoseconds: 0 means one look, a negative number for ever. Signals
+// do not interrupt it. Errors: GINNEL_ERR_INVALID if `most` is 0; GINNEL_ERR_SYSTEM in a fork's child of the process that
+// has made the set.
+ssize_t ginnel_ready_set_wait(struct ginnel_ready_set *set,
+                              uint64_t *keys,
+                              size_t most,
+                              int64_t timeout_ns);
+
+// How ginnel_ready_set_wait() waits: one of GINNEL_WAIT_*. `budget_ns` is for GINNEL_WAIT_ADAPTIVE, as in
+// ginnel_channel_set_wait(). The default is adaptive.
+//
+// One thread at a time; does not block.
+int ginnel_ready_set_set_wait(struct ginnel_ready_set *set,
+                              int wait,
+                              uint64_t budget_ns);
+
+// For programs with an event loop of their own: a file descriptor, the same each time. After a call of this function it
+// becomes readable (POLLIN) when ginnel_ready_set_wait() with a timeout of 0 has something to report, or for no reason; it
+// is readable at once if something is there already. Call this again after each ginnel_ready_set_wait(), before the next
+// poll(2). It belongs to the set: do not read or close it.
+//
+// One thread at a time; does not block. In a VM without interrupts it never becomes readable: look from time to time.
+int ginnel_ready_set_fd(struct ginnel_ready_set *set);
+
+// Frees a set. Directions that are in it go on returning GINNEL_ERR_WOULD_BLOCK until they are closed, leave it or enter
+// another. NULL is allowed. No other thread may be using the handle. Does not block.
+int ginnel_ready_set_close(struct ginnel_ready_set *set);
 
 // Makes a block of `size` bytes in the segment of `endpoint` and opens it for reading and writing. `name` may be NULL: then
 // nobody finds it until ginnel_block_link(). `options` may be NULL. On success `*block` is the caller's, to be freed with

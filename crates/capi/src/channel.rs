@@ -35,22 +35,22 @@ handle!(Channel, "channel");
 /// A C program cannot hold a claim, which borrows the half, so only its length is kept: claiming again yields the same
 /// place, for as long as nothing else is sent, and that is refused meanwhile.
 pub(crate) struct Sending {
-    half: SendingHalf,
+    pub(crate) half: SendingHalf,
     claimed: Option<usize>,
 }
 
-enum SendingHalf {
+pub(crate) enum SendingHalf {
     Message(MessageSender),
     Stream(StreamSender),
 }
 
 /// The receiving half. As with claims, peeking again yields the same bytes.
 pub(crate) struct Receiving {
-    half: ReceivingHalf,
+    pub(crate) half: ReceivingHalf,
     peeked: Option<usize>,
 }
 
-enum ReceivingHalf {
+pub(crate) enum ReceivingHalf {
     Message(MessageReceiver),
     Stream(StreamReceiver),
 }
@@ -179,7 +179,7 @@ const SEND: c_int = Direction::GINNEL_SEND as c_int;
 const RECEIVE: c_int = Direction::GINNEL_RECEIVE as c_int;
 
 /// The directions that are meant, of which there is at least one.
-fn directions(directions: c_int) -> Outcome<(bool, bool)> {
+pub(crate) fn directions(directions: c_int) -> Outcome<(bool, bool)> {
     if !(SEND..=SEND | RECEIVE).contains(&directions) {
         let detail = format!("{directions} is no direction; use GINNEL_SEND, GINNEL_RECEIVE, or both");
         return Err(invalid(detail));
@@ -205,6 +205,25 @@ macro_rules! either {
     };
 }
 
+/// Does the same with the halves of these directions.
+macro_rules! either_half {
+    ($channel:ident, $send:expr, $receive:expr, $name:ident => $body:expr) => {
+        if $send {
+            match &mut $crate::boundary::given!(sending($channel)).half {
+                SendingHalf::Message($name) => $body,
+                SendingHalf::Stream($name) => $body,
+            }
+        }
+        if $receive {
+            match &mut $crate::boundary::given!(receiving($channel)).half {
+                ReceivingHalf::Message($name) => $body,
+                ReceivingHalf::Stream($name) => $body,
+            }
+        }
+    };
+}
+pub(crate) use either_half;
+
 /// How long operations in these directions may wait, in nanoseconds: 0 means one look, a negative number (the default)
 /// for ever. After that they return GINNEL_ERR_TIMED_OUT.
 ///
@@ -217,12 +236,7 @@ pub unsafe extern "C" fn ginnel_channel_set_timeout(
 ) -> c_int {
     status(|| {
         let (send, receive) = self::directions(directions)?;
-        if send {
-            either!(given!(sending(channel)), SendingHalf, half => half.set_timeout(timeout(timeout_ns)));
-        }
-        if receive {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.set_timeout(timeout(timeout_ns)));
-        }
+        either_half!(channel, send, receive, half => half.set_timeout(timeout(timeout_ns)));
         Ok(())
     })
 }
@@ -242,12 +256,7 @@ pub unsafe extern "C" fn ginnel_channel_set_wait(
     status(|| {
         let (send, receive) = self::directions(directions)?;
         let mode = wait_mode(wait, budget_ns)?;
-        if send {
-            either!(given!(sending(channel)), SendingHalf, half => half.set_mode(mode));
-        }
-        if receive {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.set_mode(mode));
-        }
+        either_half!(channel, send, receive, half => half.set_mode(mode));
         Ok(())
     })
 }
@@ -263,12 +272,7 @@ pub unsafe extern "C" fn ginnel_channel_set_nonblocking(
 ) -> c_int {
     status(|| {
         let (send, receive) = self::directions(directions)?;
-        if send {
-            either!(given!(sending(channel)), SendingHalf, half => half.set_nonblocking(nonblocking != 0));
-        }
-        if receive {
-            either!(given!(receiving(channel)), ReceivingHalf, half => half.set_nonblocking(nonblocking != 0));
-        }
+        either_half!(channel, send, receive, half => half.set_nonblocking(nonblocking != 0));
         Ok(())
     })
 }

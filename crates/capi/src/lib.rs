@@ -24,6 +24,8 @@ pub mod message;
 
 pub mod stream;
 
+pub mod ready;
+
 pub mod block;
 
 pub mod lock;

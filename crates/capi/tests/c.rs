@@ -197,6 +197,11 @@ fn nonblocking_channels_work_with_poll() {
 }
 
 #[test]
+fn one_thread_serves_many_channels() {
+    scenario("ready");
+}
+
+#[test]
 fn timeouts_end_waits() {
     scenario("timeouts");
 }

@@ -238,6 +238,11 @@ impl ReadySet {
         Ok(there)
     }
 
+    /// Makes the set's descriptor readable once.
+    pub fn nudge(&self) {
+        self.core.nudge();
+    }
+
     fn disarm(&mut self) -> Result<(), Error> {
         if !self.core.opener.is_here_or_succeeded() {
             return Err(Error::System {

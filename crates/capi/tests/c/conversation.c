@@ -663,6 +663,111 @@ static void read_only_client(void)
     FAILS(GINNEL_ERR_READ_ONLY, ginnel_connect("news/x", GINNEL_MESSAGE, NULL, &channel));
 }
 
+#define MANY 40
+#define LISTENER UINT64_MAX
+
+static void ready_server(void)
+{
+    ginnel_listener *listener;
+    ginnel_ready_set *set;
+    ginnel_channel *channels[MANY];
+    uint64_t keys[4], n = 0;
+    OK(ginnel_listen("test/ready", GINNEL_MESSAGE, NULL, &listener));
+    OK(ginnel_ready_set_new(&set));
+    OK(ginnel_ready_set_set_wait(set, GINNEL_WAIT_INTERRUPT, 0));
+    OK(ginnel_ready_set_watch(set, (int)OK(ginnel_listener_fd(listener)), LISTENER));
+    FAILS(GINNEL_ERR_INVALID, ginnel_ready_set_wait(set, keys, 0, 0));
+    FAILS(GINNEL_ERR_INVALID, ginnel_ready_set_watch(set, -1, 0));
+    CHECK(OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), 0)) == 0);
+    tell(to_client);
+
+    /* Each channel says its number, then ends. */
+    unsigned ended = 0, said = 0;
+    while (ended < MANY) {
+        ssize_t count = OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), WATCHDOG * SECOND));
+        CHECK(count > 0 && count <= (ssize_t)LENGTH(keys));
+        for (ssize_t i = 0; i < count; i++) {
+            if (keys[i] == LISTENER) {
+                int status = ginnel_accept(listener, 0, &channels[n]);
+                if (status == GINNEL_ERR_WOULD_BLOCK)
+                    continue;
+                OK(status);
+                OK(ginnel_ready_set_add(set, channels[n], GINNEL_SEND | GINNEL_RECEIVE, n));
+                n++;
+                continue;
+            }
+            CHECK(keys[i] < n);
+            ginnel_channel *channel = channels[keys[i]];
+            if (channel == NULL)
+                continue;
+            ssize_t len;
+            while ((len = ginnel_message_recv(channel, buffer, sizeof buffer)) >= 0) {
+                CHECK(len == 1);
+                said++;
+            }
+            if (len == GINNEL_ERR_WOULD_BLOCK)
+                continue;
+            CHECK(len == GINNEL_ERR_FINISHED);
+            ginnel_channel_close(channel);
+            channels[keys[i]] = NULL;
+            ended++;
+        }
+    }
+    CHECK(said == 3 * MANY);
+
+    /* An event loop of one's own. */
+    OK(ginnel_ready_set_unwatch(set, (int)OK(ginnel_listener_fd(listener))));
+    ginnel_channel *channel;
+    tell(to_client);
+    OK(ginnel_accept(listener, WATCHDOG * SECOND, &channel));
+    OK(ginnel_ready_set_add(set, channel, GINNEL_RECEIVE, MANY));
+    /* Keys of the others may still be waiting. */
+    do {
+        CHECK(readable((int)OK(ginnel_ready_set_fd(set)), WATCHDOG * 1000) == 1);
+        CHECK(OK(ginnel_ready_set_wait(set, keys, 1, 0)) <= 1);
+    } while (keys[0] != MANY);
+    FAILS(GINNEL_ERR_WOULD_BLOCK, ginnel_message_recv(channel, buffer, sizeof buffer));
+    int fd = (int)OK(ginnel_ready_set_fd(set));
+    tell(to_client);
+    ssize_t len;
+    CHECK(readable(fd, WATCHDOG * 1000) == 1);
+    while ((len = ginnel_message_recv(channel, buffer, sizeof buffer)) == GINNEL_ERR_WOULD_BLOCK)
+        CHECK(OK(ginnel_ready_set_wait(set, keys, LENGTH(keys), WATCHDOG * SECOND)) > 0);
+    CHECK(OK(len) == 4);
+
+    /* Outside, it waits again. */
+    OK(ginnel_channel_leave_set(channel, GINNEL_RECEIVE));
+    OK(ginnel_ready_set_close(set));
+    FAILS(GINNEL_ERR_FREED, ginnel_ready_set_wait(set, keys, LENGTH(keys), 0));
+    tell(to_client);
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 5);
+    ginnel_channel_close(channel);
+    ginnel_listener_close(listener);
+}
+
+static void ready_client(void)
+{
+    ginnel_channel *channels[MANY];
+    ginnel_channel_options options = {0};
+    options.size = sizeof options;
+    options.capacity = 4096;
+    await(to_client);
+    for (unsigned i = 0; i < MANY; i++)
+        OK(ginnel_connect("test/ready", GINNEL_MESSAGE, &options, &channels[i]));
+    for (unsigned round = 0; round < 3; round++)
+        for (unsigned i = 0; i < MANY; i++)
+            OK(ginnel_message_send(channels[i * 7 % MANY], "x", 1));
+    for (unsigned i = 0; i < MANY; i++)
+        ginnel_channel_close(channels[i]);
+    await(to_client);
+    ginnel_channel *channel = join("test/ready", GINNEL_MESSAGE);
+    await(to_client);
+    OK(ginnel_message_send(channel, "four", 4));
+    await(to_client);
+    OK(ginnel_message_send(channel, "fifth", 5));
+    ginnel_channel_close(channel);
+}
+
 static const struct {
     const char *name;
     void (*server)(void), (*client)(void);
@@ -672,6 +777,7 @@ static const struct {
     {"in_place", in_place_server, in_place_client, 0},
     {"streams", streams_server, streams_client, 0},
     {"nonblocking", nonblocking_server, nonblocking_client, 0},
+    {"ready", ready_server, ready_client, 0},
     {"timeouts", timeouts_server, timeouts_client, 0},
     {"half_close", half_close_server, half_close_client, 0},
     {"death", death_server, death_client, 1},

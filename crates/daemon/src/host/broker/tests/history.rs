@@ -140,7 +140,7 @@ proptest! {
                     let kind = bench.ask(id, Kind::DETACH, &[]);
                     prop_assert_eq!(kind == Kind::OK, number.is_some());
                     let there = number.and_then(|n| bench.broker.books.endpoints.get(&n));
-                    prop_assert!(there.is_none_or(|e| !last && !e.owners.contains(&sender)));
+                    prop_assert!(there.is_none_or(|e| e.is_ending || (!last && !e.owners.contains(&sender))));
                 }
                 Step::Join(c, p) => {
                     let Some(id) = pick(&clients, c) else { continue };
