@@ -3,8 +3,8 @@
 //! asleep in `poll`, or looking first, and leaving the CPU to others meanwhile.
 
 use anyhow::{Context, Result, ensure};
-use ginnel::farm::{Books, Generated, Report, Source, count, equal};
 use ginnel::{Mapping, Memory, SharedSlice, WaitMode};
+use ginnel_farm::{Books, Generated, Report, Source, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};

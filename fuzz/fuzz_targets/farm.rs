@@ -3,8 +3,8 @@
 //! What a manager says goes through a worker's eyes. The same input does the same again.
 #![no_main]
 
-use ginnel::farm::message::{Answer, Order};
-use ginnel::farm::{Books, Departure, equal};
+use ginnel_farm::message::{Answer, Order};
+use ginnel_farm::{Books, Departure, equal};
 use ginnel_fuzz::farm::{CAPACITY, Event, events};
 use ginnel_layout::ring::footprint;
 use ginnel_ring::RecvError;
@@ -68,7 +68,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
                     // A worker would see the same bytes.
                     if let Ok(Order::Piece(_, data)) = Order::read(message.slice()) {
                         assert!(data.len() <= message.len());
-                        ginnel::farm::count::characters(data);
+                        ginnel_farm::count::characters(data);
                     }
                     let answer = Answer::read(message.slice(), &mut content);
                     let _ = message.release();

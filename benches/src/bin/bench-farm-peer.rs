@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use ginnel::farm::{Generated, Manager, Options, Refusal, Worker, count, equal};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, WaitMode};
 use ginnel_bench::farm;
 use ginnel_bench::measure::cpu_seconds;
+use ginnel_farm::{Generated, Manager, Options, Refusal, Worker, count, equal};
 use std::time::Duration;
 
 #[derive(Parser)]

@@ -23,7 +23,7 @@ struct Cli {
     #[arg(long, default_value_t = 4096)]
     mib: u64,
     /// Bytes of a piece, in shared memory and over TCP.
-    #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
+    #[arg(long, default_value_t = ginnel_farm::Options::PIECE)]
     piece: usize,
     /// Mebibytes of shared memory, rings and all, however many host processes there are. A power of two.
     #[arg(long, default_value_t = 128)]
@@ -38,7 +38,7 @@ struct Cli {
     #[arg(long, default_value = "100")]
     tcp_mode: String,
     /// Bytes of a piece over TCP.
-    #[arg(long, default_value_t = ginnel::farm::Options::PIECE)]
+    #[arg(long, default_value_t = ginnel_farm::Options::PIECE)]
     tcp_piece: usize,
     /// Pieces that a worker may hold over TCP.
     #[arg(long, default_value_t = 3)]

@@ -11,11 +11,11 @@ use crate::status::Status::{
     GINNEL_ERR_CALLBACK, GINNEL_ERR_NO_WORKER, GINNEL_ERR_NULL, GINNEL_ERR_PIECE, GINNEL_ERR_TIMED_OUT,
     GINNEL_ERR_TOO_LONG,
 };
-use ginnel::farm::{
+use ginnel::{AttachOptions, ChannelOptions, Mapping, MessageChannel, SharedSlice};
+use ginnel_farm::{
     Departure, Error, Hands, Manager, Options, Piece, Refusal, Report, Run, Source, Step as RustStep, Task,
     Worker, equal,
 };
-use ginnel::{AttachOptions, ChannelOptions, Mapping, MessageChannel, SharedSlice};
 use libc::{c_int, ssize_t};
 use std::ffi::{CStr, CString, OsStr, c_char, c_void};
 use std::ops::Range;

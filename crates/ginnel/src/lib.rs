@@ -63,7 +63,6 @@ mod daemon;
 mod doorbell;
 mod endpoint;
 mod error;
-pub mod farm;
 mod fork;
 mod inner;
 mod listener;

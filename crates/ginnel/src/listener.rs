@@ -28,7 +28,8 @@ impl<C: Channel> Listener<C> {
     }
 
     /// The eventfd by which channels of this listener's endpoint are woken; none in a VM without interrupts.
-    pub(crate) fn event(&self) -> Option<&BorrowedEvent> {
+    #[doc(hidden)]
+    pub fn event(&self) -> Option<&BorrowedEvent> {
         self.endpoint.event.as_ref()
     }
 

@@ -188,8 +188,8 @@ impl MessageSender {
         self.ring.max_message()
     }
 
-    /// Rings the doorbell that [`Claim::send_quietly`] has left owed.
-    pub(crate) fn wake(&mut self) {
+    /// Wakes the peer, which [`Claim::send_quietly`] has left asleep. Never waits.
+    pub fn wake(&mut self) {
         self.ring_if(true);
     }
 
@@ -244,9 +244,11 @@ impl Claim<'_> {
         Ok(())
     }
 
-    /// Sends the first `len` bytes, but lets a peer that sleeps sleep on. True if it does: then it is owed a doorbell
-    /// ([`MessageSender::wake`]).
-    pub(crate) fn send_quietly(self, len: usize) -> Result<bool, Error> {
+    /// Sends the first `len` bytes, and all that is committed before, but lets a peer that sleeps sleep on, so that it can be
+    /// woken once for several messages. True if it does: then it must be woken later ([`MessageSender::wake`]), because no other
+    /// send does it. [`Error::Broken`] if the segment's memory is gone, and the message with it.
+    #[must_use = "a peer that sleeps must be woken"]
+    pub fn send_quietly(self, len: usize) -> Result<bool, Error> {
         let owed = self.inner.publish(len);
         self.peer.shared.check_memory()?;
         self.counters.operations += 1;
@@ -328,13 +330,15 @@ impl MessageReceiver {
     }
 
     /// To wait for this and others together.
-    pub(crate) fn waitable(&mut self) -> &mut Consumer<Mapping> {
+    #[doc(hidden)]
+    pub fn waitable(&mut self) -> &mut Consumer<Mapping> {
         self.waiter.begin(&mut self.ring);
         &mut self.ring
     }
 
     /// As [`Waitable::glance`].
-    pub(crate) fn glance(&self) -> bool {
+    #[doc(hidden)]
+    pub fn glance(&self) -> bool {
         self.ring.glance()
     }
 

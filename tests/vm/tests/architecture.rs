@@ -26,16 +26,30 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-sync",
         ],
     ),
+    ("ginnel-farm", &["ginnel", "ginnel-layout"]),
     ("ginnel-volume-control", &["ginnel-config"]),
-    ("ginnel-capi", &["ginnel", "ginnel-status"]),
-    ("ginnel-cli", &["ginnel", "ginnel-config", "ginnel-layout", "ginnel-status", "ginnel-volume-control"]),
+    ("ginnel-capi", &["ginnel", "ginnel-farm", "ginnel-status"]),
+    (
+        "ginnel-cli",
+        &[
+            "ginnel",
+            "ginnel-config",
+            "ginnel-farm",
+            "ginnel-layout",
+            "ginnel-status",
+            "ginnel-volume-control",
+        ],
+    ),
     ("ginnel-volume-client", &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
-    ("vmtest", &["ginnel", "ginnel-layout", "ginnel-shmem"]),
+    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem"]),
     (
         "ginnel-volume",
         &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"],
     ),
-    ("ginnel-bench", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"]),
+    (
+        "ginnel-bench",
+        &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"],
+    ),
 ];
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ginnel::farm::Generated;
+use ginnel_farm::Generated;
 use serde_json::Value;
 use vmtest::installation::{Installation, Memory, Plan, program};
 use vmtest::{Bed, HostJob, Job, Vm};

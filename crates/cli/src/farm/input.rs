@@ -1,8 +1,8 @@
 //! What a job works on.
 
 use anyhow::{Context, Result};
-use ginnel::farm::{Generated, Source};
 use ginnel::{Mapping, SharedSlice};
+use ginnel_farm::{Generated, Source};
 use std::fs::File;
 use std::io;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use super::input::Input;
 use clap::ValueEnum;
-use ginnel::farm::{Piece, Refusal, Task, count};
+use ginnel_farm::{Piece, Refusal, Task, count};
 use std::collections::BTreeMap;
 use std::io::Write;
 

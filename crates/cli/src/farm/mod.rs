@@ -36,7 +36,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// SEGMENT, or SEGMENT/NAME.
 fn address(text: &str) -> Result<String, String> {
-    let full = if text.contains('/') { text.to_owned() } else { format!("{text}/{}", ginnel::farm::NAME) };
+    let full = if text.contains('/') { text.to_owned() } else { format!("{text}/{}", ginnel_farm::NAME) };
     crate::address::split(&full).map(|_| full.clone()).map_err(|error| error.to_string())
 }
 

@@ -162,7 +162,7 @@ fn workers_killed_at_random_instants_change_no_count() {
     let mut expected = 0u64;
     let (mut outside, mut buffer, mut at) = (true, vec![0; 1 << 20], 0);
     while at < 100 << 20 {
-        ginnel::farm::Generated { seed: 9 }.read(at, &mut buffer);
+        ginnel_farm::Generated { seed: 9 }.read(at, &mut buffer);
         for byte in &buffer {
             expected += u64::from(outside && *byte != b' ');
             outside = *byte == b' ';

@@ -1,8 +1,8 @@
 //! The farm as a library, with workers that are threads or liars.
 
 use crate::world::World;
-use ginnel::farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel};
+use ginnel_farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;

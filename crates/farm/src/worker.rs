@@ -1,8 +1,8 @@
 //! A worker.
 
-use super::manager::Options;
-use super::message::{HEADER, Order};
-use crate::{
+use crate::manager::Options;
+use crate::message::{HEADER, Order};
+use ginnel::{
     AttachOptions, ChannelOptions, Endpoint, Error, Mapping, MessageChannel, MessageReceiver, MessageSender,
     SharedSlice,
 };
@@ -39,7 +39,7 @@ impl Worker {
     /// Attaches to the segment of `address` (`segment/name`) and connects to the manager that listens there. Waits for it
     /// as long as `patience`.
     pub fn connect(address: &str, patience: Duration) -> Result<Self, Error> {
-        let (segment, name) = crate::split(address)?;
+        let (segment, name) = ginnel::split(address)?;
         let endpoint = Endpoint::attach_with(
             segment,
             &AttachOptions { mode: Options::MODE, ..AttachOptions::default() },
@@ -117,7 +117,7 @@ impl Worker {
     }
 
     /// How its channel waits.
-    pub fn set_mode(&mut self, mode: crate::WaitMode) {
+    pub fn set_mode(&mut self, mode: ginnel::WaitMode) {
         self.sender.set_mode(mode);
         self.receiver.set_mode(mode);
     }

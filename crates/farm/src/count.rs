@@ -1,6 +1,6 @@
 //! Counting characters and words where they lie.
 
-use crate::{Mapping, SharedSlice};
+use ginnel::{Mapping, SharedSlice};
 
 /// Characters of UTF-8 text: its bytes but those that continue a character. So the counts of pieces add up to that of the
 /// whole, wherever it is cut.

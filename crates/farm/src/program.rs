@@ -1,6 +1,6 @@
 //! Work that a program does: a piece on its standard input, the result from its standard output.
 
-use crate::{Mapping, SharedSlice};
+use ginnel::{Mapping, SharedSlice};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};

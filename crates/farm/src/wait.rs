@@ -1,9 +1,8 @@
 //! Waiting for many channels at once, by the one wait protocol.
 
-use super::error::Error;
-use super::link::Link;
-use crate::doorbell::BorrowedEvent;
-use crate::{Listener, MessageChannel, WaitMode};
+use crate::error::Error;
+use crate::link::Link;
+use ginnel::{Listener, MessageChannel, WaitMode};
 use ginnel_ring::wait::{self, Sleeper, Waitable};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -13,6 +12,7 @@ use rustix::time::{
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What an event of the epoll is about.
@@ -25,14 +25,13 @@ const NAP: Duration = Duration::from_micros(500);
 
 /// One epoll of all doorbells and all listeners.
 ///
-/// Doorbells are edge-triggered and never read, because others may share them (as in [`crate::doorbell`]); a listener's is
-/// readable as long as somebody waits there.
+/// Doorbells are edge-triggered and never read, because others may share them; a listener's is readable as long as somebody waits there.
 pub(super) struct Watch {
     epoll: OwnedFd,
     /// For callers that wait on the epoll themselves.
     timer: OwnedFd,
     /// Doorbells that are watched.
-    events: Vec<BorrowedEvent>,
+    events: Vec<Arc<OwnedFd>>,
     /// Somebody of ours has no doorbell.
     naps: bool,
     /// Somebody waits at a listener.
@@ -63,7 +62,7 @@ impl Watch {
             None => self.naps = true,
         }
         match self.add(door.as_fd(), DOOR, epoll::EventFlags::IN) {
-            Err(Error::Ginnel(crate::Error::System { source, .. }))
+            Err(Error::Ginnel(ginnel::Error::System { source, .. }))
                 if source.kind() == io::ErrorKind::AlreadyExists =>
             {
                 Ok(())
@@ -135,7 +134,7 @@ impl Watch {
     /// The epoll, for callers that wait on it.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
         if self.naps {
-            return Err(Error::Ginnel(crate::Error::System {
+            return Err(Error::Ginnel(ginnel::Error::System {
                 what: "no file descriptor to wait on: this VM has no interrupts (see `ginnel status`)",
                 source: io::ErrorKind::Unsupported.into(),
             }));
@@ -166,11 +165,11 @@ impl Watch {
 }
 
 fn system(what: &'static str) -> impl FnOnce(Errno) -> Error {
-    move |errno| crate::Error::system(what)(errno).into()
+    move |errno| ginnel::Error::System { what, source: errno.into() }.into()
 }
 
 fn looking(error: io::Error) -> Error {
-    crate::Error::io("waiting for the workers' doorbells")(error).into()
+    ginnel::Error::System { what: "waiting for the workers' doorbells", source: error }.into()
 }
 
 impl Sleeper for &Watch {

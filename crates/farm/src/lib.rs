@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! // A worker, anywhere: counts the bytes of each piece that are a newline.
-//! let mut worker = ginnel::farm::Worker::connect("job.w1/farm", std::time::Duration::from_secs(60))?;
+//! let mut worker = ginnel_farm::Worker::connect("job.w1/farm", std::time::Duration::from_secs(60))?;
 //! worker.serve(|task, result| {
 //!     let lines = task.data.to_vec().iter().filter(|byte| **byte == b'\n').count();
 //!     result.extend_from_slice(&(lines as u64).to_le_bytes());
@@ -18,7 +18,7 @@
 //!
 //! ```no_run
 //! // The manager, anywhere that is a member of both slices.
-//! use ginnel::farm::{Manager, Options, Refusal, equal};
+//! use ginnel_farm::{Manager, Options, Refusal, equal};
 //! let mut manager = Manager::new(Options::default())?;
 //! manager.listen_at("job.w1/farm")?;
 //! manager.listen_at("job.w2/farm")?;

@@ -1,13 +1,13 @@
 //! The manager.
 
-use super::books::{Books, Piece};
-use super::error::{Error, Refusal};
-use super::link::{Link, WORTH};
-use super::message::{Answer, HEADER};
-use super::report::{Departure, Report};
-use super::source::Source;
-use super::wait::Watch;
-use crate::{ChannelOptions, Endpoint, Listener, MessageChannel, WaitMode};
+use crate::books::{Books, Piece};
+use crate::error::{Error, Refusal};
+use crate::link::{Link, WORTH};
+use crate::message::{Answer, HEADER};
+use crate::report::{Departure, Report};
+use crate::source::Source;
+use crate::wait::Watch;
+use ginnel::{ChannelOptions, Endpoint, Listener, MessageChannel, WaitMode};
 use ginnel_layout::ring;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -103,7 +103,7 @@ impl Manager {
 
     /// Attaches to the segment of `address` (`segment/name`), and lets workers come there.
     pub fn listen_at(&mut self, address: &str) -> Result<(), Error> {
-        let (segment, name) = crate::split(address)?;
+        let (segment, name) = ginnel::split(address)?;
         self.listen(&Endpoint::attach(segment)?, name)?;
         if self.doors.len() == 1 {
             self.address = address.into();
@@ -184,7 +184,7 @@ impl Manager {
             loop {
                 match door.try_accept() {
                     Ok(channel) => self.links.push(Link::new(channel)),
-                    Err(crate::Error::WouldBlock) => break,
+                    Err(ginnel::Error::WouldBlock) => break,
                     Err(error) => return Err(error.into()),
                 }
             }

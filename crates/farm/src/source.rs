@@ -1,6 +1,6 @@
 //! Where pieces come from.
 
-use crate::{Mapping, SharedSlice};
+use ginnel::{Mapping, SharedSlice};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! The manager's end of one worker's channel.
 
-use super::Piece;
-use super::message::{Answer, HEADER};
-use super::report::Departure;
-use crate::{Error, Mapping, MessageChannel, MessageReceiver, MessageSender, SharedSlice};
+use crate::Piece;
+use crate::message::{Answer, HEADER};
+use crate::report::Departure;
+use ginnel::{Error, Mapping, MessageChannel, MessageReceiver, MessageSender, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Why a job ends without its result.
 
-use super::Piece;
+use crate::Piece;
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
@@ -26,7 +26,7 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Refusal {
 pub enum Error {
     /// Listening, attaching or waiting failed.
     #[error(transparent)]
-    Ginnel(#[from] crate::Error),
+    Ginnel(#[from] ginnel::Error),
     /// There was no worker for as long as the manager waits for one.
     #[error(
         "no worker for {waited:?}, and {left} left to do{last}; start some, such as `ginnel farm work {address}`, or wait longer"

@@ -1,6 +1,6 @@
 //! Who has which piece: the books of one job, without any transport.
 
-use super::report::{Departure, Report, WorkerReport};
+use crate::report::{Departure, Report, WorkerReport};
 use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::ops::Range;
@@ -238,7 +238,7 @@ impl<I: Iterator<Item = Range<u64>>> Books<I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::farm::equal;
+    use crate::equal;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The farm's messages as they come out of a ring. The other side is not believed: a message may have any length and hold
 //! anything, and change while it is read, so its header is read once.
 
-use crate::{Mapping, SharedSlice};
+use ginnel::{Mapping, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
 use zerocopy::FromBytes;
 
