@@ -226,6 +226,13 @@ fn listeners_and_event_loops_of_others() {
     nothing_comes(&mut set);
     let near: MessageChannel = b.connect("a").unwrap();
     assert_eq!(ready(&mut set), [9]);
+    // Who only looks sees watched descriptors, too.
+    for mode in [WaitMode::Interrupt, WaitMode::Poll, WaitMode::default()] {
+        set.set_mode(mode);
+        let mut keys = Vec::new();
+        set.wait(&mut keys, Some(Duration::ZERO)).unwrap();
+        assert_eq!(keys, [9], "{mode:?}");
+    }
     let (mut sender, _) = near.split();
     let (_, mut receiver) = listener.try_accept().unwrap().split();
     receiver.register(&set, 3).unwrap();

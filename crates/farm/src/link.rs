@@ -3,6 +3,7 @@
 use crate::Piece;
 use crate::message::{Answer, HEADER};
 use crate::report::Departure;
+use crate::wait::Watch;
 use ginnel::{Error, Mapping, MessageChannel, MessageReceiver, MessageSender, SharedSlice};
 use ginnel_layout::farm::{Header, Kind, VERSION};
 use std::collections::HashSet;
@@ -12,10 +13,15 @@ use zerocopy::IntoBytes;
 /// Work that is worth a doorbell: what it takes to wake a sleeper, a few times over.
 pub(super) const WORTH: Duration = Duration::from_micros(200);
 
-/// The manager's end of one worker's channel. Nothing here waits.
+/// The manager's end of one worker's channel. Nothing here waits: its receiver is in the manager's set.
 pub(super) struct Link {
     sender: MessageSender,
-    pub receiver: MessageReceiver,
+    receiver: MessageReceiver,
+    /// Its key in the set.
+    pub key: u64,
+    /// There may be something to receive: the set has reported its key, and the receiver has not said
+    /// [`Error::WouldBlock`] since then.
+    pub awake: bool,
     /// Its number in the books of the current job.
     pub worker: usize,
     /// Whether it knows of the current job.
@@ -40,11 +46,14 @@ impl Drop for Link {
 }
 
 impl Link {
-    pub fn new(channel: MessageChannel) -> Self {
-        let (sender, receiver) = channel.split();
-        Self {
+    pub fn new(channel: MessageChannel, watch: &mut Watch) -> Result<Self, Error> {
+        let (sender, mut receiver) = channel.split();
+        let key = watch.enter(&mut receiver)?;
+        Ok(Self {
             sender,
             receiver,
+            key,
+            awake: true,
             worker: 0,
             told: false,
             stale: HashSet::new(),
@@ -52,7 +61,7 @@ impl Link {
             pace: None,
             owed: None,
             full: false,
-        }
+        })
     }
 
     /// What it calls itself, and whose member it is.
@@ -63,7 +72,17 @@ impl Link {
 
     /// Whether nothing more will come of it.
     pub fn is_gone(&mut self) -> bool {
-        self.receiver.is_ready() && self.receiver.peek().is_err()
+        if !self.awake {
+            return false;
+        }
+        match self.receiver.peek() {
+            Ok(_) => false,
+            Err(Error::WouldBlock) => {
+                self.awake = false;
+                false
+            }
+            Err(_) => true,
+        }
     }
 
     /// The longest piece.
@@ -146,11 +165,12 @@ impl Link {
 
     /// What it has said, if anything; the content goes into `buffer`.
     pub fn answer(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Answer>, Departure> {
-        if !self.receiver.is_ready() {
-            return Ok(None);
-        }
         let message = match self.receiver.peek() {
             Ok(message) => message,
+            Err(Error::WouldBlock) => {
+                self.awake = false;
+                return Ok(None);
+            }
             Err(error) => return Err(self.departure(error)),
         };
         let answer = Answer::read(message.slice(), buffer);

@@ -71,8 +71,11 @@ pub struct Manager {
     doors: Vec<Listener<MessageChannel>>,
     /// Where the first door is, for people.
     address: String,
+    /// In the order of their keys.
     links: Vec<Link>,
     watch: Watch,
+    /// Why somebody who came was turned away, if nobody has been told yet.
+    turned_away: Option<String>,
     /// Number of the next job's first piece.
     next: u64,
 }
@@ -87,6 +90,7 @@ impl Manager {
             address: "SEGMENT/farm".into(),
             links: Vec::new(),
             watch,
+            turned_away: None,
             next: 1,
         })
     }
@@ -96,7 +100,7 @@ impl Manager {
     pub fn listen(&mut self, endpoint: &Endpoint, name: &str) -> Result<(), Error> {
         let options = ChannelOptions { capacity: self.options.capacity(), ..ChannelOptions::default() };
         let door = endpoint.listen_with(name, &options)?;
-        self.watch.door(&door)?;
+        self.watch.door(endpoint, &door)?;
         self.doors.push(door);
         Ok(())
     }
@@ -173,8 +177,12 @@ impl Manager {
             buffer: Vec::new(),
             had_worker: now,
             last: String::new(),
-            looked: None,
         })
+    }
+
+    /// Looks who has something or has come.
+    fn look(&mut self) -> Result<(), Error> {
+        self.watch.look(&mut self.links)
     }
 
     /// Takes in who has come.
@@ -183,7 +191,11 @@ impl Manager {
         for door in &self.doors {
             loop {
                 match door.try_accept() {
-                    Ok(channel) => self.links.push(Link::new(channel)),
+                    Ok(channel) => match Link::new(channel, &mut self.watch) {
+                        Ok(link) => self.links.push(link),
+                        // A member that leaves no memory for a readiness board keeps nobody but its own workers out.
+                        Err(error) => self.turned_away = Some(error.to_string()),
+                    },
                     Err(ginnel::Error::WouldBlock) => break,
                     Err(error) => return Err(error.into()),
                 }
@@ -204,7 +216,7 @@ pub enum Step {
     Done,
 }
 
-/// Between two looks for newcomers while there is always something else to do.
+/// Between two looks for newcomers of a manager that polls: it looks for nothing but answers while it waits.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A job that is being done. Dropping it gives it up; the workers stay.
@@ -218,8 +230,6 @@ pub struct Run<'m, I: Iterator<Item = Range<u64>>, S> {
     had_worker: Instant,
     /// How the last worker went.
     last: String,
-    /// When we looked for newcomers last.
-    looked: Option<Instant>,
 }
 
 impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
@@ -228,7 +238,6 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         &mut self,
         mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Error> {
-        self.manager.watch.disarm(&mut self.manager.links);
         loop {
             match self.turn(&mut fold)? {
                 Step::Done => return Ok(()),
@@ -244,11 +253,10 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         &mut self,
         mut fold: impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>,
     ) -> Result<Step, Error> {
-        self.manager.watch.disarm(&mut self.manager.links);
         let step = self.turn(&mut fold)?;
         if step == Step::Waiting {
             let deadline = self.deadline();
-            if self.manager.watch.arm(&mut self.manager.links, deadline)? {
+            if self.manager.watch.arm(deadline)? {
                 return Ok(Step::Working);
             }
         }
@@ -275,7 +283,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     fn wait(&mut self) -> Result<(), Error> {
         let deadline = self.deadline();
         let Manager { links, watch, options, .. } = &mut *self.manager;
-        // Who polls never sleeps, and sees newcomers only when it looks.
+        // Who polls never sleeps, and sees newcomers only in its next turn.
         let look = (options.mode == WaitMode::Poll).then(|| Instant::now() + LOOK);
         let first = [deadline, look].into_iter().flatten().min();
         watch.wait(links, options.mode, first)
@@ -297,7 +305,10 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     fn turn(&mut self, fold: &mut impl FnMut(&Piece, &[u8]) -> Result<(), Refusal>) -> Result<Step, Error> {
         self.meet_newcomers()?;
         let mut worked = false;
-        for _ in 0..self.manager.links.len() {
+        for round in 0..self.manager.links.len() {
+            if round > 0 {
+                self.manager.look()?;
+            }
             worked |= self.gather_from_all(fold)?;
             if !self.scatter()? {
                 break;
@@ -366,15 +377,14 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
     }
 
     fn meet_newcomers(&mut self) -> Result<(), Error> {
-        if self.looked.is_some_and(|last| last.elapsed() < LOOK) && !self.manager.watch.knocked() {
-            return Ok(());
-        }
-        let first = self.looked.is_none();
-        self.looked = Some(Instant::now());
-        if !first && !self.manager.watch.look()? {
+        self.manager.look()?;
+        if !self.manager.watch.knocked() {
             return Ok(());
         }
         let came = self.manager.welcome()?;
+        if let Some(why) = self.manager.turned_away.take() {
+            self.last = format!("; the last worker was turned away: {why}");
+        }
         let links = &mut self.manager.links;
         let known = links.len() - came;
         for link in &mut links[known..] {
@@ -394,7 +404,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
         link.full = false;
         let since = self.books.waiting_since(worker);
         let mut answers = 0;
-        loop {
+        while link.awake {
             let answer = match link.answer(&mut self.buffer) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
@@ -483,7 +493,7 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
 
     /// Takes a worker out, and its pieces with it.
     fn dismiss(&mut self, n: usize, departure: Departure) -> Result<(), Error> {
-        let link = self.manager.links.swap_remove(n);
+        let link = self.manager.links.remove(n);
         self.had_worker = Instant::now();
         let why = format!("({}) {departure}", self.books.name(link.worker));
         self.last = format!("; the last worker {why}");

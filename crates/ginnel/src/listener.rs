@@ -1,7 +1,7 @@
 //! Accepting connections.
 
 use crate::channel::{Channel, Pipe};
-use crate::doorbell::{BorrowedEvent, readable};
+use crate::doorbell::readable;
 use crate::error::Error;
 use crate::fork::{Opener, PerProcess};
 use crate::inner::{Door, Inner};
@@ -25,12 +25,6 @@ impl<C: Channel> Listener<C> {
         let door = endpoint.door(number).inspect_err(|_| endpoint.unlisten(number))?;
         let (door, opener) = (PerProcess::new(door), Opener::current());
         Ok(Self { endpoint, number, door, opener, kind: PhantomData })
-    }
-
-    /// The eventfd by which channels of this listener's endpoint are woken; none in a VM without interrupts.
-    #[doc(hidden)]
-    pub fn event(&self) -> Option<&BorrowedEvent> {
-        self.endpoint.event.as_ref()
     }
 
     /// Waits for a connection. Also outlives daemons: it goes on waiting with the next one.

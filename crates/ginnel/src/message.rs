@@ -329,19 +329,6 @@ impl MessageReceiver {
         ready
     }
 
-    /// To wait for this and others together.
-    #[doc(hidden)]
-    pub fn waitable(&mut self) -> &mut Consumer<Mapping> {
-        self.waiter.begin(&mut self.ring);
-        &mut self.ring
-    }
-
-    /// As [`Waitable::glance`].
-    #[doc(hidden)]
-    pub fn glance(&self) -> bool {
-        self.ring.glance()
-    }
-
     #[inline]
     fn wait_for_message(&mut self, term: &mut Term) -> Result<(), Error> {
         let owed = self.ring.take_owed();

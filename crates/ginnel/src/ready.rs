@@ -195,16 +195,17 @@ impl ReadySet {
     }
 
     /// Waits until there is something to do, and puts the keys of all that are worth a try in place of what is in `keys`, in no
-    /// order; none after the timeout. [`None`] waits for ever.
+    /// order; none after the timeout. [`None`] waits for ever, and a timeout of zero only looks.
     pub fn wait(&mut self, keys: &mut Vec<u64>, timeout: Option<Duration>) -> Result<(), Error> {
         keys.clear();
         self.disarm()?;
         self.turns += 1;
-        if self.turns >= TURNS && !self.watched.is_empty() {
+        let only_looks = timeout == Some(Duration::ZERO);
+        if (only_looks || self.turns >= TURNS) && !self.watched.is_empty() {
             self.ask(Some(Duration::ZERO)).map_err(looking)?;
         }
         lock(&self.core.state).collect(keys);
-        if !keys.is_empty() {
+        if only_looks || !keys.is_empty() {
             return Ok(());
         }
         // A timeout beyond what the clock can say is none.
