@@ -44,6 +44,36 @@ fn endpoint(daemon: &Daemon, name: &str) -> Endpoint {
     Endpoint::attach_with("web", &options).unwrap()
 }
 
+/// No QEMU runs, so the file stays short, and a set whose board is gone finds that out by itself.
+#[test]
+fn a_set_reports_all_when_its_board_is_gone() {
+    let daemon = Daemon::start_new(WEB);
+    let (one, two) = (endpoint(&daemon, "one"), endpoint(&daemon, "two"));
+    let listener = two.listen::<MessageChannel>("x").unwrap();
+    let mut set = ReadySet::new().unwrap();
+    let mut keys = Vec::new();
+    let small = ChannelOptions { capacity: ring::MIN_CAPACITY, ..ChannelOptions::default() };
+    let mut channels: Vec<(MessageChannel, MessageChannel)> = (0..100)
+        .map(|key| {
+            let ours = one.connect_with("x", &small).unwrap();
+            let mut theirs: MessageChannel = listener.accept().unwrap();
+            theirs.receiver().register(&set, key).unwrap();
+            (ours, theirs)
+        })
+        .collect();
+    set.wait(&mut keys, Some(WATCHDOG)).unwrap();
+    for key in keys.drain(..) {
+        assert!(matches!(channels[key as usize].1.recv(), Err(Error::WouldBlock)));
+    }
+    set.wait(&mut keys, Some(Duration::from_millis(20))).unwrap();
+    cut(&daemon.shm("web"), 0);
+    set.wait(&mut keys, Some(WATCHDOG)).unwrap();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys, (0..100).collect::<Vec<_>>());
+    assert!(channels.iter_mut().all(|(_, theirs)| matches!(theirs.recv(), Err(Error::Broken))));
+}
+
 /// Nobody is attached, so the daemon does not look by itself: it is told.
 #[test]
 fn the_size_comes_back_at_once_for_a_qemu_that_runs() {

@@ -116,6 +116,8 @@ struct Slots {
     lane: Lane<Mapping>,
     keys: Vec<Option<u64>>,
     free: Vec<usize>,
+    /// All were told that the memory has gone away.
+    ended: bool,
 }
 
 /// A half that is in a set.
@@ -354,6 +356,10 @@ impl State {
             false
         });
         for slots in &mut self.lanes {
+            if slots.has_ended() {
+                slots.ended = true;
+                keys.extend(slots.keys.iter().flatten());
+            }
             let Slots { lane, keys: known, .. } = slots;
             lane.take(|slot| keys.extend(known.get(slot).copied().flatten()));
         }
@@ -365,7 +371,7 @@ impl State {
     }
 
     fn glance(&self) -> bool {
-        self.lanes.iter().any(|slots| slots.lane.has_any())
+        self.lanes.iter().any(|slots| slots.lane.has_any() || slots.has_ended())
             || self.hot.iter().any(|(_, look)| look.has_changed())
     }
 
@@ -397,7 +403,15 @@ impl State {
         }
         self.next += 1;
         let endpoint = Arc::downgrade(endpoint);
-        self.lanes.push(Slots { id: self.next, endpoint, at, lane, keys: Vec::new(), free: Vec::new() });
+        self.lanes.push(Slots {
+            id: self.next,
+            endpoint,
+            at,
+            lane,
+            keys: Vec::new(),
+            free: Vec::new(),
+            ended: false,
+        });
         Ok(())
     }
 
@@ -439,6 +453,11 @@ impl Half {
 }
 
 impl Slots {
+    /// Whether the memory has gone away and those who rest do not know it yet.
+    fn has_ended(&self) -> bool {
+        !self.ended && self.lane.is_broken()
+    }
+
     fn take(&mut self, key: u64) -> Option<usize> {
         let slot = match self.free.pop() {
             Some(slot) => slot,

@@ -37,6 +37,11 @@ impl<M: Memory> Lane<M> {
         self.memory.load_relaxed_u64(SUMMARY) != 0
     }
 
+    /// Whether the memory has gone away, so that no slot will ever say anything.
+    pub fn is_broken(&self) -> bool {
+        self.memory.is_broken()
+    }
+
     /// Takes the slots that have something, in no order.
     pub fn take(&self, mut ready: impl FnMut(usize)) {
         if !self.has_any() {
