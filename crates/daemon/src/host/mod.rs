@@ -9,7 +9,7 @@
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells` | which vectors serve which segment, and who is told of them |
+//! | `doorbells`, `boards` | which vectors serve which segment, and who is told of them; readiness boards |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
 //! | `declare`, `admin`, `inspect`, `inspect_memory`, `viewer` | members and segments come and go, and are shown |
