@@ -255,6 +255,25 @@ fn listeners_and_event_loops_of_others() {
     nothing_comes(&mut set);
 }
 
+/// A set that polls never sleeps, and yet hears of a connection that comes while it waits.
+#[test]
+fn a_set_that_polls_reports_descriptors() {
+    let daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    let listener = a.listen::<MessageChannel>("a").unwrap();
+    let mut set = ReadySet::new().unwrap();
+    set.set_mode(WaitMode::Poll);
+    set.watch(&listener, 9).unwrap();
+    nothing_comes(&mut set);
+    let connecting = thread::spawn(move || {
+        // The set waits by then, mostly; it must not matter.
+        thread::sleep(Duration::from_millis(20));
+        b.connect::<MessageChannel>("a").unwrap()
+    });
+    assert_eq!(ready(&mut set), [9]);
+    drop(connecting.join().unwrap());
+}
+
 fn settle_one(set: &mut ReadySet, receiver: &mut MessageReceiver, key: u64) {
     assert_eq!(ready(set), [key]);
     assert!(matches!(receiver.recv(), Err(Error::WouldBlock)));

@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const HOT: usize = 8;
 /// Calls of [`ReadySet::wait`] that find something without the kernel, until the kernel is asked for watched descriptors.
 const TURNS: u32 = 64;
+/// How often a set that polls asks the kernel for watched descriptors.
+const ASK: Duration = Duration::from_micros(50);
 /// Naps where an endpoint has no interrupts.
 const NAP: Duration = Duration::from_micros(500);
 /// Events that one system call takes.
@@ -216,12 +218,22 @@ impl ReadySet {
         let mode = self.mode;
         let mut sleep = Sleep { set: self, naps: lock(&core.state).naps };
         let mut any = Any { core: &core, keys };
-        // What was glanced at may turn out to be nothing.
-        while wait::wait(&mut any, mode, &mut sleep, deadline).map_err(looking)?
-            && !any.ready()
-            && deadline.is_none_or(|deadline| Instant::now() < deadline)
-        {}
-        Ok(())
+        // Polling never sleeps, so the kernel is asked for watched descriptors in between.
+        let asks = mode == WaitMode::Poll && !sleep.set.watched.is_empty();
+        loop {
+            let ask_at = if asks { Instant::now().checked_add(ASK) } else { None };
+            let until = [deadline, ask_at].into_iter().flatten().min();
+            // What was glanced at may turn out to be nothing.
+            if wait::wait(&mut any, mode, &mut sleep, until).map_err(looking)? && any.ready() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(());
+            }
+            if asks {
+                sleep.set.ask(Some(Duration::ZERO)).map_err(looking)?;
+            }
+        }
     }
 
     /// Leaves everything armed for a program with an event loop of its own: the set's descriptor ([`AsFd`]) then becomes
