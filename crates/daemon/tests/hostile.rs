@@ -25,17 +25,20 @@ fn serves(daemon: &mut Daemon) {
     a.listen(&at).unwrap();
     b.connect(&at).unwrap();
     a.incoming();
-    assert!(before.elapsed() < Duration::from_secs(2), "served, but late");
+    assert!(before.elapsed() < WATCHDOG / 2, "served, but late");
 }
 
-/// The code of an answer, and whether the connection ends after it.
-fn refusal(client: &Client) -> (u32, bool) {
+/// The code of an answer. The connection ends after it, or it stays.
+fn refusal(client: &Client, ends: bool) -> u32 {
     let packet = client.receive().expect("no answer");
     let (header, body) = wire::split(&packet.bytes).unwrap();
     assert_eq!(header.kind, Kind::ERROR);
     let (error, text) = wire::Error::read_from_prefix(body).unwrap();
     assert!(text.len() > 10);
-    (error.code.0, readable(&client.fd, Duration::from_millis(50)) && client.receive().is_none())
+    let time = if ends { WATCHDOG } else { Duration::from_millis(50) };
+    let ended = readable(&client.fd, time) && client.receive().is_none();
+    assert_eq!(ended, ends, "the end of the connection");
+    error.code.0
 }
 
 #[test]
@@ -43,37 +46,37 @@ fn packets_that_are_none() {
     let mut daemon = Daemon::start_new(WEB);
     let mut other = Client::raw(&daemon.socket());
     other.send(Kind::HELLO, wire::Hello { version: 99, reserved: 0, features: 0 }.as_bytes());
-    assert_eq!(refusal(&other), (ErrorCode::VERSION.0, true));
+    assert_eq!(refusal(&other, true), ErrorCode::VERSION.0);
 
     let short = Client::raw(&daemon.socket());
     short.send_raw(b"x").unwrap();
-    assert_eq!(refusal(&short), (ErrorCode::PROTOCOL.0, true));
+    assert_eq!(refusal(&short, true), ErrorCode::PROTOCOL.0);
 
     let long = daemon.client();
     long.send_raw(&vec![7; wire::MAX_PACKET + 1]).unwrap();
-    assert_eq!(refusal(&long), (ErrorCode::PROTOCOL.0, true));
+    assert_eq!(refusal(&long, true), ErrorCode::PROTOCOL.0);
 
     let with_fds = daemon.client();
     let fd = std::fs::File::open("/dev/null").unwrap();
     let header = Header { kind: Kind::INSPECT, flags: 0, request: 1 };
     packet::send(with_fds.fd.as_fd(), header.as_bytes(), &[&fd, &fd]).unwrap();
-    assert_eq!(refusal(&with_fds), (ErrorCode::PROTOCOL.0, true));
+    assert_eq!(refusal(&with_fds, true), ErrorCode::PROTOCOL.0);
 
     // Without HELLO nothing; an unknown kind and a wrong length are refused, and the connection goes on.
     let mut rude = Client::raw(&daemon.socket());
     rude.send(Kind::INSPECT, b"");
-    assert_eq!(refusal(&rude), (ErrorCode::PROTOCOL.0, false));
+    assert_eq!(refusal(&rude, false), ErrorCode::PROTOCOL.0);
     let mut client = daemon.client();
     for (kind, len) in
         [(Kind(0), 0), (Kind(777), 3), (Kind::ATTACH, 151), (Kind::CONNECT, 0), (Kind::INSPECT, 1)]
     {
         client.send(kind, &vec![0; len]);
-        assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
+        assert_eq!(refusal(&client, false), ErrorCode::PROTOCOL.0);
     }
     client.status();
     // Names that are none.
     client.send(Kind::ATTACH, &[b'/'; size_of::<wire::Attach>()]);
-    assert_eq!(refusal(&client), (ErrorCode::PROTOCOL.0, false));
+    assert_eq!(refusal(&client, false), ErrorCode::PROTOCOL.0);
     serves(&mut daemon);
 }
 
@@ -141,7 +144,7 @@ fn endpoints_up_to_the_limit_and_no_further() {
     let mut daemon = Daemon::start_with("", &config);
     let all: Vec<Attached> = (0..12).map(|_| daemon.attach("web", "one")).collect();
     let refused = Client::raw(&daemon.socket());
-    assert_eq!(refusal(&refused), (ErrorCode::LIMIT.0, true));
+    assert_eq!(refusal(&refused, true), ErrorCode::LIMIT.0);
     drop(all);
     wait_for("room", || {
         let client = Client::raw(&daemon.socket());

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 /// Longer than any call that must not wait, on a machine that is busy; shorter than any wait for the daemon.
-const AT_ONCE: Duration = Duration::from_millis(500);
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn attach(daemon: &Daemon, name: &str) -> Endpoint {
     let options =
@@ -106,7 +106,7 @@ fn a_daemon_that_stands_still_costs_waiting_only() {
     ping(&mut near, &mut far);
     drop(stopped);
     let a = asking.join().unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(9), "it waited for something else");
+    assert!(begin.elapsed() < WATCHDOG, "it waited for something else");
 
     wait_for("what was told to be done", || {
         let status = daemon.inspect();
@@ -295,7 +295,7 @@ fn a_listener_is_not_woken_by_another_ones_connection() {
     let (begin, used) = (Instant::now(), cpu());
     assert!(matches!(idle.accept_timeout(Duration::from_millis(300)), Err(Error::TimedOut)));
     let (took, used) = (begin.elapsed(), cpu() - used);
-    assert!(took >= Duration::from_millis(300) && took < Duration::from_millis(800), "{took:?}");
+    assert!(took >= Duration::from_millis(300), "{took:?}");
     assert!(used < Duration::from_millis(100), "it spins: {used:?} of CPU in {took:?}");
     assert!(readable(busy.as_fd(), Duration::ZERO) && !readable(idle.as_fd(), Duration::ZERO));
     let accepted = busy.try_accept().unwrap();

@@ -4,6 +4,7 @@ use crate::world::World;
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel};
 use ginnel_farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
+use std::sync::{Arc, Barrier};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
@@ -26,15 +27,18 @@ fn connect(world: &World) -> MessageChannel {
     endpoint(world).connect_with("farm", &options).unwrap()
 }
 
-/// A thread that counts characters; what it counts ends with `serve`.
+/// Counts characters until the manager has gone.
+fn serve(channel: MessageChannel) -> Result<(), ginnel::Error> {
+    Worker::over(channel).serve(|task, result| {
+        result.extend_from_slice(&count::characters(task.data).to_le_bytes());
+        Ok(())
+    })
+}
+
+/// A thread that serves as a worker.
 fn counter(world: &World) -> JoinHandle<Result<(), ginnel::Error>> {
     let channel = connect(world);
-    spawn(move || {
-        Worker::over(channel).serve(|task, result| {
-            result.extend_from_slice(&count::characters(task.data).to_le_bytes());
-            Ok(())
-        })
-    })
+    spawn(move || serve(channel))
 }
 
 fn number(result: &[u8]) -> Result<u64, Refusal> {
@@ -45,7 +49,15 @@ fn number(result: &[u8]) -> Result<u64, Refusal> {
 fn an_event_loop_drives_a_job_by_one_fd() {
     let world = World::new();
     let mut manager = manager(&world, Options::default());
-    let workers = [counter(&world), counter(&world)];
+    // The workers begin when the loop is about to wait for them, so that it waits at least once however they are scheduled.
+    let begin = Arc::new(Barrier::new(3));
+    let workers = [(); 2].map(|()| {
+        let (channel, begin) = (connect(&world), begin.clone());
+        spawn(move || {
+            begin.wait();
+            serve(channel)
+        })
+    });
     let (mut sum, mut waits) = (0, 0);
     let mut run = manager.start("count", equal(LEN, 10_000), Generated { seed: 1 }).unwrap();
     loop {
@@ -57,6 +69,9 @@ fn an_event_loop_drives_a_job_by_one_fd() {
             Step::Working => {}
             Step::Done => break,
             Step::Waiting => {
+                if waits == 0 {
+                    begin.wait();
+                }
                 waits += 1;
                 let fd = run.poll_fd().unwrap();
                 let timeout = rustix::event::Timespec::try_from(WATCHDOG).unwrap();
@@ -66,7 +81,8 @@ fn an_event_loop_drives_a_job_by_one_fd() {
         }
     }
     assert_eq!((sum, run.done()), (LEN, (LEN.div_ceil(10_000), LEN)));
-    assert!(waits > 0 && run.report().workers.iter().all(|worker| worker.departure.is_none()));
+    let report = run.report();
+    assert!(report.workers.iter().all(|worker| worker.departure.is_none()), "{report:?}");
     drop(run);
     drop(manager);
     for worker in workers {
