@@ -3,14 +3,14 @@
 #![no_main]
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, Step, TRUNCATE, fd};
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::Header;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::Chain;
@@ -24,7 +24,6 @@ use ginnel_volume::session::{Limits, Outcome, Queues, Session, Start};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use zerocopy::{FromBytes, IntoBytes};
 
 const DISK: u64 = 64 << 10;
@@ -148,29 +147,18 @@ impl World {
             size: (body.len() as u32).wrapping_sub(wrong),
         };
         let bytes = [header.as_bytes(), body].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-        }
         let cut = if step.flags & 1 << 6 != 0 { bytes.len().div_ceil(2) } else { bytes.len() };
-        let sent = sendmsg(&self.front, &[IoSlice::new(&bytes[..cut])], &mut control, SendFlags::NOSIGNAL);
+        let sent = fdpass::send(self.front.as_fd(), &bytes[..cut], &fds, SendFlags::empty());
         sent.is_ok() && (&self.front).write_all(&bytes[cut..]).is_ok()
     }
 
     /// Takes the answers, and the descriptor that came with one.
     fn hear(&mut self) {
-        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut bytes = [0; 4096];
-        let into = &mut [std::io::IoSliceMut::new(&mut bytes)];
-        if recvmsg(&self.front, into, &mut control, RecvFlags::CMSG_CLOEXEC).is_ok() {
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-                    self.answered = fds.next();
-                }
-            }
+        if let Ok(mut got) = fdpass::receive(self.front.as_fd(), &mut bytes, 1, RecvFlags::empty())
+            && let Some(fd) = got.fds.pop()
+        {
+            self.answered = Some(fd);
         }
         while (&self.front).read(&mut bytes).is_ok_and(|n| n > 0) {}
     }

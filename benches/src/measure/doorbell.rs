@@ -5,16 +5,12 @@
 
 use super::pingpong::Echo;
 use anyhow::{Context, Result, bail};
+use ginnel_fdpass::{RecvFlags, SendFlags};
 use ginnel_layout::wire::{self, Fds, Kind};
 use ginnel_layout::{Name, channel};
 use ginnel_shmem::device::Registers;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use zerocopy::{FromZeros, IntoBytes};
@@ -133,25 +129,11 @@ impl Raw {
 
     fn receive(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = vec![0; wire::MAX_PACKET];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let got = rustix::net::recvmsg(
-            &self.0,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
-        let fds = ancillary
-            .drain()
-            .flat_map(|m| match m {
-                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-                _ => Vec::new(),
-            })
-            .collect();
-        let (header, body) = wire::split(&bytes[..got.bytes]).context("the daemon has gone")?;
+        let got = ginnel_fdpass::receive(self.0.as_fd(), &mut bytes, 4, RecvFlags::empty())?;
+        let (header, body) = wire::split(&bytes[..got.len]).context("the daemon has gone")?;
         if header.kind == Kind::ERROR {
             bail!("{}", String::from_utf8_lossy(body.get(8..).unwrap_or_default()));
         }
-        Ok((body.to_vec(), fds))
+        Ok((body.to_vec(), got.fds))
     }
 }

@@ -4,23 +4,19 @@
 //! that is full the peer is given up.
 #![allow(unsafe_code)] // Socket options and credentials that no safe crate offers, or not soundly.
 
+pub use ginnel_fdpass::MAX_FDS;
+use ginnel_fdpass::{self as fdpass, Received, RecvFlags, SendFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
-
-/// The most descriptors that one packet can carry (`SCM_MAX_FD` of the kernel).
-pub const MAX_FDS: usize = 253;
 
 /// Waiting connections of a listening socket.
 const BACKLOG: i32 = 256;
@@ -32,7 +28,8 @@ pub struct Packet {
     pub bytes: Vec<u8>,
     /// Descriptors that came along.
     pub fds: Vec<OwnedFd>,
-    /// The packet was longer than [`PacketSocket::receive`] allowed, or carried more descriptors; the rest is lost.
+    /// The packet was longer than the receiver allowed, and the rest is lost; or it carried more descriptors than that, or
+    /// than this process may open, and then `fds` is empty.
     pub truncated: bool,
     /// The process that has sent it, as the kernel says; `None` if it is in a process namespace that cannot be seen from
     /// here, or was not asked for.
@@ -74,7 +71,7 @@ impl PacketSocket {
     /// nobody asked for never get into this process.
     pub fn receive(&self, max: usize, max_fds: usize) -> Result<Option<Packet>, Gone> {
         match receive(self.fd.as_fd(), max, max_fds) {
-            Err(Gone::Io(Errno::AGAIN | Errno::INTR)) => Ok(None),
+            Err(Gone::Io(Errno::AGAIN)) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -82,7 +79,7 @@ impl PacketSocket {
     /// The same without descriptors, and with the number of the process that has sent it ([`ask_for_senders`]).
     pub fn receive_from(&self, max: usize) -> Result<Option<Packet>, Gone> {
         match receive_from(self.fd.as_fd(), max) {
-            Err(Gone::Io(Errno::AGAIN | Errno::INTR)) => Ok(None),
+            Err(Gone::Io(Errno::AGAIN)) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -123,7 +120,6 @@ impl PacketSocket {
                     self.queue.pop_front();
                 }
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => {
                     self.deaf = true;
                     return self.flush();
@@ -148,97 +144,30 @@ impl AsFd for PacketSocket {
 
 /// Receives one packet. [`Gone::Io`] with `AGAIN` if there is none and the socket does not block.
 pub fn receive(fd: BorrowedFd<'_>, max: usize, max_fds: usize) -> Result<Packet, Gone> {
-    let mut bytes = vec![0; max];
-    let mut space = match max_fds {
-        0 => Vec::new(),
-        n => vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(n.min(MAX_FDS)))],
-    };
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(fd, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
-    let got = match got {
-        Ok(got) => got,
-        Err(Errno::CONNRESET) => return Err(Gone::Closed),
-        Err(errno) => return Err(errno.into()),
-    };
-    let fds = ancillary
-        .drain()
-        .flat_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-            _ => Vec::new(),
-        })
-        .collect();
-    if got.bytes == 0 {
-        return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
-    }
-    bytes.truncate(got.bytes);
-    let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok(Packet { bytes, fds, truncated, sender: None })
+    receive_by(max, |bytes| fdpass::receive(fd, bytes, max_fds, RecvFlags::empty()))
 }
 
-/// Room for one message with credentials, and for nothing behind it.
-const CREDENTIALS: usize = {
-    // SAFETY: a computation.
-    unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as libc::c_uint) as usize }
-};
-
-/// Receives one packet without descriptors, and learns which process has sent it ([`ask_for_senders`]). (rustix takes the process number of credentials for one that is never 0, which it is for a process of
-/// another namespace.)
+/// Receives one packet without descriptors, and learns which process has sent it ([`ask_for_senders`]).
 fn receive_from(fd: BorrowedFd<'_>, max: usize) -> Result<Packet, Gone> {
-    let mut bytes = vec![0u8; max];
-    let mut space = [0u64; CREDENTIALS / size_of::<u64>()];
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zeroes are a valid `msghdr` without buffers.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    (message.msg_control, message.msg_controllen) = (space.as_mut_ptr().cast(), CREDENTIALS);
-    // SAFETY: the kernel writes at most `max` bytes into `bytes` and `CREDENTIALS` into `space`, which live on.
-    let mut receive = || unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
-    let error = || io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-    let mut got = receive();
-    // Said once of a peer that has closed its end before it had read everything. What it has sent before can be received.
-    if got < 0 && error() == Errno::CONNRESET {
-        got = receive();
-    }
-    let got = usize::try_from(got).map_err(|_| Gone::Io(error()))?;
-    if got == 0 {
-        return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
-    }
-    bytes.truncate(got);
-    let truncated = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    Ok(Packet { bytes, fds: Vec::new(), truncated, sender: sender(&message) })
+    receive_by(max, |bytes| fdpass::receive_from(fd, bytes, 0, RecvFlags::empty()))
 }
 
-/// The process number in the credentials of a received message.
-fn sender(message: &libc::msghdr) -> Option<u32> {
-    // SAFETY: the kernel has filled in the message, whose control buffer is alive and aligned for its header.
-    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
-    // SAFETY: a computation.
-    let whole = unsafe { libc::CMSG_LEN(size_of::<libc::ucred>() as libc::c_uint) as usize };
-    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_CREDENTIALS)
-        || header.cmsg_len < whole
-    {
-        return None;
+fn receive_by(max: usize, receive: impl Fn(&mut [u8]) -> Result<Received, Errno>) -> Result<Packet, Gone> {
+    let mut bytes = vec![0; max];
+    let got = receive(&mut bytes).map_err(|errno| match errno {
+        Errno::CONNRESET => Gone::Closed,
+        errno => errno.into(),
+    })?;
+    if got.len == 0 {
+        return Err(Gone::Closed); // Or an empty packet, which nobody sends in good faith.
     }
-    // SAFETY: the message is whole, and any bytes are a valid `ucred`.
-    let credentials = unsafe { libc::CMSG_DATA(header).cast::<libc::ucred>().read_unaligned() };
-    u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0)
+    bytes.truncate(got.len);
+    Ok(Packet { bytes, fds: got.fds, truncated: got.truncated || got.fds_lost, sender: got.sender })
 }
 
 /// Sends one packet with descriptors.
 pub fn send<Fd: AsFd>(fd: BorrowedFd<'_>, bytes: &[u8], fds: &[Fd]) -> Result<(), Errno> {
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    if fds.len() > MAX_FDS {
-        return Err(Errno::INVAL);
-    }
-    let mut space = match fds.len() {
-        0 => Vec::new(),
-        n => vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(n))],
-    };
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(Errno::NOBUFS);
-    }
-    sendmsg(fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+    fdpass::send(fd, bytes, fds, SendFlags::empty()).map(drop)
 }
 
 /// Who has connected, as the kernel knows.

@@ -2,15 +2,11 @@
 
 use crate::error::Error;
 use crate::fork::Inheritance;
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
-};
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
@@ -96,42 +92,22 @@ impl Connection {
     pub fn send(&self, kind: Kind, request: u32, body: &[u8]) -> Result<(), Errno> {
         let mut packet = Header { kind, flags: 0, request }.as_bytes().to_vec();
         packet.extend_from_slice(body);
-        loop {
-            match send(&self.socket, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
+        fdpass::send::<OwnedFd>(self.as_fd(), &packet, &[], SendFlags::DONTWAIT).map(drop)
     }
 
     /// The next packet; `None` if there is none now. An error means that the connection is of no more use.
     pub fn receive(&self) -> Result<Option<Packet>, Errno> {
         let mut bytes = [0; wire::MAX_PACKET];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let got = loop {
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
-                Ok(got) => break got,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(errno) => return Err(errno),
-            }
+        let got = match fdpass::receive(self.as_fd(), &mut bytes, MAX_FDS, RecvFlags::DONTWAIT) {
+            Ok(got) if got.len == 0 => return Err(Errno::CONNRESET),
+            Ok(got) => got,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno),
         };
-        let fds = ancillary
-            .drain()
-            .flat_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-                _ => Vec::new(),
-            })
-            .collect();
-        if got.bytes == 0 {
-            return Err(Errno::CONNRESET);
-        }
-        match bytes.get(..got.bytes).and_then(wire::split) {
-            Some((header, body)) if !got.flags.contains(ReturnFlags::TRUNC) => {
-                Ok(Some(Packet { header, body: body.to_vec(), fds }))
+        match bytes.get(..got.len).and_then(wire::split) {
+            // Without its descriptors, if they were lost: whoever needs them says that they are missing.
+            Some((header, body)) if !got.truncated => {
+                Ok(Some(Packet { header, body: body.to_vec(), fds: got.fds }))
             }
             // Too long or too short for this protocol: whoever is there, it is no daemon of ours.
             _ => Err(Errno::PROTO),

@@ -4,17 +4,12 @@
 //! `SET_VRING_BASE` has 16 of the 32 bits that a packed ring needs.
 
 use crate::error::Error;
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::{Header, MAX_FDS, MAX_PAYLOAD, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-    socket_with,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -86,7 +81,8 @@ impl Link {
     fn send(&self, request: Request, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let header = Header { request: request.0, flags, size: body.len() as u32 };
         let bytes = [header.as_bytes(), body].concat();
-        send(self.socket.as_fd(), &bytes, fds).map_err(|errno| match errno {
+        let sent = fdpass::send_all(self.socket.as_fd(), &bytes, fds, SendFlags::empty());
+        sent.map_err(|errno| match errno {
             Errno::AGAIN => Error::Silent { request, patience: self.patience },
             _ => gone(errno, "sending to the server"),
         })
@@ -104,27 +100,6 @@ impl Link {
         }
         Ok(message)
     }
-}
-
-/// Sends all bytes; the descriptors go with the first.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(Errno::TOOMANYREFS);
-    }
-    let mut sent = 0;
-    while sent < bytes.len() {
-        match sendmsg(socket, &[IoSlice::new(&bytes[sent..])], &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(n) => {
-                sent += n;
-                ancillary.clear();
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 /// Receives one message; none if it has not come by the deadline.
@@ -162,24 +137,15 @@ fn fill(
         if !wait(&[socket], Some(left))? {
             return Ok(false);
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut bytes[have..])];
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        match recvmsg(socket, &mut into, &mut ancillary, flags) {
-            Ok(got) if got.bytes == 0 => return Err(Error::Gone),
+        let left = MAX_FDS.saturating_sub(fds.len());
+        match fdpass::receive(socket, &mut bytes[have..], left, RecvFlags::DONTWAIT) {
+            Ok(got) if got.fds_lost => return Err(gone(Errno::TOOMANYREFS, "receiving descriptors")),
+            Ok(got) if got.len == 0 => return Err(Error::Gone),
             Ok(got) => {
-                have += got.bytes;
-                for message in ancillary.drain() {
-                    if let RecvAncillaryMessage::ScmRights(received) = message {
-                        fds.extend(received);
-                    }
-                }
-                if got.flags.contains(ReturnFlags::CTRUNC) {
-                    return Err(gone(Errno::TOOMANYREFS, "receiving descriptors"));
-                }
+                have += got.len;
+                fds.extend(got.fds);
             }
-            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::AGAIN) => {}
             Err(errno) => return Err(gone(errno, "reading from the server")),
         }
     }

@@ -2,10 +2,11 @@
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::link::{Link, receive, send, wait};
+use crate::link::{Link, receive, wait};
 use crate::memory::{GUEST, Memory, USER};
 use crate::options::{Options, Ring};
 use crate::queue::Bells;
+use ginnel_fdpass::{self as fdpass, SendFlags};
 use ginnel_layout::vhost_user::{
     BackendRequest, ConfigHeader, Header, InflightArea, LogArea, MEMORY_HEADER, MemoryRegion, Request,
     VringAddress, VringState, feature, protocol,
@@ -254,7 +255,8 @@ impl Session {
         let flags = header.flags & !Header::NEED_REPLY | Header::REPLY;
         let header = Header { flags, size: size_of::<u64>() as u32, ..header };
         let bytes = [header.as_bytes(), value.as_bytes()].concat();
-        send(to, &bytes, &[]).map_err(Error::io("answering on the backend channel"))
+        fdpass::send_all::<OwnedFd>(to, &bytes, &[], SendFlags::empty())
+            .map_err(Error::io("answering on the backend channel"))
     }
 }
 

@@ -107,7 +107,6 @@ impl Connection {
             match packet::send(self.fd.as_fd(), &message.number.to_le_bytes(), message.fd.as_slice()) {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(Errno::AGAIN) => return Ok(true),
-                Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Gone::Closed),
                 Err(errno) => return Err(errno.into()),
             }

@@ -3,18 +3,15 @@
 //! Ours rather than the `vhost` crate's, which cannot tell a front end that the configuration has changed (a live
 //! resize), blocks in the middle of a message, and gives up on a message that comes in two pieces.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
 use ginnel_layout::vhost_user::{Header, MAX_FDS, MAX_PAYLOAD, Request};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
-};
+use rustix::net::sockopt;
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -122,31 +119,21 @@ impl Connection {
     fn receive_up_to(&mut self, wanted: usize) -> Result<bool, Gone> {
         let have = self.bytes.len();
         self.bytes.resize(wanted, 0);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let result = recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut self.bytes[have..])],
-            &mut control,
-            RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-        );
-        self.bytes.truncate(have + result.as_ref().map_or(0, |received| received.bytes));
+        let left = MAX_FDS.saturating_sub(self.fds.len());
+        let result = fdpass::receive(self.socket.as_fd(), &mut self.bytes[have..], left, RecvFlags::DONTWAIT);
+        self.bytes.truncate(have + result.as_ref().map_or(0, |received| received.len));
         let received = match result {
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(Errno::AGAIN) => return Ok(false),
             Err(Errno::CONNRESET) => return Err(Gone::Closed),
             other => other?,
         };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+        if received.fds_lost {
             return Err(Gone::Refused(format!(
                 "a message has more than {MAX_FDS} descriptors, or this process has too many open: see RLIMIT_NOFILE"
             )));
         }
-        if received.bytes == 0 {
+        self.fds.extend(received.fds);
+        if received.len == 0 {
             return Err(Gone::Closed);
         }
         Ok(true)
@@ -198,14 +185,8 @@ fn send(
     how: SendFlags,
 ) -> Result<(), Gone> {
     let header = Header { request, flags: flags | Header::VERSION, size: body.len() as u32 };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fd.map(|fd| [fd]);
-    if let Some(fds) = &fds {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
     let bytes = [header.as_bytes(), body].concat();
-    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL | how);
+    let sent = fdpass::send(socket.as_fd(), &bytes, fd.as_slice(), how);
     match sent {
         // What fits not into an empty socket buffer is far longer than any answer.
         Ok(n) if n == bytes.len() => Ok(()),

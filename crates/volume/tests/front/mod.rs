@@ -1,20 +1,19 @@
 //! A front end that says what it likes, for tests.
 #![allow(dead_code)] // Each test program uses its part.
 
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
+use ginnel_fdpass::{self as fdpass, SendFlags};
 use ginnel_layout::vhost_user::{Header, MemoryRegion, Request, VringAddress, VringState, feature, protocol};
 use ginnel_layout::virtio::feature as virtio;
 use ginnel_shmem::{Mapping, Memory, Protection};
 use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind, Segment};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use zerocopy::IntoBytes;
 
 use crate::server::PROMPT;
@@ -48,12 +47,7 @@ impl Front {
     }
 
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let _ = sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+        let _ = fdpass::send(self.0.as_fd(), bytes, fds, SendFlags::empty());
     }
 
     /// Waits until the volume has done all that it was told, or has hung up, which it tells.

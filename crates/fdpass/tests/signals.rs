@@ -1,0 +1,85 @@
+//! Calls that signals interrupt.
+#![allow(unsafe_code)] // A signal handler, and signals to one thread.
+
+use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+static CAUGHT: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn caught(_: libc::c_int) {
+    CAUGHT.fetch_add(1, Ordering::Relaxed);
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + WATCHDOG;
+    while !done() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Runs `call` in a thread, interrupts it while it sleeps in the kernel, and has `release` end its wait.
+fn interrupted<T: Send>(call: impl FnOnce() -> T + Send, release: impl FnOnce()) -> T {
+    let (tid, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Relaxed);
+            let result = call();
+            done.store(1, Ordering::Relaxed);
+            result
+        });
+        until("the thread starts", || tid.load(Ordering::Relaxed) != 0);
+        let tid = tid.load(Ordering::Relaxed);
+        let asleep = || {
+            let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+        };
+        let before = CAUGHT.load(Ordering::Relaxed);
+        until("the thread sleeps in its call", asleep);
+        // SAFETY: the thread is still there, because what it waits for has not happened.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, libc::SIGUSR1) }, 0);
+        until("the signal is handled", || CAUGHT.load(Ordering::Relaxed) != before);
+        until("the thread sleeps again, or the call has returned", || {
+            asleep() || done.load(Ordering::Relaxed) != 0
+        });
+        release();
+        thread.join().unwrap()
+    })
+}
+
+#[test]
+fn an_interrupted_call_goes_on() {
+    // SAFETY: the handler only adds to a number. Without SA_RESTART, so that calls are interrupted.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = caught as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+        let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let nothing: [BorrowedFd<'_>; 0] = [];
+        // A lost wake would otherwise hang.
+        set_socket_timeout(&a, Timeout::Recv, Some(WATCHDOG)).unwrap();
+        set_socket_timeout(&a, Timeout::Send, Some(WATCHDOG)).unwrap();
+        let got = interrupted(
+            || receive(a.as_fd(), &mut [0; 10], 1, RecvFlags::empty()),
+            || assert_eq!(send(b.as_fd(), b"x", &[&b], SendFlags::empty()), Ok(1)),
+        );
+        let got = got.unwrap();
+        assert_eq!((got.len, got.fds.len()), (1, 1));
+
+        while send(a.as_fd(), &[7; 1000], &nothing, SendFlags::DONTWAIT).is_ok() {}
+        let drain = || {
+            let take = |b: &OwnedFd| receive(b.as_fd(), &mut [0; 1000], 1, RecvFlags::DONTWAIT);
+            while take(&b).is_ok() {}
+        };
+        let sent = interrupted(|| send(a.as_fd(), b"x", &[&a], SendFlags::empty()), drain);
+        assert_eq!(sent, Ok(1));
+    }
+}
