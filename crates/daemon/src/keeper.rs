@@ -274,6 +274,16 @@ pub fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// As many open files as this process may have, and at least `needed` if it may raise its own bound. How many it may have now.
+pub fn provide_open_files(needed: u64) -> u64 {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if maximum.is_some_and(|maximum| maximum < needed) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum: Some(needed) });
+    }
+    raise_open_files();
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// Arguments of `ginneld keeper`.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -1,6 +1,6 @@
 //! The programs of this guest that have connected.
 
-use crate::crowd::{Crowd, Full, Most};
+use crate::crowd::{Crowd, Full, Limit, Most};
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller};
@@ -14,8 +14,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Most connections at a time.
-pub const MOST: Most = Most { all: 1024, per_user: 256 };
 /// Bytes that may wait for a program that does not read.
 const OUT_LIMIT: usize = 64 << 10;
 /// The first epoll token of clients.
@@ -75,6 +73,7 @@ impl Client {
 /// All of them, by the number that the host knows them by.
 pub struct Clients {
     poller: Rc<Poller>,
+    most: Most,
     all: BTreeMap<u32, Client>,
     crowd: Crowd<u32>,
     next: u32,
@@ -87,28 +86,36 @@ fn token(client: u32) -> u64 {
 }
 
 impl Clients {
-    /// None yet.
-    pub fn new(poller: Rc<Poller>) -> Self {
-        Self { poller, all: BTreeMap::new(), crowd: Crowd::default(), next: 1, full: false }
+    /// None yet, and at most so many.
+    pub fn new(poller: Rc<Poller>, most: Most) -> Self {
+        Self { poller, most, all: BTreeMap::new(), crowd: Crowd::default(), next: 1, full: false }
     }
 
     /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
     /// means that no other makes room, and the newcomer has to go.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
-        let Err(Full { user, given_up, .. }) = self.crowd.room(uid, MOST, is_attached) else {
+        let Err(Full { limit, user, given_up }) = self.crowd.room(uid, self.most, is_attached) else {
             self.full = false;
             return Ok(None);
         };
+        let (option, limit) = match limit {
+            Limit::All => ("--max-clients", self.most.all),
+            Limit::PerUser => ("--clients-per-user", self.most.per_user),
+        };
         if !std::mem::replace(&mut self.full, true) {
-            let Most { all, per_user } = MOST;
             tracing::warn!(
                 user,
-                "too many connections ({all} is the limit, and {per_user} of one user other than root): those of this \
-                 user that are no endpoints are dropped first"
+                "too many connections ({limit} is the limit, see {option}): those of this user that are no endpoints are \
+                 dropped first"
             );
         }
-        given_up.map(Some).context("there are as many connections of attached programs as there may be")
+        given_up.map(Some).with_context(|| {
+            format!(
+                "there are {limit} connections of attached programs, which is the limit: end some, or raise {option} of \
+                 ginneld guest"
+            )
+        })
     }
 
     /// Takes in a program that has connected, for which there is room. An error means that it was turned away.

@@ -5,6 +5,7 @@ use super::control::Control;
 use super::owners::{self, Owners};
 use super::segments::Segments;
 use super::vfio::Interrupts;
+use crate::crowd::Most;
 use crate::keeper::Keeper;
 use crate::link::GuestLink;
 use crate::pidwatch::{Image, Process};
@@ -57,8 +58,10 @@ pub struct Daemon {
 
 impl Daemon {
     /// Ready to run; `stop` becomes readable when it is to end.
+    #[expect(clippy::too_many_arguments, reason = "a daemon is made of that many parts")]
     pub fn new(
         listener: OwnedFd,
+        most: Most,
         stop: impl AsFd,
         control: Control,
         interrupts: Option<Interrupts>,
@@ -78,8 +81,9 @@ impl Daemon {
         }
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
-            clients: Clients::new(poller.clone()),
-            owners: Owners::new(poller.clone()),
+            clients: Clients::new(poller.clone(), most),
+            // Processes outlive their connections, and have children that join.
+            owners: Owners::new(poller.clone(), 2 * most.all),
             departed: BTreeMap::new(),
             poller,
             listener,

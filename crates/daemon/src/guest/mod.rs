@@ -21,9 +21,10 @@ mod segments;
 mod speed;
 mod vfio;
 
-use crate::keeper::{Held, Keeper, raise_open_files};
+use crate::crowd::Most;
+use crate::keeper::{self, Held, Keeper};
 use crate::{logging, packet};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use control::Control;
 use daemon::Daemon;
 use dax::Kernel;
@@ -50,6 +51,12 @@ pub struct Args {
     /// Group of the attach socket: a name or a number.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
+    /// Programs that may be connected at a time, 1 to 65536. Each may take three open files of the daemon.
+    #[arg(long, value_name = "COUNT", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub max_clients: u32,
+    /// Of these, programs of one user other than root; all of them unless it is given.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub clients_per_user: Option<u32>,
     /// Use no interrupts even if there is an IOMMU: programs that wait poll.
     #[arg(long)]
     pub poll: bool,
@@ -61,6 +68,32 @@ pub struct Args {
     pub log_json: bool,
 }
 
+impl Args {
+    fn most(&self) -> Most {
+        let per_user = self.clients_per_user.unwrap_or(self.max_clients);
+        Most { all: self.max_clients as usize, per_user: per_user as usize }
+    }
+}
+
+/// Descriptors of a program: its connection, and the watches of its process and of a child.
+const FDS_EACH: u64 = 3;
+/// And those of the daemon itself: its devices, a vector each, the segments.
+const FDS_OWN: u64 = 512;
+
+/// Sees that the daemon may have as many open files as so many programs take.
+fn provide_open_files(most: Most) -> Result<()> {
+    let needed = FDS_EACH * most.all as u64 + FDS_OWN;
+    let limit = keeper::provide_open_files(needed);
+    ensure!(
+        limit >= needed,
+        "--max-clients {} takes {needed} open files, and {limit} are allowed: raise LimitNOFILE= of the unit (ulimit -n), or \
+         give --max-clients {}",
+        most.all,
+        (limit.saturating_sub(FDS_OWN) / FDS_EACH).max(1),
+    );
+    Ok(())
+}
+
 /// Runs until it is told to end.
 pub fn run(args: Args) -> Result<()> {
     logging::start(&args.log, args.log_json);
@@ -70,7 +103,8 @@ pub fn run(args: Args) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let _lock = lock(dir)?;
     let stop = stop_signals()?;
-    raise_open_files(); // Two for each program; the usual limit is below that.
+    let most = args.most();
+    provide_open_files(most)?;
 
     let control = Control::find(sysfs)?;
     let me = control.identity;
@@ -82,7 +116,7 @@ pub fn run(args: Args) -> Result<()> {
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, args.socket_mode, group)?;
     let segments = Segments::new(Kernel::default());
-    let daemon = Daemon::new(listener, &stop, control, interrupts, keeper, boot_id()?, segments)?;
+    let daemon = Daemon::new(listener, most, &stop, control, interrupts, keeper, boot_id()?, segments)?;
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
     let result = daemon.run();

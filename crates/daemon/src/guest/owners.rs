@@ -8,8 +8,6 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Most watches at a time; each has a descriptor. Processes beyond that own their endpoints as long as they are connected.
-const MAX: usize = 4096;
 /// The first epoll token of watches. Their numbers are never used again, so an event that was fetched before its watch ended
 /// is nobody's.
 pub const FIRST_TOKEN: u64 = 1 << 40;
@@ -40,6 +38,8 @@ fn key(owner: &relay::Endpoint) -> Key {
 /// All of them that are watched.
 pub struct Owners {
     poller: Rc<Poller>,
+    /// Most watches at a time; each has a descriptor. Processes beyond that own their endpoints as long as they are connected.
+    most: usize,
     watches: BTreeMap<u64, (relay::Endpoint, OwnedFd)>,
     numbers: BTreeMap<Key, u64>,
     last: u64,
@@ -48,10 +48,10 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// None yet.
-    pub fn new(poller: Rc<Poller>) -> Self {
+    /// None yet, and at most so many watches.
+    pub fn new(poller: Rc<Poller>, most: usize) -> Self {
         let (watches, numbers) = (BTreeMap::new(), BTreeMap::new());
-        Self { poller, watches, numbers, last: 0, doubts: Doubts::default() }
+        Self { poller, most, watches, numbers, last: 0, doubts: Doubts::default() }
     }
 
     /// Watches a process until it ends or is forgotten.
@@ -62,7 +62,7 @@ impl Owners {
         }
         let watched = match key.2.watch() {
             Ok(None) => return Watch::Ended,
-            Ok(Some(_)) if self.watches.len() >= MAX => Err(rustix::io::Errno::MFILE.into()),
+            Ok(Some(_)) if self.watches.len() >= self.most => Err(rustix::io::Errno::MFILE.into()),
             Ok(Some(ended)) => {
                 self.poller.add(&ended, FIRST_TOKEN + self.last + 1, Interest::READ).map(|()| ended)
             }

@@ -74,7 +74,7 @@ impl Daemon {
         match self.clients.given_up_for(peer.uid) {
             Ok(given_up) => given_up.into_iter().for_each(|id| self.drop_client(id)),
             Err(error) => {
-                let (bytes, _) = refusal(0, ErrorCode::LIMIT, &format!("{error}: end some"));
+                let (bytes, _) = refusal(0, ErrorCode::LIMIT, &error.to_string());
                 let _ = packet::send::<OwnedFd>(fd.as_fd(), &bytes, &[]);
                 return Err(error);
             }

@@ -24,6 +24,7 @@ struct Bed {
     tree: Tree,
     dir: tempfile::TempDir,
     memory: Mapping,
+    most: Most,
     stop: UnixStream,
     daemon: Option<JoinHandle<Result<()>>>,
 }
@@ -31,6 +32,10 @@ struct Bed {
 impl Bed {
     /// The daemon runs; nobody is at the host's end yet.
     fn new() -> Self {
+        Self::with(Most { all: 64, per_user: 64 })
+    }
+
+    fn with(most: Most) -> Self {
         let tree = Tree::new();
         let bars = [(0, 0xfebd_5000, 4096), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, format::SIZE as u64)];
         let file = tree.ivshmem("0000:00:03.0", &bars).join("resource2");
@@ -38,7 +43,7 @@ impl Bed {
         let memory = Mapping::of_file(&file, 0, format::SIZE, Protection::ReadWrite).unwrap();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         let dir = tempfile::tempdir().unwrap();
-        let mut bed = Self { tree, dir, memory, stop: UnixStream::pair().unwrap().0, daemon: None };
+        let mut bed = Self { tree, dir, memory, most, stop: UnixStream::pair().unwrap().0, daemon: None };
         bed.host(); // For its header.
         bed.start();
         bed
@@ -54,8 +59,9 @@ impl Bed {
                 .unwrap();
         let control = Control::find(&sysfs).unwrap();
         let kernel = self.tree.kernel();
+        let most = self.most;
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, &read, control, None, None, [7; 16], Segments::new(kernel))?.run()
+            Daemon::new(listener, most, &read, control, None, None, [7; 16], Segments::new(kernel))?.run()
         }));
     }
 
@@ -72,6 +78,17 @@ impl Bed {
         let mut host = self.host();
         assert!(matches!(next(&mut host), Event::Up(info) if info.boot_id == [7; 16] && !info.interrupts));
         host
+    }
+
+    /// A program that is attached as this endpoint, and its number at the host.
+    fn attached_program(&self, host: &mut HostLink, endpoint: u32) -> (Program, u32) {
+        let program = self.program();
+        program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+        let (_, client, _) = next_message(host);
+        next_message(host);
+        host.send(RelayKind::DATA, client, &attached_as(endpoint, 2)).unwrap();
+        assert_eq!(program.receive().unwrap().fds.len(), 2);
+        (program, client)
     }
 
     /// A program that has said `HELLO`.
@@ -391,8 +408,12 @@ fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
 
 /// The host's answer to a request to attach: endpoint 4 of epoch 9.
 fn attached(request: u32) -> Vec<u8> {
+    attached_as(4, request)
+}
+
+fn attached_as(endpoint: u32, request: u32) -> Vec<u8> {
     let mut attached = wire::Attached::new_zeroed();
-    (attached.member, attached.endpoint, attached.epoch) = (3, 4, 9);
+    (attached.member, attached.endpoint, attached.epoch) = (3, endpoint, 9);
     (attached.vector, attached.uuid, attached.segment_len) = (2, [5; 16], SIZE);
     [Header { kind: Kind::ATTACHED, flags: 0, request }.as_bytes(), attached.as_bytes()].concat()
 }
@@ -517,23 +538,17 @@ fn one_daemon_at_a_time() {
 /// A program that floods the daemon with connections which never say a word, or only `HELLO`.
 #[test]
 fn connections_that_attach_to_nothing_keep_nobody_out() {
-    raise_open_files();
     let bed = Bed::new();
     let mut host = bed.session();
     tell_segments(&mut host);
-    let attached_first = bed.program();
-    attached_first.say(Kind::ATTACH, 2, attach("web").as_bytes());
-    let (_, client, _) = next_message(&mut host);
-    next_message(&mut host);
-    host.send(RelayKind::DATA, client, &attached(2)).unwrap();
-    assert_eq!(attached_first.receive().unwrap().fds.len(), 2);
-    let flood = clients::MOST.all + 476;
+    let (attached_first, client) = bed.attached_program(&mut host, 4);
+    let flood = bed.most.all + 476;
     let held: Vec<Program> =
         (0..flood).map(|n| if n % 100 == 0 { bed.program() } else { Program::connect(&bed) }).collect();
     // The oldest have made room for those that came after them, and for one more.
     let newcomer = bed.program();
     let ended = held.iter().take_while(|program| program.has_something()).count();
-    assert_eq!(ended, flood + 2 - clients::MOST.all);
+    assert_eq!(ended, flood + 2 - bed.most.all);
     assert!(held[0].is_closed() && !held[flood - 1].has_something());
     // Who is attached is not among them.
     for (n, program) in [attached_first, newcomer].iter().enumerate() {
@@ -544,6 +559,69 @@ fn connections_that_attach_to_nothing_keep_nobody_out() {
         }
         assert_eq!((kind, id == client), (RelayKind::DATA, n == 0));
         assert_eq!(wire::split(&body).unwrap().0.kind, Kind::INSPECT);
+    }
+}
+
+/// As many programs as a guest's daemon takes unless it is told otherwise, each attached.
+#[test]
+fn thousands_of_programs_are_attached_at_once_and_one_more_is_refused() {
+    let most = default_args().most();
+    assert_eq!((most.all, most.per_user), (4096, 4096));
+    // In this test each program has a descriptor here, too.
+    let needed = 3 * most.all as u64 + 2 * FDS_OWN;
+    let limit = keeper::provide_open_files(needed);
+    assert!(
+        limit >= needed,
+        "this test takes {needed} open files, and {limit} are allowed: raise ulimit -Hn"
+    );
+    let bed = Bed::with(most);
+    let mut host = bed.session();
+    tell_segments(&mut host);
+    let programs: Vec<_> = (1..=most.all as u32).map(|n| bed.attached_program(&mut host, n)).collect();
+    for _ in 0..2 {
+        let one_more = Program::connect(&bed);
+        let (code, text) = one_more.is_refused(0);
+        assert_eq!(code, ErrorCode::LIMIT);
+        assert!(text.contains("4096 connections") && text.contains("--max-clients"), "{text}");
+        assert!(one_more.is_closed());
+    }
+    // All of them are served still, and at the end of one there is room for another.
+    for (n, (program, client)) in programs.iter().enumerate() {
+        program.say(Kind::INSPECT, n as u32, wire::Inspect::FIRST.as_bytes());
+        let (kind, from, body) = next_message(&mut host);
+        assert_eq!((kind, from), (RelayKind::DATA, *client));
+        host.send(RelayKind::DATA, from, &body).unwrap();
+        let (header, _) = program.hears();
+        assert_eq!((header.kind, header.request), (Kind::INSPECT, n as u32));
+    }
+    let mut programs = programs.into_iter();
+    drop(programs.next());
+    assert_eq!(next_message(&mut host).0, RelayKind::CLOSE);
+    bed.attached_program(&mut host, most.all as u32 + 1);
+}
+
+fn default_args() -> Args {
+    parsed(&[]).unwrap()
+}
+
+fn parsed(args: &[&str]) -> Result<Args, String> {
+    use clap::{Args as _, FromArgMatches};
+    let command = Args::augment_args(clap::Command::new("guest"));
+    let matches = command.try_get_matches_from([&["guest"], args].concat()).map_err(|e| e.to_string())?;
+    Args::from_arg_matches(&matches).map_err(|e| e.to_string())
+}
+
+#[test]
+fn the_number_of_programs_is_a_matter_of_the_command_line() {
+    let most = parsed(&["--max-clients", "100"]).unwrap().most();
+    assert_eq!((most.all, most.per_user), (100, 100));
+    let most = parsed(&["--max-clients", "65536", "--clients-per-user", "5"]).unwrap().most();
+    assert_eq!((most.all, most.per_user), (65536, 5));
+    for (option, value) in
+        [("--max-clients", "0"), ("--max-clients", "65537"), ("--clients-per-user", "many")]
+    {
+        let error = parsed(&[option, value]).unwrap_err();
+        assert!(error.contains(option) && error.contains(value), "{error}");
     }
 }
 
