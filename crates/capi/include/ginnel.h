@@ -97,6 +97,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_NO_WORKER = -110,
     // A piece of a farm's job failed, or took its worker along, as often as it is tried.
     GINNEL_ERR_PIECE = -111,
+    // A side of the channel has called ginnel_channel_abort(): what was on its way is lost.
+    GINNEL_ERR_ABORTED = -112,
     // A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
     // An argument outside its range.
@@ -767,6 +769,14 @@ int ginnel_channel_get_info(const struct ginnel_channel *channel, struct ginnel_
 //
 // An operation of the sending direction (one thread at a time); does not block.
 int ginnel_channel_finish(struct ginnel_channel *channel);
+
+// Ends these directions at once, and makes void what is on its way in them: what was sent and is not received yet never is,
+// and the next operation of the peer says GINNEL_ERR_ABORTED. Of this side, the next to receive says so, and the next to send
+// GINNEL_ERR_AFTER_FINISH. Open claims and peeks end.
+//
+// Counts as an operation in these directions (one thread at a time each); does not block.
+int ginnel_channel_abort(struct ginnel_channel *channel,
+                         int directions);
 
 // Closes a channel and frees it: the peer receives what was sent, then the end, and its sends fail with
 // GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells

@@ -404,6 +404,26 @@ pub unsafe extern "C" fn ginnel_channel_finish(channel: *mut Channel) -> c_int {
     })
 }
 
+/// Ends these directions at once, and makes void what is on its way in them: what was sent and is not received yet never is,
+/// and the next operation of the peer says GINNEL_ERR_ABORTED. Of this side, the next to receive says so, and the next to send
+/// GINNEL_ERR_AFTER_FINISH. Open claims and peeks end.
+///
+/// Counts as an operation in these directions (one thread at a time each); does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_channel_abort(channel: *mut Channel, directions: c_int) -> c_int {
+    status(|| {
+        let (send, receive) = self::directions(directions)?;
+        if send {
+            given!(sending(channel)).claimed = None;
+        }
+        if receive {
+            given!(receiving(channel)).peeked = None;
+        }
+        either_half!(channel, send, receive, half => half.abort());
+        Ok(())
+    })
+}
+
 /// Closes a channel and frees it: the peer receives what was sent, then the end, and its sends fail with
 /// GINNEL_ERR_CLOSED. Pointers from claims and peeks end. NULL is allowed. No other thread may be using the handle. Tells
 /// the daemon, for at most a second.

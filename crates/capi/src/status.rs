@@ -51,6 +51,8 @@ pub enum Status {
     GINNEL_ERR_NO_WORKER = -110,
     /// A piece of a farm's job failed, or took its worker along, as often as it is tried.
     GINNEL_ERR_PIECE = -111,
+    /// A side of the channel has called ginnel_channel_abort(): what was on its way is lost.
+    GINNEL_ERR_ABORTED = -112,
 
     /// A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
@@ -145,6 +147,7 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_FENCED, c"endpoint declared dead"),
     (GINNEL_ERR_NO_WORKER, c"no worker came to the farm"),
     (GINNEL_ERR_PIECE, c"a piece failed as often as it is tried"),
+    (GINNEL_ERR_ABORTED, c"the channel was aborted"),
     (GINNEL_ERR_NULL, c"null pointer"),
     (GINNEL_ERR_INVALID, c"argument outside its range"),
     (GINNEL_ERR_NAME, c"bad name"),
@@ -239,6 +242,7 @@ fn status_of(error: &Error) -> Status {
         Error::Finished => GINNEL_ERR_FINISHED,
         Error::Closed => GINNEL_ERR_CLOSED,
         Error::PeerDead => GINNEL_ERR_PEER_DEAD,
+        Error::Aborted => GINNEL_ERR_ABORTED,
         Error::Corrupt(_) | Error::CorruptLock(_) => GINNEL_ERR_CORRUPT,
         Error::OwnerDied => GINNEL_ERR_OWNER_DIED,
         Error::NotRecoverable => GINNEL_ERR_NOT_RECOVERABLE,

@@ -207,6 +207,11 @@ fn timeouts_end_waits() {
 }
 
 #[test]
+fn what_an_aborted_channel_had_on_its_way_is_void() {
+    scenario("abort");
+}
+
+#[test]
 fn a_half_closed_channel_still_receives() {
     scenario("half_close");
 }

@@ -212,6 +212,14 @@ macro_rules! half {
                 self.waiter.fd()
             }
 
+            /// Ends this direction at once, and makes void what is on its way in it: what was sent and is not received yet
+            /// never is, and the peer's next call in this direction says [`Error::Aborted`], as this side's next receive does.
+            /// Without effect if the direction has ended otherwise and nothing is on its way. Does not block.
+            pub fn abort(&mut self) {
+                let ring = self.$ring.abort();
+                self.ring_if(ring);
+            }
+
             /// What this half has done so far.
             pub fn counters(&self) -> $crate::Counters {
                 $crate::Counters { waits: self.waiter.waits, ..self.counters }

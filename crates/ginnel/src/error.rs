@@ -23,6 +23,9 @@ pub enum Error {
     /// The peer receives nothing more.
     #[error("the peer has closed the channel")]
     Closed,
+    /// The peer, or this side, has aborted (`abort` of a half): what was on its way is lost.
+    #[error("the channel was aborted; what was on its way is lost")]
+    Aborted,
     /// The peer's process, or its VM, has died. What it had sent has been received.
     #[error("the peer has died")]
     PeerDead,
@@ -169,6 +172,7 @@ impl From<RecvError> for Error {
         match error {
             RecvError::Empty => Self::WouldBlock,
             RecvError::Finished => Self::Finished,
+            RecvError::Aborted => Self::Aborted,
             RecvError::PeerDead => Self::PeerDead,
             RecvError::Corrupt(corrupt) => Self::Corrupt(corrupt),
             // `Broken`, and whatever a later version adds: the channel is of no more use.
@@ -184,6 +188,7 @@ impl From<SendError> for Error {
             SendError::TooLong { len, max } => Self::TooLong { len, max },
             SendError::AfterFinish => Self::AfterFinish,
             SendError::Closed => Self::Closed,
+            SendError::Aborted => Self::Aborted,
             SendError::PeerDead => Self::PeerDead,
             SendError::Corrupt(corrupt) => Self::Corrupt(corrupt),
             // As above.
@@ -219,7 +224,7 @@ impl From<Error> for io::Error {
             Error::TimedOut => io::ErrorKind::TimedOut,
             Error::Finished => io::ErrorKind::UnexpectedEof,
             Error::Closed => io::ErrorKind::BrokenPipe,
-            Error::PeerDead => io::ErrorKind::ConnectionReset,
+            Error::PeerDead | Error::Aborted => io::ErrorKind::ConnectionReset,
             Error::Corrupt(_) | Error::Protocol { .. } => io::ErrorKind::InvalidData,
             Error::TooLong { .. }
             | Error::BufferTooSmall { .. }

@@ -15,8 +15,7 @@
 //! ```
 //!
 //! `*` the daemon also writes [`SideState::DEAD`] there when it knows that the side has died, or [`SideState::LOST`] when
-//! the memory was lost. Every hot word has one
-//! writer and a cache line of its own.
+//! the memory was lost. Every hot word has one writer and a cache line of its own.
 //!
 //! # Message rings
 //!
@@ -91,6 +90,9 @@ impl SideState {
     pub const DEAD: Self = Self(3);
     /// What was in the ring is lost, because the segment's file was truncated, and has its size again; written by the daemon.
     pub const LOST: Self = Self(4);
+    /// Producer: nothing more will be published, and what has not been received must not be. Consumer: nothing more will be
+    /// taken, and what was published and not taken is dropped.
+    pub const ABORTED: Self = Self(5);
 }
 
 /// Kind of a record. Four bits; unknown values are corruption.

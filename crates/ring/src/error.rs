@@ -76,6 +76,9 @@ pub enum RecvError {
     /// The producer has finished, and everything has been received.
     #[error("the peer has finished sending")]
     Finished,
+    /// The producer, or this side, has aborted. What was published and not received is lost.
+    #[error("the channel was aborted; what was not received is lost")]
+    Aborted,
     /// The producer's process has died, and everything it published has been received.
     #[error("the peer has died")]
     PeerDead,
@@ -108,6 +111,9 @@ pub enum SendError {
     /// The consumer takes nothing more.
     #[error("the peer has closed the channel")]
     Closed,
+    /// The consumer has aborted: it takes nothing more, and has dropped what it had not taken.
+    #[error("the peer has aborted the channel; what it had not received is lost")]
+    Aborted,
     /// The consumer's process has died.
     #[error("the peer has died")]
     PeerDead,

@@ -239,8 +239,19 @@ impl<M: Memory> Producer<M> {
         let woken = self.publish();
         self.clear_to = 0;
         self.ended.get_or_insert(SendError::AfterFinish);
-        side::finish_producing(&self.memory);
+        side::end_producing(&self.memory, SideState::FINISHED);
         self.bell.needed(&self.memory) || woken
+    }
+
+    /// Says that nothing more comes, and that what the consumer has not taken is void: its next look says
+    /// [`RecvError::Aborted`]. What is committed and not published is dropped. True if the consumer's doorbell must be rung.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn abort(&mut self) -> bool {
+        self.held = None;
+        self.clear_to = 0;
+        self.ended.get_or_insert(SendError::AfterFinish);
+        side::end_producing(&self.memory, SideState::ABORTED);
+        self.bell.needed(&self.memory)
     }
 
     /// Sets what [`Waitable::ready`] means: room for a message of `len` bytes, or an error.
@@ -406,12 +417,16 @@ impl<M: Memory> Consumer<M> {
     /// Looks whether a message is there. [`RecvError::Empty`] is the only error that can pass.
     #[inline]
     pub fn poll(&mut self) -> Result<(), RecvError> {
-        match self.next {
-            Next::Unknown => {}
-            Next::Message(_) => return Ok(()),
-            Next::Never(end) => return Err(end),
+        if let Next::Never(end) = self.next {
+            return Err(end);
         }
         self.memory.attend();
+        if side::producer_aborted(&self.memory) {
+            return Err(self.end(RecvError::Aborted));
+        }
+        if let Next::Message(_) = self.next {
+            return Ok(());
+        }
         // ORDER ring.publish: the payload and the header behind it are seen once this header is.
         // Pairs with: `Producer::publish`.
         let header = self.memory.load_acquire_u64(at(self.position, self.capacity));
@@ -472,9 +487,9 @@ impl<M: Memory> Consumer<M> {
             return Err(self.end(RecvError::Broken));
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
-        // The state may have been set after a last record that we looked for too early.
+        // The state may have been set after a last record that we looked for too early. What was aborted is void.
         match self.memory.load_acquire_u64(at(self.position, self.capacity)) {
-            0 => Err(self.end(end)),
+            header if header == 0 || end == RecvError::Aborted => Err(self.end(end)),
             header => self.accept(RecordHeader(header)),
         }
     }
@@ -525,7 +540,7 @@ impl<M: Memory> Consumer<M> {
         // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
         let header = memory.await_acquire_u64(place, looks);
         let len = (header ^ expected) as usize;
-        if len >= room {
+        if len >= room || side::producer_aborted(memory) {
             return None;
         }
         memory.read(place + RECORD_HEADER, &mut into[..len]);
@@ -575,7 +590,18 @@ impl<M: Memory> Consumer<M> {
     /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn finish(&mut self) -> bool {
-        side::finish_consuming(&self.memory);
+        side::end_consuming(&self.memory, SideState::FINISHED);
+        self.bell.needed(&self.memory) || self.take_owed()
+    }
+
+    /// Says that nothing more will be taken, and that what is there and not taken is dropped: the producer's next call says
+    /// [`SendError::Aborted`]. True if the producer's doorbell must be rung.
+    #[must_use = "the producer may have to be woken"]
+    pub fn abort(&mut self) -> bool {
+        if !matches!(self.next, Next::Never(_)) {
+            self.end(RecvError::Aborted);
+        }
+        side::end_consuming(&self.memory, SideState::ABORTED);
         self.bell.needed(&self.memory) || self.take_owed()
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn resume_producing<M: Memory>(memory: &M, capacity: usize) -> Option
     memory.attend();
     match SideState(memory.load_relaxed_u32(PRODUCER_STATE)) {
         SideState::NEW | SideState::OPEN => None,
-        SideState::FINISHED | SideState::DEAD => Some(SendError::AfterFinish),
+        SideState::FINISHED | SideState::ABORTED | SideState::DEAD => Some(SendError::AfterFinish),
         SideState::LOST => Some(SendError::Broken),
         SideState(other) => Some(Corrupt::State(other).into()),
     }
@@ -60,6 +60,7 @@ pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {
     match SideState(memory.load_acquire_u32(PRODUCER_STATE)) {
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(RecvError::Finished),
+        SideState::ABORTED => Err(RecvError::Aborted),
         SideState::DEAD => Err(RecvError::PeerDead),
         SideState::LOST => Err(RecvError::Broken),
         SideState(other) => Err(Corrupt::State(other).into()),
@@ -75,10 +76,18 @@ pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
         SideState::NEW | SideState::OPEN if memory.is_broken() => Err(SendError::Broken),
         SideState::NEW | SideState::OPEN => Ok(()),
         SideState::FINISHED => Err(SendError::Closed),
+        SideState::ABORTED => Err(SendError::Aborted),
         SideState::DEAD => Err(SendError::PeerDead),
         SideState::LOST => Err(SendError::Broken),
         SideState(other) => Err(Corrupt::State(other).into()),
     }
+}
+
+/// Whether the producer has aborted, so that nothing is to be received any more, be it there or not. To be asked before
+/// anything is taken. It may be overlooked for a moment, as if the producer had aborted a moment later.
+#[inline]
+pub(crate) fn producer_aborted<M: Memory>(memory: &M) -> bool {
+    SideState(memory.load_relaxed_u32(PRODUCER_STATE)) == SideState::ABORTED
 }
 
 /// Whether the memory is gone, or the daemon says that what was in it is. Then nobody is to blame for what it shows.
@@ -88,22 +97,22 @@ pub(crate) fn is_lost<M: Memory>(memory: &M) -> bool {
     memory.is_broken() || lost(PRODUCER_STATE) || lost(CONSUMER_STATE)
 }
 
-/// Nothing more will be published.
-pub(crate) fn finish_producing<M: Memory>(memory: &M) {
+/// Nothing more will be published: [`SideState::FINISHED`], or [`SideState::ABORTED`].
+pub(crate) fn end_producing<M: Memory>(memory: &M, how: SideState) {
     memory.attend();
-    finish(memory, PRODUCER_STATE);
+    end(memory, PRODUCER_STATE, how);
 }
 
 /// Nothing more will be taken.
-pub(crate) fn finish_consuming<M: Memory>(memory: &M) {
+pub(crate) fn end_consuming<M: Memory>(memory: &M, how: SideState) {
     memory.attend();
-    finish(memory, CONSUMER_STATE);
+    end(memory, CONSUMER_STATE, how);
 }
 
-fn finish<M: Memory>(memory: &M, state: usize) {
-    // What was lost is lost for the other side too, whoever notices first.
-    if SideState(memory.load_relaxed_u32(state)) != SideState::LOST {
+fn end<M: Memory>(memory: &M, state: usize, how: SideState) {
+    // What was lost is lost for the other side too, whoever notices first; and who has aborted does not finish afterwards.
+    if ![SideState::LOST, SideState::ABORTED].contains(&SideState(memory.load_relaxed_u32(state))) {
         // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.
-        memory.store_release_u32(state, SideState::FINISHED.0);
+        memory.store_release_u32(state, how.0);
     }
 }

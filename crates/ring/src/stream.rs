@@ -12,7 +12,9 @@ use crate::error::{Corrupt, RecvError, SendError};
 use crate::side;
 use crate::wait::{Armed, Bell, Look, Waitable, Watch, Watchable};
 use ginnel_layout::board::Place;
-use ginnel_layout::ring::{CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED, TAIL};
+use ginnel_layout::ring::{
+    CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED, SideState, TAIL,
+};
 use ginnel_shmem::{Memory, SharedSlice};
 
 /// Long copies are handed over in pieces of this part of the ring.
@@ -141,7 +143,16 @@ impl<M: Memory> Producer<M> {
     #[must_use = "the consumer may have to be woken"]
     pub fn finish(&mut self) -> bool {
         self.ended.get_or_insert(SendError::AfterFinish);
-        side::finish_producing(&self.memory);
+        side::end_producing(&self.memory, SideState::FINISHED);
+        self.bell.needed(&self.memory)
+    }
+
+    /// Says that nothing more comes, and that what the consumer has not taken is void: its next look says
+    /// [`RecvError::Aborted`]. True if the consumer's doorbell must be rung.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn abort(&mut self) -> bool {
+        self.ended.get_or_insert(SendError::AfterFinish);
+        side::end_producing(&self.memory, SideState::ABORTED);
         self.bell.needed(&self.memory)
     }
 
@@ -275,10 +286,20 @@ impl<M: Memory> Consumer<M> {
     #[inline]
     pub fn poll(&mut self) -> Result<usize, RecvError> {
         self.memory.attend();
+        if side::producer_aborted(&self.memory) {
+            self.end(RecvError::Aborted);
+        }
         if self.tail == self.head {
             self.look()?;
         }
         Ok((self.tail - self.head) as usize)
+    }
+
+    /// Nothing comes after this, and nothing that is there is taken.
+    #[cold]
+    fn end(&mut self, why: RecvError) {
+        self.ended.get_or_insert(why);
+        self.tail = self.head;
     }
 
     #[inline]
@@ -320,6 +341,9 @@ impl<M: Memory> Consumer<M> {
             return Err(RecvError::Broken);
         }
         let Err(end) = side::producer_ended(&self.memory) else { return Err(RecvError::Empty) };
+        if end == RecvError::Aborted {
+            return Err(end);
+        }
         // The state may have been set after a last publish that we looked for too early.
         self.refresh_tail()?;
         if self.tail == self.head { Err(end) } else { Ok(()) }
@@ -391,7 +415,16 @@ impl<M: Memory> Consumer<M> {
     /// Says that nothing more will be taken. True if the producer's doorbell must be rung.
     #[must_use = "the producer may have to be woken"]
     pub fn finish(&mut self) -> bool {
-        side::finish_consuming(&self.memory);
+        side::end_consuming(&self.memory, SideState::FINISHED);
+        self.bell.needed(&self.memory) || self.take_owed()
+    }
+
+    /// Says that nothing more will be taken, and that what is there and not taken is dropped: the producer's next call says
+    /// [`SendError::Aborted`]. True if the producer's doorbell must be rung.
+    #[must_use = "the producer may have to be woken"]
+    pub fn abort(&mut self) -> bool {
+        self.end(RecvError::Aborted);
+        side::end_consuming(&self.memory, SideState::ABORTED);
         self.bell.needed(&self.memory) || self.take_owed()
     }
 

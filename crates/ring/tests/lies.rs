@@ -402,7 +402,7 @@ mod state {
 
     #[test]
     fn of_a_producer_is_known() {
-        for state in [5, 77, u32::MAX] {
+        for state in [6, 77, u32::MAX] {
             let (n, _p, mut c) = Neighbour::messages();
             n.state(PRODUCER_STATE, state);
             n.refused_by(&mut c, Corrupt::State(state));
@@ -414,7 +414,7 @@ mod state {
 
     #[test]
     fn of_a_consumer_is_known() {
-        for state in [5, 77, u32::MAX] {
+        for state in [6, 77, u32::MAX] {
             let (n, mut p, _c) = Neighbour::messages();
             n.state(CONSUMER_STATE, state);
             n.refused_by_producer(&mut p, Corrupt::State(state));
@@ -438,6 +438,7 @@ mod state {
         for (state, end) in [
             (SideState::FINISHED, RecvError::Finished),
             (SideState::DEAD, RecvError::PeerDead),
+            (SideState::ABORTED, RecvError::Aborted),
             (SideState::LOST, RecvError::Broken),
         ] {
             let (n, _p, mut c) = Neighbour::messages();
@@ -450,6 +451,7 @@ mod state {
         for (state, end) in [
             (SideState::FINISHED, SendError::Closed),
             (SideState::DEAD, SendError::PeerDead),
+            (SideState::ABORTED, SendError::Aborted),
             (SideState::LOST, SendError::Broken),
         ] {
             let (n, mut p, _c) = Neighbour::messages();
@@ -484,7 +486,7 @@ mod state {
         }
         pass(&mut p, &mut c, 128);
         n.state(PRODUCER_STATE, 99);
-        // Nobody looks at the producer's state while messages come.
+        // Nobody looks at the producer's state while messages come, but for whether it has aborted.
         let _ = p.send(&[1; 8]).unwrap();
         assert_eq!(c.recv(&mut [0; 8]), Ok(8));
         n.state(PRODUCER_STATE, SideState::OPEN.0);

@@ -446,6 +446,28 @@ fn last_message(state: SideState, producer: LoomMemory, consumer: LoomMemory) {
     sender.join().unwrap();
 }
 
+/// A producer sends and aborts: the consumer has the message or not, hears of the end, and never sleeps through it.
+#[test]
+fn a_message_that_is_aborted_is_received_before_or_never() {
+    explore(3, || {
+        let (p, c) = both(ring(&[0, 64]));
+        let (mut producer, mut consumer) = messages(p, c);
+        let mut bed = Bed::new();
+        let (to_consumer, nobody) = (bed.clone(), Bed::new());
+        let sender = thread::spawn(move || {
+            to_consumer.ring_if(producer.send(&7u64.to_ne_bytes()).unwrap());
+            to_consumer.ring_if(producer.abort());
+        });
+        let first = recv(&mut consumer, &mut bed, &nobody);
+        if first == Ok((8, 7)) {
+            assert_eq!(recv(&mut consumer, &mut bed, &nobody), Err(RecvError::Aborted));
+        } else {
+            assert_eq!(first, Err(RecvError::Aborted));
+        }
+        sender.join().unwrap();
+    });
+}
+
 #[test]
 fn the_last_message_comes_before_the_end() {
     explore(3, || {

@@ -215,6 +215,7 @@ fn tokens_go_on() {
 fn a_side_that_has_ended_stays_so() {
     for (state, error) in [
         (SideState::FINISHED.0, SendError::AfterFinish),
+        (SideState::ABORTED.0, SendError::AfterFinish),
         (SideState::DEAD.0, SendError::AfterFinish),
         (SideState::LOST.0, SendError::Broken),
         (77, Corrupt::State(77).into()),

@@ -378,6 +378,49 @@ static void timeouts_client(void)
     ginnel_channel_close(channel);
 }
 
+/* An abort, of both kinds: what was not received is void, also when the channel has been closed since. */
+
+static void abort_server(void)
+{
+    ginnel_channel *channel = serve("test/abort", GINNEL_MESSAGE);
+    OK(ginnel_message_send(channel, "void", 4));
+    FAILS(GINNEL_ERR_INVALID, ginnel_channel_abort(channel, 0));
+    OK(ginnel_channel_abort(channel, GINNEL_SEND | GINNEL_RECEIVE));
+    FAILS(GINNEL_ERR_AFTER_FINISH, ginnel_message_send(channel, "more", 4));
+    FAILS(GINNEL_ERR_ABORTED, ginnel_message_recv(channel, buffer, sizeof buffer));
+    ginnel_channel_close(channel);
+    tell(to_client);
+
+    channel = serve("test/abort", GINNEL_STREAM);
+    OK(ginnel_stream_send_all(channel, "void", 4));
+    OK(ginnel_channel_abort(channel, GINNEL_SEND));
+    FAILS(GINNEL_ERR_AFTER_FINISH, ginnel_stream_send(channel, "more", 4));
+    tell(to_client);
+    CHECK(OK(ginnel_stream_recv(channel, buffer, sizeof buffer)) == 3);
+    OK(ginnel_channel_abort(channel, GINNEL_RECEIVE));
+    tell(to_client);
+    await(to_server);
+    ginnel_channel_close(channel);
+}
+
+static void abort_client(void)
+{
+    ginnel_channel *channel = join("test/abort", GINNEL_MESSAGE);
+    await(to_client);
+    FAILS(GINNEL_ERR_ABORTED, ginnel_message_recv(channel, buffer, sizeof buffer));
+    FAILS(GINNEL_ERR_ABORTED, ginnel_message_send(channel, "more", 4));
+    ginnel_channel_close(channel);
+
+    channel = join("test/abort", GINNEL_STREAM);
+    await(to_client);
+    FAILS(GINNEL_ERR_ABORTED, ginnel_stream_recv(channel, buffer, sizeof buffer));
+    OK(ginnel_stream_send_all(channel, "one", 3));
+    await(to_client);
+    FAILS(GINNEL_ERR_ABORTED, ginnel_stream_send(channel, "more", 4));
+    tell(to_server);
+    ginnel_channel_close(channel);
+}
+
 /* Half-close, and close, of both kinds. */
 
 static void half_close_server(void)
@@ -779,6 +822,7 @@ static const struct {
     {"nonblocking", nonblocking_server, nonblocking_client, 0},
     {"ready", ready_server, ready_client, 0},
     {"timeouts", timeouts_server, timeouts_client, 0},
+    {"abort", abort_server, abort_client, 0},
     {"half_close", half_close_server, half_close_client, 0},
     {"death", death_server, death_client, 1},
     {"mistakes", mistakes_server, mistakes_client, 0},

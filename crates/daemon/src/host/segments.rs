@@ -434,9 +434,9 @@ impl Segments {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         // A word's whole cache line is its own.
         if let Some(word) = part(mapping, at, CACHE_LINE) {
-            let last = SideState(word.load_relaxed_u32(0));
-            let said = state == SideState::DEAD && last == SideState::FINISHED;
-            if said || (last == SideState::LOST && state != SideState::LOST) {
+            // What a side has said of its own end stays; that its memory was lost comes before all else.
+            let said = [SideState::FINISHED, SideState::ABORTED, SideState::LOST];
+            if said.contains(&SideState(word.load_relaxed_u32(0))) && state != SideState::LOST {
                 return;
             }
             // ORDER ring.finish: everything that the dead process published before. Pairs with: `ginnel_ring::side`.

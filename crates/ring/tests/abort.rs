@@ -1,0 +1,125 @@
+//! Sides that abort: what was on its way is void, and the other side is told at once.
+#![cfg(not(loom))]
+
+use ginnel_layout::ring::{CONSUMER_STATE, PRODUCER_STATE, SideState, footprint};
+use ginnel_ring::wait::{Waitable, Watchable};
+use ginnel_ring::{RecvError, SendError, message, stream};
+use ginnel_shmem::{Mapping, Memory};
+
+const CAPACITY: usize = 4096;
+
+fn ring() -> Mapping {
+    Mapping::anonymous(footprint(CAPACITY)).unwrap()
+}
+
+fn messages() -> (Mapping, message::Producer<Mapping>, message::Consumer<Mapping>) {
+    let ring = ring();
+    let (p, c) = (ring.clone(), ring.clone());
+    (ring, message::Producer::new(p, CAPACITY), message::Consumer::new(c, CAPACITY))
+}
+
+fn streams() -> (Mapping, stream::Producer<Mapping>, stream::Consumer<Mapping>) {
+    let ring = ring();
+    let (p, c) = (ring.clone(), ring.clone());
+    (ring, stream::Producer::new(p, CAPACITY), stream::Consumer::new(c, CAPACITY))
+}
+
+#[test]
+fn messages_that_were_not_received_are_void() {
+    // By each way to receive: the short one, a look, and one that had looked before.
+    for way in 0..3 {
+        let (ring, mut producer, mut consumer) = messages();
+        for _ in 0..3 {
+            let _ = producer.send(&[7; 8]).unwrap();
+        }
+        assert_eq!(consumer.recv(&mut [0; 8]), Ok(8));
+        if way == 2 {
+            assert_eq!(consumer.poll(), Ok(()));
+        }
+        let claim = producer.claim(8).unwrap();
+        claim.commit(8);
+        assert!(!producer.abort());
+        assert!(!producer.publish(), "what was committed is void, too");
+        match way {
+            0 => assert_eq!(consumer.take(&mut [0; 8], 1), None),
+            1 => assert_eq!(consumer.peek().err(), Some(RecvError::Aborted)),
+            _ => assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted)),
+        }
+        assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted));
+        // Nobody talks himself back into order.
+        ring.store_relaxed_u32(PRODUCER_STATE, SideState::OPEN.0);
+        assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted));
+        assert_eq!(producer.send(&[1]), Err(SendError::AfterFinish));
+    }
+}
+
+#[test]
+fn bytes_that_were_not_read_are_void() {
+    let (ring, mut producer, mut consumer) = streams();
+    producer.write(&[1; 100], || {}).unwrap();
+    assert_eq!(consumer.read(&mut [0; 10], || {}), Ok(10));
+    assert!(!producer.abort());
+    assert_eq!(consumer.read(&mut [0; 10], || {}), Err(RecvError::Aborted));
+    assert_eq!(consumer.peek().err(), Some(RecvError::Aborted));
+    ring.store_relaxed_u32(PRODUCER_STATE, SideState::OPEN.0);
+    assert_eq!(consumer.poll(), Err(RecvError::Aborted));
+    assert_eq!(producer.write(&[1], || {}), Err(SendError::AfterFinish));
+}
+
+#[test]
+fn a_sender_hears_of_a_receiver_that_aborts() {
+    let (_, mut producer, mut consumer) = messages();
+    let _ = producer.send(&[7; 8]).unwrap();
+    assert!(!consumer.abort());
+    assert_eq!(producer.send(&[7; 8]), Err(SendError::Aborted));
+    assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted));
+
+    let (_, mut producer, mut consumer) = streams();
+    producer.write(&[1; 100], || {}).unwrap();
+    assert!(!consumer.abort());
+    assert_eq!(producer.write(&[1], || {}), Err(SendError::Aborted));
+    assert_eq!(consumer.read(&mut [0; 10], || {}), Err(RecvError::Aborted));
+}
+
+#[test]
+fn who_has_aborted_does_not_finish_afterwards_and_who_has_finished_may_abort() {
+    let (ring, mut producer, mut consumer) = messages();
+    let _ = (producer.abort(), producer.finish(), consumer.abort(), consumer.finish());
+    for state in [PRODUCER_STATE, CONSUMER_STATE] {
+        assert_eq!(SideState(ring.load_relaxed_u32(state)), SideState::ABORTED);
+    }
+    let (_, mut producer, mut consumer) = messages();
+    let _ = producer.send(&[7; 8]).unwrap();
+    let _ = (producer.finish(), producer.abort());
+    assert_eq!(consumer.recv(&mut [0; 8]), Err(RecvError::Aborted), "what has not been received yet");
+    // What was lost is lost whatever a side says.
+    let (ring, mut producer, _) = streams();
+    ring.store_relaxed_u32(PRODUCER_STATE, SideState::LOST.0);
+    let _ = producer.abort();
+    assert_eq!(SideState(ring.load_relaxed_u32(PRODUCER_STATE)), SideState::LOST);
+}
+
+#[test]
+fn sleepers_are_woken() {
+    let (_, mut producer, mut consumer) = messages();
+    let _ = producer.send(&[7; 8]).unwrap();
+    assert_eq!(consumer.recv(&mut [0; 8]), Ok(8));
+    let mut watch = consumer.watch();
+    watch.arm();
+    assert!(producer.abort());
+    assert!(watch.look.has_changed());
+
+    let (_, mut producer, mut consumer) = messages();
+    while producer.send(&[1; 500]).is_ok() {}
+    producer.want(500).arm();
+    assert!(!producer.ready());
+    assert!(consumer.abort());
+    assert!(producer.ready());
+
+    let (_, mut producer, mut consumer) = streams();
+    consumer.arm();
+    assert!(producer.abort() && consumer.ready());
+    let (_, mut producer, mut consumer) = streams();
+    producer.arm();
+    assert!(consumer.abort() && producer.ready());
+}
