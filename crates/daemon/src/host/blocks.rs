@@ -9,11 +9,11 @@
 
 use super::account::{Account, Tally};
 use super::books::{Books, Endpoint, Misfit};
-use super::broker::{Broker, ClientId, World};
+use super::broker::{Broker, Caller, World};
 use super::estate::{Estate, Shelf};
 use super::handles::{Grants, Handles};
 use super::record::{Block, BlockGrant, BlockHandle, Record, Text};
-use super::reply::{self, Refusal};
+use super::reply::Refusal;
 use super::requests::{broken, checked};
 use super::sync::no_room;
 use ginnel_layout::Name;
@@ -300,18 +300,16 @@ impl Books {
 impl Broker {
     pub(super) fn block_create(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::BlockCreate,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, member) = (endpoint.segment, endpoint.member);
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
+        let segment = caller.segment;
         let name = if wish.name.is_none() { Name::NONE } else { checked(&wish.name, "block")? };
-        self.may_write(&segment, member)?;
         if let Some(&handle) = endpoint.handles.get(&wish.nonce) {
-            return self.send_block(id, request, handle);
+            return self.send_block(caller, handle);
         }
         if !wish.rights.may_write() || !wish.rights.is_known() || !wish.others.is_known() {
             let text = "whoever makes a block opens it for writing; others may have rights from 0 to 3";
@@ -321,7 +319,7 @@ impl Broker {
             return Err(broken(&segment));
         }
         self.name_is_free(&segment, name)?;
-        let Some(books) = self.books.segments.get(&segment) else { return Ok(()) };
+        let books = self.segment_of(caller)?;
         let page = u64::from(books.page);
         let align = if wish.align == 0 { page } else { wish.align.max(page) };
         let span = wish.size.checked_next_multiple_of(page).filter(|&span| span > 0);
@@ -333,7 +331,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::INVALID, text));
         };
         self.handle_quota(endpoint)?;
-        self.block_quota(endpoint.account(), 1, span)?;
+        self.block_quota(caller.account(), 1, span)?;
         self.own_quota(endpoint, 1, span)?;
         let offset =
             books.arena.find(span, align).ok_or_else(|| no_room(&segment, span, books.arena.longest()))?;
@@ -352,9 +350,9 @@ impl Broker {
             segment: Text(segment),
             name: Text(name),
             owner: number,
-            owner_epoch: endpoint.epoch,
-            member,
-            uid: endpoint.uid,
+            owner_epoch: caller.epoch,
+            member: caller.member,
+            uid: caller.uid,
             offset,
             size: wish.size,
             span,
@@ -365,7 +363,7 @@ impl Broker {
             handles,
         }))?;
         debug!(block, endpoint = number, %segment, %name, span, "block");
-        self.send_block(id, request, handle.number)
+        self.send_block(caller, handle.number)
     }
 
     fn name_is_free(&self, segment: &Name, name: Name) -> Result<(), Refusal> {
@@ -376,7 +374,7 @@ impl Broker {
         Err(Refusal::new(ErrorCode::IN_USE, text))
     }
 
-    fn send_block(&mut self, id: ClientId, request: u32, handle: u64) -> Result<(), Refusal> {
+    fn send_block(&mut self, caller: &Caller, handle: u64) -> Result<(), Refusal> {
         let block = self.books.handles.get(&handle).and_then(|block| self.books.blocks.get(block));
         let Some(block) = block else { return Ok(()) };
         let Some(held) = block.handles.get(handle) else { return Ok(()) };
@@ -391,22 +389,20 @@ impl Broker {
             owner_member: block.member,
             reserved: 0,
         };
-        self.send(id, reply::packet(Kind::BLOCK, request, answer.as_bytes()), vec![]);
-        Ok(())
+        self.answer(caller, Kind::BLOCK, answer.as_bytes(), vec![])
     }
 
     pub(super) fn block_open(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::BlockOpen,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, name) = (endpoint.segment, checked(&wish.name, "block")?);
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
+        let (segment, name) = (caller.segment, checked(&wish.name, "block")?);
         if let Some(&handle) = endpoint.handles.get(&wish.nonce) {
-            return self.send_block(id, request, handle);
+            return self.send_block(caller, handle);
         }
         if wish.rights == Rights::NONE || !wish.rights.is_known() {
             return Err(Refusal::new(ErrorCode::INVALID, "a block is opened with rights from 1 to 3"));
@@ -425,7 +421,7 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::DENIED, text));
         }
         if wish.rights.may_write() {
-            self.may_write(&segment, endpoint.member)?;
+            self.may_write(caller)?;
             if let Some(other) = block.handles.in_the_way_of_writing(wish.rights == Rights::WRITE_EXCLUSIVE) {
                 let text = format!(
                     "endpoint {} has block {name} of {segment} open for {} access: try again when it has closed it",
@@ -446,7 +442,7 @@ impl Broker {
         let block = block.number;
         self.record(Record::BlockOpened { block, handle })?;
         debug!(block, endpoint = number, %segment, %name, rights = wish.rights.name(), "block opened");
-        self.send_block(id, request, handle.number)
+        self.send_block(caller, handle.number)
     }
 
     fn block_named(&self, segment: &Name, name: Name) -> Result<&Block, Refusal> {
@@ -491,14 +487,8 @@ impl Broker {
         })
     }
 
-    pub(super) fn block_link(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BlockLink,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn block_link(&mut self, caller: &Caller, wish: &wire::BlockLink) -> Result<(), Refusal> {
+        let endpoint = self.endpoint_of(caller)?;
         let name = checked(&wish.name, "block")?;
         let block = self.own_block(endpoint, self.books.blocks.get(&wish.block))?;
         // The same request again is no other.
@@ -517,50 +507,31 @@ impl Broker {
             self.name_is_free(&block.segment.0, name)?;
             self.record(Record::BlockLinked { block: wish.block, name: Text(name) })?;
         }
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
-    pub(super) fn block_unlink(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::ByName,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn block_unlink(&mut self, caller: &Caller, wish: &wire::ByName) -> Result<(), Refusal> {
+        let endpoint = self.endpoint_of(caller)?;
         let block = self.block_named(&endpoint.segment, checked(&wish.name, "block")?)?;
         let block = self.own_block(endpoint, Some(block))?.number;
         self.record(Record::BlockUnlinked { block })?;
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
-    pub(super) fn block_close(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BlockRights,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn block_close(&mut self, caller: &Caller, wish: &wire::BlockRights) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         self.held(number, wish.handle)?;
         self.record(Record::BlockClosed { handle: wish.handle })?;
         self.revocations.settle(number, wish.handle);
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
-    pub(super) fn block_resize(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BlockResize,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn block_resize(&mut self, caller: &Caller, wish: &wire::BlockResize) -> Result<(), Refusal> {
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
         let (block, _) = self.held(number, wish.handle)?;
         self.own_block(endpoint, Some(block))?;
-        let Some(segment) = self.books.segments.get(&block.segment.0) else { return Ok(()) };
+        let segment = self.segment_of(caller)?;
         let span = wish.size.checked_next_multiple_of(segment.page.into()).filter(|&span| span > 0);
         let Some(span) = span else {
             let text = format!("a block cannot have {} bytes", wish.size);
@@ -590,23 +561,16 @@ impl Broker {
         }
         let block = block.number;
         self.record(Record::BlockResized { block, size: wish.size, span })?;
-        self.send_block(id, request, wish.handle)
+        self.send_block(caller, wish.handle)
     }
 
-    pub(super) fn block_grant(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BlockGrant,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn block_grant(&mut self, caller: &Caller, wish: &wire::BlockGrant) -> Result<(), Refusal> {
+        let endpoint = self.endpoint_of(caller)?;
         let block = self.own_block(endpoint, self.books.blocks.get(&wish.block))?;
         if !wish.rights.is_known() {
             return Err(Refusal::new(ErrorCode::INVALID, "rights are from 0 to 3"));
         }
-        let segment = self.books.segments.get(&endpoint.segment);
-        if segment.is_none_or(|s| !s.members.contains(&wish.member)) {
+        if !self.segment_of(caller)?.members.contains(&wish.member) {
             let text = format!("segment {} has no member {}", endpoint.segment, wish.member);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
@@ -625,26 +589,20 @@ impl Broker {
         let block = block.number;
         let revoked = self.books.revoked_by(block, &grant);
         self.record(Record::BlockGranted { block, grant })?;
-        self.ok(id, request);
+        let done = self.ok(caller);
         revoked.into_iter().for_each(|(endpoint, handle)| self.revocations.add(endpoint, handle));
-        Ok(())
+        done
     }
 
-    pub(super) fn block_ack(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BlockRights,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn block_ack(&mut self, caller: &Caller, wish: &wire::BlockRights) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         let (_, held) = self.held(number, wish.handle)?;
         // It may have been left even less since; then this is the answer to the earlier word, and another follows.
         if held.left.is_some_and(|left| wish.rights.0 <= left) {
             self.record(Record::BlockAcked { handle: wish.handle })?;
             self.revocations.settle(number, wish.handle);
         }
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
     fn own_quota(&self, endpoint: &Endpoint, blocks: u64, bytes: u64) -> Result<(), Refusal> {

@@ -6,9 +6,9 @@
 
 use super::account::{Account, Tally};
 use super::books::{Books, Endpoint, Misfit};
-use super::broker::{Broker, ClientId, Effect, World};
+use super::broker::{Broker, Caller, Effect, World};
 use super::record::{Board, Record, Side, Text};
-use super::reply::{self, Refusal};
+use super::reply::Refusal;
 use super::requests::broken;
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_layout::{PAGE, board};
@@ -131,15 +131,11 @@ impl Books {
 impl Broker {
     pub(super) fn board_open(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::BoardOpen,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, epoch, member, uid) = (endpoint.segment, endpoint.epoch, endpoint.member, endpoint.uid);
-        self.may_write(&segment, member)?;
+        let Caller { endpoint: number, epoch, segment, member, uid, .. } = *caller;
         let boards = self.books.boards.all.get(&(number, epoch));
         let offset = match boards.and_then(|boards| boards.get(&wish.nonce)) {
             Some(board) => board.offset,
@@ -154,7 +150,7 @@ impl Broker {
                     );
                     return Err(Refusal::new(ErrorCode::LIMIT, text));
                 }
-                let (account, len) = (endpoint.account(), board::LEN as u64);
+                let (account, len) = (caller.account(), board::LEN as u64);
                 let (used, limit) =
                     (self.books.tally(account).bytes, self.limits_of(member).bytes_per_member);
                 if used.saturating_add(len) > limit {
@@ -187,7 +183,6 @@ impl Broker {
                 offset
             }
         };
-        self.send(id, reply::packet(Kind::BOARD, request, wire::Board { offset }.as_bytes()), vec![]);
-        Ok(())
+        self.answer(caller, Kind::BOARD, wire::Board { offset }.as_bytes(), vec![])
     }
 }

@@ -7,6 +7,7 @@
 //! doorbell is named.
 
 use super::books::Books;
+pub(super) use super::caller::Caller;
 use super::config::{Access, Limits, MemberLimits};
 use super::endings::Endings;
 use super::record::{Hex16, Record, SyncUser};
@@ -494,7 +495,7 @@ impl Broker {
     }
 
     /// A packet from the process that has opened a connection.
-    pub fn packet(&mut self, world: &mut impl World, client: ClientId, packet: &[u8]) {
+    pub fn packet(&mut self, world: &mut dyn World, client: ClientId, packet: &[u8]) {
         if let Some(sender) = self.who(client).map(|who| who.process) {
             self.packet_from(world, client, sender, packet);
         }
@@ -502,7 +503,7 @@ impl Broker {
 
     /// A packet that `sender` has sent over a connection, which it may have inherited. Whatever it contains, it is answered, or
     /// the connection ends; but `JOIN` has no answer.
-    pub fn packet_from(&mut self, world: &mut impl World, client: ClientId, sender: Process, packet: &[u8]) {
+    pub fn packet_from(&mut self, world: &mut dyn World, client: ClientId, sender: Process, packet: &[u8]) {
         let Some((header, body)) = wire::split(packet) else {
             let refusal = Refusal::new(
                 ErrorCode::PROTOCOL,
@@ -530,7 +531,7 @@ impl Broker {
 
     fn request(
         &mut self,
-        world: &mut impl World,
+        world: &mut dyn World,
         id: ClientId,
         sender: Process,
         header: wire::Header,
@@ -547,25 +548,6 @@ impl Broker {
         match header.kind {
             Kind::HELLO => self.hello(id, header.request, reply::body(body)?),
             Kind::ATTACH => self.attach(world, id, header.request, &reply::body(body)?),
-            Kind::LISTEN => self.listen(world, id, header.request, &reply::body(body)?),
-            Kind::UNLISTEN => self.unlisten(id, header.request, &reply::body(body)?),
-            Kind::CONNECT => self.connect(world, id, header.request, &reply::body(body)?),
-            Kind::ACCEPTED => self.accepted(id, header.request, &reply::body(body)?),
-            Kind::CLOSE => self.close(id, header.request, &reply::body(body)?),
-            Kind::SYNC_OPEN => self.sync_open(world, id, header.request, &reply::body(body)?),
-            Kind::SYNC_CLOSE => self.sync_close(id, header.request, &reply::body(body)?),
-            Kind::SYNC_UNLINK => self.sync_unlink(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_CREATE => self.block_create(world, id, header.request, &reply::body(body)?),
-            Kind::BLOCK_OPEN => self.block_open(world, id, header.request, &reply::body(body)?),
-            Kind::BLOCK_RESIZE => self.block_resize(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_LINK => self.block_link(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_UNLINK => self.block_unlink(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_CLOSE => self.block_close(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_GRANT => self.block_grant(id, header.request, &reply::body(body)?),
-            Kind::BLOCK_ACK => self.block_ack(id, header.request, &reply::body(body)?),
-            Kind::BOARD_OPEN => self.board_open(world, id, header.request, &reply::body(body)?),
-            Kind::BELL => self.bell_request(id, header.request, &reply::body(body)?),
-            Kind::DETACH if body.is_empty() => self.detach(id, header.request, sender),
             Kind::JOIN if body.is_empty() => {
                 self.join(id, sender);
                 Ok(())
@@ -583,6 +565,45 @@ impl Broker {
                 self.effects.push(Effect::Admin { client: id, request: header.request, text });
                 Ok(())
             }
+            kind => {
+                let caller = self.caller(id, header.request)?;
+                if writes(kind) {
+                    self.may_write(&caller)?;
+                }
+                self.request_of(world, &caller, sender, kind, body)
+            }
+        }
+    }
+
+    /// A request of an endpoint.
+    fn request_of(
+        &mut self,
+        world: &mut dyn World,
+        caller: &Caller,
+        sender: Process,
+        kind: Kind,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        match kind {
+            Kind::LISTEN => self.listen(world, caller, &reply::body(body)?),
+            Kind::UNLISTEN => self.unlisten(caller, &reply::body(body)?),
+            Kind::CONNECT => self.connect(world, caller, &reply::body(body)?),
+            Kind::ACCEPTED => self.accepted(caller, &reply::body(body)?),
+            Kind::CLOSE => self.close(caller, &reply::body(body)?),
+            Kind::SYNC_OPEN => self.sync_open(world, caller, &reply::body(body)?),
+            Kind::SYNC_CLOSE => self.sync_close(caller, &reply::body(body)?),
+            Kind::SYNC_UNLINK => self.sync_unlink(caller, &reply::body(body)?),
+            Kind::BLOCK_CREATE => self.block_create(world, caller, &reply::body(body)?),
+            Kind::BLOCK_OPEN => self.block_open(world, caller, &reply::body(body)?),
+            Kind::BLOCK_RESIZE => self.block_resize(caller, &reply::body(body)?),
+            Kind::BLOCK_LINK => self.block_link(caller, &reply::body(body)?),
+            Kind::BLOCK_UNLINK => self.block_unlink(caller, &reply::body(body)?),
+            Kind::BLOCK_CLOSE => self.block_close(caller, &reply::body(body)?),
+            Kind::BLOCK_GRANT => self.block_grant(caller, &reply::body(body)?),
+            Kind::BLOCK_ACK => self.block_ack(caller, &reply::body(body)?),
+            Kind::BOARD_OPEN => self.board_open(world, caller, &reply::body(body)?),
+            Kind::BELL => self.bell_request(caller, &reply::body(body)?),
+            Kind::DETACH if body.is_empty() => self.detach(caller, sender),
             kind => Err(Refusal::new(
                 ErrorCode::PROTOCOL,
                 format!(
@@ -704,6 +725,11 @@ fn gives(kind: Kind) -> bool {
         Kind::ADMIN,
     ]
     .contains(&kind)
+}
+
+/// Whether requests of this kind are for those who may write to their segment.
+fn writes(kind: Kind) -> bool {
+    [Kind::LISTEN, Kind::CONNECT, Kind::BOARD_OPEN, Kind::SYNC_OPEN, Kind::BLOCK_CREATE].contains(&kind)
 }
 
 /// The journal does not take it.

@@ -3,7 +3,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`config`], `accepted` | the configuration file, and the last one that was good |
-//! | [`broker`], `owners`, `requests` | the state machine of the attach protocol |
+//! | [`broker`], `caller`, `owners`, `requests` | the state machine of the attach protocol |
 //! | `blocks`, `sync`, `estate` | blocks, synchronisation objects, and what they have in common |
 //! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
@@ -23,6 +23,7 @@ mod blocks;
 mod boards;
 pub mod books;
 pub mod broker;
+mod caller;
 mod clients;
 pub mod config;
 mod declare;

@@ -13,7 +13,7 @@
 //! An endpoint that no process is known to own lives as long as somebody holds a connection open: a child may have inherited it
 //! from a parent that has ended, and join later.
 
-use super::broker::{Broker, Client, ClientId, Effect};
+use super::broker::{Broker, Caller, Client, ClientId, Effect};
 use super::record::Record;
 use super::reply::Refusal;
 use crate::pidwatch::Process;
@@ -207,8 +207,8 @@ impl Broker {
     }
 
     /// The process `sender` gives an endpoint up, over one of its connections.
-    pub(super) fn detach(&mut self, id: ClientId, request: u32, sender: Process) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn detach(&mut self, caller: &Caller, sender: Process) -> Result<(), Refusal> {
+        let (number, id) = (caller.endpoint, caller.client);
         if sender.pid != 0 {
             // The answer goes over this one, which the process ends when it likes.
             self.release(number, &sender, Some(id));
@@ -222,8 +222,7 @@ impl Broker {
             self.remove_owner(number, sender, false);
         }
         self.end_if_abandoned(number);
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
     /// Ends an endpoint that no process owns or holds open.

@@ -2,7 +2,7 @@
 
 use super::account::Account;
 use super::books::Endpoint;
-use super::broker::{Broker, ClientId, Effect, FdRef, World};
+use super::broker::{Broker, Caller, ClientId, Effect, FdRef, World};
 use super::record::{Attach, Channel, Hex16, Record, Side, Text};
 use super::reply::{self, Refusal};
 use ginnel_config::Bytes;
@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 impl Broker {
     pub(super) fn attach(
         &mut self,
-        world: &mut impl World,
+        world: &mut dyn World,
         id: ClientId,
         request: u32,
         wish: &wire::Attach,
@@ -87,7 +87,7 @@ impl Broker {
     /// A new endpoint.
     fn arriving(
         &mut self,
-        world: &mut impl World,
+        world: &mut dyn World,
         id: ClientId,
         segment: Name,
         name: Name,
@@ -181,41 +181,18 @@ impl Broker {
             || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
     }
 
-    /// Channels, locks and blocks are written to.
-    pub(super) fn may_write(&self, segment: &Name, member: u32) -> Result<(), Refusal> {
-        let segment = self.books.segments.get(segment).filter(|s| s.access(member).is_read_only());
-        let Some(segment) = segment else { return Ok(()) };
-        let own = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
-        let text = format!(
-            "{own} may only read segment {0}, and whoever has a channel, a lock or a block of its own writes: move it from `readers` to `members` of \
-             [segment.{0}]",
-            segment.name
-        );
-        Err(Refusal::new(ErrorCode::READ_ONLY, text))
-    }
-
-    /// The endpoint that a client is.
-    pub(super) fn endpoint_of(&self, id: ClientId) -> Result<u32, Refusal> {
-        self.clients
-            .get(&id)
-            .and_then(|client| client.endpoint)
-            .ok_or_else(|| Refusal::new(ErrorCode::PROTOCOL, "this connection is no endpoint: ATTACH first"))
-    }
-
     pub(super) fn listen(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::Listen,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, member) = (endpoint.segment, endpoint.member);
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
+        let (segment, member) = (caller.segment, caller.member);
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
         self.rounded(wish.capacity)?;
-        self.may_write(&segment, member)?;
         if world.is_broken(&segment) {
             return Err(broken(&segment));
         }
@@ -230,13 +207,7 @@ impl Broker {
         let taken = self.books.names.get(&(segment, name)).and_then(|n| self.books.listeners.get(n));
         let listener = match taken {
             // The same request again, because the daemon had gone before it answered.
-            Some(old)
-                if old.endpoint == number
-                    && old.kind == kind
-                    && self.clients.get(&id).is_some_and(|c| c.returned) =>
-            {
-                old.number
-            }
+            Some(old) if old.endpoint == number && old.kind == kind && caller.returned => old.number,
             Some(old) => {
                 let text = format!(
                     "endpoint {} listens at {segment}/{name} already: choose another name",
@@ -267,8 +238,7 @@ impl Broker {
             }
         };
         let answer = wire::Listening { listener, reserved: 0 };
-        self.send(id, reply::packet(Kind::LISTENING, request, answer.as_bytes()), vec![]);
-        Ok(())
+        self.answer(caller, Kind::LISTENING, answer.as_bytes(), vec![])
     }
 
     /// Closes channels that wait where nobody listens any more: the last daemon has ended between the end of their listener
@@ -284,13 +254,8 @@ impl Broker {
         }
     }
 
-    pub(super) fn unlisten(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::Listening,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn unlisten(&mut self, caller: &Caller, wish: &wire::Listening) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         if self.books.listeners.get(&wish.listener).is_none_or(|l| l.endpoint != number) {
             let text = format!("endpoint {number} has no listener {}", wish.listener);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
@@ -298,32 +263,27 @@ impl Broker {
         self.record(Record::Unlisten { listener: wish.listener })?;
         // Nobody will accept these any more.
         let at_it = (wish.listener, 0)..=(wish.listener, u64::MAX);
-        let endpoint = self.books.endpoints.get(&number);
-        let waiting =
-            endpoint.map(|e| e.waiting.range(at_it).map(|(_, channel)| *channel).collect::<Vec<_>>());
-        for channel in waiting.unwrap_or_default() {
+        let waiting = self.endpoint_of(caller)?.waiting.range(at_it).map(|(_, channel)| *channel);
+        for channel in waiting.collect::<Vec<_>>() {
             self.close_side(channel, false)?;
         }
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
     pub(super) fn connect(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::Connect,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, member) = (endpoint.segment, endpoint.member);
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
+        let (segment, member) = (caller.segment, caller.member);
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
         let wished = self.rounded(wish.capacity)?;
-        self.may_write(&segment, member)?;
         if let Some(&channel) = endpoint.opened.get(&wish.nonce) {
-            self.send_channel(id, Kind::CHANNEL, request, channel, true);
+            self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel, true);
             return Ok(());
         }
         if world.is_broken(&segment) {
@@ -346,7 +306,7 @@ impl Broker {
                 format!("{} connections wait at {segment}/{name} already: try again later", listener.waiting);
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }
-        let Some(acceptor) = self.books.endpoints.get(&listener.endpoint) else { return Ok(()) };
+        let acceptor = self.books.endpoint(listener.endpoint)?;
         let capacity = match wished.max(self.rounded(listener.capacity)?) {
             0 => self.limits.default_ring,
             n => n,
@@ -368,7 +328,7 @@ impl Broker {
                 );
             }
         }
-        let account = endpoint.account();
+        let account = caller.account();
         let tally = self.books.tally(account);
         if tally.channels >= limits.channels_per_member {
             return over(&format!("{account} has opened {} channels", tally.channels), "channels_per_member");
@@ -412,7 +372,7 @@ impl Broker {
             capacity,
             kind: kind.0,
             nonce: wish.nonce,
-            uid: endpoint.uid,
+            uid: caller.uid,
             accepted: false,
             relayed: needs_daemon(member, acceptor) || needs_daemon(acceptor.member, endpoint),
         };
@@ -420,20 +380,15 @@ impl Broker {
         self.effect(Effect::Zero { segment, offset, capacity });
         self.record(Record::Channel(channel))?;
         debug!(channel = channel_number, %segment, %name, from = number, to = acceptor, capacity, "channel");
-        self.send_channel(id, Kind::CHANNEL, request, channel_number, true);
+        self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel_number, true);
         for client in self.connections(acceptor) {
             self.send_channel(client, Kind::INCOMING, 0, channel_number, false);
         }
         Ok(())
     }
 
-    pub(super) fn accepted(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::ChannelRef,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn accepted(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         let Some(channel) = self.books.channels.get(&wish.channel).filter(|c| c.acceptor.endpoint == number)
         else {
             return Err(no_channel(number, wish.channel));
@@ -441,17 +396,11 @@ impl Broker {
         if !channel.accepted && !channel.acceptor.closed {
             self.record(Record::Accepted { channel: wish.channel })?;
         }
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
-    pub(super) fn close(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::ChannelRef,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn close(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         let channel = self.books.channels.get(&wish.channel);
         let open = |initiator: bool| {
             channel.is_some_and(|c| c.side(initiator).endpoint == number && !c.side(initiator).closed)
@@ -465,8 +414,7 @@ impl Broker {
             return Err(no_channel(number, wish.channel));
         };
         self.close_side(wish.channel, initiator)?;
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
     fn close_side(&mut self, number: u64, initiator: bool) -> Result<(), Refusal> {
@@ -478,10 +426,6 @@ impl Broker {
         }
         debug!(channel = number, initiator, "channel closed");
         self.record(Record::Closed { channel: number, initiator })
-    }
-
-    pub(super) fn ok(&mut self, id: ClientId, request: u32) {
-        self.send(id, reply::packet(Kind::OK, request, &[]), vec![]);
     }
 
     /// A wished capacity as one that a ring can have; 0 stays 0.

@@ -5,10 +5,10 @@
 
 use super::account::Account;
 use super::books::{Books, Endpoint, Misfit};
-use super::broker::{Broker, ClientId, Effect, FdRef, World};
+use super::broker::{Broker, Caller, Effect, FdRef, World};
 use super::estate::{Estate, Shelf};
 use super::record::{Record, SyncObject, SyncUser, Text};
-use super::reply::{self, Refusal};
+use super::reply::Refusal;
 use super::requests::{broken, checked};
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
@@ -152,28 +152,25 @@ pub(super) fn bell_word(endpoint: &Endpoint) -> u32 {
 impl Broker {
     pub(super) fn sync_open(
         &mut self,
-        world: &mut impl World,
-        id: ClientId,
-        request: u32,
+        world: &mut dyn World,
+        caller: &Caller,
         wish: &wire::SyncOpen,
     ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let (segment, member, bell) = (endpoint.segment, endpoint.member, bell_word(endpoint));
+        let number = caller.endpoint;
+        let endpoint = self.endpoint_of(caller)?;
+        let (segment, bell) = (caller.segment, bell_word(endpoint));
         let name = checked(&wish.name, "object")?;
         let kind = SyncKind(wish.kind);
         if !kind.is_known() {
             let text = format!("there is no kind {} of synchronisation objects: use 1 to 6", wish.kind);
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
-        self.may_write(&segment, member)?;
         let again = endpoint.slots.get(&wish.nonce).and_then(|(object, slot)| {
             let user = self.books.syncs.get(object)?.user(*slot)?;
             Some((*object, *user))
         });
         if let Some((object, user)) = again {
-            self.send_sync(id, request, object, user, bell, false);
-            return Ok(());
+            return self.send_sync(caller, object, user, bell, false);
         }
         if world.is_broken(&segment) {
             return Err(broken(&segment));
@@ -181,7 +178,7 @@ impl Broker {
         self.handle_quota(endpoint)?;
         let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
         let Some(object) = there else {
-            return self.sync_create(id, request, number, name, wish);
+            return self.sync_create(caller, name, wish);
         };
         if wish.flags & wire::SyncOpen::EXCLUSIVE != 0 {
             let text =
@@ -219,20 +216,12 @@ impl Broker {
         self.seat(segment, offset, user);
         self.record(Record::SyncOpened { object, user })?;
         debug!(object, slot, endpoint = number, %segment, %name, "synchronisation object opened");
-        self.send_sync(id, request, object, user, bell, false);
-        Ok(())
+        self.send_sync(caller, object, user, bell, false)
     }
 
-    fn sync_create(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        endpoint: u32,
-        name: Name,
-        wish: &wire::SyncOpen,
-    ) -> Result<(), Refusal> {
-        let Some(creator) = self.books.endpoints.get(&endpoint) else { return Ok(()) };
-        let (segment, member, bell) = (creator.segment, creator.member, bell_word(creator));
+    fn sync_create(&mut self, caller: &Caller, name: Name, wish: &wire::SyncOpen) -> Result<(), Refusal> {
+        let (endpoint, segment, bell) =
+            (caller.endpoint, caller.segment, bell_word(self.endpoint_of(caller)?));
         let kind = SyncKind(wish.kind);
         if wish.flags & wire::SyncOpen::CREATE == 0 {
             let text = format!("there is no {} {name} in {segment}: create it first", kind.name());
@@ -251,7 +240,7 @@ impl Broker {
             );
             return Err(Refusal::new(ErrorCode::INVALID, text));
         }
-        self.block_quota(creator.account(), 1, PAGE as u64)?;
+        self.block_quota(caller.account(), 1, PAGE as u64)?;
         let page = PAGE as u64;
         let arena = self.books.segments.get(&segment).map(|s| &s.arena);
         let offset =
@@ -266,8 +255,8 @@ impl Broker {
             offset,
             persistent: wish.flags & wire::SyncOpen::PERSISTENT != 0,
             bereaved: false,
-            member,
-            uid: creator.uid,
+            member: caller.member,
+            uid: caller.uid,
             next_epoch: 2,
             users: vec![user],
         };
@@ -276,8 +265,7 @@ impl Broker {
         self.seat(segment, offset, user);
         self.record(Record::Sync(object))?;
         debug!(object = number, endpoint, %segment, %name, kind = kind.name(), "synchronisation object");
-        self.send_sync(id, request, number, user, bell, true);
-        Ok(())
+        self.send_sync(caller, number, user, bell, true)
     }
 
     /// Says in the page whose a slot is.
@@ -289,14 +277,13 @@ impl Broker {
 
     fn send_sync(
         &mut self,
-        id: ClientId,
-        request: u32,
+        caller: &Caller,
         object: u64,
         user: SyncUser,
         bell: u32,
         created: bool,
-    ) {
-        let Some(object) = self.books.syncs.get(&object) else { return };
+    ) -> Result<(), Refusal> {
+        let Some(object) = self.books.syncs.get(&object) else { return Ok(()) };
         let answer = wire::Sync {
             object: object.number,
             offset: object.offset,
@@ -307,16 +294,11 @@ impl Broker {
             bell,
             created: created.into(),
         };
-        self.send(id, reply::packet(Kind::SYNC, request, answer.as_bytes()), vec![]);
+        self.answer(caller, Kind::SYNC, answer.as_bytes(), vec![])
     }
 
-    pub(super) fn sync_close(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::SyncRef,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
+    pub(super) fn sync_close(&mut self, caller: &Caller, wish: &wire::SyncRef) -> Result<(), Refusal> {
+        let number = caller.endpoint;
         let user = self.books.syncs.get(&wish.object).and_then(|object| object.user(wish.slot));
         if user.is_none_or(|user| user.endpoint != number || u32::from(user.epoch) != wish.epoch) {
             let text = format!("endpoint {number} has no slot {} of object {}", wish.slot, wish.object);
@@ -324,8 +306,7 @@ impl Broker {
         }
         self.reclaim(wish.object, wish.slot, Left::Closed);
         self.record(Record::SyncClosed { object: wish.object, slot: wish.slot, died: false })?;
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
     /// Takes back what the user of a slot has in the object's words, whatever it was doing.
@@ -342,45 +323,30 @@ impl Broker {
         self.effect(effect);
     }
 
-    pub(super) fn sync_unlink(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::ByName,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn sync_unlink(&mut self, caller: &Caller, wish: &wire::ByName) -> Result<(), Refusal> {
         let name = checked(&wish.name, "object")?;
-        let segment = endpoint.segment;
+        let segment = caller.segment;
         let there = self.books.sync_names.get(&(segment, name)).and_then(|n| self.books.syncs.get(n));
         let Some(object) = there else {
             let text = format!("there is no synchronisation object {name} in {segment}");
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         };
-        if object.member != endpoint.member {
+        if object.member != caller.member {
             let text = format!("member {} has made {name}, and only it can unlink it", object.member);
             return Err(Refusal::new(ErrorCode::DENIED, text));
         }
         self.record(Record::SyncUnlinked { object: object.number })?;
-        self.ok(id, request);
-        Ok(())
+        self.ok(caller)
     }
 
-    pub(super) fn bell_request(
-        &mut self,
-        id: ClientId,
-        request: u32,
-        wish: &wire::BellOf,
-    ) -> Result<(), Refusal> {
-        let number = self.endpoint_of(id)?;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
+    pub(super) fn bell_request(&mut self, caller: &Caller, wish: &wire::BellOf) -> Result<(), Refusal> {
         let (member, vector) = (wish.bell >> 16, wish.bell & 0xffff);
         // It stands in shared memory, where a neighbour may have written a doorbell of another segment.
-        if !self.books.vectors_of(&endpoint.segment, member).contains(&vector) {
-            let text = format!("segment {} has no doorbell {:#x}", endpoint.segment, wish.bell);
+        if !self.books.vectors_of(&caller.segment, member).contains(&vector) {
+            let text = format!("segment {} has no doorbell {:#x}", caller.segment, wish.bell);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
-        let (kind, bell) = self.bell(endpoint.member, member, vector);
+        let (kind, bell) = self.bell(caller.member, member, vector);
         // Whoever asks has to ring it, and does not wait for the answer.
         self.effect(Effect::Ring { member, vector });
         let (fds, bits) = match kind {
@@ -388,8 +354,7 @@ impl Broker {
             _ => (vec![], 0),
         };
         let answer = wire::BellOk { kind, bell, fds: Fds(bits), reserved: 0 };
-        self.send(id, reply::packet(Kind::BELL_OK, request, answer.as_bytes()), fds);
-        Ok(())
+        self.answer(caller, Kind::BELL_OK, answer.as_bytes(), fds)
     }
 
     /// Whether an endpoint may have one more handle.

@@ -1,0 +1,100 @@
+//! Who asks for something: resolved once for each request, so that what serves the request need not look for it.
+
+use super::account::Account;
+use super::books::{Books, Endpoint, Segment};
+use super::broker::{Broker, ClientId, FdRef};
+use super::reply::{self, Refusal};
+use ginnel_layout::Name;
+use ginnel_layout::wire::{ErrorCode, Kind};
+
+/// An endpoint that asks for something.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    /// The connection over which it asks, and gets the answer.
+    pub client: ClientId,
+    /// Number of its request.
+    pub request: u32,
+    /// The endpoint was there before this connection.
+    pub returned: bool,
+    /// Its number.
+    pub endpoint: u32,
+    /// Epoch of that number.
+    pub epoch: u32,
+    /// Its member.
+    pub member: u32,
+    /// Its segment.
+    pub segment: Name,
+    /// Its user.
+    pub uid: u32,
+}
+
+impl Caller {
+    /// Who is charged for what it makes.
+    pub fn account(&self) -> Account {
+        Account::new(self.member, self.segment, self.uid)
+    }
+}
+
+impl Books {
+    /// The endpoint of that number.
+    pub(super) fn endpoint(&self, number: u32) -> Result<&Endpoint, Refusal> {
+        self.endpoints.get(&number).ok_or_else(|| {
+            Refusal::new(ErrorCode::STALE, format!("there is no endpoint {number} (any more)"))
+        })
+    }
+}
+
+impl Broker {
+    /// Who asks over a connection. Refused if that has not attached.
+    pub(super) fn caller(&self, client: ClientId, request: u32) -> Result<Caller, Refusal> {
+        let attached = self.clients.get(&client).and_then(|client| Some((client.endpoint?, client.returned)));
+        let Some((number, returned)) = attached else {
+            return Err(Refusal::new(ErrorCode::PROTOCOL, "this connection is no endpoint: ATTACH first"));
+        };
+        let &Endpoint { epoch, member, segment, uid, .. } = self.books.endpoint(number)?;
+        Ok(Caller { client, request, returned, endpoint: number, epoch, member, segment, uid })
+    }
+
+    /// The caller's endpoint.
+    pub(super) fn endpoint_of(&self, caller: &Caller) -> Result<&Endpoint, Refusal> {
+        self.books.endpoint(caller.endpoint)
+    }
+
+    /// The caller's segment.
+    pub(super) fn segment_of(&self, caller: &Caller) -> Result<&Segment, Refusal> {
+        let missing =
+            || Refusal::new(ErrorCode::NO_SEGMENT, format!("there is no segment {}", caller.segment));
+        self.books.segments.get(&caller.segment).ok_or_else(missing)
+    }
+
+    /// Refused if the caller's member may only read the segment.
+    pub(super) fn may_write(&self, caller: &Caller) -> Result<(), Refusal> {
+        if !self.segment_of(caller)?.access(caller.member).is_read_only() {
+            return Ok(());
+        }
+        let own = self.books.members.get(&caller.member).map_or(Name::NONE, |m| m.name);
+        let text = format!(
+            "{own} may only read segment {0}, and whoever has a channel, a lock or a block of its own writes: move it from \
+             `readers` to `members` of [segment.{0}]",
+            caller.segment
+        );
+        Err(Refusal::new(ErrorCode::READ_ONLY, text))
+    }
+
+    /// Answers the caller.
+    pub(super) fn answer(
+        &mut self,
+        caller: &Caller,
+        kind: Kind,
+        body: &[u8],
+        fds: Vec<FdRef>,
+    ) -> Result<(), Refusal> {
+        self.send(caller.client, reply::packet(kind, caller.request, body), fds);
+        Ok(())
+    }
+
+    /// Answers that what the caller has asked for is done.
+    pub(super) fn ok(&mut self, caller: &Caller) -> Result<(), Refusal> {
+        self.answer(caller, Kind::OK, &[], vec![])
+    }
+}
