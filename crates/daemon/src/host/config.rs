@@ -1,7 +1,6 @@
 //! The configuration: a TOML file, checked as a whole before anything is done.
 
-use super::heartbeat::OnHang;
-use ginnel_config::{Account, Bytes, LogFormat, Mode, Problem, check_socket_path, from_toml};
+use ginnel_config::{Account, Bytes, LogFormat, Mode, Problem, check_socket_path, from_toml, words};
 use ginnel_layout::dax::{LARGE_PAGE, SMALL_PAGE};
 use ginnel_layout::{Name, segment};
 use serde::{Deserialize, Serialize};
@@ -17,6 +16,20 @@ use limits::{AllLimitsSpec, limits};
 pub use limits::{Limits, LimitsSpec, MemberLimits};
 pub use memory::Memory;
 pub use slices::SliceFiles;
+
+words! {
+    /// What is done about a VM whose guest hangs.
+    OnHang {
+        /// It is shown by `ginnel status --json`, and nothing else.
+        Nothing = "nothing",
+        /// And logged.
+        #[default]
+        Warn = "warn",
+        /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs
+        /// find that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
+        Fence = "fence",
+    }
+}
 
 /// A VM, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,27 +3,13 @@
 //! A VM that is paused, or whose debugger has stopped it, looks the same, so nothing is done unless the configuration asks for
 //! it. A guest that shuts down or reboots is silent too: by then it has no endpoints, or QEMU has told of the reset.
 
+use super::config::OnHang;
 use super::fence::Fence;
 use super::server::Server;
 use super::vms::Vm;
-use ginnel_config::words;
 use ginnel_layout::relay::RelayKind;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
-
-words! {
-    /// What is done about a VM whose guest hangs.
-    OnHang {
-        /// It is shown by `ginnel status --json`, and nothing else.
-        Nothing = "nothing",
-        /// And logged.
-        #[default]
-        Warn = "warn",
-        /// And its endpoints are declared dead: their locks are handed on, their blocks and channels come back. Its programs
-        /// find that out when it goes on, and attach anew. If the daemon can speak to its QEMU, the VM is stopped before.
-        Fence = "fence",
-    }
-}
 
 /// When a guest was last heard of.
 #[derive(Debug)]
