@@ -156,7 +156,7 @@ const _: () = {
     assert!(h.is_for(0x1_2345_6780) && !h.is_for(0x1_2345_67c0) && h.len() == 77 && h.kind().0 == 2);
     assert!(MAX_CAPACITY <= 1 << RecordHeader::LEN_BITS);
     // A padding record and the longest message, each with a zeroed header behind it, fit even if the consumer sits on
-    // the eighth that it has not returned yet.
+    // the eighth that it has not returned yet, and on padding that goes back with the record behind it.
     let c = MIN_CAPACITY;
-    assert!(2 * record_span(max_message(c)) + RECORD_ALIGN <= c - c / 8);
+    assert!(3 * record_span(max_message(c)) + RECORD_ALIGN <= c - c / 8);
 };

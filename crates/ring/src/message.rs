@@ -42,6 +42,8 @@ pub struct Producer<M: Memory> {
     held: Option<(u64, RecordHeader)>,
     /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
     ended: Option<SendError>,
+    /// An earlier producer may have published without ringing.
+    owed: bool,
     armed: Armed,
     bell: Bell,
     /// How much the sleeping producer wants to claim.
@@ -59,10 +61,35 @@ impl<M: Memory> Producer<M> {
         Self::at(memory, capacity, Cursor::default(), None)
     }
 
-    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does.
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. Where it goes on, which is before
+    /// or behind what the other was about to publish, is said by [`Producer::cursor`]. Ask [`Producer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let ended = side::resume_producing(&memory, capacity);
-        Ok(Self::at(memory, capacity, cursor.check_records(capacity)?, ended))
+        let mut producer = Self::at(memory, capacity, cursor.check_records(capacity)?, ended);
+        producer.settle(cursor.pending)?;
+        Ok(producer)
+    }
+
+    /// Goes behind what the earlier producer was about to publish if it has done so. There the header is zero: it was written before
+    /// what is in front of it was published.
+    fn settle(&mut self, pending: u64) -> Result<(), Corrupt> {
+        let header = |position| RecordHeader(self.memory.load_relaxed_u64(at(position, self.capacity)));
+        if pending > 0 && header(self.tail).is_for(self.tail) {
+            self.tail += pending;
+        }
+        let found = header(self.tail).0;
+        if found != 0 && !side::is_lost(&self.memory) {
+            return Err(Corrupt::Stamp { header: found, position: self.tail });
+        }
+        self.owed = self.bell.needed(&self.memory);
+        Ok(())
+    }
+
+    /// Whether the consumer's doorbell must be rung for what an earlier producer has published. To be asked after
+    /// [`Producer::resume`]; answers true once.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn take_owed(&mut self) -> bool {
+        std::mem::take(&mut self.owed)
     }
 
     fn at(memory: M, capacity: usize, cursor: Cursor, ended: Option<SendError>) -> Self {
@@ -73,6 +100,7 @@ impl<M: Memory> Producer<M> {
             head: cursor.released,
             held: None,
             ended,
+            owed: false,
             armed: Armed::resume(SPACE_ARMED, cursor.token),
             bell: Bell::resume(DATA_ARMED, cursor.rung),
             wanted: 0,
@@ -80,10 +108,12 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// Where this side is. Messages that are committed and not published do not count: whoever resumes sends them again.
+    /// Where this side is, and what is committed and not published yet. To be saved right before each publish.
     pub fn cursor(&self) -> Cursor {
+        let position = self.held.map_or(self.tail, |(first, _)| first);
         Cursor {
-            position: self.held.map_or(self.tail, |(first, _)| first),
+            position,
+            pending: self.tail - position,
             released: self.head,
             token: self.armed.token(),
             rung: self.bell.rung(),
@@ -383,8 +413,9 @@ impl<M: Memory> Consumer<M> {
     /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
     /// afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
-        side::resume_consuming(&memory, capacity);
-        let mut consumer = Self::at(memory, capacity, cursor.check_records(capacity)?);
+        let cursor = cursor.check_records(capacity)?;
+        side::resume_consuming(&memory, capacity, &cursor)?;
+        let mut consumer = Self::at(memory, capacity, cursor);
         // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
         consumer.advance(0);
         Ok(consumer)
@@ -404,10 +435,11 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Where this side is.
+    /// Where this side is. A message that is not released is still to come; see [`Message::cursor`].
     pub fn cursor(&self) -> Cursor {
         Cursor {
             position: self.position,
+            pending: 0,
             released: self.returned,
             token: self.armed.token(),
             rung: self.bell.rung(),
@@ -464,7 +496,8 @@ impl<M: Memory> Consumer<M> {
                 if to_end == self.capacity || len + RECORD_HEADER != to_end {
                     return Err(self.end(Corrupt::Padding { len, position }.into()));
                 }
-                self.advance(to_end);
+                // Its space goes back with the next record's: until that is released, a cursor from before is good.
+                self.position += to_end as u64;
                 self.poll()
             }
             RecordKind(kind) => Err(self.end(Corrupt::Kind(kind).into())),
@@ -677,6 +710,12 @@ impl<M: Memory> Message<'_, M> {
     /// Whether the memory has gone away, so that what was copied from [`Message::slice`] may be zeros.
     pub fn is_broken(&self) -> bool {
         self.consumer.memory.is_broken()
+    }
+
+    /// Where the consumer will be once this message is released. To be saved right before that.
+    pub fn cursor(&self) -> Cursor {
+        let cursor = self.consumer.cursor();
+        Cursor { position: cursor.position + record_span(self.len) as u64, ..cursor }
     }
 
     /// Gives the room back to the producer. True if the producer's doorbell must be rung.

@@ -1,5 +1,6 @@
 //! What each side says of itself, and what the other makes of it.
 
+use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
 use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, PRODUCER_STATE, SPACE_ARMED, SideState};
 use ginnel_shmem::Memory;
@@ -35,10 +36,20 @@ pub(crate) fn resume_producing<M: Memory>(memory: &M, capacity: usize) -> Option
     }
 }
 
-/// Checks what a ring is built on.
-pub(crate) fn resume_consuming<M: Memory>(memory: &M, capacity: usize) {
+/// Checks what a ring is built on, and that no more was released than the cursor says: that may have been overwritten.
+pub(crate) fn resume_consuming<M: Memory>(
+    memory: &M,
+    capacity: usize,
+    cursor: &Cursor,
+) -> Result<(), Corrupt> {
     check(capacity, memory.len());
     memory.attend();
+    let head = memory.load_relaxed_u64(HEAD);
+    let Cursor { position, released, .. } = *cursor;
+    if (released..=position).contains(&head) || is_lost(memory) {
+        return Ok(());
+    }
+    Err(Corrupt::Head { head, seen: released, tail: position })
 }
 
 fn check(capacity: usize, len: usize) {

@@ -29,6 +29,8 @@ pub struct Producer<M: Memory> {
     head: u64,
     /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
     ended: Option<SendError>,
+    /// An earlier producer may have published without ringing.
+    owed: bool,
     armed: Armed,
     bell: Bell,
 }
@@ -41,10 +43,32 @@ impl<M: Memory> Producer<M> {
         Self::at(memory, capacity, Cursor::default(), None)
     }
 
-    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does.
+    /// Becomes the producer of a ring where another producer has stopped. Panics as `new` does. Where it goes on, which is before
+    /// or behind what the other was about to publish, is said by [`Producer::cursor`]. Ask [`Producer::take_owed`] afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
         let ended = side::resume_producing(&memory, capacity);
-        Ok(Self::at(memory, capacity, cursor.check(capacity)?, ended))
+        let mut producer = Self::at(memory, capacity, cursor.check(capacity)?, ended);
+        producer.settle(cursor.pending)?;
+        Ok(producer)
+    }
+
+    /// Goes behind what the earlier producer was about to publish if it has done so.
+    fn settle(&mut self, pending: u64) -> Result<(), Corrupt> {
+        let tail = self.memory.load_relaxed_u64(TAIL);
+        if tail == self.tail + pending {
+            self.tail = tail;
+        } else if tail != self.tail && !side::is_lost(&self.memory) {
+            return Err(Corrupt::Tail { tail, seen: self.tail, head: self.head });
+        }
+        self.owed = self.bell.needed(&self.memory);
+        Ok(())
+    }
+
+    /// Whether the consumer's doorbell must be rung for what an earlier producer has published. To be asked after
+    /// [`Producer::resume`]; answers true once.
+    #[must_use = "the consumer may have to be woken"]
+    pub fn take_owed(&mut self) -> bool {
+        std::mem::take(&mut self.owed)
     }
 
     fn at(memory: M, capacity: usize, cursor: Cursor, ended: Option<SendError>) -> Self {
@@ -54,14 +78,21 @@ impl<M: Memory> Producer<M> {
             tail: cursor.position,
             head: cursor.released,
             ended,
+            owed: false,
             armed: Armed::resume(SPACE_ARMED, cursor.token),
             bell: Bell::resume(DATA_ARMED, cursor.rung),
         }
     }
 
-    /// Where this side is.
+    /// Where this side is; see [`Room::cursor`].
     pub fn cursor(&self) -> Cursor {
-        Cursor { position: self.tail, released: self.head, token: self.armed.token(), rung: self.bell.rung() }
+        Cursor {
+            position: self.tail,
+            pending: 0,
+            released: self.head,
+            token: self.armed.token(),
+            rung: self.bell.rung(),
+        }
     }
 
     fn free(&self) -> usize {
@@ -212,6 +243,11 @@ impl<M: Memory> Room<'_, M> {
         SharedSlice::new(&self.producer.memory, self.start, self.len)
     }
 
+    /// Where the producer is, and that it is about to publish the first `len` bytes. To be saved right before that.
+    pub fn cursor(&self, len: usize) -> Cursor {
+        Cursor { pending: len.min(self.len) as u64, ..self.producer.cursor() }
+    }
+
     /// Makes the first `len` bytes part of the stream (cut to what was claimed). True if the consumer's doorbell must be
     /// rung. If the memory has gone away meanwhile, the next claim says so: [`SendError::Broken`].
     #[inline]
@@ -251,8 +287,9 @@ impl<M: Memory> Consumer<M> {
     /// Becomes the consumer of a ring where another consumer has stopped. Panics as `new` does. Ask [`Consumer::take_owed`]
     /// afterwards.
     pub fn resume(memory: M, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
-        side::resume_consuming(&memory, capacity);
-        let mut consumer = Self::at(memory, capacity, cursor.check(capacity)?);
+        let cursor = cursor.check(capacity)?;
+        side::resume_consuming(&memory, capacity, &cursor)?;
+        let mut consumer = Self::at(memory, capacity, cursor);
         // What the earlier consumer had taken and not returned would else stay so, if it was the last that came.
         consumer.return_if_due();
         Ok(consumer)
@@ -272,10 +309,11 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Where this side is.
+    /// Where this side is. Bytes that are not released are still to come; see [`Bytes::cursor`].
     pub fn cursor(&self) -> Cursor {
         Cursor {
             position: self.head,
+            pending: 0,
             released: self.returned,
             token: self.armed.token(),
             rung: self.bell.rung(),
@@ -486,6 +524,12 @@ impl<M: Memory> Bytes<'_, M> {
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
         SharedSlice::new(&self.consumer.memory, self.start, self.len)
+    }
+
+    /// Where the consumer will be once the first `len` bytes are released. To be saved right before that.
+    pub fn cursor(&self, len: usize) -> Cursor {
+        let cursor = self.consumer.cursor();
+        Cursor { position: cursor.position + len.min(self.len) as u64, ..cursor }
     }
 
     /// Gives the first `len` bytes' room back to the producer (cut to what is there). True if the producer's doorbell

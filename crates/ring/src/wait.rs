@@ -227,6 +227,9 @@ fn look<W: Waitable + ?Sized>(what: &mut W) -> bool {
     false
 }
 
+/// Sleeps that may pass before a sleeper notes its token.
+const NOT_NOTED: u32 = 1 << 24;
+
 /// The sleeper's end of a wake word.
 #[derive(Clone, Debug)]
 pub struct Armed {
@@ -237,12 +240,13 @@ pub struct Armed {
 impl Armed {
     /// The wake word at `at`, which this side writes.
     pub fn new(at: usize) -> Self {
-        Self::resume(at, 0)
+        Self { at, token: 0 }
     }
 
-    /// Goes on after `token`: a waker that has rung for a token does not ring for it again.
+    /// Goes on after `token` and all those that may have been used since it was noted: a waker that has rung for a token does not
+    /// ring for it again.
     pub fn resume(at: usize, token: u32) -> Self {
-        Self { at, token }
+        Self { at, token: token.wrapping_add(NOT_NOTED) }
     }
 
     /// The last token.

@@ -53,12 +53,14 @@ proptest! {
                     }
                     let cursor = producer.cursor();
                     producer = message::Producer::resume(memory.clone(), CAPACITY, cursor).unwrap();
-                    prop_assert_eq!(producer.cursor(), cursor);
+                    let now = producer.cursor();
+                    prop_assert_eq!((now.position, now.pending), (cursor.position, 0));
+                    prop_assert!(!producer.take_owed());
                 }
                 _ => {
                     let cursor = consumer.cursor();
                     consumer = message::Consumer::resume(memory.clone(), CAPACITY, cursor).unwrap();
-                    prop_assert_eq!(consumer.cursor(), cursor);
+                    prop_assert_eq!(consumer.cursor().position, cursor.position);
                     prop_assert!(!consumer.take_owed());
                 }
             }
@@ -101,10 +103,11 @@ proptest! {
     fn a_forged_cursor_breaks_no_more_than_the_ring(
         position in prop_oneof![any::<u64>(), 0..16384u64, (0..256u64).prop_map(|n| n * 64)],
         back in prop_oneof![any::<u64>(), 0..8192u64, (0..70u64).prop_map(|n| n * 64)],
+        pending in prop_oneof![any::<u64>(), 0..8192u64, (0..70u64).prop_map(|n| n * 64)],
         token in any::<u32>(),
         rung in any::<u32>(),
     ) {
-        let cursor = Cursor { position, released: position.wrapping_sub(back), token, rung };
+        let cursor = Cursor { position, pending, released: position.wrapping_sub(back), token, rung };
         let memory = memory();
         let _ = message::Producer::new(memory.clone(), CAPACITY).send(&[7; 500]);
         if let Ok(mut producer) = message::Producer::resume(memory.clone(), CAPACITY, cursor) {
@@ -149,9 +152,102 @@ fn impossible_cursors_are_refused_and_nothing_is_written() {
         let error = Corrupt::Cursor { position: cursor.position, released: cursor.released };
         assert_eq!(message::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
         assert_eq!(message::Consumer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
-        assert!(stream::Consumer::resume(memory.clone(), CAPACITY, cursor).is_ok());
     }
+    let pending = |pending| Cursor { position: 4096, pending, released: 64, ..Cursor::default() };
+    for cursor in [pending(128), pending(u64::MAX), pending(5000)] {
+        let error = Corrupt::Cursor { position: cursor.position, released: cursor.released };
+        assert_eq!(message::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
+        assert_eq!(stream::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
+    }
+    let cursor = Cursor { pending: 3, ..Cursor::default() };
+    let error = Corrupt::Cursor { position: 0, released: 0 };
+    assert_eq!(message::Producer::resume(memory.clone(), CAPACITY, cursor).err(), Some(error));
     assert!(everything(&memory) == before);
+}
+
+/// The earlier producer has published, and died before it could ring. Ringing once more than needed does no harm.
+#[test]
+fn a_doorbell_that_may_be_owed_is_told() {
+    let ring = memory();
+    let mut producer = message::Producer::new(ring.clone(), CAPACITY);
+    message::Consumer::new(ring.clone(), CAPACITY).arm();
+    producer.claim(8).unwrap().commit(8);
+    let cursor = producer.cursor();
+    assert!(producer.publish());
+    let mut resumed = message::Producer::resume(ring.clone(), CAPACITY, cursor).unwrap();
+    assert_eq!((resumed.take_owed(), resumed.take_owed()), (true, false));
+    assert!(
+        !message::Producer::resume(ring, CAPACITY, producer.cursor()).unwrap().take_owed(),
+        "it has rung"
+    );
+
+    let ring = memory();
+    let mut producer = stream::Producer::new(ring.clone(), CAPACITY);
+    stream::Consumer::new(ring.clone(), CAPACITY).arm();
+    let room = producer.claim(8).unwrap();
+    let cursor = room.cursor(8);
+    assert!(room.publish(8));
+    let mut resumed = stream::Producer::resume(ring.clone(), CAPACITY, cursor).unwrap();
+    assert_eq!((resumed.take_owed(), resumed.take_owed()), (true, false));
+    assert!(!stream::Producer::resume(ring, CAPACITY, producer.cursor()).unwrap().take_owed(), "it has rung");
+}
+
+/// The earlier consumer has slept, and been rung, after its cursor was saved.
+#[test]
+fn sleeps_that_were_not_saved_cost_no_wake() {
+    let ring = memory();
+    let mut producer = message::Producer::new(ring.clone(), CAPACITY);
+    let mut consumer = message::Consumer::new(ring.clone(), CAPACITY);
+    let cursor = consumer.cursor();
+    consumer.arm();
+    assert_eq!(producer.send(&[1]), Ok(true));
+    let mut consumer = message::Consumer::resume(ring, CAPACITY, cursor).unwrap();
+    assert_eq!(consumer.recv(&mut [0]), Ok(1));
+    consumer.arm();
+    assert_eq!(producer.send(&[2]), Ok(true));
+}
+
+/// What the ring says, which the peer can write, is neither where the cursor is nor where it was about to be.
+#[test]
+fn a_ring_that_does_not_agree_with_the_cursor_is_corrupt() {
+    // Two publishes, of which only the first was announced; and one that was not.
+    let ring = memory();
+    let mut producer = message::Producer::new(ring.clone(), CAPACITY);
+    producer.claim(8).unwrap().commit(8);
+    let cursor = producer.cursor();
+    assert_eq!((cursor.position, cursor.pending), (0, 64));
+    let _ = producer.publish();
+    let resumed = message::Producer::resume(ring.clone(), CAPACITY, cursor).unwrap();
+    assert_eq!((resumed.cursor().position, resumed.cursor().pending), (64, 0));
+    let _ = producer.send(&[1; 8]).unwrap();
+    for cursor in [cursor, Cursor { pending: 0, ..cursor }] {
+        let resumed = message::Producer::resume(ring.clone(), CAPACITY, cursor);
+        assert!(matches!(resumed, Err(Corrupt::Stamp { .. })));
+    }
+
+    let ring = memory();
+    let mut producer = stream::Producer::new(ring.clone(), CAPACITY);
+    producer.write(&[1; 100], || {}).unwrap();
+    let at = |position, pending| Cursor { position, pending, ..Cursor::default() };
+    for (position, pending, now) in [(100, 0, 100), (40, 60, 100), (100, 7, 100)] {
+        let resumed = stream::Producer::resume(ring.clone(), CAPACITY, at(position, pending)).unwrap();
+        assert_eq!((resumed.cursor().position, resumed.cursor().pending), (now, 0));
+    }
+    for (position, pending) in [(0, 0), (40, 61), (101, 0)] {
+        let resumed = stream::Producer::resume(ring.clone(), CAPACITY, at(position, pending));
+        assert_eq!(resumed.err(), Some(Corrupt::Tail { tail: 100, seen: position, head: 0 }));
+    }
+
+    // What a consumer has released may have been overwritten.
+    let ring = memory();
+    ring.store_relaxed_u64(HEAD, 128);
+    let error = Corrupt::Head { head: 128, seen: 0, tail: 64 };
+    assert_eq!(message::Consumer::resume(ring.clone(), CAPACITY, at(64, 0)).err(), Some(error));
+    assert_eq!(stream::Consumer::resume(ring.clone(), CAPACITY, at(64, 0)).err(), Some(error));
+    assert!(message::Consumer::resume(ring.clone(), CAPACITY, at(128, 0)).is_ok());
+    let cursor = Cursor { position: 192, released: 192, ..Cursor::default() };
+    let error = Corrupt::Head { head: 128, seen: 192, tail: 192 };
+    assert_eq!(stream::Consumer::resume(ring, CAPACITY, cursor).err(), Some(error));
 }
 
 /// The words in the ring are the peer's to look at meanwhile, so resuming resets none of them.
