@@ -5,7 +5,6 @@
 //! has: which user a guest's program runs as is a claim of that guest.
 
 use super::books::{Books, Endpoint};
-use super::record::Channel;
 use ginnel_layout::{HOST_MEMBER, Name};
 use std::fmt;
 
@@ -103,13 +102,6 @@ impl Endpoint {
     /// Who is charged for it, and for what it makes.
     pub fn account(&self) -> Account {
         Account::new(self.member, self.segment, self.uid)
-    }
-}
-
-impl Channel {
-    /// Who is charged for it: whoever has opened it.
-    pub fn account(&self) -> Account {
-        Account::new(self.initiator.member, self.segment.0, self.uid)
     }
 }
 

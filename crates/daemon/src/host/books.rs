@@ -5,17 +5,19 @@
 
 use super::account::{Account, Tally};
 use super::arena::Arena;
-use super::boards::Boards;
 use super::config::{Memory, SegmentSpec, VmSpec};
 use super::doorbells::Told;
 use super::index::Index;
-use super::numbers::{Numbers, following_listener, is_ahead};
-use super::record::{Attach, Block, Channel, FilePart, Hex16, Record, Side, SyncObject, Text};
+use super::numbers::Numbers;
+use super::objects::Change;
+use super::objects::block::Block;
+use super::objects::board::Boards;
+use super::objects::channel::{Channel, Listener};
+use super::objects::sync::SyncObject;
+use super::record::{Attach, FilePart, Hex16, Record, Text};
 use crate::pidwatch::Process;
-use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::segment::Access;
-use ginnel_layout::{HOST_MEMBER, Name, ring};
-use ginnel_sync::authority::Left;
+use ginnel_layout::{HOST_MEMBER, Name};
 use std::collections::{BTreeMap, BTreeSet};
 use thiserror::Error;
 
@@ -176,33 +178,14 @@ pub struct Endpoint {
     pub handles: BTreeMap<u64, u64>,
     /// Blocks that it owns.
     pub blocks: BTreeSet<u64>,
+    /// Those of them whose name ends with it.
+    pub ending_names: BTreeSet<u64>,
     /// Their bytes.
     pub block_bytes: u64,
     /// Blocks of which a right was granted to it alone.
     pub granted: BTreeSet<u64>,
     /// It has ended, and what it had is being given back.
     pub is_ending: bool,
-}
-
-/// A name at which an endpoint listens.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Listener {
-    /// Its number.
-    pub number: u32,
-    /// Whose it is.
-    pub endpoint: u32,
-    /// In which segment.
-    pub segment: Name,
-    /// At which name.
-    pub name: Name,
-    /// Kind of its channels.
-    pub kind: ChannelKind,
-    /// How many may wait.
-    pub backlog: u32,
-    /// Smallest ring.
-    pub capacity: u64,
-    /// How many wait.
-    pub waiting: u32,
 }
 
 impl Member {
@@ -387,12 +370,7 @@ impl Books {
                     return Err(Misfit("a segment removed that has endpoints"));
                 }
                 // What stays without endpoints goes with the segment.
-                for object in self.syncs_of(&name.0) {
-                    self.remove::<SyncObject>(object);
-                }
-                for block in self.blocks_of(&name.0) {
-                    self.block_removed(block);
-                }
+                Change::clear(self, &name.0);
                 self.segments.remove(&name.0).map(drop).ok_or(Misfit("a segment removed that is not there"))
             }
             Record::Vectors { segment, member, vectors } => {
@@ -411,68 +389,7 @@ impl Books {
             }
             Record::Ending { endpoint } => self.ending(*endpoint),
             Record::Dead { endpoint } => self.dead(*endpoint),
-            Record::Listen { listener, endpoint, name, kind, backlog, capacity } => {
-                let owner = self.endpoints.get_mut(endpoint).ok_or(Misfit("a listener of nobody"))?;
-                let key = (owner.segment, name.0);
-                if self.names.contains_key(&key) || self.listeners.contains_key(listener) {
-                    return Err(Misfit("two listeners at one name"));
-                }
-                owner.listeners.insert(*listener);
-                self.names.insert(key, *listener);
-                if is_ahead(*listener, self.next_listener) {
-                    self.next_listener = following_listener(*listener);
-                }
-                let listener = Listener {
-                    number: *listener,
-                    endpoint: *endpoint,
-                    segment: key.0,
-                    name: name.0,
-                    kind: ChannelKind(*kind),
-                    backlog: *backlog,
-                    capacity: *capacity,
-                    waiting: 0,
-                };
-                self.listeners.insert(listener.number, listener);
-                Ok(())
-            }
-            Record::Unlisten { listener } => self.unlisten(*listener),
-            Record::Channel(channel) => self.channel(channel),
-            Record::Accepted { channel } => {
-                let channel = self.channels.get_mut(channel).ok_or(Misfit("an unknown channel accepted"))?;
-                if channel.accepted || channel.acceptor.closed {
-                    return Err(Misfit("a channel accepted twice"));
-                }
-                channel.accepted = true;
-                let (listener, endpoint, number) =
-                    (channel.listener, channel.acceptor.endpoint, channel.number);
-                self.one_less_waits(listener, endpoint, number);
-                Ok(())
-            }
-            Record::Closed { channel, initiator } => {
-                let side = self.channels.get(channel).map(|c| *c.side(*initiator));
-                match side {
-                    Some(Side { closed: false, .. }) => {
-                        self.close(*channel, *initiator);
-                        Ok(())
-                    }
-                    _ => Err(Misfit("a channel closed twice")),
-                }
-            }
-            Record::Board(board) => self.board(board),
-            Record::Sync(object) => self.enter(object),
-            Record::SyncOpened { object, user } => self.open::<SyncObject>(*object, *user),
-            Record::SyncClosed { object, slot, died } => {
-                self.sync_left(*object, *slot, if *died { Left::Died } else { Left::Closed })
-            }
-            Record::SyncUnlinked { object } => self.sync_unlinked(*object),
-            Record::Block(block) => self.block(block),
-            Record::BlockLinked { block, name } => self.block_linked(*block, name.0),
-            Record::BlockUnlinked { block } => self.block_unlinked(*block),
-            Record::BlockOpened { block, handle } => self.open::<Block>(*block, *handle),
-            Record::BlockClosed { handle } => self.block_closed(*handle),
-            Record::BlockResized { block, size, span } => self.block_resized(*block, *size, *span),
-            Record::BlockGranted { block, grant } => self.block_granted(*block, *grant),
-            Record::BlockAcked { handle } => self.block_acked(*handle),
+            Record::Object(change) => change.apply(self),
         }
     }
 
@@ -506,6 +423,7 @@ impl Books {
             slots: BTreeMap::new(),
             handles: BTreeMap::new(),
             blocks: BTreeSet::new(),
+            ending_names: BTreeSet::new(),
             block_bytes: 0,
             granted: BTreeSet::new(),
             is_ending: false,
@@ -518,158 +436,16 @@ impl Books {
 
     fn dead(&mut self, number: u32) -> Result<(), Misfit> {
         let endpoint = self.endpoints.get(&number).ok_or(Misfit("an unknown endpoint died"))?;
-        let (listeners, channels) = (endpoint.listeners.clone(), endpoint.channels.clone());
-        for listener in listeners {
-            self.unlisten(listener)?;
+        for change in Change::ends(self, endpoint).collect::<Vec<_>>() {
+            change.apply(self)?;
         }
-        for channel in channels {
-            for initiator in [true, false] {
-                let side = self.channels.get(&channel).map(|c| *c.side(initiator));
-                if side.is_some_and(|side| side.endpoint == number && !side.closed) {
-                    self.close(channel, initiator);
-                }
-            }
-        }
-        for (object, slot) in self.endpoints.get(&number).map(|e| e.syncs.clone()).unwrap_or_default() {
-            self.sync_left(object, slot, Left::Died)?;
-        }
-        self.blocks_of_dead(number)?;
         if let Some(endpoint) = self.endpoints.remove(&number) {
             self.index.remove(&endpoint);
-            self.boards_of_dead(&endpoint);
+            Change::forget(self, &endpoint);
             self.numbers.give(number);
             self.discharge(endpoint.account(), Tally::ENDPOINT);
         }
         Ok(())
-    }
-
-    pub(super) fn unlisten(&mut self, listener: u32) -> Result<(), Misfit> {
-        let listener = self.listeners.remove(&listener).ok_or(Misfit("an unknown listener removed"))?;
-        self.names.remove(&(listener.segment, listener.name));
-        if let Some(endpoint) = self.endpoints.get_mut(&listener.endpoint) {
-            endpoint.listeners.remove(&listener.number);
-        }
-        Ok(())
-    }
-
-    fn channel(&mut self, channel: &Channel) -> Result<(), Misfit> {
-        let (number, segment) = (channel.number, channel.segment.0);
-        if !ring::valid_capacity(channel.capacity) || self.channels.contains_key(&number) {
-            return Err(Misfit("an impossible channel"));
-        }
-        let open = [channel.initiator, channel.acceptor].into_iter().filter(|side| !side.closed);
-        for side in open.clone() {
-            let endpoint = self.endpoints.get(&side.endpoint).ok_or(Misfit("a channel of nobody"))?;
-            if endpoint.epoch != side.epoch || endpoint.segment != segment {
-                return Err(Misfit("a channel of somebody else"));
-            }
-        }
-        let opener = self.endpoints.get(&channel.initiator.endpoint).filter(|_| !channel.initiator.closed);
-        if opener.is_some_and(|opener| opener.opened.contains_key(&channel.nonce)) {
-            return Err(Misfit("two channels of one request"));
-        }
-        if open.clone().count() == 0 || !self.members.contains_key(&channel.initiator.member) {
-            return Err(Misfit("a channel of nobody"));
-        }
-        let len = channel.block_len();
-        let arena = &mut self.segments.get_mut(&segment).ok_or(Misfit("a channel in no segment"))?.arena;
-        if !arena.take(channel.offset, len) {
-            return Err(Misfit("a channel without memory"));
-        }
-        for side in open {
-            if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint) {
-                endpoint.channels.insert(number);
-            }
-        }
-        if !channel.initiator.closed
-            && let Some(endpoint) = self.endpoints.get_mut(&channel.initiator.endpoint)
-        {
-            endpoint.bytes += len;
-            endpoint.opened.insert(channel.nonce, number);
-        }
-        self.charge(channel.account(), Tally::channel(len));
-        for side in [channel.initiator, channel.acceptor] {
-            self.numbers.refer(side.endpoint, side.epoch);
-            self.one_more_side(&side);
-        }
-        if !channel.accepted {
-            if let Some(listener) = self.listeners.get_mut(&channel.listener) {
-                listener.waiting += 1;
-            }
-            if !channel.acceptor.closed
-                && let Some(endpoint) = self.endpoints.get_mut(&channel.acceptor.endpoint)
-            {
-                endpoint.waiting.insert((channel.listener, number));
-            }
-        }
-        self.next_channel = self.next_channel.max(number.saturating_add(1));
-        if channel.relayed {
-            self.relayed.insert(number);
-        }
-        self.channels.insert(number, channel.clone());
-        Ok(())
-    }
-
-    /// Closes a side that is open; the memory is free when both are closed.
-    fn close(&mut self, number: u64, initiator: bool) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        let (side, other) = match initiator {
-            true => (&mut channel.initiator, channel.acceptor),
-            false => (&mut channel.acceptor, channel.initiator),
-        };
-        side.closed = true;
-        let side = *side;
-        let (listener, nonce, len) = (channel.listener, channel.nonce, channel.block_len());
-        if !initiator && !channel.accepted {
-            channel.accepted = true;
-            self.one_less_waits(listener, side.endpoint, number);
-        }
-        let ends_here = other.closed;
-        if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
-            // Both sides may be one endpoint.
-            if side.endpoint != other.endpoint || ends_here {
-                endpoint.channels.remove(&number);
-            }
-            if initiator {
-                endpoint.bytes = endpoint.bytes.saturating_sub(len);
-                endpoint.opened.remove(&nonce);
-            }
-        }
-        if ends_here && let Some(channel) = self.channels.remove(&number) {
-            self.relayed.remove(&number);
-            self.discharge(channel.account(), Tally::channel(len));
-            for side in [channel.initiator, channel.acceptor] {
-                self.one_less_side(&side);
-            }
-            if let Some(segment) = self.segments.get_mut(&channel.segment.0) {
-                let given = segment.arena.give(channel.offset, len);
-                debug_assert!(given, "the block of a channel was taken");
-            }
-        }
-    }
-
-    /// The endpoint has opened a handle of a block or a synchronisation object, which its account is charged with.
-    pub(super) fn one_more_handle(&mut self, endpoint: u32) {
-        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
-            self.charge(account, Tally::HANDLE);
-        }
-    }
-
-    /// It has closed one.
-    pub(super) fn one_less_handle(&mut self, endpoint: u32) {
-        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
-            self.discharge(account, Tally::HANDLE);
-        }
-    }
-
-    /// A channel does not wait any more for its acceptor.
-    fn one_less_waits(&mut self, listener: u32, endpoint: u32, channel: u64) {
-        if let Some(endpoint) = self.endpoints.get_mut(&endpoint) {
-            endpoint.waiting.remove(&(listener, channel));
-        }
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting = listener.waiting.saturating_sub(1);
-        }
     }
 
     /// Records that make these books out of empty ones.
@@ -707,14 +483,6 @@ impl Books {
         let endpoints = self.endpoints.values().flat_map(Endpoint::dump);
         let ending = self.endpoints.values().filter(|endpoint| endpoint.is_ending);
         let ending = ending.map(|endpoint| Record::Ending { endpoint: endpoint.number });
-        let listeners = self.listeners.values().map(|listener| Record::Listen {
-            listener: listener.number,
-            endpoint: listener.endpoint,
-            name: Text(listener.name),
-            kind: listener.kind.0,
-            backlog: listener.backlog,
-            capacity: listener.capacity,
-        });
         std::iter::once(start)
             .chain(self.members.values().flat_map(Member::dump))
             .chain(segments)
@@ -722,20 +490,7 @@ impl Books {
             .chain(vectors)
             .chain(endpoints)
             .chain(ending)
-            .chain(listeners)
-            .chain(self.channels.values().cloned().map(Record::Channel))
-            .chain(self.boards.dump())
-            .chain(self.syncs.values().cloned().map(Record::Sync))
-            .chain(self.blocks.values().cloned().map(Record::Block))
-    }
-
-    /// A number for a listener that nobody has. All numbers have been used before one is used again.
-    pub fn free_listener(&self) -> u32 {
-        let mut number = self.next_listener.max(1);
-        while self.listeners.contains_key(&number) {
-            number = following_listener(number);
-        }
-        number
+            .chain(Change::dump(self).map(Record::Object))
     }
 
     /// The member number for a VM of this name: the one it had, else the lowest that nobody ever had, else the lowest

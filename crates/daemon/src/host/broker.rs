@@ -7,22 +7,23 @@
 //! doorbell is named.
 
 use super::books::Books;
-pub(super) use super::caller::Caller;
 use super::config::{Access, Limits, MemberLimits};
 use super::endings::Endings;
-use super::record::{Hex16, Record, SyncUser};
+use super::objects::Change;
+use super::objects::block::Revocations;
+use super::objects::sync::SyncUser;
+use super::record::{Hex16, Record};
 use super::relayed::Relayed;
 use super::reply::{self, Refusal};
-use super::revocations::Revocations;
+use super::session;
 use crate::pidwatch::{Image, Process};
-use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::ring::SideState;
 use ginnel_layout::sync::SyncKind;
-use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
-use ginnel_layout::{HOST_MEMBER, Name, channel, control};
+use ginnel_layout::wire::{self, BellKind, ErrorCode, Kind};
+use ginnel_layout::{HOST_MEMBER, Name, control};
 use ginnel_sync::authority::Left;
 use std::collections::{BTreeMap, BTreeSet};
 use tracing::{error, info};
-use zerocopy::IntoBytes;
 
 /// A connection to the attach socket, or one that a guest's daemon passes on. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -273,7 +274,7 @@ pub struct Broker {
     pub(super) relayed_bells: Relayed,
     pub(super) endings: Endings,
     recording: Recording,
-    effects: Vec<Effect>,
+    pub(super) effects: Vec<Effect>,
 }
 
 impl Broker {
@@ -366,23 +367,11 @@ impl Broker {
             return;
         }
         let at_once = self.ends_at_once(number);
-        let Some(endpoint) = self.books.endpoints.get(&number).filter(|_| at_once) else {
-            self.cut_off(number);
+        self.cut_off(number);
+        if !at_once {
             info!(endpoint = number, epoch, member, %segment, %name, "endpoint ends, and has much to give back");
             return self.begin_ending(number);
-        };
-        let syncs = endpoint.syncs.clone();
-        for channel in endpoint.channels.clone() {
-            for initiator in [true, false] {
-                if self.books.channels.get(&channel).is_some_and(|c| c.side(initiator).endpoint == number) {
-                    self.mark(channel, initiator, SideState::DEAD);
-                }
-            }
         }
-        for (object, slot) in syncs {
-            self.reclaim(object, slot, Left::Died);
-        }
-        self.cut_off(number);
         info!(endpoint = number, epoch, member, %segment, %name, "endpoint gone");
         // Known to be there, so this cannot be refused.
         let _ = self.record(Record::Dead { endpoint: number });
@@ -404,51 +393,12 @@ impl Broker {
         self.revocations.forget(number);
     }
 
-    /// Writes into both rings of a channel what has become of one side, and wakes the other.
-    pub(super) fn mark(&mut self, channel: u64, initiator: bool, state: SideState) {
-        let Some(channel) = self.books.channels.get(&channel) else { return };
-        if channel.side(initiator).closed {
-            return;
-        }
-        let segment = channel.segment.0;
-        let (output, input) = channel::rings(channel.capacity as usize, initiator);
-        for (ring, word) in [(output, ring::PRODUCER_STATE), (input, ring::CONSUMER_STATE)] {
-            self.effects.push(Effect::Mark { segment, at: channel.offset + (ring + word) as u64, state });
-        }
-        let peer = channel.side(!initiator);
-        if !peer.closed {
-            // The peer may consume the one and produce in the other.
-            let words = [output + ring::DATA_ARMED, input + ring::SPACE_ARMED];
-            let words = words.map(|word| channel.offset + word as u64);
-            let boards = self.books.boards.of(peer.endpoint, peer.epoch);
-            if !boards.is_empty() {
-                self.effects.push(Effect::Post { segment, words, boards });
-            }
-        }
-        if !peer.closed
-            && let Some(peer) = self.books.endpoints.get(&peer.endpoint)
-        {
-            self.effects.push(Effect::Ring { member: peer.member, vector: peer.vector });
-        }
-    }
-
     /// A segment's file was truncated, and is as long as before. What was cut off reads as zeros, so nobody would notice: each
     /// channel says it, and each connection.
     pub(super) fn segment_cut(&mut self, segment: &Name) {
-        for channel in self.books.channels.values().filter(|channel| channel.segment.0 == *segment) {
-            let (one, other) = channel::rings(channel.capacity as usize, true);
-            for ring in [one, other] {
-                for word in [ring::PRODUCER_STATE, ring::CONSUMER_STATE] {
-                    let at = channel.offset + (ring + word) as u64;
-                    self.effects.push(Effect::Mark { segment: *segment, at, state: SideState::LOST });
-                }
-            }
-        }
+        Change::lose(self, segment);
         for number in self.books.index.of_segment(segment).collect::<Vec<_>>() {
             let Some(endpoint) = self.books.endpoints.get(&number) else { continue };
-            for offset in self.books.boards.of(number, endpoint.epoch) {
-                self.effects.push(Effect::PostAll { segment: *segment, offset });
-            }
             self.effects.push(Effect::Ring { member: endpoint.member, vector: endpoint.vector });
             for client in self.connections(number) {
                 self.send_cut(client);
@@ -463,7 +413,8 @@ impl Broker {
 
     /// Changes the books and the journal at a client's request. Refused if it gives somebody something and the journal does
     /// not take it.
-    pub(super) fn record(&mut self, record: Record) -> Result<(), Refusal> {
+    pub(super) fn record(&mut self, record: impl Into<Record>) -> Result<(), Refusal> {
+        let record = record.into();
         if self.recording != Recording::Open && record.gives() {
             return Err(unrecorded());
         }
@@ -542,7 +493,13 @@ impl Broker {
         if header.kind != Kind::HELLO && !client.greeted && !client.who.is_relayed() {
             return Err(Refusal::new(ErrorCode::PROTOCOL, "say HELLO first"));
         }
-        if self.recording == Recording::Owing && gives(header.kind) {
+        let request =
+            Change::request(header.kind).or_else(|| session::REQUESTS.iter().find(|r| r.kind == header.kind));
+        let gives = match header.kind {
+            Kind::ATTACH | Kind::ADMIN => true,
+            _ => request.is_some_and(|request| request.is_gift),
+        };
+        if self.recording == Recording::Owing && gives {
             return Err(unrecorded());
         }
         match header.kind {
@@ -566,120 +523,21 @@ impl Broker {
                 Ok(())
             }
             kind => {
-                let caller = self.caller(id, header.request)?;
-                if writes(kind) {
+                let Some(request) = request else {
+                    let text = format!("kind {} is no request of version {}", kind.0, wire::VERSION);
+                    return Err(Refusal::new(ErrorCode::PROTOCOL, text));
+                };
+                let caller = self.caller(id, header.request, sender)?;
+                if request.is_write {
                     self.may_write(&caller)?;
                 }
-                self.request_of(world, &caller, sender, kind, body)
+                (request.serve)(self, world, &caller, body)
             }
         }
-    }
-
-    /// A request of an endpoint.
-    fn request_of(
-        &mut self,
-        world: &mut dyn World,
-        caller: &Caller,
-        sender: Process,
-        kind: Kind,
-        body: &[u8],
-    ) -> Result<(), Refusal> {
-        match kind {
-            Kind::LISTEN => self.listen(world, caller, &reply::body(body)?),
-            Kind::UNLISTEN => self.unlisten(caller, &reply::body(body)?),
-            Kind::CONNECT => self.connect(world, caller, &reply::body(body)?),
-            Kind::ACCEPTED => self.accepted(caller, &reply::body(body)?),
-            Kind::CLOSE => self.close(caller, &reply::body(body)?),
-            Kind::SYNC_OPEN => self.sync_open(world, caller, &reply::body(body)?),
-            Kind::SYNC_CLOSE => self.sync_close(caller, &reply::body(body)?),
-            Kind::SYNC_UNLINK => self.sync_unlink(caller, &reply::body(body)?),
-            Kind::BLOCK_CREATE => self.block_create(world, caller, &reply::body(body)?),
-            Kind::BLOCK_OPEN => self.block_open(world, caller, &reply::body(body)?),
-            Kind::BLOCK_RESIZE => self.block_resize(caller, &reply::body(body)?),
-            Kind::BLOCK_LINK => self.block_link(caller, &reply::body(body)?),
-            Kind::BLOCK_UNLINK => self.block_unlink(caller, &reply::body(body)?),
-            Kind::BLOCK_CLOSE => self.block_close(caller, &reply::body(body)?),
-            Kind::BLOCK_GRANT => self.block_grant(caller, &reply::body(body)?),
-            Kind::BLOCK_ACK => self.block_ack(caller, &reply::body(body)?),
-            Kind::BOARD_OPEN => self.board_open(world, caller, &reply::body(body)?),
-            Kind::BELL => self.bell_request(caller, &reply::body(body)?),
-            Kind::DETACH if body.is_empty() => self.detach(caller, sender),
-            kind => Err(Refusal::new(
-                ErrorCode::PROTOCOL,
-                format!(
-                    "kind {} with {} bytes is no request of version {}",
-                    kind.0,
-                    body.len(),
-                    wire::VERSION
-                ),
-            )),
-        }
-    }
-
-    fn hello(&mut self, id: ClientId, request: u32, hello: wire::Hello) -> Result<(), Refusal> {
-        if hello.version != wire::VERSION {
-            let text = format!(
-                "the client speaks version {} of the attach protocol, this daemon version {}: use programs and daemon \
-                 of one release",
-                hello.version,
-                wire::VERSION
-            );
-            return Err(Refusal::new(ErrorCode::VERSION, text));
-        }
-        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        client.greeted = true;
-        let member = client.who.member;
-        let name = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
-        let answer = wire::HelloOk { version: wire::VERSION, member, features: 0, name };
-        self.send(id, reply::packet(Kind::HELLO_OK, request, answer.as_bytes()), vec![]);
-        Ok(())
     }
 
     pub(super) fn send(&mut self, client: ClientId, packet: Vec<u8>, fds: Vec<FdRef>) {
         self.effects.push(Effect::Send { client, packet, fds });
-    }
-
-    /// A channel as one of its sides sees it, for `CHANNEL` and `INCOMING`.
-    pub(super) fn send_channel(
-        &mut self,
-        client: ClientId,
-        kind: Kind,
-        request: u32,
-        channel: u64,
-        initiator: bool,
-    ) {
-        let Some(channel) = self.books.channels.get(&channel) else { return };
-        let peer = channel.side(!initiator);
-        let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
-        // It may have died since, and its number may be another's.
-        let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
-        let (bell_kind, bell) =
-            there.map_or((BellKind::NONE, 0), |t| self.bell(endpoint.member, t.member, t.vector));
-        let (fds, bits) = match there {
-            Some(there) if bell_kind == BellKind::EVENT => {
-                (vec![FdRef::Event(there.member, there.vector)], Fds::PEER_EVENT)
-            }
-            _ => (vec![], 0),
-        };
-        let answer = wire::Channel {
-            channel: channel.number,
-            offset: channel.offset,
-            capacity: channel.capacity,
-            nonce: if initiator { channel.nonce } else { 0 },
-            kind: channel.kind,
-            initiator: initiator.into(),
-            listener: channel.listener,
-            bell_kind,
-            bell,
-            peer_member: peer.member,
-            peer_endpoint: peer.endpoint,
-            peer_epoch: peer.epoch,
-            fds: Fds(bits),
-            reserved: 0,
-            peer_name: there.map_or(Name::NONE, |e| e.name),
-            peer_member_name: self.books.members.get(&peer.member).map_or(Name::NONE, |m| m.name),
-        };
-        self.send(client, reply::packet(kind, request, answer.as_bytes()), fds);
     }
 
     /// How a program of `member` rings a vector of another.
@@ -698,38 +556,10 @@ impl Broker {
         (BellKind::REGISTER, HOST_MEMBER << 16 | control::DAEMON_VECTOR)
     }
 
-    /// Whether a member can ring another's vector by itself.
-    pub(super) fn knows(&self, member: u32, peer: u32, vector: u32) -> bool {
-        member == HOST_MEMBER || self.books.position(member, peer, vector).is_some()
-    }
-
     /// The token of an endpoint, compared in a time that says nothing about it.
     pub(super) fn token_matches(ours: &Hex16, theirs: &[u8; 16]) -> bool {
         ours.0.iter().zip(theirs).fold(0, |different, (a, b)| different | (a ^ b)) == 0
     }
-}
-
-/// Whether requests of this kind can be answered with something that the client was not given before, or does not know of.
-fn gives(kind: Kind) -> bool {
-    [
-        Kind::ATTACH,
-        Kind::LISTEN,
-        Kind::CONNECT,
-        Kind::BOARD_OPEN,
-        Kind::SYNC_OPEN,
-        Kind::BLOCK_CREATE,
-        Kind::BLOCK_OPEN,
-        Kind::BLOCK_RESIZE,
-        Kind::BLOCK_LINK,
-        Kind::BLOCK_GRANT,
-        Kind::ADMIN,
-    ]
-    .contains(&kind)
-}
-
-/// Whether requests of this kind are for those who may write to their segment.
-fn writes(kind: Kind) -> bool {
-    [Kind::LISTEN, Kind::CONNECT, Kind::BOARD_OPEN, Kind::SYNC_OPEN, Kind::BLOCK_CREATE].contains(&kind)
 }
 
 /// The journal does not take it.

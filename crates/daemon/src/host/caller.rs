@@ -4,16 +4,19 @@ use super::account::Account;
 use super::books::{Books, Endpoint, Segment};
 use super::broker::{Broker, ClientId, FdRef};
 use super::reply::{self, Refusal};
+use crate::pidwatch::Process;
 use ginnel_layout::Name;
 use ginnel_layout::wire::{ErrorCode, Kind};
 
 /// An endpoint that asks for something.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Caller {
+pub struct Caller {
     /// The connection over which it asks, and gets the answer.
     pub client: ClientId,
     /// Number of its request.
     pub request: u32,
+    /// The process that has sent it, over a connection that it may have inherited.
+    pub sender: Process,
     /// The endpoint was there before this connection.
     pub returned: bool,
     /// Its number.
@@ -46,13 +49,13 @@ impl Books {
 
 impl Broker {
     /// Who asks over a connection. Refused if that has not attached.
-    pub(super) fn caller(&self, client: ClientId, request: u32) -> Result<Caller, Refusal> {
+    pub(super) fn caller(&self, client: ClientId, request: u32, sender: Process) -> Result<Caller, Refusal> {
         let attached = self.clients.get(&client).and_then(|client| Some((client.endpoint?, client.returned)));
         let Some((number, returned)) = attached else {
             return Err(Refusal::new(ErrorCode::PROTOCOL, "this connection is no endpoint: ATTACH first"));
         };
         let &Endpoint { epoch, member, segment, uid, .. } = self.books.endpoint(number)?;
-        Ok(Caller { client, request, returned, endpoint: number, epoch, member, segment, uid })
+        Ok(Caller { client, request, sender, returned, endpoint: number, epoch, member, segment, uid })
     }
 
     /// The caller's endpoint.

@@ -40,6 +40,11 @@ fn keeper_name(segment: &Name) -> String {
 }
 
 impl Books {
+    /// Whether a member can ring another's vector by itself.
+    pub(super) fn knows(&self, member: u32, peer: u32, vector: u32) -> bool {
+        member == HOST_MEMBER || self.position(member, peer, vector).is_some()
+    }
+
     /// The vectors that serve a member's programs in a segment.
     pub fn vectors_of(&self, segment: &Name, member: u32) -> &[u32] {
         self.segments.get(segment).and_then(|s| s.vectors.get(&member)).map_or(&[], Vec::as_slice)

@@ -4,11 +4,10 @@
 //! or connect to it. Then its channels, locks, handles and names are given back one by one, each with its own record, so
 //! the journal says at each moment what the books say. A daemon that is killed meanwhile leaves the rest to the next one.
 
-use super::books::{Books, Endpoint, Misfit};
+use super::books::{Books, Misfit};
 use super::broker::Broker;
+use super::objects::Change;
 use super::record::Record;
-use ginnel_layout::ring::SideState;
-use ginnel_sync::authority::Left;
 use std::collections::VecDeque;
 
 /// Channels, locks, handles and names that are given back before others have their turn.
@@ -19,18 +18,11 @@ const SHARE: usize = 64;
 /// The endpoints that are ending.
 #[derive(Debug)]
 pub struct Endings {
-    queue: VecDeque<Ending>,
+    queue: VecDeque<u32>,
     /// What a turn can give back.
     turn: usize,
     /// What is left of this turn.
     rest: usize,
-}
-
-#[derive(Debug)]
-struct Ending {
-    endpoint: u32,
-    /// Its blocks before this one are done.
-    block: u64,
 }
 
 impl Default for Endings {
@@ -42,8 +34,7 @@ impl Default for Endings {
 impl Endings {
     /// What an earlier daemon has left.
     pub fn of(books: &Books) -> Self {
-        let ending = books.endpoints.values().filter(|e| e.is_ending);
-        let queue = ending.map(|e| Ending { endpoint: e.number, block: 0 }).collect();
+        let queue = books.endpoints.values().filter(|e| e.is_ending).map(|e| e.number).collect();
         Self { queue, ..Self::default() }
     }
 
@@ -51,12 +42,6 @@ impl Endings {
     #[cfg(test)]
     pub fn set_turn(&mut self, turn: usize) {
         (self.turn, self.rest) = (turn, turn);
-    }
-}
-
-impl Endpoint {
-    fn holdings(&self) -> usize {
-        self.channels.len() + self.syncs.len() + self.handles.len() + self.blocks.len()
     }
 }
 
@@ -74,18 +59,29 @@ impl Books {
 }
 
 impl Broker {
-    /// Whether an endpoint has so little that it can end at once.
-    pub(super) fn ends_at_once(&mut self, number: u32) -> bool {
-        let holdings = self.books.endpoints.get(&number).map_or(0, Endpoint::holdings);
-        let fits = holdings <= self.endings.rest;
-        self.endings.rest -= if fits { holdings } else { 0 };
-        fits
+    /// Ends an endpoint at once if this turn has room for all that it gives back; tells everybody whom that concerns, but does
+    /// not change the books. Else false.
+    pub(super) fn ends_at_once(&mut self, endpoint: u32) -> bool {
+        let most = self.endings.rest;
+        let ends = self.ends(endpoint, most.saturating_add(1));
+        if ends.len() > most {
+            return false;
+        }
+        self.endings.rest -= ends.len();
+        ends.into_iter().for_each(|change| change.mourn(self));
+        true
+    }
+
+    /// At most so many of the changes that give back what an endpoint has.
+    fn ends(&self, endpoint: u32, most: usize) -> Vec<Change> {
+        let endpoint = self.books.endpoints.get(&endpoint);
+        endpoint.map(|e| Change::ends(&self.books, e).take(most).collect()).unwrap_or_default()
     }
 
     /// From now on an endpoint ends, turn by turn.
     pub(super) fn begin_ending(&mut self, endpoint: u32) {
         if self.record(Record::Ending { endpoint }).is_ok() {
-            self.endings.queue.push_back(Ending { endpoint, block: 0 });
+            self.endings.queue.push_back(endpoint);
         }
     }
 
@@ -93,17 +89,19 @@ impl Broker {
     pub(super) fn end_some(&mut self) -> bool {
         let mut rest = self.endings.turn;
         while rest > 0
-            && let Some(mut ending) = self.endings.queue.pop_front()
+            && let Some(endpoint) = self.endings.queue.pop_front()
         {
             let share = SHARE.min(rest);
-            let given = (0..share).take_while(|_| self.give_back_one(&mut ending)).count();
+            // The books log what they refuse.
+            let given =
+                self.ends(endpoint, share).into_iter().take_while(|change| self.give_back(change)).count();
             // One more than it gives back, so that endpoints that have nothing left end the turn, too.
             rest = rest.saturating_sub(given + 1);
             if given == share {
-                self.endings.queue.push_back(ending);
+                self.endings.queue.push_back(endpoint);
             } else {
                 // Known to be there, so this cannot be refused.
-                let _ = self.record(Record::Dead { endpoint: ending.endpoint });
+                let _ = self.record(Record::Dead { endpoint });
             }
         }
         self.endings.rest = self.endings.turn;
@@ -115,34 +113,8 @@ impl Broker {
         while self.end_some() {}
     }
 
-    /// Gives back one thing. False if there is none left, or if the books refuse it, which they log.
-    fn give_back_one(&mut self, ending: &mut Ending) -> bool {
-        let number = ending.endpoint;
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return false };
-        if let Some(&channel) = endpoint.channels.first() {
-            let sides = [true, false].into_iter().filter(|initiator| {
-                let channel = self.books.channels.get(&channel);
-                channel.is_some_and(|c| c.side(*initiator).endpoint == number && !c.side(*initiator).closed)
-            });
-            let sides: Vec<bool> = sides.collect();
-            return !sides.is_empty()
-                && sides.into_iter().all(|initiator| {
-                    self.mark(channel, initiator, SideState::DEAD);
-                    self.record(Record::Closed { channel, initiator }).is_ok()
-                });
-        }
-        if let Some(&(object, slot)) = endpoint.syncs.first() {
-            self.reclaim(object, slot, Left::Died);
-            return self.record(Record::SyncClosed { object, slot, died: true }).is_ok();
-        }
-        if let Some((_, &handle)) = endpoint.handles.first_key_value() {
-            return self.record(Record::BlockClosed { handle }).is_ok();
-        }
-        let Some(&block) = endpoint.blocks.range(ending.block..).next() else { return false };
-        ending.block = block + 1;
-        match self.books.is_name_ending(block) {
-            true => self.record(Record::BlockUnlinked { block }).is_ok(),
-            false => true,
-        }
+    fn give_back(&mut self, change: &Change) -> bool {
+        change.mourn(self);
+        self.record(Record::Object(change.clone())).is_ok()
     }
 }

@@ -8,27 +8,25 @@ use super::books::{Books, Member};
 use super::config::Memory;
 use super::fence::Fence;
 use super::qmp::Monitor;
-use super::record::{Channel, Side};
 use super::reply::Refusal;
-use super::requests::kind_name;
 use super::server::Server;
 use super::viewer::Viewer;
-use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::relay::{Mapped, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_layout::{HOST_MEMBER, Name};
-use ginnel_status as status;
+use ginnel_status::{self as status, User};
 use serde::Serialize;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 /// Bytes of a page, unless its only entry is longer.
 const PAGE: usize = wire::MAX_PACKET - size_of::<wire::Header>() - size_of::<wire::Inspect>();
 /// Entries that are looked at for a page, most of which the viewer may not see perhaps.
 const LOOKS: usize = 1000;
 
-/// Most processes of an endpoint that are shown.
-const MOST: usize = 64;
+/// Most processes of an endpoint, and most handles and grants of a block, that are shown one by one.
+pub(super) const MOST: usize = 64;
 
 /// The object's keys, in their order. A cursor's `section` counts them from 1.
 const SECTIONS: [&str; 9] =
@@ -131,23 +129,8 @@ impl Server {
             })),
             "channels" => {
                 page.fill(books.channels.range((Excluded(after), Unbounded)).map(|(number, channel)| {
-                    let side = |side: &Side| status::Side {
-                        endpoint: side.endpoint,
-                        epoch: side.epoch,
-                        member: member_name(books, side.member),
-                        closed: side.closed,
-                    };
-                    let shown = viewer.sees(&channel.segment.0).then(|| status::Channel {
-                        id: channel.number,
-                        segment: channel.segment.0.to_string(),
-                        kind: kind_name(ChannelKind(channel.kind)).to_owned(),
-                        capacity: channel.capacity,
-                        state: state(channel).to_owned(),
-                        relayed: channel.relayed,
-                        initiator: side(&channel.initiator),
-                        acceptor: side(&channel.acceptor),
-                    });
-                    (*number, Name::NONE, shown)
+                    let seen = viewer.sees(&channel.segment.0);
+                    (*number, Name::NONE, seen.then(|| channel.inspect(books)))
                 }))
             }
             "daemon" => page.add(&status::Daemon {
@@ -183,16 +166,8 @@ impl Server {
             "limits" => page.add(&self.config.limits),
             "listeners" => {
                 page.fill(books.listeners.range((Excluded(after_32), Unbounded)).map(|(number, listener)| {
-                    let shown = viewer.sees(&listener.segment).then(|| status::Listener {
-                        number: listener.number,
-                        endpoint: listener.endpoint,
-                        segment: listener.segment.to_string(),
-                        name: listener.name.to_string(),
-                        kind: kind_name(listener.kind).to_owned(),
-                        backlog: listener.backlog,
-                        waiting: listener.waiting,
-                    });
-                    (u64::from(*number), Name::NONE, shown)
+                    let seen = viewer.sees(&listener.segment);
+                    (u64::from(*number), Name::NONE, seen.then(|| listener.inspect()))
                 }))
             }
             "locks" => page.fill(books.syncs.range((Excluded(after), Unbounded)).map(|(number, object)| {
@@ -294,12 +269,22 @@ pub(super) fn member_name(books: &Books, number: u32) -> String {
     books.members.get(&number).map_or_else(String::new, |member| member.name.to_string())
 }
 
-fn state(channel: &Channel) -> &'static str {
-    match (channel.accepted, channel.initiator.closed || channel.acceptor.closed) {
-        (_, true) => "closing",
-        (false, false) => "waiting",
-        (true, false) => "open",
+/// An endpoint, as it is named to people.
+pub(super) fn user_of(books: &Books, viewer: &Viewer, number: u32) -> User {
+    let endpoint = books.endpoints.get(&number);
+    let known = endpoint.filter(|e| viewer.knows(e.member, e.uid));
+    User {
+        endpoint: number,
+        name: endpoint.map(|e| e.name.to_string()),
+        member: endpoint.and_then(|e| books.members.get(&e.member)).map(|m| m.name.to_string()),
+        pid: known.map(|e| e.pid()),
+        ..User::default()
     }
+}
+
+/// Time since 1970.
+pub(super) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 fn mapping(member: String, mapped: &Mapped) -> status::Mapping {

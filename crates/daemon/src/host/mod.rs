@@ -3,59 +3,53 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`config`], `accepted` | the configuration file, and the last one that was good |
-//! | [`broker`], `caller`, `owners`, `requests` | the state machine of the attach protocol |
-//! | `blocks`, `sync`, `estate` | blocks, synchronisation objects, and what they have in common |
+//! | [`broker`], [`caller`], `session`, `owners`, `endings` | the state machine of the attach protocol |
+//! | [`objects`] | channels, blocks and what else endpoints make, each in a room of its own |
 //! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
 //! | [`segments`], `front`, [`members`] | files, mappings, what stands in front of them, and descriptors |
 //! | `making`, [`restoring`] | files of segments that are made while the daemon serves, or that somebody truncates |
-//! | `doorbells`, `boards` | which vectors serve which segment, and who is told of them; readiness boards |
+//! | `doorbells`, [`relayed`] | which vectors serve which segment, and who is told of them; those that are passed on |
 //! | [`server`], `clients`, `vms`, [`ivshmem`] | the event loop, sockets of programs and of VMs |
 //! | `heartbeat`, `fence`, [`qmp`] | guests that hang, and what is done about them |
-//! | `declare`, `admin`, `inspect`, `inspect_memory`, `viewer` | members and segments come and go, and are shown |
+//! | `declare`, `admin`, `inspect`, `viewer` | members and segments come and go, and are shown |
 //! | `startup` | from a configuration and a journal to a running daemon |
 
 mod accepted;
 mod account;
 mod admin;
 pub mod arena;
-mod blocks;
-mod boards;
 pub mod books;
 pub mod broker;
-mod caller;
+pub mod caller;
 mod clients;
 pub mod config;
 mod declare;
 mod doorbells;
 mod endings;
-mod estate;
 mod fence;
 mod front;
 mod handed;
-mod handles;
 mod heartbeat;
 mod index;
 mod inspect;
-mod inspect_memory;
 pub mod ivshmem;
 pub mod journal;
 mod making;
 pub mod members;
 mod numbers;
+pub mod objects;
 mod owners;
 pub mod qmp;
 pub mod record;
-mod relayed;
+pub mod relayed;
 pub mod reply;
-mod requests;
 pub mod restoring;
-mod revocations;
 pub mod segments;
 pub mod server;
+mod session;
 mod starts;
 mod startup;
-mod sync;
 mod viewer;
 mod vms;
 

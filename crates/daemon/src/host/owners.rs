@@ -13,7 +13,8 @@
 //! An endpoint that no process is known to own lives as long as somebody holds a connection open: a child may have inherited it
 //! from a parent that has ended, and join later.
 
-use super::broker::{Broker, Caller, Client, ClientId, Effect};
+use super::broker::{Broker, Client, ClientId, Effect};
+use super::caller::Caller;
 use super::record::Record;
 use super::reply::Refusal;
 use crate::pidwatch::Process;
@@ -206,9 +207,9 @@ impl Broker {
         let _ = self.record(Record::OwnerGone { endpoint: number, process });
     }
 
-    /// The process `sender` gives an endpoint up, over one of its connections.
-    pub(super) fn detach(&mut self, caller: &Caller, sender: Process) -> Result<(), Refusal> {
-        let (number, id) = (caller.endpoint, caller.client);
+    /// The process that has sent the request gives an endpoint up, over one of its connections.
+    pub(super) fn detach(&mut self, caller: &Caller) -> Result<(), Refusal> {
+        let (number, id, sender) = (caller.endpoint, caller.client, caller.sender);
         if sender.pid != 0 {
             // The answer goes over this one, which the process ends when it likes.
             self.release(number, &sender, Some(id));

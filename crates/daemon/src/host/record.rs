@@ -3,17 +3,19 @@
 
 use super::config::{Memory, SegmentSpec, VmSpec};
 use super::doorbells::Told;
-use super::handles::{Grants, Handles};
+use super::objects::Change;
 use crate::pidwatch::Process;
+use ginnel_layout::Name;
 use ginnel_layout::dax::SMALL_PAGE;
-use ginnel_layout::{Name, channel};
-use serde::{Deserialize, Serialize};
+use serde::de::value::{EnumAccessDeserializer, StrDeserializer};
+use serde::de::{DeserializeSeed, EnumAccess, VariantAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// One change. The names of variants and fields stand in journals on disk: they may be added to, not changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", remote = "Self")]
 pub enum Record {
     /// A daemon has started. First record of a journal; sets all counters.
     Start {
@@ -151,113 +153,9 @@ pub enum Record {
         /// Its number.
         endpoint: u32,
     },
-    /// Somebody listens.
-    Listen {
-        /// Number of the listener.
-        listener: u32,
-        /// Whose it is.
-        endpoint: u32,
-        /// At which name.
-        name: Text,
-        /// Kind of its channels.
-        kind: u32,
-        /// How many may wait.
-        backlog: u32,
-        /// Smallest ring.
-        capacity: u64,
-    },
-    /// Nobody listens there any more.
-    Unlisten {
-        /// Number of the listener.
-        listener: u32,
-    },
-    /// A channel.
-    Channel(Channel),
-    /// The acceptor has taken a channel.
-    Accepted {
-        /// Its number.
-        channel: u64,
-    },
-    /// One side has closed a channel.
-    Closed {
-        /// Its number.
-        channel: u64,
-        /// Which side.
-        initiator: bool,
-    },
-    /// An endpoint has a readiness board.
-    Board(Board),
-    /// A synchronisation object.
-    Sync(SyncObject),
-    /// It has another user.
-    SyncOpened {
-        /// Number of the object.
-        object: u64,
-        /// The user.
-        user: SyncUser,
-    },
-    /// A user has gone, and the object with its last one, unless it is persistent and has its name.
-    SyncClosed {
-        /// Number of the object.
-        object: u64,
-        /// The user's slot.
-        slot: u32,
-        /// It has died. Left out by earlier daemons, which recorded the end of its endpoint as a whole.
-        #[serde(default, skip_serializing_if = "is_false")]
-        died: bool,
-    },
-    /// Its name is gone.
-    SyncUnlinked {
-        /// Number of the object.
-        object: u64,
-    },
-    /// A block.
-    Block(Block),
-    /// It has got a name.
-    BlockLinked {
-        /// Number of the block.
-        block: u64,
-        /// The name.
-        name: Text,
-    },
-    /// Its name is gone, and the block if nobody has it open.
-    BlockUnlinked {
-        /// Number of the block.
-        block: u64,
-    },
-    /// Somebody has opened it.
-    BlockOpened {
-        /// Number of the block.
-        block: u64,
-        /// The handle.
-        handle: BlockHandle,
-    },
-    /// A handle is closed, and with the last one a block without a name is gone.
-    BlockClosed {
-        /// Number of the handle.
-        handle: u64,
-    },
-    /// It is longer, or shorter.
-    BlockResized {
-        /// Number of the block.
-        block: u64,
-        /// Bytes wished for.
-        size: u64,
-        /// Bytes that it has.
-        span: u64,
-    },
-    /// Somebody may do something else with it.
-    BlockGranted {
-        /// Number of the block.
-        block: u64,
-        /// Who, and what.
-        grant: BlockGrant,
-    },
-    /// Whoever has a handle knows that it has been left less.
-    BlockAcked {
-        /// Number of the handle.
-        handle: u64,
-    },
+    /// What happens to the objects of endpoints.
+    #[serde(skip)]
+    Object(Change),
 }
 
 impl Record {
@@ -275,17 +173,7 @@ impl Record {
             | Self::Joined { .. }
             | Self::Segment { .. }
             | Self::Vectors { .. }
-            | Self::Attach(_)
-            | Self::Listen { .. }
-            | Self::Channel(_)
-            | Self::Board(_)
-            | Self::Sync(_)
-            | Self::SyncOpened { .. }
-            | Self::Block(_)
-            | Self::BlockLinked { .. }
-            | Self::BlockOpened { .. }
-            | Self::BlockResized { .. }
-            | Self::BlockGranted { .. } => true,
+            | Self::Attach(_) => true,
             Self::Start { .. }
             | Self::MemberForgotten { .. }
             | Self::Left { .. }
@@ -296,16 +184,59 @@ impl Record {
             | Self::OwnerJoined { .. }
             | Self::OwnerGone { .. }
             | Self::Ending { .. }
-            | Self::Dead { .. }
-            | Self::Unlisten { .. }
-            | Self::Accepted { .. }
-            | Self::Closed { .. }
-            | Self::SyncClosed { .. }
-            | Self::SyncUnlinked { .. }
-            | Self::BlockUnlinked { .. }
-            | Self::BlockClosed { .. }
-            | Self::BlockAcked { .. } => false,
+            | Self::Dead { .. } => false,
+            Self::Object(change) => change.gives(),
         }
+    }
+}
+
+// In the journal, changes of objects stand beside the other records: an object with one member, which is called as the change.
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Object(change) => change.serialize(to),
+            other => Self::serialize(other, to),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct ByName;
+
+        impl<'de> Visitor<'de> for ByName {
+            type Value = Record;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a record")
+            }
+
+            fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<Record, A::Error> {
+                let (name, content) = access.variant::<String>()?;
+                let all = EnumAccessDeserializer::new(Named { name: &name, content });
+                match Change::is_known(&name) {
+                    true => Change::read(&name, all).map(Record::Object),
+                    false => Record::deserialize(all),
+                }
+            }
+        }
+
+        from.deserialize_enum("Record", &[], ByName)
+    }
+}
+
+/// A record whose name was read.
+struct Named<'n, A> {
+    name: &'n str,
+    content: A,
+}
+
+impl<'de, A: VariantAccess<'de>> EnumAccess<'de> for Named<'_, A> {
+    type Error = A::Error;
+    type Variant = A;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, A), A::Error> {
+        Ok((seed.deserialize(StrDeserializer::new(self.name))?, self.content))
     }
 }
 
@@ -313,7 +244,7 @@ fn only_bar() -> Memory {
     Memory::Bar
 }
 
-fn is_false(value: &bool) -> bool {
+pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
@@ -351,190 +282,6 @@ pub struct Attach {
     pub process: Process,
     /// Its user.
     pub uid: u32,
-}
-
-/// A channel, as long as a side of it may touch its memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Channel {
-    /// Its number.
-    pub number: u64,
-    /// In which segment.
-    pub segment: Text,
-    /// The listener that it was opened to.
-    pub listener: u32,
-    /// Who has opened it.
-    pub initiator: Side,
-    /// Who was listening.
-    pub acceptor: Side,
-    /// Where its block lies.
-    pub offset: u64,
-    /// Data bytes of each ring.
-    pub capacity: u64,
-    /// Kind of its rings.
-    pub kind: u32,
-    /// The initiator's own number for its request.
-    pub nonce: u64,
-    /// The initiator's user, who pays for it. Journals of before this was written have none; it is root's then.
-    #[serde(default)]
-    pub uid: u32,
-    /// The acceptor has taken it.
-    pub accepted: bool,
-    /// A side cannot ring the other itself: the daemon passes on.
-    pub relayed: bool,
-}
-
-/// One side of a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Side {
-    /// The endpoint.
-    pub endpoint: u32,
-    /// Its epoch.
-    pub epoch: u32,
-    /// Its member.
-    pub member: u32,
-    /// It has closed the channel, or has died.
-    pub closed: bool,
-}
-
-/// A readiness board: a page of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Board {
-    /// The endpoint whose it is, or was.
-    pub endpoint: u32,
-    /// That endpoint's epoch.
-    pub epoch: u32,
-    /// In which segment.
-    pub segment: Text,
-    /// The endpoint's member, ...
-    pub member: u32,
-    /// ... and user, which are charged for it.
-    pub uid: u32,
-    /// Where it lies.
-    pub offset: u64,
-    /// The endpoint's own number for its request.
-    pub nonce: u64,
-}
-
-/// A synchronisation object: a page of a segment, and who uses it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SyncObject {
-    /// Its number.
-    pub number: u64,
-    /// In which segment.
-    pub segment: Text,
-    /// Its name; none once it is unlinked.
-    pub name: Text,
-    /// [`ginnel_layout::sync::SyncKind`].
-    pub kind: u32,
-    /// Most permits, or parties.
-    pub limit: u32,
-    /// Where its page lies.
-    pub offset: u64,
-    /// It stays without users.
-    pub persistent: bool,
-    /// Its last user has died, so it stays until it was used again: what a lock says of its dead owner must not get lost.
-    #[serde(default)]
-    pub bereaved: bool,
-    /// Member of who has made it, and pays for it.
-    pub member: u32,
-    /// Its user. Journals of before this was written have none; it is root's then.
-    #[serde(default)]
-    pub uid: u32,
-    /// Epoch of its next user.
-    pub next_epoch: u16,
-    /// Its users, by slot.
-    pub users: Vec<SyncUser>,
-}
-
-/// A user of a synchronisation object: an open handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SyncUser {
-    /// Its slot.
-    pub slot: u32,
-    /// Epoch of the slot.
-    pub epoch: u16,
-    /// Whose handle it is.
-    pub endpoint: u32,
-    /// The endpoint's own number for its request.
-    pub nonce: u64,
-}
-
-/// A block of a segment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Block {
-    /// Its number.
-    pub number: u64,
-    /// In which segment.
-    pub segment: Text,
-    /// Its name, if it has one.
-    pub name: Text,
-    /// The endpoint that has made it.
-    pub owner: u32,
-    /// That endpoint's epoch.
-    pub owner_epoch: u32,
-    /// Its member, which pays for the block.
-    pub member: u32,
-    /// Its user.
-    pub uid: u32,
-    /// Where it lies.
-    pub offset: u64,
-    /// Bytes wished for.
-    pub size: u64,
-    /// Bytes that it has.
-    pub span: u64,
-    /// Its name outlives the endpoint.
-    pub persistent: bool,
-    /// When it was made, in seconds since 1970.
-    pub made: u64,
-    /// What those may ([`ginnel_layout::wire::Rights`]) who are not in `grants`.
-    pub others: u32,
-    /// What some may.
-    #[serde(default, skip_serializing_if = "Grants::is_empty")]
-    pub grants: Grants,
-    /// Who has it open.
-    pub handles: Handles,
-}
-
-/// What a member or an endpoint may do with a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockGrant {
-    /// The member.
-    pub member: u32,
-    /// Number of one of its endpoints. Journals of before this was written have none: there, the epoch tells which.
-    #[serde(default)]
-    pub endpoint: u32,
-    /// Epoch of that endpoint; 0 if the grant is to all others of the member.
-    pub epoch: u32,
-    /// What it may do.
-    pub rights: u32,
-}
-
-/// An open handle of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockHandle {
-    /// Its number.
-    pub number: u64,
-    /// Whose it is.
-    pub endpoint: u32,
-    /// What it can do: what its library has mapped.
-    pub rights: u32,
-    /// What it has been left, until its library says that it has heard of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub left: Option<u32>,
-    /// The endpoint's own number for its request.
-    pub nonce: u64,
-}
-
-impl Channel {
-    /// Bytes of its block. The capacity is valid in all channels of the books.
-    pub fn block_len(&self) -> u64 {
-        channel::footprint(self.capacity as usize) as u64
-    }
-
-    /// One side.
-    pub fn side(&self, initiator: bool) -> &Side {
-        if initiator { &self.initiator } else { &self.acceptor }
-    }
 }
 
 /// A name, written as text. May be empty.

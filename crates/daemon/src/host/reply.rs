@@ -1,5 +1,6 @@
 //! Packets of the attach protocol, written and read.
 
+use ginnel_layout::Name;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -16,6 +17,23 @@ impl Refusal {
     /// A refusal.
     pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
+    }
+}
+
+/// The segment's memory is gone.
+pub fn broken(segment: &Name) -> Refusal {
+    let text = format!(
+        "the memory of segment {segment} is broken (its file was truncated or replaced): stop its VMs, remove the \
+         segment and create it anew"
+    );
+    Refusal::new(ErrorCode::BROKEN, text)
+}
+
+/// A name that somebody has sent, if it is one.
+pub fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
+    match name.checked() {
+        Ok(_) => Ok(*name),
+        Err(error) => Err(Refusal::new(ErrorCode::PROTOCOL, format!("the {what}'s name: {error}"))),
     }
 }
 

@@ -4,7 +4,7 @@ use super::broker::World;
 use super::config;
 use super::front::{Front, Repairs};
 use super::handed::without_truncation;
-use super::record::SyncUser;
+use super::objects::sync::SyncUser;
 use super::restoring::{Files, Identity};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};

@@ -5,6 +5,7 @@ use super::books::Books;
 use super::config::{self, Config, SegmentSpec};
 use super::declare::listen_as;
 use super::journal::Journal;
+use super::objects::Change;
 use super::record::{Hex16, Record};
 use super::segments;
 use super::server::Server;
@@ -127,13 +128,10 @@ fn signals() -> std::io::Result<OwnedFd> {
 fn begin(books: &mut Books, boot_id: Hex16) {
     let mut records = Vec::new();
     if books.boot_id != boot_id {
-        // Their memory was emptied. Without a name they go with their users.
-        let named = books.syncs.values().filter(|object| !object.name.0.is_none());
-        records.extend(named.map(|object| Record::SyncUnlinked { object: object.number }));
+        // Their memory was emptied.
+        records.extend(Change::rebooted(books).map(Record::Object));
         records.extend(books.endpoints.keys().map(|&endpoint| Record::Dead { endpoint }));
         records.extend(books.members.keys().map(|&member| Record::Left { member }));
-        let stay = books.blocks.values().filter(|block| block.persistent && !block.name.0.is_none());
-        records.extend(stay.map(|block| Record::BlockUnlinked { block: block.number }));
     }
     records.push(Record::Start {
         boot_id,

@@ -4,16 +4,18 @@ use super::super::account::{Account, Tally};
 use super::super::config::{Limits, Memory};
 use super::super::index::Index;
 use super::super::journal::{self, Replayed};
+use super::super::objects::block::Block;
+use super::super::objects::channel;
 use super::super::owners::MAX_OWNERS;
-use super::super::record::{Block, Record, Text};
+use super::super::record::{Record, Text};
 use super::super::relayed::Reason;
 use super::*;
 use ginnel_layout::PAGE;
 use ginnel_layout::segment::ARENA;
-use ginnel_layout::wire::Rights;
+use ginnel_layout::wire::{Fds, Rights};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 mod accounts;
 mod boards;
@@ -350,6 +352,11 @@ impl Bench {
                     || !endpoint.owners.is_empty()
                     || self.broker.has_connection(endpoint.number)
             );
+            let ending = endpoint.blocks.iter().filter(|b| {
+                let block = &books.blocks[b];
+                !block.persistent && !block.name.0.is_none()
+            });
+            assert!(ending.eq(&endpoint.ending_names));
             assert!(endpoint.channels.iter().all(|c| books.channels.contains_key(c)));
             assert!(endpoint.listeners.iter().all(|l| books.listeners[l].endpoint == endpoint.number));
             assert!(books.vectors_of(&endpoint.segment, endpoint.member).contains(&endpoint.vector));
@@ -400,7 +407,7 @@ impl Bench {
                 .collect();
             for (slot, (member, vector)) in &bells {
                 let others = bells.iter().filter(|(other, _)| other != slot);
-                if others.map(|(_, bell)| bell.0).any(|other| !self.broker.knows(other, *member, *vector)) {
+                if others.map(|(_, bell)| bell.0).any(|other| !books.knows(other, *member, *vector)) {
                     assert_eq!(reasons.get(&Reason::Sync(object.number, *slot)), Some(&(*member, *vector)));
                 }
             }

@@ -118,7 +118,7 @@ fn a_connection_that_waits_where_nobody_listens_is_closed_at_the_start() {
     let (b, _) = bench.attach(0, "web");
     bench.ask(a, Kind::LISTEN, listen("x").as_bytes());
     let channel = bench.connect(b, "x", 1).unwrap();
-    assert!(bench.broker.note(Record::Unlisten { listener: channel.listener }));
+    assert!(bench.broker.note(channel::Change::Unlisten { listener: channel.listener }.into()));
     bench.broker.close_unheard();
     assert!(bench.broker.books().channels[&channel.channel].acceptor.closed);
     assert!(!bench.broker.books().channels[&channel.channel].initiator.closed, "it hears of it by itself");

@@ -1,187 +1,22 @@
-//! The requests of the attach protocol, one by one. Everything is checked before anything is changed.
+//! What endpoints ask for: to listen, connect, accept and close. Everything is checked before anything is changed.
 
-use super::account::Account;
-use super::books::Endpoint;
-use super::broker::{Broker, Caller, ClientId, Effect, FdRef, World};
-use super::record::{Attach, Channel, Hex16, Record, Side, Text};
-use super::reply::{self, Refusal};
+use super::inspect::kind_name;
+use super::{Change, Channel, Side};
+use crate::host::books::Endpoint;
+use crate::host::broker::{Broker, ClientId, Effect, FdRef, World};
+use crate::host::caller::Caller;
+use crate::host::record::Text;
+use crate::host::reply::{self, Refusal, broken, checked};
 use ginnel_config::Bytes;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::ring::{self, SideState};
-use ginnel_layout::segment::{self, MappingKind};
-use ginnel_layout::wire::{self, ErrorCode, Fds, Kind};
-use ginnel_layout::{HOST_MEMBER, Name, PAGE};
-use tracing::{debug, info};
+use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
+use ginnel_layout::{Name, PAGE, channel};
+use tracing::debug;
 use zerocopy::IntoBytes;
 
 impl Broker {
-    pub(super) fn attach(
-        &mut self,
-        world: &mut dyn World,
-        id: ClientId,
-        request: u32,
-        wish: &wire::Attach,
-    ) -> Result<(), Refusal> {
-        let Some(client) = self.clients.get(&id) else { return Ok(()) };
-        if client.endpoint.is_some() {
-            return Err(Refusal::new(
-                ErrorCode::PROTOCOL,
-                "this connection is an endpoint already: open another",
-            ));
-        }
-        let segment = checked(&wish.segment, "segment")?;
-        let name = checked(&wish.name, "endpoint")?;
-        let returned = wish.endpoint != 0;
-        let number =
-            if returned { self.returning(id, wish)? } else { self.arriving(world, id, segment, name)? };
-        let Some(endpoint) = self.books.endpoints.get(&number) else { return Ok(()) };
-        let Some(books) = self.books.segments.get(&endpoint.segment) else { return Ok(()) };
-        let member = endpoint.member;
-        let access = books.access(member);
-        let mut answer = wire::Attached {
-            member,
-            endpoint: number,
-            epoch: endpoint.epoch,
-            vector: endpoint.vector,
-            token: endpoint.token.0,
-            uuid: books.uuid.0,
-            segment_len: books.size,
-            map_offset: segment::RESERVED + books.file_offset(),
-            fds: Fds(0),
-            page: books.page,
-            // A guest's daemon says which device it has found instead.
-            kind: MappingKind::FILE,
-            access,
-        };
-        let mut fds = Vec::new();
-        if member == HOST_MEMBER {
-            // Who comes back to a broken segment has its doorbell and its channels, but there is no memory to give.
-            if !world.is_broken(&segment) {
-                answer.fds.0 |= Fds::MEMORY;
-                fds.push(match access.is_read_only() {
-                    true => FdRef::ReadOnlyMemory(segment),
-                    false => FdRef::Memory(segment),
-                });
-            }
-            answer.fds.0 |= Fds::EVENT;
-            fds.push(FdRef::Event(member, endpoint.vector));
-        }
-        // What it has not accepted yet is announced again, after the answer.
-        let waiting: Vec<u64> = endpoint.waiting.iter().map(|(_, channel)| *channel).collect();
-        if let Some(client) = self.clients.get_mut(&id) {
-            (client.endpoint, client.returned) = (Some(number), returned);
-        }
-        let cut = returned && books.cut;
-        self.bind(number, id);
-        self.send(id, reply::packet(Kind::ATTACHED, request, answer.as_bytes()), fds);
-        if cut {
-            self.send_cut(id);
-        }
-        for channel in waiting {
-            self.send_channel(id, Kind::INCOMING, 0, channel, false);
-        }
-        self.revocations.tell_again(number);
-        Ok(())
-    }
-
-    /// A new endpoint.
-    fn arriving(
-        &mut self,
-        world: &mut dyn World,
-        id: ClientId,
-        segment: Name,
-        name: Name,
-    ) -> Result<u32, Refusal> {
-        let Some(client) = self.clients.get(&id) else { return Ok(0) };
-        let who = client.who.clone();
-        let host = who.member == HOST_MEMBER;
-        if self.books.segments.get(&segment).is_none_or(|s| !s.members.contains(&who.member)) {
-            let text = match host {
-                true => format!("the host has no segment {segment:?}: `ginnel status` lists those it has"),
-                false => format!(
-                    "this VM has no segment {segment:?}: add it to that segment's members on the host"
-                ),
-            };
-            return Err(Refusal::new(ErrorCode::NO_SEGMENT, text));
-        }
-        if host && !self.may_attach(&segment, who.uid, &who.groups) {
-            let text = format!(
-                "user {} may not use segment {segment}: add the user to allow_users, or a group to allow_groups, of \
-                 [segment.{segment}]",
-                who.uid
-            );
-            return Err(Refusal::new(ErrorCode::DENIED, text));
-        }
-        if world.is_broken(&segment) {
-            return Err(world.why_broken(&segment).map_or_else(
-                || broken(&segment),
-                |why| Refusal::new(ErrorCode::BROKEN, format!("segment {segment} is out of service: {why}")),
-            ));
-        }
-        let limit = self.limits_of(who.member).endpoints_per_member;
-        let account = Account::new(who.member, segment, who.uid);
-        let endpoints = self.books.tally(account).endpoints;
-        if endpoints >= limit {
-            let text = format!(
-                "{account} has {endpoints} endpoints, which is the limit: end some, or raise endpoints_per_member"
-            );
-            return Err(Refusal::new(ErrorCode::LIMIT, text));
-        }
-        let Some((endpoint, epoch)) = self.books.numbers.vacant() else {
-            return Err(Refusal::new(ErrorCode::LIMIT, "there are 4294967295 endpoints: end some"));
-        };
-        let attach = Attach {
-            endpoint,
-            epoch,
-            token: Hex16(world.random()),
-            member: who.member,
-            segment: Text(segment),
-            name: Text(name),
-            vector: self.books.quietest_vector(&segment, who.member, self.vectors),
-            process: who.process,
-            uid: who.uid,
-        };
-        self.record(Record::Attach(attach))?;
-        info!(endpoint, epoch, member = who.member, %segment, %name, pid = who.process.pid, uid = who.uid, "endpoint");
-        if host {
-            self.effect(Effect::Watch { endpoint, epoch, process: who.process });
-        }
-        Ok(endpoint)
-    }
-
-    /// An endpoint that is there: its process has lost the connection, or another process wants to own it too.
-    fn returning(&mut self, id: ClientId, wish: &wire::Attach) -> Result<u32, Refusal> {
-        let Some(client) = self.clients.get(&id) else { return Ok(0) };
-        let number = wish.endpoint;
-        let stale = |why: &str| {
-            let text = format!("endpoint {number} of epoch {}: {why}; attach anew", wish.epoch);
-            Err(Refusal::new(ErrorCode::STALE, text))
-        };
-        let known = self.books.endpoints.get(&number).filter(|e| e.epoch == wish.epoch && !e.is_ending);
-        let Some(endpoint) = known else {
-            return stale("it is not known (any more)");
-        };
-        // One answer for all that is wrong: it tells a guesser nothing.
-        if endpoint.member != client.who.member
-            || endpoint.segment != wish.segment
-            || !Self::token_matches(&endpoint.token, &wish.token)
-        {
-            return stale("segment, member or token are not its own");
-        }
-        let process = client.who.process;
-        self.owner_returns(number, process)?;
-        Ok(number)
-    }
-
-    /// Whether a user of the host may attach to a segment.
-    pub(super) fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
-        let access = self.access.get(segment);
-        uid == 0
-            || uid == self.own_uid
-            || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
-    }
-
-    pub(super) fn listen(
+    pub(crate) fn listen(
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
@@ -225,7 +60,7 @@ impl Broker {
                 }
                 let listener = self.books.free_listener();
                 let backlog = if wish.backlog == 0 { self.limits.backlog } else { wish.backlog };
-                self.record(Record::Listen {
+                self.record(Change::Listen {
                     listener,
                     endpoint: number,
                     name: Text(name),
@@ -243,7 +78,7 @@ impl Broker {
 
     /// Closes channels that wait where nobody listens any more: the last daemon has ended between the end of their listener
     /// and theirs. A later listener of the same number must not be taken for it.
-    pub(super) fn close_unheard(&mut self) {
+    pub(crate) fn close_unheard(&mut self) {
         let heard = |c: &Channel| {
             self.books.listeners.get(&c.listener).is_some_and(|l| l.endpoint == c.acceptor.endpoint)
         };
@@ -254,13 +89,13 @@ impl Broker {
         }
     }
 
-    pub(super) fn unlisten(&mut self, caller: &Caller, wish: &wire::Listening) -> Result<(), Refusal> {
+    pub(crate) fn unlisten(&mut self, caller: &Caller, wish: &wire::Listening) -> Result<(), Refusal> {
         let number = caller.endpoint;
         if self.books.listeners.get(&wish.listener).is_none_or(|l| l.endpoint != number) {
             let text = format!("endpoint {number} has no listener {}", wish.listener);
             return Err(Refusal::new(ErrorCode::NOT_FOUND, text));
         }
-        self.record(Record::Unlisten { listener: wish.listener })?;
+        self.record(Change::Unlisten { listener: wish.listener })?;
         // Nobody will accept these any more.
         let at_it = (wish.listener, 0)..=(wish.listener, u64::MAX);
         let waiting = self.endpoint_of(caller)?.waiting.range(at_it).map(|(_, channel)| *channel);
@@ -270,7 +105,7 @@ impl Broker {
         self.ok(caller)
     }
 
-    pub(super) fn connect(
+    pub(crate) fn connect(
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
@@ -378,7 +213,7 @@ impl Broker {
         };
         let (channel_number, acceptor) = (channel.number, acceptor.number);
         self.effect(Effect::Zero { segment, offset, capacity });
-        self.record(Record::Channel(channel))?;
+        self.record(Change::Opened(channel))?;
         debug!(channel = channel_number, %segment, %name, from = number, to = acceptor, capacity, "channel");
         self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel_number, true);
         for client in self.connections(acceptor) {
@@ -387,19 +222,19 @@ impl Broker {
         Ok(())
     }
 
-    pub(super) fn accepted(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+    pub(crate) fn accepted(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let Some(channel) = self.books.channels.get(&wish.channel).filter(|c| c.acceptor.endpoint == number)
         else {
             return Err(no_channel(number, wish.channel));
         };
         if !channel.accepted && !channel.acceptor.closed {
-            self.record(Record::Accepted { channel: wish.channel })?;
+            self.record(Change::Accepted { channel: wish.channel })?;
         }
         self.ok(caller)
     }
 
-    pub(super) fn close(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
+    pub(crate) fn close(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let channel = self.books.channels.get(&wish.channel);
         let open = |initiator: bool| {
@@ -425,7 +260,7 @@ impl Broker {
             self.mark(number, initiator, SideState::FINISHED);
         }
         debug!(channel = number, initiator, "channel closed");
-        self.record(Record::Closed { channel: number, initiator })
+        self.record(Change::Closed { channel: number, initiator })
     }
 
     /// A wished capacity as one that a ring can have; 0 stays 0.
@@ -443,25 +278,81 @@ impl Broker {
             }
         }
     }
+
+    /// Writes into both rings of a channel what has become of one side, and wakes the other.
+    pub(crate) fn mark(&mut self, channel: u64, initiator: bool, state: SideState) {
+        let Some(channel) = self.books.channels.get(&channel) else { return };
+        if channel.side(initiator).closed {
+            return;
+        }
+        let segment = channel.segment.0;
+        let (output, input) = channel::rings(channel.capacity as usize, initiator);
+        for (ring, word) in [(output, ring::PRODUCER_STATE), (input, ring::CONSUMER_STATE)] {
+            self.effects.push(Effect::Mark { segment, at: channel.offset + (ring + word) as u64, state });
+        }
+        let peer = channel.side(!initiator);
+        if !peer.closed {
+            // The peer may consume the one and produce in the other.
+            let words = [output + ring::DATA_ARMED, input + ring::SPACE_ARMED];
+            let words = words.map(|word| channel.offset + word as u64);
+            let boards = self.books.boards.of(peer.endpoint, peer.epoch);
+            if !boards.is_empty() {
+                self.effects.push(Effect::Post { segment, words, boards });
+            }
+        }
+        if !peer.closed
+            && let Some(peer) = self.books.endpoints.get(&peer.endpoint)
+        {
+            self.effects.push(Effect::Ring { member: peer.member, vector: peer.vector });
+        }
+    }
+
+    /// A channel as one of its sides sees it, for `CHANNEL` and `INCOMING`.
+    pub(crate) fn send_channel(
+        &mut self,
+        client: ClientId,
+        kind: Kind,
+        request: u32,
+        channel: u64,
+        initiator: bool,
+    ) {
+        let Some(channel) = self.books.channels.get(&channel) else { return };
+        let peer = channel.side(!initiator);
+        let Some(endpoint) = self.books.endpoints.get(&channel.side(initiator).endpoint) else { return };
+        // It may have died since, and its number may be another's.
+        let there = self.books.endpoints.get(&peer.endpoint).filter(|e| e.epoch == peer.epoch);
+        let (bell_kind, bell) =
+            there.map_or((BellKind::NONE, 0), |t| self.bell(endpoint.member, t.member, t.vector));
+        let (fds, bits) = match there {
+            Some(there) if bell_kind == BellKind::EVENT => {
+                (vec![FdRef::Event(there.member, there.vector)], Fds::PEER_EVENT)
+            }
+            _ => (vec![], 0),
+        };
+        let answer = wire::Channel {
+            channel: channel.number,
+            offset: channel.offset,
+            capacity: channel.capacity,
+            nonce: if initiator { channel.nonce } else { 0 },
+            kind: channel.kind,
+            initiator: initiator.into(),
+            listener: channel.listener,
+            bell_kind,
+            bell,
+            peer_member: peer.member,
+            peer_endpoint: peer.endpoint,
+            peer_epoch: peer.epoch,
+            fds: Fds(bits),
+            reserved: 0,
+            peer_name: there.map_or(Name::NONE, |e| e.name),
+            peer_member_name: self.books.members.get(&peer.member).map_or(Name::NONE, |m| m.name),
+        };
+        self.send(client, reply::packet(kind, request, answer.as_bytes()), fds);
+    }
 }
 
 fn no_channel(endpoint: u32, channel: u64) -> Refusal {
     Refusal::new(ErrorCode::NOT_FOUND, format!("endpoint {endpoint} has no open channel {channel}"))
-}
-
-pub(super) fn broken(segment: &Name) -> Refusal {
-    let text = format!(
-        "the memory of segment {segment} is broken (its file was truncated or replaced): stop its VMs, remove the \
-         segment and create it anew"
-    );
-    Refusal::new(ErrorCode::BROKEN, text)
-}
-
-pub(super) fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
-    match name.checked() {
-        Ok(_) => Ok(*name),
-        Err(error) => Err(Refusal::new(ErrorCode::PROTOCOL, format!("the {what}'s name: {error}"))),
-    }
 }
 
 fn checked_kind(kind: u32) -> Result<ChannelKind, Refusal> {
@@ -470,14 +361,5 @@ fn checked_kind(kind: u32) -> Result<ChannelKind, Refusal> {
         ChannelKind(other) => {
             Err(Refusal::new(ErrorCode::INVALID, format!("there is no kind {other} of channels: use 1 or 2")))
         }
-    }
-}
-
-/// For people.
-pub(super) fn kind_name(kind: ChannelKind) -> &'static str {
-    match kind {
-        ChannelKind::MESSAGE => "message",
-        ChannelKind::STREAM => "stream",
-        _ => "unknown",
     }
 }

@@ -1,7 +1,7 @@
 //! Who has a block open, and what was granted, in the orders in which requests look for them. In the journal both are
 //! lists.
 
-use super::record::{BlockGrant, BlockHandle};
+use super::{BlockGrant, BlockHandle};
 use ginnel_layout::wire::Rights;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,16 +1,19 @@
 //! What blocks and synchronisation objects have in common: memory in a segment, a name there, an account that pays for it, and
 //! users. It is entered into the books, used and removed in one way.
 
-use super::account::{Account, Tally};
-use super::books::{Books, Misfit};
+use crate::host::account::{Account, Tally};
+use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::broker::Broker;
+use crate::host::reply::Refusal;
 use ginnel_layout::Name;
+use ginnel_layout::wire::ErrorCode;
 use std::collections::BTreeMap;
 
 /// All of one kind, by number, and their numbers by segment and name.
-pub(super) type Shelf<'b, T> = (&'b mut BTreeMap<u64, T>, &'b mut BTreeMap<(Name, Name), u64>);
+pub(crate) type Shelf<'b, T> = (&'b mut BTreeMap<u64, T>, &'b mut BTreeMap<(Name, Name), u64>);
 
 /// A block, or a synchronisation object.
-pub(super) trait Estate: Clone {
+pub(crate) trait Estate: Clone {
     /// An open handle, or a slot.
     type User: Copy;
 
@@ -42,7 +45,7 @@ pub(super) trait Estate: Clone {
 
 impl Books {
     /// A new one. On error nothing has changed.
-    pub(super) fn enter<T: Estate>(&mut self, new: &T) -> Result<(), Misfit> {
+    pub(crate) fn enter<T: Estate>(&mut self, new: &T) -> Result<(), Misfit> {
         let (number, key, (offset, len)) = (new.number(), new.key(), new.place());
         let (all, names) = T::shelf(self);
         if all.contains_key(&number) || names.contains_key(&key) {
@@ -80,7 +83,7 @@ impl Books {
     }
 
     /// One more user.
-    pub(super) fn open<T: Estate>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
+    pub(crate) fn open<T: Estate>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
         let there = T::all(self).get(&number).ok_or(Misfit("an unknown object opened"))?;
         if there.is_taken(&user) {
             return Err(Misfit("two users in one place"));
@@ -93,8 +96,30 @@ impl Books {
         Ok(())
     }
 
+    /// The endpoint has opened a handle, which its account is charged with.
+    pub(crate) fn one_more_handle(&mut self, endpoint: u32) {
+        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
+            self.charge(account, Tally::HANDLE);
+        }
+    }
+
+    /// It has closed one.
+    pub(crate) fn one_less_handle(&mut self, endpoint: u32) {
+        if let Some(account) = self.endpoints.get(&endpoint).map(Endpoint::account) {
+            self.discharge(account, Tally::HANDLE);
+        }
+    }
+
+    /// All in a segment are no more; nobody uses them.
+    pub(crate) fn remove_all<T: Estate>(&mut self, segment: &Name) {
+        let there = T::all(self).values().filter(|there| there.key().0 == *segment);
+        for number in there.map(T::number).collect::<Vec<_>>() {
+            self.remove::<T>(number);
+        }
+    }
+
     /// It is no more; nobody uses it.
-    pub(super) fn remove<T: Estate>(&mut self, number: u64) -> Option<T> {
+    pub(crate) fn remove<T: Estate>(&mut self, number: u64) -> Option<T> {
         let (all, names) = T::shelf(self);
         let gone = all.remove(&number)?;
         names.remove(&gone.key());
@@ -106,4 +131,55 @@ impl Books {
         }
         Some(gone)
     }
+}
+
+impl Broker {
+    /// Whether an endpoint may have one more handle.
+    pub(crate) fn handle_quota(&self, endpoint: &Endpoint) -> Result<(), Refusal> {
+        let limits = self.limits_of(endpoint.member);
+        let own = endpoint.syncs.len() + endpoint.handles.len();
+        let account = endpoint.account();
+        let all = self.books.tally(account).handles as usize;
+        for (key, open, limit) in [
+            ("handles_per_endpoint", own, limits.handles_per_endpoint),
+            ("handles_per_member", all, limits.handles_per_member),
+        ] {
+            if open >= limit as usize {
+                let number = endpoint.number;
+                let text = format!(
+                    "endpoint {number}, or {account}, has {open} handles of blocks and synchronisation objects, which is its limit: \
+                     close some, or raise {key}"
+                );
+                return Err(Refusal::new(ErrorCode::QUOTA, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an account may have so many more blocks and bytes of blocks.
+    pub(crate) fn block_quota(&self, account: Account, blocks: u64, bytes: u64) -> Result<(), Refusal> {
+        let limits = self.limits_of(account.member);
+        let tally = self.books.tally(account);
+        for (key, used, more, limit) in [
+            ("blocks_per_member", tally.blocks.into(), blocks, limits.blocks_per_member.into()),
+            ("block_bytes_per_member", tally.block_bytes, bytes, limits.block_bytes_per_member),
+        ] {
+            if used.saturating_add(more) > limit {
+                let text = format!(
+                    "{account} has {used} of {limit}, and this takes {more} more: free some, or raise {key}"
+                );
+                return Err(Refusal::new(ErrorCode::QUOTA, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The segment is full.
+pub(crate) fn no_room(segment: &Name, len: u64, longest: u64) -> Refusal {
+    let text = format!(
+        "segment {segment} has no room for {len} bytes (its longest free run has {longest}): free blocks, close \
+         channels, or make the segment larger"
+    );
+    Refusal::new(ErrorCode::NO_MEMORY, text)
 }

@@ -4,9 +4,9 @@
 //! revocation is not sent when it happens: it is remembered, once for each handle, and sent when the holder can take it.
 //! At most [`WINDOW`] revocations of an endpoint are sent and not acknowledged.
 
-use super::books::Books;
-use super::broker::{Broker, ClientId};
-use super::reply;
+use crate::host::books::Books;
+use crate::host::broker::{Broker, ClientId};
+use crate::host::reply;
 use ginnel_layout::wire::{self, Kind, Rights};
 use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::IntoBytes;
@@ -107,7 +107,7 @@ impl Broker {
     /// Sends a bounded number of revocations, to those with a connection that is `ready` for more, over all of their
     /// connections: one that is never read must not keep the others waiting, and is given up. True if there are others
     /// that can be sent at once.
-    pub(super) fn tell_revoked(&mut self, ready: impl Fn(ClientId) -> bool) -> bool {
+    pub(crate) fn tell_revoked(&mut self, ready: impl Fn(ClientId) -> bool) -> bool {
         let mut budget = TURN;
         for endpoint in self.revocations.open.iter().copied().collect::<Vec<_>>() {
             let connections = self.connections(endpoint);

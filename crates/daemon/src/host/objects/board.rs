@@ -4,16 +4,79 @@
 //! a board outlives its endpoint until the last channel is gone that was ever the endpoint's: then nobody can be about
 //! to write to it any more, and its page may become something else.
 
-use super::account::{Account, Tally};
-use super::books::{Books, Endpoint, Misfit};
-use super::broker::{Broker, Caller, Effect, World};
-use super::record::{Board, Record, Side, Text};
-use super::reply::Refusal;
-use super::requests::broken;
+use super::{Class, Request};
+use crate::host::account::{Account, Tally};
+use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::broker::{Broker, Effect, World};
+use crate::host::caller::Caller;
+use crate::host::objects::channel::Side;
+use crate::host::record::Text;
+use crate::host::reply::{Refusal, body, broken};
 use ginnel_layout::wire::{self, ErrorCode, Kind};
-use ginnel_layout::{PAGE, board};
+use ginnel_layout::{Name, PAGE, board};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use zerocopy::IntoBytes;
+
+/// One change, as [`crate::host::record::Record`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// An endpoint has a readiness board.
+    Board(Board),
+}
+
+/// A readiness board: a page of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Board {
+    /// The endpoint whose it is, or was.
+    pub endpoint: u32,
+    /// That endpoint's epoch.
+    pub epoch: u32,
+    /// In which segment.
+    pub segment: Text,
+    /// The endpoint's member, ...
+    pub member: u32,
+    /// ... and user, which are charged for it.
+    pub uid: u32,
+    /// Where it lies.
+    pub offset: u64,
+    /// The endpoint's own number for its request.
+    pub nonce: u64,
+}
+
+impl Class for Change {
+    const RECORDS: &[&str] = &["board"];
+    const REQUESTS: &[Request] = &[Request::write(Kind::BOARD_OPEN, |broker, world, caller, wish| {
+        broker.board_open(world, caller, &body(wish)?)
+    })];
+
+    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+        let Self::Board(board) = self;
+        books.board(board)
+    }
+
+    fn gives(&self) -> bool {
+        true
+    }
+
+    fn dump(books: &Books) -> impl Iterator<Item = Self> {
+        books.boards.all.values().flat_map(BTreeMap::values).copied().map(Self::Board)
+    }
+
+    fn forget(books: &mut Books, endpoint: &Endpoint) {
+        books.boards_of_dead(endpoint);
+    }
+
+    fn lose(broker: &mut Broker, segment: &Name) {
+        for number in broker.books.index.of_segment(segment).collect::<Vec<_>>() {
+            let Some(epoch) = broker.books.endpoints.get(&number).map(|e| e.epoch) else { continue };
+            for offset in broker.books.boards.of(number, epoch) {
+                broker.effect(Effect::PostAll { segment: *segment, offset });
+            }
+        }
+    }
+}
 
 /// Most boards of an endpoint: as many slots as two sides of each of 65,536 channels need, and some.
 pub const MAX_BOARDS: usize = 8;
@@ -33,11 +96,6 @@ impl Boards {
         self.all.get(&(endpoint, epoch)).into_iter().flatten().map(|(_, board)| board.offset).collect()
     }
 
-    /// Records that make them again, after those of endpoints and channels.
-    pub fn dump(&self) -> impl Iterator<Item = Record> {
-        self.all.values().flat_map(|boards| boards.values().copied().map(Record::Board))
-    }
-
     /// All of them.
     #[cfg(test)]
     pub fn all(&self) -> impl Iterator<Item = &Board> {
@@ -53,7 +111,7 @@ impl Board {
 }
 
 impl Books {
-    pub(super) fn board(&mut self, board: &Board) -> Result<(), Misfit> {
+    pub(crate) fn board(&mut self, board: &Board) -> Result<(), Misfit> {
         let key = (board.endpoint, board.epoch);
         let boards = self.boards.all.get(&key);
         if boards.is_some_and(|boards| boards.contains_key(&board.nonce)) {
@@ -88,13 +146,13 @@ impl Books {
         sides.filter(|side| (side.endpoint, side.epoch) == key).count() as u32
     }
 
-    pub(super) fn one_more_side(&mut self, side: &Side) {
+    pub(crate) fn one_more_side(&mut self, side: &Side) {
         if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
             endpoint.sides += 1;
         }
     }
 
-    pub(super) fn one_less_side(&mut self, side: &Side) {
+    pub(crate) fn one_less_side(&mut self, side: &Side) {
         let key = (side.endpoint, side.epoch);
         if let Some(endpoint) = self.endpoints.get_mut(&side.endpoint).filter(|e| e.epoch == side.epoch) {
             endpoint.sides -= 1;
@@ -108,7 +166,7 @@ impl Books {
     }
 
     /// The endpoint has ended, and has been taken out of the books.
-    pub(super) fn boards_of_dead(&mut self, endpoint: &Endpoint) {
+    pub(crate) fn boards_of_dead(&mut self, endpoint: &Endpoint) {
         let key = (endpoint.number, endpoint.epoch);
         if endpoint.sides == 0 {
             self.give_boards(key);
@@ -129,7 +187,7 @@ impl Books {
 }
 
 impl Broker {
-    pub(super) fn board_open(
+    pub(crate) fn board_open(
         &mut self,
         world: &mut dyn World,
         caller: &Caller,
@@ -171,7 +229,7 @@ impl Broker {
                 self.effect(Effect::NewBoard { segment, offset });
                 let segment = Text(segment);
                 let nonce = wish.nonce;
-                self.record(Record::Board(Board {
+                self.record(Change::Board(Board {
                     endpoint: number,
                     epoch,
                     segment,

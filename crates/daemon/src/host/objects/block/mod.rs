@@ -1,0 +1,106 @@
+//! Blocks: memory of a segment by name, and who may do what with it.
+//!
+//! As with POSIX shared memory, a block lives as long as it has a name or somebody has it open. Its owner is the endpoint
+//! that has made it; when that ends, the name goes too, unless the block is persistent. Then whoever is of the same member
+//! and user has the owner's rights.
+//!
+//! Rights that are taken back are gone from the books at once, but the holder's mapping is as it was until its library
+//! has heard of it ([`BlockHandle::left`]); so long the handle counts as what it was, and nobody is told that he is alone.
+
+mod books;
+mod handles;
+mod inspect;
+mod record;
+mod requests;
+mod revocations;
+
+pub use record::{Block, BlockGrant, BlockHandle, Change};
+pub use revocations::Revocations;
+
+use super::{Class, Request};
+use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::broker::{Broker, ClientId};
+use crate::host::reply::body;
+use ginnel_layout::Name;
+use ginnel_layout::wire::Kind;
+
+impl Class for Change {
+    const RECORDS: &[&str] = &[
+        "block",
+        "block_linked",
+        "block_unlinked",
+        "block_opened",
+        "block_closed",
+        "block_resized",
+        "block_granted",
+        "block_acked",
+    ];
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::BLOCK_CREATE, |broker, world, caller, wish| {
+            broker.block_create(world, caller, &body(wish)?)
+        }),
+        Request::gift(Kind::BLOCK_OPEN, |broker, world, caller, wish| {
+            broker.block_open(world, caller, &body(wish)?)
+        }),
+        Request::gift(Kind::BLOCK_RESIZE, |broker, _, caller, wish| {
+            broker.block_resize(caller, &body(wish)?)
+        }),
+        Request::gift(Kind::BLOCK_LINK, |broker, _, caller, wish| broker.block_link(caller, &body(wish)?)),
+        Request::new(Kind::BLOCK_UNLINK, |broker, _, caller, wish| broker.block_unlink(caller, &body(wish)?)),
+        Request::new(Kind::BLOCK_CLOSE, |broker, _, caller, wish| broker.block_close(caller, &body(wish)?)),
+        Request::gift(Kind::BLOCK_GRANT, |broker, _, caller, wish| broker.block_grant(caller, &body(wish)?)),
+        Request::new(Kind::BLOCK_ACK, |broker, _, caller, wish| broker.block_ack(caller, &body(wish)?)),
+    ];
+
+    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+        match self {
+            Self::Made(block) => books.block(block),
+            Self::Linked { block, name } => books.block_linked(*block, name.0),
+            Self::Unlinked { block } => books.block_unlinked(*block),
+            Self::Opened { block, handle } => books.open::<Block>(*block, *handle),
+            Self::Closed { handle } => books.block_closed(*handle),
+            Self::Resized { block, size, span } => books.block_resized(*block, *size, *span),
+            Self::Granted { block, grant } => books.block_granted(*block, *grant),
+            Self::Acked { handle } => books.block_acked(*handle),
+        }
+    }
+
+    fn gives(&self) -> bool {
+        !matches!(self, Self::Unlinked { .. } | Self::Closed { .. } | Self::Acked { .. })
+    }
+
+    fn dump(books: &Books) -> impl Iterator<Item = Self> {
+        books.blocks.values().cloned().map(Self::Made)
+    }
+
+    /// Handles, and names that do not outlive it.
+    fn ends(_: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+        let handles = endpoint.handles.values().map(|&handle| Self::Closed { handle });
+        handles.chain(endpoint.ending_names.iter().map(|&block| Self::Unlinked { block }))
+    }
+
+    /// What was granted to it alone.
+    fn forget(books: &mut Books, endpoint: &Endpoint) {
+        for block in &endpoint.granted {
+            if let Some(block) = books.blocks.get_mut(block) {
+                block.grants.remove(endpoint.member, endpoint.number);
+            }
+        }
+    }
+
+    fn greet(broker: &mut Broker, endpoint: u32, _: ClientId) {
+        broker.revocations.tell_again(endpoint);
+    }
+
+    fn rebooted(books: &Books) -> impl Iterator<Item = Self> {
+        let stay = books.blocks.values().filter(|block| block.persistent && !block.name.0.is_none());
+        stay.map(|block| Self::Unlinked { block: block.number })
+    }
+
+    fn clear(books: &mut Books, segment: &Name) {
+        let there = books.blocks.values().filter(|block| block.segment.0 == *segment);
+        for block in there.map(|block| block.number).collect::<Vec<_>>() {
+            books.block_removed(block);
+        }
+    }
+}

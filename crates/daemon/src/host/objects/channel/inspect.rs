@@ -1,0 +1,58 @@
+//! Channels and listeners, as they are told of.
+
+use super::{Channel, Listener, Side};
+use crate::host::books::Books;
+use crate::host::inspect::member_name;
+use ginnel_layout::channel::ChannelKind;
+use ginnel_status as status;
+
+impl Channel {
+    /// How it is shown.
+    pub fn inspect(&self, books: &Books) -> status::Channel {
+        let side = |side: &Side| status::Side {
+            endpoint: side.endpoint,
+            epoch: side.epoch,
+            member: member_name(books, side.member),
+            closed: side.closed,
+        };
+        let state = match (self.accepted, self.initiator.closed || self.acceptor.closed) {
+            (_, true) => "closing",
+            (false, false) => "waiting",
+            (true, false) => "open",
+        };
+        status::Channel {
+            id: self.number,
+            segment: self.segment.0.to_string(),
+            kind: kind_name(ChannelKind(self.kind)).to_owned(),
+            capacity: self.capacity,
+            state: state.to_owned(),
+            relayed: self.relayed,
+            initiator: side(&self.initiator),
+            acceptor: side(&self.acceptor),
+        }
+    }
+}
+
+impl Listener {
+    /// How it is shown.
+    pub fn inspect(&self) -> status::Listener {
+        status::Listener {
+            number: self.number,
+            endpoint: self.endpoint,
+            segment: self.segment.to_string(),
+            name: self.name.to_string(),
+            kind: kind_name(self.kind).to_owned(),
+            backlog: self.backlog,
+            waiting: self.waiting,
+        }
+    }
+}
+
+/// For people.
+pub(super) fn kind_name(kind: ChannelKind) -> &'static str {
+    match kind {
+        ChannelKind::MESSAGE => "message",
+        ChannelKind::STREAM => "stream",
+        _ => "unknown",
+    }
+}

@@ -1,0 +1,112 @@
+//! Channels, and the listeners to which they are opened.
+
+mod books;
+mod inspect;
+mod record;
+mod requests;
+
+pub use books::Listener;
+pub use record::{Change, Channel, Side};
+
+use super::{Class, Request};
+use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::broker::{Broker, ClientId, Effect};
+use crate::host::relayed::{Reason, Relayed};
+use crate::host::reply::body;
+use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::wire::Kind;
+use ginnel_layout::{Name, channel};
+
+impl Class for Change {
+    const RECORDS: &[&str] = &["listen", "unlisten", "channel", "accepted", "closed"];
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::LISTEN, |broker, world, caller, wish| {
+            broker.listen(world, caller, &body(wish)?)
+        }),
+        Request::new(Kind::UNLISTEN, |broker, _, caller, wish| broker.unlisten(caller, &body(wish)?)),
+        Request::write(Kind::CONNECT, |broker, world, caller, wish| {
+            broker.connect(world, caller, &body(wish)?)
+        }),
+        Request::new(Kind::ACCEPTED, |broker, _, caller, wish| broker.accepted(caller, &body(wish)?)),
+        Request::new(Kind::CLOSE, |broker, _, caller, wish| broker.close(caller, &body(wish)?)),
+    ];
+
+    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+        match self {
+            &Self::Listen { listener, endpoint, name, kind, backlog, capacity } => {
+                books.listen(listener, endpoint, name.0, kind, backlog, capacity)
+            }
+            Self::Unlisten { listener } => books.unlisten(*listener),
+            Self::Opened(channel) => books.channel(channel),
+            Self::Accepted { channel } => books.accepted(*channel),
+            Self::Closed { channel, initiator } => books.close(*channel, *initiator),
+        }
+    }
+
+    fn gives(&self) -> bool {
+        matches!(self, Self::Listen { .. } | Self::Opened(_))
+    }
+
+    fn dump(books: &Books) -> impl Iterator<Item = Self> {
+        let listeners = books.listeners.values().map(Listener::dump);
+        listeners.chain(books.channels.values().cloned().map(Self::Opened))
+    }
+
+    fn ends(books: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+        let listeners = endpoint.listeners.iter().map(|&listener| Self::Unlisten { listener });
+        // It may be both sides of one.
+        let sides = endpoint.channels.iter().flat_map(|&channel| [(channel, true), (channel, false)]);
+        let own = sides.filter(|(channel, initiator)| {
+            let side = books.channels.get(channel).map(|channel| channel.side(*initiator));
+            side.is_some_and(|side| side.endpoint == endpoint.number && !side.closed)
+        });
+        listeners.chain(own.map(|(channel, initiator)| Self::Closed { channel, initiator }))
+    }
+
+    fn mourn(&self, broker: &mut Broker) {
+        if let Self::Closed { channel, initiator } = *self {
+            broker.mark(channel, initiator, SideState::DEAD);
+        }
+    }
+
+    fn relay(&self, books: &Books, bells: &mut Relayed) {
+        let Self::Opened(channel) = self else { return };
+        for (initiator, side) in [(true, channel.initiator), (false, channel.acceptor)] {
+            let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
+            if let Some(endpoint) = endpoint.filter(|_| channel.relayed && !side.closed) {
+                bells.insert(Reason::Channel(channel.number, initiator), (endpoint.member, endpoint.vector));
+            }
+        }
+    }
+
+    fn unrelay(&self, bells: &mut Relayed) {
+        if let Self::Closed { channel, initiator } = *self {
+            bells.remove(Reason::Channel(channel, initiator));
+        }
+    }
+
+    /// What it has not accepted yet is announced again.
+    fn greet(broker: &mut Broker, endpoint: u32, client: ClientId) {
+        let waiting = broker.books.endpoints.get(&endpoint).map(|e| e.waiting.clone()).unwrap_or_default();
+        for (_, channel) in waiting {
+            broker.send_channel(client, Kind::INCOMING, 0, channel, false);
+        }
+    }
+
+    fn lose(broker: &mut Broker, segment: &Name) {
+        let lost = broker.books.channels.values().filter(|channel| channel.segment.0 == *segment);
+        let mut words = Vec::new();
+        for channel in lost {
+            let (one, other) = channel::rings(channel.capacity as usize, true);
+            for ring in [one, other] {
+                words.extend(
+                    [ring::PRODUCER_STATE, ring::CONSUMER_STATE]
+                        .map(|word| channel.offset + (ring + word) as u64),
+                );
+            }
+        }
+        for at in words {
+            broker.effect(Effect::Mark { segment: *segment, at, state: SideState::LOST });
+        }
+    }
+}

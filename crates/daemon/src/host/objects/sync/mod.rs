@@ -1,0 +1,113 @@
+//! Synchronisation objects: who uses which, and what is left to do when a user goes.
+//!
+//! What an object's words say is between its users; the daemon gives out the page and its slots, writes whose each slot
+//! is, and takes back a slot as [`ginnel_sync::authority::reclaim`] does it, however its user has ended.
+
+mod books;
+mod inspect;
+mod record;
+mod requests;
+
+pub use record::{Change, SyncObject, SyncUser};
+
+use super::{Class, Request};
+use crate::host::books::{Books, Endpoint, Misfit};
+use crate::host::broker::Broker;
+use crate::host::relayed::{Reason, Relayed};
+use crate::host::reply::body;
+use ginnel_layout::Name;
+use ginnel_layout::sync::SyncKind;
+use ginnel_layout::wire::Kind;
+use ginnel_sync::authority::Left;
+
+impl Class for Change {
+    const RECORDS: &[&str] = &["sync", "sync_opened", "sync_closed", "sync_unlinked"];
+    const REQUESTS: &[Request] = &[
+        Request::write(Kind::SYNC_OPEN, |broker, world, caller, wish| {
+            broker.sync_open(world, caller, &body(wish)?)
+        }),
+        Request::new(Kind::SYNC_CLOSE, |broker, _, caller, wish| broker.sync_close(caller, &body(wish)?)),
+        Request::new(Kind::SYNC_UNLINK, |broker, _, caller, wish| broker.sync_unlink(caller, &body(wish)?)),
+    ];
+
+    fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
+        match self {
+            Self::Made(object) => books.enter(object),
+            Self::Opened { object, user } => books.open::<SyncObject>(*object, *user),
+            Self::Closed { object, slot, died } => {
+                books.sync_left(*object, *slot, if *died { Left::Died } else { Left::Closed })
+            }
+            Self::Unlinked { object } => books.sync_unlinked(*object),
+        }
+    }
+
+    fn gives(&self) -> bool {
+        matches!(self, Self::Made(_) | Self::Opened { .. })
+    }
+
+    fn dump(books: &Books) -> impl Iterator<Item = Self> {
+        books.syncs.values().cloned().map(Self::Made)
+    }
+
+    fn ends(_: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+        endpoint.syncs.iter().map(|&(object, slot)| Self::Closed { object, slot, died: true })
+    }
+
+    fn mourn(&self, broker: &mut Broker) {
+        if let Self::Closed { object, slot, .. } = *self {
+            broker.reclaim(object, slot, Left::Died);
+        }
+    }
+
+    /// Whether each user and each of the others can ring one another. An object has few users.
+    fn relay(&self, books: &Books, bells: &mut Relayed) {
+        let (object, users) = match self {
+            Self::Made(object) => (object.number, object.users.as_slice()),
+            Self::Opened { object, user } => (*object, std::slice::from_ref(user)),
+            _ => return,
+        };
+        let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
+        for (slot, other) in users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)))
+        {
+            let (Some(one), Some(two)) = (books.sync_bell(object, slot), books.sync_bell(object, other))
+            else {
+                continue;
+            };
+            for (slot, (member, vector), ringer) in [(slot, one, two.0), (other, two, one.0)] {
+                if !books.knows(ringer, member, vector) {
+                    bells.insert(Reason::Sync(object, slot), (member, vector));
+                }
+            }
+        }
+    }
+
+    fn unrelay(&self, bells: &mut Relayed) {
+        if let Self::Closed { object, slot, .. } = *self {
+            bells.remove(Reason::Sync(object, slot));
+        }
+    }
+
+    /// Without a name they go with their users.
+    fn rebooted(books: &Books) -> impl Iterator<Item = Self> {
+        let named = books.syncs.values().filter(|object| !object.name.0.is_none());
+        named.map(|object| Self::Unlinked { object: object.number })
+    }
+
+    fn clear(books: &mut Books, segment: &Name) {
+        books.remove_all::<SyncObject>(segment);
+    }
+}
+
+/// The epoch after this one. They go round; 0 is for slots that are free.
+fn following(epoch: u16) -> u16 {
+    epoch.checked_add(1).filter(|&next| next != u16::MAX).unwrap_or(1)
+}
+
+/// How a doorbell stands in a slot.
+fn bell_word(endpoint: &Endpoint) -> u32 {
+    endpoint.member << 16 | endpoint.vector
+}
+
+fn kind_of(object: &SyncObject) -> SyncKind {
+    SyncKind(object.kind)
+}
