@@ -64,6 +64,7 @@ mod doorbell;
 mod endpoint;
 mod error;
 mod fork;
+mod half;
 mod inner;
 mod listener;
 mod message;

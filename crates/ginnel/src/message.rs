@@ -1,16 +1,12 @@
 //! Message channels.
 
-use crate::channel::{Channel, Counters, Pipe, half, sealed};
 use crate::error::Error;
-use crate::peer::PeerBell;
-use crate::waiter::{Term, Waiter};
-use crate::{ChannelInfo, WaitMode};
+use crate::half::{Account, Half, channel, half};
+use crate::waiter::Term;
 use ginnel_layout::channel::ChannelKind;
-use ginnel_ring::message::{self, Consumer, Producer};
 use ginnel_ring::wait::Waitable;
-use ginnel_ring::{RecvError, SendError};
+use ginnel_ring::{RecvError, SendError, message};
 use ginnel_shmem::{Mapping, SharedSlice};
-use std::time::Duration;
 
 /// Messages in both directions, each received whole and in order. Split it to use the directions in two threads.
 pub struct MessageChannel {
@@ -19,63 +15,16 @@ pub struct MessageChannel {
 }
 
 /// The sending half of a [`MessageChannel`]. Dropping it finishes.
-pub struct MessageSender {
-    ring: Producer<Mapping>,
-    waiter: Waiter,
-    counters: Counters,
-    peer: PeerBell,
-}
+pub struct MessageSender(Half<message::Producer<Mapping>>);
 
 /// The receiving half of a [`MessageChannel`]. Dropping it closes this direction: the peer's next send fails.
-pub struct MessageReceiver {
-    ring: Consumer<Mapping>,
-    waiter: Waiter,
-    counters: Counters,
-    peer: PeerBell,
-}
+pub struct MessageReceiver(Half<message::Consumer<Mapping>>);
 
-half!(MessageSender, ring);
-half!(MessageReceiver, ring);
-
-impl Channel for MessageChannel {
-    const KIND: ChannelKind = ChannelKind::MESSAGE;
-}
-
-impl sealed::Build for MessageChannel {
-    fn build(pipe: Pipe) -> Self {
-        Self {
-            sender: MessageSender {
-                waiter: pipe.waiter(),
-                ring: Producer::new(pipe.output.clone(), pipe.capacity),
-                counters: Counters::default(),
-                peer: pipe.reader(),
-            },
-            receiver: MessageReceiver {
-                waiter: pipe.waiter(),
-                ring: Consumer::new(pipe.input.clone(), pipe.capacity),
-                counters: Counters::default(),
-                peer: pipe.writer(),
-            },
-        }
-    }
-}
+half!(MessageSender);
+half!(MessageReceiver);
+channel!(MessageChannel of MessageSender and MessageReceiver, ChannelKind::MESSAGE, message);
 
 impl MessageChannel {
-    /// The two halves, for two threads.
-    pub fn split(self) -> (MessageSender, MessageReceiver) {
-        (self.sender, self.receiver)
-    }
-
-    /// The sending half.
-    pub fn sender(&mut self) -> &mut MessageSender {
-        &mut self.sender
-    }
-
-    /// The receiving half.
-    pub fn receiver(&mut self) -> &mut MessageReceiver {
-        &mut self.receiver
-    }
-
     /// See [`MessageSender::send`].
     #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
@@ -93,23 +42,6 @@ impl MessageChannel {
         self.receiver.recv_into(buffer)
     }
 
-    /// Sets how both halves wait.
-    pub fn set_mode(&mut self, mode: WaitMode) {
-        self.sender.set_mode(mode);
-        self.receiver.set_mode(mode);
-    }
-
-    /// Sets how long operations of both halves may wait.
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.sender.set_timeout(timeout);
-        self.receiver.set_timeout(timeout);
-    }
-
-    /// Facts about the channel.
-    pub fn info(&self) -> &ChannelInfo {
-        self.sender.info()
-    }
-
     /// The longest message.
     pub fn max_message(&self) -> usize {
         self.sender.max_message()
@@ -121,9 +53,9 @@ impl MessageSender {
     // In the caller, like `recv_into`: in an emulated guest each call and each return costs as much as the way itself.
     #[inline(always)]
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
-        let Some(ring) = self.ring.put(message) else { return self.send_by_claim(message) };
-        self.counted(message.len());
-        self.ring_if(ring);
+        let Some(ring) = self.0.ring.put(message) else { return self.send_by_claim(message) };
+        self.0.account.count(message.len());
+        self.0.account.ring_if(ring);
         Ok(())
     }
 
@@ -132,14 +64,14 @@ impl MessageSender {
     fn send_by_claim(&mut self, message: &[u8]) -> Result<(), Error> {
         let mut term = Term::default();
         let ring = loop {
-            match self.ring.send(message) {
+            match self.0.ring.send(message) {
                 Ok(ring) => break ring,
                 Err(SendError::Full) => self.wait_for_room(message.len(), &mut term)?,
                 Err(error) => return Err(error.into()),
             }
         };
-        self.counted(message.len());
-        self.ring_if(ring);
+        self.0.account.count(message.len());
+        self.0.account.ring_if(ring);
         Ok(())
     }
 
@@ -150,19 +82,19 @@ impl MessageSender {
             self.wait_for_room(len, &mut term)?;
         }
         // Room was found and nobody else takes it, so this cannot be `Full`.
-        let inner = self.ring.claim(len)?;
-        Ok(Claim { inner, counters: &mut self.counters, peer: &mut self.peer })
+        let inner = self.0.ring.claim(len)?;
+        Ok(Claim { inner, account: &mut self.0.account })
     }
 
     /// Whether a message of `len` bytes finds room now, so that [`MessageSender::claim`] would not wait. Never waits, and no
     /// system call unless a non-blocking call has said [`Error::WouldBlock`] before.
     pub fn has_room(&mut self, len: usize) -> Result<bool, Error> {
-        self.waiter.begin(&mut self.ring);
+        self.0.begin();
         self.room(len)
     }
 
     fn room(&mut self, len: usize) -> Result<bool, Error> {
-        match self.ring.claim(len) {
+        match self.0.ring.claim(len) {
             Ok(_abandoned) => Ok(true),
             Err(SendError::Full) => Ok(false),
             Err(error) => Err(error.into()),
@@ -172,46 +104,31 @@ impl MessageSender {
     /// Makes all committed messages visible at once. Needed after [`Claim::commit`] only. [`Error::Broken`] if the segment's
     /// memory is gone, and the messages with it.
     pub fn publish(&mut self) -> Result<(), Error> {
-        let ring = self.ring.publish();
-        self.ring_if(ring);
-        self.peer.shared.check_memory()
+        let ring = self.0.ring.publish();
+        self.0.account.ring_if(ring);
+        self.0.account.check_memory()
     }
 
     /// Says that nothing more comes; the peer receives the rest, then [`Error::Finished`].
     pub fn finish(&mut self) {
-        let ring = self.ring.finish();
-        self.ring_if(ring);
+        self.0.finish();
     }
 
     /// The longest message.
     pub fn max_message(&self) -> usize {
-        self.ring.max_message()
+        self.0.ring.max_message()
     }
 
     /// Wakes the peer, which [`Claim::send_quietly`] has left asleep. Never waits.
     pub fn wake(&mut self) {
-        self.ring_if(true);
+        self.0.account.wake();
     }
 
     #[cold]
     fn wait_for_room(&mut self, len: usize, term: &mut Term) -> Result<(), Error> {
         // What is committed must go out first, or the peer could never make room.
         self.publish()?;
-        self.waiter.wait(self.ring.want(len), term)
-    }
-
-    #[inline]
-    fn counted(&mut self, len: usize) {
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
-    }
-}
-
-impl Drop for MessageSender {
-    fn drop(&mut self) {
-        if self.peer.shared.is_ours() {
-            self.finish();
-        }
+        self.0.waiter.wait(self.0.ring.want(len), term)
     }
 }
 
@@ -219,8 +136,7 @@ impl Drop for MessageSender {
 #[must_use = "a claim sends nothing until it is sent or committed"]
 pub struct Claim<'a> {
     inner: message::Claim<'a, Mapping>,
-    counters: &'a mut Counters,
-    peer: &'a mut PeerBell,
+    account: &'a mut Account,
 }
 
 impl Claim<'_> {
@@ -233,15 +149,8 @@ impl Claim<'_> {
     /// the message with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, peer } = self;
-        let ring = inner.publish(len);
-        peer.shared.check_memory()?;
-        counters.operations += 1;
-        counters.bytes += len as u64;
-        if ring {
-            peer.wake(counters);
-        }
-        Ok(())
+        let ring = self.inner.publish(len);
+        self.account.settle(len, ring)
     }
 
     /// Sends the first `len` bytes, and all that is committed before, but lets a peer that sleeps sleep on, so that it can be
@@ -250,16 +159,13 @@ impl Claim<'_> {
     #[must_use = "a peer that sleeps must be woken"]
     pub fn send_quietly(self, len: usize) -> Result<bool, Error> {
         let owed = self.inner.publish(len);
-        self.peer.shared.check_memory()?;
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
+        self.account.settle(len, false)?;
         Ok(owed)
     }
 
     /// Makes the first `len` bytes a message that goes out with the next [`MessageSender::publish`] or send.
     pub fn commit(self, len: usize) {
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
+        self.account.count(len);
         self.inner.commit(len);
     }
 }
@@ -269,12 +175,11 @@ impl MessageReceiver {
     /// is [`Error::BufferTooSmall`], and stays.
     #[inline(always)]
     pub fn recv_into(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let Some((len, ring)) = self.ring.take(buffer, self.waiter.looks()) else {
+        let Some((len, ring)) = self.0.ring.take(buffer, self.0.waiter.looks()) else {
             return self.recv_by_peek(buffer);
         };
-        self.counters.operations += 1;
-        self.counters.bytes += len as u64;
-        self.ring_if(ring);
+        self.0.account.count(len);
+        self.0.account.ring_if(ring);
         Ok(len)
     }
 
@@ -304,53 +209,43 @@ impl MessageReceiver {
     pub fn peek(&mut self) -> Result<Message<'_>, Error> {
         let mut term = Term::default();
         loop {
-            match self.ring.poll() {
+            match self.0.ring.poll() {
                 Ok(()) => break,
                 Err(RecvError::Empty) => self.wait_for_message(&mut term)?,
                 Err(error) => {
-                    let owed = self.ring.take_owed();
-                    self.ring_if(owed);
+                    let owed = self.0.ring.take_owed();
+                    self.0.account.ring_if(owed);
                     return Err(error.into());
                 }
             }
         }
-        let inner = self.ring.peek()?;
-        Ok(Message { inner, counters: &mut self.counters, peer: &mut self.peer })
+        let inner = self.0.ring.peek()?;
+        Ok(Message { inner, account: &mut self.0.account })
     }
 
     /// Whether [`MessageReceiver::peek`] would return at once, be it with an error. Never waits, and no system call unless the
     /// peer waits for room, or a non-blocking call has said [`Error::WouldBlock`] before.
     #[inline]
     pub fn is_ready(&mut self) -> bool {
-        self.waiter.begin(&mut self.ring);
-        let ready = self.ring.ready();
-        let owed = self.ring.take_owed();
-        self.ring_if(owed);
+        self.0.begin();
+        let ready = self.0.ring.ready();
+        let owed = self.0.ring.take_owed();
+        self.0.account.ring_if(owed);
         ready
     }
 
     #[inline]
     fn wait_for_message(&mut self, term: &mut Term) -> Result<(), Error> {
-        let owed = self.ring.take_owed();
-        self.ring_if(owed);
-        self.waiter.wait(&mut self.ring, term)
-    }
-}
-
-impl Drop for MessageReceiver {
-    fn drop(&mut self) {
-        if self.peer.shared.is_ours() {
-            let ring = self.ring.finish();
-            self.ring_if(ring);
-        }
+        let owed = self.0.ring.take_owed();
+        self.0.account.ring_if(owed);
+        self.0.wait(term)
     }
 }
 
 /// A received message, still in the ring. Dropping it keeps it for the next call.
 pub struct Message<'a> {
     inner: message::Message<'a, Mapping>,
-    counters: &'a mut Counters,
-    peer: &'a mut PeerBell,
+    account: &'a mut Account,
 }
 
 impl Message<'_> {
@@ -376,15 +271,8 @@ impl Message<'_> {
     /// zeros.
     #[inline]
     pub fn release(self) -> Result<(), Error> {
-        let Self { inner, counters, peer } = self;
-        let len = inner.len();
-        let ring = inner.release();
-        peer.shared.check_memory()?;
-        counters.operations += 1;
-        counters.bytes += len as u64;
-        if ring {
-            peer.wake(counters);
-        }
-        Ok(())
+        let len = self.inner.len();
+        let ring = self.inner.release();
+        self.account.settle(len, ring)
     }
 }

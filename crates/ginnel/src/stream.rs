@@ -1,16 +1,12 @@
 //! Stream channels.
 
-use crate::channel::{Channel, Counters, Pipe, half, sealed};
 use crate::error::Error;
-use crate::peer::PeerBell;
-use crate::waiter::{Term, Waiter};
-use crate::{ChannelInfo, WaitMode};
+use crate::half::{Account, Half, channel, half};
+use crate::waiter::Term;
 use ginnel_layout::channel::ChannelKind;
-use ginnel_ring::stream::{self, Consumer, Producer};
-use ginnel_ring::{RecvError, SendError};
+use ginnel_ring::{RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, SharedSlice};
 use std::io;
-use std::time::Duration;
 
 /// A stream of bytes in both directions, like a TCP connection. Split it to use the directions in two threads.
 pub struct StreamChannel {
@@ -19,80 +15,14 @@ pub struct StreamChannel {
 }
 
 /// The sending half of a [`StreamChannel`]. Dropping it finishes.
-pub struct StreamSender {
-    ring: Producer<Mapping>,
-    waiter: Waiter,
-    counters: Counters,
-    peer: PeerBell,
-}
+pub struct StreamSender(Half<stream::Producer<Mapping>>);
 
 /// The receiving half of a [`StreamChannel`]. Dropping it closes this direction: the peer's next send fails.
-pub struct StreamReceiver {
-    ring: Consumer<Mapping>,
-    waiter: Waiter,
-    counters: Counters,
-    peer: PeerBell,
-}
+pub struct StreamReceiver(Half<stream::Consumer<Mapping>>);
 
-half!(StreamSender, ring);
-half!(StreamReceiver, ring);
-
-impl Channel for StreamChannel {
-    const KIND: ChannelKind = ChannelKind::STREAM;
-}
-
-impl sealed::Build for StreamChannel {
-    fn build(pipe: Pipe) -> Self {
-        Self {
-            sender: StreamSender {
-                waiter: pipe.waiter(),
-                ring: Producer::new(pipe.output.clone(), pipe.capacity),
-                counters: Counters::default(),
-                peer: pipe.reader(),
-            },
-            receiver: StreamReceiver {
-                waiter: pipe.waiter(),
-                ring: Consumer::new(pipe.input.clone(), pipe.capacity),
-                counters: Counters::default(),
-                peer: pipe.writer(),
-            },
-        }
-    }
-}
-
-impl StreamChannel {
-    /// The two halves, for two threads.
-    pub fn split(self) -> (StreamSender, StreamReceiver) {
-        (self.sender, self.receiver)
-    }
-
-    /// The sending half.
-    pub fn sender(&mut self) -> &mut StreamSender {
-        &mut self.sender
-    }
-
-    /// The receiving half.
-    pub fn receiver(&mut self) -> &mut StreamReceiver {
-        &mut self.receiver
-    }
-
-    /// Sets how both halves wait.
-    pub fn set_mode(&mut self, mode: WaitMode) {
-        self.sender.set_mode(mode);
-        self.receiver.set_mode(mode);
-    }
-
-    /// Sets how long operations of both halves may wait.
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
-        self.sender.set_timeout(timeout);
-        self.receiver.set_timeout(timeout);
-    }
-
-    /// Facts about the channel.
-    pub fn info(&self) -> &ChannelInfo {
-        self.sender.info()
-    }
-}
+half!(StreamSender);
+half!(StreamReceiver);
+channel!(StreamChannel of StreamSender and StreamReceiver, ChannelKind::STREAM, stream);
 
 impl StreamSender {
     /// Sends some of `bytes`; returns how many, at least one unless `bytes` is empty. Waits while the ring is full.
@@ -102,15 +32,13 @@ impl StreamSender {
 
     fn send_by(&mut self, bytes: &[u8], term: &mut Term) -> Result<usize, Error> {
         loop {
-            let Self { ring, peer, counters, .. } = self;
-            let sent = ring.write(bytes, || peer.wake(counters));
-            match sent {
+            let Half { ring, account, .. } = &mut self.0;
+            match ring.write(bytes, || account.wake()) {
                 Ok(n) => {
-                    self.counters.operations += 1;
-                    self.counters.bytes += n as u64;
+                    account.count(n);
                     return Ok(n);
                 }
-                Err(SendError::Full) => self.waiter.wait(&mut self.ring, term)?,
+                Err(SendError::Full) => self.0.wait(term)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -130,28 +58,19 @@ impl StreamSender {
     pub fn claim(&mut self, most: usize) -> Result<Room<'_>, Error> {
         let mut term = Term::default();
         loop {
-            match self.ring.claim(most) {
+            match self.0.ring.claim(most) {
                 Ok(_abandoned) => break,
-                Err(SendError::Full) => self.waiter.wait(&mut self.ring, &mut term)?,
+                Err(SendError::Full) => self.0.wait(&mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
-        let inner = self.ring.claim(most)?;
-        Ok(Room { inner, counters: &mut self.counters, peer: &mut self.peer })
+        let inner = self.0.ring.claim(most)?;
+        Ok(Room { inner, account: &mut self.0.account })
     }
 
     /// Says that nothing more comes; the peer receives the rest, then the end.
     pub fn finish(&mut self) {
-        let ring = self.ring.finish();
-        self.ring_if(ring);
-    }
-}
-
-impl Drop for StreamSender {
-    fn drop(&mut self) {
-        if self.peer.shared.is_ours() {
-            self.finish();
-        }
+        self.0.finish();
     }
 }
 
@@ -170,8 +89,7 @@ impl io::Write for StreamSender {
 #[must_use = "room sends nothing until it is sent"]
 pub struct Room<'a> {
     inner: stream::Room<'a, Mapping>,
-    counters: &'a mut Counters,
-    peer: &'a mut PeerBell,
+    account: &'a mut Account,
 }
 
 impl Room<'_> {
@@ -183,15 +101,8 @@ impl Room<'_> {
     /// Sends the first `len` bytes. [`Error::Broken`] if the segment's memory is gone, and the bytes with it.
     #[inline]
     pub fn send(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, peer } = self;
-        let ring = inner.publish(len);
-        peer.shared.check_memory()?;
-        counters.operations += 1;
-        counters.bytes += len as u64;
-        if ring {
-            peer.wake(counters);
-        }
-        Ok(())
+        let ring = self.inner.publish(len);
+        self.account.settle(len, ring)
     }
 }
 
@@ -201,16 +112,14 @@ impl StreamReceiver {
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let mut term = Term::default();
         loop {
-            let Self { ring, peer, counters, .. } = self;
-            let got = ring.read(buffer, || peer.wake(counters));
-            match got {
+            let Half { ring, account, .. } = &mut self.0;
+            match ring.read(buffer, || account.wake()) {
                 Ok(n) => {
-                    self.counters.operations += 1;
-                    self.counters.bytes += n as u64;
+                    account.count(n);
                     return Ok(n);
                 }
                 Err(RecvError::Finished) => return Ok(0),
-                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring, &mut term)?,
+                Err(RecvError::Empty) => self.0.wait(&mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -220,28 +129,19 @@ impl StreamReceiver {
     pub fn peek(&mut self) -> Result<Bytes<'_>, Error> {
         let mut term = Term::default();
         loop {
-            let polled = self.ring.poll();
+            let polled = self.0.ring.poll();
             if polled.is_err() {
-                let owed = self.ring.take_owed();
-                self.ring_if(owed);
+                let owed = self.0.ring.take_owed();
+                self.0.account.ring_if(owed);
             }
             match polled {
                 Ok(_) => break,
-                Err(RecvError::Empty) => self.waiter.wait(&mut self.ring, &mut term)?,
+                Err(RecvError::Empty) => self.0.wait(&mut term)?,
                 Err(error) => return Err(error.into()),
             }
         }
-        let inner = self.ring.peek()?;
-        Ok(Bytes { inner, counters: &mut self.counters, peer: &mut self.peer })
-    }
-}
-
-impl Drop for StreamReceiver {
-    fn drop(&mut self) {
-        if self.peer.shared.is_ours() {
-            let ring = self.ring.finish();
-            self.ring_if(ring);
-        }
+        let inner = self.0.ring.peek()?;
+        Ok(Bytes { inner, account: &mut self.0.account })
     }
 }
 
@@ -270,8 +170,7 @@ impl io::Read for StreamChannel {
 /// Received bytes, still in the ring. Dropping the value keeps them for the next call.
 pub struct Bytes<'a> {
     inner: stream::Bytes<'a, Mapping>,
-    counters: &'a mut Counters,
-    peer: &'a mut PeerBell,
+    account: &'a mut Account,
 }
 
 impl Bytes<'_> {
@@ -295,15 +194,8 @@ impl Bytes<'_> {
     /// read of the bytes may be zeros.
     #[inline]
     pub fn release(self, len: usize) -> Result<(), Error> {
-        let Self { inner, counters, peer } = self;
-        let released = len.min(inner.len());
-        let ring = inner.release(len);
-        peer.shared.check_memory()?;
-        counters.operations += 1;
-        counters.bytes += released as u64;
-        if ring {
-            peer.wake(counters);
-        }
-        Ok(())
+        let released = len.min(self.inner.len());
+        let ring = self.inner.release(len);
+        self.account.settle(released, ring)
     }
 }
