@@ -4,7 +4,7 @@
 //! guest's processor so touches each byte once, and its page cache keeps what it had. Which way is faster depends on
 //! processor and disk by a factor of ten in both directions, so it is tried out.
 
-use super::checksum::{Checksum, STRIPE};
+use super::checksum::Checksum;
 use ginnel::{Mapping, SharedSlice};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, write};
@@ -55,18 +55,9 @@ impl Direct {
         if self.pages.len() < need {
             self.pages.resize_with(need, Page::new_zeroed);
         }
-        let room = &mut self.pages.as_mut_bytes()[self.filled..];
+        let room = &mut self.pages.as_mut_bytes()[self.filled..][..slice.len()];
         self.filled += slice.len();
-        let done = if sum.is_even() && room.len().is_multiple_of(STRIPE) {
-            // The library's copy would be a single instruction, which emulated processors do byte by byte.
-            let (stripes, _) = room.as_chunks_mut::<STRIPE>();
-            sum.add_stripes(slice, stripes)
-        } else {
-            0
-        };
-        let rest = &mut room[done..slice.len()];
-        slice.read(done, rest);
-        sum.add(rest);
+        sum.take_shared(slice, room);
     }
 
     /// Writes what is there, once it is much.
