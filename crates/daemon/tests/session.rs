@@ -10,11 +10,10 @@ use ginnel_daemon::packet;
 use ginnel_layout::ring;
 use ginnel_layout::wire::{self, Kind};
 use ginnel_shmem::Memory;
-use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketType;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -412,26 +411,6 @@ fn a_daemon_that_is_silent_is_no_end_of_an_attach() {
         attaching.join().unwrap();
         assert!(asking.join().unwrap().starts_with('{'));
     });
-}
-
-/// Passes what one program and the daemon say on to the other, after `change` has had it.
-fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
-    let ends = [&program, &daemon];
-    loop {
-        let mut polled = ends.map(|end| PollFd::new(end, PollFlags::IN));
-        rustix::event::poll(&mut polled, None).unwrap();
-        let ready = polled.map(|end| !end.revents().is_empty());
-        for (from, to, ready) in [(ends[0], ends[1], ready[0]), (ends[1], ends[0], ready[1])] {
-            if !ready {
-                continue;
-            }
-            let Ok(mut packet) = packet::receive(from.as_fd(), wire::MAX_PACKET, 8) else { return };
-            change(&mut packet.bytes);
-            if packet::send(to.as_fd(), &packet.bytes, &packet.fds).is_err() {
-                return;
-            }
-        }
-    }
 }
 
 #[test]

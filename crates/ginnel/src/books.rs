@@ -4,7 +4,6 @@ use crate::bells::{Bells, Ring, Whose};
 use crate::block::OpenBlocks;
 use crate::connection::Packet;
 use crate::doorbell::Doorbell;
-use crate::session::{Books, Note};
 use ginnel_layout::Name;
 use ginnel_layout::wire::{self, Kind, Rights};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -13,12 +12,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Something to tell the daemon.
+pub(crate) type Note = (Kind, Vec<u8>);
+
 /// A connection that waits to be accepted.
 pub(crate) struct Incoming {
     pub channel: wire::Channel,
     pub fds: Vec<OwnedFd>,
 }
 
+/// Filled by the session, which calls it while it is locked: so nothing here waits. Stays empty as long as there is no endpoint.
 #[derive(Default)]
 pub(crate) struct EndpointBooks {
     pub blocks: OpenBlocks,
@@ -100,8 +103,9 @@ fn granted<T: FromBytes>(answer: &Packet, kind: Kind) -> Option<T> {
     if answer.header.kind == kind { wire::body(&answer.body) } else { None }
 }
 
-impl Books for EndpointBooks {
-    fn event(&mut self, packet: Packet) {
+impl EndpointBooks {
+    /// The daemon says something unasked.
+    pub fn event(&mut self, packet: Packet) {
         // A malformed event costs what it announces, nothing else.
         match packet.header.kind {
             Kind::INCOMING => {
@@ -119,7 +123,8 @@ impl Books for EndpointBooks {
         }
     }
 
-    fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet) {
+    /// What was told has been answered.
+    pub fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet) {
         match kind {
             Kind::BELL => {
                 if let Some(wire::BellOf { bell, .. }) = wire::body(body)
@@ -151,7 +156,8 @@ impl Books for EndpointBooks {
         }
     }
 
-    fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet) {
+    /// A request has been answered that nobody waits for any more: notes what undoes it.
+    pub fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet) {
         match kind {
             Kind::CONNECT => {
                 if let Some(channel) = granted::<wire::Channel>(answer, Kind::CHANNEL) {
@@ -188,7 +194,8 @@ impl Books for EndpointBooks {
         }
     }
 
-    fn notes(&mut self) -> Vec<Note> {
+    /// What is to be told because of the above.
+    pub fn notes(&mut self) -> Vec<Note> {
         for heard in self.blocks.take_acknowledgements() {
             self.tell(Kind::BLOCK_ACK, &heard);
         }
@@ -196,7 +203,8 @@ impl Books for EndpointBooks {
     }
 
     /// What was announced to the parent and accepted there must not be accepted here; what still waits is announced again.
-    fn inherited(&self) -> Self {
+    /// What the child of a fork begins with.
+    pub fn inherited(&self) -> Self {
         let waiting = self.waiting.values().flatten().map(|incoming| incoming.channel.channel);
         let waiting: HashSet<u64> = waiting.collect();
         Self {

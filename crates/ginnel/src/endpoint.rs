@@ -5,6 +5,8 @@ use crate::error::Error;
 pub(crate) use crate::inner::Inner;
 use crate::inner::PATIENCE;
 use crate::listener::Listener;
+use crate::opening::Opening;
+use crate::session::Session;
 pub(crate) use crate::session::{FIRST_RETRY, LAST_RETRY};
 use ginnel_layout::Name;
 use ginnel_layout::segment::MappingKind;
@@ -14,7 +16,7 @@ use ginnel_shmem::Mapping;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// How to attach. The defaults are right for most programs.
 #[derive(Clone, Debug)]
@@ -59,11 +61,21 @@ impl Endpoint {
 
     /// Attaches as `options` say. Waits a moment for a daemon that is being restarted, not for one that was never there.
     pub fn attach_with(segment: &str, options: &AttachOptions) -> Result<Self, Error> {
-        let name = match &options.name {
-            Some(name) => parse_name(name)?,
-            None => program_name(),
-        };
-        Inner::attach(parse_name(segment)?, name, options).map(|inner| Self(Arc::new(inner)))
+        Self::begin_attach(segment, options)?.wait()
+    }
+
+    /// The same without waiting for the daemon.
+    pub fn begin_attach(segment: &str, options: &AttachOptions) -> Result<Opening<Self>, Error> {
+        let wish = wish(segment, options)?;
+        let session = Session::open(&options.socket, Some(wish), PATIENCE)?;
+        Ok(Self::opening(session, wish.segment, options.mode))
+    }
+
+    /// What a session becomes that asks to be attached.
+    pub(crate) fn opening(session: Session, segment: Name, mode: WaitMode) -> Opening<Self> {
+        Opening::new(session, move |session, attached| {
+            Inner::new(session, attached, segment, mode).map(|inner| Self(Arc::new(inner)))
+        })
     }
 
     /// Listens at `name` in the segment. [`Error::ReadOnly`] if this member may only read it.
@@ -206,6 +218,15 @@ impl Tries {
         }
         true
     }
+}
+
+/// The wish to be attached to a segment.
+pub(crate) fn wish(segment: &str, options: &AttachOptions) -> Result<wire::Attach, Error> {
+    let name = match &options.name {
+        Some(name) => parse_name(name)?,
+        None => program_name(),
+    };
+    Ok(wire::Attach { segment: parse_name(segment)?, name, ..wire::Attach::new_zeroed() })
 }
 
 /// A capacity as it goes on the wire.

@@ -59,6 +59,19 @@ impl<T> PerProcess<T> {
         Ok(&node.value)
     }
 
+    /// The same, and gives up those of other processes.
+    pub fn into_own<E>(self, make: impl FnOnce(&T) -> Result<T, E>) -> Result<T, E> {
+        let (mut node, me) = (self, Process::current());
+        while node.process != me {
+            let Self { value, child, .. } = node;
+            node = match child.into_inner() {
+                Some(child) => *child,
+                None => return make(&value),
+            };
+        }
+        Ok(node.value)
+    }
+
     /// The value of the process that made this one, or of its youngest descendant that has one here.
     pub fn youngest(&self) -> &T {
         let mut node = self;

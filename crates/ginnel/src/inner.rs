@@ -4,7 +4,6 @@ use crate::bells::Whose;
 use crate::books::{EndpointBooks, Incoming};
 use crate::connection::{Packet, protocol};
 use crate::doorbell::{BorrowedEvent, Doorbell, private_event};
-use crate::endpoint::AttachOptions;
 use crate::error::Error;
 use crate::fork::PerProcess;
 use crate::session::Session;
@@ -20,12 +19,13 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// How long a call that asks the daemon waits, for a daemon that is being restarted and for its answer together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     segment: Name,
     /// Numbers of requests that may be repeated. The processes of an endpoint must not have the same.
     nonce: PerProcess<AtomicU64>,
-    session: PerProcess<Session<EndpointBooks>>,
+    session: PerProcess<Session>,
     /// Doorbells of peers, by endpoint and epoch: one descriptor for all channels with a peer.
     doorbells: Mutex<HashMap<(u32, u32), Weak<Doorbell>>>,
     /// Lanes of readiness boards that nobody uses, by their offsets in the segment. Those of a parent are not its child's.
@@ -56,11 +56,11 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    pub fn attach(segment: Name, name: Name, options: &AttachOptions) -> Result<Self, Error> {
-        let path = &options.socket;
-        let attach = wire::Attach { segment, name, ..wire::Attach::new_zeroed() };
-        let (session, packet) = Session::open(path, Some(attach), PATIENCE)?;
-        let (identity, fds) = packet.into_body::<wire::Attached>(Kind::ATTACHED, path)?;
+    /// Of a session that has become an endpoint's, and the daemon's answer to that.
+    pub fn new(session: Session, attached: Packet, segment: Name, mode: WaitMode) -> Result<Self, Error> {
+        let path = session.path().to_owned();
+        let path = &path;
+        let (identity, fds) = attached.into_body::<wire::Attached>(Kind::ATTACHED, path)?;
         let mut fds = fds.into_iter();
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
@@ -84,7 +84,7 @@ impl Inner {
             memory,
             event: event.map(Arc::new),
             registers,
-            mode: options.mode,
+            mode,
             identity,
             segment,
             nonce: PerProcess::new(AtomicU64::new(1)),
@@ -96,7 +96,7 @@ impl Inner {
     }
 
     /// This process's session. The child of a fork makes its own at the first use.
-    fn session(&self) -> Result<&Session<EndpointBooks>, Error> {
+    fn session(&self) -> Result<&Session, Error> {
         self.session.get(Session::inherit)
     }
 
@@ -307,23 +307,42 @@ pub(crate) fn text(packets: Vec<Packet>, path: &Path) -> Result<String, Error> {
 }
 
 /// The daemon's state, which it shows in pages.
+#[derive(Default)]
+pub(crate) struct Pages(Vec<u8>);
+
+impl Pages {
+    /// Adds the answer to a request for a page: the request for the next one, or the end and the whole text.
+    pub fn add(
+        &mut self,
+        mut packets: Vec<Packet>,
+        path: &Path,
+    ) -> Result<ControlFlow<String, wire::Inspect>, Error> {
+        let last = packets.pop().ok_or_else(|| protocol(path, "an answer of no packets"))?;
+        if last.header.kind != Kind::PAGE {
+            let refused = last.into_body::<[u8; 0]>(Kind::PAGE, path);
+            return refused.map(|_| ControlFlow::Break(String::new()));
+        }
+        packets.iter().for_each(|packet| self.0.extend_from_slice(&packet.body));
+        let (next, rest) = last.page(path)?;
+        self.0.extend_from_slice(rest);
+        if next.is_more() {
+            return Ok(ControlFlow::Continue(next));
+        }
+        let text = String::from_utf8(std::mem::take(&mut self.0));
+        text.map(ControlFlow::Break).map_err(|_| protocol(path, "a status that is not UTF-8"))
+    }
+}
+
+/// All pages, one after the other.
 pub(crate) fn state(
     path: &Path,
     mut ask: impl FnMut(&[u8]) -> Result<Vec<Packet>, Error>,
 ) -> Result<String, Error> {
-    let (mut text, mut from) = (Vec::new(), wire::Inspect::FIRST);
+    let (mut pages, mut from) = (Pages::default(), wire::Inspect::FIRST);
     loop {
-        let mut packets = ask(from.as_bytes())?;
-        let last = packets.pop().ok_or_else(|| protocol(path, "an answer of no packets"))?;
-        if last.header.kind != Kind::PAGE {
-            return last.into_body::<[u8; 0]>(Kind::PAGE, path).map(|_| String::new());
+        match pages.add(ask(from.as_bytes())?, path)? {
+            ControlFlow::Continue(next) => from = next,
+            ControlFlow::Break(text) => return Ok(text),
         }
-        packets.iter().for_each(|packet| text.extend_from_slice(&packet.body));
-        let (next, rest) = last.page(path)?;
-        text.extend_from_slice(rest);
-        if !next.is_more() {
-            return String::from_utf8(text).map_err(|_| protocol(path, "a status that is not UTF-8"));
-        }
-        from = next;
     }
 }

@@ -38,10 +38,16 @@
 //! happens; whoever needs it waits for its successor.
 //!
 //! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::listen`], [`Endpoint::connect`], those
-//! that open, name, resize, grant or close blocks, those that open locks, `register` of the halves, [`Endpoint::inspect`]. They wait for a slow or
-//! restarted daemon up to 10 seconds, then return [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given
-//! back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
+//! that open, name, resize, grant or close blocks, those that open locks, `register` of the halves, [`Endpoint::inspect`], and of a
+//! [`Daemon`] `connect`, `inspect` and `admin`. They wait for a slow or restarted daemon up to 10 seconds, then return
+//! [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
 //! next call that talks to it.
+//!
+//! # Choosing a segment
+//!
+//! A [`Daemon`] is a session without a segment: it tells which segments this user may attach to, and becomes an [`Endpoint`] of the
+//! one that is chosen ([`Daemon::attach`]). Calls named `begin_` do not wait: connecting and attaching are then an [`Opening`], and
+//! answers come from [`Daemon::poll`].
 //!
 //! # After `fork`
 //!
@@ -68,6 +74,7 @@ mod half;
 mod inner;
 mod listener;
 mod message;
+mod opening;
 mod peer;
 mod ready;
 mod session;
@@ -77,7 +84,7 @@ mod waiter;
 
 pub use block::{Block, BlockOptions};
 pub use channel::{Channel, ChannelInfo, Counters, Peer};
-pub use daemon::Daemon;
+pub use daemon::{Answer, Daemon, Question};
 pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
 pub use error::Error;
 pub use ginnel_layout::channel::ChannelKind;
@@ -88,6 +95,7 @@ pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
 pub use listener::Listener;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
+pub use opening::Opening;
 pub use ready::ReadySet;
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
 

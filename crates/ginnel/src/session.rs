@@ -1,14 +1,15 @@
 //! A session with the daemon: many requests under way at once, over one connection after the other.
 //!
 //! A request is sent at once, or as soon as the socket has room, and its answer is found by its number. Whoever has asked
-//! waits for that with [`Session::request`]; nobody waits for the answer to what the daemon is only told
-//! ([`Session::tell`]). What is not answered when the connection ends is sent again over the next one, in the same order,
+//! waits for that with [`Session::request`], or looks for it now and then ([`Session::ask`], [`Session::answer`]); nobody waits
+//! for the answer to what the daemon is only told ([`Session::tell`]). What is not answered when the connection ends is sent again over the next one, in the same order,
 //! so every request must be one that may be repeated. A daemon that is slow costs waiting, never the connection.
 //!
 //! Nothing is done in the background. [`Session::look`] does what can be done without waiting: it connects, sends, receives.
 //! Every other call does the same, and [`Session::fd`] is readable when it is worth a call. The lock is never held while a
 //! thread waits, so that no call waits for another thread's request.
 
+use crate::books::EndpointBooks;
 use crate::connection::{Connection, Packet, protocol, wait_any};
 use crate::doorbell::private_event;
 use crate::error::Error;
@@ -40,23 +41,6 @@ const TURN: usize = 512;
 const HELLO: u32 = u32::MAX - 1;
 const ATTACH: u32 = u32::MAX;
 
-/// Something to tell the daemon.
-pub(crate) type Note = (Kind, Vec<u8>);
-
-/// What the session's owner keeps of what the daemon says. Called with the session locked, so it must not wait.
-pub(crate) trait Books: Default {
-    /// The daemon says something unasked.
-    fn event(&mut self, packet: Packet);
-    /// What was told has been answered.
-    fn answered(&mut self, kind: Kind, body: &[u8], answer: Packet);
-    /// A request has been answered that nobody waits for any more: notes what undoes it.
-    fn unclaimed(&mut self, kind: Kind, body: &[u8], answer: &Packet);
-    /// What is to be told because of the above.
-    fn notes(&mut self) -> Vec<Note>;
-    /// What the child of a fork begins with.
-    fn inherited(&self) -> Self;
-}
-
 /// Why there is no session just now.
 #[derive(Clone, Debug)]
 enum Reason {
@@ -66,6 +50,17 @@ enum Reason {
 }
 
 impl Reason {
+    /// What a restart of the daemon looks like.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Lost(errno) => {
+                matches!(*errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN)
+            }
+            Self::Refused(code, _) => *code == ErrorCode::UNAVAILABLE,
+            Self::Protocol(_) => false,
+        }
+    }
+
     fn error(&self, path: &Path) -> Error {
         match self {
             Self::Lost(errno) => Error::NoDaemon { path: path.into(), source: (*errno).into() },
@@ -98,6 +93,8 @@ struct Request {
     was_sent: bool,
     /// The daemon has said that it cannot serve it just now.
     put_off: Option<Packet>,
+    /// Who has asked does not wait in [`Session::request`], which need not be woken then.
+    polled: bool,
     progress: Progress,
 }
 
@@ -112,7 +109,7 @@ impl Request {
     }
 }
 
-pub(crate) struct Session<B: Books> {
+pub(crate) struct Session {
     path: PathBuf,
     /// How to attach, or to come back; none for a session without an endpoint.
     attach: Option<wire::Attach>,
@@ -124,11 +121,11 @@ pub(crate) struct Session<B: Books> {
     timer: OwnedFd,
     /// Readable as long as answers have not been taken by those who asked.
     answers: OwnedFd,
-    state: Mutex<State<B>>,
+    state: Mutex<State>,
 }
 
-struct State<B: Books> {
-    books: B,
+struct State {
+    books: EndpointBooks,
     connection: Option<Connection>,
     /// Greeted and attached over this connection.
     ready: bool,
@@ -160,46 +157,60 @@ struct State<B: Books> {
     inherited: Option<Connection>,
 }
 
-impl<B: Books> Session<B> {
-    /// Connects, greets, and attaches if `attach` says as what. Waits for `patience` for a daemon that is being restarted,
-    /// not for one that was never there. Returns the answer to the greeting.
-    pub fn open(
-        path: &Path,
-        attach: Option<wire::Attach>,
-        patience: Duration,
-    ) -> Result<(Self, Packet), Error> {
-        let deadline = Instant::now() + patience;
-        let mut session = Self::new(path, attach, patience, B::default(), None)?;
+impl Session {
+    /// Begins a session without an endpoint, or with that which `attach` describes: connects and greets, as far as
+    /// that goes without waiting. [`Session::welcome`] says when the daemon has answered.
+    pub fn open(path: &Path, attach: Option<wire::Attach>, patience: Duration) -> Result<Self, Error> {
+        let session = Self::new(path, attach, patience, EndpointBooks::default(), None)?;
+        session.pump(&mut session.lock());
+        Ok(session)
+    }
+
+    /// Makes a session without an endpoint one with that which `attach` describes, over the connection that there is.
+    /// [`Session::welcome`] says when the daemon has answered. Never waits.
+    pub fn attach(&mut self, attach: wire::Attach, patience: Duration) {
+        (self.attach, self.patience) = (Some(attach), patience);
+        let mut state = self.lock();
+        state.welcome = None;
+        let said = state.connection.as_ref().map(|to| to.send(Kind::ATTACH, ATTACH, attach.as_bytes()));
+        match said {
+            Some(Ok(())) => state.ready = false,
+            // Over a new connection then, like each of the next ones.
+            Some(Err(errno)) => self.lost(&mut state, Reason::Lost(errno)),
+            None => {}
+        }
+        self.pump(&mut state);
+    }
+
+    /// The daemon's answer to the greeting, or to the wish to attach; none if it has not come yet. Never waits. An error if there
+    /// is no daemon, unless it looks as if one were being restarted, or if it refuses.
+    pub fn welcome(&mut self) -> Result<Option<Packet>, Error> {
+        let mut state = self.lock();
+        self.pump(&mut state);
+        let Some(packet) = state.welcome.take() else {
+            let lasts = state.connection.is_none() && !state.reason.is_passing();
+            return if lasts { Err(state.reason.error(&self.path)) } else { Ok(None) };
+        };
+        drop(state);
+        self.learn(&packet)?;
+        Ok(Some(packet))
+    }
+
+    /// Waits for [`Session::welcome`], at most for the session's patience.
+    pub fn wait_for_welcome(&mut self) -> Result<Packet, Error> {
+        let deadline = Instant::now() + self.patience;
         loop {
-            let mut state = session.lock();
-            session.pump(&mut state);
-            if let Some(packet) = state.welcome.take() {
-                drop(state);
-                session.learn(&packet)?;
-                return Ok((session, packet));
+            if let Some(packet) = self.welcome()? {
+                return Ok(packet);
             }
-            if state.connection.is_none() {
-                let comes_back = match &state.reason {
-                    // What a restart looks like.
-                    Reason::Lost(errno) => {
-                        matches!(*errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN)
-                    }
-                    Reason::Refused(code, _) => *code == ErrorCode::UNAVAILABLE,
-                    Reason::Protocol(_) => false,
-                };
-                if !comes_back {
-                    return Err(state.reason.error(path));
-                }
-            }
-            drop(state);
             if Instant::now() >= deadline {
-                let state = session.lock();
+                let state = self.lock();
                 return Err(match (&state.connection, &state.reason) {
-                    (Some(_), Reason::Lost(_)) => Reason::Lost(Errno::TIMEDOUT).error(path),
-                    (_, reason) => reason.error(path),
+                    (Some(_), Reason::Lost(_)) => Reason::Lost(Errno::TIMEDOUT).error(&self.path),
+                    (_, reason) => reason.error(&self.path),
                 });
             }
-            session.wait(deadline);
+            self.wait(deadline);
         }
     }
 
@@ -207,7 +218,7 @@ impl<B: Books> Session<B> {
         path: &Path,
         attach: Option<wire::Attach>,
         patience: Duration,
-        books: B,
+        books: EndpointBooks,
         inherited: Option<Connection>,
     ) -> Result<Self, Error> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
@@ -262,7 +273,7 @@ impl<B: Books> Session<B> {
 
     /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
     pub fn inherit(&self) -> Result<Self, Error> {
-        let (mut books, mut connection) = (B::default(), None);
+        let (mut books, mut connection) = (EndpointBooks::default(), None);
         // Another thread of the parent may have held the lock during the fork, and is not here to give it back.
         match self.state.try_lock() {
             Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
@@ -278,15 +289,10 @@ impl<B: Books> Session<B> {
     pub fn request(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Vec<Packet>, Error> {
         let patient_until = Instant::now() + self.patience;
         let mut state = self.lock();
-        if matches!(state.reason, Reason::Refused(..) | Reason::Protocol(_)) && state.connection.is_none() {
-            state.retry_at = Some(Instant::now());
-        }
-        let number = state.add(kind, body.to_vec(), Progress::Asked(Vec::new()));
+        let number = state.ask(kind, body, false);
         loop {
-            self.pump(&mut state);
-            if let Some(result) = state.take(number) {
-                self.show_answers(&mut state);
-                return result.map_err(|reason| reason.error(&self.path));
+            if let Some(result) = self.take(&mut state, number) {
+                return result;
             }
             let now = Instant::now();
             let unserved = state.connection.is_none()
@@ -300,7 +306,29 @@ impl<B: Books> Session<B> {
         }
     }
 
-    fn abandon(&self, state: &mut State<B>, number: u32) -> Result<Vec<Packet>, Error> {
+    /// Asks without waiting: [`Session::answer`] says what the daemon has answered to the request of this number. As long as
+    /// there is no daemon the request waits to be sent. [`Session::fd`] is readable when an answer may have come, unless another
+    /// call has received it.
+    pub fn ask(&self, kind: Kind, body: &[u8]) -> u32 {
+        let mut state = self.lock();
+        let number = state.ask(kind, body, true);
+        self.pump(&mut state);
+        number
+    }
+
+    /// The answer to a request, once. Never waits. An error too if this process has not made the request.
+    pub fn answer(&self, number: u32) -> Option<Result<Vec<Packet>, Error>> {
+        self.take(&mut self.lock(), number)
+    }
+
+    fn take(&self, state: &mut State, number: u32) -> Option<Result<Vec<Packet>, Error>> {
+        self.pump(state);
+        let result = state.take(number)?;
+        self.show_answers(state);
+        Some(result.map_err(|reason| reason.error(&self.path)))
+    }
+
+    fn abandon(&self, state: &mut State, number: u32) -> Result<Vec<Packet>, Error> {
         let connected = state.connection.is_some();
         let Some(request) = state.requests.get_mut(&number) else { return Err(Error::TimedOut) };
         let put_off = request.put_off.take();
@@ -337,7 +365,7 @@ impl<B: Books> Session<B> {
     }
 
     /// Works on the books. Never waits.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut B) -> R) -> R {
+    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
         let mut state = self.lock();
         let done = work(&mut state.books);
         if state.tell_notes() {
@@ -346,12 +374,22 @@ impl<B: Books> Session<B> {
         done
     }
 
+    /// The daemon's socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether this process has begun it. The session of another one is to be inherited, not used.
+    pub fn is_own(&self) -> bool {
+        self.process == Process::current()
+    }
+
     /// Readable when [`Session::look`] has something to do.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<B>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A thread that panicked while it held the lock left nothing half done that matters: at worst a lost answer.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -362,7 +400,7 @@ impl<B: Books> Session<B> {
     }
 
     /// Connects if it is time, sends what waits, takes in what has come.
-    fn pump(&self, state: &mut State<B>) {
+    fn pump(&self, state: &mut State) {
         let now = Instant::now();
         if state.later_at.is_some_and(|at| now >= at) {
             state.later_at = None;
@@ -385,7 +423,7 @@ impl<B: Books> Session<B> {
         self.show_answers(state);
     }
 
-    fn connect(&self, state: &mut State<B>) {
+    fn connect(&self, state: &mut State) {
         let connection = match Connection::open(&self.path) {
             Ok(connection) => connection,
             Err(errno) => return self.lost(state, Reason::Lost(errno)),
@@ -406,7 +444,7 @@ impl<B: Books> Session<B> {
     }
 
     /// Sends what waits, as far as the socket takes it.
-    fn flush(&self, state: &mut State<B>) {
+    fn flush(&self, state: &mut State) {
         let mut full = false;
         while state.in_flight < WINDOW {
             let (Some(connection), Some(number)) = (&state.connection, state.outbox.front()) else { break };
@@ -444,7 +482,7 @@ impl<B: Books> Session<B> {
         }
     }
 
-    fn take_in(&self, state: &mut State<B>, packet: Packet) {
+    fn take_in(&self, state: &mut State, packet: Packet) {
         match packet.header.request {
             HELLO => {
                 let hello = match packet.header.kind {
@@ -474,7 +512,7 @@ impl<B: Books> Session<B> {
         }
     }
 
-    fn greeted(&self, state: &mut State<B>, welcome: Packet) {
+    fn greeted(&self, state: &mut State, welcome: Packet) {
         state.ready = true;
         state.reason = Reason::Lost(Errno::CONNRESET);
         state.pause = FIRST_RETRY;
@@ -489,7 +527,7 @@ impl<B: Books> Session<B> {
     }
 
     /// The daemon does not want us.
-    fn refused(&self, state: &mut State<B>, packet: &Packet) {
+    fn refused(&self, state: &mut State, packet: &Packet) {
         let reason = match packet.refusal() {
             Some((code, text)) => Reason::Refused(code, text),
             None => Reason::Protocol("an answer of another kind"),
@@ -498,7 +536,7 @@ impl<B: Books> Session<B> {
     }
 
     /// There is no connection (any more).
-    fn lost(&self, state: &mut State<B>, reason: Reason) {
+    fn lost(&self, state: &mut State, reason: Reason) {
         if let Some(connection) = state.connection.take() {
             // A child of a fork may have it open, and an epoll holds on to the open file.
             let _ = epoll::delete(&self.epoll, &connection);
@@ -522,7 +560,7 @@ impl<B: Books> Session<B> {
         for request in state.requests.values_mut() {
             if request.sent && matches!(request.progress, Progress::Asked(_)) && !request.may_be_repeated() {
                 request.progress = Progress::Failed(reason.clone());
-                state.untaken += 1;
+                state.untaken += usize::from(!request.polled);
             }
         }
         state.reason = reason;
@@ -531,7 +569,7 @@ impl<B: Books> Session<B> {
         }
     }
 
-    fn set_timer(&self, state: &mut State<B>) {
+    fn set_timer(&self, state: &mut State) {
         // Who is refused is not woken for another try.
         let waits = state.connection.is_none()
             && matches!(state.reason, Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _));
@@ -553,7 +591,7 @@ impl<B: Books> Session<B> {
     }
 
     /// Wakes those whose answers have come, as long as there are any.
-    fn show_answers(&self, state: &mut State<B>) {
+    fn show_answers(&self, state: &mut State) {
         let show = state.untaken > 0;
         if std::mem::replace(&mut state.shown, show) != show {
             let _ = match show {
@@ -564,7 +602,7 @@ impl<B: Books> Session<B> {
     }
 
     /// Says that this process is no owner any more, and what is still to be told. Never waits.
-    fn say_goodbye(&self, state: &mut State<B>) {
+    fn say_goodbye(&self, state: &mut State) {
         let Some(attach) = &self.attach else { return };
         // Nobody reads the answers, so they need no room.
         state.in_flight = 0;
@@ -574,6 +612,9 @@ impl<B: Books> Session<B> {
         let detach = |connection: &Connection| connection.send(Kind::DETACH, HELLO - 1, &[]);
         if state.connection.as_ref().is_some_and(|connection| detach(connection).is_ok()) {
             return;
+        }
+        if !self.is_known() {
+            return; // It has not become an endpoint as far as anybody knows.
         }
         // There is none, or it is full: a new one. If there is no daemon, the endpoint ends with this process.
         let Ok(connection) = Connection::open(&self.path) else { return };
@@ -590,7 +631,20 @@ fn makes_something(kind: Kind) -> bool {
     matches!(kind, Kind::LISTEN | Kind::CONNECT | Kind::SYNC_OPEN | Kind::BLOCK_CREATE | Kind::BLOCK_OPEN)
 }
 
-impl<B: Books> State<B> {
+impl State {
+    /// A new request, whose answer somebody takes.
+    fn ask(&mut self, kind: Kind, body: &[u8], polled: bool) -> u32 {
+        // Who asks a daemon that has refused before, lets it say so again.
+        if matches!(self.reason, Reason::Refused(..) | Reason::Protocol(_)) && self.connection.is_none() {
+            self.retry_at = Some(Instant::now());
+        }
+        let number = self.add(kind, body.to_vec(), Progress::Asked(Vec::new()));
+        if let Some(request) = self.requests.get_mut(&number) {
+            request.polled = polled;
+        }
+        number
+    }
+
     /// A new request.
     fn add(&mut self, kind: Kind, body: Vec<u8>, progress: Progress) -> u32 {
         let number = loop {
@@ -600,8 +654,16 @@ impl<B: Books> State<B> {
                 break number;
             }
         };
-        let request =
-            Request { serial: self.asked, kind, body, sent: false, was_sent: false, put_off: None, progress };
+        let request = Request {
+            serial: self.asked,
+            kind,
+            body,
+            sent: false,
+            was_sent: false,
+            put_off: None,
+            polled: false,
+            progress,
+        };
         self.requests.insert(number, request);
         self.outbox.push_back(number);
         number
@@ -661,7 +723,7 @@ impl<B: Books> State<B> {
                 packets.push(packet);
                 if !more {
                     request.progress = Progress::Answered(std::mem::take(packets));
-                    self.untaken += 1;
+                    self.untaken += usize::from(!request.polled);
                 }
             }
             Progress::Answered(_) | Progress::Failed(_) => {}
@@ -686,7 +748,7 @@ impl<B: Books> State<B> {
         match request.progress {
             Progress::Asked(_) => {
                 request.progress = Progress::Failed(reason);
-                self.untaken += 1;
+                self.untaken += usize::from(!request.polled);
             }
             Progress::Told | Progress::Abandoned => drop(self.requests.remove(&number)),
             Progress::Answered(_) | Progress::Failed(_) => {}
@@ -708,23 +770,26 @@ impl<B: Books> State<B> {
 
     /// The result of a request, if there is one.
     fn take(&mut self, number: u32) -> Option<Result<Vec<Packet>, Reason>> {
-        let request = self.requests.get(&number)?;
-        if request.is_under_way() {
+        if self.requests.get(&number).is_some_and(Request::is_under_way) {
             return None;
         }
-        self.untaken -= 1;
-        match self.requests.remove(&number)?.progress {
+        // It is none of ours if this is the child of a fork, whose parent has asked.
+        let Some(request) = self.requests.remove(&number) else {
+            return Some(Err(Reason::Lost(Errno::NOTCONN)));
+        };
+        self.untaken -= usize::from(!request.polled);
+        match request.progress {
             Progress::Answered(packets) => Some(Ok(packets)),
             Progress::Failed(reason) => Some(Err(reason)),
-            _ => None,
+            Progress::Asked(_) | Progress::Told | Progress::Abandoned => None,
         }
     }
 }
 
-impl<B: Books> Drop for Session<B> {
+impl Drop for Session {
     /// The session of another process is its own affair: here only the descriptors are closed.
     fn drop(&mut self) {
-        if self.process == Process::current() && self.is_known() {
+        if self.is_own() {
             self.say_goodbye(&mut self.lock());
         }
     }

@@ -4,7 +4,7 @@ use super::frame::{Frame, Kind, MAX_CONTROL, VERSION};
 use anyhow::{Context, Result, anyhow, bail};
 use ginnel::{
     AttachOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode, MessageChannel, MessageReceiver,
-    MessageSender,
+    MessageSender, Opening,
 };
 
 /// What the rings of a copy are wished to hold, and the least that will do.
@@ -29,11 +29,12 @@ pub struct Peer {
 impl Peer {
     /// Connects to `ginnel cp --serve` of a member, in the given segment or in one that both have.
     pub fn connect(member: &str, segment: Option<&str>) -> Result<Self> {
+        let mut daemon = Daemon::connect()?;
         let segment = match segment {
             Some(segment) => segment.to_owned(),
-            None => find_segment(member)?,
+            None => find_segment(&mut daemon, member)?,
         };
-        let endpoint = attach(&segment)?;
+        let endpoint = attach(daemon, &segment)?;
         let mut capacity = CAPACITY;
         let channel: MessageChannel = loop {
             let options = ChannelOptions { capacity, ..ChannelOptions::default() };
@@ -63,17 +64,17 @@ impl Peer {
     }
 }
 
-/// Becomes an endpoint.
-pub fn attach(segment: &str) -> Result<Endpoint> {
+/// Becomes an endpoint over a connection that is there.
+pub fn attach(daemon: Daemon, segment: &str) -> Result<Endpoint> {
     let options = AttachOptions { name: Some(NAME.into()), ..AttachOptions::default() };
-    Endpoint::attach_with(segment, &options).with_context(|| format!("segment {segment}"))
+    let attached = daemon.attach(segment, &options).and_then(Opening::wait);
+    attached.with_context(|| format!("segment {segment}"))
 }
 
 /// A segment in which the member serves copies; its home segment if that is one.
-fn find_segment(member: &str) -> Result<String> {
-    let mut daemon = Daemon::connect()?;
+fn find_segment(daemon: &mut Daemon, member: &str) -> Result<String> {
     let own = daemon.member_name().to_owned();
-    let inspect = crate::inspect::ask(&mut daemon)?;
+    let inspect = crate::inspect::ask(daemon)?;
     let name = listener(member);
     let mut found: Vec<_> = inspect.listeners.iter().filter(|l| l.name == name).map(|l| &l.segment).collect();
     found.sort_by_key(|segment| (**segment != home(member), **segment != home(&own), *segment));

@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Result<()> {
     let name = listener(&member);
     let mut listeners = Vec::new();
     for segment in &segments {
-        let listener = attach(segment)?.listen::<MessageChannel>(&name);
+        let listener = attach(Daemon::connect()?, segment)?.listen::<MessageChannel>(&name);
         listeners.push(listener.with_context(|| format!("segment {segment}"))?);
     }
     let rights = if args.write { "reading and writing" } else { "reading" };

@@ -47,6 +47,26 @@ pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
+/// Passes what one program and the daemon say on to the other, after `change` has had it.
+pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
+    let ends = [&program, &daemon];
+    loop {
+        let mut polled = ends.map(|end| PollFd::new(end, PollFlags::IN));
+        poll(&mut polled, None).unwrap();
+        let ready = polled.map(|end| !end.revents().is_empty());
+        for (from, to, ready) in [(ends[0], ends[1], ready[0]), (ends[1], ends[0], ready[1])] {
+            if !ready {
+                continue;
+            }
+            let Ok(mut packet) = packet::receive(from.as_fd(), wire::MAX_PACKET, 8) else { return };
+            change(&mut packet.bytes);
+            if packet::send(to.as_fd(), &packet.bytes, &packet.fds).is_err() {
+                return;
+            }
+        }
+    }
+}
+
 /// A daemon.
 pub struct Daemon {
     pub dir: TempDir,
