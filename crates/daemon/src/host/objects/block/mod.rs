@@ -70,7 +70,7 @@ impl Class for Change {
     }
 
     fn dump(books: &Books) -> impl Iterator<Item = Self> {
-        books.blocks.values().cloned().map(Self::Made)
+        books.blocks.values().map(|block| Self::Made(Box::new(block.clone())))
     }
 
     /// Handles, and names that do not outlive it.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Change {
     /// A block.
     #[serde(rename = "block")]
-    Made(Block),
+    Made(Box<Block>),
     /// It has got a name.
     #[serde(rename = "block_linked")]
     Linked {

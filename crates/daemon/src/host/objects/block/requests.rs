@@ -61,7 +61,7 @@ impl Broker {
         };
         let mut handles = Handles::default();
         handles.insert(handle);
-        self.record(Change::Made(Block {
+        self.record(Change::Made(Box::new(Block {
             number: block,
             segment: Text(segment),
             name: Text(name),
@@ -77,7 +77,7 @@ impl Broker {
             others: wish.others.0,
             grants: Grants::default(),
             handles,
-        }))?;
+        })))?;
         debug!(block, endpoint = number, %segment, %name, span, "block");
         self.send_block(caller, handle.number)
     }
