@@ -13,7 +13,9 @@ mod memory;
 mod slices;
 
 use limits::{AllLimitsSpec, limits};
-pub use limits::{Limits, LimitsSpec, MemberLimits};
+pub use limits::{
+    Limits, LimitsSpec, MAX_BOARDS, MAX_MEMBER, MAX_OWNERS, MAX_SEGMENTS_PER_MEMBER, MemberLimits,
+};
 pub use memory::Memory;
 pub use slices::SliceFiles;
 
@@ -254,10 +256,6 @@ pub struct Config {
 
 /// Name of the host as a member.
 pub const HOST: &str = "host";
-/// Most segments of one VM.
-pub const MAX_SEGMENTS_PER_MEMBER: usize = ginnel_layout::relay::MAX_SEGMENTS;
-/// The largest member number; the doorbell register has 16 bits for it.
-pub const MAX_MEMBER: u32 = 0xffff;
 
 impl Config {
     /// Reads and checks a file.
@@ -427,7 +425,7 @@ impl Config {
             hang_after: spec.hang_after.filter(|&s| s > 0).map(|s| Duration::from_secs(s.into())),
             on_hang: spec.on_hang.unwrap_or_default(),
             qmp: spec.qmp.clone(),
-            limits: self.limits.member.with(&spec.limits),
+            limits: self.limits.member.with(&spec.limits, &format!("{place}.limits"))?,
         };
         check_socket_path(&self.vm_socket(&name), place, SHORTER)?;
         if let Some(qmp) = &vm.qmp {

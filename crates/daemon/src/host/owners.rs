@@ -15,15 +15,13 @@
 
 use super::broker::{Broker, Client, ClientId, Effect};
 use super::caller::Caller;
+use super::config::MAX_OWNERS;
 use super::record::Record;
 use super::reply::Refusal;
 use crate::pidwatch::Process;
 use ginnel_layout::HOST_MEMBER;
 use ginnel_layout::wire::ErrorCode;
 use tracing::{debug, info, warn};
-
-/// Most processes that own one endpoint.
-pub const MAX_OWNERS: usize = 64;
 
 impl Broker {
     /// A connection has ended. Its process may live on.

@@ -1,12 +1,11 @@
 //! The state machine without sockets: a bench that asks, and checks what must always hold.
 
 use super::super::account::{Account, Tally};
-use super::super::config::{Limits, Memory};
+use super::super::config::{Limits, MAX_OWNERS, Memory};
 use super::super::index::Index;
 use super::super::journal::{self, Replayed};
 use super::super::objects::block::Block;
 use super::super::objects::channel;
-use super::super::owners::MAX_OWNERS;
 use super::super::record::{Record, Text};
 use super::super::relayed::Reason;
 use super::*;

@@ -59,6 +59,35 @@ fn the_manual_has_every_key_and_no_other() {
 }
 
 #[test]
+fn the_manual_has_every_limit_with_its_default() {
+    let rows = limits::rows();
+    for limits::Row { name, default, .. } in &rows {
+        let number = default.bytes().all(|b| b.is_ascii_digit());
+        let value = if number { default.clone() } else { format!("\\(dq{default}\\(dq") };
+        let entry = format!(".TP\n.BR {name} \" = {value}\"\n");
+        assert_eq!(MAN.matches(&entry).count(), 1, "{entry}");
+    }
+    let order = |of_member| rows.iter().skip_while(move |row| row.of_member != of_member);
+    assert!(order(true).all(|row| row.of_member));
+    assert_eq!(order(true).next().map(|row| row.name), Some("endpoints_per_member"));
+}
+
+#[test]
+fn a_limit_that_is_impossible_is_refused_wherever_it_stands() {
+    for text in
+        ["[limits]\nmax_clients = 0\n", "[limits]\nqueue = \"1K\"\n", "[limits]\ndefault_ring = \"1\"\n"]
+    {
+        let problem = Config::parse(text, Path::new("file")).unwrap_err().to_string();
+        assert!(problem.contains("file: limits.") && problem.contains("choose"), "{problem}");
+    }
+    let own = "[limits]\nbacklog = 7\n[vm.a]\n[vm.a.limits]\nendpoints_per_member = 3\n";
+    let config = Config::parse(own, Path::new("file")).unwrap();
+    let vm = config.vms.values().next().unwrap();
+    assert_eq!((config.limits.backlog, config.limits.member.endpoints_per_member), (7, 4096));
+    assert_eq!((vm.limits.endpoints_per_member, vm.limits.listeners_per_endpoint), (3, 64));
+}
+
+#[test]
 fn the_example_has_every_key_and_no_other() {
     let text = uncommented();
     let tables: toml::Table = text.parse().unwrap();

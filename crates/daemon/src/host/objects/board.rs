@@ -9,6 +9,7 @@ use crate::host::account::{Account, Tally};
 use crate::host::books::{Books, Endpoint, Misfit};
 use crate::host::broker::{Broker, Effect, World};
 use crate::host::caller::Caller;
+use crate::host::config::MAX_BOARDS;
 use crate::host::objects::channel::Side;
 use crate::host::record::Text;
 use crate::host::reply::{Refusal, body, broken};
@@ -77,9 +78,6 @@ impl Class for Change {
         }
     }
 }
-
-/// Most boards of an endpoint: as many slots as two sides of each of 65,536 channels need, and some.
-pub const MAX_BOARDS: usize = 8;
 
 /// The boards of all endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -28,7 +28,7 @@ fn an_endpoint_has_no_more_boards_than_it_needs() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");
     let boards = (0..100).filter(|nonce| open(&mut bench, a, *nonce).is_some()).count();
-    assert_eq!(boards, super::super::super::objects::board::MAX_BOARDS);
+    assert_eq!(boards, super::super::super::config::MAX_BOARDS);
     bench.check();
 }
 
