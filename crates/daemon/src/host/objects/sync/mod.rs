@@ -59,7 +59,7 @@ impl Class for Change {
         }
     }
 
-    /// Whether each user and each of the others can ring one another. An object has few users.
+    /// A user and each of the others ring one another; nobody rings himself. An object has few users.
     fn relay(&self, books: &Books, bells: &mut Relayed) {
         let (object, users) = match self {
             Self::Made(object) => (object.number, object.users.as_slice()),
@@ -67,8 +67,8 @@ impl Class for Change {
             _ => return,
         };
         let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
-        for (slot, other) in users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)))
-        {
+        let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));
+        for (slot, other) in pairs.filter(|(slot, other)| slot != other) {
             let (Some(one), Some(two)) = (books.sync_bell(object, slot), books.sync_bell(object, other))
             else {
                 continue;
