@@ -3,7 +3,7 @@
 
 mod model;
 
-use model::{Op, capacity, messages, scribble, stream};
+use model::{Op, board, capacity, messages, scribble, stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -32,6 +32,11 @@ proptest! {
     #[test]
     fn scribbles_spoil_only_the_ring(size in any::<u8>(), messages in any::<bool>(), ops in vec(mostly_operations(), 0..400)) {
         scribble::alone(capacity(size), messages, ops);
+    }
+
+    #[test]
+    fn scribbles_on_a_board_cost_wakes_and_nothing_else(ops in vec(mostly_operations(), 0..400)) {
+        board::run(ops);
     }
 
     #[test]

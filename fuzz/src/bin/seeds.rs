@@ -1,4 +1,4 @@
-//! Writes the seeds of the ring, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, board, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
 
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
@@ -14,8 +14,13 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("usage: seeds FOLDER"));
     };
     let folder = Path::new(&folder);
-    for (target, name, bytes) in
-        rings().chain(packets()).chain(farms()).chain(virtqueues()).chain(guests()).chain(sessions())
+    for (target, name, bytes) in rings()
+        .chain(boards())
+        .chain(packets())
+        .chain(farms())
+        .chain(virtqueues())
+        .chain(guests())
+        .chain(sessions())
     {
         let folder = folder.join(target);
         fs::create_dir_all(&folder)?;
@@ -76,6 +81,22 @@ fn rings() -> impl Iterator<Item = Seed> {
         ["ring_model", "ring_scribble", "ring_scribble_beside"]
             .map(|target| (target, name.to_owned(), RingInput::bytes(choice, &ops)))
     })
+}
+
+/// Boards: all is well, with everybody asleep in between; and each kind of scribble between a rest and a message.
+fn boards() -> impl Iterator<Item = Seed> {
+    let op = |code: u8, a: u16, b: u16| Op { code, a, b };
+    let well: Vec<Op> =
+        (0..24).flat_map(|n| [op(2, n, 0), op(5, 0, 0), op(0, n, 0), op(5, 0, 1), op(4, 0, 0)]).collect();
+    let lies: Vec<Op> = (0..48)
+        .flat_map(|n| {
+            let scribble = op(0x80 | n as u8 % 8, n, n.wrapping_mul(0x9e37));
+            [op(2, n, 0), op(5, 0, 0), scribble, op(0, n, 0), op(4, 0, 0), op(3, n, 0)]
+        })
+        .collect();
+    [("well", well), ("lies", lies)]
+        .into_iter()
+        .map(|(name, ops)| ("board_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
 /// Front ends of all kinds, from their first word to their last, with something on the way.
