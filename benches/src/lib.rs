@@ -13,6 +13,7 @@ pub mod guest_disks;
 pub mod joining;
 pub mod measure;
 pub mod readiness;
+pub mod relayed;
 pub mod report;
 pub mod stalls;
 pub mod volume;

@@ -3,18 +3,21 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_bench::report::Report;
-use ginnel_bench::{joining, stalls};
+use ginnel_bench::{joining, relayed, stalls};
 use std::path::PathBuf;
 
-/// Measures the waits of a program while others use the daemon heavily, and how long a VM takes to join.
+/// Measures the waits of a program while others use the daemon heavily, how long a VM takes to join, and requests from a VM.
 #[derive(Parser)]
 struct Cli {
     /// Only this part.
-    #[arg(long, value_parser = ["stalls", "joining"])]
+    #[arg(long, value_parser = ["stalls", "joining", "relayed"])]
     only: Option<String>,
     /// For the bench itself: be one of the programs that use the daemon heavily.
     #[arg(long, hide = true, value_parser = ["blocks", "locks"])]
     hold: Option<String>,
+    /// For the bench itself: be the program in a VM that asks.
+    #[arg(long, hide = true)]
+    ask: Option<relayed::Request>,
     #[arg(long, hide = true)]
     socket: Option<PathBuf>,
     #[arg(long, hide = true, default_value_t = 0)]
@@ -26,6 +29,9 @@ fn main() -> Result<()> {
     if let Some(what) = cli.hold {
         return stalls::hold(&what, &cli.socket.context("--socket")?, cli.number);
     }
+    if let Some(what) = cli.ask {
+        return relayed::ask(what);
+    }
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     let mut report = Report::default();
     if wants("stalls") {
@@ -33,6 +39,9 @@ fn main() -> Result<()> {
     }
     if wants("joining") {
         joining::joining(&mut report)?;
+    }
+    if wants("relayed") {
+        relayed::relayed(&mut report)?;
     }
     report.finish("daemon", cli.only.is_some())
 }

@@ -1,0 +1,177 @@
+//! Requests of a program in a VM, which its daemon passes on to the host's daemon: many under way at once against one at a time.
+
+use crate::report::{Better, Report, median};
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use ginnel_layout::wire::{self, Header, Kind};
+use ginnel_layout::{Name, channel::ChannelKind};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
+    socket_with,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use vmtest::Bed;
+use vmtest::installation::{Plan, program};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Requests under way at once.
+const MANY: usize = 64;
+/// How many times as long as one they may take.
+const TIMES: f64 = 4.0;
+/// Measurements of each.
+const ROUNDS: usize = 200;
+const SEGMENT: &str = "relayed";
+/// An answer takes no longer, nor does all of it.
+const WATCHDOG: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is asked.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Request {
+    /// For a block that is not there: the daemon looks, and changes nothing.
+    Look,
+    /// To listen at a name: the daemon records it.
+    Listen,
+}
+
+impl Request {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Look => "look",
+            Self::Listen => "listen",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::Look => "that change nothing",
+            Self::Listen => "that are recorded",
+        }
+    }
+}
+
+/// Seconds that requests took, each pair measured right after one another.
+#[derive(Serialize, Deserialize)]
+struct Times {
+    one: Vec<f64>,
+    many: Vec<f64>,
+}
+
+/// A program's connection. Without the library, whose own threads and locks are not what is measured.
+struct Asker {
+    socket: OwnedFd,
+    next: u32,
+}
+
+impl Asker {
+    fn attach() -> Result<Self> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(WATCHDOG))?;
+        connect(&socket, &SocketAddrUnix::new(wire::SOCKET)?)?;
+        let mut asker = Self { socket, next: 1 };
+        asker
+            .say(Kind::HELLO, wire::Hello { version: wire::VERSION, reserved: 0, features: 0 }.as_bytes())?;
+        ensure!(asker.hear()?.0.kind == Kind::HELLO_OK, "no greeting");
+        let mut attach = wire::Attach::new_zeroed();
+        attach.segment = name(SEGMENT)?;
+        asker.say(Kind::ATTACH, attach.as_bytes())?;
+        ensure!(asker.hear()?.0.kind == Kind::ATTACHED, "not attached");
+        Ok(asker)
+    }
+
+    fn say(&mut self, kind: Kind, body: &[u8]) -> Result<u32> {
+        let request = self.next;
+        self.next += 1;
+        let packet = [Header { kind, flags: 0, request }.as_bytes(), body].concat();
+        send(&self.socket, &packet, SendFlags::NOSIGNAL)?;
+        Ok(request)
+    }
+
+    /// The next answer.
+    fn hear(&self) -> Result<(Header, Vec<u8>)> {
+        let mut bytes = vec![0; wire::MAX_PACKET];
+        // Descriptors that come along are dropped.
+        let (len, _) = recv(&self.socket, &mut bytes, RecvFlags::empty()).context("waiting for an answer")?;
+        bytes.truncate(len);
+        let (header, body) = wire::split(&bytes).context("an answer too short")?;
+        Ok((header, body.to_vec()))
+    }
+
+    /// Asks `count` times at once, and waits for all answers. How long that took, in seconds.
+    fn ask(&mut self, what: Request, count: usize) -> Result<f64> {
+        let names: Vec<Name> = (0..count).map(|n| name(&format!("nothing{n}"))).collect::<Result<_>>()?;
+        let mut waits = BTreeSet::new();
+        let mut listeners = Vec::new();
+        let begin = Instant::now();
+        for name in names {
+            waits.insert(match what {
+                Request::Look => {
+                    let mut open = wire::BlockOpen::new_zeroed();
+                    (open.name, open.rights) = (name, wire::Rights::READ);
+                    self.say(Kind::BLOCK_OPEN, open.as_bytes())?
+                }
+                Request::Listen => {
+                    let kind = ChannelKind::MESSAGE.0;
+                    let listen = wire::Listen { name, kind, backlog: 0, capacity: 0 };
+                    self.say(Kind::LISTEN, listen.as_bytes())?
+                }
+            });
+        }
+        while !waits.is_empty() {
+            let (header, body) = self.hear()?;
+            ensure!(waits.remove(&header.request), "an answer to nothing");
+            match (what, header.kind) {
+                (Request::Look, Kind::ERROR) => {}
+                (Request::Listen, Kind::LISTENING) => listeners.push(body),
+                _ => bail!("an answer of kind {}: {}", header.kind.0, String::from_utf8_lossy(&body)),
+            }
+        }
+        let took = begin.elapsed().as_secs_f64();
+        for listener in listeners {
+            self.say(Kind::UNLISTEN, &listener)?;
+            ensure!(self.hear()?.0.kind == Kind::OK, "it listens on");
+        }
+        Ok(took)
+    }
+}
+
+fn name(text: &str) -> Result<Name> {
+    Name::new(text).map_err(|error| anyhow::anyhow!("{text}: {error}"))
+}
+
+/// What the program in the VM does: prints the times.
+pub fn ask(what: Request) -> Result<()> {
+    let mut asker = Asker::attach()?;
+    let mut times = Times { one: Vec::new(), many: Vec::new() };
+    asker.ask(what, MANY)?;
+    for _ in 0..ROUNDS {
+        times.one.push(asker.ask(what, 1)?);
+        times.many.push(asker.ask(what, MANY)?);
+    }
+    println!("{}", serde_json::to_string(&times)?);
+    Ok(())
+}
+
+/// Adds the rows.
+pub fn relayed(report: &mut Report) -> Result<()> {
+    let bed = Bed::new("relayed")?;
+    let ginnel = Plan::new(&bed).vm("a").segment(SEGMENT, 16, &["host", "a"]).start()?;
+    let vm = ginnel.vm("a")?.program(program("bench-daemon")?).start()?;
+    vm.wait_ready()?;
+    let _daemon = ginnel.start_guest(&vm)?;
+    for what in [Request::Look, Request::Listen] {
+        let said = vm.run_within(PATIENCE, &format!("bench-daemon --ask {}", what.name()))?.ok()?.stdout;
+        let line = said.lines().last().unwrap_or_default();
+        let times: Times = serde_json::from_str(line).with_context(|| format!("no times: {said:?}"))?;
+        let ms = |times: Vec<f64>| [median(times.into_iter().map(|time| time * 1e3).collect())];
+        let case = format!("{MANY} relayed requests {} at once", what.what());
+        let note = format!("medians of {ROUNDS}; a VM whose daemon relays");
+        let (many, one) = (ms(times.many), ms(times.one));
+        report.pairs(&case, "ms", Better::Lower, &many, "one alone", &one, Some(1.0 / TIMES), &note);
+    }
+    Ok(())
+}
