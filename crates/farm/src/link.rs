@@ -47,8 +47,15 @@ impl Drop for Link {
 
 impl Link {
     pub fn new(channel: MessageChannel, watch: &mut Watch) -> Result<Self, Error> {
-        let (sender, mut receiver) = channel.split();
-        let key = watch.enter(&mut receiver)?;
+        let (mut sender, mut receiver) = channel.split();
+        let key = match watch.enter(&mut receiver) {
+            Ok(key) => key,
+            Err(error) => {
+                // Otherwise the worker would take it for the end of all work.
+                sender.abort();
+                return Err(error);
+            }
+        };
         Ok(Self {
             sender,
             receiver,

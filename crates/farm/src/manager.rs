@@ -126,7 +126,7 @@ impl Manager {
     }
 
     /// Waits until so many workers are here; false if they were not in time. A job needs not wait for that: who comes later
-    /// gets work too.
+    /// gets work too. Why somebody who came was turned away is said by the next job that finds no worker.
     pub fn wait_for_workers(&mut self, count: usize, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -378,10 +378,8 @@ impl<I: Iterator<Item = Range<u64>>, S: Source> Run<'_, I, S> {
 
     fn meet_newcomers(&mut self) -> Result<(), Error> {
         self.manager.look()?;
-        if !self.manager.watch.knocked() {
-            return Ok(());
-        }
-        let came = self.manager.welcome()?;
+        let came = if self.manager.watch.knocked() { self.manager.welcome()? } else { 0 };
+        // Also one who came before this job.
         if let Some(why) = self.manager.turned_away.take() {
             self.last = format!("; the last worker was turned away: {why}");
         }

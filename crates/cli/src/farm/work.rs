@@ -98,6 +98,9 @@ fn serve(args: &Args, channel: MessageChannel) -> Result<()> {
     }
     served.map_err(|error| match error {
         Error::PeerDead => anyhow::anyhow!("{}: the manager has died", args.address),
+        Error::Aborted => {
+            anyhow::anyhow!("{}: the manager has turned this worker away, and can say why", args.address)
+        }
         Error::Closed => anyhow::anyhow!("{}: the manager has dismissed this worker", args.address),
         other => anyhow::Error::from(other).context(args.address.clone()),
     })

@@ -1,7 +1,7 @@
 //! The farm as a library, with workers that are threads or liars.
 
-use crate::world::World;
-use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel};
+use crate::world::{World, wait_for};
+use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Endpoint, ErrorCode, MessageChannel};
 use ginnel_farm::{Departure, Error, Generated, Manager, Options, Refusal, Step, Worker, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::{Arc, Barrier};
@@ -88,6 +88,95 @@ fn an_event_loop_drives_a_job_by_one_fd() {
     for worker in workers {
         worker.join().unwrap().unwrap();
     }
+}
+
+/// Takes all that is left of a segment: blocks, which come in units of the segment's page, and then locks, of which each takes the
+/// smallest page that there is.
+fn fill(endpoint: &Endpoint) -> (Vec<Block>, Vec<ginnel::sync::Mutex>) {
+    let full = |error: ginnel::Error| assert_eq!(error.code(), Some(ErrorCode::NO_MEMORY), "{error}");
+    let (mut blocks, mut locks) = (Vec::new(), Vec::new());
+    let mut len = 1 << 30;
+    while len >= 4096 {
+        // Without a name it goes with its handle.
+        match endpoint.create_block("", len, &BlockOptions::default()) {
+            Ok(block) => blocks.push(block),
+            Err(error) => {
+                full(error);
+                len /= 2;
+            }
+        }
+    }
+    loop {
+        match endpoint.mutex(&format!("filler{}", locks.len())) {
+            Ok(lock) => locks.push(lock),
+            Err(error) => {
+                full(error);
+                return (blocks, locks);
+            }
+        }
+    }
+}
+
+/// As [`counter`], as soon as the segment has room for its channel: what others have given up comes back by and by.
+fn counter_with_room(world: &World) -> JoinHandle<Result<(), ginnel::Error>> {
+    let (endpoint, mut channel) = (endpoint(world), None);
+    wait_for("room for a channel", || {
+        let options = ChannelOptions { patience: WATCHDOG, ..ChannelOptions::default() };
+        match endpoint.connect_with("farm", &options) {
+            Ok(made) => channel = Some(made),
+            Err(error) => assert_eq!(error.code(), Some(ErrorCode::NO_MEMORY), "{error}"),
+        }
+        channel.is_some()
+    });
+    let channel = channel.unwrap();
+    spawn(move || serve(channel))
+}
+
+/// The manager needs a readiness board to wait for a worker, and the segment has no page left for it.
+#[test]
+fn a_worker_for_whom_there_is_no_readiness_board_is_turned_away() {
+    let world = World::new();
+    let mut manager = manager(&world, Options { patience: Some(Duration::ZERO), ..Options::default() });
+    let filler = endpoint(&world);
+    let worker = counter(&world);
+    let filling = fill(&filler);
+    let count = |manager: &mut Manager| {
+        let mut sum = 0;
+        let done = manager.run("count", equal(LEN, 10_000), Generated { seed: 1 }, |_, result| {
+            sum += number(result)?;
+            Ok(())
+        });
+        done.map(|_| sum)
+    };
+    // The manager says so once; before, the worker has not come yet.
+    wait_for("the worker to be turned away", || {
+        let said = count(&mut manager).unwrap_err().to_string();
+        let turned_away = said.contains("turned away");
+        assert_eq!(turned_away, said.contains("no room for a readiness board"), "{said}");
+        turned_away
+    });
+    assert_eq!(manager.workers(), 0);
+    // The worker is told, too, and does not take it for the end of the work.
+    wait_for("the worker to be told", || worker.is_finished());
+    let told = worker.join().unwrap();
+    assert!(matches!(told, Err(ginnel::Error::Aborted)), "{told:?}");
+    // Whoever waits for workers does not hear of it, but the next job does.
+    let worker = counter_with_room(&world);
+    wait_for("the next worker to be told", || {
+        assert!(!manager.wait_for_workers(1, Duration::ZERO).unwrap());
+        worker.is_finished()
+    });
+    let said = count(&mut manager).unwrap_err().to_string();
+    assert!(said.contains("no room for a readiness board"), "{said}");
+    // With room, the next one is taken in.
+    for block in filling.0 {
+        block.close().unwrap();
+    }
+    let worker = counter_with_room(&world);
+    assert!(manager.wait_for_workers(1, WATCHDOG).unwrap());
+    assert_eq!(count(&mut manager).unwrap(), LEN);
+    drop(manager);
+    worker.join().unwrap().unwrap();
 }
 
 #[test]
