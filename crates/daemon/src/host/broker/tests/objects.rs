@@ -335,14 +335,14 @@ fn a_member_has_its_handles() {
 }
 
 #[test]
-fn no_doorbell_is_passed_on_for_who_uses_an_object_alone() {
+fn who_cannot_ring_another_user_of_an_object_is_passed_on_also_by_the_next_daemon() {
     let mut bench = Bench::new(Limits::default());
     let (vm, _) = bench.attach(VM, "web");
     let (host, _) = bench.attach(0, "web");
     // No QEMU has told that it has the VM's doorbells, so the VM can ring nobody by itself.
     assert_eq!(bench.ask(vm, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 1).as_bytes()), Kind::SYNC);
     let relayed = |bench: &Bench| bench.broker.relayed_bells.reasons().len();
-    assert_eq!(relayed(&bench), 0, "nobody rings himself");
+    assert_eq!(relayed(&bench), 0, "a VM rings its own programs by itself");
     assert_eq!(bench.ask(host, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 2).as_bytes()), Kind::SYNC);
     assert_eq!(relayed(&bench), 1, "the VM rings the host by way of the daemon");
     let again = Broker::new(bench.broker.books.clone(), Limits::default(), 4, 0);

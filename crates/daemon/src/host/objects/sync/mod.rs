@@ -59,7 +59,7 @@ impl Class for Change {
         }
     }
 
-    /// A user and each of the others ring one another; nobody rings himself. An object has few users.
+    /// Users ring one another; those of one member always can. An object has few users.
     fn relay(&self, books: &Books, bells: &mut Relayed) {
         let (object, users) = match self {
             Self::Made(object) => (object.number, object.users.as_slice()),
@@ -68,7 +68,7 @@ impl Class for Change {
         };
         let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
         let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));
-        for (slot, other) in pairs.filter(|(slot, other)| slot != other) {
+        for (slot, other) in pairs {
             let (Some(one), Some(two)) = (books.sync_bell(object, slot), books.sync_bell(object, other))
             else {
                 continue;
