@@ -8,7 +8,7 @@ BENCHES = channel memory farm volume daemon ready
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke bench soak soak-ring lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring lint doc install clean
 
 all: build
 
@@ -44,6 +44,12 @@ test-vm: build
 
 test-vm-smoke: build
 	$(CARGO) test --release -p vmtest --test c_library -- dax --nocapture
+
+# Changes the code that judges what others say, one operator at a time; a test must notice each change (.cargo/mutants.toml).
+# Needs `cargo install cargo-mutants`. A part: ARGS="--shard 0/8".
+mutants:
+	$(CARGO) mutants --package ginnel-fdpass --output target $(ARGS)
+	$(CARGO) mutants --package ginnel-ring --output target $(ARGS) -- --lib --test lies --test resume
 
 bench: build
 	scripts/setup bench
