@@ -51,7 +51,14 @@ pub struct Producer<M: Memory> {
     /// Records that end here or before need no look at anything: they fit before the end of the ring and into what the
     /// consumer has released, nothing is held back and nothing has ended. 0 if that cannot be said.
     clear_to: u64,
+    /// As long as that holds: the headers of the lines from behind the tail to here are zero already ([`Producer::clean`]).
+    clean_to: u64,
 }
+
+/// How far ahead of its tail the producer of short records zeroes headers, in bytes.
+const CLEAN: u64 = 8 * RECORD_ALIGN as u64;
+/// The longest record for which that is worth it. A longer one overwrites most of them.
+const SHORT: u64 = CLEAN / 2;
 
 impl<M: Memory> Producer<M> {
     /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
@@ -105,6 +112,7 @@ impl<M: Memory> Producer<M> {
             bell: Bell::resume(DATA_ARMED, cursor.rung),
             wanted: 0,
             clear_to: 0,
+            clean_to: 0,
         }
     }
 
@@ -236,7 +244,10 @@ impl<M: Memory> Producer<M> {
         let header = RecordHeader::new(RecordKind::DATA, position, len);
         let place = at(position, self.capacity);
         // The line that the consumer looks at comes last: it takes the line away between any two stores that are far apart.
-        self.memory.store_relaxed_u64(at(end, self.capacity), 0);
+        if end > self.clean_to {
+            self.memory.store_relaxed_u64(at(end, self.capacity), 0);
+            self.clean_to = end;
+        }
         self.memory.write(place + RECORD_HEADER, message);
         // ORDER ring.publish: as in `publish`. Pairs with: `Consumer::poll`, `Consumer::take`.
         self.memory.store_release_u64(place, header.0);
@@ -246,7 +257,29 @@ impl<M: Memory> Producer<M> {
             return None;
         }
         self.tail = end;
+        if self.clean_to - end < end - position {
+            self.clean(end - position);
+        }
         Some(ring)
+    }
+
+    /// Zeroes headers ahead of the tail, so that the next sends of records of this span need not. The consumer has had these
+    /// lines last, and a zero that is stored right before a message holds the message up, and the fence behind it, until its
+    /// line has come. Here all lines come at once, and while nobody waits for them.
+    #[inline(never)]
+    fn clean(&mut self, span: u64) {
+        if span > SHORT {
+            return;
+        }
+        // Not beyond what is free.
+        let end = self.clear_to.min(self.tail + CLEAN);
+        // Nothing else is stored in between, not even to our own fields: the CPU would fetch fewer lines at once.
+        let mut position = self.clean_to;
+        while position < end {
+            position += RECORD_ALIGN as u64;
+            self.memory.store_relaxed_u64(at(position, self.capacity), 0);
+        }
+        self.clean_to = position;
     }
 
     #[cold]
@@ -260,6 +293,8 @@ impl<M: Memory> Producer<M> {
         let end_of_lap = (self.tail | (self.capacity as u64 - 1)) + 1;
         let released = self.head + (self.capacity - RECORD_ALIGN) as u64;
         self.clear_to = end_of_lap.min(released);
+        // What is claimed may be filled further than it is committed, so nothing is known of the lines behind.
+        self.clean_to = self.tail;
         Ok(ring)
     }
 
@@ -396,11 +431,24 @@ pub struct Consumer<M: Memory> {
     next: Next,
     /// One more than the longest message that [`Consumer::take`] takes; 0 once there will never be another.
     limit: usize,
+    /// Messages that [`Consumer::take`] has found at its first look, one after the other.
+    run: u32,
+    /// For how many pauses it stayed away the last time.
+    away: usize,
     /// The producer waits for space that was returned while looking; its doorbell is due.
     owed: bool,
     armed: Armed,
     bell: Bell,
 }
+
+/// A producer that had so many messages ready, one after the other, sends without a pause.
+const RUN: u32 = 8;
+/// For how many pauses of the CPU the consumer then leaves it alone: the first time, and at most (one or two microseconds).
+const AWAY: [usize; 2] = [4, 64];
+/// A smaller ring allows for fewer pauses, because the producer would fill it meanwhile.
+const BYTES_A_PAUSE: usize = 1024;
+
+const _: () = assert!(AWAY[0] <= ring::MIN_CAPACITY / BYTES_A_PAUSE);
 
 impl<M: Memory> Consumer<M> {
     /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
@@ -429,6 +477,8 @@ impl<M: Memory> Consumer<M> {
             returned: cursor.released,
             next: Next::Unknown,
             limit: ring::max_message(capacity) + 1,
+            run: 0,
+            away: 0,
             owed: false,
             armed: Armed::resume(DATA_ARMED, cursor.token),
             bell: Bell::resume(SPACE_ARMED, cursor.rung),
@@ -562,8 +612,8 @@ impl<M: Memory> Consumer<M> {
     /// whether the producer's doorbell must be rung.
     #[inline(always)]
     pub fn take(&mut self, into: &mut [u8], looks: u32) -> Option<(usize, bool)> {
-        let (memory, position) = (&self.memory, self.position);
-        memory.attend();
+        let position = self.position;
+        self.memory.attend();
         let place = at(position, self.capacity);
         // All that can be known before the message is there, so that one comparison is left for afterwards: a header
         // that is not of a plain message for this place differs in a bit above its length.
@@ -571,19 +621,42 @@ impl<M: Memory> Consumer<M> {
         let to_end = self.capacity - (position as usize & (self.capacity - 1));
         let room = self.limit.min(to_end - RECORD_HEADER + 1).min(into.len() + 1);
         // ORDER ring.publish: as in `poll`. Pairs with: `Producer::put`, `Producer::publish`.
-        let header = memory.await_acquire_u64(place, looks);
+        let mut header = self.memory.load_acquire_u64(place);
+        if header != 0 {
+            self.run = self.run.saturating_add(1);
+        } else if looks > 1 {
+            self.stay_away();
+            // ORDER ring.publish: the same.
+            header = self.memory.await_acquire_u64(place, looks - 1);
+        }
         let len = (header ^ expected) as usize;
-        if len >= room || side::producer_aborted(memory) {
+        if len >= room || side::producer_aborted(&self.memory) {
             return None;
         }
-        memory.read(place + RECORD_HEADER, &mut into[..len]);
+        self.memory.read(place + RECORD_HEADER, &mut into[..len]);
         let next = position + record_span(len) as u64;
-        if memory.is_broken() | (next - self.returned >= self.capacity as u64 / 8) {
+        if self.memory.is_broken() | (next - self.returned >= self.capacity as u64 / 8) {
             return self.take_rarely(len);
         }
         self.next = Next::Unknown;
         self.position = next;
         Some((len, false))
+    }
+
+    /// Lets a producer that sends without a pause get ahead, before the first look that may be in vain. If the consumer kept
+    /// looking at the next line, each store to that line would have to fetch it back first, and a message would cost both sides
+    /// several times as much (temporal slipping: Giacomoni et al., FastForward, PPoPP 2008). Where each message waits for an
+    /// answer, no run comes about, and the consumer never pauses.
+    #[inline]
+    fn stay_away(&mut self) {
+        if std::mem::take(&mut self.run) <= RUN {
+            self.away = 0;
+            return;
+        }
+        self.away = (2 * self.away).clamp(AWAY[0], AWAY[1].min(self.capacity / BYTES_A_PAUSE));
+        for _ in 0..self.away {
+            std::hint::spin_loop();
+        }
     }
 
     /// The end of [`Consumer::take`] where the memory is gone, or space goes back.
