@@ -3,6 +3,7 @@
 //!     cargo test --release -p ginnel-ring --test soak                  200,000 messages of each size
 //!     GINNEL_SOAK=1 cargo test --release -p ginnel-ring --test soak    a thousand million (or `make soak`)
 //!     ... --test soak -- flood                                         the games whose names contain one of the words
+//!     ... --test soak -- flood 119 120                                 and messages of these sizes only
 //!
 //! `GINNEL_SOAK=n` with n > 1 runs n messages of each size. The sizes lie around the boundaries of a record: the header takes
 //! 8 bytes of the first cache line, so 56 and 120 bytes are the most that fit into one and into two.
@@ -31,6 +32,8 @@ use std::time::{Duration, Instant};
 
 const CAPACITY: usize = 4096;
 const SIZES: [usize; 11] = [0, 1, 55, 56, 57, 63, 64, 65, 119, 120, 121];
+/// The longest message that a side has a buffer for.
+const LONGEST: usize = 128;
 /// No side is kept from running for so long, whatever else the machine does.
 const STALL: Duration = Duration::from_secs(20);
 /// How long a side waits before it looks after itself and the other.
@@ -98,15 +101,24 @@ fn main() {
         Err(_) if std::env::var_os("GINNEL_QUICK").is_some() => 20_000,
         Err(_) => 200_000,
     };
+    let (numbers, words): (Vec<_>, Vec<_>) = args.iter().partition(|arg| arg.parse::<usize>().is_ok());
+    let mut sizes: Vec<usize> = numbers.iter().filter_map(|arg| arg.parse().ok()).collect();
+    if let Some(size) = sizes.iter().find(|size| **size > LONGEST) {
+        eprintln!("soak: no messages of {size} bytes: give sizes up to {LONGEST}");
+        std::process::exit(2);
+    }
+    if sizes.is_empty() {
+        sizes = SIZES.to_vec();
+    }
     for (place_name, place, fewer_there) in PLACES {
         let busy = (place == Place::Crowded).then(|| Helper::start(&["busy"]));
         for (name, game, fewer) in GAMES {
-            if !args.is_empty() && !args.iter().any(|word| name.contains(word.as_str())) {
+            if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
                 continue;
             }
             let mut all = Duration::ZERO;
             let count = (count / fewer / fewer_there).max(100);
-            for size in SIZES {
+            for &size in &sizes {
                 // There is no stream of empty writes.
                 if size > 0 || matches!(game, Game::Flood | Game::Exchange) {
                     all += near(game, place, size, count);
@@ -114,7 +126,7 @@ fn main() {
             }
             println!(
                 "test {name}: {} sizes, {count} messages each{place_name} ... ok ({:.1} s)",
-                SIZES.len(),
+                sizes.len(),
                 all.as_secs_f64()
             );
         }
@@ -402,7 +414,7 @@ fn claim(side: &mut Side, output: &mut message::Producer<Mapping>, number: u64, 
 
 /// Receives all messages, by all ways to receive in turns.
 fn receive(side: &mut Side, input: &mut message::Consumer<Mapping>, size: usize, count: u64) {
-    let (mut number, mut buffer) = (0, [0; 128]);
+    let (mut number, mut buffer) = (0, [0; LONGEST]);
     loop {
         let got = match number / 1536 % 3 {
             0 => match input.take(&mut buffer, 256) {
@@ -437,7 +449,7 @@ fn receive(side: &mut Side, input: &mut message::Consumer<Mapping>, size: usize,
 
 /// Receives one message, as the library does.
 fn take(side: &mut Side, input: &mut message::Consumer<Mapping>, number: u64, size: usize) {
-    let mut buffer = [0; 128];
+    let mut buffer = [0; LONGEST];
     let len = loop {
         if let Some((len, _)) = input.take(&mut buffer, 256) {
             break len;
