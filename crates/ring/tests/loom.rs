@@ -161,6 +161,7 @@ fn hand_over(count: u64, (producer, consumer): MessagePair) {
             send(&mut producer, LONG, value, &mut awake_producer, &to_consumer).unwrap();
             producer =
                 message::Producer::resume(producer.memory().clone(), CAPACITY, producer.cursor()).unwrap();
+            to_consumer.ring_if(producer.take_owed());
         }
         to_consumer.ring_if(producer.finish());
     });
@@ -168,6 +169,7 @@ fn hand_over(count: u64, (producer, consumer): MessagePair) {
     for value in 100..100 + count {
         assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Ok((LONG, value)));
         consumer = message::Consumer::resume(consumer.memory().clone(), CAPACITY, consumer.cursor()).unwrap();
+        to_producer.ring_if(consumer.take_owed());
     }
     assert_eq!(recv(&mut consumer, &mut awake_consumer, &to_producer), Err(RecvError::Finished));
     sender.join().unwrap();
