@@ -29,8 +29,6 @@ pub struct Producer<M: Memory> {
     head: u64,
     /// Why nothing can be sent any more. Once set, it stays: a peer cannot talk itself back into order.
     ended: Option<SendError>,
-    /// An earlier producer may have published without ringing.
-    owed: bool,
     armed: Armed,
     bell: Bell,
 }
@@ -60,15 +58,14 @@ impl<M: Memory> Producer<M> {
         } else if tail != self.tail && !side::is_lost(&self.memory) {
             return Err(Corrupt::Tail { tail, seen: self.tail, head: self.head });
         }
-        self.owed = self.bell.needed(&self.memory);
         Ok(())
     }
 
     /// Whether the consumer's doorbell must be rung for what an earlier producer has published. To be asked after
-    /// [`Producer::resume`]; answers true once.
+    /// [`Producer::resume`]; answers true once for each sleep of the consumer.
     #[must_use = "the consumer may have to be woken"]
     pub fn take_owed(&mut self) -> bool {
-        std::mem::take(&mut self.owed)
+        self.bell.needed(&self.memory)
     }
 
     fn at(memory: M, capacity: usize, cursor: Cursor, ended: Option<SendError>) -> Self {
@@ -78,7 +75,6 @@ impl<M: Memory> Producer<M> {
             tail: cursor.position,
             head: cursor.released,
             ended,
-            owed: false,
             armed: Armed::resume(SPACE_ARMED, cursor.token),
             bell: Bell::resume(DATA_ARMED, cursor.rung),
         }
