@@ -1,7 +1,7 @@
 //! Calls that signals interrupt.
 #![allow(unsafe_code)] // A signal handler, and signals to one thread.
 
-use ginnel_fdpass::{RecvFlags, SendFlags, receive, send};
+use ginnel_fdpass::{RecvFlags, SendFlags, receive, send, send_all};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -82,4 +82,20 @@ fn an_interrupted_call_goes_on() {
         let sent = interrupted(|| send(a.as_fd(), b"x", &[&a], SendFlags::empty()), drain);
         assert_eq!(sent, Ok(1));
     }
+    // A stream takes part of a long message, and says so when the signal comes. The rest follows, its descriptor does not.
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    set_socket_timeout(&a, Timeout::Send, Some(WATCHDOG)).unwrap();
+    set_socket_timeout(&b, Timeout::Recv, Some(WATCHDOG)).unwrap();
+    let long: Vec<u8> = (0..4 << 20).map(|i: u32| (i % 251) as u8).collect();
+    let (mut bytes, mut fds) = (Vec::new(), 0);
+    let take_all = || {
+        while bytes.len() < long.len() {
+            let mut piece = [0; 10_000];
+            let got = receive(b.as_fd(), &mut piece, 1, RecvFlags::empty()).unwrap();
+            bytes.extend_from_slice(&piece[..got.len]);
+            fds += got.fds.len();
+        }
+    };
+    let sent = interrupted(|| send_all(a.as_fd(), &long, &[&a], SendFlags::empty()), take_all);
+    assert_eq!((sent, bytes == long, fds), (Ok(()), true, 1));
 }
