@@ -98,6 +98,13 @@ struct Ends<'w> {
     rounds: u32,
 }
 
+/// Where the two ends are, as the bare ping-pong tells: a line takes some 60 ns one way between CPUs that share a cache, and
+/// 200 or more between others.
+fn placement(floors: &[f64]) -> String {
+    let way = ginnel_bench::report::median(floors.to_vec());
+    format!("CPUs {}", if way < 130.0 { "near" } else { "far" })
+}
+
 fn microseconds(t: &Timing) -> f64 {
     t.median / 1000.0
 }
@@ -127,18 +134,18 @@ impl Bench<'_> {
         self.world.time(ends.server, ends.client, &format!("{args} --segment {}", ends.bare))
     }
 
-    /// One-way latency against the bare ping-pong, and the stream and in-place rows, in one pair of places.
-    fn shared_memory(&mut self, ends: Ends<'_>, floor_name: &str, latency_target: f64) -> Result<()> {
+    /// One-way latency of messages of these sizes against the bare ping-pong over the same lines, with the ratio asked for; and
+    /// of a stream against messages.
+    fn latency(&mut self, ends: Ends<'_>, floor_name: &str, asked: &[(usize, f64)]) -> Result<()> {
         let Ends { name, rounds, .. } = ends;
-        for size in [8, 64] {
+        for &(size, target) in asked {
             let (ours, floors) = self.in_turns(
                 || Ok(self.time(ends, &format!("message --size {size} --rounds {rounds}"))?.median),
-                || Ok(self.floor(ends, &format!("bare --rounds {rounds}"))?.median),
+                || Ok(self.floor(ends, &format!("bare --size {size} --rounds {rounds}"))?.median),
             )?;
             let case = format!("{name}: {size} B message, poll, one way");
-            let target = Some(1.0 / latency_target);
-            let note = format!("target: at most {latency_target} x the floor");
-            self.report.pairs(case, "ns", Better::Lower, &ours, floor_name, &floors, target, &note);
+            let note = placement(&floors);
+            self.report.pairs(case, "ns", Better::Lower, &ours, floor_name, &floors, Some(target), &note);
         }
         let (streams, messages) = self.in_turns(
             || Ok(self.time(ends, &format!("stream-ping --size 64 --rounds {rounds}"))?.median),
@@ -147,6 +154,43 @@ impl Bench<'_> {
         let case = format!("{name}: 64 B over a stream, poll, one way");
         let floor = "the same as a message";
         self.report.pairs(case, "ns", Better::Lower, &streams, floor, &messages, None, "");
+        Ok(())
+    }
+
+    /// Messages one way, as fast as they go, against bare stores to as many lines.
+    fn pipelined(&mut self, ends: Ends<'_>) -> Result<()> {
+        for (size, target) in [(8, Some(1.0 / 2.5)), (64, None), (120, None)] {
+            let args = format!("--size {size} --count 200000 --rounds 20");
+            let (ours, floors) = self.in_turns(
+                || Ok(self.time(ends, &format!("pipelined {args}"))?.median),
+                || Ok(self.floor(ends, &format!("bare-stores {args}"))?.median),
+            )?;
+            let case = format!("{}: {size} B messages, pipelined, each", ends.name);
+            self.report.pairs(case, "ns", Better::Lower, &ours, "bare stores", &floors, target, "");
+        }
+        Ok(())
+    }
+
+    /// Streams over the ring that one gets without asking, against double buffers of the write's size, and against those that
+    /// take no more memory than the ring: what has left both second-level caches before it is read comes faster than what
+    /// one CPU has to fetch from the other's, so more memory is faster.
+    fn default_streams(&mut self, ends: Ends<'_>, total: usize) -> Result<()> {
+        let small = DEFAULT_RING / 2;
+        for chunk in [64 << 10, 1 << 20] {
+            for (floor, buffer) in [("bare double buffer", chunk), ("bare, no more memory", chunk.min(small))]
+            {
+                let args = |size: usize| format!("--size {size} --count {} --rounds 20", total / size);
+                let (ours, floors) = self.in_turns(
+                    || Ok(self.time(ends, &format!("stream {}", args(chunk)))?.median),
+                    || Ok(self.floor(ends, &format!("double-buffer {}", args(buffer)))?.median),
+                )?;
+                let case = format!("{}: stream, {} KiB writes, default ring", ends.name, chunk >> 10);
+                self.report.pairs(case, "GB/s", Better::Higher, &ours, floor, &floors, Some(0.95), "");
+                if buffer == chunk && chunk <= small {
+                    break;
+                }
+            }
+        }
         Ok(())
     }
 
@@ -211,7 +255,9 @@ impl Bench<'_> {
             bare: "bare",
             rounds: 200_000,
         };
-        self.shared_memory(ends, "bare two-line ping-pong", 1.35)?;
+        self.latency(ends, "bare ping-pong, same lines", &[(8, 0.8), (64, 0.75), (120, 0.7)])?;
+        self.pipelined(ends)?;
+        self.default_streams(ends, 64 << 20)?;
         let socket = self.world.bed.dir().join("peer.sock");
         for size in [8, 64] {
             let message = format!("message --size {size} --rounds 100000");
@@ -299,7 +345,8 @@ impl Bench<'_> {
     }
 
     fn vm(&mut self, ends: Ends<'_>, b: &Vm) -> Result<()> {
-        self.shared_memory(ends, "bare ping-pong in the same memory", 1.5)?;
+        let asked = 1.0 / 1.5;
+        self.latency(ends, "bare ping-pong in the same memory", &[(8, asked), (64, asked)])?;
         let address = format!("{}:17171", b.address()?);
         for size in [8, 64] {
             let (ours, tcp) = self.in_turns(
@@ -506,6 +553,9 @@ impl Bench<'_> {
         Ok(())
     }
 }
+
+/// Data bytes of the ring that the daemon gives to who does not ask for another.
+const DEFAULT_RING: usize = 256 << 10;
 
 /// Ring of the stream rows: half the size of a second-level cache.
 const STREAM_RING: usize = 512 << 10;

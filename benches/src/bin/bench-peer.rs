@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, MessageChannel, StreamChannel, WaitMode};
-use ginnel_bench::measure::bare::{BarePing, DoubleBuffer, bare_pong, reset, stop};
+use ginnel_bench::measure::bare::{BarePing, BareStores, DoubleBuffer, bare_pong, reset, stop};
 use ginnel_bench::measure::doorbell::Doorbell;
 use ginnel_bench::measure::ends::{Bytes, Channel, serve_messages};
 use ginnel_bench::measure::locks::{self, Ours, Signal};
@@ -73,7 +73,11 @@ struct What {
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
 enum Kind {
     Bare,
+    /// Lines one way, as fast as they go.
+    BareStores,
     Message,
+    /// Messages one way, as fast as they go.
+    Pipelined,
     Unix,
     Tcp,
     Pipe,
@@ -214,9 +218,9 @@ fn serve(what: &What) -> Result<()> {
         }
         Kind::Bare => {
             let endpoint = what.endpoint()?;
-            reset(endpoint.memory());
+            reset(endpoint.memory(), what.size);
             println!("listening");
-            bare_pong(endpoint.memory());
+            bare_pong(endpoint.memory(), what.size);
             Ok(())
         }
         Kind::Message | Kind::Idle | Kind::Attach => serve_messages(what.accept()?),
@@ -236,6 +240,20 @@ fn serve(what: &What) -> Result<()> {
         }
         Kind::Pipe => Bytes { input: std::io::stdin(), output: std::io::stdout() }.serve(what.size),
         Kind::Doorbell => Doorbell::open(&what.socket(), &what.segment, false)?.serve(),
+        Kind::BareStores => {
+            let endpoint = what.endpoint()?;
+            let mut stores = BareStores::new(endpoint.memory().clone(), what.size, true);
+            println!("listening");
+            loop {
+                stores.read(what.count);
+            }
+        }
+        Kind::Pipelined => {
+            let (mut to, mut from) = what.accept::<MessageChannel>()?.split();
+            let mut message = vec![0; what.size];
+            while transfer::drain_messages(&mut from, &mut to, &mut message, what.count)? {}
+            Ok(())
+        }
         Kind::DoubleBuffer => {
             let endpoint = what.endpoint()?;
             let mut target = vec![0; what.size];
@@ -299,8 +317,9 @@ fn time(what: &What) -> Result<Timing> {
         Kind::Block => block_end(what, false)?.write(what.count),
         Kind::Bare => {
             let endpoint = what.endpoint()?;
-            let timing = pingpong::run(&mut BarePing::new(endpoint.memory().clone()), what.size, what.rounds);
-            stop(endpoint.memory());
+            let mut ping = BarePing::new(endpoint.memory().clone(), what.size);
+            let timing = pingpong::run(&mut ping, what.size, what.rounds);
+            stop(endpoint.memory(), what.size);
             timing
         }
         Kind::Message if what.pause > 0 => paused(what),
@@ -332,6 +351,21 @@ fn time(what: &What) -> Result<Timing> {
         }
         Kind::Doorbell => {
             pingpong::run(&mut Doorbell::open(&what.socket(), &what.segment, true)?, what.size, what.rounds)
+        }
+        Kind::BareStores => {
+            let endpoint = what.endpoint()?;
+            let mut stores = BareStores::new(endpoint.memory().clone(), what.size, false);
+            transfer::each(what.count, what.rounds, || {
+                stores.write(what.count);
+                Ok(())
+            })
+        }
+        Kind::Pipelined => {
+            let (mut to, mut from) = what.channel::<MessageChannel>()?.split();
+            let message = vec![0x5a; what.size];
+            transfer::each(what.count, what.rounds, || {
+                transfer::fill_messages(&mut to, &mut from, &message, what.count)
+            })
         }
         Kind::DoubleBuffer => {
             let endpoint = what.endpoint()?;

@@ -368,17 +368,17 @@ fn cache_line() -> Result<f64> {
     const GAMES: usize = 500;
     const ROUNDS: u32 = 500;
     let memory = Mapping::anonymous((segment::ARENA - segment::RESERVED) as usize + 4096)?;
-    bare::reset(&memory);
+    bare::reset(&memory, 8);
     let answering = memory.clone();
     let pong = std::thread::spawn(move || {
         ginnel_bench::measure::pin(1);
-        bare::bare_pong(&answering);
+        bare::bare_pong(&answering, 8);
     });
     let timing = memory.clone();
     // A thread of its own, because it stays on its CPU.
     let ping = std::thread::spawn(move || -> Result<f64> {
         ginnel_bench::measure::pin(0);
-        let mut ping = bare::BarePing::new(timing);
+        let mut ping = bare::BarePing::new(timing, 8);
         ping.exchange(&mut [])?;
         let mut game = || -> Result<f64> {
             let begin = Instant::now();
@@ -390,7 +390,7 @@ fn cache_line() -> Result<f64> {
         Ok(median((0..GAMES).map(|_| game()).collect::<Result<_>>()?))
     });
     let took = ping.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    bare::stop(&memory);
+    bare::stop(&memory, 8);
     pong.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     took
 }

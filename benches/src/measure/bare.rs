@@ -8,55 +8,152 @@ use ginnel_shmem::{Mapping, Memory};
 /// Where the words and buffers lie: in the arena of a segment that has no channels. The mapping begins behind the
 /// reserved front.
 const PING: usize = (segment::ARENA - segment::RESERVED) as usize;
-const PONG: usize = PING + 128;
+const PONG: usize = PING + 1024;
 const BUFFERS: usize = PING + PAGE;
 
-/// One cache line in each direction; the payload is in the line (or in the lines behind it).
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// The lines that a message of `size` bytes and its header would take.
+fn lines(size: usize) -> usize {
+    (8 + size).div_ceil(LINE)
+}
+
+/// As many cache lines in each direction as a message has. The first word of each is the number of the turn, and the one who
+/// waits looks at all of them, so that they come side by side.
 pub struct BarePing {
     memory: Mapping,
+    lines: usize,
     turn: u64,
 }
 
 impl BarePing {
-    /// The other end must have reset the words.
-    pub fn new(memory: Mapping) -> Self {
-        Self { memory, turn: 0 }
+    /// For messages of `size` bytes. The other end must have reset the words.
+    pub fn new(memory: Mapping, size: usize) -> Self {
+        Self { memory, lines: lines(size), turn: 0 }
     }
+}
+
+/// Says that it is the other's turn, in the first line last.
+fn say(memory: &Mapping, at: usize, lines: usize, turn: u64) {
+    for line in (0..lines).rev() {
+        memory.store_release_u64(at + line * LINE, turn);
+    }
+}
+
+/// Looks once whether all lines say the same as the first, and returns that.
+fn hear(memory: &Mapping, at: usize, lines: usize) -> Option<u64> {
+    let turn = memory.load_acquire_u64(at);
+    let differ = (1..lines).fold(0, |all, line| all | (memory.load_acquire_u64(at + line * LINE) ^ turn));
+    (differ == 0).then_some(turn)
 }
 
 impl Echo for BarePing {
     fn exchange(&mut self, _message: &mut [u8]) -> Result<()> {
         self.turn += 1;
-        self.memory.store_release_u64(PING, self.turn);
-        while self.memory.load_acquire_u64(PONG) != self.turn {}
+        say(&self.memory, PING, self.lines, self.turn);
+        while hear(&self.memory, PONG, self.lines) != Some(self.turn) {}
         Ok(())
     }
 }
 
 /// Forgets an earlier game. Before the other end comes.
-pub fn reset(memory: &Mapping) {
-    memory.store_release_u64(PING, 0);
-    memory.store_release_u64(PONG, 0);
+pub fn reset(memory: &Mapping, size: usize) {
+    say(memory, PING, lines(size), 0);
+    say(memory, PONG, lines(size), 0);
 }
 
 /// Answers for ever, or until the word says stop (all ones).
-pub fn bare_pong(memory: &Mapping) {
+pub fn bare_pong(memory: &Mapping, size: usize) {
+    let lines = lines(size);
     let mut last = 0;
     loop {
-        let turn = memory.load_acquire_u64(PING);
+        let Some(turn) = hear(memory, PING, lines) else { continue };
         if turn == u64::MAX {
             return;
         }
         if turn != last {
-            memory.store_release_u64(PONG, turn);
+            say(memory, PONG, lines, turn);
             last = turn;
         }
     }
 }
 
 /// Ends [`bare_pong`].
-pub fn stop(memory: &Mapping) {
-    memory.store_release_u64(PING, u64::MAX);
+pub fn stop(memory: &Mapping, size: usize) {
+    say(memory, PING, lines(size), u64::MAX);
+}
+
+/// Messages one way as fast as they go: a run of cache lines that is gone through in turns, as many for each message as it
+/// would have in a ring. The first word of a message is the number of the lap, stored last. The reader says how far it is each
+/// eighth of the run, and the writer looks there when it knows of no more room.
+pub struct BareStores {
+    memory: Mapping,
+    size: usize,
+    /// Lines written or read, and those that the writer knows to be free, or the reader has said to be.
+    position: u64,
+    free: u64,
+}
+
+impl BareStores {
+    /// As many lines as the default ring has.
+    const RUN: u64 = (256 << 10) / LINE as u64;
+    /// Where the reader says how far it is.
+    const READ: usize = PING + 256;
+
+    /// For messages of `size` bytes, a multiple of 8 such that a message's lines divide the run. The reading end comes first, and
+    /// resets the words.
+    pub fn new(memory: Mapping, size: usize, reads: bool) -> Self {
+        if reads {
+            memory.zero(BUFFERS, Self::RUN as usize * LINE);
+            memory.store_release_u64(Self::READ, 0);
+        }
+        Self { memory, size, position: 0, free: 0 }
+    }
+
+    /// Where the next message lies, and the number of the lap.
+    fn next(&mut self) -> (usize, u64) {
+        let (lap, line) = (self.position / Self::RUN + 1, self.position % Self::RUN);
+        self.position += lines(self.size) as u64;
+        (BUFFERS + line as usize * LINE, lap)
+    }
+
+    /// Writes `count` messages, and waits until they are read.
+    pub fn write(&mut self, count: u64) {
+        for number in 0..count {
+            let (at, lap) = self.next();
+            while self.position - self.free > Self::RUN {
+                self.free = self.memory.load_acquire_u64(Self::READ);
+            }
+            for word in (0..self.size / 8).rev() {
+                self.memory.store_relaxed_u64(at + 8 + word * 8, number);
+            }
+            self.memory.store_release_u64(at, lap);
+        }
+        while self.memory.load_acquire_u64(Self::READ) < self.position {}
+    }
+
+    /// Reads `count` messages.
+    pub fn read(&mut self, count: u64) {
+        let mut sum = 0u64;
+        for _ in 0..count {
+            let (at, lap) = self.next();
+            while self.memory.load_acquire_u64(at) != lap {}
+            for word in 0..self.size / 8 {
+                sum = sum.wrapping_add(self.memory.load_relaxed_u64(at + 8 + word * 8));
+            }
+            if self.position - self.free >= Self::RUN / 8 {
+                self.say();
+            }
+        }
+        std::hint::black_box(sum);
+        self.say();
+    }
+
+    fn say(&mut self) {
+        self.free = self.position;
+        self.memory.store_release_u64(Self::READ, self.position);
+    }
 }
 
 /// Two buffers, taken in turns: the writer copies in while the reader copies out the other.

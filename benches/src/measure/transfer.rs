@@ -9,16 +9,57 @@ use std::time::Instant;
 const LINE: usize = 64;
 
 /// Times `rounds` runs of `once`, each moving `bytes`; gigabytes a second.
-pub fn run(bytes: u64, rounds: u32, mut once: impl FnMut() -> Result<()>) -> Result<Timing> {
+pub fn run(bytes: u64, rounds: u32, once: impl FnMut() -> Result<()>) -> Result<Timing> {
+    sample(rounds, once, |nanoseconds| bytes as f64 / nanoseconds)
+}
+
+/// Times `rounds` runs of `once`, each moving `count` messages; nanoseconds for each.
+pub fn each(count: u64, rounds: u32, once: impl FnMut() -> Result<()>) -> Result<Timing> {
+    sample(rounds, once, |nanoseconds| nanoseconds / count as f64)
+}
+
+fn sample(rounds: u32, mut once: impl FnMut() -> Result<()>, figure: impl Fn(f64) -> f64) -> Result<Timing> {
     once()?;
     let mut samples = Vec::new();
     let (cpu, start) = (cpu_seconds(), Instant::now());
     for _ in 0..rounds {
         let begin = Instant::now();
         once()?;
-        samples.push(bytes as f64 / begin.elapsed().as_nanos() as f64);
+        samples.push(figure(begin.elapsed().as_nanos() as f64));
     }
     Ok(Timing::of(samples, (cpu_seconds() - cpu) / start.elapsed().as_secs_f64()))
+}
+
+/// Sends `message` `count` times, then waits for an empty one back.
+pub fn fill_messages(
+    to: &mut MessageSender,
+    back: &mut MessageReceiver,
+    message: &[u8],
+    count: u64,
+) -> Result<()> {
+    for _ in 0..count {
+        to.send(message)?;
+    }
+    back.recv_into(&mut []).context("the other end has gone")?;
+    Ok(())
+}
+
+/// Receives `count` messages, then sends an empty one. False when the peer has finished.
+pub fn drain_messages(
+    from: &mut MessageReceiver,
+    back: &mut MessageSender,
+    message: &mut [u8],
+    count: u64,
+) -> Result<bool> {
+    for _ in 0..count {
+        match from.recv_into(message) {
+            Ok(_) => {}
+            Err(ginnel::Error::Finished) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    back.send(&[])?;
+    Ok(true)
 }
 
 /// Sends `count` chunks into a stream, then waits for one byte back.
