@@ -100,8 +100,7 @@ impl Broker {
             if given == share {
                 self.endings.queue.push_back(endpoint);
             } else {
-                // Known to be there, so this cannot be refused.
-                let _ = self.record(Record::Dead { endpoint });
+                self.bury(endpoint);
             }
         }
         self.endings.rest = self.endings.turn;

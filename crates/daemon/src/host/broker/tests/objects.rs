@@ -306,6 +306,59 @@ fn a_holder_that_does_not_answer_is_told_of_few_revocations_and_of_each_once() {
     bench.check();
 }
 
+/// What an endpoint was not told of when it ended is not taken for a revocation of the next one that has its number.
+#[test]
+fn nothing_is_revoked_that_is_ending() {
+    const HANDLES: u64 = 600;
+    let mut bench = Bench::new(Limits::default());
+    let (owner, _) = bench.attach(0, "web");
+    let made = bench.block(owner, &block_create("x", 1, Rights::READ, 0)).unwrap();
+    let grant =
+        |endpoint, rights| wire::BlockGrant { block: made.block, member: 0, endpoint, rights, reserved: 0 };
+    let ending = |bench: &mut Bench| {
+        let (holder, attached) = bench.attach(0, "web");
+        for nonce in 0..HANDLES {
+            bench.block(holder, &block_open("x", Rights::READ, nonce)).unwrap();
+        }
+        (holder, attached.endpoint)
+    };
+    for whole_member in [false, true] {
+        let (holder, number) = ending(&mut bench);
+        bench.ends(holder);
+        assert!(bench.broker.books.endpoints[&number].is_ending);
+        let (whom, refused) = if whole_member { (0, None) } else { (number, Some(ErrorCode::NOT_FOUND)) };
+        assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(whom, Rights::NONE).as_bytes()), refused);
+        bench.broker.end_all();
+        bench.effects();
+        assert_eq!(bench.broker.revocations.all(), BTreeSet::new());
+        bench.check();
+        if whole_member {
+            assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(0, Rights::READ).as_bytes()), None);
+        }
+        // Who has the number next is told of what it has lost itself.
+        let (heir, attached) = bench.attach(0, "web");
+        assert_eq!(attached.endpoint, number);
+        let open = bench.block(heir, &block_open("x", Rights::READ, 0)).unwrap();
+        assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(number, Rights::NONE).as_bytes()), None);
+        assert_eq!(bench.broker.revocations.all(), [(number, open.handle)].into());
+        bench.ends(heir);
+        bench.effects();
+        bench.check();
+    }
+    // The same for a daemon that is started in the middle of it.
+    let (holder, number) = ending(&mut bench);
+    assert_eq!(bench.code(owner, Kind::BLOCK_GRANT, grant(number, Rights::NONE).as_bytes()), None);
+    assert_eq!(bench.broker.revocations.all().len() as u64, HANDLES);
+    bench.ends(holder);
+    bench.effects();
+    assert!(bench.broker.books.endpoints[&number].is_ending);
+    let mut successor = Broker::new(journal::replay(&bench.journal).books, Limits::default(), 4, 0);
+    assert_eq!(successor.revocations.all(), BTreeSet::new());
+    successor.end_all();
+    assert!(!successor.books.endpoints.contains_key(&number));
+    assert_eq!(successor.revocations.all(), BTreeSet::new());
+}
+
 #[test]
 fn a_member_has_its_handles() {
     let mut limits = Limits::default();

@@ -114,7 +114,8 @@ impl Books {
             0 => self.index.of_member(grant.member).collect(),
             endpoint => vec![endpoint],
         };
-        let endpoints = whom.iter().filter_map(|number| self.endpoints.get(number));
+        // One that is ending gives its handles back by itself.
+        let endpoints = whom.iter().filter_map(|number| self.endpoints.get(number)).filter(|e| !e.is_ending);
         endpoints.filter(|e| e.member == grant.member).map(|e| (e.number, after(e))).collect()
     }
 

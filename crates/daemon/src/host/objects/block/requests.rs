@@ -292,7 +292,7 @@ impl Broker {
         }
         let mut grant = BlockGrant { member: wish.member, endpoint: 0, epoch: 0, rights: wish.rights.0 };
         if wish.endpoint != 0 {
-            let whom = self.books.endpoints.get(&wish.endpoint);
+            let whom = self.books.endpoints.get(&wish.endpoint).filter(|e| !e.is_ending);
             let Some(whom) = whom.filter(|e| e.member == wish.member && e.segment == endpoint.segment) else {
                 let text = format!(
                     "member {} has no endpoint {} in segment {}",

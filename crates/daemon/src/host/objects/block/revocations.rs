@@ -34,9 +34,9 @@ impl Revocations {
     /// What the books of an earlier daemon say. Who has been told is not known.
     pub fn of(books: &Books) -> Self {
         let mut all = Self::default();
-        for handle in
-            books.blocks.values().flat_map(|block| block.handles.iter()).filter(|h| h.left.is_some())
-        {
+        let left = books.blocks.values().flat_map(|block| block.handles.iter()).filter(|h| h.left.is_some());
+        let is_ending = |number| books.endpoints.get(&number).is_some_and(|endpoint| endpoint.is_ending);
+        for handle in left.filter(|handle| !is_ending(handle.endpoint)) {
             all.add(handle.endpoint, handle.number);
         }
         all
