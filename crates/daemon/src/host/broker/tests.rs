@@ -4,7 +4,7 @@ use super::super::account::{Account, Tally};
 use super::super::config::{Limits, MAX_OWNERS, Memory};
 use super::super::index::Index;
 use super::super::journal::{self, Replayed};
-use super::super::objects::block::Block;
+use super::super::objects::block::{Block, BlockGrant};
 use super::super::objects::channel;
 use super::super::record::{Record, Text};
 use super::super::relayed::Reason;

@@ -96,6 +96,32 @@ fn a_sudden_end_is_worked_through_in_turns() {
 }
 
 #[test]
+fn a_grant_to_a_member_looks_at_no_endpoint_that_does_not_hold_the_block() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::READ, 1)).unwrap();
+    let (b, holder) = bench.attach(VM, "web");
+    for nonce in 0..3 {
+        bench.block(b, &block_open("x", Rights::READ, nonce)).unwrap();
+    }
+    for _ in 0..50 {
+        bench.attach(VM, "web");
+    }
+    let of_block = |endpoint| BlockGrant { member: VM, endpoint, epoch: 0, rights: Rights::NONE.0 };
+    let looks_at = |bench: &Bench, grant| {
+        let books = bench.broker.books();
+        books.rights_after(&books.blocks[&made.block], &grant)
+    };
+    assert_eq!(looks_at(&bench, of_block(0)), [(holder.endpoint, Rights::NONE)]);
+    assert_eq!(looks_at(&bench, of_block(holder.endpoint)), [(holder.endpoint, Rights::NONE)]);
+    let wish =
+        wire::BlockGrant { block: made.block, member: VM, endpoint: 0, rights: Rights::NONE, reserved: 0 };
+    assert_eq!(bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+    assert_eq!(bench.broker.revocations.all().len(), 3);
+    bench.check();
+}
+
+#[test]
 fn a_ring_of_the_daemon_looks_at_no_lock() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 1 << 20;

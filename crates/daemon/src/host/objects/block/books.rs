@@ -99,8 +99,8 @@ impl Books {
         Rights(granted(endpoint.number).or_else(|| granted(0)).unwrap_or(block.others))
     }
 
-    /// The endpoints that a grant is about, and what each of them may do with the block once it is granted.
-    fn rights_after(&self, block: &Block, grant: &BlockGrant) -> Vec<(u32, Rights)> {
+    /// The holders that a grant is about, and what each of them may do with the block once it is granted.
+    pub(crate) fn rights_after(&self, block: &Block, grant: &BlockGrant) -> Vec<(u32, Rights)> {
         let owner_lives = self.owner_of(block).is_some();
         let after = |endpoint: &Endpoint| {
             let special = || block.grants.get(endpoint.member, endpoint.number);
@@ -111,7 +111,7 @@ impl Books {
             }
         };
         let whom: Vec<u32> = match grant.endpoint {
-            0 => self.index.of_member(grant.member).collect(),
+            0 => block.handles.holders().collect(),
             endpoint => vec![endpoint],
         };
         // One that is ending gives its handles back by itself.

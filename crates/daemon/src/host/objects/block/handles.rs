@@ -72,6 +72,12 @@ impl Handles {
         self.get(*number)
     }
 
+    /// The endpoints that have one or more, each once.
+    pub fn holders(&self) -> impl Iterator<Item = u32> {
+        let first_from = |endpoint| self.by_holder.range((endpoint, 0, 0)..).next().map(|entry| entry.0);
+        std::iter::successors(first_from(0), move |last| first_from(last.checked_add(1)?))
+    }
+
     /// The handles through which an endpoint has more than `rights`.
     pub fn above(&self, endpoint: u32, rights: u32) -> impl Iterator<Item = u64> {
         let least = rights.saturating_add(1);
@@ -210,6 +216,8 @@ mod tests {
                 let above: BTreeSet<u64> = handles.above(endpoint, rights).collect();
                 let held = list.iter().filter(|h| h.endpoint == endpoint && h.remaining() > rights);
                 prop_assert_eq!(above, held.map(|h| h.number).collect::<BTreeSet<_>>());
+                let holders: BTreeSet<u32> = list.iter().map(|h| h.endpoint).collect();
+                prop_assert_eq!(handles.holders().collect::<Vec<_>>(), Vec::from_iter(holders));
                 for (exclusive, least) in [(true, 2), (false, 3)] {
                     let found = handles.in_the_way_of_writing(exclusive);
                     prop_assert_eq!(found.is_some(), list.iter().any(|h| h.rights >= least));
