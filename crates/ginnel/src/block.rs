@@ -226,7 +226,8 @@ impl Block {
 
     /// Says what a member may do with it: number of the member, and of one of its endpoints, or 0 for all of them. For the
     /// owner. Handles that are open lose what is not granted any more; others are told that they are alone only when who has
-    /// such a handle has heard of it.
+    /// such a handle has heard of it. [`ErrorCode::QUOTA`] if the block has as many grants as `grants_per_block` of ginneld(8)
+    /// allows.
     pub fn grant(&self, member: u32, endpoint: u32, rights: Rights) -> Result<(), Error> {
         let wish = wire::BlockGrant { block: self.number, member, endpoint, rights, reserved: 0 };
         self.endpoint.order(Kind::BLOCK_GRANT, wish.as_bytes())

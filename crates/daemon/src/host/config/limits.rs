@@ -182,6 +182,8 @@ table! {
         blocks_per_endpoint: u32 = 1 << 16, ANY;
         /// Blocks and synchronisation objects that the endpoints of an account may have made.
         blocks_per_member: u32 = 1 << 16, ANY;
+        /// Members and endpoints to which the rights of one block are granted.
+        grants_per_block: u32 = 256, ANY;
         /// Bytes of the blocks that an endpoint owns.
         block_bytes_per_endpoint: Bytes = 1 << 40, ANY;
         /// Bytes of the blocks and synchronisation objects of an account.

@@ -122,6 +122,43 @@ fn a_grant_to_a_member_looks_at_no_endpoint_that_does_not_hold_the_block() {
 }
 
 #[test]
+fn what_was_granted_to_an_endpoint_is_given_back_in_turns() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    let (b, whom) = bench.attach(VM, "web");
+    for nonce in 0..200 {
+        let made = bench.block(a, &block_create(&format!("b{nonce}"), 1, Rights::NONE, nonce)).unwrap();
+        let (block, endpoint) = (made.block, whom.endpoint);
+        let wish = wire::BlockGrant { block, member: VM, endpoint, rights: Rights::READ, reserved: 0 };
+        assert_eq!(bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+    }
+    // The only handle of a block without a name: it goes with its holder, and the grants of it too.
+    let own = bench.block(b, &block_create("", 1, Rights::NONE, 0)).unwrap();
+    let wish = wire::BlockGrant {
+        block: own.block,
+        member: VM,
+        endpoint: whom.endpoint,
+        rights: Rights::READ,
+        reserved: 0,
+    };
+    assert_eq!(bench.code(b, Kind::BLOCK_GRANT, wish.as_bytes()), None);
+    bench.broker.endings.set_turn(50);
+    let granted = |bench: &Bench| bench.broker.books.endpoints.get(&whom.endpoint).map(|e| e.granted.len());
+    let mut left = granted(&bench);
+    assert_eq!(left, Some(201));
+    bench.broker.endpoint_ends(whom.endpoint, whom.epoch);
+    while left.is_some() {
+        bench.effects();
+        bench.check();
+        let now = granted(&bench);
+        assert!(left.unwrap() <= now.unwrap_or(0) + 50, "{left:?}, then {now:?} in one turn");
+        left = now;
+    }
+    assert!(bench.broker.books.blocks.values().all(|block| block.grants.is_empty()));
+    assert_eq!(bench.broker.books.blocks.len(), 200);
+}
+
+#[test]
 fn a_ring_of_the_daemon_looks_at_no_lock() {
     let mut limits = Limits::default();
     limits.member.handles_per_member = 1 << 20;

@@ -222,6 +222,32 @@ fn each_quota_of_blocks_is_one() {
 }
 
 #[test]
+fn a_block_has_its_grants() {
+    let mut limits = Limits::default();
+    limits.member.grants_per_block = 2;
+    let mut bench = Bench::new(limits);
+    let (a, _) = bench.attach(0, "web");
+    let made = bench.block(a, &block_create("x", 1, Rights::NONE, 1)).unwrap();
+    let (b, first) = bench.attach(VM, "web");
+    let (_, second) = bench.attach(VM, "web");
+    let grant = |bench: &mut Bench, endpoint, rights| {
+        let wish = wire::BlockGrant { block: made.block, member: VM, endpoint, rights, reserved: 0 };
+        bench.code(a, Kind::BLOCK_GRANT, wish.as_bytes())
+    };
+    assert_eq!(grant(&mut bench, 0, Rights::READ), None);
+    assert_eq!(grant(&mut bench, first.endpoint, Rights::READ), None);
+    assert_eq!(grant(&mut bench, second.endpoint, Rights::READ), Some(ErrorCode::QUOTA));
+    // Another right in place of one that was granted is no more than before.
+    assert_eq!(grant(&mut bench, first.endpoint, Rights::NONE), None);
+    assert_eq!(grant(&mut bench, 0, Rights::READ_WRITE), None);
+    // A grant ends with its endpoint.
+    bench.ends(b);
+    bench.effects();
+    assert_eq!(grant(&mut bench, second.endpoint, Rights::READ), None);
+    bench.check();
+}
+
+#[test]
 fn who_comes_back_is_told_again_what_it_has_lost() {
     let mut bench = Bench::new(Limits::default());
     let (a, _) = bench.attach(0, "web");

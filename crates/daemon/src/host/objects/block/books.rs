@@ -244,6 +244,14 @@ impl Books {
         Ok(())
     }
 
+    pub(crate) fn block_grant_ended(&mut self, block: u64, endpoint: u32) -> Result<(), Misfit> {
+        let there = self.blocks.get_mut(&block).ok_or(Misfit("a grant of an unknown block ended"))?;
+        let whom = self.endpoints.get_mut(&endpoint).ok_or(Misfit("a grant to an unknown endpoint ended"))?;
+        there.grants.remove(whom.member, endpoint);
+        whom.granted.remove(&block);
+        Ok(())
+    }
+
     pub(crate) fn block_acked(&mut self, handle: u64) -> Result<(), Misfit> {
         let block = self.handles.get(&handle).and_then(|block| self.blocks.get_mut(block));
         let rights = block.and_then(|block| block.handles.acknowledge(handle));

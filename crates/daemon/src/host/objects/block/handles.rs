@@ -132,6 +132,11 @@ impl Grants {
         self.0.is_empty()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = BlockGrant> {
         self.0.values().copied()

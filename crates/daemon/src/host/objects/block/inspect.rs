@@ -37,7 +37,7 @@ impl Server {
             persistent: block.persistent,
             others: rights(block.others),
             grants: grants.collect(),
-            grants_total: block.grants.iter().count(),
+            grants_total: block.grants.len(),
             handles: block.handles.iter().take(MOST).map(handle).collect(),
             handles_total: block.handles.len(),
         }

@@ -33,6 +33,7 @@ impl Class for Change {
         "block_closed",
         "block_resized",
         "block_granted",
+        "block_grant_ended",
         "block_acked",
     ];
     const REQUESTS: &[Request] = &[
@@ -61,31 +62,29 @@ impl Class for Change {
             Self::Closed { handle } => books.block_closed(*handle),
             Self::Resized { block, size, span } => books.block_resized(*block, *size, *span),
             Self::Granted { block, grant } => books.block_granted(*block, *grant),
+            Self::GrantEnded { block, endpoint } => books.block_grant_ended(*block, *endpoint),
             Self::Acked { handle } => books.block_acked(*handle),
         }
     }
 
     fn gives(&self) -> bool {
-        !matches!(self, Self::Unlinked { .. } | Self::Closed { .. } | Self::Acked { .. })
+        !matches!(
+            self,
+            Self::Unlinked { .. } | Self::Closed { .. } | Self::GrantEnded { .. } | Self::Acked { .. }
+        )
     }
 
     fn dump(books: &Books) -> impl Iterator<Item = Self> {
         books.blocks.values().map(|block| Self::Made(Box::new(block.clone())))
     }
 
-    /// Handles, and names that do not outlive it.
+    /// What was granted to it alone, handles, and names that do not outlive it. A block can be gone with its last handle, and
+    /// its grants with it: so these come first.
     fn ends(_: &Books, endpoint: &Endpoint) -> impl Iterator<Item = Self> {
+        let number = endpoint.number;
+        let grants = endpoint.granted.iter().map(move |&block| Self::GrantEnded { block, endpoint: number });
         let handles = endpoint.handles.values().map(|&handle| Self::Closed { handle });
-        handles.chain(endpoint.ending_names.iter().map(|&block| Self::Unlinked { block }))
-    }
-
-    /// What was granted to it alone.
-    fn forget(books: &mut Books, endpoint: &Endpoint) {
-        for block in &endpoint.granted {
-            if let Some(block) = books.blocks.get_mut(block) {
-                block.grants.remove(endpoint.member, endpoint.number);
-            }
-        }
+        grants.chain(handles).chain(endpoint.ending_names.iter().map(|&block| Self::Unlinked { block }))
     }
 
     fn greet(broker: &mut Broker, endpoint: u32, _: ClientId) {

@@ -56,6 +56,14 @@ pub enum Change {
         /// Who, and what.
         grant: BlockGrant,
     },
+    /// What was granted to an endpoint alone ends with it.
+    #[serde(rename = "block_grant_ended")]
+    GrantEnded {
+        /// Number of the block.
+        block: u64,
+        /// The endpoint.
+        endpoint: u32,
+    },
     /// Whoever has a handle knows that it has been left less.
     #[serde(rename = "block_acked")]
     Acked {

@@ -302,6 +302,18 @@ impl Broker {
             };
             (grant.endpoint, grant.epoch) = (whom.number, whom.epoch);
         }
+        let limit = self.limits_of(block.member).grants_per_block;
+        let is_new = block.grants.get(grant.member, grant.endpoint).is_none();
+        if is_new && block.grants.len() >= limit as usize {
+            let text = format!(
+                "block {} {} has {} grants, and its limit is {limit}: grant to a whole member instead of its endpoints, or \
+                 raise grants_per_block",
+                block.number,
+                block.name.0,
+                block.grants.len()
+            );
+            return Err(Refusal::new(ErrorCode::QUOTA, text));
+        }
         let block = block.number;
         let revoked = self.books.revoked_by(block, &grant);
         self.record(Change::Granted { block, grant })?;
