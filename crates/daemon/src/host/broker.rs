@@ -511,7 +511,8 @@ impl Broker {
         match header.kind {
             Kind::HELLO => self.hello(id, header.request, reply::body(body)?),
             Kind::ATTACH => self.attach(world, id, header.request, &reply::body(body)?),
-            Kind::JOIN if body.is_empty() => {
+            Kind::JOIN => {
+                let []: [u8; 0] = reply::body(body)?;
                 self.join(id, sender);
                 Ok(())
             }

@@ -40,7 +40,13 @@ pub fn checked(name: &Name, what: &str) -> Result<Name, Refusal> {
 /// The body of a request.
 pub fn body<T: FromBytes>(bytes: &[u8]) -> Result<T, Refusal> {
     wire::body(bytes).ok_or_else(|| {
-        let text = format!("a body of {} bytes where {} are expected", bytes.len(), size_of::<T>());
+        let text = match size_of::<T>() {
+            0 => format!(
+                "this request takes no body, and {} bytes follow its header: send the header alone",
+                bytes.len()
+            ),
+            expected => format!("a body of {} bytes where {expected} are expected", bytes.len()),
+        };
         Refusal::new(ErrorCode::PROTOCOL, text)
     })
 }

@@ -188,6 +188,22 @@ fn a_program_that_was_replaced_is_looked_for_when_its_connection_ends() {
 }
 
 #[test]
+fn a_request_without_a_body_says_so() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, _) = bench.attach(0, "web");
+    for kind in [Kind::JOIN, Kind::DETACH] {
+        let (answer, body, _) = bench.ask_all(a, kind, b"abc");
+        let text = std::str::from_utf8(&body[8..]).unwrap();
+        assert_eq!(
+            (answer, wire::body::<wire::Error>(&body[..8]).unwrap().code),
+            (Kind::ERROR, ErrorCode::PROTOCOL)
+        );
+        assert!(text.contains("takes no body"), "{text}");
+    }
+    bench.check();
+}
+
+#[test]
 fn owners_are_bounded() {
     let mut bench = Bench::new(Limits::default());
     let (a, attached) = bench.attach(0, "web");
