@@ -140,7 +140,7 @@ impl Asker {
                 }
                 Request::Listen => {
                     let kind = ChannelKind::MESSAGE.0;
-                    let listen = wire::Listen { name, kind, backlog: 0, capacity: 0 };
+                    let listen = wire::Listen { name, kind, backlog: 0, capacity: 0, input_capacity: 0 };
                     self.say(Kind::LISTEN, listen.as_bytes())?
                 }
             });

@@ -3,9 +3,9 @@
 #![no_main]
 
 use ginnel_layout::control::{ControlHeader, GuestLine, HostLine};
-use ginnel_layout::ring::{RecordHeader, RecordKind, max_message, record_span, valid_capacity};
+use ginnel_layout::ring::{RecordHeader, RecordKind, max_message, record_span};
 use ginnel_layout::segment::{SegmentHeader, usable_size};
-use ginnel_layout::{Name, channel, relay, wire};
+use ginnel_layout::{Name, relay, wire};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `bytes` are a `T` exactly if they are as long as one, and a `T` is written as it was read.
@@ -52,9 +52,10 @@ fn packet(bytes: &[u8]) {
     body::<wire::Listening>(rest);
     if let Some(b) = body::<wire::Connect>(rest) {
         name(b.name);
-        if valid_capacity(b.capacity) {
-            let capacity = b.capacity as usize;
-            let ((a, b), len) = (channel::rings(capacity, true), channel::footprint(capacity));
+        let capacities = b.wishes();
+        if capacities.are_valid() {
+            let ((a, b), len) = (capacities.rings(true), capacities.footprint());
+            let capacity = capacities.initiator as usize;
             assert!(a < b && b < len && max_message(capacity) < capacity);
         }
     }

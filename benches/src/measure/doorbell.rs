@@ -53,12 +53,18 @@ impl Doorbell {
                 kind: channel::ChannelKind::MESSAGE.0,
                 reserved: 0,
                 capacity: 0,
+                input_capacity: 0,
                 nonce: 1,
             };
             raw.ask(Kind::CONNECT, connect.as_bytes())?
         } else {
-            let listen =
-                wire::Listen { name, kind: channel::ChannelKind::MESSAGE.0, backlog: 0, capacity: 0 };
+            let listen = wire::Listen {
+                name,
+                kind: channel::ChannelKind::MESSAGE.0,
+                backlog: 0,
+                capacity: 0,
+                input_capacity: 0,
+            };
             raw.ask(Kind::LISTEN, listen.as_bytes())?;
             println!("listening");
             raw.receive()?

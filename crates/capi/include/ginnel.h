@@ -348,13 +348,15 @@ typedef struct ginnel_endpoint_info {
 typedef struct ginnel_channel_options {
     // sizeof(ginnel_channel_options).
     size_t size;
-    // Bytes that each direction holds, rounded up to a power of two; the larger wish of the two sides counts. 0: the
-    // daemon's default. A message may be a quarter of it.
+    // Bytes that the ring holds into which this side sends, rounded up to a power of two; the larger wish of the two sides
+    // counts. 0: the daemon's default. A message may be a quarter of it.
     size_t capacity;
     // For connecting: how long to wait for somebody to listen, in nanoseconds. 0: not at all.
     uint64_t patience_ns;
     // For listening: how many connections may wait to be accepted. 0: the daemon's default.
     uint32_t backlog;
+    // The same as `capacity` for the ring from which this side receives. 0: as `capacity`.
+    size_t input_capacity;
 } ginnel_channel_options;
 
 // What one direction of a channel has done so far, on this side.
@@ -377,7 +379,7 @@ typedef struct ginnel_channel_info {
     size_t size;
     // Number of the channel; never used again in this installation.
     uint64_t id;
-    // Bytes that each direction holds.
+    // Bytes that the ring holds into which this side sends.
     size_t capacity;
     // The longest message, in bytes; 0 for a stream, which has no such limit.
     size_t max_message;
@@ -393,6 +395,8 @@ typedef struct ginnel_channel_info {
     char peer_member_name[64];
     // What the peer's endpoint calls itself.
     char peer_name[64];
+    // Bytes that the ring holds from which this side receives.
+    size_t input_capacity;
 } ginnel_channel_info;
 
 // How to make a block. Fill it with zeros, set `size`, then what you want otherwise.

@@ -348,7 +348,7 @@ pub struct ChannelInfo {
     pub size: usize,
     /// Number of the channel; never used again in this installation.
     pub id: u64,
-    /// Bytes that each direction holds.
+    /// Bytes that the ring holds into which this side sends.
     pub capacity: usize,
     /// The longest message, in bytes; 0 for a stream, which has no such limit.
     pub max_message: usize,
@@ -364,6 +364,8 @@ pub struct ChannelInfo {
     pub peer_member_name: [c_char; 64],
     /// What the peer's endpoint calls itself.
     pub peer_name: [c_char; 64],
+    /// Bytes that the ring holds from which this side receives.
+    pub input_capacity: usize,
 }
 // SAFETY: as the trait asks.
 unsafe impl Growing for ChannelInfo {}
@@ -384,6 +386,7 @@ pub unsafe extern "C" fn ginnel_channel_get_info(channel: *const Channel, info: 
             peer_epoch: known.peer.epoch,
             peer_member_name: name_array(&known.peer.member_name),
             peer_name: name_array(&known.peer.name),
+            input_capacity: known.input_capacity,
         };
         given!(fill(info, facts));
         Ok(())

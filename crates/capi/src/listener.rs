@@ -48,13 +48,15 @@ enum Inner {
 pub struct ChannelOptions {
     /// sizeof(ginnel_channel_options).
     pub size: usize,
-    /// Bytes that each direction holds, rounded up to a power of two; the larger wish of the two sides counts. 0: the
-    /// daemon's default. A message may be a quarter of it.
+    /// Bytes that the ring holds into which this side sends, rounded up to a power of two; the larger wish of the two sides
+    /// counts. 0: the daemon's default. A message may be a quarter of it.
     pub capacity: usize,
     /// For connecting: how long to wait for somebody to listen, in nanoseconds. 0: not at all.
     pub patience_ns: u64,
     /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
     pub backlog: u32,
+    /// The same as `capacity` for the ring from which this side receives. 0: as `capacity`.
+    pub input_capacity: usize,
 }
 // SAFETY: as the trait asks.
 unsafe impl Growing for ChannelOptions {}
@@ -63,6 +65,7 @@ impl ChannelOptions {
     fn in_rust(self) -> ginnel::ChannelOptions {
         ginnel::ChannelOptions {
             capacity: self.capacity,
+            input_capacity: self.input_capacity,
             patience: Duration::from_nanos(self.patience_ns),
             backlog: self.backlog,
         }

@@ -195,11 +195,16 @@ fn channels(inspect: &Inspect) -> Table {
     let mut table = Table::new(&["CHANNEL", "SEGMENT", "KIND", "RINGS", "STATE", "FROM", "TO"]);
     for channel in &inspect.channels {
         let side = |side: &crate::inspect::Side| format!("{} ({})", side.endpoint, side.member);
+        // To the acceptor, and back.
+        let rings = match (channel.capacity, channel.acceptor_capacity) {
+            (there, back) if there == back => output::bytes(there),
+            (there, back) => format!("{}, {}", output::bytes(there), output::bytes(back)),
+        };
         table.row([
             channel.id.to_string(),
             channel.segment.clone(),
             channel.kind.clone(),
-            output::bytes(channel.capacity),
+            rings,
             channel.state.clone(),
             side(&channel.initiator),
             side(&channel.acceptor),

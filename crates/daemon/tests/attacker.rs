@@ -305,11 +305,18 @@ impl Attack {
         let channel = wire::ChannelRef { channel: number };
         let (kind, body) = match what {
             0 => {
-                let wish = wire::Listen { name: at, kind: 1, backlog: 0, capacity: 4096 };
+                let wish = wire::Listen { name: at, kind: 1, backlog: 0, capacity: 4096, input_capacity: 0 };
                 (Kind::LISTEN, wish.as_bytes().to_vec())
             }
             1 => {
-                let wish = wire::Connect { name: at, kind: 1, reserved: 0, capacity: 4096, nonce };
+                let wish = wire::Connect {
+                    name: at,
+                    kind: 1,
+                    reserved: 0,
+                    capacity: 4096,
+                    input_capacity: 0,
+                    nonce,
+                };
                 (Kind::CONNECT, wish.as_bytes().to_vec())
             }
             2 => (Kind::CLOSE, channel.as_bytes().to_vec()),

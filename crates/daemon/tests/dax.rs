@@ -251,7 +251,7 @@ readers = [\"host\", \"vm-b\"]
     let attach = wire::Attach { segment: name("news"), name: name("p"), ..wire::Attach::new_zeroed() };
     assert_eq!(reader.attach(5, attach).unwrap().access, Access::READ_ONLY);
     assert_eq!(reader.connect(5, "x").unwrap_err().0, ErrorCode::READ_ONLY.0);
-    let listen = wire::Listen { name: name("y"), kind: 1, backlog: 0, capacity: 0 };
+    let listen = wire::Listen { name: name("y"), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
     let refused =
         reader.ask::<wire::Listening>(5, Kind::LISTEN, listen.as_bytes(), Kind::LISTENING).unwrap_err();
     assert_eq!(refused.0, ErrorCode::READ_ONLY.0);

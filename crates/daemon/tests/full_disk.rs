@@ -63,7 +63,7 @@ fn back(daemon: &Daemon, old: &Attached) -> Attached {
 
 /// Bytes of the segment that a channel has.
 fn place(channel: &wire::Channel) -> std::ops::Range<u64> {
-    channel.offset..channel.offset + ginnel_layout::channel::footprint(channel.capacity as usize) as u64
+    channel.offset..channel.offset + channel.capacities().footprint() as u64
 }
 
 /// Listens and ends it, until that is refused.
@@ -178,6 +178,7 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> 
             kind: 1,
             reserved: 0,
             capacity: 4096,
+            input_capacity: 0,
             nonce: 1000 + live.len() as u64,
         };
         let request = a.client.send(Kind::CONNECT, wish.as_bytes());

@@ -107,8 +107,14 @@ fn crowd(daemon: &Daemon, channels: usize) -> Attached {
     let mut program = daemon.attach("web", "crowd");
     program.listen("here").unwrap();
     for nonce in 0..channels as u64 {
-        let wish =
-            wire::Connect { name: name("here"), kind: 1, reserved: 0, capacity: 64, nonce: 1 << 32 | nonce };
+        let wish = wire::Connect {
+            name: name("here"),
+            kind: 1,
+            reserved: 0,
+            capacity: 64,
+            input_capacity: 0,
+            nonce: 1 << 32 | nonce,
+        };
         program.client.ask::<wire::Channel>(Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL).unwrap();
         program.client.events.clear();
     }

@@ -40,6 +40,55 @@ fn pair(from: &Endpoint, to: &Listener<MessageChannel>, name: &str) -> (MessageC
     (near, far)
 }
 
+fn fill_and_empty(from: &mut MessageChannel, to: &mut MessageChannel, round: u8) {
+    let capacity = from.info().capacity;
+    let message = vec![round; 1000];
+    from.sender().set_nonblocking(true);
+    let mut sent = 0;
+    while from.send(&message).is_ok() {
+        sent += 1;
+    }
+    // A record takes whole lines, and what the receiver has released last may not have been returned yet.
+    assert!(sent <= capacity / 1000 && sent >= capacity * 3 / 4 / 1024, "{sent} in {capacity} bytes");
+    from.sender().set_nonblocking(false);
+    for _ in 0..sent {
+        assert_eq!(to.recv().unwrap(), message);
+    }
+}
+
+#[test]
+fn each_direction_has_the_larger_of_two_wishes() {
+    let daemon = Daemon::start_new(WEB);
+    let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
+    // The acceptor wishes for 16 KiB to it, the initiator for 4 KiB there and 64 KiB back.
+    let least = ChannelOptions { capacity: 4096, input_capacity: 16_000, ..ChannelOptions::default() };
+    let listener = a.listen_with::<MessageChannel>("a", &least).unwrap();
+    let wish = ChannelOptions { capacity: 4096, input_capacity: 65_536, ..ChannelOptions::default() };
+    let mut near: MessageChannel = b.connect_with("a", &wish).unwrap();
+    let mut far = listener.accept_timeout(WATCHDOG).unwrap();
+    let rings = |channel: &MessageChannel| (channel.info().capacity, channel.info().input_capacity);
+    assert_eq!((rings(&near), rings(&far)), ((16_384, 65_536), (65_536, 16_384)));
+    assert_eq!(near.max_message(), ring::max_message(16_384));
+    assert_eq!(far.max_message(), ring::max_message(65_536));
+    // As many bytes fit as each says, several times around, and none of one ring lies in the other.
+    for round in 0..20 {
+        fill_and_empty(&mut near, &mut far, round);
+        fill_and_empty(&mut far, &mut near, round);
+    }
+    // The daemon shows both, and a successor knows them.
+    let mut daemon = daemon;
+    for _ in 0..2 {
+        let channel = &daemon.inspect()["channels"][0];
+        assert_eq!((&channel["capacity"], &channel["acceptor_capacity"]), (&16_384.into(), &65_536.into()));
+        daemon.restart();
+    }
+    ping(&mut near, &mut far);
+    // A wish that is too large for one direction is refused.
+    let most = ChannelOptions { input_capacity: 1 << 40, ..ChannelOptions::default() };
+    let error = b.connect_with::<MessageChannel>("a", &most).err().unwrap();
+    assert_eq!(error.code(), Some(wire::ErrorCode::INVALID), "{error}");
+}
+
 fn ping(near: &mut MessageChannel, far: &mut MessageChannel) {
     near.send(b"ping").unwrap();
     assert_eq!(far.recv().unwrap(), b"ping");
@@ -333,7 +382,7 @@ fn slow_peer<T: Send>(kind: u32, send: impl FnOnce(&Endpoint, &str) -> T + Send)
     let daemon = Daemon::start_new(WEB);
     let a = attach(&daemon, "a");
     let mut peer = daemon.attach("web", "peer");
-    let wish = wire::Listen { name: name("slow"), kind, backlog: 0, capacity: 0 };
+    let wish = wire::Listen { name: name("slow"), kind, backlog: 0, capacity: 0, input_capacity: 0 };
     peer.client.ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -8,8 +8,8 @@ use ginnel::{
     WaitMode,
 };
 use ginnel_layout::ring::{self, SideState};
+use ginnel_layout::wire;
 use ginnel_layout::wire::{ErrorCode, Kind};
-use ginnel_layout::{channel, wire};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -272,7 +272,7 @@ fn a_lost_ring_stays_lost() {
     // A look through a mapping of its own: the old one may have been replaced by zeros.
     let file = File::open(daemon.shm("web")).unwrap();
     let memory = Mapping::of_file(&file, 0, SIZE as usize, Protection::Read).unwrap();
-    let (output, _) = channel::rings(channel.wire.capacity as usize, true);
+    let (output, _) = channel.wire.capacities().rings(true);
     let at = channel.wire.offset as usize + output;
     let states = || {
         let word = |word| memory.load_acquire_u32(at + word);

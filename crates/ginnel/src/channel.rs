@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::fork::Opener;
 use crate::peer::PeerBell;
 use crate::waiter::Waiter;
-use ginnel_layout::channel::{self, ChannelKind};
+use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::{Mapping, Memory};
@@ -45,8 +45,10 @@ pub struct Peer {
 pub struct ChannelInfo {
     /// Number of the channel; never used again in this installation.
     pub id: u64,
-    /// Data bytes of each of its two rings.
+    /// Data bytes of the ring into which this side sends.
     pub capacity: usize,
+    /// Data bytes of the ring from which this side receives.
+    pub input_capacity: usize,
     /// Who is at the other end.
     pub peer: Peer,
 }
@@ -98,7 +100,6 @@ impl Drop for Shared {
 /// A channel before its rings are given a meaning.
 pub struct Pipe {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) capacity: usize,
     pub(crate) output: Mapping,
     pub(crate) input: Mapping,
     mode: WaitMode,
@@ -112,17 +113,19 @@ impl Pipe {
         mut fds: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
         let bad = |what| endpoint.protocol(what);
-        if !ring::valid_capacity(wire.capacity) {
+        let capacities = wire.capacities();
+        if !capacities.are_valid() {
             return Err(bad("a channel with an impossible capacity"));
         }
-        let capacity = wire.capacity as usize;
+        let (capacity, input_capacity) = (wire.capacity as usize, wire.input_capacity as usize);
         let block = Some(wire.offset)
             .filter(|offset| offset.is_multiple_of(ginnel_layout::PAGE as u64))
-            .and_then(|offset| endpoint.part(offset, channel::footprint(capacity)))
+            .and_then(|offset| endpoint.part(offset, capacities.footprint()))
             .ok_or_else(|| bad("a channel outside its segment"))?;
-        let (output, input) = channel::rings(capacity, wire.initiator != 0);
-        let ring =
-            |at| block.part(at, ring::footprint(capacity)).ok_or_else(|| bad("a ring outside its channel"));
+        let (output, input) = capacities.rings(wire.is_initiator());
+        let ring = |at, capacity| {
+            block.part(at, ring::footprint(capacity)).ok_or_else(|| bad("a ring outside its channel"))
+        };
         let doorbell = match wire.bell_kind {
             wire::BellKind::EVENT => {
                 let event = fds.pop().ok_or_else(|| bad("a channel without its doorbell"))?;
@@ -138,10 +141,11 @@ impl Pipe {
             wire::BellKind::NONE => Arc::new(Doorbell::None),
             _ => return Err(bad("an unknown kind of doorbell")),
         };
-        let (output, input) = (ring(output)?, ring(input)?);
+        let (output, input) = (ring(output, capacity)?, ring(input, input_capacity)?);
         let info = ChannelInfo {
             id: wire.channel,
             capacity,
+            input_capacity,
             peer: Peer {
                 member: wire.peer_member,
                 member_name: wire.peer_member_name.as_str().into(),
@@ -152,7 +156,7 @@ impl Pipe {
         };
         let mode = endpoint.mode;
         let shared = Shared { endpoint, info, doorbell, opener: Opener::current() };
-        Ok(Self { shared: Arc::new(shared), capacity, output, input, mode })
+        Ok(Self { shared: Arc::new(shared), output, input, mode })
     }
 
     pub(crate) fn waiter(&self) -> Waiter {

@@ -39,9 +39,11 @@ impl Default for AttachOptions {
 /// How to open a channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChannelOptions {
-    /// Data bytes of each ring, rounded up to a power of two; the larger wish of the two sides counts. 0: the daemon's
-    /// default. A message may be a quarter of it.
+    /// Data bytes of the ring into which this side sends, rounded up to a power of two; the larger wish of the two sides counts.
+    /// 0: the daemon's default. A message may be a quarter of it.
     pub capacity: usize,
+    /// The same for the ring from which this side receives. 0: as `capacity`.
+    pub input_capacity: usize,
     /// For connecting: how long to wait for somebody to listen. 0: not at all.
     pub patience: Duration,
     /// For listening: how many connections may wait to be accepted. 0: the daemon's default.
@@ -95,6 +97,7 @@ impl Endpoint {
             kind: C::KIND.0,
             backlog: options.backlog,
             capacity: round(options.capacity),
+            input_capacity: round(options.input_capacity),
         };
         let packet = self.0.request(Kind::LISTEN, body.as_bytes())?;
         let (answer, _) = packet.into_body::<wire::Listening>(Kind::LISTENING, &self.0.path)?;
@@ -116,6 +119,7 @@ impl Endpoint {
             kind: C::KIND.0,
             reserved: 0,
             capacity: round(options.capacity),
+            input_capacity: round(options.input_capacity),
             nonce: self.0.next_nonce(),
         };
         let mut tries = Tries::new(options.patience);

@@ -220,8 +220,8 @@ macro_rules! channel {
 
         impl $crate::channel::sealed::Build for $channel {
             fn build(pipe: $crate::channel::Pipe) -> Self {
-                let output = $side::Producer::new(pipe.output.clone(), pipe.capacity);
-                let input = $side::Consumer::new(pipe.input.clone(), pipe.capacity);
+                let output = $side::Producer::new(pipe.output.clone(), pipe.shared.info.capacity);
+                let input = $side::Consumer::new(pipe.input.clone(), pipe.shared.info.input_capacity);
                 Self {
                     sender: $sender($crate::half::Half::new(output, &pipe, pipe.reader())),
                     receiver: $receiver($crate::half::Half::new(input, &pipe, pipe.writer())),

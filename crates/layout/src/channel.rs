@@ -22,20 +22,52 @@ impl ChannelKind {
     pub const STREAM: Self = Self(2);
 }
 
-/// Bytes from one ring to the next.
+/// Bytes from a ring of `capacity` data bytes to what follows it.
 pub const fn ring_stride(capacity: usize) -> usize {
     ring::footprint(capacity).next_multiple_of(PAGE)
 }
 
-/// Bytes of a channel block. `capacity` must be valid (see [`ring::valid_capacity`]).
-pub const fn footprint(capacity: usize) -> usize {
-    2 * ring_stride(capacity)
+/// Data bytes of the two rings of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacities {
+    /// Of ring A, which the initiator writes.
+    pub initiator: u64,
+    /// Of ring B, which the acceptor writes.
+    pub acceptor: u64,
 }
 
-/// Offsets of (own output, own input) from the start of the block.
-pub const fn rings(capacity: usize, initiator: bool) -> (usize, usize) {
-    if initiator { (0, ring_stride(capacity)) } else { (ring_stride(capacity), 0) }
+impl Capacities {
+    /// Those of a channel in which a side sends into `output` bytes and receives from `input` bytes.
+    pub const fn seen(output: u64, input: u64, initiator: bool) -> Self {
+        if initiator {
+            Self { initiator: output, acceptor: input }
+        } else {
+            Self { initiator: input, acceptor: output }
+        }
+    }
+
+    /// Those of (own output, own input), as one side sees them.
+    pub const fn of(self, initiator: bool) -> (u64, u64) {
+        if initiator { (self.initiator, self.acceptor) } else { (self.acceptor, self.initiator) }
+    }
+
+    /// Whether rings can have them (see [`ring::valid_capacity`]). All that follows is for those alone.
+    pub const fn are_valid(self) -> bool {
+        ring::valid_capacity(self.initiator) && ring::valid_capacity(self.acceptor)
+    }
+
+    /// Bytes of the channel's block.
+    pub const fn footprint(self) -> usize {
+        ring_stride(self.initiator as usize) + ring_stride(self.acceptor as usize)
+    }
+
+    /// Offsets of (own output, own input) from the start of the block.
+    pub const fn rings(self, initiator: bool) -> (usize, usize) {
+        let second = ring_stride(self.initiator as usize);
+        if initiator { (0, second) } else { (second, 0) }
+    }
 }
 
-const _: () = assert!(footprint(4096) == 16384);
-const _: () = assert!(rings(4096, true).1 >= ring::footprint(4096));
+const _: () = assert!(Capacities { initiator: 4096, acceptor: 4096 }.footprint() == 16384);
+const _: () = assert!(Capacities { initiator: 4096, acceptor: 8192 }.footprint() == 8192 + 12288);
+const _: () = assert!(Capacities { initiator: 4096, acceptor: 8192 }.rings(true).1 >= ring::footprint(4096));

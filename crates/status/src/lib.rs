@@ -240,8 +240,10 @@ pub struct Channel {
     pub segment: String,
     /// `message` or `stream`.
     pub kind: String,
-    /// Data bytes of each ring.
+    /// Data bytes of the ring into which the initiator sends.
     pub capacity: u64,
+    /// Data bytes of the ring into which the acceptor sends.
+    pub acceptor_capacity: u64,
     /// `waiting`, `open` or `closing`.
     pub state: String,
     /// The daemon rings for one of the two.

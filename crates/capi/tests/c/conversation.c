@@ -614,6 +614,7 @@ static void facts_server(void)
 
     options.size = sizeof options;
     options.capacity = 100000;
+    options.input_capacity = 200000;
     options.backlog = 4;
     OK(ginnel_endpoint_listen(endpoint, "facts", GINNEL_MESSAGE, &options, &listener));
     tell(to_client);
@@ -624,7 +625,7 @@ static void facts_server(void)
     ginnel_channel_info info = {0};
     info.size = sizeof info;
     OK(ginnel_channel_get_info(channel, &info));
-    CHECK(info.kind == GINNEL_MESSAGE && info.capacity == 131072 && info.max_message == 131072 / 4 - 8);
+    CHECK(info.kind == GINNEL_MESSAGE && info.capacity == 131072 && info.input_capacity == 262144 && info.max_message == 131072 / 4 - 8);
     CHECK(info.id > 0 && info.peer_member == 0 && info.peer_endpoint != own.endpoint);
     CHECK(strcmp(info.peer_member_name, "host") == 0 && strcmp(info.peer_name, "conversation") == 0);
 

@@ -40,7 +40,7 @@ fn pass(
     mut watch: impl FnMut(&Frame, &[u8]),
 ) -> Result<()> {
     // No message is longer than a quarter of its ring.
-    let mut buffer = vec![0; from.info().capacity / 4];
+    let mut buffer = vec![0; from.info().input_capacity / 4];
     loop {
         let len = from.recv_into(&mut buffer)?;
         let message = &buffer[..len];

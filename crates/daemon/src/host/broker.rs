@@ -17,6 +17,7 @@ use super::relayed::Relayed;
 use super::reply::{self, Refusal};
 use super::session;
 use crate::pidwatch::{Image, Process};
+use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::SideState;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Kind};
@@ -71,8 +72,8 @@ pub enum Effect {
         segment: Name,
         /// Where the block lies.
         offset: u64,
-        /// Data bytes of each ring.
-        capacity: u64,
+        /// Data bytes of its rings.
+        capacities: Capacities,
     },
     /// Write a side's state into a ring.
     Mark {

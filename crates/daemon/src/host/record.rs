@@ -334,6 +334,8 @@ impl<'de> Deserialize<'de> for Hex16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::objects::channel;
+    use ginnel_layout::channel::Capacities;
 
     #[test]
     fn a_segment_of_an_older_journal_is_a_bar() {
@@ -344,5 +346,19 @@ mod tests {
         };
         assert_eq!((memory, page, readers.len()), (Memory::Bar, 4096, 0));
         assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
+    }
+
+    #[test]
+    fn a_channel_of_an_older_journal_has_rings_of_one_size() {
+        let old = r#"{"channel":{"number":1,"segment":"web","listener":1,"offset":2097152,"capacity":8192,"kind":1,"nonce":7,
+            "initiator":{"endpoint":1,"epoch":1,"member":0,"closed":false},"accepted":true,"relayed":false,
+            "acceptor":{"endpoint":2,"epoch":2,"member":0,"closed":false}}}"#;
+        let Ok(Record::Object(Change::Channel(channel::Change::Opened(channel)))) = serde_json::from_str(old)
+        else {
+            panic!("not read");
+        };
+        assert_eq!(channel.capacities(), Capacities { initiator: 8192, acceptor: 8192 });
+        let text = serde_json::to_string(&channel).unwrap();
+        assert!(!text.contains("acceptor_capacity"), "an older daemon reads it too: {text}");
     }
 }

@@ -8,7 +8,7 @@ use super::objects::sync::SyncUser;
 use super::restoring::{Files, Identity};
 use ginnel_config::{Bytes, Problem};
 use ginnel_layout::board::{self, Place};
-use ginnel_layout::channel;
+use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
 use ginnel_layout::sync::{self, SyncKind};
@@ -353,10 +353,11 @@ impl Segments {
     }
 
     /// Zeroes the ring headers of a block, and the first word of the data behind each.
-    pub fn zero(&self, name: &Name, offset: u64, capacity: u64) {
+    pub fn zero(&self, name: &Name, offset: u64, capacities: Capacities) {
         let Some(Open { memory: Some((_, mapping)), .. }) = self.open.get(name) else { return };
         let zeros = [0u8; ring::HEADER + 8];
-        for at in [0, channel::ring_stride(capacity as usize)] {
+        let (one, other) = capacities.rings(true);
+        for at in [one, other] {
             if let Some(ring) = part(mapping, offset + at as u64, zeros.len()) {
                 ring.write(0, &zeros);
             }

@@ -408,7 +408,7 @@ impl Server {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
-            Effect::Zero { segment, offset, capacity } => self.segments.zero(&segment, offset, capacity),
+            Effect::Zero { segment, offset, capacities } => self.segments.zero(&segment, offset, capacities),
             Effect::Mark { segment, at, state } => self.segments.mark(&segment, at, state),
             Effect::NewBoard { segment, offset } => self.segments.new_board(&segment, offset),
             Effect::PostAll { segment, offset } => self.segments.post_all(&segment, offset),

@@ -6,7 +6,7 @@ pub mod qemu;
 use ginnel_daemon::packet::{self, Packet};
 use ginnel_layout::segment::RESERVED;
 use ginnel_layout::wire::{self, Header, Kind};
-use ginnel_layout::{Name, channel, ring};
+use ginnel_layout::{Name, ring};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, OwnedFd};
@@ -447,7 +447,7 @@ impl Attached {
     }
 
     pub fn listen(&mut self, at: &str) -> Result<u32, Refused> {
-        let wish = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0 };
+        let wish = wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
         self.client
             .ask::<wire::Listening>(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING)
             .map(|(l, _)| l.listener)
@@ -459,7 +459,7 @@ impl Attached {
     }
 
     pub fn connect_as(&mut self, to: &str, nonce: u64, capacity: u64) -> Result<Channel, Refused> {
-        let wish = wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce };
+        let wish = wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, input_capacity: 0, nonce };
         let (wire, fds) = self.client.ask(Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)?;
         Ok(Channel::new(&self.memory, wire, fds))
     }
@@ -497,10 +497,11 @@ pub struct Channel {
 
 impl Channel {
     pub fn new(memory: &Mapping, wire: wire::Channel, mut fds: Vec<OwnedFd>) -> Self {
-        let (output, input) = channel::rings(wire.capacity as usize, wire.initiator == 1);
+        let (output, input) = wire.capacities().rings(wire.initiator == 1);
         let block = (wire.offset - RESERVED) as usize; // The mapping begins there.
-        let part = |at| memory.part(block + at, ring::footprint(wire.capacity as usize)).unwrap();
-        Self { bell: fds.pop(), output: part(output), input: part(input), wire }
+        let part = |at, capacity| memory.part(block + at, ring::footprint(capacity as usize)).unwrap();
+        let (output, input) = (part(output, wire.capacity), part(input, wire.input_capacity));
+        Self { bell: fds.pop(), output, input, wire }
     }
 
     /// What the daemon, or the peer, says of the peer: as consumer of our output, as producer of our input.

@@ -212,12 +212,20 @@ impl Guest {
     }
 
     pub fn listen(&mut self, client: u32, at: &str) -> u32 {
-        let wish = wire::Listen { name: super::name(at), kind: 1, backlog: 0, capacity: 0 };
+        let wish =
+            wire::Listen { name: super::name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 };
         self.ask::<wire::Listening>(client, Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap().listener
     }
 
     pub fn connect(&mut self, client: u32, to: &str) -> Result<wire::Channel, (u32, String)> {
-        let wish = wire::Connect { name: super::name(to), kind: 1, reserved: 0, capacity: 4096, nonce: 1 };
+        let wish = wire::Connect {
+            name: super::name(to),
+            kind: 1,
+            reserved: 0,
+            capacity: 4096,
+            input_capacity: 0,
+            nonce: 1,
+        };
         self.ask(client, Kind::CONNECT, wish.as_bytes(), Kind::CHANNEL)
     }
 

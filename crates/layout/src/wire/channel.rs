@@ -2,6 +2,7 @@
 
 use super::{BellKind, Fds};
 use crate::Name;
+use crate::channel::Capacities;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Publishes a name at which others may connect.
@@ -14,11 +15,13 @@ pub struct Listen {
     pub kind: u32,
     /// How many connections may wait to be accepted; 0 means the daemon's default.
     pub backlog: u32,
-    /// Data bytes of each ring of an accepted channel; 0 means the daemon's default. The larger of this and
-    /// [`Connect::capacity`] counts, up to the daemon's limit.
+    /// Data bytes of the ring into which the acceptor sends; 0 means the daemon's default. For each ring the larger wish of the
+    /// two sides counts, up to the daemon's limit.
     pub capacity: u64,
+    /// Data bytes of the ring from which the acceptor receives; 0 means as many as `capacity`.
+    pub input_capacity: u64,
 }
-layout!(Listen, 80 { name: 0, kind: 64, backlog: 68, capacity: 72 });
+layout!(Listen, 88 { name: 0, kind: 64, backlog: 68, capacity: 72, input_capacity: 80 });
 
 /// Answer to [`Listen`], and body of `UNLISTEN`.
 #[repr(C)]
@@ -41,13 +44,15 @@ pub struct Connect {
     pub kind: u32,
     /// Zero.
     pub reserved: u32,
-    /// Data bytes of each ring; 0 means the default.
+    /// Data bytes of the ring into which the initiator sends; 0 means the default.
     pub capacity: u64,
+    /// Data bytes of the ring from which the initiator receives; 0 means as many as `capacity`.
+    pub input_capacity: u64,
     /// Chosen by the client, unique for the endpoint. The same request asked again (after the daemon has gone without an
     /// answer) with the same nonce yields the same channel.
     pub nonce: u64,
 }
-layout!(Connect, 88 { name: 0, kind: 64, reserved: 68, capacity: 72, nonce: 80 });
+layout!(Connect, 96 { name: 0, kind: 64, reserved: 68, capacity: 72, input_capacity: 80, nonce: 88 });
 
 /// Answer to [`Connect`], and the event `INCOMING`: a channel, seen from one of its two endpoints.
 #[repr(C)]
@@ -57,8 +62,10 @@ pub struct Channel {
     pub channel: u64,
     /// Offset of the channel's block from the start of the segment.
     pub offset: u64,
-    /// Data bytes of each ring.
+    /// Data bytes of the ring into which this endpoint sends.
     pub capacity: u64,
+    /// Data bytes of the ring from which this endpoint receives.
+    pub input_capacity: u64,
     /// Repeats [`Connect::nonce`] for the initiator; 0 for the acceptor.
     pub nonce: u64,
     /// [`crate::channel::ChannelKind`].
@@ -86,10 +93,10 @@ pub struct Channel {
     /// The name of the peer's member.
     pub peer_member_name: Name,
 }
-layout!(Channel, 200 {
-    channel: 0, offset: 8, capacity: 16, nonce: 24, kind: 32, initiator: 36, listener: 40, bell_kind: 44,
-    bell: 48, peer_member: 52, peer_endpoint: 56, peer_epoch: 60, fds: 64, reserved: 68, peer_name: 72,
-    peer_member_name: 136,
+layout!(Channel, 208 {
+    channel: 0, offset: 8, capacity: 16, input_capacity: 24, nonce: 32, kind: 40, initiator: 44, listener: 48,
+    bell_kind: 52, bell: 56, peer_member: 60, peer_endpoint: 64, peer_epoch: 68, fds: 72, reserved: 76,
+    peer_name: 80, peer_member_name: 144,
 });
 
 /// Names a channel in `ACCEPTED` and `CLOSE`.
@@ -100,3 +107,33 @@ pub struct ChannelRef {
     pub channel: u64,
 }
 layout!(ChannelRef, 8 { channel: 0 });
+
+impl Listen {
+    /// What the acceptor wishes of the rings; 0 where it does not care.
+    pub fn wishes(&self) -> Capacities {
+        Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), false)
+    }
+}
+
+impl Connect {
+    /// What the initiator wishes of the rings; 0 where it does not care.
+    pub fn wishes(&self) -> Capacities {
+        Capacities::seen(self.capacity, or(self.input_capacity, self.capacity), true)
+    }
+}
+
+impl Channel {
+    /// Whether this endpoint has opened the channel.
+    pub fn is_initiator(&self) -> bool {
+        self.initiator != 0
+    }
+
+    /// Data bytes of its rings.
+    pub fn capacities(&self) -> Capacities {
+        Capacities::seen(self.capacity, self.input_capacity, self.is_initiator())
+    }
+}
+
+fn or(wish: u64, other: u64) -> u64 {
+    if wish == 0 { other } else { wish }
+}

@@ -462,11 +462,11 @@ fn attach(segment: &str) -> wire::Attach {
 }
 
 fn listen(at: &str) -> wire::Listen {
-    wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0 }
+    wire::Listen { name: name(at), kind: 1, backlog: 0, capacity: 0, input_capacity: 0 }
 }
 
 fn connect(to: &str, capacity: u64, nonce: u64) -> wire::Connect {
-    wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, nonce }
+    wire::Connect { name: name(to), kind: 1, reserved: 0, capacity, input_capacity: 0, nonce }
 }
 
 fn sync_open(at: &str, kind: u32, limit: u32, nonce: u64) -> wire::SyncOpen {

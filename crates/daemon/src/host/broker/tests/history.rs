@@ -18,7 +18,7 @@ enum Step {
     VmEnds,
     Listen(usize, u8),
     Unlisten(usize),
-    Connect(usize, u8, u64, u8),
+    Connect(usize, u8, (u64, u64), u8),
     Accept(usize, usize),
     Close(usize, usize),
     Board(usize, u8),
@@ -50,7 +50,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::VmEnds),
         3 => (n(), 0..3u8).prop_map(|(c, l)| Step::Listen(c, l)),
         1 => n().prop_map(Step::Unlisten),
-        6 => (n(), 0..3u8, 0..300_000u64, 0..6u8).prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
+        6 => (n(), 0..3u8, (0..300_000u64, 0..300_000u64), 0..6u8)
+            .prop_map(|(c, l, s, nonce)| Step::Connect(c, l, s, nonce)),
         3 => (n(), n()).prop_map(|(c, h)| Step::Accept(c, h)),
         5 => (n(), n()).prop_map(|(c, h)| Step::Close(c, h)),
         3 => (n(), 0..10u8).prop_map(|(c, nonce)| Step::Board(c, nonce)),
@@ -185,9 +186,10 @@ proptest! {
                     let kind = bench.ask(id, Kind::UNLISTEN, wish.as_bytes());
                     prop_assert_eq!(kind == Kind::OK, own.is_some());
                 }
-                Step::Connect(c, l, capacity, nonce) => {
+                Step::Connect(c, l, (capacity, input_capacity), nonce) => {
                     if let Some(id) = pick(&clients, c) {
-                        let wish = connect(["a", "b", "c@vm-a"][l as usize], capacity, nonce.into());
+                        let to = ["a", "b", "c@vm-a"][l as usize];
+                        let wish = wire::Connect { input_capacity, ..connect(to, capacity, nonce.into()) };
                         bench.ask(id, Kind::CONNECT, wish.as_bytes());
                     }
                 }

@@ -5,8 +5,8 @@ use crate::host::account::Tally;
 use crate::host::books::{Books, Misfit};
 use crate::host::numbers::{following_listener, is_ahead};
 use crate::host::record::Text;
-use ginnel_layout::channel::ChannelKind;
-use ginnel_layout::{Name, ring};
+use ginnel_layout::Name;
+use ginnel_layout::channel::{Capacities, ChannelKind};
 
 /// A name at which an endpoint listens.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +23,8 @@ pub struct Listener {
     pub kind: ChannelKind,
     /// How many may wait.
     pub backlog: u32,
-    /// Smallest ring.
-    pub capacity: u64,
+    /// Its wishes: the smallest rings.
+    pub wishes: Capacities,
     /// How many wait.
     pub waiting: u32,
 }
@@ -37,7 +37,8 @@ impl Listener {
             name: Text(self.name),
             kind: self.kind.0,
             backlog: self.backlog,
-            capacity: self.capacity,
+            capacity: self.wishes.acceptor,
+            input_capacity: Some(self.wishes.initiator).filter(|&input| input != self.wishes.acceptor),
         }
     }
 }
@@ -50,7 +51,7 @@ impl Books {
         name: Name,
         kind: u32,
         backlog: u32,
-        capacity: u64,
+        wishes: Capacities,
     ) -> Result<(), Misfit> {
         let owner = self.endpoints.get_mut(&endpoint).ok_or(Misfit("a listener of nobody"))?;
         let segment = owner.segment;
@@ -63,7 +64,7 @@ impl Books {
             self.next_listener = following_listener(number);
         }
         let kind = ChannelKind(kind);
-        let listener = Listener { number, endpoint, segment, name, kind, backlog, capacity, waiting: 0 };
+        let listener = Listener { number, endpoint, segment, name, kind, backlog, wishes, waiting: 0 };
         self.listeners.insert(number, listener);
         Ok(())
     }
@@ -79,7 +80,7 @@ impl Books {
 
     pub(super) fn channel(&mut self, channel: &Channel) -> Result<(), Misfit> {
         let (number, segment) = (channel.number, channel.segment.0);
-        if !ring::valid_capacity(channel.capacity) || self.channels.contains_key(&number) {
+        if !channel.capacities().are_valid() || self.channels.contains_key(&number) {
             return Err(Misfit("an impossible channel"));
         }
         let open = [channel.initiator, channel.acceptor].into_iter().filter(|side| !side.closed);

@@ -13,9 +13,10 @@ use crate::host::books::{Books, Endpoint, Misfit};
 use crate::host::broker::{Broker, ClientId, Effect};
 use crate::host::relayed::{Reason, Relayed};
 use crate::host::reply::body;
+use ginnel_layout::Name;
+use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::wire::Kind;
-use ginnel_layout::{Name, channel};
 
 impl Class for Change {
     const RECORDS: &[&str] = &["listen", "unlisten", "channel", "accepted", "closed"];
@@ -33,8 +34,9 @@ impl Class for Change {
 
     fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
         match self {
-            &Self::Listen { listener, endpoint, name, kind, backlog, capacity } => {
-                books.listen(listener, endpoint, name.0, kind, backlog, capacity)
+            &Self::Listen { listener, endpoint, name, kind, backlog, capacity, input_capacity } => {
+                let wishes = Capacities::seen(capacity, input_capacity.unwrap_or(capacity), false);
+                books.listen(listener, endpoint, name.0, kind, backlog, wishes)
             }
             Self::Unlisten { listener } => books.unlisten(*listener),
             Self::Opened(channel) => books.channel(channel),
@@ -97,7 +99,7 @@ impl Class for Change {
         let lost = broker.books.channels.values().filter(|channel| channel.segment.0 == *segment);
         let mut words = Vec::new();
         for channel in lost {
-            let (one, other) = channel::rings(channel.capacity as usize, true);
+            let (one, other) = channel.capacities().rings(true);
             for ring in [one, other] {
                 words.extend(
                     [ring::PRODUCER_STATE, ring::CONSUMER_STATE]

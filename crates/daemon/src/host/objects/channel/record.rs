@@ -2,7 +2,7 @@
 
 use crate::host::account::Account;
 use crate::host::record::Text;
-use ginnel_layout::channel;
+use ginnel_layout::channel::Capacities;
 use serde::{Deserialize, Serialize};
 
 /// One change, as [`crate::host::record::Record`].
@@ -21,8 +21,11 @@ pub enum Change {
         kind: u32,
         /// How many may wait.
         backlog: u32,
-        /// Smallest ring.
+        /// The smallest ring from it; and to it, if nothing else is said.
         capacity: u64,
+        /// The smallest ring to it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        input_capacity: Option<u64>,
     },
     /// Nobody listens there any more.
     Unlisten {
@@ -61,8 +64,11 @@ pub struct Channel {
     pub acceptor: Side,
     /// Where its block lies.
     pub offset: u64,
-    /// Data bytes of each ring.
+    /// Data bytes of the ring that the initiator writes; and of the other, if nothing else is said.
     pub capacity: u64,
+    /// Data bytes of the ring that the acceptor writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acceptor_capacity: Option<u64>,
     /// Kind of its rings.
     pub kind: u32,
     /// The initiator's own number for its request.
@@ -90,9 +96,14 @@ pub struct Side {
 }
 
 impl Channel {
-    /// Bytes of its block. The capacity is valid in all channels of the books.
+    /// Data bytes of its rings. They are valid in all channels of the books.
+    pub fn capacities(&self) -> Capacities {
+        Capacities { initiator: self.capacity, acceptor: self.acceptor_capacity.unwrap_or(self.capacity) }
+    }
+
+    /// Bytes of its block.
     pub fn block_len(&self) -> u64 {
-        channel::footprint(self.capacity as usize) as u64
+        self.capacities().footprint() as u64
     }
 
     /// One side.

@@ -8,10 +8,10 @@ use crate::host::caller::Caller;
 use crate::host::record::Text;
 use crate::host::reply::{self, Refusal, broken, checked};
 use ginnel_config::Bytes;
-use ginnel_layout::channel::ChannelKind;
+use ginnel_layout::channel::{Capacities, ChannelKind};
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind};
-use ginnel_layout::{Name, PAGE, channel};
+use ginnel_layout::{Name, PAGE};
 use tracing::debug;
 use zerocopy::IntoBytes;
 
@@ -27,7 +27,7 @@ impl Broker {
         let (segment, member) = (caller.segment, caller.member);
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
-        self.rounded(wish.capacity)?;
+        self.rounded(wish.wishes())?;
         if world.is_broken(&segment) {
             return Err(broken(&segment));
         }
@@ -67,6 +67,7 @@ impl Broker {
                     kind: kind.0,
                     backlog: backlog.min(self.limits.backlog),
                     capacity: wish.capacity,
+                    input_capacity: Some(wish.input_capacity).filter(|&input| input != 0),
                 })?;
                 debug!(endpoint = number, %segment, %name, listener, "listening");
                 listener
@@ -116,7 +117,7 @@ impl Broker {
         let (segment, member) = (caller.segment, caller.member);
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
-        let wished = self.rounded(wish.capacity)?;
+        let wished = self.rounded(wish.wishes())?;
         if let Some(&channel) = endpoint.opened.get(&wish.nonce) {
             self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel, true);
             return Ok(());
@@ -142,11 +143,16 @@ impl Broker {
             return Err(Refusal::new(ErrorCode::LIMIT, text));
         }
         let acceptor = self.books.endpoint(listener.endpoint)?;
-        let capacity = match wished.max(self.rounded(listener.capacity)?) {
+        let least = self.rounded(listener.wishes)?;
+        let larger = |one: u64, other: u64| match one.max(other) {
             0 => self.limits.default_ring,
             n => n,
         };
-        let len = ginnel_layout::channel::footprint(capacity as usize) as u64;
+        let capacities = Capacities {
+            initiator: larger(wished.initiator, least.initiator),
+            acceptor: larger(wished.acceptor, least.acceptor),
+        };
+        let len = capacities.footprint() as u64;
         let limits = self.limits_of(member);
         let over = |what: &str, key: &str| {
             Err(Refusal::new(
@@ -204,7 +210,8 @@ impl Broker {
             initiator: side(endpoint),
             acceptor: side(acceptor),
             offset,
-            capacity,
+            capacity: capacities.initiator,
+            acceptor_capacity: Some(capacities.acceptor).filter(|&acceptor| acceptor != capacities.initiator),
             kind: kind.0,
             nonce: wish.nonce,
             uid: caller.uid,
@@ -212,9 +219,9 @@ impl Broker {
             relayed: needs_daemon(member, acceptor) || needs_daemon(acceptor.member, endpoint),
         };
         let (channel_number, acceptor) = (channel.number, acceptor.number);
-        self.effect(Effect::Zero { segment, offset, capacity });
+        self.effect(Effect::Zero { segment, offset, capacities });
         self.record(Change::Opened(channel))?;
-        debug!(channel = channel_number, %segment, %name, from = number, to = acceptor, capacity, "channel");
+        debug!(channel = channel_number, %segment, %name, from = number, to = acceptor, ?capacities, "channel");
         self.send_channel(caller.client, Kind::CHANNEL, caller.request, channel_number, true);
         for client in self.connections(acceptor) {
             self.send_channel(client, Kind::INCOMING, 0, channel_number, false);
@@ -263,8 +270,12 @@ impl Broker {
         self.record(Change::Closed { channel: number, initiator })
     }
 
-    /// A wished capacity as one that a ring can have; 0 stays 0.
-    fn rounded(&self, wish: u64) -> Result<u64, Refusal> {
+    /// Wished capacities as rings can have them; 0 stays 0.
+    fn rounded(&self, wishes: Capacities) -> Result<Capacities, Refusal> {
+        Ok(Capacities { initiator: self.round(wishes.initiator)?, acceptor: self.round(wishes.acceptor)? })
+    }
+
+    fn round(&self, wish: u64) -> Result<u64, Refusal> {
         if wish == 0 {
             return Ok(0);
         }
@@ -286,7 +297,7 @@ impl Broker {
             return;
         }
         let segment = channel.segment.0;
-        let (output, input) = channel::rings(channel.capacity as usize, initiator);
+        let (output, input) = channel.capacities().rings(initiator);
         for (ring, word) in [(output, ring::PRODUCER_STATE), (input, ring::CONSUMER_STATE)] {
             self.effects.push(Effect::Mark { segment, at: channel.offset + (ring + word) as u64, state });
         }
@@ -329,10 +340,12 @@ impl Broker {
             }
             _ => (vec![], 0),
         };
+        let (capacity, input_capacity) = channel.capacities().of(initiator);
         let answer = wire::Channel {
             channel: channel.number,
             offset: channel.offset,
-            capacity: channel.capacity,
+            capacity,
+            input_capacity,
             nonce: if initiator { channel.nonce } else { 0 },
             kind: channel.kind,
             initiator: initiator.into(),
