@@ -147,7 +147,7 @@ impl<M: Memory> Seat<M> {
         let Some(owner) = word.slot() else { return false };
         // ORDER sync.seat: the slot after the word, which its owner wrote after it was told that it has the slot.
         // Pairs with: `authority::seat`, through the daemon's answer.
-        self.page.load_relaxed_u32(slot(owner) + SLOT_EPOCH) == word.slot_epoch().into()
+        self.page.load_relaxed_u32(slot(owner) + SLOT_EPOCH) == u32::from(word.slot_epoch())
             && self.page.load_relaxed_u32(slot(owner) + SLOT_ENDPOINT) == word.endpoint()
     }
 
