@@ -204,6 +204,12 @@ macro_rules! classes {
             }
         }
 
+        /// For each class its [`Class::RECORDS`], and the names that its changes have in the journal.
+        #[cfg(test)]
+        fn names() -> Vec<[&'static [&'static str]; 2]> {
+            vec![$([<$Change>::RECORDS, tests::variants(<$Change>::deserialize)]),*]
+        }
+
         $(impl From<$Change> for Record {
             fn from(change: $Change) -> Self {
                 Self::Object(Change::$Class(change))
@@ -218,4 +224,64 @@ classes! {
     Board: board::Change,
     Sync: sync::Change,
     Block: block::Change,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::Visitor;
+    use serde::de::value::Error as Unread;
+    use serde::forward_to_deserialize_any;
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
+    use std::rc::Rc;
+
+    /// Reads nothing, and notes the names of the variants of the enumeration that is asked for.
+    pub(super) struct Asked(Rc<Cell<&'static [&'static str]>>);
+
+    impl<'de> Deserializer<'de> for Asked {
+        type Error = Unread;
+
+        fn deserialize_enum<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            variants: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Unread> {
+            self.0.set(variants);
+            Err(Unread::custom("only asked"))
+        }
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Unread> {
+            Err(Unread::custom("no enumeration"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        }
+    }
+
+    /// The names of all variants of an enumeration in the journal.
+    pub(super) fn variants<T>(read: fn(Asked) -> Result<T, Unread>) -> &'static [&'static str] {
+        let variants = Rc::new(Cell::new([].as_slice()));
+        assert!(read(Asked(Rc::clone(&variants))).is_err());
+        variants.get()
+    }
+
+    #[test]
+    fn each_change_has_a_name_in_the_journal_that_is_known_and_its_own() {
+        let mut all = BTreeSet::from(["optional"]);
+        for [records, variants] in names() {
+            assert!(!variants.is_empty());
+            assert_eq!(records, variants, "RECORDS of a class, and the variants of its changes");
+            all.extend(records);
+        }
+        // The journal reads `optional` as a mark of records, and the others are beside the changes.
+        let others = variants(Record::deserialize);
+        assert!(others.contains(&"dead"));
+        all.extend(others);
+        let count = 1 + others.len() + names().iter().map(|[records, _]| records.len()).sum::<usize>();
+        assert_eq!(all.len(), count, "a name is used twice");
+    }
 }
