@@ -56,9 +56,9 @@ impl Relayed {
 }
 
 impl Broker {
-    /// Makes the index of what the books say.
+    /// Makes the index of what the books of an earlier daemon say.
     pub(super) fn index_relayed(&mut self) {
-        Change::dump(&self.books).for_each(|change| change.relay(&self.books, &mut self.relayed_bells));
+        Change::relay_all(&self.books, &mut self.relayed_bells);
     }
 
     /// What a record that is about to be applied ends.

@@ -90,6 +90,9 @@ pub trait Class: Sized {
     /// The change was made: doorbells that the daemon has to pass on because of it.
     fn relay(&self, _books: &Books, _bells: &mut Relayed) {}
 
+    /// The same for all that there is, in the books of an earlier daemon.
+    fn relay_all(_books: &Books, _bells: &mut Relayed) {}
+
     /// The change will be made: doorbells that need not be passed on any more.
     fn unrelay(&self, _bells: &mut Relayed) {}
 
@@ -170,6 +173,11 @@ macro_rules! classes {
             /// See [`Class::relay`].
             pub fn relay(&self, books: &Books, bells: &mut Relayed) {
                 match self { $(Self::$Class(change) => change.relay(books, bells),)* }
+            }
+
+            /// See [`Class::relay_all`].
+            pub fn relay_all(books: &Books, bells: &mut Relayed) {
+                $(<$Change>::relay_all(books, bells);)*
             }
 
             /// See [`Class::unrelay`].

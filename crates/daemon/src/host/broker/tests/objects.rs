@@ -424,6 +424,14 @@ fn who_cannot_ring_another_user_of_an_object_is_passed_on_also_by_the_next_daemo
     assert_eq!(relayed(&bench), 0, "a VM rings its own programs by itself");
     assert_eq!(bench.ask(host, Kind::SYNC_OPEN, sync_open("lock", 1, 0, 2).as_bytes()), Kind::SYNC);
     assert_eq!(relayed(&bench), 1, "the VM rings the host by way of the daemon");
+    // A channel, of which one side is closed, and one between programs that need no help.
+    assert_eq!(bench.ask(host, Kind::LISTEN, listen("x").as_bytes()), Kind::LISTENING);
+    let channels: Vec<u64> = (1..3).map(|nonce| bench.connect(vm, "x", nonce).unwrap().channel).collect();
+    bench.connect(host, "x", 3).unwrap();
+    assert_eq!(relayed(&bench), 1 + 2 * 2);
+    assert_eq!(bench.ask(host, Kind::CLOSE, reference(channels[0]).as_bytes()), Kind::OK);
+    assert_eq!(relayed(&bench), 1 + 2 + 1);
+    bench.check();
     let again = Broker::new(bench.broker.books.clone(), Limits::default(), 4, 0);
     assert_eq!(again.relayed_bells, bench.broker.relayed_bells, "another daemon passes on the same");
 }

@@ -72,13 +72,14 @@ impl Class for Change {
     }
 
     fn relay(&self, books: &Books, bells: &mut Relayed) {
-        let Self::Opened(channel) = self else { return };
-        for (initiator, side) in [(true, channel.initiator), (false, channel.acceptor)] {
-            let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
-            if let Some(endpoint) = endpoint.filter(|_| channel.relayed && !side.closed) {
-                bells.insert(Reason::Channel(channel.number, initiator), (endpoint.member, endpoint.vector));
-            }
+        if let Self::Opened(channel) = self {
+            channel.relay(books, bells);
         }
+    }
+
+    fn relay_all(books: &Books, bells: &mut Relayed) {
+        let relayed = books.relayed.iter().filter_map(|number| books.channels.get(number));
+        relayed.for_each(|channel| channel.relay(books, bells));
     }
 
     fn unrelay(&self, bells: &mut Relayed) {
@@ -109,6 +110,18 @@ impl Class for Change {
         }
         for at in words {
             broker.effect(Effect::Mark { segment: *segment, at, state: SideState::LOST });
+        }
+    }
+}
+
+impl Channel {
+    /// Doorbells that the daemon has to pass on because of it.
+    fn relay(&self, books: &Books, bells: &mut Relayed) {
+        for (initiator, side) in [(true, self.initiator), (false, self.acceptor)] {
+            let endpoint = books.endpoints.get(&side.endpoint).filter(|e| e.epoch == side.epoch);
+            if let Some(endpoint) = endpoint.filter(|_| self.relayed && !side.closed) {
+                bells.insert(Reason::Channel(self.number, initiator), (endpoint.member, endpoint.vector));
+            }
         }
     }
 }

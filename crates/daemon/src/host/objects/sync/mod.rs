@@ -59,26 +59,16 @@ impl Class for Change {
         }
     }
 
-    /// Users ring one another; those of one member always can. An object has few users.
     fn relay(&self, books: &Books, bells: &mut Relayed) {
-        let (object, users) = match self {
-            Self::Made(object) => (object.number, object.users.as_slice()),
-            Self::Opened { object, user } => (*object, std::slice::from_ref(user)),
-            _ => return,
-        };
-        let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
-        let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));
-        for (slot, other) in pairs {
-            let (Some(one), Some(two)) = (books.sync_bell(object, slot), books.sync_bell(object, other))
-            else {
-                continue;
-            };
-            for (slot, (member, vector), ringer) in [(slot, one, two.0), (other, two, one.0)] {
-                if !books.knows(ringer, member, vector) {
-                    bells.insert(Reason::Sync(object, slot), (member, vector));
-                }
-            }
+        match self {
+            Self::Made(object) => relay(books, object.number, &object.users, bells),
+            Self::Opened { object, user } => relay(books, *object, std::slice::from_ref(user), bells),
+            _ => {}
         }
+    }
+
+    fn relay_all(books: &Books, bells: &mut Relayed) {
+        books.syncs.values().for_each(|object| relay(books, object.number, &object.users, bells));
     }
 
     fn unrelay(&self, bells: &mut Relayed) {
@@ -95,6 +85,23 @@ impl Class for Change {
 
     fn clear(books: &mut Books, segment: &Name) {
         books.remove_all::<SyncObject>(segment);
+    }
+}
+
+/// Doorbells that the daemon has to pass on because of some users of an object. Users ring one another; those of one member
+/// always can. An object has few users.
+fn relay(books: &Books, object: u64, users: &[SyncUser], bells: &mut Relayed) {
+    let Some(others) = books.syncs.get(&object).map(|object| &object.users) else { return };
+    let pairs = users.iter().flat_map(|user| others.iter().map(|other| (user.slot, other.slot)));
+    for (slot, other) in pairs {
+        let (Some(one), Some(two)) = (books.sync_bell(object, slot), books.sync_bell(object, other)) else {
+            continue;
+        };
+        for (slot, (member, vector), ringer) in [(slot, one, two.0), (other, two, one.0)] {
+            if !books.knows(ringer, member, vector) {
+                bells.insert(Reason::Sync(object, slot), (member, vector));
+            }
+        }
     }
 }
 
