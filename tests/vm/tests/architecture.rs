@@ -8,17 +8,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-config", &[]),
     ("ginnel-layout", &[]),
     ("ginnel-doorbell", &[]),
+    ("ginnel-fdpass", &[]),
     ("ginnel-shmem", &[]),
     ("ginnel-status", &[]),
     ("ginnel-ring", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-sync", &["ginnel-layout", "ginnel-shmem", "ginnel-ring"]),
     ("ginnel-virtqueue", &["ginnel-layout", "ginnel-shmem"]),
-    ("ginnel", &["ginnel-doorbell", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"]),
+    (
+        "ginnel",
+        &["ginnel-doorbell", "ginnel-fdpass", "ginnel-layout", "ginnel-shmem", "ginnel-ring", "ginnel-sync"],
+    ),
     (
         "ginnel-daemon",
         &[
             "ginnel-config",
             "ginnel-doorbell",
+            "ginnel-fdpass",
             "ginnel-layout",
             "ginnel-shmem",
             "ginnel-ring",
@@ -40,15 +45,33 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-volume-control",
         ],
     ),
-    ("ginnel-volume-client", &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"]),
+    (
+        "ginnel-volume-client",
+        &["ginnel-config", "ginnel-fdpass", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"],
+    ),
     ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem"]),
     (
         "ginnel-volume",
-        &["ginnel-config", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue", "ginnel-volume-control"],
+        &[
+            "ginnel-config",
+            "ginnel-fdpass",
+            "ginnel-layout",
+            "ginnel-shmem",
+            "ginnel-virtqueue",
+            "ginnel-volume-control",
+        ],
     ),
     (
         "ginnel-bench",
-        &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem", "ginnel-volume-client", "vmtest"],
+        &[
+            "ginnel",
+            "ginnel-farm",
+            "ginnel-fdpass",
+            "ginnel-layout",
+            "ginnel-shmem",
+            "ginnel-volume-client",
+            "vmtest",
+        ],
     ),
 ];
 
