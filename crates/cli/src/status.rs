@@ -195,9 +195,9 @@ fn channels(inspect: &Inspect) -> Table {
     let mut table = Table::new(&["CHANNEL", "SEGMENT", "KIND", "RINGS", "STATE", "FROM", "TO"]);
     for channel in &inspect.channels {
         let side = |side: &crate::inspect::Side| format!("{} ({})", side.endpoint, side.member);
-        // To the acceptor, and back.
+        // To the acceptor, and back. An older daemon, whose channels have two rings of one size, says the first alone.
         let rings = match (channel.capacity, channel.acceptor_capacity) {
-            (there, back) if there == back => output::bytes(there),
+            (there, back) if there == back || back == 0 => output::bytes(there),
             (there, back) => format!("{}, {}", output::bytes(there), output::bytes(back)),
         };
         table.row([
@@ -333,6 +333,9 @@ mod tests {
              "mappings": [{"member": "vm-a", "kind": "dax", "trusts_members": true, "read_mb_s": 9000, "write_mb_s": 0}]}],
         "channels": [{"id": 1, "segment": "web", "kind": "message", "capacity": 262144, "state": "open",
              "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
+             "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}},
+            {"id": 2, "segment": "web", "kind": "stream", "capacity": 4096, "acceptor_capacity": 1048576, "state": "open",
+             "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
              "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}}]
     }"#;
 
@@ -351,7 +354,8 @@ mod tests {
             "news     dax   2 MiB  4 MiB    0 B     host       vm-a     good, demands trust at boot, info block repaired 2 x, header repaired 1 x",
             "web      vm-a   BAR (ivshmem-plain)  4 KiB  write  90 MB/s    900 MB/s",
             "news     vm-a   DAX (virtio-pmem)    2 MiB  read   9000 MB/s  -",
-            "1        web      message  256 KiB  open   1 (host)  2 (vm-a)",
+            "1        web      message  256 KiB       open   1 (host)  2 (vm-a)",
+            "2        web      stream   4 KiB, 1 MiB  open   1 (host)  2 (vm-a)",
         ] {
             assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");
         }
