@@ -47,7 +47,8 @@ pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
-/// Passes what one program and the daemon say on to the other, after `change` has had it.
+/// Passes what one program and the daemon say on to the other, after `change` has had it. What a program says before it closes
+/// its end is passed on although it does not hear answers any more.
 pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
     let ends = [&program, &daemon];
     loop {
@@ -60,7 +61,8 @@ pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
             }
             let Ok(mut packet) = packet::receive(from.as_fd(), wire::MAX_PACKET, 8) else { return };
             change(&mut packet.bytes);
-            if packet::send(to.as_fd(), &packet.bytes, &packet.fds).is_err() {
+            let sent = packet::send(to.as_fd(), &packet.bytes, &packet.fds);
+            if sent.is_err() && std::ptr::eq(to, &daemon) {
                 return;
             }
         }
