@@ -7,12 +7,19 @@ use std::fs::File;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
 const LEN: usize = PAGES * PAGE;
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Some of these tests unmap a page of a range, and the whole range at their end. Meanwhile no other may map anything there.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn arena() -> (File, Mapping) {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -86,6 +93,7 @@ fn lift(placed: Placed) {
 
 #[test]
 fn pages_are_shared_while_they_are_placed() {
+    let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     let placed = pages.place(&arena, 8 * PAGE, 2 * PAGE, 3 * PAGE).unwrap();
     assert_eq!((placed.start(), placed.len()), (pages.at(2 * PAGE), 3 * PAGE));
@@ -107,6 +115,7 @@ fn pages_are_shared_while_they_are_placed() {
 
 #[test]
 fn the_protection_is_kept_in_both_directions() {
+    let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     pages.protect(0, PAGE, MprotectFlags::READ);
     // The kernel stores for us: where it must not, that is an error and no fault.
@@ -136,6 +145,7 @@ fn the_protection_is_kept_in_both_directions() {
 
 #[test]
 fn what_cannot_be_placed_stays_as_it_is() {
+    let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     for (offset, at, len) in [(0, 8, PAGE), (8, 0, PAGE), (0, 0, PAGE + 8), (0, 0, 0), (0, 0, usize::MAX)] {
         assert!(pages.place(&arena, offset, at, len).is_err(), "{len} from {at} at {offset}");
@@ -165,6 +175,7 @@ fn what_cannot_be_placed_stays_as_it_is() {
 
 #[test]
 fn what_the_program_has_mapped_meanwhile_is_its_own() {
+    let _alone = alone();
     let (pages, arena, other) = (Pages::new(), arena(), arena());
     let placed = pages.place(&arena, 0, 0, 8 * PAGE).unwrap();
     let fixed = MapFlags::FIXED;
@@ -193,6 +204,7 @@ fn what_the_program_has_mapped_meanwhile_is_its_own() {
 
 #[test]
 fn a_truncated_file_breaks_the_pages_and_nothing_else() {
+    let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     let placed = pages.place(&arena, 0, PAGE, 4 * PAGE).unwrap();
     arena.0.set_len(2 * PAGE as u64).unwrap();
@@ -208,6 +220,7 @@ fn a_truncated_file_breaks_the_pages_and_nothing_else() {
 
 #[test]
 fn pages_outlive_what_is_dropped() {
+    let _alone = alone();
     let (pages, arena) = (Pages::new(), arena());
     drop(pages.place(&arena, 0, 0, PAGE).unwrap());
     pages.place(&arena, 2 * PAGE, 2 * PAGE, PAGE).unwrap().abandon();
@@ -222,6 +235,7 @@ fn pages_outlive_what_is_dropped() {
 
 #[test]
 fn readers_notice_nothing() {
+    let _alone = alone();
     let (pages, arena, stop) = (Pages::new(), arena(), AtomicBool::new(false));
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -243,6 +257,7 @@ fn readers_notice_nothing() {
 
 #[test]
 fn many_pages_are_placed_one_by_one() {
+    let _alone = alone();
     const MANY: usize = 2000;
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len((MANY * PAGE) as u64).unwrap();
