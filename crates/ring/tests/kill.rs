@@ -6,12 +6,14 @@
 //! the ring and the saved cursor live on.
 #![cfg(not(loom))]
 
+#[path = "../../shmem/tests/mortal/mod.rs"]
+mod mortal;
+
 use ginnel_layout::ring::{MIN_CAPACITY, footprint, max_message};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{Cursor, RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory};
-use std::cell::Cell;
-use std::rc::Rc;
+use ginnel_shmem::Mapping;
+use mortal::Mortal;
 
 const CAPACITY: usize = MIN_CAPACITY;
 const MAX: usize = max_message(CAPACITY);
@@ -20,92 +22,6 @@ const LENGTHS: [usize; 24] = [
     MAX, 0, 700, MAX, MAX, 1, MAX, 500, 56, 57, MAX, MAX, 0, 900, MAX, MAX, 8, 64, MAX, 333, MAX, 800, MAX,
     MAX,
 ];
-
-/// Memory of a process that dies.
-#[derive(Clone)]
-struct Mortal {
-    memory: Mapping,
-    /// Stores still to be done.
-    left: Rc<Cell<u64>>,
-}
-
-impl Mortal {
-    fn new(memory: &Mapping, left: u64) -> Self {
-        Self { memory: memory.clone(), left: Rc::new(Cell::new(left)) }
-    }
-
-    /// Whether it lives to do one more store.
-    fn stores(&self) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        left > 0
-    }
-
-    fn is_dead(&self) -> bool {
-        self.left.get() == 0
-    }
-}
-
-macro_rules! words {
-    ($($type:ty: $load_relaxed:ident $load_acquire:ident $store_relaxed:ident $store_release:ident)*) => {$(
-        fn $load_relaxed(&self, at: usize) -> $type { self.memory.$load_relaxed(at) }
-        fn $load_acquire(&self, at: usize) -> $type { self.memory.$load_acquire(at) }
-        fn $store_relaxed(&self, at: usize, value: $type) {
-            if self.stores() { self.memory.$store_relaxed(at, value) }
-        }
-        fn $store_release(&self, at: usize, value: $type) {
-            if self.stores() { self.memory.$store_release(at, value) }
-        }
-    )*};
-}
-
-impl Memory for Mortal {
-    fn len(&self) -> usize {
-        self.memory.len()
-    }
-    words! {
-        u16: load_relaxed_u16 load_acquire_u16 store_relaxed_u16 store_release_u16
-        u32: load_relaxed_u32 load_acquire_u32 store_relaxed_u32 store_release_u32
-        u64: load_relaxed_u64 load_acquire_u64 store_relaxed_u64 store_release_u64
-    }
-    fn compare_exchange_u64(&self, _: usize, _: u64, _: u64) -> Result<(), u64> {
-        unreachable!("rings have no such words")
-    }
-    fn swap_u64(&self, _: usize, _: u64) -> u64 {
-        unreachable!("rings have no such words")
-    }
-    fn fetch_or_u64(&self, _: usize, _: u64) -> u64 {
-        unreachable!("rings have no such words")
-    }
-    fn fetch_and_u64(&self, _: usize, _: u64) -> u64 {
-        unreachable!("rings have no such words")
-    }
-    fn fetch_add_u32(&self, _: usize, _: u32) -> u32 {
-        unreachable!("rings have no such words")
-    }
-    fn fetch_add_u64(&self, _: usize, _: u64) -> u64 {
-        unreachable!("rings have no such words")
-    }
-    fn full_fence(&self) {
-        self.memory.full_fence();
-    }
-    fn read(&self, at: usize, into: &mut [u8]) {
-        self.memory.read(at, into);
-    }
-    fn write(&self, at: usize, from: &[u8]) {
-        if self.stores() {
-            self.memory.write(at, from);
-        }
-    }
-    fn read_acquire(&self, at: usize, into: &mut [u8]) {
-        self.memory.read_acquire(at, into);
-    }
-    fn write_release(&self, at: usize, from: &[u8]) {
-        if self.stores() {
-            self.memory.write_release(at, from);
-        }
-    }
-}
 
 /// What a side keeps where it outlives its process: its cursor, and what belongs to it.
 #[derive(Clone, Copy, Default)]

@@ -7,91 +7,15 @@
 
 #![cfg(not(loom))]
 
+#[path = "../../shmem/tests/mortal/mod.rs"]
+mod mortal;
 mod rig;
 
 use ginnel_shmem::{Mapping, Memory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
+use mortal::Mortal;
 use rig::Rig;
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
-
-/// Memory of a process that dies.
-#[derive(Clone)]
-struct Mortal {
-    memory: Mapping,
-    /// Stores still to be done.
-    left: Rc<Cell<u64>>,
-}
-
-impl Mortal {
-    fn stores(&self) -> bool {
-        let left = self.left.get();
-        self.left.set(left.saturating_sub(1));
-        left > 0
-    }
-}
-
-macro_rules! words {
-    ($($type:ty: $load_relaxed:ident $load_acquire:ident $store_relaxed:ident $store_release:ident)*) => {$(
-        fn $load_relaxed(&self, at: usize) -> $type { self.memory.$load_relaxed(at) }
-        fn $load_acquire(&self, at: usize) -> $type { self.memory.$load_acquire(at) }
-        fn $store_relaxed(&self, at: usize, value: $type) {
-            if self.stores() { self.memory.$store_relaxed(at, value) }
-        }
-        fn $store_release(&self, at: usize, value: $type) {
-            if self.stores() { self.memory.$store_release(at, value) }
-        }
-    )*};
-}
-
-impl Memory for Mortal {
-    fn len(&self) -> usize {
-        self.memory.len()
-    }
-    words! {
-        u16: load_relaxed_u16 load_acquire_u16 store_relaxed_u16 store_release_u16
-        u32: load_relaxed_u32 load_acquire_u32 store_relaxed_u32 store_release_u32
-        u64: load_relaxed_u64 load_acquire_u64 store_relaxed_u64 store_release_u64
-    }
-    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
-        if self.stores() { self.memory.compare_exchange_u64(at, old, new) } else { Ok(()) }
-    }
-    fn swap_u64(&self, at: usize, value: u64) -> u64 {
-        if self.stores() { self.memory.swap_u64(at, value) } else { 0 }
-    }
-    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
-        if self.stores() { self.memory.fetch_or_u64(at, bits) } else { 0 }
-    }
-    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
-        if self.stores() { self.memory.fetch_and_u64(at, bits) } else { 0 }
-    }
-    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
-        if self.stores() { self.memory.fetch_add_u32(at, value) } else { 0 }
-    }
-    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
-        if self.stores() { self.memory.fetch_add_u64(at, value) } else { 0 }
-    }
-    fn full_fence(&self) {
-        self.memory.full_fence();
-    }
-    fn read(&self, at: usize, into: &mut [u8]) {
-        self.memory.read(at, into);
-    }
-    fn write(&self, at: usize, from: &[u8]) {
-        if self.stores() {
-            self.memory.write(at, from);
-        }
-    }
-    fn read_acquire(&self, at: usize, into: &mut [u8]) {
-        self.memory.read_acquire(at, into);
-    }
-    fn write_release(&self, at: usize, from: &[u8]) {
-        if self.stores() {
-            self.memory.write_release(at, from);
-        }
-    }
-}
 
 /// xorshift64*; enough to choose what happens next.
 struct Random(u64);
@@ -107,7 +31,7 @@ impl Random {
 
 /// A process that serves the queue.
 struct Process {
-    left: Rc<Cell<u64>>,
+    memory: Mortal,
     guest: GuestMemory<Mortal>,
     queue: DeviceQueue<Mortal>,
     held: Vec<Ticket>,
@@ -154,22 +78,22 @@ impl World {
     }
 
     fn start(rig: &Rig, memory: &Mapping, inflight: &Mapping, stores: u64) -> Option<Process> {
-        let left = Rc::new(Cell::new(stores));
-        let mortal = |memory: &Mapping| Mortal { memory: memory.clone(), left: left.clone() };
-        let (memory, inflight) = (mortal(memory), mortal(inflight));
+        let memory = Mortal::new(memory, stores);
+        let inflight = memory.other(inflight);
         let queue = DeviceQueue::new(rig.setup(&memory, rig.base(), Some(&inflight)));
         match queue {
             Ok(queue) => {
-                Some(Process { left, guest: rig.guest(&memory), queue, held: Vec::new(), last: None })
+                let guest = rig.guest(&memory);
+                Some(Process { memory, guest, queue, held: Vec::new(), last: None })
             }
             // What it read does not fit what it wrote: it was dead by then.
-            Err(_) if left.get() == 0 => None,
+            Err(_) if memory.is_dead() => None,
             Err(error) => panic!("{rig:?}: {error}"),
         }
     }
 
     fn dead(&self) -> bool {
-        self.device.left.get() == 0
+        self.device.memory.is_dead()
     }
 
     fn send(&mut self) {
@@ -207,10 +131,10 @@ impl World {
 
     fn take(&mut self) {
         let mut chain = Chain::new();
-        let Process { left, queue, guest, held, last } = &mut self.device;
+        let Process { memory, queue, guest, held, last } = &mut self.device;
         let ticket = queue.pop(guest, &mut chain).unwrap_or_else(|e| panic!("{}: {e}", self.what));
         let Some(ticket) = ticket else { return };
-        if left.get() == 0 {
+        if memory.is_dead() {
             return;
         }
         let mut number = [0; 8];
@@ -266,7 +190,7 @@ impl World {
 
     /// The last successor lives: all that was sent is done in the end, and nothing stays behind.
     fn finish(&mut self) {
-        self.device.left.set(u64::MAX);
+        self.device.memory.live_on();
         let _ = self.driver.publish();
         for _ in 0..4 * usize::from(self.rig.size) {
             self.take();

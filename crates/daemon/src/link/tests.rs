@@ -1,6 +1,9 @@
+#[path = "../../../shmem/tests/mortal/mod.rs"]
+mod mortal;
+
 use super::*;
+use mortal::Mortal;
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -162,95 +165,9 @@ fn a_goodbye_is_seen() {
     assert_works(&mut h, &mut g);
 }
 
-/// Memory whose owner dies after some number of stores: later ones do not happen.
-#[derive(Clone)]
-struct Mortal {
-    memory: Mapping,
-    stores_left: Rc<Cell<u32>>,
-}
-
-impl Mortal {
-    fn new(memory: &Mapping, stores: u32) -> Self {
-        Self { memory: memory.clone(), stores_left: Rc::new(Cell::new(stores)) }
-    }
-    fn alive(&self) -> bool {
-        self.stores_left.get() > 0 && {
-            self.stores_left.set(self.stores_left.get() - 1);
-            true
-        }
-    }
-}
-
 impl Parts for Mortal {
     fn ring(&self, at: usize, len: usize) -> Self {
-        Self { memory: self.memory.ring(at, len), stores_left: self.stores_left.clone() }
-    }
-}
-
-macro_rules! mortal_word {
-    ($type:ty, $load_relaxed:ident, $load_acquire:ident, $store_relaxed:ident, $store_release:ident) => {
-        fn $load_relaxed(&self, at: usize) -> $type {
-            self.memory.$load_relaxed(at)
-        }
-        fn $load_acquire(&self, at: usize) -> $type {
-            self.memory.$load_acquire(at)
-        }
-        fn $store_relaxed(&self, at: usize, value: $type) {
-            if self.alive() {
-                self.memory.$store_relaxed(at, value);
-            }
-        }
-        fn $store_release(&self, at: usize, value: $type) {
-            if self.alive() {
-                self.memory.$store_release(at, value);
-            }
-        }
-    };
-}
-
-impl Memory for Mortal {
-    fn len(&self) -> usize {
-        self.memory.len()
-    }
-    mortal_word!(u16, load_relaxed_u16, load_acquire_u16, store_relaxed_u16, store_release_u16);
-    mortal_word!(u32, load_relaxed_u32, load_acquire_u32, store_relaxed_u32, store_release_u32);
-    mortal_word!(u64, load_relaxed_u64, load_acquire_u64, store_relaxed_u64, store_release_u64);
-    fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
-        if self.alive() { self.memory.compare_exchange_u64(at, old, new) } else { Ok(()) }
-    }
-    fn swap_u64(&self, at: usize, value: u64) -> u64 {
-        if self.alive() { self.memory.swap_u64(at, value) } else { 0 }
-    }
-    fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
-        if self.alive() { self.memory.fetch_or_u64(at, bits) } else { 0 }
-    }
-    fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
-        if self.alive() { self.memory.fetch_and_u64(at, bits) } else { 0 }
-    }
-    fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
-        if self.alive() { self.memory.fetch_add_u32(at, value) } else { 0 }
-    }
-    fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
-        if self.alive() { self.memory.fetch_add_u64(at, value) } else { 0 }
-    }
-    fn full_fence(&self) {
-        self.memory.full_fence();
-    }
-    fn read(&self, at: usize, into: &mut [u8]) {
-        self.memory.read(at, into);
-    }
-    fn write(&self, at: usize, from: &[u8]) {
-        if self.alive() {
-            self.memory.write(at, from);
-        }
-    }
-    fn read_acquire(&self, at: usize, into: &mut [u8]) {
-        self.memory.read_acquire(at, into);
-    }
-    fn write_release(&self, at: usize, from: &[u8]) {
-        if self.alive() {
-            self.memory.write_release(at, from);
-        }
+        self.part(at, len).expect("inside")
     }
 }
 
@@ -268,11 +185,11 @@ fn mortal_session(host: &mut HostLink<Mortal>, guest: &mut GuestLink<Mortal>) {
 fn the_host_may_die_at_each_store() {
     for stores in 0..40 {
         let memory = memory();
-        let mut g = GuestLink::new(Mortal::new(&memory, u32::MAX), BOOT, true);
+        let mut g = GuestLink::new(Mortal::new(&memory, u64::MAX), BOOT, true);
         let mut mortal = HostLink::new(Mortal::new(&memory, stores), 3, 32, Name::new("vm-a").unwrap());
         mortal_session(&mut mortal, &mut g);
         // The guest lives on, in whatever state that left it.
-        let mut h = HostLink::new(Mortal::new(&memory, u32::MAX), 3, 32, Name::new("vm-a").unwrap());
+        let mut h = HostLink::new(Mortal::new(&memory, u64::MAX), 3, 32, Name::new("vm-a").unwrap());
         for _ in 0..4 {
             drain(|| g.step());
             drain(|| h.step());
@@ -288,10 +205,10 @@ fn the_host_may_die_at_each_store() {
 fn the_guest_may_die_at_each_store() {
     for stores in 0..40 {
         let memory = memory();
-        let mut h = HostLink::new(Mortal::new(&memory, u32::MAX), 3, 32, Name::new("vm-a").unwrap());
+        let mut h = HostLink::new(Mortal::new(&memory, u64::MAX), 3, 32, Name::new("vm-a").unwrap());
         let mut mortal = GuestLink::new(Mortal::new(&memory, stores), BOOT, true);
         mortal_session(&mut h, &mut mortal);
-        let mut g = GuestLink::new(Mortal::new(&memory, u32::MAX), BOOT, true);
+        let mut g = GuestLink::new(Mortal::new(&memory, u64::MAX), BOOT, true);
         for _ in 0..4 {
             drain(|| h.step());
             drain(|| g.step());
