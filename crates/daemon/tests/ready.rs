@@ -138,8 +138,9 @@ fn a_key_is_said_again_only_after_another_try() {
     // Out of the set, it waits by itself.
     receiver.deregister();
     assert_eq!(receiver.recv().unwrap(), b"three");
+    let receiving = rustix::thread::gettid();
     let sending = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(20));
+        wait_for("the receiver to sleep", || is_asleep(receiving).then_some(()));
         sender.send(b"four").unwrap();
         sender
     });
@@ -265,11 +266,8 @@ fn a_set_that_polls_reports_descriptors() {
     set.set_mode(WaitMode::Poll);
     set.watch(&listener, 9).unwrap();
     nothing_comes(&mut set);
-    let connecting = thread::spawn(move || {
-        // The set waits by then, mostly; it must not matter.
-        thread::sleep(Duration::from_millis(20));
-        b.connect::<MessageChannel>("a").unwrap()
-    });
+    // Whether the set waits by then cannot be seen, as it never sleeps, and must not matter.
+    let connecting = thread::spawn(move || b.connect::<MessageChannel>("a").unwrap());
     assert_eq!(ready(&mut set), [9]);
     drop(connecting.join().unwrap());
 }

@@ -31,6 +31,13 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Whether a thread of this process sleeps in the kernel.
+pub fn is_asleep(thread: rustix::process::Pid) -> bool {
+    let stat = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    let stat = std::fs::read_to_string(stat).expect("the thread is there");
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+}
+
 /// Checks a promise about time: one of a few tries takes less than `limit`. The machine that runs the test may hold up any
 /// process, but not each time, whereas a daemon that waits for something it should not wait for is late each time.
 pub fn takes_less_than(limit: Duration, mut attempt: impl FnMut() -> Duration) {
