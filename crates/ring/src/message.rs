@@ -439,7 +439,7 @@ pub struct Consumer<M: Memory> {
 
 /// A producer that had so many messages ready, one after the other, sends without a pause.
 const RUN: u32 = 8;
-/// For how many pauses of the CPU the consumer then leaves it alone: the first time, and at most (one or two microseconds).
+/// For how many pauses of the CPU the consumer then leaves it alone: the first time, and at most.
 const AWAY: [usize; 2] = [4, 64];
 /// A smaller ring allows for fewer pauses, because the producer would fill it meanwhile.
 const BYTES_A_PAUSE: usize = 1024;
