@@ -3,7 +3,6 @@
 //!
 //! A library only so that tests and fuzzers can reach the parsers; the program is `ginneld`.
 
-pub mod crowd;
 pub mod guest;
 pub mod host;
 pub mod keeper;
@@ -12,3 +11,4 @@ pub mod logging;
 pub mod packet;
 pub mod pidwatch;
 pub mod poller;
+pub mod user_connections;

@@ -58,13 +58,13 @@ pub struct PacketSocket {
     queued: usize,
     limit: usize,
     /// The peer has closed its end. What it has sent before may still be received.
-    deaf: bool,
+    peer_closed: bool,
 }
 
 impl PacketSocket {
     /// Takes over a connected non-blocking socket. While more than `limit` bytes wait for the peer, sending fails.
     pub fn new(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, queue: VecDeque::new(), queued: 0, limit, deaf: false }
+        Self { fd, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
     }
 
     /// The next packet of at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors that
@@ -109,7 +109,7 @@ impl PacketSocket {
     /// Sends what waits, as far as the socket takes it. If the peer has closed its end that is thrown away, and no error:
     /// [`PacketSocket::receive`] says so after the last packet that the peer has sent.
     pub fn flush(&mut self) -> Result<(), Gone> {
-        if self.deaf {
+        if self.peer_closed {
             self.queue.clear();
             self.queued = 0;
         }
@@ -121,7 +121,7 @@ impl PacketSocket {
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::PIPE | Errno::CONNRESET) => {
-                    self.deaf = true;
+                    self.peer_closed = true;
                     return self.flush();
                 }
                 Err(errno) => return Err(errno.into()),

@@ -1,9 +1,9 @@
 //! The programs of this guest that have connected.
 
-use crate::crowd::{Crowd, Full, Limit, Most};
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller};
+use crate::user_connections::{Full, Limit, Most, UserConnections};
 use anyhow::{Context, Result, ensure};
 use ginnel_layout::relay;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
@@ -75,7 +75,7 @@ pub struct Clients {
     poller: Rc<Poller>,
     most: Most,
     all: BTreeMap<u32, Client>,
-    crowd: Crowd<u32>,
+    by_user: UserConnections<u32>,
     next: u32,
     /// There was no room for somebody, and that was said.
     full: bool,
@@ -88,14 +88,14 @@ fn token(client: u32) -> u64 {
 impl Clients {
     /// None yet, and at most so many.
     pub fn new(poller: Rc<Poller>, most: Most) -> Self {
-        Self { poller, most, all: BTreeMap::new(), crowd: Crowd::default(), next: 1, full: false }
+        Self { poller, most, all: BTreeMap::new(), by_user: UserConnections::default(), next: 1, full: false }
     }
 
     /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
     /// means that no other makes room, and the newcomer has to go.
     pub fn given_up_for(&mut self, uid: u32) -> Result<Option<u32>> {
         let is_attached = |id| self.all.get(&id).is_some_and(|client| client.endpoint.is_some());
-        let Err(Full { limit, user, given_up }) = self.crowd.room(uid, self.most, is_attached) else {
+        let Err(Full { limit, user, given_up }) = self.by_user.room(uid, self.most, is_attached) else {
             self.full = false;
             return Ok(None);
         };
@@ -145,7 +145,7 @@ impl Clients {
             unwatched: false,
             joined: BTreeSet::new(),
         };
-        self.crowd.add(uid, id);
+        self.by_user.add(uid, id);
         self.all.insert(id, client);
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Clients {
     pub fn remove(&mut self, id: u32) -> Option<Client> {
         let client = self.all.remove(&id)?;
         self.poller.remove(&client.socket);
-        self.crowd.remove(client.uid, id);
+        self.by_user.remove(client.uid, id);
         Some(client)
     }
 

@@ -21,8 +21,8 @@ mod segments;
 mod speed;
 mod vfio;
 
-use crate::crowd::Most;
 use crate::keeper::{self, Held, Keeper};
+use crate::user_connections::Most;
 use crate::{logging, packet};
 use anyhow::{Context, Result, ensure};
 use control::Control;

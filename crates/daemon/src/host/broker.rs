@@ -374,11 +374,11 @@ impl Broker {
             return self.begin_ending(number);
         }
         info!(endpoint = number, epoch, member, %segment, %name, "endpoint gone");
-        self.bury(number);
+        self.remove_endpoint(number);
     }
 
     /// An endpoint has ended, and its number is free for another.
-    pub(super) fn bury(&mut self, number: u32) {
+    pub(super) fn remove_endpoint(&mut self, number: u32) {
         // Known to be there, so this cannot be refused.
         let _ = self.record(Record::Dead { endpoint: number });
         self.revocations.forget(number);

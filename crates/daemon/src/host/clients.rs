@@ -3,10 +3,10 @@
 use super::broker::{ClientId, Who};
 use super::reply::{self, Refusal};
 use super::server::{Server, Token};
-use crate::crowd::{Crowd, Full, Limit, Most};
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
+use crate::user_connections::{Full, Limit, Most, UserConnections};
 use ginnel_layout::HOST_MEMBER;
 use ginnel_layout::wire::{ErrorCode, MAX_PACKET};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 
 /// Requests of one client that are handled before others have their turn.
 const TURN: usize = 16;
-/// Connections taken before others have their turn.
+/// UserConnections taken before others have their turn.
 const ACCEPTS: usize = 64;
 
 /// The attach socket.
@@ -27,10 +27,10 @@ pub struct Clients {
     /// None until the daemon serves.
     listener: Option<OwnedFd>,
     connections: BTreeMap<ClientId, Connection>,
-    crowd: Crowd<ClientId>,
+    by_user: UserConnections<ClientId>,
     /// Given up for a moment when descriptors run out, so that a connection can be refused rather than left waiting.
     spare: Option<File>,
-    /// Connections that had to be refused since the last one that was not; says whether to log.
+    /// UserConnections that had to be refused since the last one that was not; says whether to log.
     refused: u64,
 }
 
@@ -54,13 +54,13 @@ impl Clients {
     }
 
     fn add(&mut self, client: ClientId, connection: Connection) {
-        self.crowd.add(connection.uid, client);
+        self.by_user.add(connection.uid, client);
         self.connections.insert(client, connection);
     }
 
     fn remove(&mut self, client: ClientId) -> Option<Connection> {
         let connection = self.connections.remove(&client)?;
-        self.crowd.remove(connection.uid, client);
+        self.by_user.remove(connection.uid, client);
         Some(connection)
     }
 }
@@ -108,7 +108,7 @@ impl Server {
         let mut socket = PacketSocket::new(fd, self.config.limits.queue as usize);
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
-        let room = self.clients.crowd.room(peer.uid, most, |id| self.broker.is_attached(id));
+        let room = self.clients.by_user.room(peer.uid, most, |id| self.broker.is_attached(id));
         if let Err(Full { limit, user, given_up }) = room {
             let (key, limit) = match limit {
                 Limit::All => ("max_clients", limits.max_clients),

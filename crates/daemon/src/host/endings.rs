@@ -68,7 +68,7 @@ impl Broker {
             return false;
         }
         self.endings.rest -= ends.len();
-        ends.into_iter().for_each(|change| change.mourn(self));
+        ends.into_iter().for_each(|change| change.mark_end(self));
         true
     }
 
@@ -100,7 +100,7 @@ impl Broker {
             if given == share {
                 self.endings.queue.push_back(endpoint);
             } else {
-                self.bury(endpoint);
+                self.remove_endpoint(endpoint);
             }
         }
         self.endings.rest = self.endings.turn;
@@ -113,7 +113,7 @@ impl Broker {
     }
 
     fn give_back(&mut self, change: &Change) -> bool {
-        change.mourn(self);
+        change.mark_end(self);
         self.record(Record::Object(change.clone())).is_ok()
     }
 }

@@ -1,19 +1,19 @@
-//! The objects that endpoints make in segments. Each class of them has a room of its own here: its part of the books, its
+//! The objects that endpoints make in segments. Each class of them has a folder of its own here: its part of the books, its
 //! records in the journal, the requests that it answers, what becomes of it when an endpoint ends, and how it is shown.
 //! `docs/adding-an-object.md` says how to add one.
 //!
-//! | room | its objects |
+//! | module | its objects |
 //! |---|---|
 //! | `channel` | channels, and the listeners to which they are opened |
 //! | `board` | readiness boards |
 //! | `sync` | synchronisation objects: locks and what else has users that wait |
 //! | `block` | blocks of memory, their handles and the rights to them |
-//! | `estate` | what blocks and synchronisation objects have in common |
+//! | `memory_object` | what blocks and synchronisation objects have in common |
 
 pub mod block;
 pub mod board;
 pub mod channel;
-mod estate;
+mod memory_object;
 pub mod sync;
 
 use super::books::{Books, Endpoint, Misfit};
@@ -82,7 +82,7 @@ pub trait Class: Sized {
     }
 
     /// Writes into the segment that this change, one of [`Class::ends`], is about to happen, and wakes those whom it concerns.
-    fn mourn(&self, _broker: &mut Broker) {}
+    fn mark_end(&self, _broker: &mut Broker) {}
 
     /// An endpoint has ended and is not in the books any more: forgets what else they know of it.
     fn forget(_books: &mut Books, _endpoint: &Endpoint) {}
@@ -160,9 +160,9 @@ macro_rules! classes {
                 empty()$(.chain(<$Change>::ends(books, endpoint).map(Self::$Class)))*
             }
 
-            /// See [`Class::mourn`].
-            pub fn mourn(&self, broker: &mut Broker) {
-                match self { $(Self::$Class(change) => change.mourn(broker),)* }
+            /// See [`Class::mark_end`].
+            pub fn mark_end(&self, broker: &mut Broker) {
+                match self { $(Self::$Class(change) => change.mark_end(broker),)* }
             }
 
             /// See [`Class::forget`].

@@ -3,7 +3,7 @@
 use super::{Block, BlockGrant, BlockHandle};
 use crate::host::account::{Account, Tally};
 use crate::host::books::{Books, Endpoint, Misfit};
-use crate::host::objects::estate::{Estate, Shelf};
+use crate::host::objects::memory_object::{MemoryObject, Tables};
 use crate::host::record::Text;
 use ginnel_layout::Name;
 use ginnel_layout::wire::Rights;
@@ -24,7 +24,7 @@ impl Block {
     }
 }
 
-impl Estate for Block {
+impl MemoryObject for Block {
     type User = BlockHandle;
 
     fn number(&self) -> u64 {
@@ -79,7 +79,7 @@ impl Estate for Block {
         &books.blocks
     }
 
-    fn shelf(books: &mut Books) -> Shelf<'_, Self> {
+    fn tables(books: &mut Books) -> Tables<'_, Self> {
         (&mut books.blocks, &mut books.block_names)
     }
 }

@@ -5,7 +5,7 @@ use super::{Block, BlockGrant, BlockHandle, Change};
 use crate::host::books::Endpoint;
 use crate::host::broker::{Broker, World};
 use crate::host::caller::Caller;
-use crate::host::objects::estate::{Estate, no_room};
+use crate::host::objects::memory_object::{MemoryObject, no_room};
 use crate::host::record::Text;
 use crate::host::reply::{Refusal, broken, checked};
 use ginnel_layout::Name;

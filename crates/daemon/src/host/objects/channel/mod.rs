@@ -65,7 +65,7 @@ impl Class for Change {
         listeners.chain(own.map(|(channel, initiator)| Self::Closed { channel, initiator }))
     }
 
-    fn mourn(&self, broker: &mut Broker) {
+    fn mark_end(&self, broker: &mut Broker) {
         if let Self::Closed { channel, initiator } = *self {
             broker.mark(channel, initiator, SideState::DEAD);
         }

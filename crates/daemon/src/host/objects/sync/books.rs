@@ -3,7 +3,7 @@
 use super::{SyncObject, SyncUser, following, kind_of};
 use crate::host::account::Account;
 use crate::host::books::{Books, Misfit};
-use crate::host::objects::estate::{Estate, Shelf};
+use crate::host::objects::memory_object::{MemoryObject, Tables};
 use ginnel_layout::sync;
 use ginnel_layout::{Name, PAGE};
 use ginnel_sync::authority::Left;
@@ -24,7 +24,7 @@ impl SyncObject {
     }
 }
 
-impl Estate for SyncObject {
+impl MemoryObject for SyncObject {
     type User = SyncUser;
 
     fn number(&self) -> u64 {
@@ -83,7 +83,7 @@ impl Estate for SyncObject {
         &books.syncs
     }
 
-    fn shelf(books: &mut Books) -> Shelf<'_, Self> {
+    fn tables(books: &mut Books) -> Tables<'_, Self> {
         (&mut books.syncs, &mut books.sync_names)
     }
 }

@@ -53,7 +53,7 @@ impl Class for Change {
         endpoint.syncs.iter().map(|&(object, slot)| Self::Closed { object, slot, died: true })
     }
 
-    fn mourn(&self, broker: &mut Broker) {
+    fn mark_end(&self, broker: &mut Broker) {
         if let Self::Closed { object, slot, .. } = *self {
             broker.reclaim(object, slot, Left::Died);
         }

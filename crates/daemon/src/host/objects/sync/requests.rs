@@ -3,7 +3,7 @@
 use super::{Change, SyncObject, SyncUser, bell_word, kind_of};
 use crate::host::broker::{Broker, Effect, World};
 use crate::host::caller::Caller;
-use crate::host::objects::estate::no_room;
+use crate::host::objects::memory_object::no_room;
 use crate::host::record::Text;
 use crate::host::reply::{Refusal, broken, checked};
 use ginnel_layout::sync::{self, SyncKind};

@@ -34,18 +34,18 @@ pub struct Full<Id> {
 
 /// The connections there are, by user. Numbers of connections ascend.
 #[derive(Debug)]
-pub struct Crowd<Id> {
+pub struct UserConnections<Id> {
     of_user: BTreeMap<u32, BTreeSet<Id>>,
     len: usize,
 }
 
-impl<Id> Default for Crowd<Id> {
+impl<Id> Default for UserConnections<Id> {
     fn default() -> Self {
         Self { of_user: BTreeMap::new(), len: 0 }
     }
 }
 
-impl<Id: Copy + Ord> Crowd<Id> {
+impl<Id: Copy + Ord> UserConnections<Id> {
     /// A connection of a user.
     pub fn add(&mut self, uid: u32, id: Id) {
         self.len += usize::from(self.of_user.entry(uid).or_default().insert(id));
@@ -68,7 +68,7 @@ impl<Id: Copy + Ord> Crowd<Id> {
     /// has as many as it may, or of the one who has most.
     pub fn room(&self, newcomer: u32, most: Most, is_attached: impl Fn(Id) -> bool) -> Result<(), Full<Id>> {
         let (limit, user) = if self.len >= most.all {
-            (Limit::All, self.greediest().unwrap_or(newcomer))
+            (Limit::All, self.user_with_most().unwrap_or(newcomer))
         } else if newcomer != 0 && self.count(newcomer) >= most.per_user {
             (Limit::PerUser, newcomer)
         } else {
@@ -78,7 +78,7 @@ impl<Id: Copy + Ord> Crowd<Id> {
     }
 
     /// The user that has most connections.
-    fn greediest(&self) -> Option<u32> {
+    fn user_with_most(&self) -> Option<u32> {
         self.of_user.iter().max_by_key(|(_, ids)| ids.len()).map(|(uid, _)| *uid)
     }
 
@@ -99,43 +99,43 @@ mod tests {
 
     #[test]
     fn room_is_made_at_the_cost_of_who_has_most() {
-        let mut crowd = Crowd::default();
+        let mut connections = UserConnections::default();
         for (id, uid) in (0..).zip([7, 1, 1, 1, 2, 2, 2, 2]) {
-            crowd.add(uid, id);
+            connections.add(uid, id);
         }
-        assert_eq!(crowd.greediest(), Some(2));
+        assert_eq!(connections.user_with_most(), Some(2));
         // Those that only connect go first, and never those of a user who has less.
         let attached = |id| id != 6 && id != 0;
-        assert_eq!(crowd.given_up(2, 7, attached), Some(6));
-        assert_eq!(crowd.given_up(2, 2, attached), Some(6));
+        assert_eq!(connections.given_up(2, 7, attached), Some(6));
+        assert_eq!(connections.given_up(2, 2, attached), Some(6));
         let all = |_| true;
-        assert_eq!(crowd.given_up(2, 7, all), Some(4));
-        assert_eq!(crowd.given_up(2, 99, all), Some(4), "whoever is new gets in");
-        assert_eq!(crowd.given_up(2, 2, all), None, "not for who has most");
-        assert_eq!(crowd.given_up(2, 1, all), None, "nor for who would have as many");
-        crowd.remove(2, 4);
-        crowd.remove(2, 4);
-        assert_eq!((crowd.count(2), crowd.count(99), crowd.len), (3, 0, 7));
+        assert_eq!(connections.given_up(2, 7, all), Some(4));
+        assert_eq!(connections.given_up(2, 99, all), Some(4), "whoever is new gets in");
+        assert_eq!(connections.given_up(2, 2, all), None, "not for who has most");
+        assert_eq!(connections.given_up(2, 1, all), None, "nor for who would have as many");
+        connections.remove(2, 4);
+        connections.remove(2, 4);
+        assert_eq!((connections.count(2), connections.count(99), connections.len), (3, 0, 7));
     }
 
     #[test]
     fn users_meet_their_own_limit_first_and_root_none() {
-        let mut crowd = Crowd::default();
+        let mut connections = UserConnections::default();
         for id in 0..4 {
-            crowd.add(5, id);
+            connections.add(5, id);
         }
         let most = Most { all: 6, per_user: 4 };
         let none = |_| false;
-        assert_eq!(crowd.room(6, most, none), Ok(()));
+        assert_eq!(connections.room(6, most, none), Ok(()));
         let full = Full { limit: Limit::PerUser, user: 5, given_up: Some(0) };
-        assert_eq!(crowd.room(5, most, none), Err(full));
-        assert_eq!(crowd.room(5, most, |_| true), Err(Full { given_up: None, ..full }));
-        crowd.add(0, 4);
-        crowd.add(0, 5);
-        assert_eq!(crowd.room(0, most, none), Err(Full { limit: Limit::All, ..full }));
-        crowd.remove(5, 0);
-        (6..9).for_each(|id| crowd.add(0, id));
+        assert_eq!(connections.room(5, most, none), Err(full));
+        assert_eq!(connections.room(5, most, |_| true), Err(Full { given_up: None, ..full }));
+        connections.add(0, 4);
+        connections.add(0, 5);
+        assert_eq!(connections.room(0, most, none), Err(Full { limit: Limit::All, ..full }));
+        connections.remove(5, 0);
+        (6..9).for_each(|id| connections.add(0, id));
         let most = Most { all: 60, per_user: 4 };
-        assert_eq!(crowd.room(0, most, none), Ok(()));
+        assert_eq!(connections.room(0, most, none), Ok(()));
     }
 }

@@ -10,10 +10,10 @@ use ginnel_layout::wire::ErrorCode;
 use std::collections::BTreeMap;
 
 /// All of one kind, by number, and their numbers by segment and name.
-pub(crate) type Shelf<'b, T> = (&'b mut BTreeMap<u64, T>, &'b mut BTreeMap<(Name, Name), u64>);
+pub(crate) type Tables<'b, T> = (&'b mut BTreeMap<u64, T>, &'b mut BTreeMap<(Name, Name), u64>);
 
 /// A block, or a synchronisation object.
-pub(crate) trait Estate: Clone {
+pub(crate) trait MemoryObject: Clone {
     /// An open handle, or a slot.
     type User: Copy;
 
@@ -40,14 +40,14 @@ pub(crate) trait Estate: Clone {
     /// All of them.
     fn all(books: &Books) -> &BTreeMap<u64, Self>;
     /// The same, and their names.
-    fn shelf(books: &mut Books) -> Shelf<'_, Self>;
+    fn tables(books: &mut Books) -> Tables<'_, Self>;
 }
 
 impl Books {
     /// A new one. On error nothing has changed.
-    pub(crate) fn enter<T: Estate>(&mut self, new: &T) -> Result<(), Misfit> {
+    pub(crate) fn enter<T: MemoryObject>(&mut self, new: &T) -> Result<(), Misfit> {
         let (number, key, (offset, len)) = (new.number(), new.key(), new.place());
-        let (all, names) = T::shelf(self);
+        let (all, names) = T::tables(self);
         if all.contains_key(&number) || names.contains_key(&key) {
             return Err(Misfit("two objects of one name"));
         }
@@ -67,7 +67,7 @@ impl Books {
         self.charge(new.account(), Tally::block(len));
         self.next_object = self.next_object.max(number.saturating_add(1));
         new.users().for_each(|user| T::used(self, number, &user));
-        let (all, names) = T::shelf(self);
+        let (all, names) = T::tables(self);
         if !key.1.is_none() {
             names.insert(key, number);
         }
@@ -75,7 +75,7 @@ impl Books {
         Ok(())
     }
 
-    fn may_use<T: Estate>(&self, segment: &Name, user: &T::User) -> Result<(), Misfit> {
+    fn may_use<T: MemoryObject>(&self, segment: &Name, user: &T::User) -> Result<(), Misfit> {
         match T::has_user(self, segment, user) {
             true => Ok(()),
             false => Err(Misfit("an object used by nobody")),
@@ -83,14 +83,14 @@ impl Books {
     }
 
     /// One more user.
-    pub(crate) fn open<T: Estate>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
+    pub(crate) fn open<T: MemoryObject>(&mut self, number: u64, user: T::User) -> Result<(), Misfit> {
         let there = T::all(self).get(&number).ok_or(Misfit("an unknown object opened"))?;
         if there.is_taken(&user) {
             return Err(Misfit("two users in one place"));
         }
         self.may_use::<T>(&there.key().0, &user)?;
         T::used(self, number, &user);
-        if let Some(there) = T::shelf(self).0.get_mut(&number) {
+        if let Some(there) = T::tables(self).0.get_mut(&number) {
             there.add(user);
         }
         Ok(())
@@ -111,7 +111,7 @@ impl Books {
     }
 
     /// All in a segment are no more; nobody uses them.
-    pub(crate) fn remove_all<T: Estate>(&mut self, segment: &Name) {
+    pub(crate) fn remove_all<T: MemoryObject>(&mut self, segment: &Name) {
         let there = T::all(self).values().filter(|there| there.key().0 == *segment);
         for number in there.map(T::number).collect::<Vec<_>>() {
             self.remove::<T>(number);
@@ -119,8 +119,8 @@ impl Books {
     }
 
     /// It is no more; nobody uses it.
-    pub(crate) fn remove<T: Estate>(&mut self, number: u64) -> Option<T> {
-        let (all, names) = T::shelf(self);
+    pub(crate) fn remove<T: MemoryObject>(&mut self, number: u64) -> Option<T> {
+        let (all, names) = T::tables(self);
         let gone = all.remove(&number)?;
         names.remove(&gone.key());
         let (offset, len) = gone.place();
