@@ -19,8 +19,8 @@ use crate::image::which;
 use crate::kernel::Kernel;
 use crate::net::{Network, Place};
 use crate::process::{HostJob, Launcher};
+use crate::reaper::Reaper;
 use crate::record::Output;
-use crate::undertaker::Undertaker;
 use crate::vm::{Machine, VmBuilder};
 use crate::vmlinux::unpacked;
 
@@ -42,7 +42,7 @@ pub struct Bed {
 pub(crate) struct Inner {
     // Dropped in this order: processes and their network, then their files, then the turn.
     pub launcher: Launcher,
-    undertaker: Undertaker,
+    reaper: Reaper,
     network: OnceLock<Network>,
     pub kernel: Kernel,
     /// The kernel as QEMU loads it.
@@ -80,7 +80,7 @@ impl Bed {
         let kernel = Kernel::find()?;
         let inner = Inner {
             launcher: Launcher::new()?,
-            undertaker: Undertaker::new()?,
+            reaper: Reaper::new()?,
             network: OnceLock::new(),
             vmlinux: unpacked(&kernel.image)?,
             kernel,
@@ -144,7 +144,7 @@ impl Bed {
     /// Starts a program on the host. Its standard streams are the harness's.
     pub fn host_spawn_command(&self, name: &str, command: Command) -> Result<Arc<HostJob>> {
         let job = Arc::new(HostJob::start(&self.inner.launcher, name, command)?);
-        self.inner.undertaker.note(job.pid())?;
+        self.inner.reaper.note(job.pid())?;
         let mut state = self.inner.state();
         state.jobs.retain(|job| job.is_running());
         state.jobs.push(job.clone());

@@ -46,10 +46,10 @@ mod process;
 #[allow(dead_code)] // each side uses its half
 mod protocol;
 mod qmp;
+mod reaper;
 mod record;
 #[doc(hidden)]
 pub mod skip;
-mod undertaker;
 mod vm;
 mod vmlinux;
 mod wait;

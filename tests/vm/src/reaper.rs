@@ -19,10 +19,10 @@ done
 kill -9 $groups
 "#;
 
-pub(crate) struct Undertaker(Mutex<Child>);
+pub(crate) struct Reaper(Mutex<Child>);
 
-impl Undertaker {
-    pub fn new() -> Result<Undertaker> {
+impl Reaper {
+    pub fn new() -> Result<Reaper> {
         let child = Command::new("/bin/sh")
             .args(["-c", SCRIPT])
             .stdin(Stdio::piped())
@@ -31,12 +31,12 @@ impl Undertaker {
             .process_group(0) // a signal from the terminal must not reach it
             .spawn()
             .context("cannot start a shell")?;
-        Ok(Undertaker(Mutex::new(child)))
+        Ok(Reaper(Mutex::new(child)))
     }
 
     /// Remembers a process group.
     pub fn note(&self, group: u32) -> Result<()> {
-        self.tell(&group.to_string()).context("the bed's undertaker is gone")
+        self.tell(&group.to_string()).context("the bed's reaper is gone")
     }
 
     fn tell(&self, line: &str) -> std::io::Result<()> {
@@ -48,7 +48,7 @@ impl Undertaker {
     }
 }
 
-impl Drop for Undertaker {
+impl Drop for Reaper {
     fn drop(&mut self) {
         let _ = self.tell("done");
         let _ = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).wait();
