@@ -194,8 +194,11 @@ fn plan(ask: &Ask, range: impl FnOnce() -> RangeSegment, disk: &Disk) -> Result<
         RequestKind::FLUSH => Op::Flush,
         RequestKind::GET_ID => return Ok(Plan::Id),
         kind @ (RequestKind::DISCARD | RequestKind::WRITE_ZEROES) => {
-            // One range, as `max_discard_seg` says.
-            require(!disk.read_only && ask.out == RANGE)?;
+            require(!disk.read_only && ask.out >= RANGE)?;
+            if ask.out > RANGE {
+                // More segments than `max_discard_seg` and `max_write_zeroes_seg` offer.
+                return Err(Status::UNSUPP);
+            }
             let range = range();
             let known = if kind == RequestKind::DISCARD { 0 } else { RangeSegment::UNMAP };
             if range.flags & !known != 0 {
@@ -309,8 +312,10 @@ mod tests {
         assert_eq!(with(zeroes, 0, 1, 2), Err(Status::UNSUPP));
         assert_eq!(with(zeroes, 1, 16, 0), Err(Status::IOERR));
         assert_eq!(with(zeroes, u64::MAX, u32::MAX, 0), Err(Status::IOERR));
-        assert_eq!(planned(&disk, &ask(discard, 0, 32, 0), NO_RANGE), Err(Status::IOERR), "two ranges");
-        assert_eq!(planned(&disk, &ask(discard, 0, 0, 0), NO_RANGE), Err(Status::IOERR), "none");
+        for kind in [discard, zeroes] {
+            assert_eq!(planned(&disk, &ask(kind, 0, 32, 0), NO_RANGE), Err(Status::UNSUPP), "two ranges");
+            assert_eq!(planned(&disk, &ask(kind, 0, 0, 0), NO_RANGE), Err(Status::IOERR), "none");
+        }
     }
 
     #[test]
