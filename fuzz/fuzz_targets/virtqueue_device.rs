@@ -8,6 +8,8 @@ use ginnel_virtqueue::{Chain, DeviceQueue, GuestMemory};
 /// Serves all that is there, reads and writes all that it is told to, and gives all but the last back.
 fn turn(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, size: u16) {
     let (mut chain, mut tickets) = (Chain::new(), Vec::new());
+    assert!(device.visible() <= size.into(), "more to take than the queue holds");
+    let _ = device.is_empty();
     for _ in 0..=size {
         let Ok(Some(ticket)) = device.pop(guest, &mut chain) else { break };
         let mut header = [0; 16];

@@ -139,6 +139,25 @@ impl<M: Memory> DeviceQueue<M> {
         each!(&self.ring, ring => ring.outstanding())
     }
 
+    /// How much has been taken since this queue was made, in entries of the ring (packed: descriptors). A request of a
+    /// predecessor's counts as one.
+    #[inline]
+    pub fn taken(&self) -> u64 {
+        each!(&self.ring, ring => ring.taken())
+    }
+
+    /// How much there is to take, in the same units: what the driver has made available by now, and a predecessor's requests.
+    /// Never more than the queue's size, whatever the driver says. Once [`taken`](Self::taken) has grown by that, all of it
+    /// has been taken. Of a packed queue, which has no index, each descriptor is looked at.
+    pub fn visible(&self) -> u64 {
+        each!(&self.ring, ring => ring.visible())
+    }
+
+    /// Whether there is nothing to take now.
+    pub fn is_empty(&self) -> bool {
+        each!(&self.ring, ring => ring.is_empty())
+    }
+
     /// From now on marks what it writes to the ring in this log; `None`: no more. What the device writes into the requests'
     /// buffers is for the device to mark ([`DirtyLog::mark_buffers`]).
     pub fn set_log(&mut self, log: Option<DirtyLog<M>>) {

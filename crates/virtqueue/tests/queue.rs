@@ -4,7 +4,7 @@
 
 mod rig;
 
-use ginnel_shmem::Mapping;
+use ginnel_shmem::{Mapping, Memory};
 use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
 use rig::Rig;
 
@@ -197,5 +197,61 @@ fn a_successor_goes_on_where_its_predecessor_stood() {
             let _ = p.device.publish();
             assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
         }
+    }
+}
+
+#[test]
+fn what_is_there_is_known_before_it_is_taken() {
+    for kind in KINDS {
+        let mut p = Pair::new(kind, 16, true);
+        // More than once around the ring.
+        for round in 0..20 {
+            assert!(p.device.is_empty() && p.device.visible() == 0);
+            let before = p.device.taken();
+            for n in 0..3 {
+                let request = p.request(n);
+                p.driver.add(&request, false).unwrap();
+                assert_eq!(p.device.visible(), 0, "not shown yet");
+            }
+            let _ = p.driver.publish();
+            let all = before + p.device.visible();
+            // Behind those it shows more.
+            let request = p.request(3);
+            p.driver.add(&request, false).unwrap();
+            let _ = p.driver.publish();
+            for n in 0..4 {
+                assert!(!p.device.is_empty());
+                assert_eq!(p.device.taken() < all, n < 3, "{kind:?}, round {round}, {n}");
+                let ticket = p.device.pop(&p.guest, &mut p.chain).unwrap().unwrap();
+                p.device.push(ticket, 0);
+            }
+            let _ = p.device.publish();
+            while p.driver.poll().unwrap().is_some() {}
+        }
+    }
+}
+
+/// Virtio 1.2, section 2.8: who has a whole ring outstanding has no place for more, whatever the flags say.
+#[test]
+fn there_is_never_more_than_the_ring_has_room_for() {
+    for kind in KINDS {
+        let mut p = Pair::new(kind, 16, false);
+        for n in 0..16 {
+            let request = [p.segment(512 * n, 16, false)];
+            p.driver.add(&request, false).unwrap();
+        }
+        let _ = p.driver.publish();
+        assert_eq!(p.device.visible(), 16);
+        let memory = p.guest.regions()[0].memory.clone();
+        if kind == Kind::Split {
+            // A driver that lies.
+            memory.store_relaxed_u16(p.rig.driver_at() + 2, 0xffff);
+            assert_eq!(p.device.visible(), 16);
+            memory.store_relaxed_u16(p.rig.driver_at() + 2, 16);
+        }
+        for _ in 0..16 {
+            let _ = p.device.pop(&p.guest, &mut p.chain).unwrap().unwrap();
+        }
+        assert_eq!((p.device.taken(), p.device.visible()), (16, 0));
     }
 }

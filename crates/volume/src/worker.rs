@@ -236,7 +236,7 @@ impl Worker {
                 self.dispatch(at, slot);
                 continue;
             }
-            if queue.state != State::Running || queue.is_event {
+            if !queue.takes() {
                 return taken > 0 || queue.tell_missed(&mut self.chain);
             }
             let ticket = match queue.ring.pop(&queue.memory, &mut self.chain) {
@@ -274,7 +274,8 @@ impl Worker {
                     place.settles = true;
                     self.slots.occupy(slot);
                     queue.slots += 1;
-                    self.settlements.begin(slot, self.number, &self.peers);
+                    let urgent = queue.state != State::Running;
+                    self.settlements.begin(slot, self.number, urgent, &self.peers);
                 }
             }
         }
@@ -285,7 +286,8 @@ impl Worker {
     #[cold]
     fn settle(&mut self) -> bool {
         let mut done = false;
-        while let Some(slot) = self.settlements.look(self.slots.span().1, &self.peers) {
+        self.queues.iter_mut().for_each(Queue::publish);
+        while let Some(slot) = self.settlements.look(&self.queues, &self.slots, &self.peers) {
             let now = self.now();
             self.complete(slot, Ok(()), now);
             done = true;
@@ -394,7 +396,7 @@ impl Worker {
         let mut at = 0;
         while at < self.queues.len() {
             let queue = &mut self.queues[at];
-            if queue.state != State::Running && queue.slots == 0 && queue.stop.is_some() {
+            if queue.has_ended() {
                 queue.publish();
                 let mut queue = self.queues.swap_remove(at);
                 self.sleep.forget(&queue);
@@ -444,7 +446,7 @@ impl Worker {
                     None => self.missed = true,
                 },
                 Order::Look => {}
-                Order::Settle(settling) => self.settlements.ask(self.slots.span().0, settling),
+                Order::Settle(settling) => self.settlements.ask(&mut self.queues, &self.slots, settling),
                 Order::Dump { answer } => {
                     let now = self.now();
                     let states = self.queues.iter().map(|q| q.dump(self.number, &self.slots, now)).collect();

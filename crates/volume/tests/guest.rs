@@ -31,20 +31,6 @@ fn read(sector: u64) -> RequestHeader {
     RequestHeader { kind: RequestKind::IN, reserved: 0, sector }
 }
 
-/// Waits until the volume has taken so many requests.
-fn wait_for_taken(server: &Server, count: u64) {
-    let until = Instant::now() + PROMPT;
-    loop {
-        let answer: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"stat"}"#)).unwrap();
-        let queues = answer["stat"]["queues"].as_array().unwrap().clone();
-        if queues.iter().map(|queue| queue["taken"].as_u64().unwrap()).sum::<u64>() >= count {
-            return;
-        }
-        assert!(Instant::now() < until, "{answer}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// The guest goes; how long until the next one has its answer.
 fn gone(server: &Server, guest: Guest) -> Duration {
     drop(guest);
@@ -68,7 +54,7 @@ fn a_stop_does_not_wait_for_gigabytes() {
         }
         guest.kick(queue);
     }
-    wait_for_taken(&server, 1);
+    server.wait_for_taken(1);
     let took = gone(&server, guest);
     println!("the next guest is served after {took:?}");
     assert!(took < SOON, "{took:?}");
@@ -87,7 +73,7 @@ fn a_stop_does_not_wait_for_the_limits() {
     let commands = FIRST_COMMAND_QUEUE.into();
     guest.add(commands, 0, command.as_bytes(), &data, size_of::<CommandResponse>() as u32, true);
     guest.kick(commands);
-    wait_for_taken(&server, 1);
+    server.wait_for_taken(1);
     let task = TaskManagement {
         kind: ControlKind::TASK_MANAGEMENT,
         function: TaskFunction::LOGICAL_UNIT_RESET,
@@ -96,7 +82,7 @@ fn a_stop_does_not_wait_for_the_limits() {
     };
     guest.add(CONTROL_QUEUE.into(), 0, task.as_bytes(), &[], 1, false);
     guest.kick(CONTROL_QUEUE.into());
-    wait_for_taken(&server, 2);
+    server.wait_for_taken(2);
     // The queue of the abort first, as QEMU does it when it goes.
     let begin = Instant::now();
     guest.front.stop();

@@ -24,6 +24,8 @@ pub(crate) struct Device<M: Memory> {
     outstanding: u16,
     /// Requests taken and not given back.
     requests: u16,
+    /// Descriptors taken since the beginning, which do not wrap.
+    total: u64,
     armed: bool,
     /// A predecessor may have died between its publishing and its call.
     call_due: bool,
@@ -69,6 +71,7 @@ impl<M: Memory> Device<M> {
             used,
             outstanding,
             requests: 0,
+            total: 0,
             armed: true,
             call_due: true,
             pending: Vec::with_capacity(size.into()),
@@ -95,6 +98,7 @@ impl<M: Memory> Device<M> {
             None => 0,
         };
         self.next.advance(count, self.size);
+        self.total += u64::from(count);
         self.outstanding += count;
         self.requests += 1;
         Ok(Some(Ticket { id, count, slot }))
@@ -142,6 +146,7 @@ impl<M: Memory> Device<M> {
         let id = again.descriptors.last().map_or(0, |descriptor| descriptor.id);
         let ticket = Ticket { id, count: again.descriptors.len() as u16, slot: again.slot };
         self.resubmit.pop();
+        self.total += 1;
         self.requests += 1;
         Ok(Some(ticket))
     }
@@ -193,8 +198,29 @@ impl<M: Memory> Device<M> {
         self.set_event(self.next.event(self.event_idx));
         // Between our wish and our second look; the driver has one between its descriptor and our wish.
         self.areas.device.memory.full_fence();
-        let rest = self.areas.descriptors.load_relaxed_u64(self.next.at() + 8);
-        !self.resubmit.is_empty() || self.next.is_available(rest)
+        !self.is_empty()
+    }
+
+    fn is_available(&self, position: Position) -> bool {
+        position.is_available(self.areas.descriptors.load_relaxed_u64(position.at() + 8))
+    }
+
+    pub fn taken(&self) -> u64 {
+        self.total
+    }
+
+    pub fn visible(&self) -> u64 {
+        let (mut position, mut there) = (self.next, 0);
+        // All others are the driver's once they are given back, and not before.
+        while there < self.size - self.outstanding && self.is_available(position) {
+            position.advance(1, self.size);
+            there += 1;
+        }
+        u64::from(there) + self.resubmit.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.resubmit.is_empty() && !self.is_available(self.next)
     }
 
     #[inline]

@@ -27,6 +27,8 @@ pub(crate) struct Device<M: Memory> {
     published: u16,
     /// Chains that the driver has made available and not got back: taken ones, and those to be taken again.
     outstanding: u16,
+    /// Entries taken since the beginning, which do not wrap.
+    total: u64,
     armed: bool,
     /// A predecessor may have died between its publishing and its call.
     call_due: bool,
@@ -64,6 +66,7 @@ impl<M: Memory> Device<M> {
             used,
             published: used,
             outstanding: resubmit.len() as u16,
+            total: 0,
             armed: true,
             call_due: true,
             resubmit,
@@ -81,6 +84,7 @@ impl<M: Memory> Device<M> {
         if let Some(&head) = self.resubmit.last() {
             self.walk(memory, head, chain)?;
             self.resubmit.pop();
+            self.total += 1;
             return Ok(Some(Ticket { id: head, count: 1, slot: 0 }));
         }
         if self.next == self.seen && !self.look()? {
@@ -92,6 +96,7 @@ impl<M: Memory> Device<M> {
             inflight.taken(head);
         }
         self.next = self.next.wrapping_add(1);
+        self.total += 1;
         self.outstanding += 1;
         Ok(Some(Ticket { id: head, count: 1, slot: 0 }))
     }
@@ -190,7 +195,25 @@ impl<M: Memory> Device<M> {
         }
         // Between our wish and our second look; the driver has one between its index and our wish.
         self.areas.device.memory.full_fence();
-        !self.resubmit.is_empty() || self.areas.driver.load_relaxed_u16(split::INDEX) != self.next
+        !self.is_empty()
+    }
+
+    /// Entries that the driver has made available and that are not taken, as its index says it now.
+    fn ahead(&self) -> u16 {
+        self.areas.driver.load_relaxed_u16(split::INDEX).wrapping_sub(self.next)
+    }
+
+    pub fn taken(&self) -> u64 {
+        self.total
+    }
+
+    pub fn visible(&self) -> u64 {
+        let there = usize::from(self.ahead()) + self.resubmit.len();
+        there.min(self.size.into()) as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.resubmit.is_empty() && self.ahead() == 0
     }
 
     #[inline]

@@ -22,7 +22,7 @@ use crate::stats::QueueCounters;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Running,
-    /// Takes nothing more; ends when all is given back.
+    /// Takes only what it must; ends when all is given back.
     Stopping,
     /// The driver has broken a rule. Its requests end, and are not given back.
     Broken,
@@ -48,6 +48,8 @@ pub(super) struct Queue {
     pub slots: u32,
     pub state: State,
     pub stop: Option<SyncSender<u32>>,
+    /// Does not end before it has taken so much ([`DeviceQueue::taken`]).
+    until: u64,
     /// Something was given back and not shown yet.
     unpublished: bool,
     /// Its buffers are kept for events.
@@ -85,6 +87,7 @@ impl Queue {
             slots: 0,
             state: State::Running,
             stop: None,
+            until: 0,
             // A predecessor may have died before it called the driver.
             unpublished: true,
             is_event: event_queue == Some(start.index),
@@ -170,6 +173,39 @@ impl Queue {
             self.state = State::Stopping;
         }
         self.stop = Some(answer);
+    }
+
+    /// Whether the next request is to be taken out of it.
+    #[inline]
+    pub fn takes(&self) -> bool {
+        !self.is_event
+            && match self.state {
+                State::Running => true,
+                State::Stopping => self.is_behind(self.until),
+                State::Broken => false,
+            }
+    }
+
+    /// All that is in it now must be taken, also if it is being stopped. Returns how much will have been taken then, or
+    /// nothing if that is so already.
+    pub fn must_take_all(&mut self) -> Option<u64> {
+        let until = self.ring.taken() + self.ring.visible();
+        if self.is_event || !self.is_behind(until) {
+            return None;
+        }
+        self.until = self.until.max(until);
+        Some(until)
+    }
+
+    /// Whether there is something left of what was to be taken until then. Not if the driver has taken it back, or has broken
+    /// the queue.
+    pub fn is_behind(&self, until: u64) -> bool {
+        self.ring.taken() < until && self.state != State::Broken && !self.ring.is_empty()
+    }
+
+    /// Whether it is stopped, and has nothing left.
+    pub fn has_ended(&self) -> bool {
+        self.stop.is_some() && self.state != State::Running && self.slots == 0 && !self.takes()
     }
 
     /// All has been given back.

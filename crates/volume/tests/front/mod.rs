@@ -100,9 +100,15 @@ impl Front {
     }
 
     pub fn stop(&self) {
-        self.say(Request::GET_VRING_BASE, VringState { index: 0, value: 0 }.as_bytes(), &[]);
+        self.stop_queue(0);
+    }
+
+    /// Stops a queue; its base, if the volume does not hang up.
+    pub fn stop_queue(&self, index: u32) -> u32 {
+        self.say(Request::GET_VRING_BASE, VringState { index, value: 0 }.as_bytes(), &[]);
         let mut answer = [0; 20];
         let _ = (&self.0).read_exact(&mut answer);
+        u32::from_le_bytes([answer[16], answer[17], answer[18], answer[19]])
     }
 }
 
@@ -134,14 +140,19 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// With so many queues that run.
+    /// With so many queues that run, split ones.
     pub fn connect(socket: &Path, queues: usize) -> Self {
+        Self::connect_with(socket, queues, Kind::Split)
+    }
+
+    /// With so many queues of this kind that run.
+    pub fn connect_with(socket: &Path, queues: usize, kind: Kind) -> Self {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         let len = queues * QUEUE + DATA;
         ftruncate(&file, len as u64).unwrap();
         let memory = Mapping::of_file(&file, 0, len, Protection::ReadWrite).unwrap();
         let front = Front::connect(socket);
-        front.agree(false);
+        front.agree(kind == Kind::Packed);
         front.share(&file, len as u64);
         let (mut drivers, mut kicks) = (Vec::new(), Vec::new());
         for index in 0..queues {
@@ -154,7 +165,7 @@ impl Guest {
             };
             let (descriptors, driver, device) = (area(0, 0x1000), area(0x1000, 0x1000), area(0x2000, 0x1000));
             let tables = IndirectTables::new(area(0x10000, OWN - 0x10000), QUEUE_SIZE, TABLE);
-            let (kind, size, event_idx) = (Kind::Split, QUEUE_SIZE, false);
+            let (size, event_idx) = (QUEUE_SIZE, false);
             let setup = DriverSetup { kind, size, descriptors, driver, device, event_idx, tables };
             drivers.push(DriverQueue::new(setup).unwrap());
             let (number, user) = (index as u32, USER + at as u64);
@@ -208,12 +219,17 @@ impl Guest {
         }
     }
 
+    /// A request of this queue that has come back, if there is one.
+    pub fn poll(&mut self, queue: usize) -> Option<u16> {
+        self.queues[queue].poll().unwrap().map(|(id, _)| id)
+    }
+
     /// The next request that comes back, of any queue.
     pub fn wait(&mut self) -> (usize, u16) {
         let until = Instant::now() + PROMPT;
         loop {
-            for (index, queue) in self.queues.iter_mut().enumerate() {
-                if let Some((id, _)) = queue.poll().unwrap() {
+            for index in 0..self.queues.len() {
+                if let Some(id) = self.poll(index) {
                     return (index, id);
                 }
             }

@@ -133,6 +133,20 @@ impl Server {
         }
     }
 
+    /// Waits until it has taken so many requests.
+    pub fn wait_for_taken(&self, count: u64) {
+        let until = Instant::now() + PROMPT;
+        loop {
+            let answer: serde_json::Value = serde_json::from_str(&self.control(r#"{"op":"stat"}"#)).unwrap();
+            let queues = answer["stat"]["queues"].as_array().unwrap().clone();
+            if queues.iter().map(|queue| queue["taken"].as_u64().unwrap()).sum::<u64>() >= count {
+                return;
+            }
+            assert!(Instant::now() < until, "{answer}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// A request on the control socket.
     pub fn control(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.path().join("v.ctl")).unwrap();

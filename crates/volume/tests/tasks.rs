@@ -1,0 +1,149 @@
+//! Task management of a SCSI target: on the answer a driver completes all commands that it had asked for, and uses their
+//! memory for something else. So none of them may be left, wherever it was.
+
+mod front;
+mod server;
+
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use front::Guest;
+use ginnel_layout::virtio_scsi::{
+    Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
+    TaskFunction, TaskManagement,
+};
+use ginnel_shmem::Memory;
+use ginnel_virtqueue::{Kind, Segment};
+use server::{PROMPT, Server};
+use zerocopy::IntoBytes;
+
+const CONTROL: usize = CONTROL_QUEUE as usize;
+const COMMANDS: usize = FIRST_COMMAND_QUEUE as usize;
+const BLOCK: usize = 4096;
+/// Commands in a queue when the abort comes.
+const EACH: usize = 12;
+
+/// Writes a block with what lies at its place among the guest's data.
+fn write(guest: &mut Guest, queue: usize, n: usize, block: usize) {
+    let mut cdb = [0; CDB_LEN];
+    cdb[0] = 0x2a;
+    cdb[2..6].copy_from_slice(&((block * BLOCK / 512) as u32).to_be_bytes());
+    cdb[8] = (BLOCK / 512) as u8;
+    let header =
+        CommandHeader { lun: Address::bytes(0, 0), tag: 7, task_attribute: 0, priority: 0, crn: 0, cdb };
+    let data =
+        [Segment { address: guest.data() + (block * BLOCK) as u64, len: BLOCK as u32, writable: false }];
+    guest.add(queue, n, header.as_bytes(), &data, size_of::<CommandResponse>() as u32, false);
+}
+
+fn manage(guest: &mut Guest, function: TaskFunction) {
+    let task =
+        TaskManagement { kind: ControlKind::TASK_MANAGEMENT, function, lun: Address::bytes(0, 0), tag: 7 };
+    guest.add(CONTROL, 0, task.as_bytes(), &[], 1, false);
+    guest.kick(CONTROL);
+}
+
+/// The bytes of a block in a round.
+fn stamp(round: usize, block: usize) -> Vec<u8> {
+    [round as u8 + 1, block as u8].repeat(BLOCK / 2)
+}
+
+/// All commands of two queues are done, and shown to be, before the answer: those that the limits hold, and those behind them
+/// in the queues.
+fn nothing_is_left(kind: Kind, threads: usize) {
+    let flags = "--device scsi --path IMAGE --direct off --queues 2 --iops 200";
+    let server = Server::start(1 << 20, &format!("{flags} --threads {threads}"));
+    let mut guest = Guest::connect_with(&server.socket(), COMMANDS + 2, kind);
+    let data = (guest.data() - front::GUEST) as usize;
+    let image = std::fs::File::open(server.image()).unwrap();
+    let functions = [
+        TaskFunction::ABORT_TASK,
+        TaskFunction::ABORT_TASK_SET,
+        TaskFunction::CLEAR_TASK_SET,
+        TaskFunction::LOGICAL_UNIT_RESET,
+        TaskFunction::I_T_NEXUS_RESET,
+    ];
+    for (round, function) in functions.into_iter().enumerate() {
+        for block in 0..2 * EACH {
+            guest.memory.write(data + block * BLOCK, &stamp(round, block));
+            write(&mut guest, COMMANDS + block / EACH, block % EACH, block);
+        }
+        guest.kick(COMMANDS);
+        guest.kick(COMMANDS + 1);
+        manage(&mut guest, function);
+        let mut done = 0;
+        while guest.wait().0 != CONTROL {
+            done += 1;
+        }
+        for queue in [COMMANDS, COMMANDS + 1] {
+            while guest.poll(queue).is_some() {
+                done += 1;
+            }
+        }
+        assert_eq!(done, 2 * EACH, "{kind:?}, {function:?}: done when the driver heard that all is");
+        // The driver uses the memory for something else.
+        guest.memory.write(data, &[0xee; 2 * EACH * BLOCK]);
+        let mut found = vec![0; BLOCK];
+        for block in 0..2 * EACH {
+            image.read_exact_at(&mut found, (block * BLOCK) as u64).unwrap();
+            assert!(found == stamp(round, block), "{kind:?}, {function:?}: block {block}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_of_commands_in_split_queues() {
+    nothing_is_left(Kind::Split, 1);
+    nothing_is_left(Kind::Split, 2);
+}
+
+#[test]
+fn nothing_is_left_of_commands_in_packed_queues() {
+    nothing_is_left(Kind::Packed, 1);
+    nothing_is_left(Kind::Packed, 2);
+}
+
+/// What comes behind the abort is not waited for, however much it is.
+#[test]
+fn commands_without_end_do_not_keep_it_from_its_answer() {
+    const DEPTH: usize = 64;
+    for kind in [Kind::Split, Kind::Packed] {
+        let server = Server::start(0, "--device scsi --backend ram --size 1M --threads 1");
+        let mut guest = Guest::connect_with(&server.socket(), COMMANDS + 1, kind);
+        (0..DEPTH).for_each(|n| write(&mut guest, COMMANDS, n, n));
+        guest.kick(COMMANDS);
+        manage(&mut guest, TaskFunction::LOGICAL_UNIT_RESET);
+        let until = Instant::now() + PROMPT;
+        let mut more = 0;
+        while guest.poll(CONTROL).is_none() {
+            assert!(Instant::now() < until, "{kind:?}: no answer, with {more} commands behind the abort");
+            // In place of each that is done there is another one, before the volume looks.
+            while guest.poll(COMMANDS).is_some() {
+                write(&mut guest, COMMANDS, more % DEPTH, more % DEPTH);
+                guest.kick(COMMANDS);
+                more += 1;
+            }
+        }
+        println!("{kind:?}: answered, with {more} commands behind the abort");
+    }
+}
+
+/// A queue that is stopped while somebody waits for what is in it does that first: when it starts again, the driver has long
+/// used the memory for something else.
+#[test]
+fn a_queue_is_not_stopped_before_what_is_waited_for() {
+    // All of it would take a day.
+    let server = Server::start(0, "--device scsi --backend ram --size 1M --threads 1 --bandwidth 512");
+    let mut guest = Guest::connect(&server.socket(), COMMANDS + 1);
+    (0..EACH).for_each(|n| write(&mut guest, COMMANDS, n, n));
+    guest.kick(COMMANDS);
+    server.wait_for_taken(1);
+    manage(&mut guest, TaskFunction::ABORT_TASK_SET);
+    server.wait_for_taken(2);
+    // By then the thread knows of it: it answers between its turns.
+    server.control(r#"{"op":"dump"}"#);
+    let base = guest.front.stop_queue(COMMANDS as u32);
+    assert_eq!(base as usize, EACH, "all of its commands");
+    let done: Vec<_> = (0..=EACH).map(|_| guest.wait().0).collect();
+    assert_eq!(done.iter().filter(|queue| **queue == CONTROL).count(), 1, "{done:?}");
+}
