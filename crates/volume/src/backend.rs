@@ -213,6 +213,21 @@ impl Stores {
         }
     }
 
+    /// Bytes of zeros that an operation makes the disk write, as far as that is known: of a file system, once it has shown that it
+    /// cannot make them; a block device may have to for all that must not be unmapped.
+    pub fn zeros_written(&self, disk: u16, op: Op) -> u64 {
+        let Op::WriteZeroes { len, unmap, .. } = op else { return 0 };
+        let writes = match self.disks.get(usize::from(disk)) {
+            None | Some(Backend::Null) => false,
+            Some(Backend::Ram(_) | Backend::Volatile(_)) => true,
+            Some(Backend::File(image)) => {
+                (image.is_block_device() && !unmap)
+                    || self.uring.as_ref().is_some_and(|uring| uring.writes_zeros(disk))
+            }
+        };
+        if writes { len } else { 0 }
+    }
+
     /// Hands what was started to the kernel. Once a turn.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {

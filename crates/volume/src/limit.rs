@@ -12,6 +12,9 @@
 //!
 //! What passes in any span of time `t` is at most `rate * (t + burst)` and a quantum for each queue. Nothing that was allowed is
 //! lost but what a queue keeps when it falls silent: less than a quantum.
+//!
+//! Some requests cannot wait: a queue that is stopped must not be held up for as long as a limit says, and of some it is known
+//! only afterwards what they have cost. They move the clock on all the same: who comes later waits until it is paid.
 
 use ginnel_volume_control::Limits;
 use std::sync::Arc;
@@ -120,13 +123,29 @@ impl QueueLimit {
         self.pass_limited(now, bytes)
     }
 
-    fn pass_limited(&mut self, now: u64, bytes: u64) -> Result<(), NotBefore> {
+    /// So many requests and bytes have passed without leave. All queues wait until they are paid for.
+    #[cold]
+    pub fn owe(&mut self, now: u64, requests: u64, bytes: u64) {
+        if self.limiter.limits() {
+            self.keep_up();
+            let ticks = now.saturating_mul(TICKS);
+            self.requests.owe(&self.limiter.requests, ticks, requests);
+            self.bytes.owe(&self.limiter.bytes, ticks, bytes);
+        }
+    }
+
+    /// Forgets what was reserved under other limits.
+    fn keep_up(&mut self) {
         let generation = self.limiter.generation.load(Relaxed);
         if generation != self.generation {
             self.generation = generation;
             self.requests = Share::default();
             self.bytes = Share::default();
         }
+    }
+
+    fn pass_limited(&mut self, now: u64, bytes: u64) -> Result<(), NotBefore> {
+        self.keep_up();
         let ticks = now.saturating_mul(TICKS);
         let requests = self.requests.gather(&self.limiter.requests, ticks, 1, 1);
         let data = self.bytes.gather(&self.limiter.bytes, ticks, bytes, LEAST_BYTES);
@@ -149,6 +168,20 @@ struct Share {
 }
 
 impl Share {
+    /// Takes `amount` out of what is reserved, which is paid for whether its time has come or not; the rest becomes debt.
+    fn owe(&mut self, clock: &Clock, now: u64, amount: u64) {
+        let rate = clock.rate.load(Relaxed);
+        if rate == 0 {
+            return;
+        }
+        self.credit = self.credit.saturating_add(self.waits.take().map_or(0, |(reserved, _)| reserved));
+        let reserved = self.credit.min(amount);
+        self.credit -= reserved;
+        if amount > reserved {
+            clock.reserve(now, rate, amount - reserved);
+        }
+    }
+
     /// Sees to it that `amount` may pass. `None`: it may; else when to come again.
     fn gather(&mut self, clock: &Clock, now: u64, amount: u64, least: u64) -> Option<u64> {
         let rate = clock.rate.load(Relaxed);

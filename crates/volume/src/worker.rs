@@ -295,18 +295,25 @@ impl Worker {
         done
     }
 
-    /// Whether the volume's limits let a request go now; if not, it is held. One that a stop waits for goes at once.
+    /// Whether the volume's limits let a request go now; if not, it is held. One that a stop waits for goes at once, and is
+    /// paid for later.
     #[inline]
     fn pass(&mut self, at: usize, slot: u32, now: u64) -> bool {
+        !self.limiter.limits() || self.pass_limited(at, slot, now)
+    }
+
+    fn pass_limited(&mut self, at: usize, slot: u32, now: u64) -> bool {
         let queue = &mut self.queues[at];
-        if queue.state != State::Running {
-            return true;
-        }
         let place = self.slots.at(slot);
-        let (bytes, number) = (place.bytes(), place.number);
+        let bytes = place.bytes() + self.stores.zeros_written(place.disk, place.op);
+        place.counted = bytes;
+        let number = place.number;
         match queue.limit.pass(now, bytes) {
             Ok(()) => true,
-            Err(NotBefore(_)) if self.settlements.is_urgent(number) => true,
+            Err(NotBefore(_)) if queue.state != State::Running || self.settlements.is_urgent(number) => {
+                queue.limit.owe(now, 1, bytes);
+                true
+            }
             Err(NotBefore(then)) => {
                 queue.held = Some(slot);
                 queue.ready_at = then;
@@ -352,7 +359,7 @@ impl Worker {
         let place = self.slots.at(slot);
         let Some(ticket) = place.ticket.take() else { return };
         let (at, serial, disk, op) = (place.queue, place.serial, place.disk, place.op);
-        let (bytes, began) = (place.bytes(), place.began);
+        let (bytes, began, counted) = (place.bytes(), place.began, place.counted);
         if let Err(failure) = result {
             self.complain(disk, op.word(), op.at(), bytes, failure);
         }
@@ -365,6 +372,11 @@ impl Worker {
                 None => return self.slots.release(slot),
             },
         };
+        // Of the first zeros it is known only now that the disk had to write them.
+        let zeros = self.stores.zeros_written(disk, op);
+        if zeros > counted {
+            queue.limit.owe(now, 0, zeros - counted);
+        }
         let written = self.device.finish(&queue.memory, &place.request, result);
         if let Some(log) = &queue.log {
             if kind(op) == Kind::Read {

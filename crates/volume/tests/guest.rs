@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use front::{DATA, Guest};
-use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
+use ginnel_layout::virtio_blk::{RangeSegment, RequestHeader, RequestKind};
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
     TaskFunction, TaskManagement,
@@ -92,6 +92,72 @@ fn a_stop_does_not_wait_for_the_limits() {
     println!("both end after {:?}", begin.elapsed());
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
     assert!(guest.front.is_served());
+}
+
+/// For how long the limits hold the next request of a queue, once they hold one; in seconds.
+fn held(server: &Server) -> u64 {
+    let until = Instant::now() + PROMPT;
+    loop {
+        let answer: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"dump"}"#)).unwrap();
+        let queues = answer["dump"]["queues"].as_array().unwrap();
+        let longest = queues.iter().map(|queue| queue["throttled_ns"].as_u64().unwrap()).max();
+        if let Some(held @ 1..) = longest {
+            return held / 1_000_000_000;
+        }
+        assert!(Instant::now() < until, "nothing is held: {answer}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A stop does not wait for the limits, but what it lets go is paid for.
+#[test]
+fn stops_are_no_way_around_the_limits() {
+    // 64 seconds' worth each.
+    let server = Server::start(0, "--backend ram --size 64M --bandwidth 16384");
+    let mut guest = Guest::connect(&server.socket(), 1);
+    let data = folded(&guest, 1, 1 << 20, 0, true);
+    for n in 0..20 {
+        guest.add(0, n, read(0).as_bytes(), &data, 1, false);
+        guest.kick(0);
+        server.wait_for_taken(n as u64 + 1);
+        guest.stop(0);
+        assert_eq!(guest.wait().0, 0);
+        guest.start(0);
+    }
+    guest.add(0, 0, read(0).as_bytes(), &data, 1, false);
+    guest.kick(0);
+    let held = held(&server);
+    println!("after 20 stops the next request waits {held} s");
+    assert!(held > 10 * 64, "20 requests of 64 seconds each went, and the next one waits {held}");
+}
+
+/// Zeroes that the disk has to write are bytes like others.
+#[test]
+fn zeroes_are_limited_where_they_are_written() {
+    // In memory that is known from the beginning; of a file system that cannot make them, after the first.
+    let shm = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    shm.as_file().set_len(8 << 20).unwrap();
+    let file = format!("--path {} --direct off", shm.path().display());
+    for (disk, free) in [("--backend ram --size 8M", 0), (&file, 1)] {
+        let server = Server::start(0, &format!("{disk} --bandwidth 16384"));
+        let mut guest = Guest::connect(&server.socket(), 1);
+        let header = RequestHeader { kind: RequestKind::WRITE_ZEROES, reserved: 0, sector: 0 };
+        let range = RangeSegment { sector: 0, sectors: 4 << 11, flags: 0 };
+        let request = [header.as_bytes(), range.as_bytes()].concat();
+        for n in 0..free {
+            guest.add(0, n, &request, &[], 1, false);
+            guest.kick(0);
+            guest.wait();
+        }
+        guest.add(0, free, &request, &[], 1, false);
+        guest.kick(0);
+        let held = held(&server);
+        assert!(guest.poll(0).is_none(), "{disk}: it went, and the next one waits {held} s");
+        assert!(
+            free == 0 || held > 100,
+            "{disk}: 256 seconds' worth were written, and the next one waits {held}"
+        );
+    }
 }
 
 /// More segments than it was told are an end to its queue, however long that is.

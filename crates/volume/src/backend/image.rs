@@ -171,6 +171,11 @@ impl Image {
         self.iopoll && self.direct
     }
 
+    /// Whether it is a block device.
+    pub fn is_block_device(&self) -> bool {
+        !self.is_file
+    }
+
     /// Whether a run of memory can be used as it is.
     #[inline]
     pub(super) fn is_aligned(&self, address: usize, len: usize) -> bool {

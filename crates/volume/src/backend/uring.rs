@@ -34,6 +34,8 @@ pub(super) struct Uring {
     files: Vec<Option<Arc<Image>>>,
     /// Of each disk, whether its completions are polled.
     polls: Vec<bool>,
+    /// Of each disk, whether zeros had to be written as data: its file system cannot make them.
+    writes_zeros: Vec<bool>,
     flights: Vec<Flight>,
     pending: u32,
     zeros: Option<Mapping>,
@@ -62,6 +64,7 @@ impl Uring {
             polled,
             bell,
             files,
+            writes_zeros: vec![false; polls.len()],
             polls,
             flights: Vec::new(),
             pending: 0,
@@ -171,12 +174,21 @@ impl Uring {
 
     /// Zeros to write, if the operation needs them.
     fn make_zeros(&mut self, index: usize) -> Result<(), Failure> {
-        if self.zeros.is_none() && self.flights[index].needs_zeros() {
+        if !self.flights[index].needs_zeros() {
+            return Ok(());
+        }
+        self.writes_zeros[usize::from(self.flights[index].disk)] = true;
+        if self.zeros.is_none() {
             let zeros = Mapping::anonymous(ZEROS);
             let zeros = zeros.map_err(|e| Failure::Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
             self.zeros = Some(zeros);
         }
         Ok(())
+    }
+
+    /// Whether zeros have had to be written to a disk as data.
+    pub fn writes_zeros(&self, disk: u16) -> bool {
+        self.writes_zeros.get(usize::from(disk)) == Some(&true)
     }
 
     /// The device, or the file system, has nothing to poll.

@@ -101,6 +101,37 @@ fn idle_time_saves_a_burst_and_no_more() {
 }
 
 #[test]
+fn what_passes_without_leave_is_paid_for_by_all() {
+    let limiter = limiter(1000, 1 << 20, 0);
+    // Queues that come, have something go at once, and are gone again.
+    for _ in 0..10 {
+        let mut queue = QueueLimit::new(limiter.clone());
+        assert!(queue.pass(0, 1 << 20).is_err());
+        queue.owe(0, 1, 1 << 20);
+    }
+    let mut queue = QueueLimit::new(limiter.clone());
+    let Err(NotBefore(then)) = queue.pass(0, 512) else { panic!("ten seconds' worth is not paid") };
+    assert!(within(then, 10 * S, 1.0), "{then}");
+    assert_eq!(queue.pass(then, 512), Ok(()));
+    // Without a limit there is nothing to owe.
+    limiter.set(Limits::default());
+    queue.owe(then, u64::MAX, u64::MAX);
+    limiter.set(Limits { iops: 1000, bandwidth: Bytes(1 << 20), burst: Period::default() });
+    assert_eq!(queue.pass(then, 512), Ok(()));
+}
+
+#[test]
+fn what_is_reserved_is_not_paid_for_twice() {
+    let limiter = limiter(1000, 0, 0);
+    let mut queue = QueueLimit::new(limiter.clone());
+    assert_eq!(queue.pass(0, 0), Ok(()));
+    // This one is reserved, and goes before its time.
+    assert_eq!(queue.pass(0, 0), Err(NotBefore(MS)));
+    queue.owe(0, 1, 0);
+    assert_eq!(queue.pass(0, 0), Err(NotBefore(2 * MS)));
+}
+
+#[test]
 fn limits_change_while_queues_wait() {
     let limiter = limiter(1, 0, 0);
     let mut queue = QueueLimit::new(limiter.clone());
@@ -172,6 +203,8 @@ proptest! {
         let bandwidth = if bandwidth == 0 { 0 } else { bandwidth.max(bytes / 100) };
         let limiter = Arc::new(Limiter::new(Limits { iops, bandwidth: Bytes(bandwidth), burst }));
         let mut queue = QueueLimit::new(limiter);
+        let _ = queue.pass(now, bytes);
+        queue.owe(now, iops, bytes);
         let _ = queue.pass(now, bytes);
     }
 }

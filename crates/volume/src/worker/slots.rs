@@ -29,6 +29,8 @@ pub(super) struct Place {
     pub began: u64,
     /// In which order requests were taken.
     pub number: u64,
+    /// Bytes that the limits have counted.
+    pub counted: u64,
     /// Waits for others, so others do not wait for it.
     pub settles: bool,
 }
@@ -36,7 +38,7 @@ pub(super) struct Place {
 impl Place {
     pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
         self.ticket = Some(ticket);
-        self.settles = false;
+        (self.settles, self.counted) = (false, 0);
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
     }
 
@@ -66,6 +68,7 @@ impl Slots {
             op: Op::Flush,
             began: 0,
             number: 0,
+            counted: 0,
             settles: false,
         });
     }

@@ -212,6 +212,17 @@ impl Guest {
         self.queues[queue].add(&segments, true).unwrap()
     }
 
+    /// Stops a queue; its base.
+    pub fn stop(&mut self, queue: usize) -> u32 {
+        self.front.stop_queue(queue as u32)
+    }
+
+    /// Starts a queue that was stopped, where it stood.
+    pub fn start(&mut self, queue: usize) {
+        self.front.say(Request::SET_VRING_KICK, (queue as u64).as_bytes(), &[self.kicks[queue].as_fd()]);
+        assert!(self.front.is_served());
+    }
+
     /// Shows the device what was added.
     pub fn kick(&mut self, queue: usize) {
         if self.queues[queue].publish() {
