@@ -73,6 +73,8 @@ pub struct Handle {
     orders: Sender<Order>,
     bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
+    /// Why a queue could not be stopped in time.
+    stuck: OnceLock<String>,
 }
 
 pub(super) struct Bell {
@@ -210,7 +212,7 @@ impl Handle {
             }
         })?;
         is_ready.recv().map_err(|_| io::Error::other("a worker has ended before it began"))??;
-        Ok(Self { orders, bell, thread: Some(thread) })
+        Ok(Self { orders, bell, thread: Some(thread), stuck: OnceLock::new() })
     }
 
     /// Tells it something.
@@ -218,15 +220,25 @@ impl Handle {
         post(&self.orders, &self.bell, order);
     }
 
-    /// Stops a queue; returns its base.
+    /// Stops a queue; returns its base. Who has once not been done in time is not waited for again.
     pub fn stop(&self, index: u16) -> Result<u32, String> {
+        self.stop_within(PATIENCE, index)
+    }
+
+    fn stop_within(&self, patience: Duration, index: u16) -> Result<u32, String> {
+        if let Some(why) = self.stuck.get() {
+            return Err(why.clone());
+        }
         let (answer, base) = mpsc::sync_channel(1);
         self.send(Order::Stop { index, answer });
-        base.recv_timeout(PATIENCE).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!(
-                "queue {index} has requests that the disk has not answered for {} seconds",
-                PATIENCE.as_secs()
-            ),
+        base.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                let seconds = patience.as_secs();
+                let why = format!(
+                    "queue {index} has requests that the disk has not answered for {seconds} seconds"
+                );
+                self.stuck.get_or_init(|| why).clone()
+            }
             RecvTimeoutError::Disconnected => format!("the worker of queue {index} has failed"),
         })
     }
@@ -284,4 +296,20 @@ fn new_eventfd() -> io::Result<OwnedFd> {
 /// Makes an eventfd readable. One that is full is readable already.
 pub(super) fn ring(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_stuck_is_waited_for_once() {
+        let (orders, inbox) = mpsc::channel();
+        let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd().unwrap() });
+        let worker = Handle { orders, bell, thread: None, stuck: OnceLock::new() };
+        let why = worker.stop_within(Duration::ZERO, 3).unwrap_err();
+        assert!(why.contains("queue 3"), "{why}");
+        assert_eq!(worker.stop(4), Err(why));
+        assert_eq!(inbox.try_iter().count(), 1, "it was told twice");
+    }
 }
