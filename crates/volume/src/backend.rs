@@ -157,6 +157,15 @@ impl Backend {
         }
     }
 
+    /// Makes all durable that has been written. Blocks for as long as the disk takes.
+    pub fn sync(&self) -> io::Result<()> {
+        match self {
+            Self::File(image) => image.file().sync_data(),
+            Self::Volatile(volatile) => volatile.flush(),
+            Self::Ram(_) | Self::Null => Ok(()),
+        }
+    }
+
     /// The image, if there is one.
     pub fn image(&self) -> Option<&Image> {
         match self {

@@ -357,7 +357,7 @@ struct Workers<'a>(&'a Shared);
 
 impl Queues for Workers<'_> {
     fn start(&mut self, start: Start) -> Result<(), String> {
-        self.0.take_images()?;
+        self.0.take_images(PATIENCE)?;
         self.0.worker_of(start.index).send(Order::Start(Box::new(start)));
         Ok(())
     }
@@ -368,6 +368,19 @@ impl Queues for Workers<'_> {
 
     fn left(&mut self) {
         self.0.ownership.vm_stopped();
+    }
+
+    fn stays(&mut self) {
+        if let Err(error) = self.0.take_images(Duration::ZERO) {
+            warn!("the VM runs here, and has lost an image meanwhile: {error}");
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        for (disk, backend) in self.0.backends.iter().enumerate() {
+            backend.sync().map_err(|error| format!("disk {disk}: its cache cannot be flushed: {error}"))?;
+        }
+        Ok(())
     }
 
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {
@@ -382,8 +395,8 @@ impl Shared {
     }
 
     /// Before a queue is served.
-    fn take_images(&self) -> Result<(), String> {
-        for index in self.ownership.take(PATIENCE).map_err(|e| e.to_string())? {
+    fn take_images(&self, patience: Duration) -> Result<(), String> {
+        for index in self.ownership.take(patience).map_err(|e| e.to_string())? {
             // Whoever had it may have changed its size.
             if self.config.disks[index].size.is_none() {
                 self.take_size(index, self.backends[index].resize(None, self.disks[index].bytes())?);

@@ -4,7 +4,8 @@
 //! front end is gone. A message that changes what a running queue rests on, such as a new memory table, stops it (the
 //! worker finishes what it has taken), and starts it again where it stood; the guest notices nothing.
 //!
-//! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here.
+//! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here. So does one that
+//! reboots during a migration; QEMU (9.2 and later) resets the device then, and we know better.
 
 mod memory;
 pub mod message;
@@ -65,6 +66,10 @@ pub trait Queues {
     fn stop(&mut self, index: u16) -> Result<u32, String>;
     /// The VM has stopped to go on elsewhere; no queue is served. It may also go on here.
     fn left(&mut self);
+    /// It has not: its driver has reset the device.
+    fn stays(&mut self);
+    /// Makes all durable that was acknowledged. Blocks for as long as the disks take.
+    fn sync(&mut self) -> Result<(), String>;
     /// Another descriptor to write when something is done; the queue is served.
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>);
 }
@@ -80,6 +85,8 @@ pub struct Session {
     memory: Option<Arc<GuestMemory<Mapping>>>,
     log: Option<DirtyLog<Mapping>>,
     inflight: Option<Inflight>,
+    /// The VM seems to have left.
+    left: bool,
     rings: Vec<Ring>,
     /// The back end's own channel.
     channel: Option<UnixStream>,
@@ -159,6 +166,7 @@ impl Session {
             memory: None,
             log: None,
             inflight: None,
+            left: false,
             rings,
             channel: None,
         }
@@ -249,6 +257,9 @@ impl Session {
                 self.inflight = None;
                 self.log = None;
                 forget_driver(&*self.device);
+                if std::mem::take(&mut self.left) {
+                    queues.stays();
+                }
             }
             Request::GET_PROTOCOL_FEATURES => return Ok(number(Self::PROTOCOL)),
             Request::SET_PROTOCOL_FEATURES => {
@@ -300,6 +311,7 @@ impl Session {
                 self.stop(index, queues)?;
                 if self.features & connection::LOG_ALL != 0 && !self.rings.iter().any(|ring| ring.running) {
                     queues.left();
+                    self.left = true;
                 }
                 let ring = &mut self.rings[index];
                 ring.kick = Kick::None;
@@ -332,7 +344,7 @@ impl Session {
                 }
             }
             Request::GET_CONFIG => return self.get_config(message),
-            Request::SET_CONFIG => return self.set_config(message),
+            Request::SET_CONFIG => return self.set_config(message, queues),
             Request::SET_BACKEND_REQ_FD => {
                 self.channel = Some(UnixStream::from(message.one_fd()?));
             }
@@ -445,6 +457,7 @@ impl Session {
             event_idx,
         };
         queues.start(start).map_err(Gone::Refused)?;
+        self.left = false;
         self.rings[index].running = true;
         Ok(())
     }
@@ -539,9 +552,16 @@ impl Session {
         Ok(Outcome::Reply(reply, None))
     }
 
-    fn set_config(&self, message: &Message) -> Result<Outcome, Gone> {
+    fn set_config(&self, message: &Message, queues: &mut dyn Queues) -> Result<Outcome, Gone> {
         let (header, bytes) = config_header(message)?;
-        Ok(match self.device.set_config(header.offset, bytes) {
+        let cached = || self.device.disks().iter().filter(|disk| disk.is_cache_on()).count();
+        let before = cached();
+        let mut done = self.device.set_config(header.offset, bytes);
+        if done.is_ok() && cached() < before {
+            // A driver that has turned the cache off flushes no more, also not what it had written before.
+            done = queues.sync();
+        }
+        Ok(match done {
             Ok(()) => Outcome::Done,
             Err(why) => Outcome::Failed(why),
         })

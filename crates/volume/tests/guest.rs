@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use front::{DATA, Guest};
+use ginnel_layout::vhost_user::{Request, feature};
+use ginnel_layout::virtio::feature as virtio;
 use ginnel_layout::virtio_blk::{RangeSegment, RequestHeader, RequestKind};
 use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
@@ -235,4 +237,19 @@ fn what_is_copied_is_whole() {
     let mut back = vec![0; LEN];
     guest.memory.read(at, &mut back);
     assert!(back == bytes, "what was read");
+}
+
+/// QEMU stops all queues of a guest that reboots, as at the end of a migration. If pages are logged then, only the reset that
+/// comes next tells one from the other.
+#[test]
+fn a_reboot_during_a_migration_keeps_the_image() {
+    let server = Server::start(8 << 20, "--path IMAGE");
+    let mut guest = Guest::connect(&server.socket(), 1);
+    let features = virtio::VERSION_1 | virtio::INDIRECT_DESC | feature::PROTOCOL_FEATURES | feature::LOG_ALL;
+    guest.front.say(Request::SET_FEATURES, features.as_bytes(), &[]);
+    guest.stop(0);
+    server.wait_for_line("its images are unlocked", 1);
+    guest.front.say(Request::RESET_DEVICE, &[], &[]);
+    assert!(guest.front.is_served());
+    server.refuses_another().unwrap();
 }

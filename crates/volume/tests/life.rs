@@ -217,6 +217,26 @@ fn without_a_write_cache_a_power_cut_takes_nothing() {
     load.check_all(&mut client, Since::Running);
 }
 
+/// Who turns the cache off flushes no more, so what is in it then is flushed for him.
+#[test]
+fn what_was_in_the_cache_when_it_is_turned_off_is_durable() {
+    let mut server = Server::start(BYTES, "--path IMAGE --backend volatile");
+    let mut client = server.connect();
+    let block = |n: u64| [n as u8 + 1; BLOCK as usize];
+    for n in 0..16 {
+        client.write(n * u64::from(BLOCK), &block(n)).unwrap();
+    }
+    client.set_write_cache(false).unwrap();
+    server.kill();
+    server.restart();
+    client.reconnect_within(PROMPT).unwrap();
+    let mut bytes = [0; BLOCK as usize];
+    for n in 0..16 {
+        client.read(n * u64::from(BLOCK), &mut bytes).unwrap();
+        assert!(bytes == block(n), "block {n}");
+    }
+}
+
 #[test]
 fn a_signal_drains_it() {
     let mut server = Server::start(BYTES, "--path IMAGE");

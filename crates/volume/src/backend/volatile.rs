@@ -116,7 +116,8 @@ impl Volatile {
         if through { self.image.file().sync_data() } else { Ok(()) }
     }
 
-    fn flush(&self) -> io::Result<()> {
+    /// Empties the cache into the file.
+    pub(super) fn flush(&self) -> io::Result<()> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         for (place, block) in cache.iter() {
             self.image.file().write_all_at(block, *place)?;

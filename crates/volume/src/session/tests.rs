@@ -21,6 +21,8 @@ struct Books {
     /// A disk does not answer.
     stuck: bool,
     lefts: usize,
+    stays: usize,
+    syncs: usize,
     refuses: bool,
 }
 
@@ -44,6 +46,13 @@ impl Queues for Books {
     fn left(&mut self) {
         assert!(self.running.is_empty());
         self.lefts += 1;
+    }
+    fn stays(&mut self) {
+        self.stays += 1;
+    }
+    fn sync(&mut self) -> Result<(), String> {
+        self.syncs += 1;
+        if self.stuck { Err("the disk has failed".to_owned()) } else { Ok(()) }
     }
     fn set_call(&mut self, _: u16, _: Option<Arc<OwnedFd>>) {
         self.calls += 1;
@@ -227,6 +236,46 @@ fn a_vm_has_left_when_all_queues_have_stopped_under_the_log() {
     assert_eq!(rig.runs(), [1]);
     rig.books.refuses = true;
     assert_eq!(refused(rig.kick(0)), "it is another's");
+}
+
+#[test]
+fn a_vm_that_reboots_while_it_migrates_has_not_left() {
+    let mut rig = Rig::prepared();
+    let logged = virtio::VERSION_1 | connection::PROTOCOL_FEATURES | connection::LOG_ALL;
+    let reset = |rig: &mut Rig| drop(rig.say(Request::RESET_DEVICE, &[], vec![]).unwrap());
+    rig.negotiate(logged);
+    rig.kick(0).unwrap();
+    rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
+    assert_eq!((rig.books.lefts, rig.books.stays), (1, 0));
+    reset(&mut rig);
+    assert_eq!(rig.books.stays, 1);
+    reset(&mut rig);
+    assert_eq!(rig.books.stays, 1, "once is enough");
+    // A migration that is cancelled: it runs here again, which is known already.
+    let mut rig = Rig::prepared();
+    rig.negotiate(logged);
+    rig.kick(0).unwrap();
+    rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
+    rig.kick(0).unwrap();
+    reset(&mut rig);
+    assert_eq!((rig.books.lefts, rig.books.stays), (1, 0));
+}
+
+#[test]
+fn a_cache_that_is_turned_off_is_emptied() {
+    let mut rig = Rig::new();
+    rig.negotiate(LINUX);
+    rig.turn_cache(true);
+    assert_eq!(rig.books.syncs, 0, "it was on");
+    rig.turn_cache(false);
+    assert_eq!(rig.books.syncs, 1);
+    rig.turn_cache(false);
+    rig.turn_cache(true);
+    assert_eq!(rig.books.syncs, 1, "there was nothing in it");
+    rig.books.stuck = true;
+    let write = [ConfigHeader { offset: 32, size: 1, flags: 0 }.as_bytes(), &[0]].concat();
+    assert_eq!(value(rig.say(Request::SET_CONFIG, &write, vec![])), 1, "the driver is told");
+    assert!(!rig.disk.is_cache_on(), "no write waits in it from now on");
 }
 
 #[test]
