@@ -49,7 +49,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "ginnel-volume-client",
         &["ginnel-config", "ginnel-fdpass", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"],
     ),
-    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem"]),
+    ("ginnel-tcp", &[]),
+    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem", "ginnel-tcp"]),
     (
         "ginnel-volume",
         &[

@@ -1,0 +1,157 @@
+//! How many bytes have passed, as the kernel counts them.
+//!
+//! The kernel counts sequence numbers, of which the SYN and the FIN take one each. What it calls received includes what still
+//! waits to be read, and what it calls acknowledged leaves out what waits to be sent or acknowledged; other calls tell those.
+//! (`tcpi_bytes_received`, `tcpi_bytes_acked`: RFC 4898; `SIOCINQ`, `SIOCOUTQ`: `tcp(7)`.)
+
+#![allow(unsafe_code)] // SIOCOUTQ, which no crate has.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Result;
+
+use crate::identity::TCP_INFO;
+use crate::option;
+
+/// SIOCOUTQ.
+const OUTQ: rustix::ioctl::Opcode = 0x5411;
+
+/// Offsets in `struct tcp_info`.
+const BYTES_ACKED: usize = 120;
+const BYTES_RECEIVED: usize = 128;
+const LEN: usize = 136;
+
+/// How often counts are read that move under the reader.
+const TRIES: usize = 3;
+
+/// Who made the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Called `connect`: its SYN is counted as sent.
+    Connector,
+    /// Called `accept`.
+    Acceptor,
+}
+
+/// What programs have received and sent over a socket since it was made, by whatever call. True as long as neither side has
+/// said that it sends no more; a FIN counts as one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes that were read.
+    pub received: u64,
+    /// Bytes that were written.
+    pub sent: u64,
+}
+
+impl Counts {
+    /// Of this socket. `None`: they moved all the time; ask again later.
+    pub fn of(socket: impl AsFd, role: Role) -> Result<Option<Self>> {
+        let socket = socket.as_fd();
+        for _ in 0..TRIES {
+            let first = Totals::of(socket)?;
+            let unread = rustix::io::ioctl_fionread(socket)?;
+            let unacknowledged = unacknowledged(socket)?;
+            if Totals::of(socket)? != first {
+                continue;
+            }
+            let syn = u64::from(role == Role::Connector);
+            // Counters that contradict each other have moved as well.
+            let received = first.received.checked_sub(unread);
+            let sent = (first.acknowledged + unacknowledged).checked_sub(syn);
+            if let (Some(received), Some(sent)) = (received, sent) {
+                return Ok(Some(Self { received, sent }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Totals {
+    acknowledged: u64,
+    received: u64,
+}
+
+impl Totals {
+    fn of(socket: BorrowedFd<'_>) -> Result<Self> {
+        let mut info = [0; LEN];
+        option::get(socket, option::TCP, TCP_INFO, &mut info)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&info[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        Ok(Self { acknowledged: word(BYTES_ACKED), received: word(BYTES_RECEIVED) })
+    }
+}
+
+/// Bytes that were written and are not acknowledged.
+fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u64> {
+    // SAFETY: SIOCOUTQ fills a C `int`.
+    let count = unsafe { rustix::ioctl::ioctl(socket, rustix::ioctl::Getter::<OUTQ, c_int>::new()) }?;
+    Ok(count.unsigned_abs().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (connector, listener.accept().unwrap().0)
+    }
+
+    /// Acknowledgements may move the counts while they are read.
+    fn counts(socket: &TcpStream, role: Role) -> Counts {
+        loop {
+            if let Some(counts) = Counts::of(socket, role).unwrap() {
+                return counts;
+            }
+        }
+    }
+
+    /// Sends or receives random pieces in both directions, with much and little under way, and compares after each.
+    #[test]
+    fn they_are_what_the_programs_count() {
+        let (connector, acceptor) = pair();
+        connector.set_nonblocking(true).unwrap();
+        acceptor.set_nonblocking(true).unwrap();
+        let mut ends = [(connector, Role::Connector, 0, 0), (acceptor, Role::Acceptor, 0, 0)];
+        let mut bytes = vec![7; 1 << 20];
+        let mut random = 1_u64;
+        for round in 0..4_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (socket, role, received, sent) = &mut ends[(random >> 40) as usize % 2];
+            let len = 1 + (random >> 16) as usize % if round % 7 == 0 { 1 << 20 } else { 3_000 };
+            let result = match (random >> 42).is_multiple_of(2) {
+                true => socket.write(&bytes[..len]).map(|n| *sent += n as u64),
+                false => socket.read(&mut bytes[..len]).map(|n| *received += n as u64),
+            };
+            assert!(result.is_ok() || result.is_err_and(|e| e.kind() == ErrorKind::WouldBlock));
+            assert_eq!(
+                counts(socket, *role),
+                Counts { received: *received, sent: *sent },
+                "{role:?}, {round}"
+            );
+        }
+        assert!(ends[0].2 > 1_000_000 && ends[1].2 > 1_000_000, "bytes went both ways");
+    }
+
+    #[test]
+    fn what_goes_past_the_library_is_counted() {
+        let (connector, acceptor) = pair();
+        // Another descriptor of the same socket, as a child or the C library may have.
+        let mut past = connector.try_clone().unwrap();
+        past.write_all(b"hello").unwrap();
+        assert_eq!(counts(&connector, Role::Connector), Counts { received: 0, sent: 5 });
+        let mut two = [0; 2];
+        (&acceptor).read_exact(&mut two).unwrap();
+        assert_eq!(counts(&acceptor, Role::Acceptor), Counts { received: 2, sent: 0 });
+        let seen = acceptor.peek(&mut two).unwrap();
+        assert_eq!(counts(&acceptor, Role::Acceptor).received, 2, "looking at {seen} bytes takes none");
+    }
+}

@@ -1,0 +1,210 @@
+//! Which connection a socket is.
+#![allow(unsafe_code)] // Two ioctls that hand out descriptors of namespaces.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+use thiserror::Error;
+
+use crate::option;
+
+/// SO_NETNS_COOKIE (Linux 5.14).
+const NETNS_COOKIE: usize = 71;
+/// SIOCGSKNS: the network namespace of a socket.
+const SIOCGSKNS: rustix::ioctl::Opcode = 0x894c;
+/// NS_GET_USERNS: the user namespace that owns a namespace.
+const NS_GET_USERNS: rustix::ioctl::Opcode = 0xb701;
+/// PROC_USER_INIT_INO: the inode of the initial user namespace.
+const INITIAL: u64 = 0xeffffffd;
+
+/// The established TCP connection that a socket is an end of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Our end. IPv4 addresses that the program sees mapped into IPv6 are IPv4 here, because the peer may see them so.
+    pub local: SocketAddr,
+    /// The other end, likewise.
+    pub remote: SocketAddr,
+    /// The kernel's number for this socket, never given to another one until the kernel boots again (`SO_COOKIE`).
+    pub cookie: u64,
+    /// The kernel's number for the network namespace (`SO_NETNS_COOKIE`).
+    pub namespace: u64,
+}
+
+/// Why a socket is not the end of a TCP connection that could be told from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NotTcp {
+    /// It is of another kind.
+    #[error("not a TCP socket")]
+    Kind,
+    /// It is not connected yet, or not any more.
+    #[error("not an established connection")]
+    State,
+    /// The kernel is older than Linux 5.14.
+    #[error("the kernel does not tell network namespaces apart (Linux 5.14 does)")]
+    Kernel,
+    /// A call failed.
+    #[error(transparent)]
+    Errno(#[from] Errno),
+}
+
+/// Whose network namespace a socket is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The system's.
+    System,
+    /// One that an ordinary user may have made. Its addresses are whatever that user likes.
+    User,
+}
+
+impl Identity {
+    /// Of this socket. Errors: [`NotTcp`].
+    pub fn of(fd: impl AsFd) -> Result<Self, NotTcp> {
+        let fd = fd.as_fd();
+        let domain = sockopt::socket_domain(fd).map_err(|_| NotTcp::Kind)?;
+        let tcp = matches!(domain, AddressFamily::INET | AddressFamily::INET6)
+            && sockopt::socket_type(fd)? == SocketType::STREAM
+            && sockopt::socket_protocol(fd)? == Some(ipproto::TCP);
+        if !tcp {
+            return Err(NotTcp::Kind);
+        }
+        let mut info = [0; 1];
+        option::get(fd, option::TCP, TCP_INFO, &mut info)?;
+        if info[0] != ESTABLISHED {
+            return Err(NotTcp::State);
+        }
+        let mut namespace = [0; 8];
+        match option::get(fd, option::SOCKET, NETNS_COOKIE, &mut namespace) {
+            Ok(8) => {}
+            Ok(_) | Err(Errno::NOPROTOOPT) => return Err(NotTcp::Kernel),
+            Err(error) => return Err(error.into()),
+        }
+        let remote = rustix::net::getpeername(fd).ok().flatten().ok_or(NotTcp::State)?;
+        Ok(Self {
+            local: plain(rustix::net::getsockname(fd)?)?,
+            remote: plain(remote)?,
+            cookie: sockopt::socket_cookie(fd)?,
+            namespace: u64::from_ne_bytes(namespace),
+        })
+    }
+
+    /// Whether a socket with that identity is at the other end, by its addresses alone.
+    pub fn mirrors(&self, other: &Self) -> bool {
+        self.local == other.remote && self.remote == other.local
+    }
+
+    /// Whether the addresses mean something in this kernel only: loopback and link-local ones.
+    pub fn is_within_a_kernel(&self) -> bool {
+        [self.local.ip(), self.remote.ip()].iter().any(|address| match address {
+            IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
+            IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified(),
+        })
+    }
+}
+
+/// TCP_INFO.
+pub const TCP_INFO: usize = 11;
+/// TCP_ESTABLISHED of `tcpi_state`, the first byte.
+const ESTABLISHED: u8 = 1;
+
+fn plain(address: rustix::net::SocketAddrAny) -> Result<SocketAddr, NotTcp> {
+    let address = SocketAddr::try_from(address).map_err(|_| NotTcp::Kind)?;
+    // Neither a scope nor a flow is part of what both ends see.
+    Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+impl Owner {
+    /// Of the network namespace of this socket. Needs CAP_NET_ADMIN there.
+    pub fn of(socket: impl AsFd) -> rustix::io::Result<Self> {
+        let network = namespace(socket.as_fd(), SIOCGSKNS)?;
+        let user = namespace(network.as_fd(), NS_GET_USERNS)?;
+        Ok(if rustix::fs::fstat(&user)?.st_ino == INITIAL { Self::System } else { Self::User })
+    }
+}
+
+/// Asks for a descriptor of a namespace.
+fn namespace(of: BorrowedFd<'_>, opcode: rustix::ioctl::Opcode) -> rustix::io::Result<OwnedFd> {
+    struct Get(rustix::ioctl::Opcode);
+    // SAFETY: both ioctls take no argument and return a new descriptor, which nobody else has.
+    unsafe impl rustix::ioctl::Ioctl for Get {
+        type Output = OwnedFd;
+        const IS_MUTATING: bool = false;
+        fn opcode(&self) -> rustix::ioctl::Opcode {
+            self.0
+        }
+        fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+            std::ptr::null_mut()
+        }
+        unsafe fn output_from_ptr(
+            fd: rustix::ioctl::IoctlOutput,
+            _: *mut std::ffi::c_void,
+        ) -> rustix::io::Result<OwnedFd> {
+            // SAFETY: the ioctl has just made it.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        }
+    }
+    // SAFETY: as said above.
+    unsafe { rustix::ioctl::ioctl(of, Get(opcode)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    fn pair(address: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).unwrap();
+        let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (connector, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn two_ends_mirror_each_other() {
+        let (connector, acceptor) = pair("127.0.0.1:0");
+        let (a, b) = (Identity::of(&connector).unwrap(), Identity::of(&acceptor).unwrap());
+        assert!(a.mirrors(&b) && b.mirrors(&a) && !a.mirrors(&a));
+        assert_eq!(a.namespace, b.namespace);
+        assert_ne!(a.cookie, b.cookie);
+        assert!(a.is_within_a_kernel());
+        let other = pair("127.0.0.1:0");
+        assert!(!a.mirrors(&Identity::of(&other.1).unwrap()));
+        let copy = connector.try_clone().unwrap();
+        assert_eq!(Identity::of(&copy).unwrap(), a, "a duplicate is the same socket");
+    }
+
+    #[test]
+    fn an_address_mapped_into_ipv6_is_ipv4_for_both() {
+        let Ok(listener) = TcpListener::bind("[::]:0") else {
+            println!("SKIPPED no IPv6 here");
+            return;
+        };
+        let port = listener.local_addr().unwrap().port();
+        let connector = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let acceptor = listener.accept().unwrap().0;
+        assert!(acceptor.peer_addr().unwrap().is_ipv6());
+        assert!(Identity::of(&connector).unwrap().mirrors(&Identity::of(&acceptor).unwrap()));
+    }
+
+    #[test]
+    fn nothing_but_an_established_connection_has_an_identity() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(Identity::of(&listener), Err(NotTcp::State));
+        assert_eq!(Identity::of(UdpSocket::bind("127.0.0.1:0").unwrap()), Err(NotTcp::Kind));
+        assert_eq!(Identity::of(std::os::unix::net::UnixStream::pair().unwrap().0), Err(NotTcp::Kind));
+        assert_eq!(Identity::of(std::fs::File::open("/dev/null").unwrap()), Err(NotTcp::Kind));
+        let (connector, acceptor) = pair("127.0.0.1:0");
+        acceptor.shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(Identity::of(&acceptor), Err(NotTcp::State));
+        drop(connector);
+    }
+
+    #[test]
+    fn the_owner_of_the_namespace_is_told_to_administrators() {
+        let (connector, _acceptor) = pair("127.0.0.1:0");
+        match Owner::of(&connector) {
+            Ok(_) | Err(Errno::PERM) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The proof that one socket sent the SYN that the other received.
+//!
+//! Each TCP segment carries its sender's clock (the timestamp option, RFC 7323): milliseconds since boot, plus an offset that the
+//! sender's kernel keeps to itself. The daemon of the connecting side reads that clock from the socket; the daemon of the
+//! accepting side has the value that the SYN carried. If the clock, turned back to the time of `connect`, shows that value,
+//! the SYN came from that socket: a guess is right with a probability of the window's width, a few milliseconds, in 2^32.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use etherparse::{LaxSlicedPacket, TcpOptionElement, TransportSlice};
+use rustix::io::Result;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::option;
+
+/// TCP_TIMESTAMP: the clock of the socket's own timestamps.
+const TIMESTAMP: usize = 24;
+/// TCP_SAVE_SYN, on a listener.
+const SAVE_SYN: usize = 27;
+/// TCP_SAVED_SYN, on what it has accepted.
+const SAVED_SYN: usize = 28;
+/// TCP_INFO.
+const INFO: usize = crate::identity::TCP_INFO;
+/// TCPI_OPT_TIMESTAMPS in `tcpi_options`, the sixth byte.
+const TIMESTAMPS: u8 = 1;
+
+/// How exact the clocks are taken to be: newer kernels keep the lowest bit of [`Clock`] for its unit, and reading takes time.
+const TOLERANCE: u32 = 2;
+
+/// The widest window that proves anything, in milliseconds: a guess is right with a probability of 2^-24. The window is as wide as
+/// `connect` took, and reading the clock. Both are what the other kernel's daemon says, and it may lie.
+pub const MAX_WINDOW: u32 = 256;
+
+/// Makes a listener keep the SYN of each connection, for [`SynTime::of`]. Connections that are in its queue already have none.
+pub fn save_syn(listener: impl AsFd) -> Result<()> {
+    option::set(listener, option::TCP, SAVE_SYN, 1)
+}
+
+/// When a program connected, on CLOCK_MONOTONIC of its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connecting {
+    /// Right before the call.
+    pub before: Duration,
+    /// Right after it.
+    pub after: Duration,
+}
+
+/// The clock of the timestamps that a socket sends, and when it was read. Plain numbers, because one kernel's daemon tells them to
+/// another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// What it showed: milliseconds, modulo 2^32.
+    pub value: u32,
+    /// CLOCK_MONOTONIC right before that.
+    pub before: Duration,
+    /// And right after.
+    pub after: Duration,
+}
+
+impl Clock {
+    /// Of a connected socket; `None` if the connection has no timestamps (`net.ipv4.tcp_timestamps` is 0 on either side).
+    pub fn of(socket: impl AsFd) -> Result<Option<Self>> {
+        let socket = socket.as_fd();
+        let mut info = [0; 6];
+        option::get(socket, option::TCP, INFO, &mut info)?;
+        if info[5] & TIMESTAMPS == 0 {
+            return Ok(None);
+        }
+        let mut value = [0; 4];
+        let before = now();
+        option::get(socket, option::TCP, TIMESTAMP, &mut value)?;
+        Ok(Some(Self { value: u32::from_ne_bytes(value), before, after: now() }))
+    }
+
+    /// Whether it shows something else than its kernel's CLOCK_MONOTONIC, which is no secret (`net.ipv4.tcp_timestamps` is 2).
+    pub fn is_secret(&self) -> bool {
+        let (from, to) = (millis(self.before), millis(self.after));
+        let offset = self.value.wrapping_sub(from).wrapping_add(TOLERANCE);
+        offset > to.wrapping_sub(from).saturating_add(2 * TOLERANCE)
+    }
+
+    /// Whether a socket with this clock that connected then has sent a SYN of that time.
+    pub fn proves(&self, connecting: Connecting, syn: SynTime) -> bool {
+        let Connecting { before, after } = connecting;
+        if after < before || after > self.after || self.after < self.before {
+            return false;
+        }
+        let width = (after - before) + (self.after - self.before);
+        if width.as_millis() > u128::from(MAX_WINDOW) || !self.is_secret() {
+            return false;
+        }
+        // What the clock has shown at the two times, at the earliest and at the latest.
+        let earliest = self.value.wrapping_sub(millis(self.after - before)).wrapping_sub(TOLERANCE);
+        let latest =
+            self.value.wrapping_sub(millis(self.before.saturating_sub(after))).wrapping_add(TOLERANCE);
+        syn.0.wrapping_sub(earliest) <= latest.wrapping_sub(earliest)
+    }
+}
+
+/// The sender's clock in a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SynTime(pub u32);
+
+impl SynTime {
+    /// Of an accepted socket, whose listener had [`save_syn`]. `None` if there is no SYN (an older connection, one that was made
+    /// by a SYN cookie, or it has been read: **the kernel forgets it once it was told**), or none with a timestamp.
+    pub fn of(socket: impl AsFd) -> Result<Option<Self>> {
+        // The longest IPv6 header that Linux accepts with its extensions would not fit; a SYN with those is not looked at.
+        let mut syn = [0; 512];
+        let len = option::get(socket, option::TCP, SAVED_SYN, &mut syn)?;
+        Ok(Self::in_syn(&syn[..len]))
+    }
+
+    /// In the headers of a SYN, from the network's on. They are what somebody has sent: anything.
+    pub fn in_syn(headers: &[u8]) -> Option<Self> {
+        let packet = LaxSlicedPacket::from_ip(headers).ok()?;
+        let Some(TransportSlice::Tcp(tcp)) = packet.transport else { return None };
+        tcp.options_iterator().find_map(|option| match option {
+            Ok(TcpOptionElement::Timestamp(value, _)) => Some(Self(value)),
+            _ => None,
+        })
+    }
+}
+
+/// CLOCK_MONOTONIC.
+pub(crate) fn now() -> Duration {
+    let time = clock_gettime(ClockId::Monotonic);
+    // The clock begins at zero.
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+impl Connecting {
+    /// The time now, on the clock that these times are of.
+    pub fn now() -> Duration {
+        now()
+    }
+}
+
+/// As a timestamp counts: modulo 2^32.
+fn millis(time: Duration) -> u32 {
+    time.as_millis() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn showing(value: u32, before: u64, after: u64) -> Clock {
+        Clock { value, before: ms(before), after: ms(after) }
+    }
+
+    #[test]
+    fn a_clock_proves_the_times_of_its_connect_only() {
+        // Read at 10,000 ms; connected from 4,000 to 4,003 ms; the offset is such that the clock passes zero between.
+        let clock = showing(3_000, 10_000, 10_001);
+        let connecting = Connecting { before: ms(4_000), after: ms(4_003) };
+        let at = |time: i64| SynTime((3_000_i64 + time - 10_000) as u32);
+        for good in [3_998, 4_000, 4_002, 4_005] {
+            assert!(clock.proves(connecting, at(good)), "{good}");
+        }
+        for bad in [0, 3_990, 4_010, 10_000] {
+            assert!(!clock.proves(connecting, at(bad)), "{bad}");
+        }
+        let taken = (-1_000..20_000).filter(|&time| clock.proves(connecting, at(time))).count();
+        assert!((4..=9).contains(&taken), "{taken} values would do");
+    }
+
+    #[test]
+    fn times_that_cannot_be_prove_nothing() {
+        let clock = showing(3_000, 10_000, 10_000);
+        for (before, after) in [(4_000, 3_999), (4_000, 4_300), (9_999, 11_000)] {
+            let connecting = Connecting { before: ms(before), after: ms(after) };
+            let any =
+                (0..20_000_u32).map(|n| n.wrapping_sub(10_000)).any(|n| clock.proves(connecting, SynTime(n)));
+            assert!(!any, "{before} to {after}");
+        }
+        // A clock that was read at no time in particular would prove every time.
+        let vague = showing(3_000, 9_000, 10_000);
+        let connecting = Connecting { before: ms(4_000), after: ms(4_001) };
+        assert!(!(0..20_000_u32).any(|n| vague.proves(connecting, SynTime(n.wrapping_sub(10_000)))));
+    }
+
+    #[test]
+    fn a_clock_without_an_offset_proves_nothing() {
+        for value in [9_998, 10_000, 10_003] {
+            let plain = showing(value, 10_000, 10_001);
+            assert!(!plain.is_secret());
+            let connecting = Connecting { before: ms(9_999), after: ms(10_000) };
+            assert!(!plain.proves(connecting, SynTime(value)));
+        }
+        assert!(showing(10_100, 10_000, 10_001).is_secret() && showing(9_000, 10_000, 10_001).is_secret());
+    }
+
+    #[test]
+    fn who_connected_can_prove_it_and_nobody_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        save_syn(&listener).unwrap();
+        let connect = || {
+            let before = Connecting::now();
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (socket, Connecting { before, after: Connecting::now() })
+        };
+        let (one, one_connected) = connect();
+        let accepted = listener.accept().unwrap().0;
+        let clock = Clock::of(&one).unwrap().filter(Clock::is_secret);
+        let (Some(clock), Some(syn)) = (clock, SynTime::of(&accepted).unwrap()) else {
+            println!("SKIPPED net.ipv4.tcp_timestamps is not 1 here");
+            return;
+        };
+        assert!(clock.proves(one_connected, syn));
+        assert_eq!(SynTime::of(&accepted).unwrap(), None, "the kernel tells it once");
+        // Another time of connecting, which its clock does not show.
+        let later = Connecting { before: one_connected.before - ms(50), after: one_connected.after - ms(50) };
+        assert!(!clock.proves(later, syn));
+    }
+
+    #[test]
+    fn headers_of_any_content_are_read() {
+        // IPv4 and TCP with options: maximum segment size, SACK permitted, timestamp 0x01020304.
+        let mut syn = vec![0x45, 0, 0, 56, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        syn.extend([0x30, 0x39, 0x1f, 0x90, 0, 0, 0, 1, 0, 0, 0, 0, 0x90, 2, 0xff, 0xff, 0, 0, 0, 0]);
+        syn.extend([2, 4, 5, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0]);
+        assert_eq!(SynTime::in_syn(&syn), Some(SynTime(0x0102_0304)));
+        for cut in 0..syn.len() {
+            let _ = SynTime::in_syn(&syn[..cut]);
+        }
+        let mut random = 1_u64;
+        for _ in 0..20_000 {
+            let mut bytes = syn.clone();
+            for _ in 0..4 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (random >> 33) as usize % bytes.len();
+                bytes[at] = (random >> 24) as u8;
+            }
+            let _ = SynTime::in_syn(&bytes);
+        }
+        assert_eq!(SynTime::in_syn(&[]), None);
+    }
+}

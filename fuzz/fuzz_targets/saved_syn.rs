@@ -1,0 +1,8 @@
+//! Headers of a SYN that anybody may have sent.
+#![no_main]
+
+use ginnel_tcp::SynTime;
+
+libfuzzer_sys::fuzz_target!(|headers: &[u8]| {
+    let _ = SynTime::in_syn(headers);
+});
