@@ -5,7 +5,7 @@
 
 mod image;
 mod ram;
-mod uring;
+pub(crate) mod uring;
 mod volatile;
 
 pub use image::{Image, ImageError};
@@ -176,14 +176,15 @@ impl Backend {
     }
 }
 
-/// A worker's way to all disks. Belongs to one thread.
+/// A worker's way to all disks. Belongs to one thread from [`Stores::enable`] on.
 pub struct Stores {
     disks: Vec<Backend>,
     uring: Option<Uring>,
 }
 
 impl Stores {
-    /// For the calling thread.
+    /// Makes the rings that the disks need; in the sandbox there is no way to make any. Nothing can be started before
+    /// [`Stores::enable`].
     pub fn new(disks: &[Backend]) -> io::Result<Self> {
         let files: Vec<_> = disks
             .iter()
@@ -197,6 +198,11 @@ impl Stores {
             false => None,
         };
         Ok(Self { disks: disks.to_vec(), uring })
+    }
+
+    /// Puts the rings into force, for the calling thread: only that may use them.
+    pub fn enable(&self) -> io::Result<()> {
+        self.uring.as_ref().map_or(Ok(()), Uring::enable)
     }
 
     /// Begins an operation. `Some`: it is done. `None`: [`Stores::reap`] will tell, with `id`; until then `memory` must stay

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use ginnel_config::LogFormat;
-use ginnel_volume::backend::{Backend, ImageError};
+use ginnel_volume::backend::{Backend, ImageError, Stores};
 use ginnel_volume::control;
 use ginnel_volume::flags::Flags;
 use ginnel_volume::ownership::Ownership;
@@ -73,11 +73,13 @@ fn run(config: Config, check: bool) -> Result<()> {
 
     sandbox::leave_root(identity, config.sandbox)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
+    let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
+    let stores = (0..config.threads).map(|_| Stores::new(&backends)).collect::<Result<_, _>>()?;
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
     let name = config.name.clone();
-    let server = Server::new(config, opened, ownership)?;
+    let server = Server::new(config, opened, stores, ownership)?;
     server.set_sandbox(held.word());
     control::serve(operators, server.handler()).context("no control thread")?;
     info!(volume = name, socket = %socket.display(), sandbox = held.word(), "serving");

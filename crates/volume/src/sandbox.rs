@@ -5,9 +5,12 @@
 //! Threads that are started later are held as well.
 //!
 //! - **Landlock**: no path can be opened any more; names may be removed from the folders of the sockets, nothing else.
-//!   No TCP, no abstract socket, no signal to other processes, where the kernel has that. It holds for what io_uring does too.
+//!   No TCP, no abstract socket, no signal to other processes, where the kernel has that. It knows nothing of sockets that have
+//!   a path, of UDP, or of the attributes of files: those are for seccomp to close.
 //! - **seccomp**: the system calls of a volume that serves, see `calls.rs`. Any other ends the process, with one line on
 //!   standard error that names it (without the line if it came from a thread that blocks all signals).
+//!
+//! Neither sees all that an io_uring can do, so rings are restricted when they are made, before the sandbox closes.
 
 mod calls;
 mod trap;

@@ -19,7 +19,7 @@ use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Stores};
 use crate::device::Device;
 use crate::device::blk::Blk;
 use crate::device::scsi::Scsi;
@@ -89,8 +89,13 @@ struct Facts {
 }
 
 impl Server {
-    /// Starts the workers. `backends` are the disks of the configuration, in order, with their sizes.
-    pub fn new(config: Config, backends: Vec<(Backend, u64)>, ownership: Ownership) -> Result<Self, Failed> {
+    /// Starts a worker for each of `stores`. `backends` are the disks of the configuration, in order, with their sizes.
+    pub fn new(
+        config: Config,
+        backends: Vec<(Backend, u64)>,
+        stores: Vec<Stores>,
+        ownership: Ownership,
+    ) -> Result<Self, Failed> {
         let disks: Vec<_> = config
             .disks
             .iter()
@@ -112,17 +117,19 @@ impl Server {
                 Arc::new(Scsi::new(disks.iter().cloned().zip(spaces), config.queues, segments))
             }
         };
-        let counters = Arc::new(Counters::new(device.queues().into(), config.threads));
+        let counters = Arc::new(Counters::new(device.queues().into(), stores.len()));
         let limiter = Arc::new(Limiter::new(config.limits));
         let events = Events::new()?;
         let started = Instant::now();
         let peers = Peers::default();
-        let workers = (0..config.threads)
-            .map(|number| {
+        let workers = stores
+            .into_iter()
+            .enumerate()
+            .map(|(number, stores)| {
                 let plan = Plan {
                     number,
                     device: device.clone(),
-                    disks: backends.clone(),
+                    stores,
                     wait: config.wait,
                     budget: config.poll_for,
                     pin_memory: config.pin_memory,

@@ -24,7 +24,7 @@ use ginnel_virtqueue::Chain;
 use ginnel_volume_control::config::Wait;
 use tracing::{error, warn};
 
-use crate::backend::{Backend, Failure, Op, Stores};
+use crate::backend::{Failure, Op, Stores};
 use crate::device::{Begin, Device};
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
@@ -53,8 +53,8 @@ pub struct Plan {
     pub number: usize,
     /// Whose requests it serves.
     pub device: Arc<dyn Device>,
-    /// Where they go.
-    pub disks: Vec<Backend>,
+    /// Where they go. Enabled by the worker.
+    pub stores: Stores,
     /// How it waits.
     pub wait: Wait,
     /// For how long an adaptive one looks.
@@ -109,11 +109,12 @@ struct Complaint {
 
 impl Worker {
     fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
-        let stores = Stores::new(&plan.disks)?;
-        let sleep = Sleep::new(inbox.fd(), stores.fd())?;
+        plan.stores.enable()?;
+        let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
         Ok(Self {
+            complaints: vec![Complaint::default(); plan.device.disks().len()],
             device: plan.device,
-            stores,
+            stores: plan.stores,
             queues: Vec::new(),
             next: 0,
             slots: Slots::default(),
@@ -128,7 +129,6 @@ impl Worker {
             limiter: plan.limiter,
             peers: plan.peers,
             settlements: Settlements::default(),
-            complaints: vec![Complaint::default(); plan.disks.len()],
             missed: false,
             pins: plan.pin_memory,
             number: plan.number,

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ginnel_config::Bytes;
-use ginnel_volume::backend::Backend;
+use ginnel_volume::backend::{Backend, Stores};
 use ginnel_volume::control::Handler;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::server::Server;
@@ -56,7 +56,9 @@ fn serve(text: &str) {
     let opened: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk).unwrap()).collect();
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let ownership = Ownership::new(disks, Duration::ZERO).unwrap();
-    let server = Server::new(config, opened, ownership).unwrap();
+    let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
+    let stores = (0..config.threads).map(|_| Stores::new(&backends).unwrap()).collect();
+    let server = Server::new(config, opened, stores, ownership).unwrap();
     let handler = server.handler();
     let listener = UnixListener::bind(places.socket("v")).unwrap();
     let (stop, stopper) = UnixStream::pair().unwrap();

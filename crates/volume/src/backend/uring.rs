@@ -3,7 +3,7 @@
 
 mod flight;
 mod pinned;
-mod ring;
+pub(crate) mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -47,16 +47,15 @@ pub(super) struct Uring {
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// For the calling thread: only it may submit.
+    /// Does nothing before [`Uring::enable`].
     pub fn new(files: Vec<Option<Arc<Image>>>) -> io::Result<Self> {
         let polls: Vec<_> = files.iter().map(|f| f.as_ref().is_some_and(|image| image.is_iopoll())).collect();
         let fds: Vec<RawFd> =
             files.iter().map(|f| f.as_ref().map_or(-1, |f| f.as_fd().as_raw_fd())).collect();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mut ring = Ring::new(&fds, false)?;
-        ring.ring_bell(bell.as_fd())?;
+        let ring = Ring::new(&fds, Some(bell.as_fd()))?;
         let polled = match polls.contains(&true) {
-            true => Some(Ring::new(&fds, true)?),
+            true => Some(Ring::new(&fds, None)?),
             false => None,
         };
         Ok(Self {
@@ -71,6 +70,12 @@ impl Uring {
             zeros: None,
             pinned: None,
         })
+    }
+
+    /// Puts it into force, for the calling thread: only that may submit.
+    pub fn enable(&self) -> io::Result<()> {
+        self.ring.enable()?;
+        self.polled.as_ref().map_or(Ok(()), Ring::enable)
     }
 
     #[inline]

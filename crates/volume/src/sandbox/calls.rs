@@ -4,13 +4,19 @@
 //! were no right to it, so that a panic can still be written; and `clone3`, whose arguments no filter can see, is said not to
 //! exist, so that the C library takes `clone`.
 //!
-//! What io_uring does is not seen by filters. The process has only its own descriptors for it to work on, and Landlock
-//! keeps paths closed there too.
+//! What an io_uring is asked for is not seen by filters. So no ring can be made any more, and those that are there were
+//! restricted when they were made: to a few operations, on the images (`backend/uring/ring.rs`).
+//!
+//! Descriptors still come in, with the messages of a front end: whoever has taken the process over *and* conspires with its front
+//! end gets what that one has. A list of calls cannot tell those descriptors from its own. It sees to it that none is
+//! bound, connected, opened from, or made to send signals; on kernels before 6.7, a foreign io_uring would be one of them.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::BTreeMap;
+
+use crate::backend::uring::ring::{REGISTER_BUFFERS, REGISTER_ENABLE_RINGS, UNREGISTER_BUFFERS};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Result<T> = std::result::Result<T, seccompiler::BackendError>;
@@ -19,23 +25,21 @@ type Result<T> = std::result::Result<T, seccompiler::BackendError>;
 #[rustfmt::skip]
 const ALLOWED: &[i64] = &[
     // Requests: guest memory by address, images by descriptor.
-    libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
+    libc::SYS_io_uring_enter,
     libc::SYS_read, libc::SYS_write, libc::SYS_readv, libc::SYS_writev, libc::SYS_pread64, libc::SYS_pwrite64,
     libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_preadv2, libc::SYS_pwritev2,
     libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_ftruncate, libc::SYS_lseek,
     libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_fstatfs,
     // Front ends and operators, on sockets that are bound already.
-    libc::SYS_accept4, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendto, libc::SYS_sendmsg,
-    libc::SYS_shutdown, libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_getsockname, libc::SYS_getpeername,
+    libc::SYS_accept4, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_shutdown,
+    libc::SYS_getsockname, libc::SYS_getpeername,
     // Descriptors: kicks, calls, in-flight memory.
-    libc::SYS_close, libc::SYS_dup, libc::SYS_dup3, libc::SYS_fcntl, libc::SYS_eventfd2, libc::SYS_memfd_create,
-    libc::SYS_pipe2, libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_signalfd4,
-    libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_ppoll,
+    libc::SYS_close, libc::SYS_eventfd2, libc::SYS_memfd_create, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_ppoll,
     // Memory.
     libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_mlock, libc::SYS_munlock, libc::SYS_brk,
     libc::SYS_membarrier, libc::SYS_getrandom,
     // Threads and time.
-    libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_sched_setaffinity, libc::SYS_sched_getaffinity, libc::SYS_set_robust_list,
+    libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_sched_getaffinity, libc::SYS_set_robust_list,
     libc::SYS_rseq, libc::SYS_gettid, libc::SYS_getpid, libc::SYS_exit, libc::SYS_exit_group, libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep, libc::SYS_nanosleep, libc::SYS_restart_syscall, libc::SYS_uname,
     // Signals, to itself: Landlock or the tgkill of `allowed` see to that.
@@ -89,9 +93,39 @@ fn allowed() -> Result<Rules> {
     // The other two filters answer these.
     rules.extend(plain(REFUSED));
     rules.extend(plain(&[libc::SYS_clone3]));
-    // Threads, no processes.
+    let one_of = |index, values: &[u64]| {
+        let one = |&value| rule(vec![argument(index, SeccompCmpOp::Eq, value)?]);
+        values.iter().map(one).collect::<Result<Vec<_>>>()
+    };
+    let zero = |index| SeccompCondition::new(index, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0);
+    // Threads, no processes, no namespaces.
     let thread = libc::CLONE_THREAD as u64;
-    rules.insert(libc::SYS_clone, vec![rule(vec![argument(0, SeccompCmpOp::MaskedEq(thread), thread)?])?]);
+    rules.insert(
+        libc::SYS_clone,
+        vec![rule(vec![argument(0, SeccompCmpOp::MaskedEq(thread | NAMESPACES), thread)?])?],
+    );
+    // Processors, of its own threads.
+    rules.insert(libc::SYS_sched_setaffinity, vec![rule(vec![zero(0)?])?]);
+    // Rings that were made before: they are enabled, and memory is pinned in them.
+    let registers = [REGISTER_BUFFERS, UNREGISTER_BUFFERS, REGISTER_ENABLE_RINGS].map(u64::from);
+    rules.insert(libc::SYS_io_uring_register, one_of(1, &registers)?);
+    // Copies of descriptors, locks on the image, seals on in-flight memory; nothing that sends signals or watches folders.
+    rules.insert(libc::SYS_fcntl, one_of(1, &FCNTLS.map(|command| command as u64))?);
+    // To whom the socket is connected, and to nobody else.
+    rules.insert(libc::SYS_sendto, vec![rule(vec![zero(4)?])?]);
+    // Who a front end is, and how long it is waited for.
+    for (call, options) in [
+        (libc::SYS_getsockopt, &[libc::SO_PEERCRED, libc::SO_ERROR][..]),
+        (libc::SYS_setsockopt, &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW]),
+    ] {
+        let option = |&option: &libc::c_int| {
+            rule(vec![
+                argument(1, SeccompCmpOp::Eq, libc::SOL_SOCKET as u64)?,
+                argument(2, SeccompCmpOp::Eq, option as u64)?,
+            ])
+        };
+        rules.insert(call, options.iter().map(option).collect::<Result<_>>()?);
+    }
     // Signals to its own threads: a panic's abort.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(vec![argument(0, SeccompCmpOp::Eq, own)?])?]);
@@ -104,9 +138,7 @@ fn allowed() -> Result<Rules> {
         rules.insert(call, vec![rule(vec![argument(2, SeccompCmpOp::MaskedEq(exec), 0)?])?]);
     }
     // Names of threads, and of memory by the allocator.
-    let names = [libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64];
-    let name = |n| rule(vec![argument(0, SeccompCmpOp::Eq, n)?]);
-    rules.insert(libc::SYS_prctl, names.into_iter().map(name).collect::<Result<_>>()?);
+    rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
     // What a file or device can do: its size, blocks, discard; whether a socket blocks.
     let ioctls = [
         BLKGETSIZE64,
@@ -119,15 +151,35 @@ fn allowed() -> Result<Rules> {
         FIONBIO,
         FIONREAD,
     ];
-    let ioctl = |n| rule(vec![argument(1, SeccompCmpOp::Eq, n)?]);
-    rules.insert(libc::SYS_ioctl, ioctls.into_iter().map(ioctl).collect::<Result<_>>()?);
+    rules.insert(libc::SYS_ioctl, one_of(1, &ioctls)?);
     // Resource limits may be looked at.
-    rules.insert(
-        libc::SYS_prlimit64,
-        vec![rule(vec![SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?])?],
-    );
+    rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
     Ok(rules)
 }
+
+// asm-generic/socket.h: the same with 64-bit times.
+const SO_RCVTIMEO_NEW: libc::c_int = 66;
+const SO_SNDTIMEO_NEW: libc::c_int = 67;
+
+/// What `fcntl` is used for.
+const FCNTLS: [libc::c_int; 7] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_GETFL,
+    libc::F_OFD_SETLK,
+    libc::F_OFD_GETLK,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
+
+/// Namespaces of its own, which `clone` gives to threads too.
+const NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u64;
 
 // linux/fs.h and asm-generic/ioctls.h.
 const BLKROGET: u64 = 0x125e;

@@ -1,3 +1,5 @@
+mod doors;
+
 use super::*;
 use std::fs::File;
 use std::io::Read;
@@ -6,6 +8,8 @@ use std::process::{Command, Output};
 
 /// Runs one of the `child_*` below in a process of its own.
 fn child(name: &str, setting: &str) -> Output {
+    // In the sandbox it can remove nothing.
+    let folder = tempfile::tempdir().unwrap();
     Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -15,6 +19,7 @@ fn child(name: &str, setting: &str) -> Output {
             "--test-threads=1",
         ])
         .env("GINNEL_TEST_SANDBOX", setting)
+        .env("TMPDIR", folder.path())
         .output()
         .unwrap()
 }
@@ -36,6 +41,7 @@ fn child_in_the_sandbox() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, image) = (folder.path().join("v.sock"), tempfile::NamedTempFile::new().unwrap());
     File::create(&socket).unwrap();
+    let hole = doors::Hole::new();
     let held = enter(SandboxMode::Require, "web", &[folder.path()]).unwrap();
     assert_eq!(held.word(), "landlock+seccomp");
     match setting().as_str() {
@@ -55,9 +61,13 @@ fn child_in_the_sandbox() {
         }
         "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
         "program" => drop(Command::new("/bin/true").exec()),
+        "ring" => hole.try_all(),
         "remove" => drop(std::fs::remove_file("/etc/passwd").map_err(|e| println!("refused: {e}"))),
         "panic" => panic!("told"),
-        other => unreachable!("{other}"),
+        other => match other.strip_prefix("door ") {
+            Some(door) => doors::try_door(door),
+            None => unreachable!("{other}"),
+        },
     }
     // Not even the runner's end is needed.
     std::process::exit(0);

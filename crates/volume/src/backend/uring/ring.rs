@@ -5,13 +5,33 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 
-use io_uring::{IoUring, squeue};
+use io_uring::register::Restriction;
+use io_uring::{IoUring, opcode, squeue};
 use tracing::warn;
 
 /// Entries of the submission queue. What does not fit is handed over in several calls.
 const ENTRIES: u32 = 256;
 
-pub(super) struct Ring {
+/// All that a ring does. No other operation is ever carried out, and none on a descriptor that is not registered: system call
+/// filters do not see what a ring is asked for, so that is for the ring itself to refuse.
+pub(crate) const OPERATIONS: [u8; 8] = [
+    opcode::Read::CODE,
+    opcode::Readv::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::Write::CODE,
+    opcode::Writev::CODE,
+    opcode::WriteFixed::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+];
+
+/// What may be registered once the ring is enabled, as numbered in linux/io_uring.h.
+pub(crate) const REGISTER_BUFFERS: u8 = 0;
+pub(crate) const UNREGISTER_BUFFERS: u8 = 1;
+/// How a ring is enabled.
+pub(crate) const REGISTER_ENABLE_RINGS: u8 = 12;
+
+pub(crate) struct Ring {
     ring: IoUring,
     /// Entries whose completions were not taken yet.
     pending: u32,
@@ -20,12 +40,14 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// For the calling thread: only it may submit. `files` become those that entries name by number; -1 is none. One that
-    /// `polls` can only read and write.
-    pub fn new(files: &[RawFd], polls: bool) -> io::Result<Self> {
+    /// Makes a ring that does nothing before [`Ring::enable`]. `files` become those that entries name by number; -1 is none.
+    /// The kernel writes to `bell` with each completion, while it is asked to ([`Ring::arm`]). Without one, completions are
+    /// polled from the devices, and the ring can only read and write.
+    pub fn new(files: &[RawFd], bell: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let polls = bell.is_none();
         let build = |modern: bool| {
             let mut builder = IoUring::builder();
-            builder.setup_clamp().setup_cqsize(4 * ENTRIES);
+            builder.setup_clamp().setup_cqsize(4 * ENTRIES).setup_r_disabled();
             if modern {
                 // Completions are processed by this thread, when it looks: no interrupt of its work by others.
                 builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
@@ -40,20 +62,30 @@ impl Ring {
             let fix = "see the sysctl kernel.io_uring_disabled, and RLIMIT_MEMLOCK on kernels before 5.12";
             io::Error::new(e.kind(), format!("no io_uring: {e}; {fix}"))
         })?;
-        ring.submitter().register_files(files)?;
-        Ok(Self { ring, pending: 0, polls })
+        let mut ring = Self { ring, pending: 0, polls };
+        let submitter = ring.ring.submitter();
+        submitter.register_files(files)?;
+        if let Some(bell) = bell {
+            submitter.register_eventfd(bell.as_raw_fd())?;
+        }
+        let mut restrictions: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
+        restrictions.extend([REGISTER_BUFFERS, UNREGISTER_BUFFERS].map(Restriction::register_op));
+        restrictions.push(Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()));
+        submitter
+            .register_restrictions(&mut restrictions)
+            .map_err(|e| io::Error::new(e.kind(), format!("an io_uring cannot be restricted: {e}")))?;
+        ring.disarm();
+        Ok(ring)
+    }
+
+    /// Puts the ring, and what it is restricted to, into force, for the calling thread: only that may submit.
+    pub fn enable(&self) -> io::Result<()> {
+        self.ring.submitter().register_enable_rings()
     }
 
     #[inline]
     pub fn pending(&self) -> u32 {
         self.pending
-    }
-
-    /// Lets the kernel write to an eventfd with each completion, while it is asked to ([`Ring::arm`]).
-    pub fn ring_bell(&mut self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        self.ring.submitter().register_eventfd(bell.as_raw_fd())?;
-        self.disarm();
-        Ok(())
     }
 
     /// Asks to be told. `true`: something has ended already, do not sleep.

@@ -22,6 +22,13 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
     Arc::new(Image::open(&disk).unwrap())
 }
 
+/// For this thread.
+fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Uring> {
+    let uring = Uring::new(files)?;
+    uring.enable()?;
+    Ok(uring)
+}
+
 /// Two regions of 64 KiB.
 fn memory() -> Arc<GuestMemory<Mapping>> {
     let region =
@@ -68,7 +75,7 @@ fn all_well(uring: &mut Uring, count: usize) {
 fn a_disk_that_is_polled_beside_one_that_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut uring =
-        Uring::new(vec![Some(image(&folder, "a", true)), None, Some(image(&folder, "b", false))]).unwrap();
+        enabled(vec![Some(image(&folder, "a", true)), None, Some(image(&folder, "b", false))]).unwrap();
     assert!(uring.polled.is_some());
     let memory = memory();
     let at = 8192;
@@ -109,7 +116,7 @@ fn a_disk_that_is_polled_beside_one_that_is_not() {
 fn where_nothing_can_be_polled_it_goes_on_without() {
     // tmpfs has no queues to poll, wherever it is.
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let mut uring = Uring::new(vec![Some(image(&folder, "a", true))]).unwrap();
+    let mut uring = enabled(vec![Some(image(&folder, "a", true))]).unwrap();
     let memory = memory();
     for id in 0..3 {
         uring.start(id, 0, Op::Read { at: 4096 * u64::from(id) }, &[buffer(0, 0, 4096)], &memory);
@@ -129,8 +136,7 @@ fn memory_is_pinned_and_let_go() {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
     let folder = tempfile::tempdir().unwrap();
-    let mut uring =
-        Uring::new(vec![Some(image(&folder, "a", false)), Some(image(&folder, "b", true))]).unwrap();
+    let mut uring = enabled(vec![Some(image(&folder, "a", false)), Some(image(&folder, "b", true))]).unwrap();
     let (one, two) = (memory(), memory());
     let before = pinned_now();
     for memory in [&one, &two, &two] {
