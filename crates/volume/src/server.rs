@@ -266,6 +266,8 @@ impl Server {
             self.shared.note(&session);
         };
         let stopped = session.stop_all(&mut workers);
+        // Who sees that it has gone finds nothing of it open.
+        drop((session, connection));
         self.shared.front_end_went();
         match end {
             Some(Gone::Closed) => info!(pid, "the front end has gone"),
