@@ -108,6 +108,7 @@ pub mod protocol {
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    pub const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
 }
 
 /// Feature bits that are not the device's, but of the connection.

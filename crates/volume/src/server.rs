@@ -371,8 +371,8 @@ impl Queues for Workers<'_> {
         Ok(())
     }
 
-    fn stop(&mut self, index: u16) -> Result<u32, String> {
-        self.0.worker_of(index).stop(index)
+    fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String> {
+        self.0.worker_of(index).stop(index, suspend)
     }
 
     fn left(&mut self) {

@@ -1,7 +1,8 @@
 //! One front end: its messages, and what they make of the device (vhost-user specification).
 //!
 //! A queue runs from when it is complete (memory, size, addresses, kick, enabled) until GET_VRING_BASE, or until the
-//! front end is gone. A message that changes what a running queue rests on, such as a new memory table, stops it (the
+//! front end is gone. All that was taken is given back first; if the front end has agreed that GET_VRING_BASE leaves requests in
+//! flight, what has not been begun stays in the in-flight region, for whoever goes on with it. A message that changes what a running queue rests on, such as a new memory table, stops it (the
 //! worker finishes what it has taken), and starts it again where it stood; the guest notices nothing.
 //!
 //! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here. So does one that
@@ -62,8 +63,9 @@ pub struct Start {
 pub trait Queues {
     /// Serves a queue from now on. An error says why that must not be.
     fn start(&mut self, start: Start) -> Result<(), String>;
-    /// Serves it no more. Blocks until all that was taken is given back. Returns the queue's base.
-    fn stop(&mut self, index: u16) -> Result<u32, String>;
+    /// Serves it no more. Blocks until all that was taken is given back, and all that a predecessor had taken; if it is only
+    /// suspended, until that is given back which is at a disk: the rest stays in the in-flight region. Returns the queue's base.
+    fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String>;
     /// The VM has stopped to go on elsewhere; no queue is served. It may also go on here.
     fn left(&mut self);
     /// It has not: its driver has reset the device.
@@ -211,7 +213,8 @@ impl Session {
         | protocol::CONFIG
         | protocol::INFLIGHT_SHMFD
         | protocol::RESET_DEVICE
-        | protocol::CONFIGURE_MEM_SLOTS;
+        | protocol::CONFIGURE_MEM_SLOTS
+        | protocol::GET_VRING_BASE_INFLIGHT;
 
     /// Does what a message asks for. Blocks while queues are stopped. An error ends the connection.
     pub fn handle(&mut self, mut message: Message, queues: &mut dyn Queues) -> Result<Outcome, Gone> {
@@ -308,7 +311,10 @@ impl Session {
             }
             Request::GET_VRING_BASE => {
                 let (index, _) = self.vring(message)?;
-                self.stop(index, queues)?;
+                // Without a region there is no place for what is left.
+                let leaves =
+                    self.protocol & protocol::GET_VRING_BASE_INFLIGHT != 0 && self.inflight.is_some();
+                self.end(index, leaves, queues)?;
                 if self.features & connection::LOG_ALL != 0 && !self.rings.iter().any(|ring| ring.running) {
                     queues.left();
                     self.left = true;
@@ -380,10 +386,14 @@ impl Session {
     }
 
     fn stop(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
+        self.end(index, false, queues)
+    }
+
+    fn end(&mut self, index: usize, suspend: bool, queues: &mut dyn Queues) -> Result<(), Gone> {
         let ring = &mut self.rings[index];
         if ring.running {
             // One that does not end still runs: nobody else may be given its place.
-            ring.base = Some(queues.stop(index as u16).map_err(Gone::Refused)?);
+            ring.base = Some(queues.stop(index as u16, suspend).map_err(Gone::Refused)?);
             ring.running = false;
         }
         Ok(())

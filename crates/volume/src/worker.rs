@@ -18,6 +18,7 @@ pub use settle::Settling;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use ginnel_virtqueue::Chain;
@@ -327,6 +328,7 @@ impl Worker {
     fn dispatch(&mut self, at: usize, slot: u32) {
         let queue = &self.queues[at];
         let place = self.slots.at(slot);
+        place.begun = true;
         let (disk, op) = (place.disk, place.op);
         let bytes = op.span().unwrap_or(place.bytes());
         if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
@@ -439,15 +441,12 @@ impl Worker {
                     }
                     self.queues.push(queue);
                 }
-                Order::Stop { index, answer } => match self.queues.iter_mut().find(|q| q.index == index) {
-                    Some(queue) => {
-                        queue.begin_stop(answer);
-                        let serial = queue.serial;
-                        let own = |slot| self.slots.at(slot).serial == serial;
-                        self.settlements.hurry(own, &self.peers);
+                Order::Stop { index, suspend, answer } => {
+                    // Without such a queue, who asked hears that nobody answers.
+                    if let Some(at) = self.queues.iter().position(|q| q.index == index) {
+                        self.stop(at, suspend, answer);
                     }
-                    None => drop(answer),
-                },
+                }
                 Order::Call { index, call } => {
                     if let Some(queue) = self.queues.iter_mut().find(|q| q.index == index) {
                         queue.set_call(call);
@@ -469,6 +468,21 @@ impl Worker {
             }
         }
         self.answer_stops();
+    }
+
+    /// Stops a queue: from now on nothing of it waits for others or for the limits.
+    fn stop(&mut self, at: usize, suspend: bool, answer: SyncSender<u32>) {
+        let queue = &mut self.queues[at];
+        let serial = queue.serial;
+        let mut own = |slot| self.slots.at(slot).serial == serial;
+        queue.begin_stop(suspend && !self.settlements.anybody_waits(&mut own), answer);
+        if queue.state == State::Suspending {
+            queue.held = None;
+            queue.slots -= self.slots.leave(serial);
+            self.settlements.forget(&self.slots);
+        } else {
+            self.settlements.hurry(own, &self.peers);
+        }
     }
 
     #[inline]

@@ -17,6 +17,7 @@ const LEN: u64 = 1 << 20;
 struct Books {
     running: Vec<Start>,
     stops: usize,
+    suspends: usize,
     calls: usize,
     /// A disk does not answer.
     stuck: bool,
@@ -35,7 +36,8 @@ impl Queues for Books {
         self.running.push(start);
         Ok(())
     }
-    fn stop(&mut self, index: u16) -> Result<u32, String> {
+    fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String> {
+        self.suspends += usize::from(suspend);
         let at = self.running.iter().position(|start| start.index == index).expect("it runs");
         self.stops += 1;
         if self.stuck {
@@ -344,6 +346,28 @@ fn an_inflight_region_is_made_and_taken_back() {
     assert!(refused(outcome).contains("in-flight"));
     let area = InflightArea { queues: QUEUES + 1, ..area };
     refused(rig.say(Request::GET_INFLIGHT_FD, area.as_bytes(), vec![]));
+}
+
+#[test]
+fn a_queue_is_only_suspended_where_there_is_a_place_for_what_is_left() {
+    let mut rig = Rig::prepared();
+    let stop = |rig: &mut Rig| {
+        rig.kick(0).unwrap();
+        rig.state(Request::GET_VRING_BASE, 0, 0).unwrap();
+        std::mem::take(&mut rig.books.suspends)
+    };
+    assert_eq!(stop(&mut rig), 0, "no region");
+    let (body, file) = rig.new_inflight();
+    rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
+    assert_eq!(stop(&mut rig), 1);
+    // Stops of which the front end knows nothing are whole ones.
+    rig.kick(0).unwrap();
+    rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+    rig.session.stop_all(&mut rig.books).unwrap();
+    assert_eq!(rig.books.suspends, 0);
+    let without = Session::PROTOCOL & !protocol::GET_VRING_BASE_INFLIGHT;
+    rig.say(Request::SET_PROTOCOL_FEATURES, &without.to_le_bytes(), vec![]).unwrap();
+    assert_eq!(stop(&mut rig), 0, "not agreed on");
 }
 
 const LINUX: u64 = virtio::VERSION_1 | connection::PROTOCOL_FEATURES | blk::FLUSH | blk::CONFIG_WCE;

@@ -29,6 +29,8 @@ pub enum Order {
     Stop {
         /// Which.
         index: u16,
+        /// What has not been begun stays in the in-flight region.
+        suspend: bool,
         /// Where the answer goes.
         answer: SyncSender<u32>,
     },
@@ -221,16 +223,16 @@ impl Handle {
     }
 
     /// Stops a queue; returns its base. Who has once not been done in time is not waited for again.
-    pub fn stop(&self, index: u16) -> Result<u32, String> {
-        self.stop_within(PATIENCE, index)
+    pub fn stop(&self, index: u16, suspend: bool) -> Result<u32, String> {
+        self.stop_within(PATIENCE, index, suspend)
     }
 
-    fn stop_within(&self, patience: Duration, index: u16) -> Result<u32, String> {
+    fn stop_within(&self, patience: Duration, index: u16, suspend: bool) -> Result<u32, String> {
         if let Some(why) = self.stuck.get() {
             return Err(why.clone());
         }
         let (answer, base) = mpsc::sync_channel(1);
-        self.send(Order::Stop { index, answer });
+        self.send(Order::Stop { index, suspend, answer });
         base.recv_timeout(patience).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
                 let seconds = patience.as_secs();
@@ -307,9 +309,9 @@ mod tests {
         let (orders, inbox) = mpsc::channel();
         let bell = Arc::new(Bell { mail: AtomicBool::new(false), wake: new_eventfd().unwrap() });
         let worker = Handle { orders, bell, thread: None, stuck: OnceLock::new() };
-        let why = worker.stop_within(Duration::ZERO, 3).unwrap_err();
+        let why = worker.stop_within(Duration::ZERO, 3, false).unwrap_err();
         assert!(why.contains("queue 3"), "{why}");
-        assert_eq!(worker.stop(4), Err(why));
+        assert_eq!(worker.stop(4, false), Err(why));
         assert_eq!(inbox.try_iter().count(), 1, "it was told twice");
     }
 }

@@ -24,6 +24,8 @@ pub(super) enum State {
     Running,
     /// Takes only what it must; ends when all is given back.
     Stopping,
+    /// Takes nothing more; ends when that is given back which is at a disk.
+    Suspending,
     /// The driver has broken a rule. Its requests end, and are not given back.
     Broken,
 }
@@ -168,9 +170,11 @@ impl Queue {
         }
     }
 
-    pub fn begin_stop(&mut self, answer: SyncSender<u32>) {
+    pub fn begin_stop(&mut self, suspend: bool, answer: SyncSender<u32>) {
         if self.state == State::Running {
-            self.state = State::Stopping;
+            self.state = if suspend { State::Suspending } else { State::Stopping };
+            // What a predecessor had taken is in no ring any more: the base that we answer is behind it.
+            self.until = self.until.max(self.ring.taken() + u64::from(self.ring.state().resubmit));
         }
         self.stop = Some(answer);
     }
@@ -182,7 +186,7 @@ impl Queue {
             && match self.state {
                 State::Running => true,
                 State::Stopping => self.is_behind(self.until),
-                State::Broken => false,
+                State::Suspending | State::Broken => false,
             }
     }
 
@@ -197,10 +201,11 @@ impl Queue {
         Some(until)
     }
 
-    /// Whether there is something left of what was to be taken until then. Not if the driver has taken it back, or has broken
-    /// the queue.
+    /// Whether there is something left of what was to be taken until then. Not if the driver has taken it back or has broken
+    /// the queue, or if it is a successor's to take.
     pub fn is_behind(&self, until: u64) -> bool {
-        self.ring.taken() < until && self.state != State::Broken && !self.ring.is_empty()
+        let takes = matches!(self.state, State::Running | State::Stopping);
+        takes && self.ring.taken() < until && !self.ring.is_empty()
     }
 
     /// Whether it is stopped, and has nothing left.
@@ -280,7 +285,7 @@ impl Queue {
             thread,
             state: match self.state {
                 State::Running => "running".into(),
-                State::Stopping => "stopping".into(),
+                State::Stopping | State::Suspending => "stopping".into(),
                 State::Broken => format!("broken: {}", self.reason),
             },
             format: if state.kind == Kind::Packed { "packed" } else { "split" }.into(),

@@ -24,6 +24,8 @@ pub struct Settling {
     owner: usize,
     /// Its queue is being stopped.
     urgent: AtomicBool,
+    /// It waits no more: a successor takes it again, and waits then.
+    over: AtomicBool,
 }
 
 /// What a worker has to do with it.
@@ -55,6 +57,7 @@ impl Settlements {
             left: AtomicUsize::new(peers.count()),
             owner,
             urgent: AtomicBool::new(urgent),
+            over: AtomicBool::new(false),
         });
         self.own.push((slot, settling.clone()));
         peers.each(|| Order::Settle(settling.clone()));
@@ -68,6 +71,24 @@ impl Settlements {
         let queues: Vec<_> = behind.collect();
         let mark = queues.is_empty().then(|| slots.span().0);
         self.asked.push(Asked { settling, queues, mark });
+    }
+
+    /// Requests of ours that wait have been left to a successor.
+    pub fn forget(&mut self, slots: &Slots) {
+        self.own.retain(|(slot, settling)| {
+            let there = slots.is_there(*slot);
+            settling.over.fetch_or(!there, Ordering::Release);
+            there
+        });
+    }
+
+    /// Whether somebody waits for requests of ours, other than a queue whose slots `is_of` knows: none may be left to a successor
+    /// then.
+    pub fn anybody_waits(&self, mut is_of: impl FnMut(u32) -> bool) -> bool {
+        let mut others = |asked: &Asked| {
+            !self.own.iter().any(|(slot, own)| Arc::ptr_eq(own, &asked.settling) && is_of(*slot))
+        };
+        self.asked.iter().any(|asked| !asked.settling.over.load(Ordering::Acquire) && others(asked))
     }
 
     /// A queue of ours is being stopped, whose slots `is_of` knows.

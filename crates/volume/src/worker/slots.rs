@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub number: u64,
     /// Bytes that the limits have counted.
     pub counted: u64,
+    /// It is at its disk.
+    pub begun: bool,
     /// Waits for others, so others do not wait for it.
     pub settles: bool,
 }
@@ -38,7 +40,7 @@ pub(super) struct Place {
 impl Place {
     pub fn begin(&mut self, ticket: Ticket, queue: usize, serial: u64, disk: u16, op: Op, now: u64) {
         self.ticket = Some(ticket);
-        (self.settles, self.counted) = (false, 0);
+        (self.settles, self.begun, self.counted) = (false, false, 0);
         (self.queue, self.serial, self.disk, self.op, self.began) = (queue, serial, disk, op, now);
     }
 
@@ -69,6 +71,7 @@ impl Slots {
             began: 0,
             number: 0,
             counted: 0,
+            begun: false,
             settles: false,
         });
     }
@@ -100,6 +103,24 @@ impl Slots {
     #[inline]
     pub fn at(&mut self, slot: u32) -> &mut Place {
         &mut self.places[slot as usize]
+    }
+
+    /// Forgets those of one queue that have not been begun; they stay in flight. Returns how many.
+    pub fn leave(&mut self, serial: u64) -> u32 {
+        let mut left = 0;
+        for (slot, place) in self.places.iter_mut().enumerate() {
+            if place.ticket.is_some() && place.serial == serial && !place.begun {
+                place.ticket = None;
+                self.free.push(slot as u32);
+                left += 1;
+            }
+        }
+        left
+    }
+
+    /// Whether one is occupied.
+    pub fn is_there(&self, slot: u32) -> bool {
+        self.places[slot as usize].ticket.is_some()
     }
 
     /// The number of the next request, and that of the oldest one that is there and waits for no others.

@@ -7,14 +7,19 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use ginnel_fdpass::{self as fdpass, SendFlags};
-use ginnel_layout::vhost_user::{Header, MemoryRegion, Request, VringAddress, VringState, feature, protocol};
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
+use ginnel_layout::vhost_user::{
+    Header, InflightArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
+};
 use ginnel_layout::virtio::feature as virtio;
 use ginnel_shmem::{Mapping, Memory, Protection};
-use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind, Segment};
+use ginnel_virtqueue::{
+    Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
+    Segment, Setup,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::server::PROMPT;
 
@@ -75,7 +80,12 @@ impl Front {
     }
 
     pub fn agree(&self, packed: bool) {
-        let agreed = protocol::CONFIG | protocol::INFLIGHT_SHMFD | protocol::MQ;
+        self.agree_on(packed, 0);
+    }
+
+    /// As [`Front::agree`], with more protocol features.
+    pub fn agree_on(&self, packed: bool, more: u64) {
+        let agreed = protocol::CONFIG | protocol::INFLIGHT_SHMFD | protocol::MQ | more;
         self.say(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[]);
         let packed = if packed { virtio::RING_PACKED } else { 0 };
         let features = virtio::VERSION_1 | virtio::INDIRECT_DESC | feature::PROTOCOL_FEATURES | packed;
@@ -93,6 +103,16 @@ impl Front {
         self.say(Request::SET_VRING_NUM, state.as_bytes(), &[]);
         let address = VringAddress { index: 0, flags: 0, descriptors, used, available, log: 0 };
         self.say(Request::SET_VRING_ADDR, address.as_bytes(), &[]);
+    }
+
+    /// A new in-flight region.
+    pub fn new_account(&self, area: InflightArea) -> (InflightArea, OwnedFd) {
+        self.say(Request::GET_INFLIGHT_FD, area.as_bytes(), &[]);
+        let mut answer = [0; size_of::<Header>() + size_of::<InflightArea>()];
+        let mut got = fdpass::receive(self.0.as_fd(), &mut answer, 1, RecvFlags::WAITALL).unwrap();
+        assert_eq!((got.len, got.fds.len()), (answer.len(), 1));
+        let area = InflightArea::read_from_bytes(&answer[size_of::<Header>()..]).unwrap();
+        (area, got.fds.remove(0))
     }
 
     pub fn enable(&self) {
@@ -128,6 +148,12 @@ const TABLE: u16 = 128;
 /// Bytes of a guest's memory for each queue: its rings, its tables, and then 256 KiB for the driver's own use.
 const QUEUE: usize = 1 << 20;
 const OWN: usize = QUEUE - (256 << 10);
+
+/// Parts of the memory of a queue.
+fn area(memory: &Mapping, queue: usize) -> impl Fn(usize, usize) -> Area<Mapping> {
+    let at = QUEUE * queue;
+    move |from, len| Area { memory: memory.clone(), at: at + from, len, guest: GUEST + (at + from) as u64 }
+}
 /// Bytes of data that all queues have in common.
 pub const DATA: usize = (4 << 20) + 4096;
 
@@ -136,7 +162,11 @@ pub struct Guest {
     pub front: Front,
     pub memory: Mapping,
     pub queues: Vec<DriverQueue<Mapping>>,
+    file: OwnedFd,
+    kind: Kind,
     kicks: Vec<OwnedFd>,
+    /// The in-flight region, once there is one.
+    account: Option<(InflightArea, OwnedFd)>,
 }
 
 impl Guest {
@@ -147,41 +177,96 @@ impl Guest {
 
     /// With so many queues of this kind that run.
     pub fn connect_with(socket: &Path, queues: usize, kind: Kind) -> Self {
+        let mut guest = Self::meet(socket, queues, kind, 0);
+        (0..queues).for_each(|queue| guest.run(queue, None));
+        guest
+    }
+
+    /// With so many queues that do not run yet, and these protocol features beside the usual ones.
+    pub fn meet(socket: &Path, queues: usize, kind: Kind, protocol: u64) -> Self {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         let len = queues * QUEUE + DATA;
         ftruncate(&file, len as u64).unwrap();
         let memory = Mapping::of_file(&file, 0, len, Protection::ReadWrite).unwrap();
-        let front = Front::connect(socket);
-        front.agree(kind == Kind::Packed);
-        front.share(&file, len as u64);
-        let (mut drivers, mut kicks) = (Vec::new(), Vec::new());
+        let mut drivers = Vec::new();
         for index in 0..queues {
-            let at = QUEUE * index;
-            let area = |from, len| Area {
-                memory: memory.clone(),
-                at: at + from,
-                len,
-                guest: GUEST + (at + from) as u64,
-            };
-            let (descriptors, driver, device) = (area(0, 0x1000), area(0x1000, 0x1000), area(0x2000, 0x1000));
+            let area = area(&memory, index);
             let tables = IndirectTables::new(area(0x10000, OWN - 0x10000), QUEUE_SIZE, TABLE);
             let (size, event_idx) = (QUEUE_SIZE, false);
+            let (descriptors, driver, device) = (area(0, 0x1000), area(0x1000, 0x1000), area(0x2000, 0x1000));
             let setup = DriverSetup { kind, size, descriptors, driver, device, event_idx, tables };
             drivers.push(DriverQueue::new(setup).unwrap());
-            let (number, user) = (index as u32, USER + at as u64);
-            let state = |value| VringState { index: number, value };
-            front.say(Request::SET_VRING_NUM, state(size.into()).as_bytes(), &[]);
-            let (descriptors, available, used) = (user, user + 0x1000, user + 0x2000);
-            let address = VringAddress { index: number, flags: 0, descriptors, used, available, log: 0 };
-            front.say(Request::SET_VRING_ADDR, address.as_bytes(), &[]);
-            let (kick, call) = (event(), event());
-            front.say(Request::SET_VRING_CALL, u64::from(number).as_bytes(), &[call.as_fd()]);
-            front.say(Request::SET_VRING_KICK, u64::from(number).as_bytes(), &[kick.as_fd()]);
-            front.say(Request::SET_VRING_ENABLE, state(1).as_bytes(), &[]);
-            kicks.push(kick);
         }
+        let kicks = (0..queues).map(|_| event()).collect();
+        let front = Front::connect(socket);
+        let guest = Self { front, memory, queues: drivers, file, kind, kicks, account: None };
+        guest.agree(protocol);
+        guest
+    }
+
+    fn agree(&self, protocol: u64) {
+        self.front.agree_on(self.kind == Kind::Packed, protocol);
+        self.front.share(&self.file, self.memory.len() as u64);
+    }
+
+    /// Goes on at another volume. No queue runs yet; the in-flight region goes along.
+    pub fn move_to(&mut self, socket: &Path, protocol: u64) {
+        self.front = Front::connect(socket);
+        self.agree(protocol);
+        self.hand_over_account();
+    }
+
+    /// Asks for an in-flight region, and hands it over.
+    pub fn open_account(&mut self) {
+        let queues = self.queues.len() as u16;
+        let area = InflightArea { size: 0, offset: 0, queues, queue_size: QUEUE_SIZE, padding: 0 };
+        self.account = Some(self.front.new_account(area));
+        self.hand_over_account();
+    }
+
+    fn hand_over_account(&self) {
+        if let Some((area, file)) = &self.account {
+            self.front.say(Request::SET_INFLIGHT_FD, area.as_bytes(), &[file.as_fd()]);
+        }
+    }
+
+    /// The device's side of a queue, as a volume has it that runs at the moment, in place of the one that is connected.
+    pub fn device(&self, queue: usize) -> (DeviceQueue<Mapping>, GuestMemory<Mapping>) {
+        let area = area(&self.memory, queue);
+        let inflight = self.account.as_ref().map(|(what, file)| {
+            let region = Mapping::of_file(file, 0, what.size as usize, Protection::ReadWrite).unwrap();
+            InflightQueue::new(region, 0, queue as u16, self.kind, QUEUE_SIZE).unwrap()
+        });
+        let device = DeviceQueue::new(Setup {
+            kind: self.kind,
+            size: QUEUE_SIZE,
+            descriptors: area(0, 0x1000),
+            driver: area(0x1000, 0x1000),
+            device: area(0x2000, 0x1000),
+            event_idx: false,
+            base: if self.kind == Kind::Packed { 0x8000_8000 } else { 0 },
+            inflight,
+            max_segments: 128,
+        });
+        let regions = vec![Region { guest: GUEST, user: USER, memory: self.memory.clone() }];
+        (device.unwrap(), GuestMemory::new(regions).unwrap())
+    }
+
+    /// Starts a queue, a fresh one or from this base on.
+    pub fn run(&mut self, queue: usize, base: Option<u32>) {
+        let (front, number, user) = (&self.front, queue as u32, USER + (QUEUE * queue) as u64);
+        let state = |value| VringState { index: number, value };
+        front.say(Request::SET_VRING_NUM, state(QUEUE_SIZE.into()).as_bytes(), &[]);
+        if let Some(base) = base {
+            front.say(Request::SET_VRING_BASE, state(base).as_bytes(), &[]);
+        }
+        let (descriptors, available, used) = (user, user + 0x1000, user + 0x2000);
+        let address = VringAddress { index: number, flags: 0, descriptors, used, available, log: 0 };
+        front.say(Request::SET_VRING_ADDR, address.as_bytes(), &[]);
+        front.say(Request::SET_VRING_CALL, u64::from(number).as_bytes(), &[event().as_fd()]);
+        front.say(Request::SET_VRING_KICK, u64::from(number).as_bytes(), &[self.kicks[queue].as_fd()]);
+        front.say(Request::SET_VRING_ENABLE, state(1).as_bytes(), &[]);
         assert!(front.is_served());
-        Self { front, memory, queues: drivers, kicks }
     }
 
     /// Where the data of all queues begin, as the guest knows it.
