@@ -64,6 +64,8 @@ fn packet(bytes: &[u8]) {
         name(b.peer_member_name);
     }
     body::<wire::ChannelRef>(rest);
+    body::<wire::ChannelSide>(rest);
+    body::<wire::Hold>(rest);
     body::<wire::Error>(rest);
 }
 

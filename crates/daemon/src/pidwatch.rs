@@ -160,6 +160,11 @@ impl<T> Doubts<T> {
         changed
     }
 
+    /// There is no doubt about these any more.
+    pub fn settle(&mut self, is_settled: impl Fn(&T) -> bool) {
+        self.all.retain(|doubt| !is_settled(&doubt.what));
+    }
+
     /// How long it takes until [`Doubts::take_changed`] has something to do.
     pub fn until_next(&self) -> Option<Duration> {
         let next = self.all.iter().map(|doubt| doubt.again).min()?;
@@ -308,6 +313,9 @@ mod tests {
         child.wait().unwrap();
         // Of one that has ended nothing is known, and after a while nobody asks any more.
         assert_eq!(doubts.add(process, image, 3), None);
+        assert_eq!(doubts.add(process, image, 4), None);
+        doubts.settle(|what| *what == 4);
+        assert_eq!(doubts.all.iter().map(|doubt| doubt.what).collect::<Vec<_>>(), [3]);
         wait_for(|| {
             assert!(doubts.take_changed().is_empty());
             doubts.until_next().is_none().then_some(())

@@ -5,8 +5,8 @@
 //! client's choice, the answer repeats it; events carry 0. The same packets travel through the control rings of a VM
 //! (see [`crate::relay`]), with the file descriptors left out and filled in by the guest's daemon.
 //!
-//! One connection is one endpoint: it is attached once, and its end is the endpoint's end, unless the daemon itself
-//! has gone, in which case the client comes back with [`Attach::endpoint`], `epoch` and `token`.
+//! One connection is one endpoint: it is attached once. Its end is not the endpoint's end, which comes with that of the last
+//! process: a client whose connection was lost comes back with [`Attach::endpoint`], `epoch` and `token`.
 //!
 //! | request | answer | fds in the answer, in this order, if their bit is set |
 //! |---|---|---|
@@ -32,6 +32,8 @@
 //! | `JOIN` | none | |
 //! | `BELL` [`BellOf`] | `BELL_OK` [`BellOk`] | that event (host only) |
 //! | `BOARD_OPEN` [`BoardOpen`] | `BOARD` [`Board`] | |
+//! | `HOLD` [`Hold`] | `OK` | |
+//! | `RESUME` [`ChannelSide`] | `CHANNEL` [`Channel`] | the peer's event (host only) |
 //! | `INSPECT` [`Inspect`] | `TEXT`..., `PAGE` [`Inspect`] + text | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
@@ -54,10 +56,10 @@ mod sync;
 pub use bell::{BellKind, BellOf, BellOk};
 pub use block::{Block, BlockCreate, BlockGrant, BlockLink, BlockOpen, BlockResize, BlockRights, Rights};
 pub use board::{Board, BoardOpen};
-pub use channel::{Channel, ChannelRef, Connect, Listen, Listening};
+pub use channel::{Channel, ChannelRef, ChannelSide, Connect, Listen, Listening};
 pub use error::{Error, ErrorCode};
 pub use inspect::Inspect;
-pub use session::{Attach, Attached, Hello, HelloOk};
+pub use session::{Attach, Attached, Hello, HelloOk, Hold};
 pub use sync::{Sync, SyncOpen, SyncRef};
 
 use crate::Name;
@@ -103,6 +105,8 @@ impl Kind {
     pub const DETACH: Self = Self(22);
     pub const JOIN: Self = Self(23);
     pub const BOARD_OPEN: Self = Self(24);
+    pub const HOLD: Self = Self(25);
+    pub const RESUME: Self = Self(26);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);

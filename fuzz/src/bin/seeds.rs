@@ -194,6 +194,14 @@ fn packets() -> impl Iterator<Item = Seed> {
             ),
         ),
         ("channel", packet(wire::Kind::CHANNEL, &zeros(|b: &mut wire::Channel| b.peer_name = name("b")))),
+        (
+            "hold",
+            packet(wire::Kind::HOLD, &zeros(|b: &mut wire::Hold| (b.token, b.millis) = ([7; 16], 5000))),
+        ),
+        (
+            "resume",
+            packet(wire::Kind::RESUME, &zeros(|b: &mut wire::ChannelSide| (b.channel, b.initiator) = (9, 1))),
+        ),
         ("close", packet(wire::Kind::CLOSE, &zeros(|b: &mut wire::ChannelRef| b.channel = 9))),
         ("error", packet(wire::Kind::ERROR, &zeros(|b: &mut wire::Error| b.code = wire::ErrorCode::DENIED))),
         ("relay_data", relayed(relay::RelayKind::DATA, &hello[1..])),

@@ -106,6 +106,11 @@ impl Owners {
         self.doubts.add(key(&owner).2, image, owner)
     }
 
+    /// A process comes back for an endpoint, whatever program it runs now.
+    pub fn recognize(&mut self, owner: &relay::Endpoint) {
+        self.doubts.settle(|doubted| key(doubted) == key(owner));
+    }
+
     /// Owners that turn out to run another program.
     pub fn take_changed(&mut self) -> Vec<relay::Endpoint> {
         self.doubts.take_changed()

@@ -134,6 +134,9 @@ impl Daemon {
             if client.endpoint.is_none() {
                 let returning = attach.endpoint != 0;
                 client.attaching = Some(Attaching { request: header.request, returning, leaving: false });
+                // It may have executed another program, and adopt as that what it had: it has not gone then. If it is refused,
+                // the host takes it for an owner until it ends.
+                self.owners.recognize(&owner(attach.endpoint, attach.epoch, client.process));
             }
         }
         if header.kind == Kind::DETACH && body.is_empty() {
@@ -227,11 +230,13 @@ impl Daemon {
         for child in client.joined {
             self.owner_gone(owner(endpoint, epoch, child));
         }
+        // With another connection of its own it is there, whatever program it runs now.
+        if self.clients.speaks_for((endpoint, epoch), &client.process) {
+            return;
+        }
         let opener = owner(endpoint, epoch, client.process);
         if client.unwatched {
-            if !self.clients.speaks_for((endpoint, epoch), &client.process) {
-                self.owner_gone(opener);
-            }
+            self.owner_gone(opener);
         } else if let Some(image) = client.image
             && let Some(changed) = self.owners.examine(opener, image)
         {

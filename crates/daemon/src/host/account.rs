@@ -50,14 +50,22 @@ pub struct Tally {
     pub block_bytes: u64,
     /// Handles of blocks and synchronisation objects that they have open.
     pub handles: u32,
+    /// Holds of them.
+    pub holds: u32,
 }
 
 impl Tally {
-    const NOTHING: Self = Self { endpoints: 0, channels: 0, bytes: 0, blocks: 0, block_bytes: 0, handles: 0 };
+    const NOTHING: Self =
+        Self { endpoints: 0, channels: 0, bytes: 0, blocks: 0, block_bytes: 0, handles: 0, holds: 0 };
     /// One endpoint.
     pub const ENDPOINT: Self = Self { endpoints: 1, ..Self::NOTHING };
     /// One handle.
     pub const HANDLE: Self = Self { handles: 1, ..Self::NOTHING };
+
+    /// So many holds.
+    pub fn holds(holds: usize) -> Self {
+        Self { holds: holds as u32, ..Self::default() }
+    }
 
     /// One channel with so much memory.
     pub fn channel(bytes: u64) -> Self {
@@ -83,6 +91,7 @@ impl Tally {
             blocks: self.blocks + more.blocks,
             block_bytes: self.block_bytes + more.block_bytes,
             handles: self.handles + more.handles,
+            holds: self.holds + more.holds,
         }
     }
 
@@ -94,6 +103,7 @@ impl Tally {
             blocks: self.blocks - less.blocks,
             block_bytes: self.block_bytes - less.block_bytes,
             handles: self.handles - less.handles,
+            holds: self.holds - less.holds,
         }
     }
 }

@@ -7,6 +7,7 @@ use super::account::{Account, Tally};
 use super::arena::Arena;
 use super::config::{Memory, SegmentSpec, VmSpec};
 use super::doorbells::Told;
+use super::holds::Hold;
 use super::index::Index;
 use super::numbers::Numbers;
 use super::objects::Change;
@@ -156,6 +157,8 @@ pub struct Endpoint {
     pub vector: u32,
     /// The processes that own it. None: a connection that one of them has left open holds it.
     pub owners: BTreeSet<Process>,
+    /// What keeps it without owners, by the token of each.
+    pub holds: BTreeMap<Hex16, Hold>,
     /// Its user.
     pub uid: u32,
     /// Its channels, opened by either side, that it has not closed.
@@ -227,7 +230,7 @@ impl Endpoint {
         let gone = first.is_none().then_some(Record::OwnerGone { endpoint, process });
         let others = self.owners.iter().skip(1);
         let others = others.map(move |&process| Record::OwnerJoined { endpoint, process });
-        std::iter::once(attach).chain(gone).chain(others)
+        std::iter::once(attach).chain(gone).chain(others).chain(self.dump_holds())
     }
 }
 
@@ -387,6 +390,9 @@ impl Books {
                     self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was left"))?;
                 endpoint.owners.remove(process).then_some(()).ok_or(Misfit("an endpoint left by a stranger"))
             }
+            Record::Hold { endpoint, token, millis } => self.hold(*endpoint, *token, *millis),
+            Record::Adopted { endpoint, token, process } => self.adopted(*endpoint, token, *process),
+            Record::HoldEnded { endpoint, token } => self.hold_ended(*endpoint, token),
             Record::Ending { endpoint } => self.ending(*endpoint),
             Record::Dead { endpoint } => self.dead(*endpoint),
             Record::Object(change) => change.apply(self),
@@ -412,6 +418,7 @@ impl Books {
             name: attach.name.0,
             vector: attach.vector,
             owners: [attach.process].into(),
+            holds: BTreeMap::new(),
             uid: attach.uid,
             channels: BTreeSet::new(),
             listeners: BTreeSet::new(),
@@ -443,7 +450,7 @@ impl Books {
             self.index.remove(&endpoint);
             Change::forget(self, &endpoint);
             self.numbers.give(number);
-            self.discharge(endpoint.account(), Tally::ENDPOINT);
+            self.discharge(endpoint.account(), Tally::ENDPOINT.plus(Tally::holds(endpoint.holds.len())));
         }
         Ok(())
     }

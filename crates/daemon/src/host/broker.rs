@@ -185,6 +185,24 @@ pub enum Effect {
         /// The owner.
         process: Process,
     },
+    /// Count the time of a hold, from now on, and report its end with [`Broker::hold_over`].
+    TimeHold {
+        /// The endpoint.
+        endpoint: u32,
+        /// Its epoch.
+        epoch: u32,
+        /// The token of the hold.
+        token: Hex16,
+        /// How long it lasts, in milliseconds.
+        millis: u32,
+    },
+    /// A hold has ended, whatever its time.
+    ForgetHold {
+        /// The endpoint.
+        endpoint: u32,
+        /// The token of the hold.
+        token: Hex16,
+    },
     /// Find out whether a process still runs this program, and report with [`Broker::owner_ended`] that it does not.
     Examine {
         /// The endpoint.
@@ -195,6 +213,13 @@ pub enum Effect {
         process: Process,
         /// What it ran when it attached.
         image: Image,
+    },
+    /// Whatever program the process runs now, it owns the endpoint: what was to be found out does not matter any more.
+    Recognize {
+        /// The endpoint.
+        endpoint: u32,
+        /// The owner.
+        process: Process,
     },
     /// Answer with a page of the state of the daemon.
     Inspect {
@@ -386,7 +411,11 @@ impl Broker {
 
     /// Nobody is this endpoint any more.
     fn cut_off(&mut self, number: u32) {
-        let owners = self.books.endpoints.get(&number).map(|e| e.owners.clone()).unwrap_or_default();
+        let endpoint = self.books.endpoints.get(&number);
+        let (owners, holds) = endpoint.map(|e| (e.owners.clone(), e.holds.clone())).unwrap_or_default();
+        for token in holds.into_keys() {
+            self.effects.push(Effect::ForgetHold { endpoint: number, token });
+        }
         for id in self.attached.remove(&number).unwrap_or_default() {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.endpoint = None;

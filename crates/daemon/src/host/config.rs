@@ -14,7 +14,7 @@ mod slices;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{
-    Limits, LimitsSpec, MAX_BOARDS, MAX_MEMBER, MAX_OWNERS, MAX_SEGMENTS_PER_MEMBER, MemberLimits,
+    Limits, LimitsSpec, MAX_BOARDS, MAX_HOLDS, MAX_MEMBER, MAX_OWNERS, MAX_SEGMENTS_PER_MEMBER, MemberLimits,
 };
 pub use memory::Memory;
 pub use slices::SliceFiles;

@@ -4,6 +4,7 @@
 //! or connect to it. Then its channels, locks, handles and names are given back one by one, each with its own record, so
 //! the journal says at each moment what the books say. A daemon that is killed meanwhile leaves the rest to the next one.
 
+use super::account::Tally;
 use super::books::{Books, Misfit};
 use super::broker::Broker;
 use super::objects::Change;
@@ -51,9 +52,11 @@ impl Books {
         let endpoint = self.endpoints.get_mut(&number).ok_or(Misfit("an unknown endpoint ends"))?;
         endpoint.is_ending = true;
         endpoint.owners.clear();
+        let (account, holds) = (endpoint.account(), std::mem::take(&mut endpoint.holds).len());
         for listener in endpoint.listeners.clone() {
             self.unlisten(listener)?;
         }
+        self.discharge(account, Tally::holds(holds));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | [`config`], `accepted` | the configuration file, and the last one that was good |
-//! | [`broker`], [`caller`], `session`, `owners`, `endings` | the state machine of the attach protocol |
+//! | [`broker`], [`caller`], `session`, `owners`, `holds`, `endings` | the state machine of the attach protocol |
 //! | [`objects`] | channels, blocks and what else endpoints make, each in a room of its own |
 //! | [`books`], [`record`], [`arena`], `starts`, `account`, `numbers` | its state, and the changes that lead there |
 //! | [`journal`] | these changes on disk |
@@ -31,6 +31,7 @@ mod fence;
 mod front;
 mod handed;
 mod heartbeat;
+mod holds;
 mod index;
 mod inspect;
 pub mod ivshmem;

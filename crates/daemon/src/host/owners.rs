@@ -10,8 +10,9 @@
 //! - A child that has joined over an inherited connection, and has not attached by itself, owns the endpoint as long as that
 //!   connection is open.
 //!
-//! An endpoint that no process is known to own lives as long as somebody holds a connection open: a child may have inherited it
-//! from a parent that has ended, and join later.
+//! An endpoint that no process is known to own lives as long as somebody has a connection open: a child may have inherited it
+//! from a parent that has ended, and join later. And it lives as long as it is held ([`super::holds`]), so that another process
+//! can adopt it.
 
 use super::broker::{Broker, Client, ClientId, Effect};
 use super::caller::Caller;
@@ -29,11 +30,10 @@ impl Broker {
         let Some((number, client)) = self.forget_client(id) else { return };
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (epoch, process) = (endpoint.epoch, client.who.process);
-        if endpoint.owners.contains(&process) {
+        // With another connection of its own it is there, whatever program it runs now.
+        if endpoint.owners.contains(&process) && !self.speaks_for(number, &process) {
             if process.pid == 0 || self.unwatched.contains(&(number, process)) {
-                if !self.speaks_for(number, &process) {
-                    self.owner_ended(number, epoch, process);
-                }
+                self.owner_ended(number, epoch, process);
             } else if let Some(image) = client.who.image {
                 self.effect(Effect::Examine { endpoint: number, epoch, process, image });
             }
@@ -117,6 +117,8 @@ impl Broker {
         if process.pid != 0 {
             self.release(number, &process, None);
         }
+        // It may have executed another program, and come back as that.
+        self.effect(Effect::Recognize { endpoint: number, process });
         debug!(endpoint = number, pid = process.pid, "endpoint is back");
         Ok(())
     }
@@ -184,17 +186,19 @@ impl Broker {
     /// A process owns an endpoint no more, because it has ended or runs another program.
     pub fn owner_ended(&mut self, number: u32, epoch: u32, process: Process) {
         if self.books.endpoints.get(&number).is_some_and(|e| e.epoch == epoch) {
-            let held = self.has_connection(number);
-            self.remove_owner(number, process, held);
+            let connected = self.has_connection(number);
+            self.remove_owner(number, process, connected);
         }
     }
 
-    /// Takes a process out of an endpoint's owners. If it is the last, the endpoint ends unless it is `held`.
-    fn remove_owner(&mut self, number: u32, process: Process, held: bool) {
+    /// Takes a process out of an endpoint's owners. If it is the last, the endpoint ends, unless a connection or a hold keeps it.
+    fn remove_owner(&mut self, number: u32, process: Process, connected: bool) {
         if !self.owns(number, &process) {
             return;
         }
-        if !held && self.books.endpoints.get(&number).is_some_and(|e| e.owners.len() == 1) {
+        if !connected
+            && self.books.endpoints.get(&number).is_some_and(|e| e.owners.len() == 1 && !e.is_held())
+        {
             self.die(number);
             return;
         }
@@ -224,15 +228,15 @@ impl Broker {
         self.ok(caller)
     }
 
-    /// Ends an endpoint that no process owns or holds open.
-    fn end_if_abandoned(&mut self, number: u32) {
-        let owned = self.books.endpoints.get(&number).is_none_or(|e| !e.owners.is_empty());
+    /// Ends an endpoint that no process owns, and no connection or hold keeps.
+    pub(super) fn end_if_abandoned(&mut self, number: u32) {
+        let owned = self.books.endpoints.get(&number).is_none_or(|e| !e.owners.is_empty() || e.is_held());
         if !owned && !self.has_connection(number) {
             self.die(number);
         }
     }
 
-    /// After a restart of the daemon nobody has a connection, so an endpoint without a known owner is dead.
+    /// After a restart of the daemon nobody has a connection, so an endpoint without a known owner is dead unless it is held.
     pub fn end_abandoned(&mut self) {
         for number in self.books.endpoints.keys().copied().collect::<Vec<_>>() {
             self.end_if_abandoned(number);

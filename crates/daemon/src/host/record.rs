@@ -143,6 +143,31 @@ pub enum Record {
         /// The process.
         process: Process,
     },
+    /// An endpoint lives for a while without owners.
+    Hold {
+        /// Number of the endpoint.
+        endpoint: u32,
+        /// What a process has to know to adopt it.
+        token: Hex16,
+        /// For how long, in milliseconds, from now on or from the start of the daemon.
+        millis: u32,
+    },
+    /// A process has adopted an endpoint that was held.
+    Adopted {
+        /// Number of the endpoint.
+        endpoint: u32,
+        /// The token of the hold.
+        token: Hex16,
+        /// The process.
+        process: Process,
+    },
+    /// A hold has ended.
+    HoldEnded {
+        /// Number of the endpoint.
+        endpoint: u32,
+        /// The token of the hold.
+        token: Hex16,
+    },
     /// An endpoint ends, and what it has is given back by the records that follow; the last of them is `dead`.
     Ending {
         /// Its number.
@@ -173,6 +198,7 @@ impl Record {
             | Self::Joined { .. }
             | Self::Segment { .. }
             | Self::Vectors { .. }
+            | Self::Hold { .. }
             | Self::Attach(_) => true,
             Self::Start { .. }
             | Self::MemberForgotten { .. }
@@ -183,6 +209,8 @@ impl Record {
             // It must not be taken for dead, so this is kept even if it is not in the journal yet.
             | Self::OwnerJoined { .. }
             | Self::OwnerGone { .. }
+            | Self::Adopted { .. }
+            | Self::HoldEnded { .. }
             | Self::Ending { .. }
             | Self::Dead { .. } => false,
             Self::Object(change) => change.gives(),
@@ -305,7 +333,7 @@ impl<'de> Deserialize<'de> for Text {
 }
 
 /// Sixteen bytes, written in hexadecimal.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hex16(pub [u8; 16]);
 
 // Tokens and uuids are secrets: they do not get into logs.

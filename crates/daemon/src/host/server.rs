@@ -4,6 +4,7 @@ use super::books::Books;
 use super::broker::{Broker, ClientId, Effect, FdRef, Recording};
 use super::clients::Clients;
 use super::config::{self, Config, SegmentSpec};
+use super::holds::Timers;
 use super::journal::Journal;
 use super::making::Making;
 use super::members::Members;
@@ -172,6 +173,8 @@ pub struct Server {
     watches: Watches,
     /// Owners of endpoints (number and epoch) that may run another program now.
     doubts: Doubts<(u32, u32, Process)>,
+    /// When holds of endpoints end.
+    pub(super) holds: Timers,
     /// The journal has taken all records of the effects that are being performed: what follows may depend on them.
     recorded: bool,
     /// Answers that depend on a record which the journal has not taken.
@@ -221,6 +224,7 @@ impl Server {
             busy: false,
             watches: Watches::default(),
             doubts: Doubts::default(),
+            holds: Timers::default(),
             recorded: true,
             withheld: Vec::new(),
             out_of_service: BTreeMap::new(),
@@ -260,6 +264,7 @@ impl Server {
             for (endpoint, epoch, process) in self.doubts.take_changed() {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
+            self.end_holds();
             self.retry();
             self.beat();
             self.give_up_stopping();
@@ -304,10 +309,9 @@ impl Server {
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
-        [look, self.until_beat(), self.until_given_up(), self.doubts.until_next(), retry]
-            .into_iter()
-            .flatten()
-            .min()
+        let owners = [self.doubts.until_next(), self.until_hold_ends()];
+        let rest = [look, self.until_beat(), self.until_given_up(), retry];
+        owners.into_iter().chain(rest).flatten().min()
     }
 
     /// Does a bounded part of what no request waits for.
@@ -451,6 +455,14 @@ impl Server {
                 {
                     self.broker.owner_ended(endpoint, epoch, process);
                 }
+            }
+            Effect::TimeHold { endpoint, epoch, token, millis } => {
+                let at = Instant::now() + Duration::from_millis(millis.into());
+                self.holds.set((endpoint, token), epoch, at);
+            }
+            Effect::ForgetHold { endpoint, token } => self.holds.forget((endpoint, token)),
+            Effect::Recognize { endpoint, process } => {
+                self.doubts.settle(|(number, _, doubted)| (*number, *doubted) == (endpoint, process));
             }
             // To a VM, pages go when its ring has room.
             Effect::Inspect { client, request, from } => {

@@ -19,6 +19,7 @@ pub(super) const REQUESTS: &[Request] = &[
         let []: [u8; 0] = body(wish)?;
         broker.detach(caller)
     }),
+    Request::gift(Kind::HOLD, |broker, _, caller, wish| broker.hold(caller, &body(wish)?)),
 ];
 
 impl Broker {
@@ -170,7 +171,7 @@ impl Broker {
         Ok(endpoint)
     }
 
-    /// An endpoint that is there: its process has lost the connection, or another process wants to own it too.
+    /// An endpoint that is there: its process has lost the connection, or another process wants to own it too, or adopts it.
     fn returning(&mut self, id: ClientId, wish: &wire::Attach) -> Result<u32, Refusal> {
         let Some(client) = self.clients.get(&id) else { return Ok(0) };
         let number = wish.endpoint;
@@ -182,15 +183,21 @@ impl Broker {
         let Some(endpoint) = known else {
             return stale("it is not known (any more)");
         };
+        let process = client.who.process;
+        let is_own = Self::token_matches(&endpoint.token, &wish.token);
+        let hold = endpoint.hold_for(&wish.token, &process);
         // One answer for all that is wrong: it tells a guesser nothing.
         if endpoint.member != client.who.member
             || endpoint.segment != wish.segment
-            || !Self::token_matches(&endpoint.token, &wish.token)
+            || !(is_own || hold.is_some())
         {
             return stale("segment, member or token are not its own");
         }
-        let process = client.who.process;
+        self.may_adopt(endpoint, &client.who)?;
         self.owner_returns(number, process)?;
+        if let Some(hold) = hold {
+            self.adopted(number, hold, process)?;
+        }
         Ok(number)
     }
 

@@ -210,6 +210,7 @@ impl Server {
         for (endpoint, epoch, process) in owners.collect::<Vec<_>>() {
             self.watch_owner(endpoint, epoch, process);
         }
+        self.broker.time_holds();
         self.broker.end_abandoned();
         self.run_effects();
         for member in vms {

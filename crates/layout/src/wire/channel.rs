@@ -54,7 +54,21 @@ pub struct Connect {
 }
 layout!(Connect, 96 { name: 0, kind: 64, reserved: 68, capacity: 72, input_capacity: 80, nonce: 88 });
 
-/// Answer to [`Connect`], and the event `INCOMING`: a channel, seen from one of its two endpoints.
+/// Asks for a channel that the endpoint has, as one of its sides sees it: for a process that goes on where another one has
+/// stopped. An acceptor that has not said `ACCEPTED` yet says it with this.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ChannelSide {
+    /// [`Channel::channel`].
+    pub channel: u64,
+    /// [`Channel::initiator`].
+    pub initiator: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+layout!(ChannelSide, 16 { channel: 0, initiator: 8, reserved: 12 });
+
+/// Answer to [`Connect`] and [`ChannelSide`], and the event `INCOMING`: a channel, seen from one of its two endpoints.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Channel {

@@ -41,11 +41,11 @@ pub struct Attach {
     pub segment: Name,
     /// What the endpoint calls itself, for people; need not be unique.
     pub name: Name,
-    /// Zero, or the number of the endpoint that this process already is (its daemon has restarted).
+    /// Zero; or the number of the endpoint that this process already is (its daemon has restarted) or adopts.
     pub endpoint: u32,
     /// That endpoint's epoch.
     pub epoch: u32,
-    /// That endpoint's token.
+    /// That endpoint's token, or that of a [`Hold`].
     pub token: [u8; 16],
 }
 layout!(Attach, 152 { segment: 0, name: 64, endpoint: 128, epoch: 132, token: 136 });
@@ -90,3 +90,17 @@ impl Attached {
         self.segment_len.checked_sub(segment::RESERVED).filter(|&len| len > 0)
     }
 }
+
+/// Has the endpoint live for a while even if no process owns it, so that another one can adopt it: by [`Attach`] with the token
+/// of the hold, once. That ends the hold, as does its time. The same token again begins the time anew.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Hold {
+    /// Chosen by the client so that nobody can guess it; not all zeros.
+    pub token: [u8; 16],
+    /// For how long, in milliseconds; 0 ends the hold.
+    pub millis: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+layout!(Hold, 24 { token: 0, millis: 16, reserved: 20 });

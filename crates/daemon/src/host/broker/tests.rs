@@ -1,7 +1,7 @@
 //! The state machine without sockets: a bench that asks, and checks what must always hold.
 
 use super::super::account::{Account, Tally};
-use super::super::config::{Limits, MAX_OWNERS, Memory};
+use super::super::config::{Limits, MAX_HOLDS, MAX_OWNERS, Memory};
 use super::super::index::Index;
 use super::super::journal::{self, Replayed};
 use super::super::objects::block::{Block, BlockGrant};
@@ -21,6 +21,7 @@ mod boards;
 mod costs;
 mod endpoints;
 mod history;
+mod holds;
 mod numbers;
 mod objects;
 mod owners;
@@ -76,6 +77,8 @@ struct Bench {
     world: TestWorld,
     journal: Vec<u8>,
     next: u64,
+    /// The holds whose time the server counts, and the epochs of their endpoints.
+    timers: BTreeMap<(u32, Hex16), u32>,
 }
 
 impl Bench {
@@ -126,7 +129,8 @@ impl Bench {
                 assert!(broker.note(Record::Vectors { segment: Text(name(segment)), member, vectors }));
             }
         }
-        let mut bench = Self { broker, world: TestWorld(0), journal: Vec::new(), next: 0 };
+        let mut bench =
+            Self { broker, world: TestWorld(0), journal: Vec::new(), next: 0, timers: BTreeMap::new() };
         bench.effects();
         bench
     }
@@ -141,6 +145,10 @@ impl Bench {
         for effect in effects {
             match effect {
                 Effect::Record(record) => self.journal.extend(journal::line(&record)),
+                Effect::TimeHold { endpoint, epoch, token, .. } => {
+                    self.timers.insert((endpoint, token), epoch);
+                }
+                Effect::ForgetHold { endpoint, token } => drop(self.timers.remove(&(endpoint, token))),
                 other => {
                     check_packet(&other);
                     rest.push(other);
@@ -212,6 +220,13 @@ impl Bench {
         let owned = self.broker.books.endpoints.values().filter(|e| e.owners.contains(&process));
         for (number, epoch) in owned.map(|e| (e.number, e.epoch)).collect::<Vec<_>>() {
             self.broker.owner_ended(number, epoch, process);
+        }
+    }
+
+    /// The time of a hold is over, as the server tells it.
+    fn time_is_over(&mut self, key: (u32, Hex16)) {
+        if let Some(epoch) = self.timers.remove(&key) {
+            self.broker.hold_over(key.0, epoch, key.1);
         }
     }
 
@@ -333,7 +348,10 @@ impl Bench {
         for ((segment, name), object) in &books.sync_names {
             assert_eq!((*segment, *name), (books.syncs[object].segment.0, books.syncs[object].name.0));
         }
-        // Connections and endpoints know each other, and an endpoint that nobody owns is held by one.
+        let holds =
+            books.endpoints.values().flat_map(|e| e.holds.keys().map(|&token| ((e.number, token), e.epoch)));
+        assert_eq!(self.timers, holds.collect(), "each hold ends at some time");
+        // Connections and endpoints know each other, and an endpoint that nobody owns has one or is held.
         for (number, connections) in &self.broker.attached {
             assert!(!connections.is_empty() && books.endpoints.contains_key(number));
             assert!(connections.iter().all(|id| self.broker.clients[id].endpoint == Some(*number)));
@@ -350,7 +368,9 @@ impl Bench {
                 endpoint.is_ending
                     || !endpoint.owners.is_empty()
                     || self.broker.has_connection(endpoint.number)
+                    || endpoint.is_held()
             );
+            assert!(endpoint.holds.len() <= MAX_HOLDS && !(endpoint.is_ending && endpoint.is_held()));
             let ending = endpoint.blocks.iter().filter(|b| {
                 let block = &books.blocks[b];
                 !block.persistent && !block.name.0.is_none()
@@ -374,6 +394,7 @@ impl Bench {
             charges.entry(endpoint.account()).or_default().endpoints += 1;
             charges.entry(endpoint.account()).or_default().handles +=
                 (endpoint.syncs.len() + endpoint.handles.len()) as u32;
+            charges.entry(endpoint.account()).or_default().holds += endpoint.holds.len() as u32;
         }
         for channel in books.channels.values() {
             let tally = charges.entry(channel.account()).or_default();

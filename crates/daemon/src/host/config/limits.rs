@@ -1,9 +1,10 @@
 //! Bounds: one table, from which the configuration is read, checked and shown, and with which the manual is compared.
 
-use ginnel_config::{Bytes, Problem};
+use ginnel_config::{Bytes, Period, Problem};
 use ginnel_layout::ring;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// The largest member number; the doorbell register has 16 bits for it.
 pub const MAX_MEMBER: u32 = 0xffff;
@@ -11,6 +12,8 @@ pub const MAX_MEMBER: u32 = 0xffff;
 pub const MAX_SEGMENTS_PER_MEMBER: usize = ginnel_layout::relay::MAX_SEGMENTS;
 /// Most processes that own one endpoint.
 pub const MAX_OWNERS: usize = 64;
+/// Most holds of one endpoint: each of its processes may be about to hand it on.
+pub const MAX_HOLDS: usize = MAX_OWNERS;
 /// Most readiness boards of an endpoint: as many slots as two sides of each of 65,536 channels need, and some.
 pub const MAX_BOARDS: usize = 8;
 
@@ -46,6 +49,19 @@ impl Unit for Bytes {
 
     fn text(value: u64) -> String {
         Bytes(value).to_string()
+    }
+}
+
+/// In milliseconds.
+impl Unit for Period {
+    type Value = u64;
+
+    fn value(self) -> u64 {
+        u64::try_from(self.0.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+
+    fn text(value: u64) -> String {
+        Period(Duration::from_millis(value)).to_string()
     }
 }
 
@@ -160,10 +176,14 @@ table! {
         backlog: u32 = 128, SOME;
         /// Bytes that may wait for a client that does not read.
         queue: Bytes = 1 << 20, 16 << 10..=1 << 30;
+        /// Milliseconds for which an endpoint without processes can be held.
+        max_hold: Period = 5000, 0..=600_000;
     }
     member {
         /// Endpoints of an account at a time.
         endpoints_per_member: u32 = 4096, ANY;
+        /// Holds of the endpoints of an account at a time.
+        holds_per_member: u32 = 4096, ANY;
         /// Names that an endpoint may listen at.
         listeners_per_endpoint: u32 = 64, ANY;
         /// Channels that an endpoint may have, opened by either side.

@@ -16,6 +16,10 @@ enum Step {
     ProcessEnds(usize, usize),
     Unwatched(usize, usize),
     VmEnds,
+    Hold(usize, u8, u32),
+    Adopt(usize, u8, Option<usize>),
+    TimeIsOver(usize),
+    Resume(usize, usize, bool),
     Listen(usize, u8),
     Unlisten(usize),
     Connect(usize, u8, (u64, u64), u8),
@@ -48,6 +52,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (n(), n()).prop_map(|(e, p)| Step::ProcessEnds(e, p)),
         1 => (n(), n()).prop_map(|(e, p)| Step::Unwatched(e, p)),
         1 => Just(Step::VmEnds),
+        3 => (n(), 0..4u8, 0..6000u32).prop_map(|(c, token, millis)| Step::Hold(c, token, millis)),
+        3 => (n(), 0..4u8, prop::option::of(n())).prop_map(|(e, token, p)| Step::Adopt(e, token, p)),
+        1 => n().prop_map(Step::TimeIsOver),
+        2 => (n(), n(), any::<bool>()).prop_map(|(c, h, initiator)| Step::Resume(c, h, initiator)),
         3 => (n(), 0..3u8).prop_map(|(c, l)| Step::Listen(c, l)),
         1 => n().prop_map(Step::Unlisten),
         6 => (n(), 0..3u8, (0..300_000u64, 0..300_000u64), 0..6u8)
@@ -141,7 +149,7 @@ proptest! {
                     let kind = bench.ask(id, Kind::DETACH, &[]);
                     prop_assert_eq!(kind == Kind::OK, number.is_some());
                     let there = number.and_then(|n| bench.broker.books.endpoints.get(&n));
-                    prop_assert!(there.is_none_or(|e| e.is_ending || (!last && !e.owners.contains(&sender))));
+                    prop_assert!(there.is_none_or(|e| e.is_ending || ((!last || e.is_held()) && !e.owners.contains(&sender))));
                 }
                 Step::Join(c, p) => {
                     let Some(id) = pick(&clients, c) else { continue };
@@ -172,6 +180,46 @@ proptest! {
                 Step::VmEnds => {
                     bench.broker.member_died(VM);
                     prop_assert!(bench.broker.books.endpoints.values().all(|e| e.member != VM || e.is_ending));
+                }
+                Step::Hold(c, token, millis) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let number = bench.broker.clients[&id].endpoint;
+                    let used = number.and_then(|n| bench.broker.books.endpoints[&n].holds.get(&Hex16([token; 16])));
+                    let used = used.is_some_and(|hold| hold.adopter.is_some());
+                    let good = millis == 0 || (token != 0 && millis <= 5000 && !used);
+                    let wish = wire::Hold { token: [token; 16], millis, reserved: 0 };
+                    let kind = bench.ask(id, Kind::HOLD, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::OK, number.is_some() && good);
+                }
+                Step::Adopt(e, token, p) => {
+                    let Some(old) = pick(&known, e) else { continue };
+                    let process = Process { pid: 5000 + p.unwrap_or(9) as u32, started: 2 };
+                    let process = p.and_then(|p| pick(&owners(&bench, &old), p)).unwrap_or(process);
+                    let id = bench.client_as(process, old.member);
+                    let there = bench.broker.books.endpoints.get(&old.endpoint).filter(|e| e.epoch == old.epoch);
+                    let hold = there.and_then(|e| e.holds.get(&Hex16([token; 16])));
+                    let free = hold.is_some_and(|hold| hold.adopter.is_none_or(|adopter| adopter == process));
+                    let wish = wire::Attach { token: [token; 16], ..back(&old) };
+                    let kind = bench.ask(id, Kind::ATTACH, wish.as_bytes());
+                    prop_assert_eq!(kind, if free { Kind::ATTACHED } else { Kind::ERROR });
+                    prop_assert!(!free || owners(&bench, &old).contains(&process));
+                    clients.push(id);
+                }
+                Step::TimeIsOver(n) => {
+                    let timers: Vec<(u32, Hex16)> = bench.timers.keys().copied().collect();
+                    if let Some(key) = pick(&timers, n) {
+                        bench.time_is_over(key);
+                    }
+                }
+                Step::Resume(c, h, initiator) => {
+                    let Some(id) = pick(&clients, c) else { continue };
+                    let channels: Vec<u64> = bench.broker.books.channels.keys().copied().collect();
+                    let Some(channel) = pick(&channels, h) else { continue };
+                    let side = *bench.broker.books.channels[&channel].side(initiator);
+                    let own = bench.broker.clients[&id].endpoint == Some(side.endpoint) && !side.closed;
+                    let wish = wire::ChannelSide { channel, initiator: initiator.into(), reserved: 0 };
+                    let kind = bench.ask(id, Kind::RESUME, wish.as_bytes());
+                    prop_assert_eq!(kind == Kind::CHANNEL, own);
                 }
                 Step::Listen(c, l) => {
                     if let Some(id) = pick(&clients, c) {
@@ -325,6 +373,10 @@ proptest! {
                 prop_assert!(bench.is_there(&old), "the end of a connection is not the end of a process");
                 bench.process_ends(process);
             }
+        }
+        bench.effects();
+        for key in bench.timers.keys().copied().collect::<Vec<_>>() {
+            bench.time_is_over(key);
         }
         bench.broker.end_all();
         bench.effects();

@@ -13,7 +13,7 @@ fn resumed(records: &[&str]) -> Bench {
     assert_eq!((replayed.records, replayed.dropped, replayed.misfits), (records.len(), 0, 0));
     let journal = replayed.books.dump().flat_map(|record| journal::line(&record)).collect();
     let broker = Broker::new(replayed.books, Limits::default(), 4, 0);
-    let mut bench = Bench { broker, world: TestWorld(0), journal, next: 0 };
+    let mut bench = Bench { broker, world: TestWorld(0), journal, next: 0, timers: BTreeMap::new() };
     assert!(bench.broker.note(Record::Vectors { segment: Text(name("web")), member: 0, vectors: vec![1] }));
     bench.effects();
     bench

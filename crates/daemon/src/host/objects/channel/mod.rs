@@ -30,6 +30,7 @@ impl Class for Change {
         }),
         Request::new(Kind::ACCEPTED, |broker, _, caller, wish| broker.accepted(caller, &body(wish)?)),
         Request::new(Kind::CLOSE, |broker, _, caller, wish| broker.close(caller, &body(wish)?)),
+        Request::write(Kind::RESUME, |broker, _, caller, wish| broker.resume(caller, &body(wish)?)),
     ];
 
     fn apply(&self, books: &mut Books) -> Result<(), Misfit> {

@@ -241,6 +241,20 @@ impl Broker {
         self.ok(caller)
     }
 
+    /// Another process of the endpoint goes on with a channel.
+    pub(crate) fn resume(&mut self, caller: &Caller, wish: &wire::ChannelSide) -> Result<(), Refusal> {
+        let (number, initiator) = (caller.endpoint, wish.initiator == 1);
+        let channel = self.books.channels.get(&wish.channel);
+        let own = |c: &&Channel| c.side(initiator).endpoint == number && !c.side(initiator).closed;
+        let Some(channel) = channel.filter(own) else { return Err(no_channel(number, wish.channel)) };
+        // Its earlier process may have accepted it, and not have come to say so.
+        if !initiator && !channel.accepted {
+            self.record(Change::Accepted { channel: wish.channel })?;
+        }
+        self.send_channel(caller.client, Kind::CHANNEL, caller.request, wish.channel, initiator);
+        Ok(())
+    }
+
     pub(crate) fn close(&mut self, caller: &Caller, wish: &wire::ChannelRef) -> Result<(), Refusal> {
         let number = caller.endpoint;
         let channel = self.books.channels.get(&wish.channel);

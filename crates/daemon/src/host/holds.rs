@@ -1,0 +1,298 @@
+//! Holds: an endpoint lives for a bounded time without owners, so that another process can adopt it.
+//!
+//! A process that is about to execute another program, or to hand its connections to another process, asks for a hold with a
+//! token of its own choice, and passes the token on. Whoever attaches with it becomes an owner. A token is good for one process
+//! and for the time of its hold; the token of the endpoint itself never leaves those who own it.
+//!
+//! | who ends, and when | what follows |
+//! |---|---|
+//! | the holder, before anybody has the token | the hold ends with its time, and the endpoint with it, unless others own it |
+//! | the holder, later | nothing: that is what a hold is for |
+//! | the adopter, before it attaches | as if it had never been there: until the time is over, another process can adopt |
+//! | the adopter, later | it is an owner like others; as the last one it takes the endpoint along |
+//! | the daemon | the hold is in the journal, and its time begins anew with the next daemon: without one, nobody could adopt |
+//! | the VM, or its kernel | the endpoint, held or not |
+//!
+//! An adopter whose daemon goes before it has answered asks again with the same token. So a hold that was used is remembered
+//! until its time is over, for this one process.
+
+use super::account::Tally;
+use super::books::{Books, Endpoint, Misfit};
+use super::broker::{Broker, Effect, Who};
+use super::caller::Caller;
+use super::config::MAX_HOLDS;
+use super::record::{Hex16, Record};
+use super::reply::Refusal;
+use super::server::Server;
+use crate::pidwatch::Process;
+use ginnel_config::Period;
+use ginnel_layout::HOST_MEMBER;
+use ginnel_layout::wire::{self, ErrorCode};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use tracing::{debug, info};
+
+/// A hold of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// For how long, in milliseconds.
+    pub millis: u32,
+    /// Who has adopted the endpoint with its token. It keeps the endpoint no more then.
+    pub adopter: Option<Process>,
+}
+
+impl Endpoint {
+    /// Whether it lives without owners.
+    pub fn is_held(&self) -> bool {
+        self.holds.values().any(|hold| hold.adopter.is_none())
+    }
+
+    /// The hold whose token a process has shown, and may use. All tokens are compared, in a time that says nothing about them.
+    pub(super) fn hold_for(&self, token: &[u8; 16], process: &Process) -> Option<Hex16> {
+        let mut found = None;
+        for (ours, hold) in &self.holds {
+            if Broker::token_matches(ours, token) && hold.adopter.is_none_or(|adopter| adopter == *process) {
+                found = Some(*ours);
+            }
+        }
+        found
+    }
+
+    pub(super) fn dump_holds(&self) -> impl Iterator<Item = Record> {
+        let endpoint = self.number;
+        self.holds.iter().flat_map(move |(&token, hold)| {
+            let adopted = hold.adopter.map(|process| Record::Adopted { endpoint, token, process });
+            std::iter::once(Record::Hold { endpoint, token, millis: hold.millis }).chain(adopted)
+        })
+    }
+}
+
+impl Books {
+    /// A hold begins, or its time is another.
+    pub(super) fn hold(&mut self, endpoint: u32, token: Hex16, millis: u32) -> Result<(), Misfit> {
+        let endpoint = self.endpoints.get_mut(&endpoint).filter(|endpoint| !endpoint.is_ending);
+        let endpoint = endpoint.ok_or(Misfit("an unknown endpoint was held"))?;
+        let old = endpoint.holds.insert(token, Hold { millis, adopter: None });
+        let account = endpoint.account();
+        if old.is_none() {
+            self.charge(account, Tally::holds(1));
+        }
+        Ok(())
+    }
+
+    pub(super) fn adopted(&mut self, endpoint: u32, token: &Hex16, process: Process) -> Result<(), Misfit> {
+        let endpoint = self.endpoints.get_mut(&endpoint);
+        let hold = endpoint.and_then(|endpoint| endpoint.holds.get_mut(token));
+        let hold = hold.filter(|hold| hold.adopter.is_none());
+        hold.ok_or(Misfit("an endpoint adopted that nobody held"))?.adopter = Some(process);
+        Ok(())
+    }
+
+    pub(super) fn hold_ended(&mut self, endpoint: u32, token: &Hex16) -> Result<(), Misfit> {
+        let endpoint = self.endpoints.get_mut(&endpoint).ok_or(Misfit("an unknown endpoint was held"))?;
+        endpoint.holds.remove(token).ok_or(Misfit("a hold ended that was none"))?;
+        let account = endpoint.account();
+        self.discharge(account, Tally::holds(1));
+        Ok(())
+    }
+}
+
+impl Broker {
+    /// An owner asks for a hold, for more time, or for the end of one.
+    pub(super) fn hold(&mut self, caller: &Caller, wish: &wire::Hold) -> Result<(), Refusal> {
+        let (number, token) = (caller.endpoint, Hex16(wish.token));
+        let known = self.endpoint_of(caller)?.holds.get(&token).copied();
+        if wish.millis == 0 {
+            // Asked again, or too late: it has ended, which is what was wished for.
+            if known.is_some() {
+                self.end_hold(number, token)?;
+            }
+            return self.ok(caller);
+        }
+        if wish.token == [0; 16] {
+            let text = "the token of a hold is zeros: choose one that nobody can guess";
+            return Err(Refusal::new(ErrorCode::INVALID, text));
+        }
+        let time = |millis: u64| Period(Duration::from_millis(millis));
+        if u64::from(wish.millis) > self.limits.max_hold {
+            let text = format!(
+                "endpoint {number} is to be held for {}, and {} is the limit: ask for less, or raise max_hold",
+                time(wish.millis.into()),
+                time(self.limits.max_hold)
+            );
+            return Err(Refusal::new(ErrorCode::LIMIT, text));
+        }
+        match known {
+            Some(Hold { adopter: Some(_), .. }) => {
+                let text = "somebody has adopted the endpoint with this token: choose another";
+                return Err(Refusal::new(ErrorCode::INVALID, text));
+            }
+            Some(_) => {}
+            None => self.may_hold(caller)?,
+        }
+        if known.is_none_or(|known| known.millis != wish.millis) {
+            self.record(Record::Hold { endpoint: number, token, millis: wish.millis })?;
+        }
+        debug!(endpoint = number, millis = wish.millis, "endpoint is held");
+        let Caller { endpoint, epoch, .. } = *caller;
+        self.effect(Effect::TimeHold { endpoint, epoch, token, millis: wish.millis });
+        self.ok(caller)
+    }
+
+    /// Refused if there are enough holds.
+    fn may_hold(&self, caller: &Caller) -> Result<(), Refusal> {
+        if self.endpoint_of(caller)?.holds.len() >= MAX_HOLDS {
+            let text = format!(
+                "endpoint {} has {MAX_HOLDS} holds, which is the limit: wait until some have ended",
+                caller.endpoint
+            );
+            return Err(Refusal::new(ErrorCode::LIMIT, text));
+        }
+        let (account, limit) = (caller.account(), self.limits_of(caller.member).holds_per_member);
+        if self.books.tally(account).holds >= limit {
+            let text = format!(
+                "{account} has {limit} holds, which is the limit: wait until some have ended, or raise holds_per_member"
+            );
+            return Err(Refusal::new(ErrorCode::LIMIT, text));
+        }
+        Ok(())
+    }
+
+    /// Refused if a process of another user wants to own an endpoint whose segment it may not use. A guest's users are its own
+    /// affair.
+    pub(super) fn may_adopt(&self, endpoint: &Endpoint, who: &Who) -> Result<(), Refusal> {
+        let segment = endpoint.segment;
+        if who.member != HOST_MEMBER
+            || endpoint.uid == who.uid
+            || endpoint.owners.contains(&who.process)
+            || self.may_attach(&segment, who.uid, &who.groups)
+        {
+            return Ok(());
+        }
+        let text = format!(
+            "endpoint {} is of user {}, and user {} may not use segment {segment}: add the user to allow_users, or a group to \
+             allow_groups, of [segment.{segment}]",
+            endpoint.number, endpoint.uid, who.uid
+        );
+        Err(Refusal::new(ErrorCode::DENIED, text))
+    }
+
+    /// A process that has shown the token of a hold owns the endpoint now.
+    pub(super) fn adopted(&mut self, endpoint: u32, token: Hex16, process: Process) -> Result<(), Refusal> {
+        let hold = self.books.endpoints.get(&endpoint).and_then(|endpoint| endpoint.holds.get(&token));
+        if hold.is_none_or(|hold| hold.adopter.is_some()) {
+            return Ok(()); // It asks again.
+        }
+        info!(endpoint, pid = process.pid, "a process adopted the endpoint");
+        self.record(Record::Adopted { endpoint, token, process })
+    }
+
+    /// The time of a hold is over.
+    pub fn hold_over(&mut self, endpoint: u32, epoch: u32, token: Hex16) {
+        let there = self.books.endpoints.get(&endpoint).filter(|e| e.epoch == epoch);
+        if there.is_some_and(|endpoint| endpoint.holds.contains_key(&token)) {
+            // Known to be there, so this cannot be refused.
+            let _ = self.end_hold(endpoint, token);
+        }
+    }
+
+    fn end_hold(&mut self, endpoint: u32, token: Hex16) -> Result<(), Refusal> {
+        self.effect(Effect::ForgetHold { endpoint, token });
+        self.record(Record::HoldEnded { endpoint, token })?;
+        debug!(endpoint, "a hold has ended");
+        self.end_if_abandoned(endpoint);
+        Ok(())
+    }
+
+    /// Counts the time of all holds that an earlier daemon has left, from the beginning: nobody could adopt without a daemon.
+    pub fn time_holds(&mut self) {
+        let holds = self.books.endpoints.values().flat_map(|e| e.holds.iter().map(move |hold| (e, hold)));
+        let effects = holds.map(|(e, (&token, hold))| Effect::TimeHold {
+            endpoint: e.number,
+            epoch: e.epoch,
+            token,
+            millis: hold.millis,
+        });
+        self.effects.extend(effects.collect::<Vec<_>>());
+    }
+}
+
+/// An endpoint, and the token of a hold of it.
+type Key = (u32, Hex16);
+
+/// When holds end.
+#[derive(Debug, Default)]
+pub struct Timers {
+    /// With the epoch of the endpoint.
+    all: BTreeMap<Key, (Instant, u32)>,
+    in_order: BTreeSet<(Instant, Key)>,
+}
+
+impl Timers {
+    /// From now on, or anew.
+    pub fn set(&mut self, key: Key, epoch: u32, at: Instant) {
+        self.forget(key);
+        self.all.insert(key, (at, epoch));
+        self.in_order.insert((at, key));
+    }
+
+    /// The hold has ended otherwise.
+    pub fn forget(&mut self, key: Key) {
+        if let Some((at, _)) = self.all.remove(&key) {
+            self.in_order.remove(&(at, key));
+        }
+    }
+
+    /// The next whose time is over: endpoint, epoch and token.
+    fn take_over(&mut self, now: Instant) -> Option<(u32, u32, Hex16)> {
+        let &(at, key) = self.in_order.first()?;
+        if at > now {
+            return None;
+        }
+        self.in_order.pop_first();
+        let (_, epoch) = self.all.remove(&key)?;
+        Some((key.0, epoch, key.1))
+    }
+
+    fn until_next(&self) -> Option<Duration> {
+        self.in_order.first().map(|(at, _)| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl Server {
+    /// How long it takes until [`Server::end_holds`] has something to do.
+    pub(super) fn until_hold_ends(&self) -> Option<Duration> {
+        self.holds.until_next()
+    }
+
+    /// Ends the holds whose time is over.
+    pub(super) fn end_holds(&mut self) {
+        let now = Instant::now();
+        while let Some((endpoint, epoch, token)) = self.holds.take_over(now) {
+            self.broker.hold_over(endpoint, epoch, token);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_end_in_the_order_of_their_times() {
+        let mut timers = Timers::default();
+        let (now, key) = (Instant::now(), |n: u8| (u32::from(n), Hex16([n; 16])));
+        let at = |ms| now + Duration::from_millis(ms);
+        timers.set(key(1), 7, at(30));
+        timers.set(key(2), 8, at(20));
+        timers.set(key(3), 9, at(10));
+        timers.set(key(2), 8, at(40));
+        timers.forget(key(3));
+        timers.forget(key(4));
+        assert_eq!(timers.take_over(at(29)), None);
+        assert_eq!(timers.take_over(at(50)), Some((1, 7, Hex16([1; 16]))));
+        assert_eq!(timers.take_over(at(50)), Some((2, 8, Hex16([2; 16]))));
+        assert_eq!((timers.take_over(at(50)), timers.until_next()), (None, None));
+        assert!(timers.all.is_empty() && timers.in_order.is_empty());
+    }
+}
