@@ -59,6 +59,18 @@ impl EndpointBooks {
         Some(incoming)
     }
 
+    /// A channel goes on that another process has accepted: nobody is to accept it here.
+    pub fn resumed(&mut self, channel: u64) {
+        self.known.insert(channel);
+        let at = self.waiting.iter().find(|(_, all)| all.iter().any(|i| i.channel.channel == channel));
+        if let Some(listener) = at.map(|(listener, _)| *listener)
+            && let Some(waiting) = self.waiting.get_mut(&listener)
+        {
+            waiting.retain(|incoming| incoming.channel.channel != channel);
+            self.show(listener);
+        }
+    }
+
     /// How to ring a doorbell. `None`: the daemon rings it, or it cannot be rung.
     pub fn ring(&mut self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
         match self.bells.ring(bell, whose, Instant::now()) {
@@ -170,6 +182,12 @@ impl EndpointBooks {
                     && !self.doors.contains_key(&listening.listener)
                 {
                     self.unlisten(listening.listener);
+                }
+            }
+            Kind::HOLD => {
+                if let Some(hold) = wire::body::<wire::Hold>(body).filter(|_| answer.header.kind == Kind::OK)
+                {
+                    self.tell(Kind::HOLD, &wire::Hold { millis: 0, ..hold });
                 }
             }
             Kind::SYNC_OPEN => {

@@ -4,14 +4,17 @@ use crate::doorbell::Doorbell;
 use crate::endpoint::Inner;
 use crate::error::Error;
 use crate::fork::Opener;
+use crate::handover::SavedChannel;
 use crate::peer::PeerBell;
 use crate::waiter::Waiter;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
+use ginnel_ring::{Corrupt, Cursor};
 use ginnel_shmem::{Mapping, Memory};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A kind of channel: [`crate::MessageChannel`] or [`crate::StreamChannel`].
 pub trait Channel: Sized + sealed::Build {
@@ -20,8 +23,14 @@ pub trait Channel: Sized + sealed::Build {
 }
 
 pub(crate) mod sealed {
-    pub trait Build {
+    pub trait Build: Sized {
         fn build(pipe: super::Pipe) -> Self;
+        /// Where another process has stopped.
+        fn resume(
+            pipe: super::Pipe,
+            output: super::Cursor,
+            input: super::Cursor,
+        ) -> Result<Self, super::Corrupt>;
     }
 }
 
@@ -73,12 +82,21 @@ pub(crate) struct Shared {
     pub info: ChannelInfo,
     pub doorbell: Arc<Doorbell>,
     opener: Arc<Opener>,
+    is_initiator: bool,
+    /// It goes on elsewhere, so nothing ends here.
+    is_saved: AtomicBool,
 }
 
 impl Shared {
-    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    /// Whether it is for this process to end it: not in a fork's child whose parent lives, and not once it was saved.
     pub fn is_ours(&self) -> bool {
-        self.opener.is_succeeded()
+        !self.is_saved.load(Ordering::Relaxed) && self.opener.is_succeeded()
+    }
+
+    /// Which channel it is, for whoever goes on with it. From now on nothing ends here.
+    pub fn save(&self, kind: ChannelKind, output: Cursor, input: Cursor) -> SavedChannel {
+        self.is_saved.store(true, Ordering::Relaxed);
+        SavedChannel { kind, channel: self.info.id, is_initiator: self.is_initiator, output, input }
     }
 
     /// Asked after the rings were written: what went into memory that has gone away arrives nowhere.
@@ -155,7 +173,9 @@ impl Pipe {
             },
         };
         let mode = endpoint.mode;
-        let shared = Shared { endpoint, info, doorbell, opener: Opener::current() };
+        let (opener, is_initiator) = (Opener::current(), wire.is_initiator());
+        let is_saved = AtomicBool::new(false);
+        let shared = Shared { endpoint, info, doorbell, opener, is_initiator, is_saved };
         Ok(Self { shared: Arc::new(shared), output, input, mode })
     }
 

@@ -143,7 +143,14 @@ impl Daemon {
     /// Attaches to a segment over this connection, as `options` say except for their socket. Questions that are not answered yet are
     /// dropped. Never waits: see [`Opening`].
     pub fn attach(self, segment: &str, options: &AttachOptions) -> Result<Opening<Endpoint>, Error> {
-        let wish = wish(segment, options)?;
+        self.attach_as(wish(segment, options)?, options)
+    }
+
+    pub(crate) fn attach_as(
+        self,
+        wish: wire::Attach,
+        options: &AttachOptions,
+    ) -> Result<Opening<Endpoint>, Error> {
         let mut session = self.session.into_own(Session::inherit)?;
         session.attach(wish, inner::PATIENCE);
         Ok(Endpoint::opening(session, wish.segment, options.mode))

@@ -1,25 +1,32 @@
 //! What the four halves of channels have in common: a side of a ring, how it waits, how the peer is woken, what is counted,
 //! and the end.
 
-use crate::channel::{Counters, Pipe};
+use crate::channel::{Counters, Pipe, Shared};
 use crate::error::Error;
 use crate::peer::PeerBell;
 use crate::waiter::{Term, Waiter};
 use crate::{ChannelInfo, ReadySet};
 use ginnel_ring::wait::Watchable;
-use ginnel_ring::{message, stream};
+use ginnel_ring::{Corrupt, Cursor, message, stream};
 use ginnel_shmem::Mapping;
+use std::sync::Arc;
 
 /// One side of a ring.
-pub(crate) trait Side: Watchable<Memory = Mapping> {
+pub(crate) trait Side: Watchable<Memory = Mapping> + Sized {
     /// Ends this direction. True if the peer must be woken.
     fn finish(&mut self) -> bool;
     /// Ends this direction, and makes void what is on its way. True if the peer must be woken.
     fn abort(&mut self) -> bool;
+    /// Goes on where another process has stopped.
+    fn resume(memory: Mapping, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt>;
+    /// Where this side is.
+    fn cursor(&self) -> Cursor;
+    /// Makes visible what is committed. True if the peer must be woken, for that or from before.
+    fn settle(&mut self) -> bool;
 }
 
 macro_rules! side {
-    ($($side:ty),*) => {$(
+    ($($side:ty: $settle:expr;)*) => {$(
         impl Side for $side {
             fn finish(&mut self) -> bool {
                 // The method of the side itself, which goes before that of the trait.
@@ -28,17 +35,26 @@ macro_rules! side {
             fn abort(&mut self) -> bool {
                 <$side>::abort(self)
             }
+            fn resume(memory: Mapping, capacity: usize, cursor: Cursor) -> Result<Self, Corrupt> {
+                <$side>::resume(memory, capacity, cursor)
+            }
+            fn cursor(&self) -> Cursor {
+                <$side>::cursor(self)
+            }
+            fn settle(&mut self) -> bool {
+                $settle(self)
+            }
         }
     )*};
 }
-side!(
-    message::Producer<Mapping>,
-    message::Consumer<Mapping>,
-    stream::Producer<Mapping>,
-    stream::Consumer<Mapping>
-);
+side! {
+    message::Producer<Mapping>: |side: &mut Self| side.publish() | side.take_owed();
+    message::Consumer<Mapping>: Self::take_owed;
+    stream::Producer<Mapping>: Self::take_owed;
+    stream::Consumer<Mapping>: Self::take_owed;
+}
 
-/// One half of a channel. Dropping it ends its direction, except in a fork's child whose parent lives.
+/// One half of a channel. Dropping it ends its direction, except in a fork's child whose parent lives, or after it was saved.
 pub(crate) struct Half<S: Side> {
     pub ring: S,
     pub waiter: Waiter,
@@ -55,6 +71,31 @@ pub(crate) struct Account {
 impl<S: Side> Half<S> {
     pub fn new(ring: S, pipe: &Pipe, peer: PeerBell) -> Self {
         Self { ring, waiter: pipe.waiter(), account: Account { counters: Counters::default(), peer } }
+    }
+
+    /// Where another process has stopped. Wakes the peer if that process owed it.
+    pub fn resume(
+        ring: Mapping,
+        capacity: usize,
+        cursor: Cursor,
+        pipe: &Pipe,
+        peer: PeerBell,
+    ) -> Result<Self, Corrupt> {
+        let mut half = Self::new(S::resume(ring, capacity, cursor)?, pipe, peer);
+        half.settle();
+        Ok(half)
+    }
+
+    fn settle(&mut self) {
+        let ring = self.ring.settle();
+        self.account.ring_if(ring);
+    }
+
+    /// Where this half stands, once nobody waits and nothing is kept back. It is not used any more.
+    pub fn stop(&mut self) -> Cursor {
+        self.deregister();
+        self.settle();
+        self.ring.cursor()
     }
 
     /// Waits until the ring is worth another look, as this half is set up to.
@@ -90,6 +131,11 @@ impl<S: Side> Half<S> {
         &self.account.peer.shared.info
     }
 
+    /// Whether this and another half are the two of one channel.
+    pub fn is_of_one_channel<O: Side>(&self, other: &Half<O>) -> bool {
+        Arc::ptr_eq(self.account.shared(), other.account.shared())
+    }
+
     /// Ends this direction.
     pub fn finish(&mut self) {
         let ring = self.ring.finish();
@@ -112,6 +158,11 @@ impl<S: Side> Drop for Half<S> {
 }
 
 impl Account {
+    /// What both halves have.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.peer.shared
+    }
+
     /// Counts an operation.
     #[inline]
     pub fn count(&mut self, len: usize) {
@@ -227,12 +278,43 @@ macro_rules! channel {
                     receiver: $receiver($crate::half::Half::new(input, &pipe, pipe.writer())),
                 }
             }
+
+            fn resume(
+                pipe: $crate::channel::Pipe,
+                output: ginnel_ring::Cursor,
+                input: ginnel_ring::Cursor,
+            ) -> Result<Self, ginnel_ring::Corrupt> {
+                let $crate::ChannelInfo { capacity, input_capacity, .. } = pipe.shared.info;
+                let (to, from) = (pipe.output.clone(), pipe.input.clone());
+                let receiver = $crate::half::Half::resume(from, input_capacity, input, &pipe, pipe.writer())?;
+                let sender = $crate::half::Half::resume(to, capacity, output, &pipe, pipe.reader())?;
+                Ok(Self { sender: $sender(sender), receiver: $receiver(receiver) })
+            }
         }
 
         impl $channel {
             /// The two halves, for two threads.
             pub fn split(self) -> ($sender, $receiver) {
                 (self.sender, self.receiver)
+            }
+
+            /// The two halves of one channel together again. If they are of two channels, they come back as they were.
+            pub fn reunite(sender: $sender, receiver: $receiver) -> Result<Self, Box<($sender, $receiver)>> {
+                match sender.0.is_of_one_channel(&receiver.0) {
+                    true => Ok(Self { sender, receiver }),
+                    false => Err(Box::new((sender, receiver))),
+                }
+            }
+
+            /// Stops using this channel and says where it stands, so that whoever adopts its endpoint goes on with it
+            /// ([`crate::Endpoint::resume`]); so can this process, if nobody did. What is committed goes out before. The peer
+            /// notices nothing: what it sends meanwhile waits in the ring. The channel ends with its endpoint if nobody resumes it.
+            ///
+            /// Does not block.
+            pub fn save(mut self) -> $crate::SavedChannel {
+                let (output, input) = (self.sender.0.stop(), self.receiver.0.stop());
+                let kind = <Self as $crate::channel::Channel>::KIND;
+                self.sender.0.account.shared().save(kind, output, input)
             }
 
             /// The sending half.

@@ -64,6 +64,9 @@ impl Inner {
         let mut fds = fds.into_iter();
         let mut next = |bit| if identity.fds.0 & bit != 0 { fds.next() } else { None };
         let (memory, event, registers) = (next(Fds::MEMORY), next(Fds::EVENT), next(Fds::REGISTERS));
+        if identity.fds.0 & Fds::MEMORY == 0 {
+            return Err(Error::Broken); // What is there already may be adopted, but has none to give.
+        }
         let file = memory.ok_or_else(|| protocol(path, "no memory came with the answer"))?;
         let len = identity.mapped_len().and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or_else(|| protocol(path, "an impossible segment"))?;
@@ -98,6 +101,11 @@ impl Inner {
     /// This process's session. The child of a fork makes its own at the first use.
     fn session(&self) -> Result<&Session, Error> {
         self.session.get(Session::inherit)
+    }
+
+    /// The name of the segment.
+    pub fn segment(&self) -> &str {
+        self.segment.as_str()
     }
 
     /// Both ends of a channel write, and so do those of a lock.

@@ -37,7 +37,8 @@
 //! [`Error::Finished`] if the peer had finished sending. When the daemon dies, nothing
 //! happens; whoever needs it waits for its successor.
 //!
-//! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::listen`], [`Endpoint::connect`], those
+//! Calls that ask the daemon say so or open something: [`Endpoint::attach`], [`Endpoint::adopt`], [`Endpoint::hold`],
+//! [`Endpoint::resume`], [`Endpoint::listen`], [`Endpoint::connect`], those
 //! that open, name, resize, grant or close blocks, those that open locks, `register` of the halves, [`Endpoint::inspect`], and of a
 //! [`Daemon`] `connect`, `inspect` and `admin`. They wait for a slow or restarted daemon up to 10 seconds, then return
 //! [`Error::TimedOut`] or [`Error::NoDaemon`]; what is granted later is given back. No other call waits for the daemon. What a `drop` has to tell a daemon that does not listen just now is told by the
@@ -59,6 +60,30 @@
 //!   peer nor the daemon, and a child cannot accept at such a listener. Once that process has ended, it belongs to its
 //!   children.
 //! - What a process opens after the fork is its own.
+//!
+//! # Executing another program, and handing over
+//!
+//! An endpoint ends with its last process, and a process that executes another program has lost its memory. So that neither
+//! ends a connection, the endpoint is held for a while, its channels are saved, and the next program or process adopts it:
+//!
+//! ```no_run
+//! # use ginnel::{Endpoint, MessageChannel, SavedChannel, Token};
+//! # use std::time::Duration;
+//! # fn before(endpoint: Endpoint, channel: MessageChannel) -> Result<(), ginnel::Error> {
+//! // Before: both texts go to whoever goes on, say in the environment of the next program.
+//! let token = endpoint.hold(Duration::from_secs(5))?;
+//! let texts = (token.reveal(), channel.save().to_string());
+//! # Ok(())
+//! # }
+//! # fn after(texts: (String, String)) -> Result<(), ginnel::Error> {
+//! // After: nothing that was on its way is lost or comes twice, and the peer has noticed nothing.
+//! let endpoint = Endpoint::adopt(&texts.0.parse::<Token>()?)?;
+//! let mut channel: MessageChannel = endpoint.resume(&texts.1.parse::<SavedChannel>()?)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Should the other program not start, this process resumes the channels by itself and releases the hold.
 
 mod bells;
 mod block;
@@ -71,6 +96,7 @@ mod endpoint;
 mod error;
 mod fork;
 mod half;
+mod handover;
 mod inner;
 mod listener;
 mod message;
@@ -93,6 +119,7 @@ pub use ginnel_layout::wire::{ErrorCode, Rights};
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
+pub use handover::{SavedChannel, Token};
 pub use listener::Listener;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
 pub use opening::Opening;

@@ -113,6 +113,8 @@ pub(crate) struct Session {
     path: PathBuf,
     /// How to attach, or to come back; none for a session without an endpoint.
     attach: Option<wire::Attach>,
+    /// The daemon has said which endpoint this is.
+    is_known: bool,
     /// How long a request waits while there is no daemon that can serve it.
     patience: Duration,
     process: Process,
@@ -248,7 +250,17 @@ impl Session {
             inherited,
         };
         let (path, process) = (path.to_owned(), Process::current());
-        Ok(Self { path, attach, patience, process, epoll, timer, answers, state: Mutex::new(state) })
+        Ok(Self {
+            path,
+            attach,
+            is_known: false,
+            patience,
+            process,
+            epoll,
+            timer,
+            answers,
+            state: Mutex::new(state),
+        })
     }
 
     /// Keeps what it needs to come back as the same endpoint.
@@ -259,16 +271,12 @@ impl Session {
             attach.endpoint = attached.endpoint;
             attach.epoch = attached.epoch;
             attach.token = attached.token;
+            self.is_known = true;
             if let Some(connection) = &mut self.lock().connection {
                 connection.let_children_join();
             }
         }
         Ok(())
-    }
-
-    /// Whether the daemon has said which endpoint this is.
-    fn is_known(&self) -> bool {
-        self.attach.is_some_and(|attach| attach.token != [0; 16])
     }
 
     /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
@@ -279,7 +287,9 @@ impl Session {
             Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
             Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
         }
-        Self::new(&self.path, self.attach, self.patience, books, connection)
+        let mut session = Self::new(&self.path, self.attach, self.patience, books, connection)?;
+        session.is_known = self.is_known;
+        Ok(session)
     }
 
     /// Asks, and waits for the answer until `deadline`; while there is no daemon that can serve it, no longer than the
@@ -519,7 +529,7 @@ impl Session {
         state.inherited = None;
         state.welcome = Some(welcome);
         // The first connection of an endpoint says later who it is.
-        if self.is_known()
+        if self.is_known
             && let Some(connection) = &mut state.connection
         {
             connection.let_children_join();
@@ -613,7 +623,7 @@ impl Session {
         if state.connection.as_ref().is_some_and(|connection| detach(connection).is_ok()) {
             return;
         }
-        if !self.is_known() {
+        if !self.is_known {
             return; // It has not become an endpoint as far as anybody knows.
         }
         // There is none, or it is full: a new one. If there is no daemon, the endpoint ends with this process.
@@ -628,7 +638,10 @@ impl Session {
 
 /// Requests of these kinds make something that has to be undone if nobody takes it.
 fn makes_something(kind: Kind) -> bool {
-    matches!(kind, Kind::LISTEN | Kind::CONNECT | Kind::SYNC_OPEN | Kind::BLOCK_CREATE | Kind::BLOCK_OPEN)
+    matches!(
+        kind,
+        Kind::LISTEN | Kind::CONNECT | Kind::SYNC_OPEN | Kind::BLOCK_CREATE | Kind::BLOCK_OPEN | Kind::HOLD
+    )
 }
 
 impl State {
