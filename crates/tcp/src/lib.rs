@@ -6,17 +6,20 @@
 //!
 //! - [`Identity`]: addresses, state, the socket's cookie and its network namespace;
 //! - [`Clock`], [`SynTime`] and [`Connecting`]: the proof that one socket sent the SYN that the other received;
+//! - [`Rendezvous`]: which two of the sockets that kernels report are the two ends of a connection;
 //! - [`Counts`]: how many bytes the programs have received and sent, as the kernel counts them.
 //!
-//! Nothing here blocks, allocates or holds state; any number of threads may ask about one socket. All calls are raw system calls,
-//! so that a library that interposes `getsockopt` and `ioctl` can use them. Sources: `tcp(7)`, `socket(7)`,
+//! Nothing that asks the kernel blocks, allocates or holds state; any number of threads may ask about one socket. All calls are raw
+//! system calls, so that a library that interposes `getsockopt` and `ioctl` can use them. Sources: `tcp(7)`, `socket(7)`,
 //! `include/uapi/linux/tcp.h`, RFC 7323.
 
 mod counts;
 mod identity;
 mod option;
 mod proof;
+mod rendezvous;
 
 pub use counts::{Counts, Role};
 pub use identity::{Identity, NotTcp, Owner};
 pub use proof::{Clock, Connecting, MAX_WINDOW, SynTime, save_syn};
+pub use rendezvous::{Outcome, REPORTS_PER_MEMBER, Rendezvous, Report, Side, Socket};

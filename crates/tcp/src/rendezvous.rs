@@ -1,0 +1,300 @@
+//! Finding the two ends of a connection among what many kernels report.
+//!
+//! Programs report their sockets, each to its own kernel's daemon, which adds what the kernel says. The host's daemon keeps the
+//! reports here until both ends of a connection have come. Reports of a guest are that guest's claims, and a guest may claim
+//! anything; so may a user who has made a network namespace. Two sockets are joined under these rules only:
+//!
+//! | the two sockets are in | mirrored addresses and |
+//! |---|---|
+//! | one network namespace | nothing more: there they name one connection |
+//! | two namespaces of one kernel | a proof, addresses that mean the same in both, and neither namespace is a user's |
+//! | two kernels | a proof, and addresses that mean the same in both |
+//!
+//! A socket for which two others would do is joined with nobody.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::identity::{Identity, Owner};
+use crate::proof::{Clock, Connecting, SynTime};
+
+/// Reports that are kept for a member. One more pushes the member's oldest out.
+pub const REPORTS_PER_MEMBER: usize = 4096;
+
+/// Reports of one connection that a member may have: a kernel has one in each namespace. One more pushes the oldest of them out.
+const SAME_ADDRESSES: usize = 4;
+
+/// So many wrong proofs between two members within a minute, and they are not joined for ten.
+const WRONG_PROOFS: u32 = 8;
+const MINUTE: Duration = Duration::from_secs(60);
+const DISTRUST: Duration = Duration::from_secs(600);
+
+/// Who made the connection, with what proves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Called `connect`.
+    Connector {
+        /// When.
+        connecting: Connecting,
+        /// The clock of its timestamps, if it has one.
+        clock: Option<Clock>,
+    },
+    /// Accepted it.
+    Acceptor {
+        /// The clock in the SYN, if that was kept.
+        syn: Option<SynTime>,
+    },
+}
+
+/// A socket, as its kernel's daemon reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Whose kernel it is.
+    pub member: u32,
+    /// Which connection.
+    pub identity: Identity,
+    /// Whose network namespace it is in.
+    pub owner: Owner,
+    /// Which end.
+    pub side: Side,
+}
+
+/// A socket's name among all: its member, and its cookie there.
+pub type Socket = (u32, u64);
+
+impl Report {
+    /// The socket.
+    pub fn socket(&self) -> Socket {
+        (self.member, self.identity.cookie)
+    }
+
+    /// What the two sockets have to prove beside mirrored addresses.
+    fn relation(&self, other: &Self) -> Relation {
+        let one_kernel = self.member == other.member;
+        if one_kernel && self.identity.namespace == other.identity.namespace {
+            Relation::Same
+        } else if self.identity.is_within_a_kernel()
+            || (one_kernel && (self.owner == Owner::User || other.owner == Owner::User))
+        {
+            Relation::None
+        } else {
+            Relation::ByProof
+        }
+    }
+
+    /// Whether one of the two has sent the SYN that the other has received. `None`: one of them has nothing to show.
+    fn proves(&self, other: &Self) -> Option<bool> {
+        match (self.side, other.side) {
+            (Side::Connector { connecting, clock: Some(clock) }, Side::Acceptor { syn: Some(syn) })
+            | (Side::Acceptor { syn: Some(syn) }, Side::Connector { connecting, clock: Some(clock) }) => {
+                Some(clock.proves(connecting, syn))
+            }
+            _ => None,
+        }
+    }
+
+    fn are_both_ends(&self, other: &Self) -> bool {
+        matches!(self.side, Side::Connector { .. }) != matches!(other.side, Side::Connector { .. })
+            && self.identity.mirrors(&other.identity)
+            && self.socket() != other.socket()
+    }
+}
+
+#[derive(PartialEq)]
+enum Relation {
+    /// One namespace.
+    Same,
+    ByProof,
+    /// Never.
+    None,
+}
+
+/// The reports whose other end has not come. `T` is what the caller remembers with each.
+#[derive(Debug)]
+pub struct Rendezvous<T> {
+    reports: HashMap<Socket, Entry<T>>,
+    /// By local and remote address, oldest first.
+    addresses: HashMap<(SocketAddr, SocketAddr), Vec<Socket>>,
+    /// By member, in the order in which they came.
+    order: BTreeMap<(u32, u64), Socket>,
+    counts: HashMap<u32, usize>,
+    next: u64,
+    suspicions: HashMap<(u32, u32), Suspicion>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    report: Report,
+    number: u64,
+    what: T,
+}
+
+#[derive(Debug)]
+struct Suspicion {
+    since: Duration,
+    wrong: u32,
+    /// Until then the two are not joined.
+    until: Duration,
+}
+
+/// What came of a report.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// The other end has not come; others may have been pushed out.
+    Waits {
+        /// What was remembered with those that will not be joined any more.
+        dropped: Vec<T>,
+    },
+    /// The two ends of a connection, this report's first. Both are forgotten.
+    Joined(T, T),
+    /// More than one socket would do. All of them are forgotten, and not to be joined.
+    Ambiguous(Vec<T>),
+}
+
+impl<T> Default for Rendezvous<T> {
+    fn default() -> Self {
+        Self {
+            reports: HashMap::new(),
+            addresses: HashMap::new(),
+            order: BTreeMap::new(),
+            counts: HashMap::new(),
+            next: 0,
+            suspicions: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Rendezvous<T> {
+    /// Reports that wait.
+    pub fn len(&self) -> usize {
+        self.reports.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.reports.is_empty()
+    }
+
+    /// A report has come at `now`, a time that only grows. An earlier one of the same socket is replaced. The work is bounded by
+    /// the number of members.
+    pub fn report(&mut self, now: Duration, report: Report, what: T) -> Outcome<T> {
+        let mut dropped: Vec<T> = self.withdraw(report.socket()).into_iter().collect();
+        let others = self.counterparts(now, &report);
+        if let [other] = others[..] {
+            let entry = &self.reports[&other];
+            // Nobody else is there for the other one: it would have been joined, or forgotten, when it came.
+            debug_assert!(entry.report.are_both_ends(&report));
+            if let Some(theirs) = self.withdraw(other) {
+                return Outcome::Joined(what, theirs);
+            }
+        }
+        if !others.is_empty() {
+            let mut all = vec![what];
+            all.extend(others.into_iter().filter_map(|socket| self.withdraw(socket)));
+            return Outcome::Ambiguous(all);
+        }
+        dropped.extend(self.make_room(&report));
+        self.insert(report, what);
+        Outcome::Waits { dropped }
+    }
+
+    /// Forgets a socket; returns what was remembered with it.
+    pub fn withdraw(&mut self, socket: Socket) -> Option<T> {
+        let Entry { report, number, what } = self.reports.remove(&socket)?;
+        self.order.remove(&(report.member, number));
+        let key = (report.identity.local, report.identity.remote);
+        if let Some(sockets) = self.addresses.get_mut(&key) {
+            sockets.retain(|other| *other != socket);
+            if sockets.is_empty() {
+                self.addresses.remove(&key);
+            }
+        }
+        if let Some(count) = self.counts.get_mut(&report.member) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&report.member);
+            }
+        }
+        Some(what)
+    }
+
+    /// Forgets all of a member, whose kernel has gone.
+    pub fn withdraw_member(&mut self, member: u32) -> Vec<T> {
+        let sockets: Vec<_> = self.order.range((member, 0)..=(member, u64::MAX)).map(|(_, s)| *s).collect();
+        self.suspicions.retain(|(one, other), _| *one != member && *other != member);
+        sockets.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
+    }
+
+    /// Those that may be the other end.
+    fn counterparts(&mut self, now: Duration, report: &Report) -> Vec<Socket> {
+        let key = (report.identity.remote, report.identity.local);
+        let mut found = Vec::new();
+        for socket in self.addresses.get(&key).into_iter().flatten() {
+            let other = &self.reports[socket].report;
+            if !report.are_both_ends(other) {
+                continue;
+            }
+            let joins = match report.relation(other) {
+                Relation::Same => true,
+                Relation::None => false,
+                Relation::ByProof => {
+                    let pair = (report.member.min(other.member), report.member.max(other.member));
+                    let trusted = self.suspicions.get(&pair).is_none_or(|s| now >= s.until);
+                    match report.proves(other) {
+                        Some(true) => trusted,
+                        Some(false) => {
+                            suspect(&mut self.suspicions, pair, now);
+                            false
+                        }
+                        None => false,
+                    }
+                }
+            };
+            if joins {
+                found.push(*socket);
+            }
+        }
+        found
+    }
+
+    /// Pushes out what is too much with one more.
+    fn make_room(&mut self, report: &Report) -> Vec<T> {
+        let key = (report.identity.local, report.identity.remote);
+        let same = self.addresses.get(&key).into_iter().flatten();
+        let same: Vec<_> = same.copied().filter(|(member, _)| *member == report.member).collect();
+        let mut victims = Vec::new();
+        if same.len() >= SAME_ADDRESSES {
+            victims.push(same[0]);
+        } else if self.counts.get(&report.member).is_some_and(|count| *count >= REPORTS_PER_MEMBER) {
+            let mut own = self.order.range((report.member, 0)..=(report.member, u64::MAX));
+            victims.extend(own.next().map(|(_, socket)| *socket));
+        }
+        victims.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
+    }
+
+    fn insert(&mut self, report: Report, what: T) {
+        let (socket, number) = (report.socket(), self.next);
+        self.next += 1;
+        self.order.insert((report.member, number), socket);
+        self.addresses.entry((report.identity.local, report.identity.remote)).or_default().push(socket);
+        *self.counts.entry(report.member).or_default() += 1;
+        self.reports.insert(socket, Entry { report, number, what });
+    }
+}
+
+/// Counts a wrong proof between two members. Neither can keep a third one from being believed.
+fn suspect(suspicions: &mut HashMap<(u32, u32), Suspicion>, pair: (u32, u32), now: Duration) {
+    let suspicion =
+        suspicions.entry(pair).or_insert(Suspicion { since: now, wrong: 0, until: Duration::ZERO });
+    if now.saturating_sub(suspicion.since) > MINUTE {
+        (suspicion.since, suspicion.wrong) = (now, 0);
+    }
+    suspicion.wrong += 1;
+    if suspicion.wrong >= WRONG_PROOFS {
+        suspicion.until = now + DISTRUST;
+    }
+}
+
+#[cfg(test)]
+mod tests;
