@@ -1,6 +1,6 @@
 //! Statistics as Prometheus' text exposition format, version 0.0.4.
 
-use crate::{Latency, OperationStat, QueueStat, Stat, ThreadStat};
+use crate::{DiskStat, Latency, OperationStat, QueueStat, Stat, ThreadStat};
 use std::fmt::Write;
 
 /// Bounds of the buckets that are shown: 2^8 ns (256 ns) to 2^34 ns (17 s), each twice the one before. They coincide with
@@ -66,16 +66,23 @@ fn about(text: &mut String, stats: &[Stat]) {
             put!(text, "{name}{{volume={}}} {}", quoted(&s.volume), value(s));
         }
     }
-    family(text, "ginnel_volume_disk_size_bytes", "gauge", "Size of a disk.");
-    for s in stats {
-        for disk in &s.disks {
-            put!(
-                text,
-                "ginnel_volume_disk_size_bytes{{volume={},disk=\"{}\"}} {}",
-                quoted(&s.volume),
-                disk.disk,
-                disk.size
-            );
+    disks(text, stats);
+}
+
+fn disks(text: &mut String, stats: &[Stat]) {
+    type Gauge = (&'static str, &'static str, fn(&DiskStat) -> u64);
+    let gauges: [Gauge; 2] = [
+        ("ginnel_volume_disk_size_bytes", "Size of a disk.", |d| d.size),
+        ("ginnel_volume_disk_lost_writes", "Whether accepted writes are lost and flushes fail.", |d| {
+            d.lost_writes.into()
+        }),
+    ];
+    for (name, help, value) in gauges {
+        family(text, name, "gauge", help);
+        for s in stats {
+            for d in &s.disks {
+                put!(text, "{name}{{volume={},disk=\"{}\"}} {}", quoted(&s.volume), d.disk, value(d));
+            }
         }
     }
 }
@@ -176,10 +183,17 @@ mod tests {
             latency: Latency::of(vec![(255, 1), (1023, 1), (1 << 40, 1)], 2_000, 1 << 39),
         };
         let queue = QueueStat { queue: 1, kicks: 7, ..Default::default() };
-        let stat =
-            Stat { volume: "a\"b".into(), queues: vec![queue], operations: vec![read], ..Default::default() };
+        let disk = DiskStat { disk: 2, lost_writes: true, ..Default::default() };
+        let stat = Stat {
+            volume: "a\"b".into(),
+            disks: vec![disk],
+            queues: vec![queue],
+            operations: vec![read],
+            ..Default::default()
+        };
         let text = prometheus(&[stat]);
         for line in [
+            r#"ginnel_volume_disk_lost_writes{volume="a\"b",disk="2"} 1"#,
             r#"ginnel_volume_queue_kicks_total{volume="a\"b",queue="1"} 7"#,
             r#"ginnel_volume_requests_total{volume="a\"b",operation="read"} 3"#,
             r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="0.000000256"} 1"#,

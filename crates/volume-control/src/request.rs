@@ -27,6 +27,12 @@ pub enum Request {
         /// Its size from now on. Without: what the file or device has become.
         size: Option<Bytes>,
     },
+    /// Accepts that a disk has lost writes: it may say again that something is durable.
+    ResetErrors {
+        /// Its LUN; 0 for vhost-user-blk.
+        #[serde(default)]
+        disk: u32,
+    },
     /// The state of each queue, for a guest that is stuck.
     Dump,
 }
@@ -41,6 +47,8 @@ pub enum Answer {
     Limits(Limits),
     /// To [`Request::Resize`]: the size from now on, in bytes.
     Size(u64),
+    /// To [`Request::ResetErrors`]: whether there was something to accept.
+    Reset(bool),
     /// To [`Request::Dump`].
     Dump(Dump),
     /// It was not done: what is wrong and what helps, on one line.
@@ -60,6 +68,7 @@ mod tests {
                 r#"{"op":"limit","iops":500}"#,
             ),
             (Request::Resize { disk: 1, size: Some(Bytes(4096)) }, r#"{"op":"resize","disk":1,"size":4096}"#),
+            (Request::ResetErrors { disk: 1 }, r#"{"op":"reset-errors","disk":1}"#),
             (Request::Dump, r#"{"op":"dump"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);

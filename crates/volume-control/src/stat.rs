@@ -74,6 +74,8 @@ pub struct DiskStat {
     pub direct: bool,
     /// Whether writes may wait for a flush in a volatile cache; the guest can turn that off.
     pub write_back: bool,
+    /// Whether writes that had been accepted are lost, so that no flush succeeds until an operator has reset that.
+    pub lost_writes: bool,
 }
 
 /// A thread of a volume.

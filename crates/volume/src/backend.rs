@@ -79,6 +79,16 @@ impl Op {
         }
     }
 
+    /// Whether it must survive a power cut, or makes what was done before survive one.
+    #[inline]
+    pub fn is_durable(self) -> bool {
+        match self {
+            Self::Write { through, .. } | Self::WriteZeroes { through, .. } => through,
+            Self::Flush => true,
+            Self::Read { .. } | Self::Discard { .. } => false,
+        }
+    }
+
     /// Where on the disk it begins.
     pub fn at(self) -> u64 {
         match self {
@@ -103,6 +113,19 @@ pub enum Failure {
     /// The system says so.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Errno(i32),
+    /// What had been accepted earlier did not become durable, and may be gone.
+    #[error("{}: earlier writes did not become durable", io::Error::from_raw_os_error(*.0))]
+    Lost(i32),
+    /// So it was earlier, and nobody has acknowledged that.
+    #[error("earlier writes are lost, and `ginnel volume reset-errors` was not called since")]
+    LostEarlier,
+}
+
+impl Failure {
+    /// Of what should have made earlier writes durable.
+    fn lost(error: io::Error) -> Self {
+        Self::Lost(error.raw_os_error().unwrap_or(libc::EIO))
+    }
 }
 
 /// Where the bytes of one disk lie, for all threads.
@@ -119,8 +142,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Opens what a disk's configuration names. Returns its size too.
-    pub fn open(disk: &config::Disk) -> Result<(Self, u64), ImageError> {
+    /// Opens what a disk's configuration names, for so many workers. Returns its size too.
+    pub fn open(disk: &config::Disk, workers: usize) -> Result<(Self, u64), ImageError> {
         Ok(match disk.backend {
             BackendKind::Ram => {
                 let bytes = disk.size.unwrap_or(0);
@@ -128,15 +151,16 @@ impl Backend {
             }
             BackendKind::Null => (Self::Null, disk.size.unwrap_or(0)),
             BackendKind::File => {
-                let image = Image::open(disk)?;
+                let image = Image::open(disk, workers)?;
                 let bytes = disk.size.unwrap_or(image.bytes()?);
                 (Self::File(Arc::new(image)), bytes)
             }
             BackendKind::Volatile => {
                 // Its copies are in memory of its own, wherever that lies.
-                let image = Image::open(&config::Disk { direct: config::Direct::Off, ..disk.clone() })?;
+                let cached = config::Disk { direct: config::Direct::Off, ..disk.clone() };
+                let image = Image::open(&cached, workers)?;
                 let bytes = disk.size.unwrap_or(image.bytes()?);
-                (Self::Volatile(Arc::new(Volatile::new(image))), bytes)
+                (Self::Volatile(Arc::new(Volatile::new(image, workers))), bytes)
             }
         })
     }
@@ -157,11 +181,21 @@ impl Backend {
         }
     }
 
-    /// Makes all durable that has been written. Blocks for as long as the disk takes.
-    pub fn sync(&self) -> io::Result<()> {
+    /// Makes all durable that has been written, on behalf of no worker. Blocks for as long as the disk takes.
+    pub fn sync(&self) -> Result<(), Failure> {
         match self {
-            Self::File(image) => image.file().sync_data(),
-            Self::Volatile(volatile) => volatile.flush(),
+            Self::File(image) => image.file().sync_data().map_err(Failure::lost),
+            Self::Volatile(volatile) => volatile.sync(),
+            Self::Ram(_) | Self::Null => Ok(()),
+        }
+    }
+
+    /// Takes away the reports of data that was lost up to now from all workers. An error says that the disk fails still. Blocks
+    /// for as long as the disk takes.
+    pub fn take_errors(&self) -> io::Result<()> {
+        match self {
+            Self::File(image) => image.take_errors(),
+            Self::Volatile(volatile) => volatile.take_errors(),
             Self::Ram(_) | Self::Null => Ok(()),
         }
     }
@@ -178,14 +212,15 @@ impl Backend {
 
 /// A worker's way to all disks. Belongs to one thread from [`Stores::enable`] on.
 pub struct Stores {
+    worker: usize,
     disks: Vec<Backend>,
     uring: Option<Uring>,
 }
 
 impl Stores {
-    /// Makes the rings that the disks need; in the sandbox there is no way to make any. Nothing can be started before
-    /// [`Stores::enable`].
-    pub fn new(disks: &[Backend]) -> io::Result<Self> {
+    /// Makes the rings that the disks need for the worker of that number; in the sandbox there is no way to make any. Nothing
+    /// can be started before [`Stores::enable`].
+    pub fn new(disks: &[Backend], worker: usize) -> io::Result<Self> {
         let files: Vec<_> = disks
             .iter()
             .map(|disk| match disk {
@@ -194,10 +229,10 @@ impl Stores {
             })
             .collect();
         let uring = match files.iter().any(Option::is_some) {
-            true => Some(Uring::new(files)?),
+            true => Some(Uring::new(files, worker)?),
             false => None,
         };
-        Ok(Self { disks: disks.to_vec(), uring })
+        Ok(Self { worker, disks: disks.to_vec(), uring })
     }
 
     /// Puts the rings into force, for the calling thread: only that may use them.
@@ -219,7 +254,7 @@ impl Stores {
         match self.disks.get(usize::from(disk))? {
             Backend::Null => Some(Ok(())),
             Backend::Ram(disk) => Some(ram::perform(disk, op, data, memory)),
-            Backend::Volatile(disk) => Some(disk.perform(op, data, memory)),
+            Backend::Volatile(disk) => Some(disk.perform(self.worker, op, data, memory)),
             Backend::File(_) => {
                 let uring = self.uring.as_mut()?;
                 uring.start(id, disk, op, data, memory);

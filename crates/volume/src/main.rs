@@ -58,7 +58,11 @@ fn run(config: Config, check: bool) -> Result<()> {
         return Ok(());
     }
     start_log(&config);
-    let opened: Vec<_> = config.disks.iter().map(Backend::open).collect::<Result<_, ImageError>>()?;
+    let opened: Vec<_> = config
+        .disks
+        .iter()
+        .map(|disk| Backend::open(disk, config.threads))
+        .collect::<Result<_, ImageError>>()?;
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let patience = if sockets::is_left(&config.socket) { KILLED } else { PREDECESSOR };
     let ownership = Ownership::new(disks, patience)?;
@@ -74,7 +78,8 @@ fn run(config: Config, check: bool) -> Result<()> {
     sandbox::leave_root(identity, config.sandbox)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
-    let stores = (0..config.threads).map(|_| Stores::new(&backends)).collect::<Result<_, _>>()?;
+    let stores =
+        (0..config.threads).map(|worker| Stores::new(&backends, worker)).collect::<Result<_, _>>()?;
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());

@@ -19,7 +19,7 @@ use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::backend::{Backend, Stores};
+use crate::backend::{Backend, Failure, Stores};
 use crate::device::Device;
 use crate::device::blk::Blk;
 use crate::device::scsi::Scsi;
@@ -386,10 +386,7 @@ impl Queues for Workers<'_> {
     }
 
     fn sync(&mut self) -> Result<(), String> {
-        for (disk, backend) in self.0.backends.iter().enumerate() {
-            backend.sync().map_err(|error| format!("disk {disk}: its cache cannot be flushed: {error}"))?;
-        }
-        Ok(())
+        self.0.sync()
     }
 
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {
@@ -410,6 +407,21 @@ impl Shared {
             if self.config.disks[index].size.is_none() {
                 self.take_size(index, self.backends[index].resize(None, self.disks[index].bytes())?);
             }
+        }
+        Ok(())
+    }
+
+    /// Makes all durable that was acknowledged. Blocks for as long as the disks take.
+    fn sync(&self) -> Result<(), String> {
+        for (number, (disk, backend)) in self.disks.iter().zip(&self.backends).enumerate() {
+            let done = match backend.sync() {
+                Ok(()) if disk.has_lost() => Err(Failure::LostEarlier),
+                other => other,
+            };
+            if let Err(Failure::Lost(_)) = done {
+                disk.lose();
+            }
+            done.map_err(|error| format!("disk {number}: its cache cannot be flushed: {error}"))?;
         }
         Ok(())
     }

@@ -27,6 +27,7 @@ use tracing::{error, warn};
 
 use crate::backend::{Failure, Op, Stores};
 use crate::device::{Begin, Device};
+use crate::disk::Disk;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
 use mail::Inbox;
@@ -75,6 +76,7 @@ pub struct Plan {
 /// A worker on its thread.
 pub(crate) struct Worker {
     device: Arc<dyn Device>,
+    disks: Vec<Arc<Disk>>,
     // Dropped before the queues, whose memory the kernel may still use.
     stores: Stores,
     queues: Vec<Queue>,
@@ -112,9 +114,11 @@ impl Worker {
     fn new(plan: Plan, inbox: Inbox) -> io::Result<Self> {
         plan.stores.enable()?;
         let sleep = Sleep::new(inbox.fd(), plan.stores.fd())?;
+        let disks = plan.device.disks();
         Ok(Self {
-            complaints: vec![Complaint::default(); plan.device.disks().len()],
+            complaints: vec![Complaint::default(); disks.len()],
             device: plan.device,
+            disks,
             stores: plan.stores,
             queues: Vec::new(),
             next: 0,
@@ -362,6 +366,7 @@ impl Worker {
         let Some(ticket) = place.ticket.take() else { return };
         let (at, serial, disk, op) = (place.queue, place.serial, place.disk, place.op);
         let (bytes, began, counted) = (place.bytes(), place.began, place.counted);
+        let result = if op.is_durable() { self.judge(disk, began, result) } else { result };
         if let Err(failure) = result {
             self.complain(disk, op.word(), op.at(), bytes, failure);
         }
@@ -390,6 +395,19 @@ impl Worker {
         queue.slots -= 1;
         queue.give_back(ticket, written);
         self.slots.release(slot);
+    }
+
+    /// What is said of an operation that was to make something durable.
+    fn judge(&self, disk: u16, began: u64, result: Result<(), Failure>) -> Result<(), Failure> {
+        let Some(state) = self.disks.get(usize::from(disk)) else { return result };
+        match result {
+            Err(Failure::Lost(_)) => {
+                state.lose();
+                result
+            }
+            Ok(()) if !state.makes_durable(began) => Err(Failure::LostEarlier),
+            _ => result,
+        }
     }
 
     /// One line for the first failure, then one now and then that says how many there were.

@@ -53,11 +53,12 @@ fn serve(text: &str) {
     let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
     let spec = Spec::parse(&text, Path::new("test")).unwrap();
     let config = spec.check("v", &places, "test").unwrap();
-    let opened: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk).unwrap()).collect();
+    let opened: Vec<_> =
+        config.disks.iter().map(|disk| Backend::open(disk, config.threads).unwrap()).collect();
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let ownership = Ownership::new(disks, Duration::ZERO).unwrap();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
-    let stores = (0..config.threads).map(|_| Stores::new(&backends).unwrap()).collect();
+    let stores = (0..config.threads).map(|worker| Stores::new(&backends, worker).unwrap()).collect();
     let server = Server::new(config, opened, stores, ownership).unwrap();
     let handler = server.handler();
     let listener = UnixListener::bind(places.socket("v")).unwrap();

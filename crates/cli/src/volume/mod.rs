@@ -36,6 +36,7 @@ enum Command {
     Stat(StatArgs),
     Limit(LimitArgs),
     Resize(Resize),
+    ResetErrors(ResetErrors),
     Dump(dump::Args),
 }
 
@@ -100,6 +101,19 @@ struct Resize {
     disk: u32,
 }
 
+/// Accepts that a disk has lost writes, so that flushes succeed again.
+///
+/// A disk that could not write back what it had accepted fails all flushes from then on. Look first at what the guest has lost:
+/// it cannot find out later. Waits until the disk has written what it can.
+#[derive(clap::Args)]
+struct ResetErrors {
+    /// The volume.
+    volume: String,
+    /// The disk: its LUN.
+    #[arg(long, default_value_t = 0, value_name = "LUN")]
+    disk: u32,
+}
+
 pub fn run(args: Args) -> Result<()> {
     let mut places = Places::default();
     places.sockets = args.sockets.unwrap_or(places.sockets);
@@ -110,6 +124,7 @@ pub fn run(args: Args) -> Result<()> {
         Command::Stat(args) => stat(&places, &args),
         Command::Limit(args) => limit(&places, &args),
         Command::Resize(args) => resize(&places, &args),
+        Command::ResetErrors(args) => reset_errors(&places, &args),
         Command::Dump(args) => dump::run(&places, &args),
     }
 }
@@ -313,6 +328,16 @@ fn resize(places: &Places, args: &Resize) -> Result<()> {
         )),
         _ => bail!("the volume answers something else: use the `ginnel` of its version"),
     }
+}
+
+fn reset_errors(places: &Places, args: &ResetErrors) -> Result<()> {
+    let request = Request::ResetErrors { disk: args.disk };
+    let what = match connect(places, &args.volume)?.ask(&request).context("errors not reset")? {
+        Answer::Reset(true) => "lost writes are accepted",
+        Answer::Reset(false) => "no writes were lost",
+        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+    };
+    output::line(format!("volume {}, disk {}: {what}", args.volume, args.disk))
 }
 
 #[cfg(test)]

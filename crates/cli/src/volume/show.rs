@@ -54,6 +54,7 @@ fn disks(stat: &Stat) -> Table {
             if disk.read_only { "read" } else { "write" }.into(),
             match disk.write_back {
                 _ if disk.read_only => "-",
+                _ if disk.lost_writes => "LOST",
                 true => "back",
                 false => "through",
             }

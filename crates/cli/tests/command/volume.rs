@@ -157,6 +157,8 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
     assert_eq!(volumes.stat("web").disks[0].size, 128 << 20);
     assert_eq!(fs::metadata(volumes.path("image")).unwrap().len(), 128 << 20);
     assert!(volumes.expect(1, "volume resize web 128M --disk 7").1.contains("not resized"));
+    assert!(volumes.good("volume reset-errors web").contains("no writes were lost"));
+    assert!(volumes.expect(1, "volume reset-errors web --disk 7").1.contains("no disk 7"));
 
     volumes.running[0].kill().unwrap();
     assert_eq!(volumes.running[0].wait().unwrap().signal(), Some(9));

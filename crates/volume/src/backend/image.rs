@@ -2,9 +2,9 @@
 #![allow(unsafe_code)] // statx with STATX_DIOALIGN, which no safe crate tells yet.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ginnel_volume_control::config::{self, Direct};
@@ -35,9 +35,13 @@ pub enum ImageError {
 }
 
 /// An open image.
+///
+/// It is opened once for each worker, and once more. Linux reports data that it could not write back once to each open file
+/// description; if workers shared one, the first that asked would take the report away from the others.
 #[derive(Debug)]
 pub struct Image {
-    file: File,
+    /// The first one carries the lock, and is no worker's.
+    files: Vec<File>,
     path: PathBuf,
     direct: bool,
     iopoll: bool,
@@ -47,8 +51,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens the image of a disk. A file that is not there, and has a size, is made, sparse.
-    pub fn open(disk: &config::Disk) -> Result<Self, ImageError> {
+    /// Opens the image of a disk for so many workers. A file that is not there, and has a size, is made, sparse.
+    pub fn open(disk: &config::Disk, workers: usize) -> Result<Self, ImageError> {
         let path = disk.path.clone().unwrap_or_default();
         let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
         let open = |flags: i32| {
@@ -81,12 +85,14 @@ impl Image {
             };
             error(format!("cannot be opened: {e}"), fix)
         })?;
-        let kind = file.metadata().map_err(|e| error(e.to_string(), "look at the path"))?.file_type();
+        let identity = |file: &File| file.metadata().map_err(|e| error(e.to_string(), "look at the path"));
+        let opened = identity(&file)?;
+        let kind = opened.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(error("is neither a file nor a block device".to_owned(), "name one of them"));
         }
         let mut image = Self {
-            file,
+            files: vec![file],
             path: path.clone(),
             direct,
             iopoll: disk.iopoll,
@@ -94,7 +100,7 @@ impl Image {
             is_file: kind.is_file(),
         };
         if direct {
-            image.align = dio_align(&image.file).unwrap_or((4096, 4096));
+            image.align = dio_align(image.file()).unwrap_or((4096, 4096));
             if image.align.1 > disk.sector as usize {
                 let sectors = image.align.1;
                 if disk.direct == Direct::On {
@@ -104,12 +110,22 @@ impl Image {
                     );
                     return Err(error(what, "write sector = 4096, or direct = \"off\""));
                 }
-                image.file = open(0).map_err(|e| error(e.to_string(), "look at the path"))?;
+                image.files[0] = open(0).map_err(|e| error(e.to_string(), "look at the path"))?;
                 image.direct = false;
             }
         }
         if !image.direct && disk.direct == Direct::Auto {
             info!(image = %path.display(), "no direct I/O here: through the page cache");
+        }
+        for _ in 0..workers {
+            let again = open(if image.direct { libc::O_DIRECT } else { 0 })
+                .map_err(|e| error(format!("cannot be opened once more: {e}"), "look at the path"))?;
+            let other = identity(&again)?;
+            if (other.dev(), other.ino()) != (opened.dev(), opened.ino()) {
+                let what = "was replaced by another file while it was opened".to_owned();
+                return Err(error(what, "start the volume again"));
+            }
+            image.files.push(again);
         }
         if let Some(bytes) = disk.size
             && !disk.read_only
@@ -126,14 +142,14 @@ impl Image {
     /// As it is now.
     pub fn bytes(&self) -> Result<u64, ImageError> {
         // Also right for block devices.
-        let end = (&self.file).seek(SeekFrom::End(0));
+        let end = self.file().seek(SeekFrom::End(0));
         end.map_err(|e| self.error(format!("has no size: {e}"), "look at the device"))
     }
 
     /// Makes a file at least that long. Never cuts it.
     fn grow(&self, bytes: u64) -> Result<(), ImageError> {
         if self.is_file && self.bytes()? < bytes {
-            self.file.set_len(bytes).map_err(|e| {
+            self.file().set_len(bytes).map_err(|e| {
                 self.error(format!("cannot grow to {bytes} bytes: {e}"), "see what limits it")
             })?;
         }
@@ -156,9 +172,24 @@ impl Image {
         &self.path
     }
 
-    /// The open file, for its lock.
+    /// The open file that is no worker's, for its lock.
     pub fn file(&self) -> &File {
-        &self.file
+        &self.files[0]
+    }
+
+    /// The open file of a worker.
+    pub(super) fn file_of(&self, worker: usize) -> &File {
+        &self.files[1 + worker]
+    }
+
+    /// Makes durable what can be, and takes the kernel's reports of what cannot away from all workers. An error says that the
+    /// image fails still. Blocks for as long as the disk takes.
+    pub fn take_errors(&self) -> io::Result<()> {
+        for file in &self.files {
+            // An old failure is reported now, and a lasting one again below.
+            let _ = file.sync_data();
+        }
+        self.files.iter().try_for_each(File::sync_data)
     }
 
     /// Whether the page cache is bypassed.
@@ -184,12 +215,6 @@ impl Image {
 
     fn error(&self, what: String, fix: &'static str) -> ImageError {
         ImageError::Image { path: self.path.clone(), what, fix }
-    }
-}
-
-impl AsFd for Image {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }
 

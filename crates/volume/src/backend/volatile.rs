@@ -6,13 +6,16 @@
 //!
 //! If there is a file `IMAGE.faults` when it starts, its lines say what fails, from the next request on: operation, first
 //! byte, length, error number. `write 4096 512 28`: there is no space for that sector. A flush fails at `flush 0 0 5`.
+//!
+//! `writeback 4096 512 5` is what a page cache does: writes to that sector are accepted, and lost when they are written back,
+//! by whoever does that. As Linux does it, each worker is told once, by the next flush or durable write of its own that ends
+//! after that.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{Buffer, GuestMemory};
@@ -25,17 +28,39 @@ const BLOCK: u64 = 512;
 /// The disk.
 pub struct Volatile {
     image: Image,
-    cache: Mutex<BTreeMap<u64, [u8; BLOCK as usize]>>,
-    writes: AtomicU32,
+    cache: Mutex<Cache>,
     faults: Option<File>,
 }
 
+struct Cache {
+    blocks: BTreeMap<u64, [u8; BLOCK as usize]>,
+    /// Writes so far.
+    writes: u32,
+    /// Of each worker, and behind them of [`Volatile::sync`], the error of a write-back that it was not told of.
+    untold: Vec<Option<i32>>,
+}
+
+/// A line of `IMAGE.faults`.
+struct Fault {
+    word: String,
+    from: u64,
+    len: u64,
+    errno: i32,
+}
+
+impl Fault {
+    fn meets(&self, word: &str, from: u64, len: u64) -> bool {
+        self.word == word && self.from < from + len && from < self.from + self.len
+    }
+}
+
 impl Volatile {
-    /// With an empty cache.
-    pub fn new(image: Image) -> Self {
+    /// With an empty cache, for so many workers.
+    pub fn new(image: Image, workers: usize) -> Self {
         let mut faults = image.path().as_os_str().to_owned();
         faults.push(".faults");
-        Self { image, cache: Mutex::default(), writes: AtomicU32::new(0), faults: File::open(faults).ok() }
+        let cache = Cache { blocks: BTreeMap::new(), writes: 0, untold: vec![None; workers + 1] };
+        Self { image, cache: Mutex::new(cache), faults: File::open(faults).ok() }
     }
 
     /// The file behind.
@@ -43,87 +68,139 @@ impl Volatile {
         &self.image
     }
 
+    /// As [`Backend::sync`](super::Backend::sync).
+    pub fn sync(&self) -> Result<(), Failure> {
+        let nobody = self.cache().untold.len() - 1;
+        self.flush(nobody)
+    }
+
+    /// As [`Image::take_errors`].
+    pub fn take_errors(&self) -> io::Result<()> {
+        let faults = self.faults();
+        let mut cache = self.cache();
+        self.write_back(&mut cache, &faults)?;
+        cache.untold.fill(None);
+        match self.flush_fault(&faults) {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => self.image.file().sync_data(),
+        }
+    }
+
     pub(super) fn perform(
         &self,
+        worker: usize,
         op: Op,
         data: &[Buffer],
         memory: &GuestMemory<Mapping>,
     ) -> Result<(), Failure> {
-        let failed = |e: io::Error| Failure::Errno(e.raw_os_error().unwrap_or(libc::EIO));
-        let len = data.iter().map(|buffer| u64::from(buffer.len)).sum();
-        if let Some(errno) = self.fault(op, len) {
-            return Err(Failure::Errno(errno));
+        let len = op.span().unwrap_or_else(|| data.iter().map(|buffer| u64::from(buffer.len)).sum());
+        let faults = self.faults();
+        if let Some(fault) = faults.iter().find(|fault| fault.meets(op.word(), op.at(), len)) {
+            return Err(Failure::Errno(fault.errno));
         }
+        let failed = |e: io::Error| Failure::Errno(e.raw_os_error().unwrap_or(libc::EIO));
         match op {
             Op::Read { at } => {
-                let mut bytes = vec![0; data.iter().map(|b| b.len as usize).sum()];
+                let mut bytes = vec![0; len as usize];
                 self.read(at, &mut bytes).map_err(failed)?;
                 memory.write(data, 0, &bytes);
-                Ok(())
             }
             Op::Write { at, through } => {
-                let mut bytes = vec![0; data.iter().map(|b| b.len as usize).sum()];
+                let mut bytes = vec![0; len as usize];
                 memory.read(data, 0, &mut bytes);
-                self.write(at, &bytes, through).map_err(failed)
+                self.write(at, &bytes, through, &faults).map_err(failed)?;
             }
-            Op::Flush => self.flush().map_err(failed),
             Op::WriteZeroes { at, len, through, .. } => {
-                self.write(at, &vec![0; len as usize], through).map_err(failed)
+                self.write(at, &vec![0; len as usize], through, &faults).map_err(failed)?;
             }
+            Op::Flush => return self.flush(worker),
             // Permitted to do nothing.
-            Op::Discard { .. } => Ok(()),
+            Op::Discard { .. } => {}
         }
+        if op.is_durable() { self.report(worker) } else { Ok(()) }
     }
 
-    /// With which error an operation is to fail.
-    fn fault(&self, op: Op, len: u64) -> Option<i32> {
+    fn flush(&self, worker: usize) -> Result<(), Failure> {
+        let faults = self.faults();
+        if let Some(errno) = self.flush_fault(&faults) {
+            return Err(Failure::Lost(errno));
+        }
+        self.write_back(&mut self.cache(), &faults).map_err(Failure::lost)?;
+        self.report(worker)
+    }
+
+    /// Whether all that a worker relies on is on the disk.
+    fn report(&self, worker: usize) -> Result<(), Failure> {
+        self.image.file().sync_data().map_err(Failure::lost)?;
+        self.cache().untold[worker].take().map_or(Ok(()), |errno| Err(Failure::Lost(errno)))
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to fail now.
+    fn faults(&self) -> Vec<Fault> {
         let mut bytes = [0; 4096];
-        let n = self.faults.as_ref()?.read_at(&mut bytes, 0).ok()?;
-        let text = String::from_utf8_lossy(&bytes[..n]);
-        text.lines().find_map(|line| {
+        let read = self.faults.as_ref().and_then(|file| file.read_at(&mut bytes, 0).ok());
+        let text = String::from_utf8_lossy(&bytes[..read.unwrap_or(0)]);
+        let fault = |line: &str| {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let [word, from, long, errno] = words[..] else { return None };
-            let (from, long): (u64, u64) = (from.parse().ok()?, long.parse().ok()?);
-            let meets = op == Op::Flush || (op.at() < from + long && from < op.at() + len);
-            if word == op.word() && meets { errno.parse().ok() } else { None }
-        })
+            let [word, from, len, errno] = words[..] else { return None };
+            Some(Fault {
+                word: word.to_owned(),
+                from: from.parse().ok()?,
+                len: len.parse().ok()?,
+                errno: errno.parse().ok()?,
+            })
+        };
+        text.lines().filter_map(fault).collect()
+    }
+
+    fn flush_fault(&self, faults: &[Fault]) -> Option<i32> {
+        faults.iter().find(|fault| fault.word == Op::Flush.word()).map(|fault| fault.errno)
     }
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = self.cache();
         self.image.file().read_exact_at(into, at)?;
-        for (block, bytes) in cache.range(at..at + into.len() as u64) {
+        for (block, bytes) in cache.blocks.range(at..at + into.len() as u64) {
             let from = (block - at) as usize;
             into[from..from + bytes.len()].copy_from_slice(bytes);
         }
         Ok(())
     }
 
-    fn write(&self, at: u64, bytes: &[u8], through: bool) -> io::Result<()> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let at_once = through || self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(3);
+    fn write(&self, at: u64, bytes: &[u8], through: bool, faults: &[Fault]) -> io::Result<()> {
+        let mut cache = self.cache();
+        cache.writes = cache.writes.wrapping_add(1);
+        let at_once = through || cache.writes.is_multiple_of(3);
         for (i, block) in bytes.as_chunks::<{ BLOCK as usize }>().0.iter().enumerate() {
             let place = at + i as u64 * BLOCK;
             if at_once {
-                cache.remove(&place);
+                cache.blocks.remove(&place);
+                self.write_block(&mut cache, place, block, faults)?;
             } else {
-                cache.insert(place, *block);
+                cache.blocks.insert(place, *block);
             }
         }
-        if at_once {
-            self.image.file().write_all_at(bytes, at)?;
-        }
-        if through { self.image.file().sync_data() } else { Ok(()) }
+        Ok(())
     }
 
-    /// Empties the cache into the file.
-    pub(super) fn flush(&self) -> io::Result<()> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        for (place, block) in cache.iter() {
-            self.image.file().write_all_at(block, *place)?;
+    /// Empties the cache.
+    fn write_back(&self, cache: &mut Cache, faults: &[Fault]) -> io::Result<()> {
+        for (place, block) in std::mem::take(&mut cache.blocks) {
+            self.write_block(cache, place, &block, faults)?;
         }
-        self.image.file().sync_data()?;
-        cache.clear();
+        Ok(())
+    }
+
+    /// To the file, or nowhere.
+    fn write_block(&self, cache: &mut Cache, place: u64, block: &[u8], faults: &[Fault]) -> io::Result<()> {
+        match faults.iter().find(|fault| fault.meets("writeback", place, BLOCK)) {
+            Some(fault) => cache.untold.fill(Some(fault.errno)),
+            None => self.image.file().write_all_at(block, place)?,
+        }
         Ok(())
     }
 }

@@ -4,10 +4,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use ginnel_volume_control::{Answer, DiskStat, Dump, FrontEnd, QueueState, Request, Stat};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{Server, Shared};
+use crate::backend::Backend;
 use crate::control::Handler;
+use crate::disk::Disk;
 use crate::worker::Order;
 
 impl Server {
@@ -33,16 +35,37 @@ impl Handler for Shared {
                 Ok(bytes) => Answer::Size(bytes),
                 Err(why) => Answer::Error(why),
             },
+            Request::ResetErrors { disk } => match self.reset_errors(disk as usize) {
+                Ok(lost) => Answer::Reset(lost),
+                Err(why) => Answer::Error(why),
+            },
             Request::Dump => Answer::Dump(self.dump()),
         }
     }
 }
 
 impl Shared {
+    /// Says whether there was something to forget.
+    fn reset_errors(&self, index: usize) -> Result<bool, String> {
+        let (disk, backend) = self.disk(index)?;
+        let lost = disk.has_lost();
+        let accept = || backend.take_errors().map_err(|e| format!("the disk fails still: {e}"));
+        disk.forget_losses(accept, || self.started.elapsed().as_nanos() as u64)?;
+        if lost {
+            warn!(disk = index, "an operator has accepted that writes are lost: flushes succeed again");
+        }
+        Ok(lost)
+    }
+
+    fn disk(&self, index: usize) -> Result<(&Disk, &Backend), String> {
+        match (self.disks.get(index), self.backends.get(index)) {
+            (Some(disk), Some(backend)) => Ok((disk, backend)),
+            _ => Err(format!("there is no disk {index}; there are {}", self.disks.len())),
+        }
+    }
+
     fn resize(&self, index: usize, bytes: Option<u64>) -> Result<u64, String> {
-        let (Some(disk), Some(backend)) = (self.disks.get(index), self.backends.get(index)) else {
-            return Err(format!("there is no disk {index}; there are {}", self.disks.len()));
-        };
+        let (disk, backend) = self.disk(index)?;
         if let Some(bytes) = bytes
             && (bytes == 0 || !bytes.is_multiple_of(u64::from(disk.block_size)))
         {
@@ -107,6 +130,7 @@ impl Shared {
                     serial: spec.serial.clone(),
                     direct: backend.image().is_some_and(|image| image.is_direct()),
                     write_back: disk.write_back(),
+                    lost_writes: disk.has_lost(),
                 }
             });
         Stat {

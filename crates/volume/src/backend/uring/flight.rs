@@ -20,6 +20,9 @@ const COPY: usize = 64 << 10;
 /// The most pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
 
+/// Errors of a write that was not begun.
+const REFUSED: [i32; 5] = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::EINVAL, libc::ENOMEM];
+
 /// An operation on its way.
 pub(super) struct Flight {
     pub disk: u16,
@@ -188,19 +191,19 @@ impl Flight {
             (Stage::Write { through }, [one], None) => {
                 opcode::Write::new(file, one.iov_base.cast_const().cast(), one.iov_len as u32)
                     .offset(at)
-                    .rw_flags(flags(through))
+                    .rw_flags(self.dsync(through))
                     .build()
             }
             (Stage::Write { through }, [one], Some(buffer)) => {
                 opcode::WriteFixed::new(file, one.iov_base.cast_const().cast(), one.iov_len as u32, buffer)
                     .offset(at)
-                    .rw_flags(flags(through))
+                    .rw_flags(self.dsync(through))
                     .build()
             }
             (Stage::Write { through }, many, _) => {
                 opcode::Writev::new(file, many.as_ptr(), many.len() as u32)
                     .offset(at)
-                    .rw_flags(flags(through))
+                    .rw_flags(self.dsync(through))
                     .build()
             }
             (Stage::Sync, ..) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
@@ -216,7 +219,7 @@ impl Flight {
                 let len = self.left.min(ZEROS as u64) as usize;
                 let from = zeros.map(|zeros| SharedSlice::new(zeros, 0, len).as_ptr());
                 let from = from.unwrap_or(std::ptr::null_mut());
-                opcode::Write::new(file, from, len as u32).offset(at).rw_flags(flags(through)).build()
+                opcode::Write::new(file, from, len as u32).offset(at).rw_flags(self.dsync(through)).build()
             }
             (Stage::Idle, ..) => return None,
         })
@@ -265,13 +268,13 @@ impl Flight {
                 if self.bounced() {
                     return None;
                 }
-                Some(Ok(()))
+                self.written()
             }
             Stage::ZeroData { .. } => {
                 let moved = moved.min(self.left);
                 (self.at, self.left) = (self.at + moved, self.left - moved);
                 match (moved, self.left) {
-                    (_, 0) => Some(Ok(())),
+                    (_, 0) => self.written(),
                     (0, _) => Some(Err(Failure::Truncated)),
                     _ => None,
                 }
@@ -285,9 +288,34 @@ impl Flight {
         }
     }
 
+    /// All its data is with the kernel.
+    fn written(&mut self) -> Option<Result<(), Failure>> {
+        match self.stage {
+            Stage::Write { through: true } | Stage::ZeroData { through: true } if !self.direct => {
+                self.stage = Stage::Sync;
+                None
+            }
+            _ => Some(Ok(())),
+        }
+    }
+
+    /// Whether a write is to be durable with one call. Through the page cache it takes two, so that it can be told apart whether
+    /// this write has failed, or what others had left there.
+    fn dsync(&self, through: bool) -> i32 {
+        if through && self.direct { libc::RWF_DSYNC } else { 0 }
+    }
+
     fn failed(&mut self, errno: i32) -> Option<Result<(), Failure>> {
         match (errno, self.stage) {
+            // It is not tried again: the kernel tells only once of what it has lost.
+            (_, Stage::Sync) => Some(Err(Failure::Lost(errno))),
             (libc::EINTR | libc::EAGAIN, _) => None,
+            // What failed may have been the flush behind the write.
+            (_, Stage::Write { through: true } | Stage::ZeroData { through: true })
+                if self.direct && !REFUSED.contains(&errno) =>
+            {
+                Some(Err(Failure::Lost(errno)))
+            }
             (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => Some(Ok(())),
             (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { len, then: AfterPunch::Zeros { through } }) => {
                 self.stage = Stage::Zero { len, through };
@@ -355,8 +383,4 @@ impl Bounce {
 
 fn piece(slice: SharedSlice<'_, Mapping>) -> libc::iovec {
     libc::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() }
-}
-
-fn flags(through: bool) -> i32 {
-    if through { libc::RWF_DSYNC } else { 0 }
 }

@@ -19,12 +19,12 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
         iopoll,
         lock: Lock::Off,
     };
-    Arc::new(Image::open(&disk).unwrap())
+    Arc::new(Image::open(&disk, 1).unwrap())
 }
 
 /// For this thread.
 fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Uring> {
-    let uring = Uring::new(files)?;
+    let uring = Uring::new(files, 0)?;
     uring.enable()?;
     Ok(uring)
 }
