@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(600);
 const WEB: &str = "[limits]\nmax_hold = \"600s\"\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 /// Messages; and how many of them a program answers before it executes itself.
 const MESSAGES: u64 = 1000;
-const EACH: u64 = 190;
+const EACH: u64 = 90;
 
 fn options(socket: PathBuf, name: &str) -> AttachOptions {
     AttachOptions { socket, name: Some(name.into()), ..AttachOptions::default() }
@@ -125,11 +125,9 @@ fn execute_itself(options: &AttachOptions) {
     if last == MESSAGES {
         return;
     }
-    // Nobody waits for it in a set of before.
-    if first == 0 {
-        let set = ReadySet::new().unwrap();
-        messages.receiver().register(&set, 1).unwrap();
-    }
+    // Each of the programs has a readiness board for its set, and there are more of them than an endpoint may have boards.
+    let set = ReadySet::new().unwrap();
+    messages.receiver().register(&set, 1).unwrap();
     let token = endpoint.hold(LONG).unwrap();
     let state = format!("{} {} {} {last}", token.reveal(), messages.save(), bytes.save());
     let mut again = Command::new(std::env::current_exe().unwrap());

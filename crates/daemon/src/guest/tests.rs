@@ -406,6 +406,90 @@ fn the_host_is_told_of_processes_and_of_connections_one_by_one() {
     assert_eq!(ends[1], (RelayKind::GONE, 0, child.as_bytes().to_vec()));
 }
 
+#[test]
+#[ignore = "no test: the program of the next one"]
+fn program_that_executes_itself() {
+    use std::os::unix::process::CommandExt;
+    const AGAIN: &str = "GINNEL_TEST_AGAIN";
+    let program = Program(packet::connect_to(std::env::var(SOCKET).unwrap().as_ref()).unwrap());
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
+    program.say(Kind::HELLO, 1, hello.as_bytes());
+    program.hears();
+    if std::env::var_os(AGAIN).is_none() {
+        program.say(Kind::ATTACH, 2, attach("web").as_bytes());
+        program.hears();
+        program.say(Kind::HOLD, 3, wire::Hold { token: [8; 16], millis: 9, reserved: 0 }.as_bytes());
+        program.hears();
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        panic!("{}", again.args(std::env::args().skip(1)).env(AGAIN, "1").exec());
+    }
+    program.say(
+        Kind::ATTACH,
+        4,
+        wire::Attach { endpoint: 4, epoch: 9, token: [8; 16], ..attach("web") }.as_bytes(),
+    );
+    program.hears();
+    program.say(Kind::RESUME, 5, wire::ChannelSide { channel: 7, initiator: 1, reserved: 0 }.as_bytes());
+    // The test kills it.
+    while let Ok(packet) = program.receive() {
+        drop(packet);
+    }
+}
+
+#[test]
+fn a_program_that_executes_itself_adopts_its_endpoint() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    tell_segments(&mut host);
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    program.args(["--ignored", "--exact", "guest::tests::program_that_executes_itself"]);
+    let mut program = program.env(SOCKET, bed.socket()).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let asks = |host: &mut HostLink, expected: Kind| loop {
+        let (kind, client, body) = next_message(host);
+        let header = wire::split(&body).map(|(header, _)| header);
+        match (kind, header) {
+            (RelayKind::DATA, Some(header)) => {
+                assert_eq!(header.kind, expected);
+                return (client, header.request, body);
+            }
+            other => {
+                assert!(matches!(other.0, RelayKind::OPEN | RelayKind::CLOSE | RelayKind::GONE), "{other:?}")
+            }
+        }
+    };
+    let (first, request, _) = asks(&mut host, Kind::ATTACH);
+    host.send(RelayKind::DATA, first, &attached(request)).unwrap();
+    let (_, request, body) = asks(&mut host, Kind::HOLD);
+    let hold: wire::Hold = wire::body(wire::split(&body).unwrap().1).unwrap();
+    assert_eq!((hold.token, hold.millis), ([8; 16], 9));
+    let ok = Header { kind: Kind::OK, flags: 0, request };
+    host.send(RelayKind::DATA, first, ok.as_bytes()).unwrap();
+    // Until it adopts, it may count as gone, because it runs another program; and not any more afterwards.
+    let (second, request, body) = asks(&mut host, Kind::ATTACH);
+    let adopt: wire::Attach = wire::body(wire::split(&body).unwrap().1).unwrap();
+    assert_eq!((adopt.endpoint, adopt.epoch, adopt.token), (4, 9, [8; 16]));
+    assert_ne!(second, first);
+    host.send(RelayKind::DATA, second, &attached(request)).unwrap();
+    let mut rest = Vec::new();
+    loop {
+        let (kind, client, body) = next_message(&mut host);
+        if kind == RelayKind::DATA {
+            assert_eq!((client, wire::split(&body).unwrap().0.kind), (second, Kind::RESUME));
+            program.kill().unwrap();
+            program.wait().unwrap();
+        }
+        let ends = (kind, client) == (RelayKind::CLOSE, second) || kind == RelayKind::GONE;
+        rest.extend(ends.then_some(kind));
+        if rest.len() == 2 {
+            break;
+        }
+        assert!(ends || kind == RelayKind::DATA || (kind, client) == (RelayKind::CLOSE, first), "{kind:?}");
+    }
+    rest.sort_by_key(|kind| kind.0);
+    assert_eq!(rest, [RelayKind::CLOSE, RelayKind::GONE]);
+    assert!(program.try_wait().unwrap().is_some(), "it has gone when it ended, and not before");
+}
+
 /// The host's answer to a request to attach: endpoint 4 of epoch 9.
 fn attached(request: u32) -> Vec<u8> {
     attached_as(4, request)

@@ -388,7 +388,11 @@ impl Books {
             Record::OwnerGone { endpoint, process } => {
                 let endpoint =
                     self.endpoints.get_mut(endpoint).ok_or(Misfit("an unknown endpoint was left"))?;
-                endpoint.owners.remove(process).then_some(()).ok_or(Misfit("an endpoint left by a stranger"))
+                if !endpoint.owners.remove(process) {
+                    return Err(Misfit("an endpoint left by a stranger"));
+                }
+                self.boards.leave(endpoint.number, endpoint.epoch, *process);
+                Ok(())
             }
             Record::Hold { endpoint, token, millis } => self.hold(*endpoint, *token, *millis),
             Record::Adopted { endpoint, token, process } => self.adopted(*endpoint, token, *process),

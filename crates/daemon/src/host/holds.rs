@@ -81,10 +81,11 @@ impl Books {
     }
 
     pub(super) fn adopted(&mut self, endpoint: u32, token: &Hex16, process: Process) -> Result<(), Misfit> {
-        let endpoint = self.endpoints.get_mut(&endpoint);
-        let hold = endpoint.and_then(|endpoint| endpoint.holds.get_mut(token));
-        let hold = hold.filter(|hold| hold.adopter.is_none());
+        let endpoint = self.endpoints.get_mut(&endpoint).ok_or(Misfit("an unknown endpoint was adopted"))?;
+        let hold = endpoint.holds.get_mut(token).filter(|hold| hold.adopter.is_none());
         hold.ok_or(Misfit("an endpoint adopted that nobody held"))?.adopter = Some(process);
+        // It may be the process that has had it before, with another program.
+        self.boards.leave(endpoint.number, endpoint.epoch, process);
         Ok(())
     }
 

@@ -11,8 +11,9 @@ use crate::host::broker::{Broker, Effect, World};
 use crate::host::caller::Caller;
 use crate::host::config::MAX_BOARDS;
 use crate::host::objects::channel::Side;
-use crate::host::record::Text;
+use crate::host::record::{Text, is_false};
 use crate::host::reply::{Refusal, body, broken};
+use crate::pidwatch::Process;
 use ginnel_layout::wire::{self, ErrorCode, Kind};
 use ginnel_layout::{Name, PAGE, board};
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,19 @@ use zerocopy::IntoBytes;
 pub enum Change {
     /// An endpoint has a readiness board.
     Board(Board),
+    /// Another process of the endpoint has a board that the one before has left.
+    BoardTaken {
+        /// The endpoint.
+        endpoint: u32,
+        /// Its epoch.
+        epoch: u32,
+        /// The number of the request by which the board was asked for first.
+        old: u64,
+        /// The number of this request.
+        nonce: u64,
+        /// The process.
+        process: Process,
+    },
 }
 
 /// A readiness board: a page of a segment.
@@ -44,17 +58,27 @@ pub struct Board {
     pub offset: u64,
     /// The endpoint's own number for its request.
     pub nonce: u64,
+    /// The process that waits by way of it. Journals of before this was written do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
+    /// That process waits no more: it owns the endpoint no longer, or has begun again as another program.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_left: bool,
 }
 
 impl Class for Change {
-    const RECORDS: &[&str] = &["board"];
+    const RECORDS: &[&str] = &["board", "board_taken"];
     const REQUESTS: &[Request] = &[Request::write(Kind::BOARD_OPEN, |broker, world, caller, wish| {
         broker.board_open(world, caller, &body(wish)?)
     })];
 
     fn apply(&self, books: &mut Books) -> Result<(), Misfit> {
-        let Self::Board(board) = self;
-        books.board(board)
+        match self {
+            Self::Board(board) => books.board(board),
+            &Self::BoardTaken { endpoint, epoch, old, nonce, process } => {
+                books.boards.take_left((endpoint, epoch), old, nonce, process)
+            }
+        }
     }
 
     fn gives(&self) -> bool {
@@ -92,6 +116,24 @@ impl Boards {
     /// Where the boards of an endpoint lie.
     pub fn of(&self, endpoint: u32, epoch: u32) -> Vec<u64> {
         self.all.get(&(endpoint, epoch)).into_iter().flatten().map(|(_, board)| board.offset).collect()
+    }
+
+    /// A process waits no more by way of the boards of an endpoint that it has asked for.
+    pub fn leave(&mut self, endpoint: u32, epoch: u32, process: Process) {
+        let boards = self.all.get_mut(&(endpoint, epoch)).into_iter().flat_map(BTreeMap::values_mut);
+        boards.filter(|board| board.process == Some(process)).for_each(|board| board.is_left = true);
+    }
+
+    fn take_left(&mut self, key: (u32, u32), old: u64, nonce: u64, process: Process) -> Result<(), Misfit> {
+        let boards = self.all.get_mut(&key).ok_or(Misfit("a board of nobody was taken"))?;
+        if boards.contains_key(&nonce) {
+            return Err(Misfit("two boards of one request"));
+        }
+        let board = boards.get(&old).filter(|board| board.is_left);
+        let board = *board.ok_or(Misfit("a board was taken that somebody has"))?;
+        boards.remove(&old);
+        boards.insert(nonce, Board { nonce, process: Some(process), is_left: false, ..board });
+        Ok(())
     }
 
     /// All of them.
@@ -193,13 +235,22 @@ impl Broker {
     ) -> Result<(), Refusal> {
         let Caller { endpoint: number, epoch, segment, member, uid, .. } = *caller;
         let boards = self.books.boards.all.get(&(number, epoch));
-        let offset = match boards.and_then(|boards| boards.get(&wish.nonce)) {
-            Some(board) => board.offset,
-            None => {
+        let full = boards.filter(|boards| boards.len() >= MAX_BOARDS);
+        // Peers may still write to it, which costs its next process needless looks.
+        let left = full.and_then(|boards| boards.values().find(|board| board.is_left)).copied();
+        let (nonce, process) = (wish.nonce, caller.sender);
+        let offset = match (boards.and_then(|boards| boards.get(&nonce)), left) {
+            (Some(board), _) => board.offset,
+            (None, Some(Board { nonce: old, offset, .. })) => {
+                self.effect(Effect::NewBoard { segment, offset });
+                self.record(Change::BoardTaken { endpoint: number, epoch, old, nonce, process })?;
+                offset
+            }
+            (None, None) => {
                 if world.is_broken(&segment) {
                     return Err(broken(&segment));
                 }
-                if boards.is_some_and(|boards| boards.len() >= MAX_BOARDS) {
+                if full.is_some() {
                     let text = format!(
                         "endpoint {number} has {MAX_BOARDS} readiness boards, which is the limit: wait for fewer rings, or \
                          attach again"
@@ -226,7 +277,6 @@ impl Broker {
                 };
                 self.effect(Effect::NewBoard { segment, offset });
                 let segment = Text(segment);
-                let nonce = wish.nonce;
                 self.record(Change::Board(Board {
                     endpoint: number,
                     epoch,
@@ -235,6 +285,8 @@ impl Broker {
                     uid,
                     offset,
                     nonce,
+                    process: Some(process),
+                    is_left: false,
                 }))?;
                 offset
             }

@@ -79,3 +79,49 @@ fn the_survivor_of_a_channel_is_told_by_way_of_its_boards() {
     let words = [ring::DATA_ARMED, second + ring::SPACE_ARMED].map(|word| channel.offset + word as u64);
     assert_eq!(posts, [(words, vec![board])]);
 }
+
+#[test]
+fn boards_that_a_process_has_left_are_given_to_the_next() {
+    let mut bench = Bench::new(Limits::default());
+    let (a, attached) = bench.attach(0, "web");
+    let process = bench.process_of(a);
+    let child = Process { pid: 50, started: 7 };
+    bench.broker.packet_from(&mut bench.world, a, child, &reply::packet(Kind::JOIN, 9, &[]));
+    let wish = reply::packet(Kind::BOARD_OPEN, 9, wire::BoardOpen { nonce: 99 }.as_bytes());
+    bench.broker.packet_from(&mut bench.world, a, child, &wish);
+    bench.effects();
+    let mut boards: BTreeSet<u64> = (1..8).map(|nonce| open(&mut bench, a, nonce).unwrap()).collect();
+    assert_eq!(open(&mut bench, a, 8), None);
+    // The process executes another program, again and again.
+    let mut id = a;
+    for round in 1..20u8 {
+        let hold = wire::Hold { token: [round; 16], millis: 10, reserved: 0 };
+        assert_eq!(bench.ask(id, Kind::HOLD, hold.as_bytes()), Kind::OK);
+        id = bench.client_as(process, 0);
+        let adopt = wire::Attach { token: [round; 16], ..back(&attached) };
+        assert_eq!(bench.ask(id, Kind::ATTACH, adopt.as_bytes()), Kind::ATTACHED);
+        let nonce = u64::from(round) << 32;
+        for n in 0..7 {
+            let board = open(&mut bench, id, nonce + n).unwrap();
+            assert!(boards.remove(&board), "one of its own, once");
+            assert_eq!(open(&mut bench, id, nonce + n), Some(board));
+        }
+        assert_eq!(open(&mut bench, id, nonce + 7), None, "its child has the last one");
+        boards = bench.broker.books.boards.all().filter(|b| b.nonce != 99).map(|b| b.offset).collect();
+        bench.check();
+    }
+    bench.broker.owner_ended(attached.endpoint, attached.epoch, child);
+    assert!(open(&mut bench, id, 1).is_some());
+    assert_eq!(open(&mut bench, id, 2), None);
+    bench.effects();
+    bench.check();
+}
+
+#[test]
+fn a_board_of_an_older_journal_is_taken_from_nobody() {
+    let old = r#"{"endpoint":1,"epoch":1,"segment":"web","member":0,"uid":0,"offset":4096,"nonce":3}"#;
+    let board: super::super::super::objects::board::Board = serde_json::from_str(old).unwrap();
+    assert_eq!((board.process, board.is_left), (None, false));
+    let text = serde_json::to_string(&board).unwrap();
+    assert_eq!(text, old, "an older daemon reads it too");
+}
