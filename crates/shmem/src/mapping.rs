@@ -110,10 +110,10 @@ impl Mapping {
         Ok(Self { start, len, writable, whole })
     }
 
-    /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` or `len` is no multiple of eight.
+    /// The `len` bytes from `at`, or `None` if they are not all inside, or if `at` is no multiple of eight.
     pub fn part(&self, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;
-        if end > self.len || !(at | len).is_multiple_of(8) {
+        if end > self.len || !at.is_multiple_of(8) {
             return None;
         }
         // SAFETY: `at` is within the mapping, as just checked.

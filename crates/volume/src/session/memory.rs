@@ -10,12 +10,9 @@ use rustix::fs::{FileType, fstat, fstatfs};
 /// What `fstatfs` says of hugetlbfs.
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;
 
-/// Maps one region. An error says what is wrong with it.
+/// Maps one region, of any size: front ends hand over single rings and buffers too. An error says what is wrong with it.
 pub(super) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region<Mapping>, String> {
     let what = |why: &str| format!("the memory region at {:#x}, {} bytes, {why}", region.guest, region.size);
-    if region.size == 0 || !region.size.is_multiple_of(4096) {
-        return Err(what("is not made of pages"));
-    }
     let memory = map(file, region.offset, region.size).map_err(|why| what(&why))?;
     Ok(Region { guest: region.guest, user: region.user, memory })
 }
@@ -42,7 +39,10 @@ fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, String> {
     }
     let end = offset.checked_add(size).ok_or("passes the end of all files")?;
     let have = u64::try_from(stat.st_size).unwrap_or(0);
-    if size == 0 || end > have {
+    if size == 0 {
+        return Err("is empty".to_owned());
+    }
+    if end > have {
         return Err(format!("is not inside its file: it ends at {end}, the file at {have}"));
     }
     // A mapping begins, and a huge one ends too, at a page of the file system.
@@ -82,9 +82,14 @@ mod tests {
         let good = map_region(&region(0x2000, 0x1008), &shared).unwrap();
         use ginnel_shmem::Memory;
         assert_eq!((good.memory.len(), good.guest, good.user), (0x2000, 0x1000, 0x7000));
+        // Neither the size nor the end need be pages, or words.
+        for (size, offset) in [(100, 0), (4097, 8), (1, 4096), (1 << 20, 0)] {
+            let good = map_region(&region(size, offset), &shared).unwrap();
+            assert_eq!(good.memory.len() as u64, size);
+            good.memory.read(0, &mut vec![1; size as usize]);
+        }
         for (size, offset) in [
             (0, 0),
-            (100, 0),
             (1 << 20, 4096),
             (1 << 40, 0),
             (u64::MAX - 4095, 0),
