@@ -31,6 +31,7 @@
  *   that was open before is used in one of the two processes from then on. It belongs to the process that has
  *   opened it, as long as that lives: closing it in a child tells nobody, and a child cannot accept at such a
  *   listener. Then it belongs to its children.
+ * - exec(3) ends an endpoint, unless it is held and the next program adopts it: see ginnel_hold().
  * - The first attach installs a handler for SIGBUS, so that a truncated segment is an error and not the
  *   end of the process. It passes on what does not lie in a segment.
  */
@@ -994,6 +995,53 @@ int ginnel_ready_set_fd(struct ginnel_ready_set *set);
 // Frees a set. Directions that are in it go on returning GINNEL_ERR_WOULD_BLOCK until they are closed, leave it or enter
 // another. NULL is allowed. No other thread may be using the handle. Does not block.
 int ginnel_ready_set_close(struct ginnel_ready_set *set);
+
+// Has an endpoint live for `time_ns` even if no process owns it, so that the program which this process executes next, or
+// another process, can adopt it. On success `*token`, which it needs for ginnel_adopt(), is the caller's, to be freed with
+// ginnel_string_free(); on failure it is NULL. The token is a secret: whoever has it can be the endpoint.
+//
+// Blocks for the daemon's answer, up to 10 s. Any thread. Errors: GINNEL_ERR_LIMIT if the time is longer than the daemon
+// allows, or there are too many holds; GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_UNRECORDED.
+int ginnel_hold(const struct ginnel_endpoint *endpoint,
+                int64_t time_ns,
+                char **token);
+
+// Ends a hold of this endpoint before its time. Without effect if somebody has adopted the endpoint with this token.
+//
+// Any thread; does not block.
+int ginnel_release(const struct ginnel_endpoint *endpoint,
+                   const char *token);
+
+// Becomes an owner of the endpoint that is held with this token, and ends that hold. `options` are those of ginnel_attach(),
+// and may be NULL; their name is of no importance. On success `*endpoint` is the caller's, to be freed with ginnel_detach();
+// on failure it is NULL.
+//
+// Blocks as ginnel_attach() does. Any thread. Errors: GINNEL_ERR_STALE if the hold is over or another process was faster,
+// GINNEL_ERR_DENIED if this user is neither that of the endpoint nor one who may use the segment, GINNEL_ERR_LIMIT,
+// GINNEL_ERR_NO_DAEMON, GINNEL_ERR_BROKEN.
+int ginnel_adopt(const char *token,
+                 const struct ginnel_attach_options *options,
+                 struct ginnel_endpoint **endpoint);
+
+// Stops using a channel and says where it stands, for ginnel_channel_resume(). On success the channel is freed, and `*saved` is
+// the caller's, to be freed with ginnel_string_free(); it is no secret. On failure it is NULL, and the channel is as before. The
+// peer notices nothing: what it sends meanwhile waits in the ring. What is claimed must be sent or given up before; what is peeked at
+// and not released comes again.
+//
+// Counts as an operation in both directions; does not block. Errors: GINNEL_ERR_CLAIMED.
+int ginnel_channel_save(struct ginnel_channel *channel,
+                        char **saved);
+
+// Goes on with a channel of this endpoint where it was saved: nothing that was on its way is lost, or comes twice. Each saved
+// channel is resumed once, by one process. What was set of it (timeouts, how it waits, a ready set) is to be set again. On
+// success `*channel` is the caller's, to be freed with ginnel_channel_close(); on failure it is NULL.
+//
+// Blocks for the daemon's answer, up to 10 s. Any thread. Errors: GINNEL_ERR_NOT_FOUND if the endpoint has no such channel,
+// GINNEL_ERR_CORRUPT if it does not stand where it was saved (it is closed then), GINNEL_ERR_TIMED_OUT, GINNEL_ERR_NO_DAEMON,
+// GINNEL_ERR_READ_ONLY.
+int ginnel_channel_resume(const struct ginnel_endpoint *endpoint,
+                          const char *saved,
+                          struct ginnel_channel **channel);
 
 // Makes a block of `size` bytes in the segment of `endpoint` and opens it for reading and writing. `name` may be NULL: then
 // nobody finds it until ginnel_block_link(). `options` may be NULL. On success `*block` is the caller's, to be freed with

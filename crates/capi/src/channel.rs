@@ -7,10 +7,12 @@ use crate::endpoint::wait_mode;
 use crate::listener::Kind;
 use crate::places::handle;
 use crate::status::Failure;
-use crate::status::Status::{GINNEL_ERR_CLAIMED, GINNEL_ERR_KIND, GINNEL_ERR_NOT_CLAIMED};
+use crate::status::Status::{
+    GINNEL_ERR_CLAIMED, GINNEL_ERR_INTERNAL, GINNEL_ERR_KIND, GINNEL_ERR_NOT_CLAIMED,
+};
 use ginnel::{
-    Counters as RustCounters, MessageChannel, MessageReceiver, MessageSender, StreamChannel, StreamReceiver,
-    StreamSender,
+    Counters as RustCounters, MessageChannel, MessageReceiver, MessageSender, SavedChannel, StreamChannel,
+    StreamReceiver, StreamSender,
 };
 use libc::c_int;
 use std::cell::UnsafeCell;
@@ -93,6 +95,31 @@ impl Channel {
             info,
         }
     }
+}
+
+impl Channel {
+    /// Stops using it, and says where it stands.
+    pub(crate) fn save(self) -> Outcome<SavedChannel> {
+        let halves = (self.sending.into_inner().half, self.receiving.into_inner().half);
+        let saved = match halves {
+            (SendingHalf::Message(sender), ReceivingHalf::Message(receiver)) => {
+                MessageChannel::reunite(sender, receiver).ok().map(MessageChannel::save)
+            }
+            (SendingHalf::Stream(sender), ReceivingHalf::Stream(receiver)) => {
+                StreamChannel::reunite(sender, receiver).ok().map(StreamChannel::save)
+            }
+            _ => None,
+        };
+        saved.ok_or_else(|| {
+            Failure::new(GINNEL_ERR_INTERNAL, "a channel of halves that do not belong together")
+        })
+    }
+}
+
+/// Nothing may be claimed of a channel, which one thread uses.
+pub(crate) unsafe fn unclaimed_channel(channel: *mut Channel, name: &str) -> Outcome<()> {
+    // SAFETY: as the caller says.
+    unclaimed(&unsafe { sending(channel, name) }?.claimed)
 }
 
 /// The sending half, for this thread alone until the function ends.

@@ -58,6 +58,25 @@ pub struct AttachOptions {
 // SAFETY: as the trait asks.
 unsafe impl Growing for AttachOptions {}
 
+/// The same as Rust has them; null means the defaults.
+pub(crate) unsafe fn attach_options(
+    options: *const AttachOptions,
+    name: &str,
+) -> Outcome<ginnel::AttachOptions> {
+    // SAFETY: who calls a C function vouches for its pointers, as said on top of ginnel.h.
+    let asked = unsafe { chosen(options, name) }?;
+    let mut attach = ginnel::AttachOptions::default();
+    let (socket, name) = (asked.socket, asked.name);
+    if !socket.is_null() {
+        attach.socket = given!(text(socket)).into();
+    }
+    if !name.is_null() {
+        attach.name = Some(given!(text(name)).into());
+    }
+    attach.mode = wait_mode(asked.wait, asked.budget_ns)?;
+    Ok(attach)
+}
+
 /// How a segment's bytes come to a process.
 #[repr(C)]
 #[allow(non_camel_case_types)] // The names are C's.
@@ -109,16 +128,7 @@ pub unsafe extern "C" fn ginnel_attach(
     status(|| {
         let place = given!(birthplace(endpoint));
         let segment = given!(text(segment));
-        let asked = given!(chosen(options));
-        let mut attach = ginnel::AttachOptions::default();
-        let (socket, name) = (asked.socket, asked.name);
-        if !socket.is_null() {
-            attach.socket = given!(text(socket)).into();
-        }
-        if !name.is_null() {
-            attach.name = Some(given!(text(name)).into());
-        }
-        attach.mode = wait_mode(asked.wait, asked.budget_ns)?;
+        let attach = given!(attach_options(options));
         give(place, Endpoint(ginnel::Endpoint::attach_with(segment, &attach)?));
         Ok(())
     })

@@ -26,6 +26,8 @@ pub mod stream;
 
 pub mod ready;
 
+pub mod handover;
+
 pub mod block;
 
 pub mod lock;

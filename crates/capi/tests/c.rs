@@ -207,6 +207,11 @@ fn timeouts_end_waits() {
 }
 
 #[test]
+fn an_endpoint_and_its_channel_are_handed_over() {
+    scenario("handover");
+}
+
+#[test]
 fn what_an_aborted_channel_had_on_its_way_is_void() {
     scenario("abort");
 }

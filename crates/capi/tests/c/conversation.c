@@ -421,6 +421,81 @@ static void abort_client(void)
     ginnel_channel_close(channel);
 }
 
+/* A channel that is saved, adopted with its endpoint by another program, and resumed there. */
+
+static void handover_server(void)
+{
+    ginnel_endpoint *endpoint, *heir;
+    ginnel_listener *listener;
+    ginnel_channel *channel;
+    char *token, *saved, *longer;
+    void *room;
+    OK(ginnel_attach("test", NULL, &endpoint));
+    OK(ginnel_endpoint_listen(endpoint, "handover", GINNEL_MESSAGE, NULL, &listener));
+    tell(to_client);
+    OK(ginnel_accept(listener, -1, &channel));
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3);
+
+    FAILS(GINNEL_ERR_LIMIT, ginnel_hold(endpoint, 3600LL * 1000000000, &token));
+    FAILS(GINNEL_ERR_INVALID, ginnel_hold(endpoint, 0, &token));
+    CHECK(token == NULL);
+    OK(ginnel_message_claim(channel, 3, &room));
+    FAILS(GINNEL_ERR_CLAIMED, ginnel_channel_save(channel, &saved));
+    CHECK(saved == NULL);
+    memcpy(room, "one", 3);
+    OK(ginnel_message_send_claimed(channel, 3));
+    OK(ginnel_channel_save(channel, &saved));
+    FAILS(GINNEL_ERR_FREED, ginnel_channel_close(channel));
+
+    /* Nobody has adopted it, so this program goes on. */
+    OK(ginnel_hold(endpoint, 5LL * 1000000000, &token));
+    OK(ginnel_release(endpoint, token));
+    FAILS(GINNEL_ERR_INVALID, ginnel_release(endpoint, "web"));
+    FAILS(GINNEL_ERR_INVALID, ginnel_channel_resume(endpoint, "1,2,3", &channel));
+    OK(ginnel_channel_resume(endpoint, saved, &channel));
+    ginnel_string_free(saved);
+    FAILS(GINNEL_ERR_STALE, ginnel_adopt(token, NULL, &heir));
+    ginnel_string_free(token);
+    OK(ginnel_message_send(channel, "two", 3));
+    tell(to_client);
+
+    /* Another program does. The listener frees its name, and nobody waits there. */
+    ginnel_listener_close(listener);
+    await(to_server);
+    OK(ginnel_channel_save(channel, &saved));
+    OK(ginnel_hold(endpoint, 5LL * 1000000000, &token));
+    ginnel_detach(endpoint);
+    longer = malloc(strlen(token) + 2);
+    strcat(strcpy(longer, token), "0");
+    FAILS(GINNEL_ERR_INVALID, ginnel_adopt(longer, NULL, &heir));
+    free(longer);
+    CHECK(heir == NULL);
+    OK(ginnel_adopt(token, NULL, &heir));
+    OK(ginnel_channel_resume(heir, saved, &channel));
+    ginnel_string_free(saved);
+    ginnel_string_free(token);
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 4 && memcmp(buffer, "four", 4) == 0);
+    OK(ginnel_message_send(channel, "five", 4));
+    FAILS(GINNEL_ERR_FINISHED, ginnel_message_recv(channel, buffer, sizeof buffer));
+    ginnel_channel_close(channel);
+    ginnel_detach(heir);
+}
+
+static void handover_client(void)
+{
+    await(to_client);
+    ginnel_channel *channel = join("test/handover", GINNEL_MESSAGE);
+    OK(ginnel_message_send(channel, "two", 3));
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "one", 3) == 0);
+    await(to_client);
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "two", 3) == 0);
+    /* It waits in the ring while nobody is there. */
+    OK(ginnel_message_send(channel, "four", 4));
+    tell(to_server);
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 4 && memcmp(buffer, "five", 4) == 0);
+    ginnel_channel_close(channel);
+}
+
 /* Half-close, and close, of both kinds. */
 
 static void half_close_server(void)
@@ -824,6 +899,7 @@ static const struct {
     {"ready", ready_server, ready_client, 0},
     {"timeouts", timeouts_server, timeouts_client, 0},
     {"abort", abort_server, abort_client, 0},
+    {"handover", handover_server, handover_client, 0},
     {"half_close", half_close_server, half_close_client, 0},
     {"death", death_server, death_client, 1},
     {"mistakes", mistakes_server, mistakes_client, 0},
