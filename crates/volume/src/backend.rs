@@ -165,6 +165,14 @@ impl Backend {
         })
     }
 
+    /// Makes the image of a disk that has one, if it is not there.
+    pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
+        match disk.backend {
+            BackendKind::File | BackendKind::Volatile => Image::create(disk),
+            BackendKind::Ram | BackendKind::Null => Ok(()),
+        }
+    }
+
     /// Makes room for a disk of `bytes`, or tells what size it has become if `None`. Blocks for as long as the file system
     /// takes.
     pub fn resize(&self, bytes: Option<u64>, now: u64) -> Result<u64, String> {

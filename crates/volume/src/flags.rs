@@ -21,6 +21,9 @@ pub struct Flags {
     /// Only look whether the configuration is good.
     #[arg(long)]
     pub check: bool,
+    /// Make images that are not there: files of their disks' sizes, sparse.
+    #[arg(long)]
+    pub create: bool,
 
     /// blk, or scsi for several disks (which takes a configuration).
     #[arg(long)]
@@ -107,7 +110,7 @@ pub struct Flags {
     /// Its image: a raw file or a block device.
     #[arg(long)]
     pub path: Option<PathBuf>,
-    /// Its size; makes the file if it is not there.
+    /// Its size; a shorter file grows.
     #[arg(long)]
     pub size: Option<Bytes>,
     /// Size of a sector: 512 or 4K.

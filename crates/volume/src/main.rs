@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_SENSE);
         }
     };
-    match run(config, flags.check) {
+    match run(config, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
@@ -49,15 +49,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(config: Config, check: bool) -> Result<()> {
+fn run(config: Config, flags: &Flags) -> Result<()> {
     let front_ends = Access::find(&config.front_ends, "socket")?;
     let operators = Access::find(&config.operators, "control")?;
     let identity =
         config.user.as_ref().map(|user| Identity::find(user, config.group.as_ref())).transpose()?;
-    if check {
+    if flags.check {
         return Ok(());
     }
     start_log(&config);
+    if flags.create {
+        config.disks.iter().try_for_each(Backend::create)?;
+    }
     let opened: Vec<_> = config
         .disks
         .iter()

@@ -22,10 +22,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ginnel_volume_control::config::{self, Lock};
+use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, ImageError};
 use crate::lock::{self, LockError, Use};
+
+/// Why an image cannot be had.
+#[derive(Debug, Error)]
+pub enum OwnershipError {
+    /// Somebody else has it.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// It is locked, and cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
 
 /// The images of a volume, and which of them it has.
 pub struct Ownership(Mutex<Vec<Claim>>);
@@ -40,18 +52,23 @@ struct Claim {
 }
 
 impl Ownership {
-    /// Takes what is to be held from the start. `disks` are those of the configuration, in order. An image that somebody else has
+    /// Takes what is to be held from the start. Who has an image gives it the size that the disk is to have. `disks` are those of the configuration, in order. An image that somebody else has
     /// is waited for as long as `patience` says.
     pub fn new<'a>(
         disks: impl IntoIterator<Item = (&'a config::Disk, &'a Backend)>,
         patience: Duration,
-    ) -> Result<Self, LockError> {
+    ) -> Result<Self, OwnershipError> {
         let mut claims = Vec::new();
         for (disk, (spec, backend)) in disks.into_iter().enumerate() {
-            let Some(image) = backend.image().filter(|_| spec.lock != Lock::Off) else { continue };
+            let Some(image) = backend.image() else { continue };
+            if spec.lock == Lock::Off {
+                image.fit()?;
+                continue;
+            }
             let want = if spec.read_only { Use::Read } else { Use::Write };
             if spec.lock == Lock::Volume {
                 lock::lock(image.file(), image.path(), want, patience)?;
+                image.fit()?;
             } else if let Err(error) = lock::look(image.file(), image.path(), want) {
                 warn!("{error}; no VM can run on it here until then");
             }
@@ -63,7 +80,7 @@ impl Ownership {
 
     /// A queue is about to be served: takes what is not held, all or nothing. Returns the disks that were taken. Blocks while
     /// somebody else has one, as long as the patience lasts.
-    pub fn take(&self, patience: Duration) -> Result<Vec<usize>, LockError> {
+    pub fn take(&self, patience: Duration) -> Result<Vec<usize>, OwnershipError> {
         let mut claims = self.claims();
         let mut taken = Vec::new();
         for at in 0..claims.len() {
@@ -125,7 +142,7 @@ impl Ownership {
 }
 
 impl Claim {
-    fn take(&mut self, patience: Duration) -> Result<(), LockError> {
+    fn take(&mut self, patience: Duration) -> Result<(), OwnershipError> {
         let Some(image) = self.backend.image() else { return Ok(()) };
         let lock = |patience| lock::lock(image.file(), image.path(), self.want, patience);
         match lock(Duration::ZERO) {
@@ -135,6 +152,7 @@ impl Claim {
             }
             other => other?,
         }
+        image.fit().inspect_err(|_| lock::unlock(image.file()))?;
         self.held = true;
         Ok(())
     }
@@ -157,9 +175,13 @@ mod tests {
 
     const NONE: Duration = Duration::ZERO;
 
-    fn volume(paths: &[&Path], lock: &str) -> Result<Ownership, LockError> {
+    fn volume(paths: &[&Path], lock: &str) -> Result<Ownership, OwnershipError> {
+        sized(paths, lock, "")
+    }
+
+    fn sized(paths: &[&Path], lock: &str, more: &str) -> Result<Ownership, OwnershipError> {
         let disks: String =
-            paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n")).collect();
+            paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n{more}")).collect();
         let text = format!("device = \"scsi\"\n{disks}");
         let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
         let config = config.check("v", &Places::default(), "v.toml").unwrap();
@@ -216,6 +238,25 @@ mod tests {
         volume(&[first.path()], "true").unwrap().end();
         owner.end();
         assert_eq!(other.take(NONE).unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn only_who_has_an_image_makes_it_larger() {
+        let [image] = images();
+        let bytes = || image.as_file().metadata().unwrap().len();
+        let owner = volume(&[image.path()], "true").unwrap();
+        sized(&[image.path()], "true", "size = '2M'\n").err().unwrap();
+        let waiting = sized(&[image.path()], "\"vm\"", "size = '2M'\n").unwrap();
+        assert_eq!(bytes(), 1 << 20);
+        owner.end();
+        waiting.take(NONE).unwrap();
+        assert_eq!(bytes(), 2 << 20);
+        waiting.end();
+        let error =
+            sized(&[image.path()], "true", "size = '4M'\nread-only = true\n").err().unwrap().to_string();
+        assert!(error.contains("has only 2097152 bytes"), "{error}");
+        sized(&[image.path()], "false", "size = '3M'\n").unwrap();
+        assert_eq!(bytes(), 3 << 20);
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn a_full_disk_fails_writes_and_nothing_else() {
     let user = if rustix::process::geteuid().is_root() { vec![] } else { vec!["--map-root-user"] };
     let wrapper = [vec!["unshare", "--mount"], user, vec!["sh", "-c", mount, "sh"]].concat();
     // The image is made behind the mount, sparse.
-    let server = Server::start_under(&wrapper, 0, "--path IMAGE --size 32M --sandbox off");
+    let server = Server::start_under(&wrapper, 0, "--path IMAGE --size 32M --create --sandbox off");
     // Its socket is in there too.
     let socket = format!("/proc/{}/root{}", server.pid(), server.socket().display());
     let mut client = Client::connect(Options::new(socket)).unwrap();

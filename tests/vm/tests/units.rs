@@ -194,6 +194,8 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
     systemd.refuse_unit("ginnel-volume@bad", "queues: 0 is not in 1 to 256")?;
     let config = "user = 'ginnel-volume'\nsandbox = 'require'\n[[disk]]\npath = '/var/lib/ginnel/data.img'\nsize = '64M'\n";
     systemd.write("ginnel/volumes/data.toml", config)?;
+    systemd.run("install -d -m 700 /var/lib/ginnel")?.ok()?;
+    systemd.run("truncate -s 64M /var/lib/ginnel/data.img")?.ok()?;
     let pid = systemd.start_unit(unit)?;
 
     // Unprivileged, and nothing that it could gain. The wall around its own process is the subject of other tests.

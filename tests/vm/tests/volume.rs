@@ -450,7 +450,7 @@ fn a_disk_whose_completions_are_polled() -> Result<()> {
     wait_for_disk(&vm, "nvme0n1")?;
     let said = vm.run("cat /sys/block/nvme0n1/queue/io_poll")?.ok()?.stdout;
     ensure!(said.trim() == "1", "the driver has no queues to poll: {said}");
-    let volume = vm.spawn("exec ginnel-volume v --config /etc/v.toml --socket /tmp/v.sock")?;
+    let volume = vm.spawn("exec ginnel-volume v --create --config /etc/v.toml --socket /tmp/v.sock")?;
     volume.wait_for_line("serving", PROMPT)?;
     let load = |lun: u32| -> Result<serde_json::Value> {
         let command = format!(

@@ -56,10 +56,11 @@ impl Volumes {
         command
     }
 
-    /// Starts a volume, and waits until it serves.
-    fn serve(&mut self, name: &str) {
+    /// Starts a volume, by its name and options, and waits until it serves.
+    fn serve(&mut self, line: &str) {
+        let name = line.split(' ').next().unwrap();
         let log = fs::File::create(self.path(&format!("{name}.log"))).unwrap();
-        let mut child = self.command(&format!("volume serve {name}")).stderr(log).spawn().unwrap();
+        let mut child = self.command(&format!("volume serve {line}")).stderr(log).spawn().unwrap();
         wait_for("the volume", || {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", self.log(name));
@@ -126,7 +127,7 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
     assert!(volumes.good("volume list").contains("not running"));
     assert!(volumes.expect(1, "volume stat web").1.contains("ginnel volume serve web"));
 
-    volumes.serve("web");
+    volumes.serve("web --create");
     let list = volumes.good("volume list");
     assert!(list.contains("waiting") && list.contains("64 MiB"), "{list}");
     assert_eq!(volumes.stat("web").sandbox, "landlock+seccomp");

@@ -16,7 +16,7 @@ pub struct DiskSpec {
     pub backend: Option<BackendKind>,
     /// The image: a raw file or a block device.
     pub path: Option<PathBuf>,
-    /// Its size; else that of the file or device. A file that is not there yet is made, sparse.
+    /// Its size; else that of the file or device. A shorter file grows.
     pub size: Option<Bytes>,
     /// Size of a sector: 512 or 4096.
     pub sector: Option<Bytes>,

@@ -48,21 +48,46 @@ pub struct Image {
     /// Direct I/O: alignment of memory, and of offsets and lengths.
     align: (usize, usize),
     is_file: bool,
+    /// As the configuration has it.
+    size: Option<u64>,
+    read_only: bool,
 }
 
 impl Image {
-    /// Opens the image of a disk for so many workers. A file that is not there, and has a size, is made, sparse.
+    /// Makes the file of a disk, without any bytes, if it is not there. It gets its size when it is locked. Nothing is made
+    /// below `/dev`, where a file is mistaken for a device that has not come yet, and is gone at the next boot.
+    pub fn create(disk: &config::Disk) -> Result<(), ImageError> {
+        let path = disk.path.clone().unwrap_or_default();
+        if path.symlink_metadata().is_ok() {
+            return Ok(());
+        }
+        let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
+        let failed = |e: io::Error| error(format!("cannot be made: {e}"), "look at the path");
+        if disk.size.is_none() || disk.read_only {
+            let what = "is not there, and cannot be made: it has no size, or is read-only".to_owned();
+            return Err(error(what, "write a size, and no read-only"));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new(".")).canonicalize().map_err(failed)?;
+        if folder.starts_with("/dev") {
+            let what = "is no device, and files are not made there".to_owned();
+            return Err(error(what, "see to it that the device is there first"));
+        }
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            // Somebody else was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made.map(|_| info!(image = %path.display(), "made a new image")).map_err(failed),
+        }
+    }
+
+    /// Opens the image of a disk for so many workers.
     pub fn open(disk: &config::Disk, workers: usize) -> Result<Self, ImageError> {
         let path = disk.path.clone().unwrap_or_default();
         let error = |what: String, fix| ImageError::Image { path: path.clone(), what, fix };
         let open = |flags: i32| {
-            let create = disk.size.is_some() && !disk.read_only;
             OpenOptions::new()
                 .read(true)
                 .write(!disk.read_only)
-                .create(create)
-                .truncate(false)
-                .mode(0o600)
                 .custom_flags(flags | libc::O_CLOEXEC)
                 .open(&path)
         };
@@ -80,7 +105,9 @@ impl Image {
                 Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
                     "give this process's user the right to it, or write read-only = true"
                 }
-                Some(libc::ENOENT) => "make it, or give the disk a size so that it is made",
+                Some(libc::ENOENT) => {
+                    "see that its file system is mounted, or its device there; to make a new file, start once with --create"
+                }
                 _ => "look at the path",
             };
             error(format!("cannot be opened: {e}"), fix)
@@ -98,6 +125,8 @@ impl Image {
             iopoll: disk.iopoll,
             align: (1, 1),
             is_file: kind.is_file(),
+            size: disk.size,
+            read_only: disk.read_only,
         };
         if direct {
             image.align = dio_align(image.file()).unwrap_or((4096, 4096));
@@ -127,16 +156,26 @@ impl Image {
             }
             image.files.push(again);
         }
-        if let Some(bytes) = disk.size
-            && !disk.read_only
-        {
-            image.grow(bytes)?;
-        }
         let bytes = image.bytes()?;
-        if bytes < u64::from(disk.sector) || disk.size.is_some_and(|size| size > bytes) {
-            return Err(error(format!("has only {bytes} bytes"), "make it larger, or write a smaller size"));
+        if disk.size.is_none() && bytes < u64::from(disk.sector) {
+            return Err(error(format!("has only {bytes} bytes"), "make it larger, or write a size"));
         }
         Ok(image)
+    }
+
+    /// Gives a file the size that its disk is to have, if it is smaller. For who has the lock.
+    pub fn fit(&self) -> Result<(), ImageError> {
+        let Some(size) = self.size else { return Ok(()) };
+        if !self.read_only {
+            self.grow(size)?;
+        }
+        match self.bytes()? {
+            bytes if bytes < size => {
+                let fix = "make it larger, or write a smaller size";
+                Err(self.error(format!("has only {bytes} bytes"), fix))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// As it is now.

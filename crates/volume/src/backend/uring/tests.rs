@@ -19,6 +19,7 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
         iopoll,
         lock: Lock::Off,
     };
+    std::fs::File::create_new(folder.path().join(name)).unwrap().set_len(BYTES).unwrap();
     Arc::new(Image::open(&disk, 1).unwrap())
 }
 
