@@ -84,44 +84,65 @@ pub enum LockError {
 /// Locks an open image until the last copy of its descriptor is closed. `path` is for messages. Tries for `patience`: what a
 /// killed process had open may live on for moments.
 pub fn lock(file: &File, path: &Path, want: Use, patience: Duration) -> Result<(), LockError> {
+    lock_or_name(file, path, want, patience, who)
+}
+
+/// [`lock`], with who finds out who the holder is. That takes a look at all processes, so it is done only for what is said.
+fn lock_or_name(
+    file: &File,
+    path: &Path,
+    want: Use,
+    patience: Duration,
+    who: impl Fn(&File) -> String,
+) -> Result<(), LockError> {
     let begin = Instant::now();
     let mut told = false;
     loop {
-        match lock_once(file, path, want) {
-            Err(error @ LockError::InUse { .. }) if begin.elapsed() < patience => {
-                if !told && begin.elapsed() > SILENT {
-                    warn!("{error}; trying again for {} seconds", patience.as_secs());
-                    told = true;
-                }
-                std::thread::sleep(AGAIN);
-            }
-            other => return other,
+        let result = take(file, want).and_then(|()| contradiction(file, want));
+        if !matches!(result, Ok(None)) {
+            unlock(file);
         }
+        if how(&result).is_none() || begin.elapsed() >= patience {
+            return judge(result, path, || who(file));
+        }
+        if !told && begin.elapsed() > SILENT {
+            if let Err(error) = judge(result, path, || who(file)) {
+                warn!("{error}; trying again for {} seconds", patience.as_secs());
+            }
+            told = true;
+        }
+        std::thread::sleep(AGAIN);
     }
 }
 
 /// Says whether [`lock`] would be refused now. Takes nothing, so nobody else is refused because of it.
 pub fn look(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
-    judge(contradiction(file, want), file, path)
+    judge(contradiction(file, want), path, || who(file))
 }
 
-fn lock_once(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
-    let result = take(file, want).and_then(|()| contradiction(file, want));
-    judge(result, file, path).inspect_err(|_| unlock(file))
-}
-
-fn judge(result: io::Result<Option<&'static str>>, file: &File, path: &Path) -> Result<(), LockError> {
-    let path = || path.display().to_string();
+/// How somebody else has it, if that is what the result of an attempt says.
+fn how(result: &io::Result<Option<&'static str>>) -> Option<&'static str> {
     match result {
-        Ok(None) => Ok(()),
-        Ok(Some(how)) => Err(LockError::InUse { path: path(), how, who: who(file) }),
-        Err(error) => match error.raw_os_error() {
-            // Somebody holds an exclusive lock, which QEMU does not do, but others may.
-            Some(libc::EAGAIN | libc::EACCES) => {
-                Err(LockError::InUse { path: path(), how: "exclusively", who: who(file) })
-            }
-            _ => Err(LockError::Impossible { path: path(), cause: error }),
-        },
+        Ok(how) => *how,
+        // Somebody holds an exclusive lock, which QEMU does not do, but others may.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Some("exclusively")
+        }
+        Err(_) => None,
+    }
+}
+
+fn judge(
+    result: io::Result<Option<&'static str>>,
+    path: &Path,
+    who: impl FnOnce() -> String,
+) -> Result<(), LockError> {
+    let how = how(&result);
+    let path = || path.display().to_string();
+    match (how, result) {
+        (Some(how), _) => Err(LockError::InUse { path: path(), how, who: who() }),
+        (None, Ok(_)) => Ok(()),
+        (None, Err(cause)) => Err(LockError::Impossible { path: path(), cause }),
     }
 }
 
@@ -258,6 +279,23 @@ mod tests {
         // The one who was refused still has the file open.
         try_lock(&open(path), path, Use::Write).unwrap();
         drop(writer);
+    }
+
+    #[test]
+    fn holders_are_looked_for_only_where_they_are_named() {
+        let image = image();
+        let path = image.path();
+        let (first, second) = (open(path), open(path));
+        try_lock(&first, path, Use::Write).unwrap();
+        let looks = std::cell::Cell::new(0);
+        let who = |_: &File| {
+            looks.set(looks.get() + 1);
+            " (it is open in test)".to_owned()
+        };
+        let refused = lock_or_name(&second, path, Use::Write, 10 * AGAIN, who).unwrap_err().to_string();
+        assert!(refused.contains("open in test"), "{refused}");
+        // Once for the answer, and once for a word in between, if this took so long.
+        assert!(looks.get() <= 2, "{} times", looks.get());
     }
 
     #[test]
