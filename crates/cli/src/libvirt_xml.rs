@@ -1,6 +1,7 @@
 //! `ginnel libvirt-xml`.
 
 use crate::inspect::Memory;
+use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use crate::volume_devices::{PlacesArgs, VolumeDevice};
 use crate::{one_line, output};
@@ -68,7 +69,8 @@ fn disks(volumes: &[VolumeDevice]) -> String {
         lines.push("<qemu:commandline>".into());
         let mut slots = SLOTS;
         for volume in targets {
-            let [chardev, (name, device)] = volume.arguments();
+            // Those of a target are the same for all.
+            let [chardev, (name, device)] = volume.arguments(QemuVersion::OLDEST);
             lines.extend(argument(chardev));
             lines.extend(argument((name, placed(device, slots.next()))));
         }

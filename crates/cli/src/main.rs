@@ -14,6 +14,7 @@ mod output;
 mod perf;
 mod ping;
 mod qemu_args;
+mod qemu_version;
 mod segment;
 mod status;
 mod vm;

@@ -5,6 +5,7 @@ mod files;
 mod volumes;
 
 use crate::inspect::{Inspect, Memory};
+use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
 use crate::volume_devices::{PlacesArgs, VolumeDevice, shared_ram};
 use crate::{AlreadySaid, one_line, output};
@@ -43,6 +44,9 @@ pub struct Args {
     quiet: bool,
 
     #[command(flatten)]
+    qemu: QemuArgs,
+
+    #[command(flatten)]
     places: PlacesArgs,
 }
 
@@ -57,10 +61,16 @@ pub fn run(args: Args) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
+    // Nothing else differs.
+    let qemu = if volumes.iter().any(|v| v.device == Device::Blk) {
+        args.qemu.version()?
+    } else {
+        QemuVersion::OLDEST
+    };
     let mut problems = segments.iter().flat_map(|(_, devices)| files::problems(devices)).collect::<Vec<_>>();
     if let Some(line) = &args.check {
         problems.extend(segments.iter().flat_map(|(inspect, d)| command_line::problems(line, d, inspect)));
-        problems.extend(volumes::problems(line, &args.vm, &all));
+        problems.extend(volumes::problems(line, &args.vm, &all, qemu));
     }
     if !problems.is_empty() {
         problems.iter().for_each(|problem| output::note(format!("ginnel: {problem}")));
@@ -70,7 +80,7 @@ pub fn run(args: Args) -> Result<()> {
         return output::line(format!("VM {}: the command line is good", args.vm));
     }
     let devices = segments.as_ref().map(|(_, devices)| devices);
-    output::line(arguments(devices, &volumes, args.memory, args.iommu).join("\n"))?;
+    output::line(arguments(devices, &volumes, qemu, args.memory, args.iommu).join("\n"))?;
     if !args.quiet {
         hints(devices, &volumes, &args).iter().for_each(|hint| output::note(format!("# {hint}")));
     }
@@ -88,6 +98,7 @@ fn ask(vm: &str) -> Result<(Inspect, Devices)> {
 fn arguments(
     devices: Option<&Devices>,
     volumes: &[VolumeDevice],
+    qemu: QemuVersion,
     ram: Option<u64>,
     iommu: bool,
 ) -> Vec<String> {
@@ -112,7 +123,7 @@ fn arguments(
     if let Some(devices) = devices {
         lines.extend(segments(devices));
     }
-    lines.extend(volumes.iter().flat_map(VolumeDevice::arguments).map(pair));
+    lines.extend(volumes.iter().flat_map(|volume| volume.arguments(qemu)).map(pair));
     lines
 }
 
@@ -200,7 +211,7 @@ mod tests {
     #[test]
     fn one_pair_a_line() {
         assert_eq!(
-            arguments(Some(&devices()), &[], Some(2 << 30), true),
+            arguments(Some(&devices()), &[], QemuVersion::OLDEST, Some(2 << 30), true),
             [
                 "-M q35,kernel-irqchip=split",
                 "-device intel-iommu,intremap=on",
@@ -226,14 +237,14 @@ mod tests {
     fn a_vm_of_bars_needs_no_maxmem() {
         let mut devices = devices();
         devices.memory.retain(|memory| memory.kind == Memory::Bar);
-        assert_eq!(arguments(Some(&devices), &[], Some(512 << 20), false)[0], "-m 512M");
+        assert_eq!(arguments(Some(&devices), &[], QemuVersion::OLDEST, Some(512 << 20), false)[0], "-m 512M");
     }
 
     #[test]
     fn volumes_need_shared_ram_once() {
         let volumes = crate::volume_devices::tests::volumes();
         assert_eq!(
-            arguments(None, &volumes[..2], Some(2 << 30), false),
+            arguments(None, &volumes[..2], QemuVersion::OLDEST, Some(2 << 30), false),
             [
                 "-m 2G",
                 "-object memory-backend-memfd,id=ginnel-ram,size=2G,share=on",

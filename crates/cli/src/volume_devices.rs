@@ -1,5 +1,6 @@
 //! The disks that volumes give to a VM, by their configurations.
 
+use crate::qemu_version::QemuVersion;
 use crate::vm_devices::escaped;
 use anyhow::{Context, Result};
 use ginnel_config::Bytes;
@@ -71,9 +72,9 @@ impl VolumeDevice {
 
     /// The value of QEMU's `-chardev`. QEMU connects again, once a second, when the volume was started anew; QEMU 7.2 does so
     /// for blk only.
-    pub fn chardev(&self) -> String {
-        let reconnect = if self.device == Device::Blk { ",reconnect=1" } else { "" };
-        format!("socket,id={},path={}{reconnect}", self.id(), escaped(&self.socket))
+    pub fn chardev(&self, qemu: QemuVersion) -> String {
+        let socket = format!("socket,id={},path={}", self.id(), escaped(&self.socket));
+        if self.device == Device::Blk { format!("{socket},{}", qemu.reconnect()) } else { socket }
     }
 
     /// The model of QEMU's device.
@@ -98,9 +99,9 @@ impl VolumeDevice {
         format!("{},chardev={},{}={}{packed}", self.model(), self.id(), self.queues_key(), self.queues)
     }
 
-    /// Argument pairs of QEMU.
-    pub fn arguments(&self) -> [(&'static str, String); 2] {
-        [("-chardev", self.chardev()), ("-device", self.device())]
+    /// Argument pairs of a QEMU.
+    pub fn arguments(&self, qemu: QemuVersion) -> [(&'static str, String); 2] {
+        [("-chardev", self.chardev(qemu)), ("-device", self.device())]
     }
 }
 
@@ -140,14 +141,14 @@ pub mod tests {
     fn devices_are_written_as_qemu_reads_them() {
         let volumes = volumes();
         assert_eq!(
-            volumes[0].arguments().map(|(_, value)| value),
+            volumes[0].arguments(QemuVersion::OLDEST).map(|(_, value)| value),
             [
                 "socket,id=ginnel-volume-data,path=/run/ginnel/volumes/data.sock,reconnect=1",
                 "vhost-user-blk-pci,chardev=ginnel-volume-data,num-queues=4",
             ]
         );
         assert_eq!(
-            volumes[1].arguments().map(|(_, value)| value),
+            volumes[1].arguments(QemuVersion::OLDEST).map(|(_, value)| value),
             [
                 "socket,id=ginnel-volume-many,path=/run/ginnel/volumes/many.sock",
                 "vhost-user-scsi-pci,chardev=ginnel-volume-many,num_queues=2",

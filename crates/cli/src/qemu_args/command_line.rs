@@ -228,6 +228,7 @@ fn address_space(line: &str, devices: &Devices, problems: &mut Vec<String>) {
 mod tests {
     use super::*;
     use crate::qemu_args::arguments;
+    use crate::qemu_version::QemuVersion;
 
     const ANSWER: &str = r#"{
         "members": [{"number": 0, "name": "host"},
@@ -246,7 +247,7 @@ mod tests {
         let devices = Devices::from(&inspect, "a").unwrap();
         let line = format!(
             "qemu-system-x86_64 -nodefaults {}",
-            arguments(Some(&devices), &[], Some(2 << 30), true).join(" ")
+            arguments(Some(&devices), &[], QemuVersion::OLDEST, Some(2 << 30), true).join(" ")
         );
         assert!(line.contains(from), "{from} is not in {line}");
         problems(&line.replacen(from, to, 1), &devices, &inspect)

@@ -1,23 +1,24 @@
 //! Whether a command line of QEMU gives a VM its volumes, and nobody else's.
 
 use super::command_line::{Value, number, values};
+use crate::qemu_version::QemuVersion;
 use crate::volume_devices::{RAM, VolumeDevice};
 use ginnel_volume_control::config::Device;
 use std::path::Path;
 
 /// What is wrong, one line each. `volumes` are all that are configured.
-pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice]) -> Vec<String> {
+pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice], qemu: QemuVersion) -> Vec<String> {
     let mut problems = Vec::new();
     let (chardevs, devices) = (values(line, "chardev"), values(line, "device"));
     let own = |volume: &&VolumeDevice| volume.vm.as_deref() == Some(vm);
     for volume in volumes {
         let chardev = chardevs.iter().find(|c| Path::new(c.key("path")) == volume.socket);
         match (own(&volume), chardev) {
-            (true, Some(chardev)) => disk(volume, chardev, &devices, &mut problems),
+            (true, Some(chardev)) => disk(volume, chardev, &devices, qemu, &mut problems),
             (true, None) => problems.push(format!(
                 "volume {} has no -chardev: add -chardev {} -device {}",
                 volume.volume,
-                volume.chardev(),
+                volume.chardev(qemu),
                 volume.device()
             )),
             (false, Some(_)) => problems.push(format!(
@@ -34,14 +35,25 @@ pub fn problems(line: &str, vm: &str, volumes: &[VolumeDevice]) -> Vec<String> {
     problems
 }
 
-fn disk(volume: &VolumeDevice, chardev: &Value, devices: &[Value], problems: &mut Vec<String>) {
+fn disk(
+    volume: &VolumeDevice,
+    chardev: &Value,
+    devices: &[Value],
+    qemu: QemuVersion,
+    problems: &mut Vec<String>,
+) {
     let name = &volume.volume;
     let mut wrong = |what: &str, fix: String| problems.push(format!("volume {name} {what}: {fix}"));
-    if volume.device == Device::Blk
-        && chardev.key("reconnect").is_empty()
-        && chardev.key("reconnect-ms").is_empty()
-    {
-        wrong("is lost for the VM when it is started anew", "its -chardev needs reconnect=1".into());
+    let has = |key| !chardev.key(key).is_empty();
+    for (key, taken) in [("reconnect", qemu.takes_reconnect()), ("reconnect-ms", qemu.takes_reconnect_ms())] {
+        if has(key) && !taken {
+            let fix = format!("its -chardev needs {} in its place", qemu.reconnect());
+            wrong(&format!("has a -chardev with {key}, which QEMU {qemu} does not take"), fix);
+        }
+    }
+    if volume.device == Device::Blk && !has("reconnect") && !has("reconnect-ms") {
+        let fix = format!("its -chardev needs {}", qemu.reconnect());
+        wrong("is lost for the VM when it is started anew", fix);
     }
     let users: Vec<&Value> = devices.iter().filter(|d| d.key("chardev") == chardev.key("id")).collect();
     match users[..] {
@@ -98,20 +110,39 @@ mod tests {
     use crate::volume_devices::{shared_ram, tests::volumes};
 
     fn after(from: &str, to: &str) -> Vec<String> {
-        let volumes = volumes();
-        let pairs =
-            shared_ram(1 << 30).into_iter().chain(volumes[..2].iter().flat_map(VolumeDevice::arguments));
+        after_in("7.2", from, to)
+    }
+
+    /// The same in this QEMU, for the lines of QEMU 9.2 and later where that is one.
+    fn after_in(qemu: &str, from: &str, to: &str) -> Vec<String> {
+        let (volumes, qemu) = (volumes(), qemu.parse().unwrap());
+        let pairs = shared_ram(1 << 30)
+            .into_iter()
+            .chain(volumes[..2].iter().flat_map(|volume| volume.arguments(qemu)));
         let line = pairs.map(|(option, value)| format!("{option} {value}")).collect::<Vec<_>>().join(" ");
         let line = format!("qemu-system-x86_64 -nodefaults -M q35 -m 1G {line}");
         assert!(line.contains(from), "{from} is not in {line}");
-        problems(&line.replacen(from, to, 1), "a", &volumes)
+        problems(&line.replacen(from, to, 1), "a", &volumes, qemu)
     }
 
     #[test]
     fn what_is_printed_is_good() {
         assert_eq!(after("-nodefaults", ""), [""; 0]);
-        assert_eq!(after("reconnect=1", "reconnect-ms=1000"), [""; 0]);
+        assert_eq!(after_in("11.0", "-nodefaults", ""), [""; 0]);
+        assert_eq!(after_in("10.0", "reconnect-ms=1000", "reconnect=1"), [""; 0], "deprecated");
         assert_eq!(after("-machine memory-backend", "-M memory-backend"), [""; 0]);
+    }
+
+    #[test]
+    fn what_a_qemu_does_not_take_is_told() {
+        for (qemu, from, to, said) in [
+            ("7.2", "reconnect=1", "reconnect-ms=1000", "reconnect-ms, which QEMU 7.2 does not take"),
+            ("10.2", "reconnect-ms=1000", "reconnect=1", "needs reconnect-ms=1000 in its place"),
+            ("10.2", ",reconnect-ms=1000", "", "its -chardev needs reconnect-ms=1000"),
+        ] {
+            let problems = after_in(qemu, from, to);
+            assert!(problems.len() == 1 && problems[0].contains(said), "{problems:?}");
+        }
     }
 
     #[test]
@@ -138,6 +169,6 @@ mod tests {
 
     #[test]
     fn a_vm_without_volumes_needs_nothing() {
-        assert_eq!(problems("qemu-system-x86_64", "c", &volumes()), [""; 0]);
+        assert_eq!(problems("qemu-system-x86_64", "c", &volumes(), QemuVersion::OLDEST), [""; 0]);
     }
 }

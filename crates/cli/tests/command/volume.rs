@@ -222,3 +222,54 @@ fn what_is_printed_for_qemu_is_what_it_checks() {
     // A VM that nobody knows, and no daemon.
     volumes.expect(1, "qemu-args b");
 }
+
+/// Whether this machine's QEMU takes these arguments: it starts, does nothing, and is told to end.
+fn qemu_takes(arguments: &[&str]) -> Output {
+    use std::io::Write;
+    let mut qemu = Command::new(format!("qemu-system-{}", std::env::consts::ARCH))
+        .args(["-M", "none", "-nodefaults", "-display", "none", "-qmp", "stdio"])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("QEMU is part of the tests' set-up (scripts/setup)");
+    // It may have ended already, if it did not like them.
+    let _ = qemu.stdin.take().unwrap().write_all(b"{'execute':'qmp_capabilities'}{'execute':'quit'}\n");
+    qemu.wait_with_output().unwrap()
+}
+
+#[test]
+fn each_qemu_gets_what_it_takes() {
+    use std::os::unix::fs::PermissionsExt;
+    let volumes = Volumes::new();
+    volumes.configure("data", "vm = 'a'\n[[disk]]\npath = 'IMAGE'");
+    let chardev = |flags: &str| {
+        let (printed, _) = volumes.expect(0, &format!("qemu-args a {flags}"));
+        let line = printed.lines().find_map(|line| line.strip_prefix("-chardev "));
+        line.unwrap_or_else(|| panic!("{printed}")).to_owned()
+    };
+    // The one of this machine.
+    let printed = chardev("");
+    let output = qemu_takes(&["-chardev", &printed]);
+    assert!(output.status.success(), "{printed}: {output:?}");
+    // Others, by their answers.
+    let qemu = volumes.path("qemu");
+    for (answer, wanted) in [
+        ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", "reconnect=1"),
+        ("QEMU emulator version 9.2.0 (qemu-kvm-9.2.0-1.el9)", "reconnect-ms=1000"),
+        ("QEMU emulator version 11.0.1 (Debian 1:11.0.1+ds-1~bpo12+1)", "reconnect-ms=1000"),
+    ] {
+        fs::write(&qemu, format!("#!/bin/sh\n[ \"$*\" = -version ] && echo '{answer}'\n")).unwrap();
+        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+        let printed = chardev(&format!("--qemu {}", qemu.display()));
+        assert!(printed.ends_with(&format!(",{wanted}")), "{answer}: {printed}");
+    }
+    assert!(chardev("--qemu-version 10.2").ends_with(",reconnect-ms=1000"));
+    // Who is no QEMU, or nobody.
+    for flags in ["--qemu /bin/true", "--qemu /no/qemu", "--qemu-version new"] {
+        let status = if flags.contains("new") { 2 } else { 1 };
+        let (_, said) = volumes.expect(status, &format!("qemu-args a {flags}"));
+        assert!(said.contains("version"), "{said}");
+    }
+}
