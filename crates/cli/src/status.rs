@@ -172,7 +172,12 @@ fn endpoints(inspect: &Inspect) -> Table {
             endpoint.vector.to_string(),
             endpoint.channels.to_string(),
             output::bytes(endpoint.bytes),
-            if endpoint.attached { "attached" } else { "detached" }.into(),
+            match (endpoint.attached, endpoint.held) {
+                (true, _) => "attached",
+                (false, true) => "held",
+                (false, false) => "detached",
+            }
+            .into(),
         ]);
     }
     table

@@ -275,7 +275,8 @@ fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
     drop(program);
     wait_for("its end", || (endpoint(&daemon, "program")?["pids"] == json!([])).then_some(()));
     daemon.restart();
-    assert_eq!(endpoint(&daemon, "program").unwrap()["pids"], json!([]));
+    let held = endpoint(&daemon, "program").unwrap();
+    assert_eq!((&held["pids"], &held["held"], &held["attached"]), (&json!([]), &json!(true), &json!(false)));
     near.send(b"between").unwrap();
     // Over a session that has no segment yet.
     let session = Session::connect_to(&daemon.socket()).unwrap();
@@ -288,7 +289,8 @@ fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
     far.send(b"after").unwrap();
     assert_eq!(near.recv().unwrap(), b"before");
     assert_eq!(near.recv().unwrap(), b"after");
-    assert_eq!(endpoint(&daemon, "program").unwrap()["pids"], json!([std::process::id()]));
+    let adopted = endpoint(&daemon, "program").unwrap();
+    assert_eq!((&adopted["pids"], &adopted["held"]), (&json!([std::process::id()]), &json!(false)));
     // Its owner like any other: it ends with it.
     drop(far);
     assert!(matches!(near.recv(), Err(Error::Finished)));

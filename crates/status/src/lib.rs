@@ -204,6 +204,8 @@ pub struct Endpoint {
     pub vector: u32,
     /// False while it has not come back after a restart of a daemon.
     pub attached: bool,
+    /// It outlives its last process for a while, so that another one can adopt it.
+    pub held: bool,
     /// How many it has, opened by either side.
     pub channels: usize,
     /// Bytes of those that it has opened.

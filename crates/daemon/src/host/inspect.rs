@@ -157,6 +157,7 @@ impl Server {
                         uid: known.then_some(endpoint.uid),
                         vector: endpoint.vector,
                         attached: self.broker.has_connection(endpoint.number),
+                        held: endpoint.is_held(),
                         channels: endpoint.channels.len(),
                         bytes: endpoint.bytes,
                     });
