@@ -1,4 +1,4 @@
-//! Death in calls that are about blocks, and in those that make and open locks.
+//! Death in calls that are about blocks, in those that make and open locks, and while the endpoint is held.
 
 use crate::stepper::{Stepper, Way, leave, start};
 use crate::support::WATCHDOG;
@@ -28,7 +28,18 @@ fn have_own(heir: &Endpoint) {
     heir.open_block_within(OWN, Rights::WRITE_EXCLUSIVE, WATCHDOG).unwrap().close().unwrap();
 }
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
+    Case {
+        name: "hold the endpoint, and release it",
+        victim: |endpoint| {
+            start();
+            let token = endpoint.hold(Duration::from_millis(20)).unwrap();
+            endpoint.release(&token);
+        },
+        meanwhile: nothing,
+        after: nothing,
+        waits: false,
+    },
     Case {
         name: "make a block of zeros with a name",
         victim: |endpoint| {
