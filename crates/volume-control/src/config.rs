@@ -5,7 +5,7 @@ mod disk;
 mod kinds;
 
 pub use disk::{Disk, DiskSpec};
-pub use kinds::{BackendKind, Device, Direct, Lock, SandboxMode, Wait};
+pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
 
 use crate::{Limits, Places};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};

@@ -98,8 +98,11 @@ fn queues(text: &mut String, stats: &[Stat]) {
         ("ginnel_volume_queue_throttled_total", "Requests that waited for a limit.", |q| q.throttled),
         ("ginnel_volume_queue_malformed_total", "Requests that made no sense.", |q| q.malformed),
     ];
-    for (name, help, value) in counters {
-        family(text, name, "counter", help);
+    let held = "Requests that wait for an operator because their disk was full or had failed.";
+    let kinds = counters.map(|(name, help, value)| (name, "counter", help, value));
+    let gauge = [("ginnel_volume_queue_held", "gauge", held, (|q| q.held) as fn(&QueueStat) -> u64)];
+    for (name, kind, help, value) in kinds.into_iter().chain(gauge) {
+        family(text, name, kind, help);
         for s in stats {
             for q in &s.queues {
                 put!(text, "{name}{{volume={},queue=\"{}\"}} {}", quoted(&s.volume), q.queue, value(q));
@@ -182,7 +185,7 @@ mod tests {
             errors: 1,
             latency: Latency::of(vec![(255, 1), (1023, 1), (1 << 40, 1)], 2_000, 1 << 39),
         };
-        let queue = QueueStat { queue: 1, kicks: 7, ..Default::default() };
+        let queue = QueueStat { queue: 1, kicks: 7, held: 3, ..Default::default() };
         let disk = DiskStat { disk: 2, lost_writes: true, ..Default::default() };
         let stat = Stat {
             volume: "a\"b".into(),
@@ -195,6 +198,7 @@ mod tests {
         for line in [
             r#"ginnel_volume_disk_lost_writes{volume="a\"b",disk="2"} 1"#,
             r#"ginnel_volume_queue_kicks_total{volume="a\"b",queue="1"} 7"#,
+            r#"ginnel_volume_queue_held{volume="a\"b",queue="1"} 3"#,
             r#"ginnel_volume_requests_total{volume="a\"b",operation="read"} 3"#,
             r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="0.000000256"} 1"#,
             r#"ginnel_volume_latency_seconds_bucket{volume="a\"b",operation="read",le="0.000001024"} 2"#,

@@ -33,6 +33,12 @@ pub enum Request {
         #[serde(default)]
         disk: u32,
     },
+    /// Tries requests again that are held because their disk was full or had failed.
+    Resume {
+        /// Lets them fail instead.
+        #[serde(default)]
+        fail: bool,
+    },
     /// The state of each queue, for a guest that is stuck.
     Dump,
 }
@@ -49,6 +55,8 @@ pub enum Answer {
     Size(u64),
     /// To [`Request::ResetErrors`]: whether there was something to accept.
     Reset(bool),
+    /// To [`Request::Resume`]: how many requests were held.
+    Resumed(u64),
     /// To [`Request::Dump`].
     Dump(Dump),
     /// It was not done: what is wrong and what helps, on one line.
@@ -69,6 +77,7 @@ mod tests {
             ),
             (Request::Resize { disk: 1, size: Some(Bytes(4096)) }, r#"{"op":"resize","disk":1,"size":4096}"#),
             (Request::ResetErrors { disk: 1 }, r#"{"op":"reset-errors","disk":1}"#),
+            (Request::Resume { fail: false }, r#"{"op":"resume","fail":false}"#),
             (Request::Dump, r#"{"op":"dump"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);

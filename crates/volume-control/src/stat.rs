@@ -1,7 +1,7 @@
 //! What a volume counts.
 
 use crate::Limits;
-use crate::config::{BackendKind, Device, Wait};
+use crate::config::{BackendKind, Device, OnError, Wait};
 use serde::{Deserialize, Serialize};
 
 /// A volume and its counters. They count from the start of its process.
@@ -76,6 +76,8 @@ pub struct DiskStat {
     pub write_back: bool,
     /// Whether writes that had been accepted are lost, so that no flush succeeds until an operator has reset that.
     pub lost_writes: bool,
+    /// What becomes of requests that it fails.
+    pub on_error: OnError,
 }
 
 /// A thread of a volume.
@@ -116,6 +118,8 @@ pub struct QueueStat {
     pub calls_saved: u64,
     /// Requests that had to wait for a limit.
     pub throttled: u64,
+    /// Requests that are held at the moment, because their disk was full or had failed.
+    pub held: u64,
     /// Requests that made no sense.
     pub malformed: u64,
 }

@@ -16,6 +16,8 @@ pub struct Disk {
     pub read_only: bool,
     /// Whether there is a volatile cache at all, that a driver may turn off.
     pub write_cache: bool,
+    /// Whether requests that fail, because there is no space or the disk has an error, wait for an operator.
+    pub holds_errors: bool,
     /// Padded with zeros.
     pub serial: [u8; ID_LEN],
     /// Bytes; a multiple of the block size.
@@ -58,6 +60,7 @@ impl Disk {
             block_size,
             read_only,
             write_cache: true,
+            holds_errors: false,
             serial: padded,
             bytes: AtomicU64::new(0),
             cache_on: AtomicBool::new(true),
@@ -73,6 +76,11 @@ impl Disk {
     pub fn without_cache(self) -> Self {
         self.cache_on.store(false, Ordering::Relaxed);
         Self { write_cache: false, ..self }
+    }
+
+    /// The same disk, where requests that fail wait for an operator, or do not.
+    pub fn holding_errors(self, holds_errors: bool) -> Self {
+        Self { holds_errors, ..self }
     }
 
     /// Its size now.

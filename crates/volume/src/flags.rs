@@ -3,7 +3,9 @@
 use clap::Parser;
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem};
 use ginnel_volume_control::Places;
-use ginnel_volume_control::config::{BackendKind, Config, Device, Direct, Lock, SandboxMode, Spec, Wait};
+use ginnel_volume_control::config::{
+    BackendKind, Config, Device, Direct, Lock, OnError, SandboxMode, Spec, Wait,
+};
 use std::path::PathBuf;
 
 /// Serves a virtual disk to a VM over vhost-user.
@@ -131,6 +133,9 @@ pub struct Flags {
     /// Whether the guest may discard.
     #[arg(long, value_name = "BOOL")]
     pub discard: Option<bool>,
+    /// Requests that fail because the disk is full or has an error: report (the guest gets the error), or hold (they wait).
+    #[arg(long, value_name = "WHAT")]
+    pub on_error: Option<OnError>,
     /// Completions are polled from the device.
     #[arg(long)]
     pub iopoll: bool,
@@ -220,6 +225,7 @@ impl Flags {
             instead(&self.direct, &mut disk.direct);
             over(&self.write_cache, &mut disk.write_cache);
             over(&self.discard, &mut disk.discard);
+            instead(&self.on_error, &mut disk.on_error);
             disk.iopoll |= self.iopoll;
             over(&self.lock, &mut disk.lock);
         }

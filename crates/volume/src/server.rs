@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ginnel_volume_control::Limits as RateLimits;
-use ginnel_volume_control::config::{Config, Device as DeviceKind};
+use ginnel_volume_control::config::{Config, Device as DeviceKind, OnError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::socket_peercred;
 use thiserror::Error;
@@ -101,7 +101,8 @@ impl Server {
             .iter()
             .zip(&backends)
             .map(|(spec, (_, bytes))| {
-                let disk = Disk::new(*bytes, spec.sector, spec.read_only, &spec.serial);
+                let disk = Disk::new(*bytes, spec.sector, spec.read_only, &spec.serial)
+                    .holding_errors(spec.on_error == OnError::Hold);
                 Arc::new(if spec.write_cache { disk } else { disk.without_cache() })
             })
             .collect();
@@ -265,7 +266,11 @@ impl Server {
             }
             self.shared.note(&session);
         };
-        let stopped = session.stop_all(&mut workers);
+        // Who goes on with the next process hands it what is in flight.
+        let stopped = match go_on {
+            true => session.stop_all(&mut workers),
+            false => session.pause_all(&mut workers),
+        };
         // Who sees that it has gone finds nothing of it open.
         drop((session, connection));
         self.shared.front_end_went();

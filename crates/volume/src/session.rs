@@ -1,9 +1,11 @@
 //! One front end: its messages, and what they make of the device (vhost-user specification).
 //!
 //! A queue runs from when it is complete (memory, size, addresses, kick, enabled) until GET_VRING_BASE, or until the
-//! front end is gone. All that was taken is given back first; if the front end has agreed that GET_VRING_BASE leaves requests in
-//! flight, what has not been begun stays in the in-flight region, for whoever goes on with it. A message that changes what a running queue rests on, such as a new memory table, stops it (the
-//! worker finishes what it has taken), and starts it again where it stood; the guest notices nothing.
+//! front end is gone. All that was taken is given back first. If the front end has agreed that GET_VRING_BASE leaves requests
+//! in flight, what has not been begun stays in the in-flight region, for whoever goes on with it.
+//!
+//! A message that changes what a running queue rests on, such as a new memory table, stops it in the same way, and starts it
+//! again where it stood; the guest notices nothing.
 //!
 //! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here. So does one that
 //! reboots during a migration; QEMU (9.2 and later) resets the device then, and we know better.
@@ -300,7 +302,10 @@ impl Session {
             Request::SET_VRING_ADDR => {
                 let addresses: VringAddress = message.payload()?;
                 let index = self.index(message, addresses.index)?;
-                self.change(index, queues, |ring| ring.addresses = Some(addresses))?;
+                // This too is said while the queue runs: the log of written pages goes on or off.
+                self.end(index, self.inflight.is_some(), queues)?;
+                self.rings[index].addresses = Some(addresses);
+                self.start(index, queues)?;
             }
             Request::SET_VRING_BASE => {
                 let (index, base) = self.vring(message)?;
@@ -360,10 +365,11 @@ impl Session {
                 let file = message.one_fd()?;
                 let memory = memory::map_inflight(&area, &file).map_err(Gone::Refused)?;
                 let inflight = Inflight { memory, queues: area.queues, queue_size: area.queue_size };
-                self.change_all(queues, |session| {
-                    session.keep_notes(&inflight);
-                    session.inflight = Some(inflight);
-                })?;
+                // Nothing may be left in the old one.
+                self.stop_all(queues)?;
+                self.keep_notes(&inflight);
+                self.inflight = Some(inflight);
+                self.start_all(queues)?;
             }
             _ => return Err(message.malformed("is not known to this volume")),
         }
@@ -399,6 +405,17 @@ impl Session {
         Ok(())
     }
 
+    /// Stops all queues, which are to go on at once, or with the next process: what has not been begun stays in the in-flight
+    /// region, if there is one.
+    pub fn pause_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
+        let suspend = self.inflight.is_some();
+        (0..self.rings.len()).try_for_each(|index| self.end(index, suspend, queues))
+    }
+
+    fn start_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
+        (0..self.rings.len()).try_for_each(|index| self.start(index, queues))
+    }
+
     /// Changes one queue, which may run.
     fn change(
         &mut self,
@@ -413,9 +430,9 @@ impl Session {
 
     /// Changes what all queues rest on.
     fn change_all(&mut self, queues: &mut dyn Queues, f: impl FnOnce(&mut Self)) -> Result<(), Gone> {
-        self.stop_all(queues)?;
+        self.pause_all(queues)?;
         f(self);
-        (0..self.rings.len()).try_for_each(|index| self.start(index, queues))
+        self.start_all(queues)
     }
 
     /// Starts a queue if all is there.
@@ -562,13 +579,14 @@ impl Session {
         Ok(Outcome::Reply(reply, None))
     }
 
-    fn set_config(&self, message: &Message, queues: &mut dyn Queues) -> Result<Outcome, Gone> {
+    fn set_config(&mut self, message: &Message, queues: &mut dyn Queues) -> Result<Outcome, Gone> {
         let (header, bytes) = config_header(message)?;
         let cached = || self.device.disks().iter().filter(|disk| disk.is_cache_on()).count();
         let before = cached();
         let mut done = self.device.set_config(header.offset, bytes);
         if done.is_ok() && cached() < before {
-            // A driver that has turned the cache off flushes no more, also not what it had written before.
+            // A driver that has turned the cache off flushes no more, also not what it had written before, and what it is writing.
+            self.change_all(queues, |_| {})?;
             done = queues.sync();
         }
         Ok(match done {

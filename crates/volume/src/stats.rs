@@ -97,6 +97,8 @@ pub struct QueueCounters {
     pub calls_saved: Counter,
     /// Requests that had to wait for a limit, each once.
     pub throttled: Counter,
+    /// Requests that wait for an operator at the moment, because their disk has failed.
+    pub held: Counter,
     /// Requests that made no sense.
     pub malformed: Counter,
     /// The thread that owns it, or had it last.
@@ -126,6 +128,7 @@ impl QueueCounters {
             calls: self.calls.get(),
             calls_saved: self.calls_saved.get(),
             throttled: self.throttled.get(),
+            held: self.held.get(),
             malformed: self.malformed.get(),
         }
     }

@@ -7,6 +7,7 @@
 //! While it is awake it asks for no kicks. Before it sleeps it asks for them, looks once more, and only then waits, for a
 //! kick, for its mail, or for a completion.
 
+mod hold;
 mod mail;
 mod queue;
 mod settle;
@@ -30,6 +31,7 @@ use crate::device::{Begin, Device};
 use crate::disk::Disk;
 use crate::limit::{Limiter, NotBefore};
 use crate::stats::{Counters, Kind, ThreadCounters};
+use hold::OnHold;
 use mail::Inbox;
 use queue::{Queue, State};
 use settle::Settlements;
@@ -95,6 +97,9 @@ pub(crate) struct Worker {
     limiter: Arc<Limiter>,
     peers: Peers,
     settlements: Settlements,
+    /// Of each disk, whether requests that it fails wait for an operator.
+    holds: Vec<bool>,
+    on_hold: OnHold,
     complaints: Vec<Complaint>,
     /// An event was lost, and the event queue does not run: the next one tells.
     missed: bool,
@@ -117,6 +122,7 @@ impl Worker {
         let disks = plan.device.disks();
         Ok(Self {
             complaints: vec![Complaint::default(); disks.len()],
+            holds: disks.iter().map(|disk| disk.holds_errors).collect(),
             device: plan.device,
             disks,
             stores: plan.stores,
@@ -134,6 +140,7 @@ impl Worker {
             limiter: plan.limiter,
             peers: plan.peers,
             settlements: Settlements::default(),
+            on_hold: OnHold::new(),
             missed: false,
             pins: plan.pin_memory,
             number: plan.number,
@@ -359,9 +366,20 @@ impl Worker {
         worked
     }
 
-    /// Answers a request, and gives it back.
+    /// What the disk has said of a request.
     #[inline]
     fn complete(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
+        if let Err(failure) = result
+            && self.hold(slot, failure)
+        {
+            return;
+        }
+        self.finish(slot, result, now);
+    }
+
+    /// Answers a request, and gives it back.
+    #[inline]
+    fn finish(&mut self, slot: u32, result: Result<(), Failure>, now: u64) {
         let place = self.slots.at(slot);
         let Some(ticket) = place.ticket.take() else { return };
         let (at, serial, disk, op) = (place.queue, place.serial, place.disk, place.op);
@@ -475,7 +493,12 @@ impl Worker {
                     None => self.missed = true,
                 },
                 Order::Look => {}
-                Order::Settle(settling) => self.settlements.ask(&mut self.queues, &self.slots, settling),
+                Order::Settle(settling) => {
+                    self.settlements.ask(&mut self.queues, &self.slots, settling);
+                    // Who aborts wants an answer.
+                    self.fail_held(|_| true);
+                }
+                Order::Resume { fail } => self.resume(fail),
                 Order::Dump { answer } => {
                     let now = self.now();
                     let states = self.queues.iter().map(|q| q.dump(self.number, &self.slots, now)).collect();
@@ -498,8 +521,10 @@ impl Worker {
             queue.held = None;
             queue.slots -= self.slots.leave(serial);
             self.settlements.forget(&self.slots);
+            self.forget_held(at);
         } else {
             self.settlements.hurry(own, &self.peers);
+            self.fail_held(|queue| queue == serial);
         }
     }
 

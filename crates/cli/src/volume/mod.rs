@@ -37,6 +37,7 @@ enum Command {
     Limit(LimitArgs),
     Resize(Resize),
     ResetErrors(ResetErrors),
+    Resume(Resume),
     Dump(dump::Args),
 }
 
@@ -114,6 +115,18 @@ struct ResetErrors {
     disk: u32,
 }
 
+/// Goes on with requests that a volume holds because a disk was full or had failed (on-error = "hold").
+///
+/// They are tried again, in the order in which they came; those that fail again are held again.
+#[derive(clap::Args)]
+struct Resume {
+    /// The volume.
+    volume: String,
+    /// Let them fail instead: the guest gets the errors.
+    #[arg(long)]
+    fail: bool,
+}
+
 pub fn run(args: Args) -> Result<()> {
     let mut places = Places::default();
     places.sockets = args.sockets.unwrap_or(places.sockets);
@@ -125,6 +138,7 @@ pub fn run(args: Args) -> Result<()> {
         Command::Limit(args) => limit(&places, &args),
         Command::Resize(args) => resize(&places, &args),
         Command::ResetErrors(args) => reset_errors(&places, &args),
+        Command::Resume(args) => resume(&places, &args),
         Command::Dump(args) => dump::run(&places, &args),
     }
 }
@@ -338,6 +352,17 @@ fn reset_errors(places: &Places, args: &ResetErrors) -> Result<()> {
         _ => bail!("the volume answers something else: use the `ginnel` of its version"),
     };
     output::line(format!("volume {}, disk {}: {what}", args.volume, args.disk))
+}
+
+fn resume(places: &Places, args: &Resume) -> Result<()> {
+    let request = Request::Resume { fail: args.fail };
+    match connect(places, &args.volume)?.ask(&request).context("not resumed")? {
+        Answer::Resumed(held) => {
+            let what = if args.fail { "fail now" } else { "are tried again" };
+            output::line(format!("volume {}: {held} requests were held, and {what}", args.volume))
+        }
+        _ => bail!("the volume answers something else: use the `ginnel` of its version"),
+    }
 }
 
 #[cfg(test)]

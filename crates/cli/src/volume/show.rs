@@ -103,6 +103,7 @@ fn queues(stat: &Stat) -> Table {
         "CALLS",
         "CALLS SAVED",
         "THROTTLED",
+        "HELD",
         "MALFORMED",
     ]);
     for q in &stat.queues {
@@ -115,6 +116,7 @@ fn queues(stat: &Stat) -> Table {
             q.calls.to_string(),
             q.calls_saved.to_string(),
             q.throttled.to_string(),
+            q.held.to_string(),
             q.malformed.to_string(),
         ]);
     }

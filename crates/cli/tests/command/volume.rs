@@ -161,6 +161,8 @@ fn a_volume_is_served_listed_counted_resized_and_missed() {
     assert!(volumes.good("volume reset-errors web").contains("no writes were lost"));
     assert!(volumes.expect(1, "volume reset-errors web --disk 7").1.contains("no disk 7"));
 
+    assert!(volumes.good("volume resume web").contains("0 requests were held"));
+
     volumes.running[0].kill().unwrap();
     assert_eq!(volumes.running[0].wait().unwrap().signal(), Some(9));
     assert!(volumes.good("volume list").contains("not running"));

@@ -1,6 +1,6 @@
 //! A disk of a volume.
 
-use super::{BackendKind, Device, Direct, Lock};
+use super::{BackendKind, Device, Direct, Lock, OnError};
 use ginnel_config::{Bytes, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -31,6 +31,8 @@ pub struct DiskSpec {
     pub write_cache: Option<bool>,
     /// Whether the guest may discard, and write zeroes, which make holes.
     pub discard: Option<bool>,
+    /// What becomes of requests that fail because the disk is full or has an error.
+    pub on_error: OnError,
     /// Whether completions are polled from the device instead of waited for (`IORING_SETUP_IOPOLL`).
     pub iopoll: bool,
     /// Whether the image is locked against other volumes and QEMUs, and for how long.
@@ -60,6 +62,8 @@ pub struct Disk {
     pub write_cache: bool,
     /// Whether the guest may discard.
     pub discard: bool,
+    /// What becomes of requests that fail because it is full or has an error.
+    pub on_error: OnError,
     /// Whether completions are polled from the device.
     pub iopoll: bool,
     /// Whether the image is locked, and for how long.
@@ -135,6 +139,7 @@ impl DiskSpec {
             direct: self.direct,
             write_cache: self.write_cache.unwrap_or(true),
             discard: self.discard.unwrap_or(true) && !self.read_only,
+            on_error: self.on_error,
             iopoll: self.iopoll,
             lock: self.lock.unwrap_or_default(),
         })

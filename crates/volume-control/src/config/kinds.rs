@@ -57,6 +57,17 @@ words! {
 }
 
 words! {
+    /// What becomes of requests that fail because the disk is full or has an error.
+    OnError {
+        /// The guest gets the error.
+        #[default]
+        Report = "report",
+        /// They wait for an operator.
+        Hold = "hold",
+    }
+}
+
+words! {
     /// Whether the process locks itself in.
     SandboxMode {
         /// With what the kernel has, and said so where something is missing.

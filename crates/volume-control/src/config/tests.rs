@@ -51,6 +51,7 @@ fn every_key_is_read() {
         serial = "X1"
         lock = "vm"
         direct = "on"
+        on-error = "hold"
         [[disk]]
         path = "/images/b"
         read-only = true
@@ -74,6 +75,7 @@ fn every_key_is_read() {
     assert_eq!(serials, [(0, "X1"), (1, "v.1"), (2, "v.2")]);
     assert!(!config.disks[1].discard, "nothing to discard on a read-only disk");
     assert_eq!((config.disks[0].lock, config.disks[2].lock), (Lock::Vm, Lock::Off));
+    assert_eq!((config.disks[0].on_error, config.disks[1].on_error), (OnError::Hold, OnError::Report));
 }
 
 #[test]
@@ -92,6 +94,7 @@ fn mistakes_are_named_with_place_and_fix() {
         ("qeues = 2", "v.toml:1: unknown field `qeues`"),
         ("\n\ndevice = \"nvme\"", "v.toml:3: unknown variant `nvme`"),
         ("[[disk]]\npath = 5", "v.toml:2"),
+        ("[[disk]]\npath = \"/a\"\non-error = \"stop\"", "unknown variant `stop`"),
         ("[[disk]]", "disk 0: path"),
         ("[[disk]]\nbackend = \"ram\"", "disk 0: size"),
         ("[[disk]]\nbackend = \"null\"\npath = \"/x\"", "has no image"),

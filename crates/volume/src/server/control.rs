@@ -39,6 +39,11 @@ impl Handler for Shared {
                 Ok(lost) => Answer::Reset(lost),
                 Err(why) => Answer::Error(why),
             },
+            Request::Resume { fail } => {
+                let held = self.counters.queue_stats().iter().map(|queue| queue.held).sum();
+                self.workers.iter().for_each(|worker| worker.send(Order::Resume { fail }));
+                Answer::Resumed(held)
+            }
             Request::Dump => Answer::Dump(self.dump()),
         }
     }
@@ -131,6 +136,7 @@ impl Shared {
                     direct: backend.image().is_some_and(|image| image.is_direct()),
                     write_back: disk.write_back(),
                     lost_writes: disk.has_lost(),
+                    on_error: spec.on_error,
                 }
             });
         Stat {

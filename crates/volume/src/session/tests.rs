@@ -360,9 +360,15 @@ fn a_queue_is_only_suspended_where_there_is_a_place_for_what_is_left() {
     let (body, file) = rig.new_inflight();
     rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
     assert_eq!(stop(&mut rig), 1);
-    // Stops of which the front end knows nothing are whole ones.
+    // One that goes on at once, with the same region.
     rig.kick(0).unwrap();
     rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
+    assert_eq!(std::mem::take(&mut rig.books.suspends), 1);
+    // With another one nothing would be known of what is left.
+    let (body, file) = rig.new_inflight();
+    rig.say(Request::SET_INFLIGHT_FD, &body, vec![file]).unwrap();
+    rig.state(Request::SET_VRING_ENABLE, 0, 0).unwrap();
+    rig.state(Request::SET_VRING_ENABLE, 0, 1).unwrap();
     rig.session.stop_all(&mut rig.books).unwrap();
     assert_eq!(rig.books.suspends, 0);
     let without = Session::PROTOCOL & !protocol::GET_VRING_BASE_INFLIGHT;

@@ -52,6 +52,11 @@ pub enum Order {
     Look,
     /// Tell when all requests that have begun have ended.
     Settle(Arc<Settling>),
+    /// Try requests that are held because their disk has failed again, or let them fail.
+    Resume {
+        /// Let them fail.
+        fail: bool,
+    },
     /// Tell how the queues stand.
     Dump {
         /// Where the answer goes.

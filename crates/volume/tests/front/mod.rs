@@ -308,6 +308,13 @@ impl Guest {
         assert!(self.front.is_served());
     }
 
+    /// The first byte that the device has written as the answer to request `n` of a queue.
+    pub fn answer(&self, queue: usize, n: usize) -> u8 {
+        let mut byte = [0];
+        self.memory.read(QUEUE * queue + OWN + 512 * n + 256, &mut byte);
+        byte[0]
+    }
+
     /// Shows the device what was added.
     pub fn kick(&mut self, queue: usize) {
         if self.queues[queue].publish() {

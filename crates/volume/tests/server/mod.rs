@@ -147,6 +147,21 @@ impl Server {
         }
     }
 
+    /// Waits until it holds so many requests for an operator.
+    pub fn wait_for_held(&self, count: u64) {
+        let until = Instant::now() + PROMPT;
+        loop {
+            let answer: serde_json::Value = serde_json::from_str(&self.control(r#"{"op":"stat"}"#)).unwrap();
+            let queues = answer["stat"]["queues"].as_array().unwrap().clone();
+            let held = queues.iter().map(|queue| queue["held"].as_u64().unwrap()).sum::<u64>();
+            if held == count {
+                return;
+            }
+            assert!(Instant::now() < until, "{held} are held, not {count}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// A request on the control socket.
     pub fn control(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.path().join("v.ctl")).unwrap();

@@ -1,6 +1,6 @@
 use super::*;
 use ginnel_virtqueue::Region;
-use ginnel_volume_control::config::{BackendKind, Direct, Disk, Lock};
+use ginnel_volume_control::config::{BackendKind, Direct, Disk, Lock, OnError};
 
 const BYTES: u64 = 1 << 20;
 
@@ -16,6 +16,7 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
         direct: Direct::Auto,
         write_cache: true,
         discard: true,
+        on_error: OnError::Report,
         iopoll,
         lock: Lock::Off,
     };

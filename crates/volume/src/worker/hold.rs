@@ -1,0 +1,113 @@
+//! Requests that wait for an operator, because their disk is full or has failed (`on-error = "hold"`).
+//!
+//! They are taken, and in flight, as if the disk had not answered yet. An operator who has made room, or has mended the disk,
+//! lets them be tried again, in the order in which they were taken; or lets them fail. Nobody else is held up: all other
+//! requests go on, and those that fail wait too.
+//!
+//! Who cannot wait gets the error after all: a queue that is stopped, unless a successor takes it over with what is in
+//! flight, and a driver that aborts its commands.
+//!
+//! A flush never waits. What it could not make durable may be gone, and trying again would hide that.
+
+use tracing::{info, warn};
+
+use super::Worker;
+use super::queue::State;
+use crate::backend::{Failure, Op};
+
+/// Those of a worker, and why each has failed.
+pub(super) type OnHold = Vec<(u32, Failure)>;
+
+impl Failure {
+    /// Whether it may pass: there is no space, or the disk has an error.
+    fn may_pass(self) -> bool {
+        matches!(self, Self::Errno(libc::ENOSPC | libc::EDQUOT | libc::EIO))
+    }
+}
+
+impl Worker {
+    /// A request has failed. Holds it, if it is to be held; says whether it is.
+    #[cold]
+    pub(super) fn hold(&mut self, slot: u32, failure: Failure) -> bool {
+        let place = self.slots.at(slot);
+        let (serial, disk, op, bytes) = (place.serial, place.disk, place.op, place.bytes());
+        let holds = self.holds.get(usize::from(disk)) == Some(&true);
+        if !holds || op == Op::Flush || !failure.may_pass() || self.settlements.anybody_waits(|_| false) {
+            return false;
+        }
+        let Some(queue) = self.queues.iter_mut().find(|queue| queue.serial == serial) else { return false };
+        if !matches!(queue.state, State::Running | State::Suspending) {
+            return false;
+        }
+        self.slots.at(slot).begun = false;
+        if queue.state == State::Suspending {
+            // A successor tries again.
+            queue.slots -= self.slots.leave(serial);
+            return true;
+        }
+        queue.counters.held.add(1);
+        if !self.on_hold.iter().any(|(held, _)| self.slots.at(*held).disk == disk) {
+            let (what, at) = (op.word(), op.at());
+            warn!(
+                "disk {disk}: {what} of {bytes} bytes at {at} failed: {failure}; it waits, and so do others that fail, until \
+                 `ginnel volume resume`"
+            );
+        }
+        self.on_hold.push((slot, failure));
+        true
+    }
+
+    /// Tries all that are held again, or lets them fail.
+    pub(super) fn resume(&mut self, fail: bool) {
+        if fail {
+            return self.fail_held(|_| true);
+        }
+        let mut held = std::mem::take(&mut self.on_hold);
+        if held.is_empty() {
+            return;
+        }
+        info!("{} requests that were held are tried again", held.len());
+        held.sort_by_key(|(slot, _)| self.slots.at(*slot).number);
+        self.queues.iter().for_each(|queue| queue.counters.held.set(0));
+        let now = self.now();
+        for (slot, failure) in held {
+            let serial = self.slots.at(slot).serial;
+            match self.queues.iter().position(|queue| queue.serial == serial) {
+                Some(at) if self.queues[at].state == State::Running => {
+                    // It begins anew, also for who asks whether writes were lost since.
+                    self.slots.at(slot).began = now;
+                    self.dispatch(at, slot);
+                }
+                _ => self.end(slot, Err(failure)),
+            }
+        }
+    }
+
+    /// Lets those of some queues, which `of` knows by their serial numbers, fail.
+    pub(super) fn fail_held(&mut self, of: impl Fn(u64) -> bool) {
+        if self.on_hold.is_empty() {
+            return;
+        }
+        for queue in self.queues.iter().filter(|queue| of(queue.serial)) {
+            queue.counters.held.set(0);
+        }
+        let all = std::mem::take(&mut self.on_hold);
+        let (fail, stay) = all.into_iter().partition(|(slot, _)| of(self.slots.at(*slot).serial));
+        self.on_hold = stay;
+        let fail: OnHold = fail;
+        for (slot, failure) in fail {
+            self.end(slot, Err(failure));
+        }
+    }
+
+    /// Those of one queue have been left to a successor.
+    pub(super) fn forget_held(&mut self, at: usize) {
+        self.on_hold.retain(|(slot, _)| self.slots.is_there(*slot));
+        self.queues[at].counters.held.set(0);
+    }
+
+    fn end(&mut self, slot: u32, result: Result<(), Failure>) {
+        let now = self.now();
+        self.finish(slot, result, now);
+    }
+}
