@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use ginnel_volume_control::config::{self, Lock};
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::backend::{Backend, ImageError};
 use crate::lock::{self, LockError, Use};
@@ -99,14 +99,15 @@ impl Ownership {
         Ok(taken)
     }
 
-    /// The VM has stopped to go on elsewhere.
-    pub fn vm_stopped(&self) {
-        self.release(|_| true);
+    /// The VM has stopped to go on elsewhere. `settled` makes all durable that a disk has accepted, and says whether it could; an
+    /// image with which it could not is kept: nobody else would know that something is missing.
+    pub fn vm_stopped(&self, settled: impl Fn(usize) -> Result<(), String>) {
+        self.release(|_| true, settled);
     }
 
-    /// The VM has ended, or is cut off.
-    pub fn vm_gone(&self) {
-        self.release(|claim| claim.lock == Lock::Vm);
+    /// The VM has ended, or is cut off. As [`Ownership::vm_stopped`], of images that are locked only while a VM runs.
+    pub fn vm_gone(&self, settled: impl Fn(usize) -> Result<(), String>) {
+        self.release(|claim| claim.lock == Lock::Vm, settled);
     }
 
     /// The volume ends. All that was under way must be done.
@@ -125,9 +126,13 @@ impl Ownership {
         held.then(work)
     }
 
-    fn release(&self, which: impl Fn(&Claim) -> bool) {
+    fn release(&self, which: impl Fn(&Claim) -> bool, settled: impl Fn(usize) -> Result<(), String>) {
         let mut released = Vec::new();
         for claim in self.claims().iter_mut().filter(|claim| claim.held && which(claim)) {
+            if let Err(error) = settled(claim.disk) {
+                error!("{error}; its image stays locked until this volume ends");
+                continue;
+            }
             claim.release();
             released.push(claim.disk);
         }
@@ -204,14 +209,16 @@ mod tests {
         assert_eq!(source.take(NONE).unwrap(), [0; 0], "it is held from the start");
         let destination = volume(&[image.path()], "\"vm\"").unwrap();
         assert_eq!(destination.as_owner(0, || ()), None);
-        source.vm_stopped();
+        source.vm_stopped(|_| Err("it has lost something".to_owned()));
+        destination.take(NONE).unwrap_err();
+        source.vm_stopped(|_| Ok(()));
         assert_eq!(destination.take(NONE).unwrap(), [0]);
         assert_eq!(destination.as_owner(0, || 7), Some(7));
         assert_eq!(source.as_owner(0, || ()), None);
         // Back, by its end there.
-        destination.vm_gone();
+        destination.vm_gone(|_| Ok(()));
         assert_eq!(source.take(NONE).unwrap(), [0]);
-        source.vm_gone();
+        source.vm_gone(|_| unreachable!("it is locked as long as the volume runs"));
         assert_eq!(source.as_owner(0, || 7), Some(7), "it is held without a VM");
         source.end();
         assert_eq!(destination.take(NONE).unwrap(), [0]);

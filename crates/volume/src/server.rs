@@ -281,7 +281,7 @@ impl Server {
         }
         match stopped {
             Ok(()) => {
-                self.shared.ownership.vm_gone();
+                self.shared.ownership.vm_gone(|disk| self.shared.sync(disk));
                 Ok(go_on)
             }
             Err(gone) => Err(Failed::Stuck(gone.to_string())),
@@ -381,7 +381,7 @@ impl Queues for Workers<'_> {
     }
 
     fn left(&mut self) {
-        self.0.ownership.vm_stopped();
+        self.0.ownership.vm_stopped(|disk| self.0.sync(disk));
     }
 
     fn stays(&mut self) {
@@ -391,7 +391,7 @@ impl Queues for Workers<'_> {
     }
 
     fn sync(&mut self) -> Result<(), String> {
-        self.0.sync()
+        (0..self.0.disks.len()).try_for_each(|disk| self.0.sync(disk))
     }
 
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>) {
@@ -416,19 +416,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes all durable that was acknowledged. Blocks for as long as the disks take.
-    fn sync(&self) -> Result<(), String> {
-        for (number, (disk, backend)) in self.disks.iter().zip(&self.backends).enumerate() {
-            let done = match backend.sync() {
-                Ok(()) if disk.has_lost() => Err(Failure::LostEarlier),
-                other => other,
-            };
-            if let Err(Failure::Lost(_)) = done {
-                disk.lose();
-            }
-            done.map_err(|error| format!("disk {number}: its cache cannot be flushed: {error}"))?;
+    /// Makes all durable that a disk has acknowledged. Blocks for as long as the disk takes.
+    fn sync(&self, number: usize) -> Result<(), String> {
+        let disk = &self.disks[number];
+        let done = match self.backends[number].sync() {
+            Ok(()) if disk.has_lost() => Err(Failure::LostEarlier),
+            other => other,
+        };
+        if let Err(Failure::Lost(_)) = done {
+            disk.lose();
         }
-        Ok(())
+        done.map_err(|error| format!("disk {number}: its cache cannot be flushed: {error}"))
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {

@@ -216,3 +216,25 @@ fn past_the_page_cache_a_write_that_fails_is_all_that_is_lost() {
     assert_eq!(on_both(&mut client, Request::flush()), [Status::Ok; 2]);
     assert!(!has_lost(&server));
 }
+
+#[test]
+fn an_image_that_has_lost_something_does_not_go_with_its_vm() {
+    use ginnel_volume::lock::{LockError, Use, look};
+    let Some(server) = on_a_disk_that_fails("--direct off") else { return };
+    let mut client = connect(&server);
+    let device = server.image().with_file_name("image.disk");
+    let is_locked = || {
+        let file = std::fs::File::options().read(true).write(true).open(&device).unwrap();
+        matches!(look(&file, &device, Use::Write), Err(LockError::InUse { .. }))
+    };
+    client.write(0, &vec![1; BLOCK as usize]).unwrap();
+    client.start_log().unwrap();
+    for at in (0..BYTES).step_by(BLOCK as usize) {
+        client.write(at, &vec![2; BLOCK as usize]).unwrap();
+    }
+    // The end of a migration: what is in the page cache cannot be written.
+    client.pause().unwrap();
+    server.wait_for_line("its image stays locked", 1);
+    assert!(is_locked());
+    assert!(has_lost(&server));
+}
