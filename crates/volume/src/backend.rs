@@ -3,6 +3,7 @@
 //! A [`Backend`] is opened once, before any thread starts, and shared by all. Each worker makes its own [`Stores`] of
 //! them, which holds what belongs to one thread: above all its io_uring.
 
+mod alignment;
 mod image;
 mod ram;
 pub(crate) mod uring;

@@ -63,3 +63,16 @@ fn an_image_that_another_has_does_not_grow() {
     assert!(said.contains("is in use"), "{said}");
     assert_eq!(image.metadata().unwrap().len(), BYTES);
 }
+
+#[test]
+fn direct_io_needs_nobody_to_tell_how() {
+    // tmpfs has it since Linux 6.6, and does not tell its alignment.
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = folder.path().join("image");
+    std::fs::write(&image, vec![7; BYTES as usize]).unwrap();
+    let server = Server::start(0, &format!("--path {} --direct on", image.display()));
+    assert!(server.control(r#"{"op":"stat"}"#).contains(r#""direct":true"#));
+    let mut bytes = [0; 512];
+    server.connect().read(BYTES - 512, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 512]);
+}

@@ -1,15 +1,15 @@
 //! Raw files and block devices.
-#![allow(unsafe_code)] // statx with STATX_DIOALIGN, which no safe crate tells yet.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ginnel_volume_control::config::{self, Direct};
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
+
+use super::alignment::Alignment;
 
 /// Why a disk cannot be opened, or resized.
 #[derive(Debug, Error)]
@@ -45,8 +45,7 @@ pub struct Image {
     path: PathBuf,
     direct: bool,
     iopoll: bool,
-    /// Direct I/O: alignment of memory, and of offsets and lengths.
-    align: (usize, usize),
+    align: Alignment,
     is_file: bool,
     /// As the configuration has it.
     size: Option<u64>,
@@ -123,28 +122,36 @@ impl Image {
             path: path.clone(),
             direct,
             iopoll: disk.iopoll,
-            align: (1, 1),
+            align: Alignment::NONE,
             is_file: kind.is_file(),
             size: disk.size,
             read_only: disk.read_only,
         };
         if direct {
-            image.align = dio_align(image.file()).unwrap_or((4096, 4096));
-            if image.align.1 > disk.sector as usize {
-                let sectors = image.align.1;
-                if disk.direct == Direct::On {
-                    let what = format!(
-                        "direct I/O is in units of {sectors} bytes here, and the disk has sectors of {}",
-                        disk.sector
-                    );
-                    return Err(error(what, "write sector = 4096, or direct = \"off\""));
+            let why = match Alignment::of(image.file()) {
+                Some(align) if align.offset <= disk.sector as usize => {
+                    image.align = align;
+                    None
                 }
+                Some(Alignment { offset, .. }) => {
+                    let what = format!("direct I/O is in units of {offset} bytes here");
+                    Some((
+                        format!("{what}, and the disk has sectors of {}", disk.sector),
+                        "write sector = 4096",
+                    ))
+                }
+                None => Some(("has no direct I/O".to_owned(), "use another file system")),
+            };
+            if let Some((what, fix)) = why {
+                if disk.direct == Direct::On {
+                    return Err(error(format!("{what}; {fix}"), "or write direct = \"off\""));
+                }
+                warn!(image = %path.display(), "{what}: through the page cache; {fix}, or write direct = \"off\"");
                 image.files[0] = open(0).map_err(|e| error(e.to_string(), "look at the path"))?;
                 image.direct = false;
             }
-        }
-        if !image.direct && disk.direct == Direct::Auto {
-            info!(image = %path.display(), "no direct I/O here: through the page cache");
+        } else if disk.direct == Direct::Auto {
+            warn!(image = %path.display(), "the file system has no direct I/O: through the page cache");
         }
         for _ in 0..workers {
             let again = open(if image.direct { libc::O_DIRECT } else { 0 })
@@ -249,23 +256,10 @@ impl Image {
     /// Whether a run of memory can be used as it is.
     #[inline]
     pub(super) fn is_aligned(&self, address: usize, len: usize) -> bool {
-        address & (self.align.0 - 1) == 0 && len & (self.align.1 - 1) == 0
+        address & (self.align.memory - 1) == 0 && len & (self.align.offset - 1) == 0
     }
 
     fn error(&self, what: String, fix: &'static str) -> ImageError {
         ImageError::Image { path: self.path.clone(), what, fix }
     }
-}
-
-/// What direct I/O asks of memory, and of offsets and lengths; `None` if the kernel does not tell.
-fn dio_align(file: &File) -> Option<(usize, usize)> {
-    // SAFETY: `statx` is a plain structure for which all zeros is a valid value.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, the path is an empty C string, and the kernel fills `stat`.
-    let result = unsafe {
-        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut stat)
-    };
-    let (memory, offset) = (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
-    let told = result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0;
-    (told && memory.is_power_of_two() && offset.is_power_of_two()).then_some((memory, offset))
 }
