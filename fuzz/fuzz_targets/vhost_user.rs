@@ -226,9 +226,25 @@ impl Queues for Workers {
         assert!(self.running.iter().all(Option::is_none), "a queue runs still");
     }
 
-    fn stop(&mut self, index: u16) -> Result<u32, String> {
-        self.run(index.into());
-        let start = self.running[usize::from(index)].take().expect("it runs");
+    fn stays(&mut self) {
+        self.left();
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String> {
+        if !suspend {
+            self.run(index.into());
+        }
+        let mut start = self.running[usize::from(index)].take().expect("it runs");
+        if suspend {
+            // Some are in flight, and stay so: whoever starts the queue next finds them in the region.
+            for _ in 0..BATCH / 2 {
+                let Ok(Some(_)) = start.queue.pop(&start.memory, &mut self.chain) else { break };
+            }
+        }
         Ok(start.queue.base())
     }
 
