@@ -720,6 +720,11 @@ int ginnel_accept(const struct ginnel_listener *listener,
 // after the listener is closed. Any thread; does not block.
 int ginnel_listener_fd(const struct ginnel_listener *listener);
 
+// Frees a listener, and not its name: whoever adopts its endpoint (see ginnel_hold()) listens there, and accepts those who wait.
+// The name is free when the endpoint ends. Before exec(3) a listener is better kept, for the case that it fails. NULL is allowed.
+// No other thread may be using the handle. Does not block.
+int ginnel_listener_leave(struct ginnel_listener *listener);
+
 // Frees a listener and its name; connections that wait to be accepted are refused, accepted channels stay. NULL is
 // allowed. No other thread may be using the handle. Tells the daemon, for at most a second.
 int ginnel_listener_close(struct ginnel_listener *listener);

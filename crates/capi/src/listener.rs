@@ -5,7 +5,7 @@ use crate::boundary::{
 };
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use crate::places::handle;
+use crate::places::{Handle, handle};
 use ginnel::{MessageChannel, StreamChannel};
 use libc::c_int;
 use std::ffi::c_char;
@@ -227,6 +227,24 @@ pub unsafe extern "C" fn ginnel_listener_fd(listener: *const Listener) -> c_int 
             Listener(Inner::Message(of)) => of.as_fd().as_raw_fd(),
             Listener(Inner::Stream(of)) => of.as_fd().as_raw_fd(),
         })
+    })
+}
+
+/// Frees a listener, and not its name: whoever adopts its endpoint (see ginnel_hold()) listens there, and accepts those who wait.
+/// The name is free when the endpoint ends. Before exec(3) a listener is better kept, for the case that it fails. NULL is allowed.
+/// No other thread may be using the handle. Does not block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ginnel_listener_leave(listener: *mut Listener) -> c_int {
+    status(|| {
+        if listener.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `give` has made it, and nobody uses it, as said on top of ginnel.h.
+        match unsafe { Listener::places().take(listener) }? {
+            Listener(Inner::Message(of)) => of.leave(),
+            Listener(Inner::Stream(of)) => of.leave(),
+        }
+        Ok(())
     })
 }
 

@@ -148,7 +148,7 @@ fn give(options: &AttachOptions) {
     println!("{SAYS}{} {}", token.reveal(), channel.save());
     let _ = std::io::stdin().read_line(&mut String::new());
     // Who waits there is not refused.
-    std::mem::forget(listener);
+    listener.leave();
 }
 
 /// Adopts what its input names.
@@ -342,6 +342,37 @@ fn a_channel_that_was_saved_goes_on_in_the_same_process_if_nobody_else_takes_it(
     far.save();
     assert!(matches!(program.resume::<MessageChannel>(&saved), Err(Error::Corrupt(_))));
     assert!(matches!(near.recv(), Err(Error::Finished)));
+}
+
+#[test]
+fn whoever_waits_at_a_name_that_was_left_is_accepted_by_the_next() {
+    let daemon = Daemon::start_new(WEB);
+    let (own, program) = (attach(&daemon, "own"), attach(&daemon, "program"));
+    let connect = || own.connect::<MessageChannel>("x").unwrap();
+    let listener = program.listen::<MessageChannel>("x").unwrap();
+    let mut early = connect();
+    let mut late = connect();
+    let mut first = listener.accept_timeout(WATCHDOG).unwrap();
+    first.send(b"first").unwrap();
+    assert_eq!(early.recv().unwrap(), b"first");
+    listener.leave();
+    let token = program.hold(LONG).unwrap();
+    let saved = first.save();
+    drop(program);
+    let heir = adopt(&daemon, &token).unwrap();
+    let listener = heir.listen::<MessageChannel>("x").unwrap();
+    let mut second = listener.accept_timeout(WATCHDOG).unwrap();
+    second.send(b"second").unwrap();
+    assert_eq!(late.recv().unwrap(), b"second");
+    // The name is the heir's alone.
+    assert_eq!(code(own.listen::<MessageChannel>("x")), Some(ErrorCode::IN_USE));
+    assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)));
+    let mut first: MessageChannel = heir.resume(&saved).unwrap();
+    first.send(b"again").unwrap();
+    assert_eq!(early.recv().unwrap(), b"again");
+    // Dropped, it frees its name.
+    drop(listener);
+    assert_eq!(code(own.connect::<MessageChannel>("x")), Some(ErrorCode::REFUSED));
 }
 
 #[test]

@@ -151,9 +151,8 @@ impl Endpoint {
     /// nobody does in time, it ends with its last process, or at the end of that time.
     ///
     /// Save its channels ([`crate::MessageChannel::save`], [`crate::StreamChannel::save`]) and pass them on with the token. What
-    /// else it has stays with the endpoint and does not come to the adopter: close its locks and blocks before, and listen at its
-    /// names again afterwards. Dropping a listener refuses who waits there, so forget it ([`std::mem::forget`]) if nobody may be
-    /// refused.
+    /// else it has stays with the endpoint and does not come to the adopter: close its locks and blocks before, leave its listeners
+    /// ([`crate::Listener::leave`]), and listen at their names again afterwards.
     ///
     /// Asks the daemon, and waits for it at most 10 seconds. [`Error::Refused`] with [`ErrorCode::LIMIT`] if `time` is longer than
     /// the daemon allows (`max_hold`, 5 seconds by default), or there are too many holds. A daemon that ends meanwhile leaves the

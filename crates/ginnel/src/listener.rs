@@ -17,6 +17,8 @@ pub struct Listener<C> {
     number: u32,
     door: PerProcess<Door>,
     opener: Arc<Opener>,
+    /// The endpoint goes on listening.
+    is_left: bool,
     kind: PhantomData<fn() -> C>,
 }
 
@@ -24,7 +26,7 @@ impl<C: Channel> Listener<C> {
     pub(crate) fn new(endpoint: Arc<Inner>, number: u32) -> Result<Self, Error> {
         let door = endpoint.door(number).inspect_err(|_| endpoint.unlisten(number))?;
         let (door, opener) = (PerProcess::new(door), Opener::current());
-        Ok(Self { endpoint, number, door, opener, kind: PhantomData })
+        Ok(Self { endpoint, number, door, opener, is_left: false, kind: PhantomData })
     }
 
     /// Waits for a connection. Also outlives daemons: it goes on waiting with the next one.
@@ -70,6 +72,14 @@ impl<C: Channel> Listener<C> {
 }
 
 impl<C> Listener<C> {
+    /// Stops accepting here without giving up the name: whoever adopts the endpoint listens at it, and accepts those who wait. The
+    /// name is free when the endpoint ends. Does not block.
+    ///
+    /// Before `exec`, which drops nothing, a listener is better kept: if that fails, this program goes on with it.
+    pub fn leave(mut self) {
+        self.is_left = true;
+    }
+
     /// Where this process waits. The child of a fork has none as long as its parent may accept: both would take the same
     /// connections.
     fn door(&self) -> Result<&Door, Error> {
@@ -96,7 +106,7 @@ impl<C> AsFd for Listener<C> {
 
 impl<C> Drop for Listener<C> {
     fn drop(&mut self) {
-        if self.opener.is_succeeded() {
+        if !self.is_left && self.opener.is_succeeded() {
             self.endpoint.unlisten(self.number);
         }
     }

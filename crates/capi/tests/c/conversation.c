@@ -459,8 +459,10 @@ static void handover_server(void)
     OK(ginnel_message_send(channel, "two", 3));
     tell(to_client);
 
-    /* Another program does. The listener frees its name, and nobody waits there. */
-    ginnel_listener_close(listener);
+    /* Another program does, and accepts who waits. */
+    OK(ginnel_listener_leave(NULL));
+    OK(ginnel_listener_leave(listener));
+    FAILS(GINNEL_ERR_FREED, ginnel_listener_close(listener));
     await(to_server);
     OK(ginnel_channel_save(channel, &saved));
     OK(ginnel_hold(endpoint, 5LL * 1000000000, &token));
@@ -478,6 +480,11 @@ static void handover_server(void)
     OK(ginnel_message_send(channel, "five", 4));
     FAILS(GINNEL_ERR_FINISHED, ginnel_message_recv(channel, buffer, sizeof buffer));
     ginnel_channel_close(channel);
+    OK(ginnel_endpoint_listen(heir, "handover", GINNEL_MESSAGE, NULL, &listener));
+    OK(ginnel_accept(listener, -1, &channel));
+    CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "six", 3) == 0);
+    ginnel_channel_close(channel);
+    ginnel_listener_close(listener);
     ginnel_detach(heir);
 }
 
@@ -491,9 +498,12 @@ static void handover_client(void)
     CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 3 && memcmp(buffer, "two", 3) == 0);
     /* It waits in the ring while nobody is there. */
     OK(ginnel_message_send(channel, "four", 4));
+    ginnel_channel *other = join("test/handover", GINNEL_MESSAGE);
+    OK(ginnel_message_send(other, "six", 3));
     tell(to_server);
     CHECK(OK(ginnel_message_recv(channel, buffer, sizeof buffer)) == 4 && memcmp(buffer, "five", 4) == 0);
     ginnel_channel_close(channel);
+    ginnel_channel_close(other);
 }
 
 /* Half-close, and close, of both kinds. */
