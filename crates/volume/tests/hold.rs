@@ -230,7 +230,7 @@ fn a_disk_that_was_full_goes_on_without_an_error() {
     let mount = "mount -t tmpfs -o size=4m none DIR && exec \"$@\"";
     let user = if rustix::process::geteuid().is_root() { vec![] } else { vec!["--map-root-user"] };
     let wrapper = [vec!["unshare", "--mount"], user, vec!["sh", "-c", mount, "sh"]].concat();
-    let flags = "--path IMAGE --size 32M --sandbox off --on-error hold";
+    let flags = "--path IMAGE --size 32M --create --sandbox off --on-error hold";
     let server = Server::start_under(&wrapper, 0, flags);
     let inside = |path: &Path| format!("/proc/{}/root{}", server.pid(), path.display());
     let mut guest = Guest::connect(Path::new(&inside(&server.socket())), 1);
