@@ -176,7 +176,7 @@ struct Workers {
 impl Workers {
     fn new(device: Arc<dyn Device>) -> Self {
         let backend = Backend::Ram(Mapping::anonymous(DISK as usize).unwrap());
-        let stores = Stores::new(&[backend], 0).unwrap();
+        let stores = Stores::new(&[backend], 0, None).unwrap();
         Self { device, stores, running: Default::default(), chain: Chain::new(), request: Request::default() }
     }
 

@@ -46,7 +46,7 @@ fuzz_target!(|input: &[u8]| {
 
     let disks = [false, true].map(|protected| Arc::new(Disk::new(DISK, 512, protected, "serial")));
     let backend = Backend::Ram(Mapping::anonymous(DISK as usize).unwrap());
-    let mut stores = Stores::new(&[backend.clone(), backend], 0).unwrap();
+    let mut stores = Stores::new(&[backend.clone(), backend], 0, None).unwrap();
     let target: Box<dyn Device> = match choice & 3 {
         0 | 1 => Box::new(Scsi::new(disks.clone().map(|disk| (disk, true)), 1, 64)),
         2 => Box::new(Blk::new(disks[0].clone(), 1, 64, true)),

@@ -228,8 +228,9 @@ pub struct Stores {
 
 impl Stores {
     /// Makes the rings that the disks need for the worker of that number; in the sandbox there is no way to make any. Nothing
-    /// can be started before [`Stores::enable`].
-    pub fn new(disks: &[Backend], worker: usize) -> io::Result<Self> {
+    /// can be started before [`Stores::enable`]. `held` stays open until all that was begun has ended, also if the process is
+    /// killed.
+    pub fn new(disks: &[Backend], worker: usize, held: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let files: Vec<_> = disks
             .iter()
             .map(|disk| match disk {
@@ -238,7 +239,7 @@ impl Stores {
             })
             .collect();
         let uring = match files.iter().any(Option::is_some) {
-            true => Some(Uring::new(files, worker)?),
+            true => Some(Uring::new(files, worker, held)?),
             false => None,
         };
         Ok(Self { worker, disks: disks.to_vec(), uring })

@@ -7,6 +7,7 @@
 //!  device    bytes of a request -> operation on a backend -> bytes of the answer (blk, scsi)
 //!  backend   where the bytes lie: a file or block device, memory, nowhere
 //!  ownership when the images are locked: while the VM runs here
+//!  turn      one process after the other
 //! ```
 //!
 //! A queue has one owner, the worker that it was given to, from the front end's start of the queue to its stop. The
@@ -25,4 +26,5 @@ pub mod server;
 pub mod session;
 pub mod sockets;
 pub mod stats;
+pub mod turn;
 pub mod worker;

@@ -15,6 +15,7 @@ use ginnel_volume::ownership::Ownership;
 use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::Server;
 use ginnel_volume::sockets::{self, Access, Notify};
+use ginnel_volume::turn::Turn;
 use ginnel_volume_control::Places;
 use ginnel_volume_control::config::Config;
 use tracing::info;
@@ -69,6 +70,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let patience = if sockets::is_left(&config.socket) { KILLED } else { PREDECESSOR };
     let ownership = Ownership::new(disks, patience)?;
+    let turn = Turn::take(&config.socket, KILLED)?;
 
     let front_ends = sockets::bind(&config.socket, front_ends)?;
     let operators = sockets::bind(&config.control, operators)?;
@@ -81,8 +83,9 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     sandbox::leave_root(identity, config.sandbox)?;
     let folders: Vec<_> = [&config.socket, &config.control].into_iter().filter_map(|p| p.parent()).collect();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
+    let held = Some(turn.file().as_fd());
     let stores =
-        (0..config.threads).map(|worker| Stores::new(&backends, worker)).collect::<Result<_, _>>()?;
+        (0..config.threads).map(|worker| Stores::new(&backends, worker, held)).collect::<Result<_, _>>()?;
     let held = sandbox::enter(config.sandbox, &config.name, &folders)?;
 
     let (socket, operators_socket) = (config.socket.clone(), config.control.clone());
@@ -96,6 +99,10 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     notify.stopping();
     sockets::unbind(&socket);
     sockets::unbind(&operators_socket);
+    // Otherwise something may still be on its way.
+    if result.is_ok() {
+        turn.end();
+    }
     Ok(result?)
 }
 

@@ -36,10 +36,8 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     let failed = |what: &str, error: io::Error| {
         problem(format!("{what}: {error}"), "choose a path that can be written")
     };
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).map_err(|e| failed("the folder cannot be made", e))?;
-    }
-    if UnixStream::connect(path).is_ok() {
+    make_folder(path)?;
+    if is_served(path) {
         let what = "somebody listens there already".into();
         return Err(problem(what, "stop that volume first, or choose another name or socket"));
     }
@@ -64,6 +62,20 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, Problem> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(access.mode.0))
         .map_err(|e| failed("its permissions cannot be set", e))?;
     Ok(listener)
+}
+
+/// Makes the folder of a socket, if it is not there.
+pub fn make_folder(path: &Path) -> Result<(), Problem> {
+    let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let what = format!("the folder cannot be made: {error}");
+        Problem::new(path.display(), what, "choose a path that can be written")
+    })
+}
+
+/// Whether somebody listens at a socket.
+pub fn is_served(path: &Path) -> bool {
+    UnixStream::connect(path).is_ok()
 }
 
 /// Whether a dead process has left a socket.

@@ -176,6 +176,29 @@ fn a_successor_waits_until_its_predecessor_is_gone() {
     server.connect().read(0, &mut [0; 512]).unwrap();
 }
 
+/// Also where the image's lock does not tell.
+#[test]
+fn without_a_lock_a_successor_waits_too() {
+    use rustix::fs::{FlockOperation, flock};
+    let mut server = Server::start(BYTES, "--path IMAGE --lock false");
+    server.kill();
+    // As the rings of the killed one hold it until the disk has answered.
+    let held = std::fs::File::open(server.dir.path().join("v.sock.lock")).unwrap();
+    let until = Instant::now() + PROMPT;
+    while flock(&held, FlockOperation::NonBlockingLockExclusive).is_err() {
+        assert!(Instant::now() < until, "the kernel does not let go");
+        std::thread::yield_now();
+    }
+    server.launch();
+    server.wait_for_line("the kernel has not ended what the last process began", 1);
+    assert_eq!(server.count("serving"), 1);
+    drop(held);
+    server.wait_for_line("serving", 2);
+    server.connect().read(0, &mut [0; 512]).unwrap();
+    assert!(server.terminate().success());
+    assert!(!server.dir.path().join("v.sock.lock").exists());
+}
+
 #[test]
 fn a_power_cut_takes_only_what_was_not_flushed() {
     let mut server = Server::start(BYTES, "--path IMAGE --backend volatile");

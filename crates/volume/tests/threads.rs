@@ -58,7 +58,7 @@ fn serve(text: &str) {
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
     let ownership = Ownership::new(disks, Duration::ZERO).unwrap();
     let backends: Vec<_> = opened.iter().map(|(backend, _)| backend.clone()).collect();
-    let stores = (0..config.threads).map(|worker| Stores::new(&backends, worker).unwrap()).collect();
+    let stores = (0..config.threads).map(|worker| Stores::new(&backends, worker, None).unwrap()).collect();
     let server = Server::new(config, opened, stores, ownership).unwrap();
     let handler = server.handler();
     let listener = UnixListener::bind(places.socket("v")).unwrap();

@@ -48,15 +48,20 @@ pub(super) struct Uring {
 unsafe impl Send for Uring {}
 
 impl Uring {
-    /// For the worker of that number. Does nothing before [`Uring::enable`].
-    pub fn new(files: Vec<Option<Arc<Image>>>, worker: usize) -> io::Result<Self> {
+    /// For the worker of that number. Does nothing before [`Uring::enable`]. The kernel holds `held` until all has ended.
+    pub fn new(
+        files: Vec<Option<Arc<Image>>>,
+        worker: usize,
+        held: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
         let polls: Vec<_> = files.iter().map(|f| f.as_ref().is_some_and(|image| image.is_iopoll())).collect();
         let fds = |file: for<'a> fn(&'a Image, usize) -> &'a File| -> Vec<RawFd> {
             files.iter().map(|f| f.as_ref().map_or(-1, |f| file(f, worker).as_raw_fd())).collect()
         };
         // Behind those that requests go to come those that carry the locks. Nobody names them, but the ring holds them: the
         // lock of a killed volume lasts until the kernel has ended what each of its rings had begun.
-        let fds = [fds(Image::file_of), fds(|image, _| image.file())].concat();
+        let held = held.iter().map(AsRawFd::as_raw_fd).collect();
+        let fds = [fds(Image::file_of), fds(|image, _| image.file()), held].concat();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let ring = Ring::new(&fds, Some(bell.as_fd()))?;
         let polled = match polls.contains(&true) {

@@ -94,8 +94,13 @@ impl Server {
 
     pub fn restart(&mut self) {
         let before = self.count("serving");
-        self.process = run(&self.command, &self.log);
+        self.launch();
         self.wait_for_line("serving", before + 1);
+    }
+
+    /// Starts it again, and does not wait until it serves.
+    pub fn launch(&mut self) {
+        self.process = run(&self.command, &self.log);
     }
 
     /// SIGTERM.

@@ -26,7 +26,7 @@ fn image(folder: &tempfile::TempDir, name: &str, iopoll: bool) -> Arc<Image> {
 
 /// For this thread.
 fn enabled(files: Vec<Option<Arc<Image>>>) -> io::Result<Uring> {
-    let uring = Uring::new(files, 0)?;
+    let uring = Uring::new(files, 0, None)?;
     uring.enable()?;
     Ok(uring)
 }
@@ -177,4 +177,24 @@ fn memory_is_pinned_and_let_go() {
     assert!(pinned_now() < before + 128);
     uring.start(0, 0, Op::Read { at: 0 }, &[buffer(0, 0, 4096)], &two);
     all_well(&mut uring, 1);
+}
+
+#[test]
+fn a_ring_holds_what_a_successor_waits_for() {
+    use rustix::fs::{FlockOperation, flock};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lock");
+    let file = File::create_new(&path).unwrap();
+    flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let uring = Uring::new(vec![Some(image(&folder, "a", false))], 0, Some(file.as_fd())).unwrap();
+    drop(file);
+    let successor = File::open(&path).unwrap();
+    flock(&successor, FlockOperation::NonBlockingLockExclusive).unwrap_err();
+    drop(uring);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    // The kernel takes its time to end a ring.
+    while flock(&successor, FlockOperation::NonBlockingLockExclusive).is_err() {
+        assert!(std::time::Instant::now() < until, "it is never let go");
+        std::thread::yield_now();
+    }
 }

@@ -1,0 +1,121 @@
+//! One process of a volume after the other: the next serves when the kernel has ended all that the last had begun.
+//!
+//! Writes past the page cache may go on for some time after the process that asked for them was killed. If its successor
+//! did them again meanwhile, and newer ones after them, the old ones could land last. The lock of an image keeps the
+//! successor out, but not with `lock = false`, and not if two device nodes are one disk. So each process also locks a
+//! file beside its socket, and its rings hold that open file: the kernel closes it when the last request has ended.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ginnel_config::Problem;
+use rustix::fs::{FlockOperation, flock};
+use tracing::warn;
+
+use crate::sockets;
+
+/// How often it is looked whether the predecessor is gone.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// The lock of this process.
+#[derive(Debug)]
+pub struct Turn {
+    file: File,
+    path: PathBuf,
+}
+
+impl Turn {
+    /// Waits for the predecessor at this socket, as long as `patience` says, unless it lives: then it is an error at once.
+    pub fn take(socket: &Path, patience: Duration) -> Result<Self, Problem> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let failed =
+            |e: io::Error| Problem::new(path.display(), e, "remove it, or choose a path that can be written");
+        sockets::make_folder(socket)?;
+        let begin = Instant::now();
+        let mut told = false;
+        loop {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+            let file = options.open(&path).map_err(failed)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Who ends removes the file; it may have been that one.
+                Ok(()) if is_there(&file, &path) => return Ok(Self { file, path }),
+                Ok(()) => continue,
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+            if begin.elapsed() >= patience || sockets::is_served(socket) {
+                let what = "another process of this volume has not ended";
+                let fix = "stop it first, or wait until its disk has answered";
+                return Err(Problem::new(socket.display(), what, fix));
+            }
+            if !told {
+                let seconds = patience.as_secs();
+                warn!(
+                    "the kernel has not ended what the last process began: waiting up to {seconds} seconds"
+                );
+                told = true;
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// The open file, for who does something that the successor must wait for.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// All is done: removes the file.
+    pub fn end(self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+fn is_there(file: &File, path: &Path) -> bool {
+    let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    match (file.metadata(), path.symlink_metadata()) {
+        (Ok(open), Ok(there)) => identity(open) == identity(there),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_after_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("sub/v.sock");
+        let first = Turn::take(&socket, Duration::ZERO).unwrap();
+        let error = Turn::take(&socket, Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("has not ended"), "{error}");
+        // A copy that the kernel holds for somebody who is gone.
+        let copy = first.file().try_clone().unwrap();
+        drop(first);
+        Turn::take(&socket, Duration::ZERO).unwrap_err();
+        drop(copy);
+        // A process that another test is starting at this moment has a copy until its program runs.
+        let next = Turn::take(&socket, Duration::from_secs(30)).unwrap();
+        next.end();
+        assert!(!socket.with_file_name("v.sock.lock").exists());
+        Turn::take(&socket, Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn who_lives_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("v.sock");
+        let _first = Turn::take(&socket, Duration::ZERO).unwrap();
+        let _serves = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        // An hour would be too long for any test.
+        Turn::take(&socket, Duration::from_secs(3600)).unwrap_err();
+    }
+}
