@@ -107,6 +107,9 @@ pub(crate) struct Worker {
     pins: bool,
     number: usize,
     over: bool,
+    /// When the present turn began to work, and when it answered what was done; 0: not yet.
+    began: Option<u64>,
+    ended: u64,
 }
 
 #[derive(Clone, Default)]
@@ -145,6 +148,8 @@ impl Worker {
             pins: plan.pin_memory,
             number: plan.number,
             over: false,
+            began: None,
+            ended: 0,
         })
     }
 
@@ -153,20 +158,23 @@ impl Worker {
         let counters = self.counters.threads.get(self.number).cloned().unwrap_or_default();
         let mut idle_since = None;
         while !self.over {
-            let start = self.now();
-            let worked = self.turn(start)?;
+            self.began = None;
+            let worked = self.turn()?;
             counters.turns.add(1);
             if worked {
                 counters.busy_turns.add(1);
-                counters.longest_turn.raise(self.now() - start);
+                let ended = if self.ended == 0 { self.now() } else { self.ended };
+                counters.longest_turn.raise(ended.saturating_sub(self.began.unwrap_or(ended)));
                 idle_since = None;
                 continue;
             }
             if self.queues.iter().any(Queue::memory_is_gone) {
                 self.memory_gone();
             }
-            let idle_since = *idle_since.get_or_insert(start);
-            if self.may_sleep(start - idle_since) {
+            if self.may_sleep(|worker| {
+                let now = worker.now();
+                now - *idle_since.get_or_insert(now)
+            }) {
                 self.sleep(&counters)?;
             } else {
                 std::hint::spin_loop();
@@ -181,19 +189,33 @@ impl Worker {
         self.epoch.elapsed().as_nanos() as u64
     }
 
+    /// When the present turn began to work. The clock is read once for all requests of a turn, and not in a turn without any: it
+    /// costs as much as a request that does nothing.
+    #[inline]
+    fn began(&mut self) -> u64 {
+        if let Some(began) = self.began {
+            return began;
+        }
+        let now = self.now();
+        self.began = Some(now);
+        now
+    }
+
     /// Does what there is to do; says whether there was anything.
     #[inline]
-    fn turn(&mut self, now: u64) -> io::Result<bool> {
+    fn turn(&mut self) -> io::Result<bool> {
         let mut worked = false;
+        self.ended = 0;
         if self.inbox.has_mail() {
+            self.began();
             self.read_mail();
             worked = true;
         }
         if self.limiter.limits() {
-            worked |= self.take_in_turns(now);
+            worked |= self.take_in_turns();
         } else {
             for at in 0..self.queues.len() {
-                worked |= self.take(at, now, BATCH);
+                worked |= self.take(at, BATCH);
                 if self.stint >= STINT && self.inbox.has_mail() {
                     break;
                 }
@@ -215,7 +237,7 @@ impl Worker {
 
     /// As [`take`](Self::take) from all queues, one request of each at a time, going on after the last that had one: what was
     /// allowed while this thread could not run would be the first queue's else, each time.
-    fn take_in_turns(&mut self, now: u64) -> bool {
+    fn take_in_turns(&mut self) -> bool {
         let count = self.queues.len();
         let (mut worked, mut refused) = (false, 0);
         for _ in 0..count * BATCH {
@@ -224,7 +246,7 @@ impl Worker {
             }
             let at = self.next % count;
             self.next = at + 1;
-            if self.take(at, now, 1) {
+            if self.take(at, 1) {
                 (worked, refused) = (true, 0);
             } else {
                 refused += 1;
@@ -235,12 +257,13 @@ impl Worker {
 
     /// Takes requests from a queue, so many at most, and begins them.
     #[inline]
-    fn take(&mut self, at: usize, now: u64, batch: usize) -> bool {
+    fn take(&mut self, at: usize, batch: usize) -> bool {
         let mut taken = 0;
         self.stint = 0;
         while taken < batch && self.stint < STINT {
             let queue = &mut self.queues[at];
             if let Some(slot) = queue.held.take() {
+                let now = self.began();
                 if !self.pass(at, slot, now) {
                     return taken > 0;
                 }
@@ -260,6 +283,8 @@ impl Worker {
                 }
             };
             taken += 1;
+            let now = self.began();
+            let queue = &mut self.queues[at];
             queue.counters.taken.add(1);
             let slot = self.slots.free();
             let place = self.slots.at(slot);
@@ -344,13 +369,15 @@ impl Worker {
         let bytes = op.span().unwrap_or(place.bytes());
         if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
             self.stint = self.stint.saturating_add(bytes);
-            let now = self.now();
-            self.complete(slot, result, now);
+            // The driver sees it at the end of the turn, together with all others, and so it is answered then.
+            self.slots.done.push((slot, result));
         }
     }
 
+    /// Answers what was done in this turn, all with one look at the clock.
+    #[inline]
     fn reap(&mut self) -> bool {
-        if self.stores.pending() == 0 {
+        if self.stores.pending() == 0 && self.slots.done.is_empty() {
             return false;
         }
         let mut done = std::mem::take(&mut self.slots.done);
@@ -358,6 +385,7 @@ impl Worker {
         let worked = !done.is_empty();
         if worked {
             let now = self.now();
+            self.ended = now;
             for (slot, result) in done.drain(..) {
                 self.complete(slot, result, now);
             }
@@ -529,12 +557,12 @@ impl Worker {
     }
 
     #[inline]
-    fn may_sleep(&self, idle: u64) -> bool {
+    fn may_sleep(&self, idle: impl FnOnce(&Self) -> u64) -> bool {
         let patient = match self.wait {
             Wait::Poll => return self.queues.is_empty(),
             Wait::Interrupt => true,
             Wait::Adaptive => {
-                self.queues.is_empty() || has_looked_enough(idle, self.budget, self.stores.pending())
+                self.queues.is_empty() || has_looked_enough(idle(self), self.budget, self.stores.pending())
             }
         };
         patient && !self.stores.must_poll() && !self.queues.iter().any(Queue::must_poll)
