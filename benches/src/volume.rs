@@ -95,7 +95,24 @@ impl Server {
         std::fs::write(&file, config)?;
         let mut command = Command::new(program("ginnel-volume")?);
         command.arg("bench").arg("--config").arg(file);
-        Self::start(command, socket)
+        let mut server = Self::start(command, socket)?;
+        if let Backing::Ram(_, bytes) = plan.backing {
+            server.fill(bytes)?;
+        }
+        Ok(server)
+    }
+
+    /// Writes all of the disk. Memory that was never written is one page of zeros, which stays in the first-level cache however
+    /// much of it is read.
+    fn fill(&mut self, bytes: u64) -> Result<()> {
+        let mut client = self.connect(Options::new(&self.socket))?;
+        let mut block = vec![0u8; 64 << 10];
+        for at in (0..bytes).step_by(block.len()) {
+            verify::stamp(&mut block, at, 0);
+            client.write(at, &block)?;
+        }
+        client.close()?;
+        Ok(())
     }
 
     /// Starts QEMU's storage daemon in `dir`, in the way in which it was fastest here: with io_uring.
@@ -155,8 +172,12 @@ impl Server {
 
     /// Runs a workload against it, from a client of `queues` queues. Also: CPU seconds of the server for each second.
     pub fn measure(&mut self, queues: u16, workload: &Workload) -> Result<(Outcome, f64)> {
-        let options =
-            Options { queues, depth: workload.depth, buffer: workload.block, ..Options::new(&self.socket) };
+        self.measure_as(Options { queues, ..Options::new(&self.socket) }, workload)
+    }
+
+    /// The same with a client of one's own choice.
+    pub fn measure_as(&mut self, options: Options, workload: &Workload) -> Result<(Outcome, f64)> {
+        let options = Options { depth: workload.depth, buffer: workload.block, ..options };
         let mut client = self.connect(options)?;
         let (cpu, begin) = (self.cpu()?, Instant::now());
         let outcome = run(&mut client, workload)?;

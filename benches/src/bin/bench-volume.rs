@@ -216,6 +216,26 @@ impl Bench {
             "",
         );
         row("null, poll: QD 1, round trip, p50", &volume, "qemu-storage-daemon, null-co", &daemon, None, "");
+        self.null_deep()
+    }
+
+    /// What a request costs that does nothing, with and without event index.
+    fn null_deep(&mut self) -> Result<()> {
+        let workload = self.workload(32);
+        for queues in [1, 2] {
+            let plan = Plan { backing: Backing::Null(RAM), queues, cpus: vec![1], wait: Wait::Poll };
+            let (mut with, mut without) = (Vec::new(), Vec::new());
+            for _ in 0..self.pairs {
+                for (event_idx, rates) in [(true, &mut with), (false, &mut without)] {
+                    let mut server = self.serve(Who::Ours, &plan)?;
+                    let options = Options { queues, event_idx, ..Options::new(server.socket()) };
+                    rates.push(server.measure_as(options, &workload)?.0.iops() / 1000.0);
+                }
+            }
+            let case = format!("null, poll: reads, {queues} queues, 1 thread, QD 32 each");
+            let peer = "the same without event index";
+            self.report.pairs(&case, "kIOPS", Better::Higher, &with, peer, &without, None, "");
+        }
         Ok(())
     }
 
