@@ -66,7 +66,8 @@ impl FromStr for Token {
             let mut fields = text.trim().split(':');
             let segment = fields.next()?.to_owned();
             let (endpoint, epoch) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-            let secret = fields.next().filter(|digits| digits.len() == 32)?;
+            let is_hex = |digits: &&str| digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+            let secret = fields.next().filter(is_hex)?;
             let secret = u128::from_str_radix(secret, 16).ok()?.to_be_bytes();
             // An endpoint of number 0 would be a new one.
             let good = fields.next().is_none() && parse_name(&segment).is_ok() && endpoint != 0;
