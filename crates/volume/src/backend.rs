@@ -265,8 +265,13 @@ impl Stores {
             Backend::Null => Some(Ok(())),
             Backend::Ram(disk) => Some(ram::perform(disk, op, data, memory)),
             Backend::Volatile(disk) => Some(disk.perform(self.worker, op, data, memory)),
-            Backend::File(_) => {
+            Backend::File(image) => {
                 let uring = self.uring.as_mut()?;
+                if let Op::Discard { .. } = op
+                    && !image.can_discard()
+                {
+                    return Some(Err(Failure::Unsupported));
+                }
                 uring.start(id, disk, op, data, memory);
                 None
             }

@@ -54,15 +54,20 @@ fn device_below(file: &File) -> Option<Alignment> {
     let bytes = if meta.file_type().is_block_device() {
         rustix::fs::ioctl_blksszget(file).ok()? as usize
     } else {
-        let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
-        // Of a partition, its disk has it.
-        let read = |place: &str| {
-            let path = format!("/sys/dev/block/{major}:{minor}/{place}queue/logical_block_size");
-            std::fs::read_to_string(path).ok()?.trim().parse::<usize>().ok()
-        };
-        read("").or_else(|| read("../"))?
+        queue_limit(meta.dev(), "logical_block_size")? as usize
     };
     bytes.is_power_of_two().then_some(Alignment::both(bytes))
+}
+
+/// What sysfs tells of a block device's queue; `None` if there is no such device, or no sysfs.
+pub(super) fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    // Of a partition, its disk has it.
+    let read = |place: &str| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{place}queue/{name}");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    read("").or_else(|| read("../"))
 }
 
 /// What a read is not refused with; `None` if there is nothing to read, or nothing helps.

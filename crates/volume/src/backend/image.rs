@@ -9,7 +9,7 @@ use ginnel_volume_control::config::{self, Direct};
 use thiserror::Error;
 use tracing::{info, warn};
 
-use super::alignment::Alignment;
+use super::alignment::{self, Alignment};
 
 /// Why a disk cannot be opened, or resized.
 #[derive(Debug, Error)]
@@ -47,6 +47,10 @@ pub struct Image {
     iopoll: bool,
     align: Alignment,
     is_file: bool,
+    /// Of a block device.
+    sector: Option<u64>,
+    /// It is a file, or a device that has discards.
+    can_discard: bool,
     /// As the configuration has it.
     size: Option<u64>,
     read_only: bool,
@@ -117,13 +121,17 @@ impl Image {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(error("is neither a file nor a block device".to_owned(), "name one of them"));
         }
+        let is_file = kind.is_file();
+        let sector = if is_file { None } else { rustix::fs::ioctl_blksszget(&file).ok().map(u64::from) };
         let mut image = Self {
             files: vec![file],
             path: path.clone(),
             direct,
             iopoll: disk.iopoll,
             align: Alignment::NONE,
-            is_file: kind.is_file(),
+            is_file,
+            sector: sector.filter(|bytes| bytes.is_power_of_two()),
+            can_discard: is_file || alignment::queue_limit(opened.rdev(), "discard_max_bytes") != Some(0),
             size: disk.size,
             read_only: disk.read_only,
         };
@@ -246,6 +254,16 @@ impl Image {
     /// Whether completions are to be polled from the device.
     pub fn is_iopoll(&self) -> bool {
         self.iopoll && self.direct
+    }
+
+    /// Bytes of a sector, of a block device.
+    pub(super) fn sector(&self) -> Option<u64> {
+        self.sector
+    }
+
+    /// Whether a discard may be tried.
+    pub(super) fn can_discard(&self) -> bool {
+        self.can_discard
     }
 
     /// Whether it is a block device.

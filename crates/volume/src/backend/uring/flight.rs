@@ -20,6 +20,9 @@ const COPY: usize = 64 << 10;
 /// The most pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
 
+/// Discards a part of a block device (linux/blkdev.h, since 6.12): `addr` is where, the command's first word how much.
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+
 /// Errors of a write that was not begun.
 const REFUSED: [i32; 5] = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::EINVAL, libc::ENOMEM];
 
@@ -61,6 +64,10 @@ enum Stage {
         through: bool,
     },
     Sync,
+    /// Of a block device.
+    Discard {
+        len: u64,
+    },
     Punch {
         len: u64,
         then: AfterPunch,
@@ -77,7 +84,7 @@ enum Stage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterPunch {
-    /// A discard that the file system cannot do is no error: it is a hint.
+    /// A discard: where it is not possible, the driver is told.
     Nothing,
     /// Zeros were asked for.
     Zeros { through: bool },
@@ -121,7 +128,19 @@ impl Flight {
             Op::Read { .. } => Stage::Read,
             Op::Write { through, .. } => Stage::Write { through },
             Op::Flush => Stage::Sync,
-            Op::Discard { len, .. } => Stage::Punch { len, then: AfterPunch::Nothing },
+            Op::Discard { at, len } => match image.and_then(Image::sector) {
+                // What does not fill sectors of the device stays as it is.
+                Some(sector) => {
+                    let end = (at + len) / sector * sector;
+                    self.at = at.next_multiple_of(sector);
+                    match end.checked_sub(self.at) {
+                        // A read of nothing, which ends well.
+                        None | Some(0) => Stage::Read,
+                        Some(len) => Stage::Discard { len },
+                    }
+                }
+                None => Stage::Punch { len, then: AfterPunch::Nothing },
+            },
             Op::WriteZeroes { len, unmap: true, through, .. } => {
                 Stage::Punch { len, then: AfterPunch::Zeros { through } }
             }
@@ -207,6 +226,11 @@ impl Flight {
                     .build()
             }
             (Stage::Sync, ..) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+            (Stage::Discard { len }, ..) => {
+                let mut more = [0; 16];
+                more[..8].copy_from_slice(&len.to_ne_bytes());
+                opcode::UringCmd16::new(file, BLOCK_URING_CMD_DISCARD).addr(Some(at)).cmd(more).build()
+            }
             (Stage::Punch { len, .. }, ..) => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(file, len).offset(at).mode(mode).build()
@@ -284,7 +308,9 @@ impl Flight {
                 self.stage = Stage::Sync;
                 None
             }
-            Stage::Punch { .. } | Stage::Zero { .. } | Stage::Sync | Stage::Idle => Some(Ok(())),
+            Stage::Discard { .. } | Stage::Punch { .. } | Stage::Zero { .. } | Stage::Sync | Stage::Idle => {
+                Some(Ok(()))
+            }
         }
     }
 
@@ -316,12 +342,23 @@ impl Flight {
             {
                 Some(Err(Failure::Lost(errno)))
             }
-            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => Some(Ok(())),
-            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { len, then: AfterPunch::Zeros { through } }) => {
+            // Kernels before 6.12 have no such command (nor, before 5.19, any). That the device has no discard was looked at before.
+            (libc::EOPNOTSUPP | libc::EINVAL | libc::EACCES, Stage::Discard { len }) => {
+                self.stage = Stage::Punch { len, then: AfterPunch::Nothing };
+                None
+            }
+            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => {
+                Some(Err(Failure::Unsupported))
+            }
+            // A block device takes nothing but whole sectors of its own.
+            (
+                libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL,
+                Stage::Punch { len, then: AfterPunch::Zeros { through } },
+            ) => {
                 self.stage = Stage::Zero { len, through };
                 None
             }
-            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Zero { len, through }) => {
+            (libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL, Stage::Zero { len, through }) => {
                 self.left = len;
                 self.stage = Stage::ZeroData { through };
                 None

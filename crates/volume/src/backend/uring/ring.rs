@@ -14,7 +14,7 @@ const ENTRIES: u32 = 256;
 
 /// All that a ring does. No other operation is ever carried out, and none on a descriptor that is not registered: system call
 /// filters do not see what a ring is asked for, so that is for the ring itself to refuse.
-pub(crate) const OPERATIONS: [u8; 8] = [
+pub(crate) const OPERATIONS: [u8; 9] = [
     opcode::Read::CODE,
     opcode::Readv::CODE,
     opcode::ReadFixed::CODE,
@@ -23,6 +23,8 @@ pub(crate) const OPERATIONS: [u8; 8] = [
     opcode::WriteFixed::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
+    // A block device knows one command, its discard, and files know none.
+    opcode::UringCmd16::CODE,
 ];
 
 /// What may be registered once the ring is enabled, as numbered in linux/io_uring.h.
@@ -68,11 +70,15 @@ impl Ring {
         if let Some(bell) = bell {
             submitter.register_eventfd(bell.as_raw_fd())?;
         }
-        let mut restrictions: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
-        restrictions.extend([REGISTER_BUFFERS, UNREGISTER_BUFFERS].map(Restriction::register_op));
-        restrictions.push(Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()));
-        submitter
-            .register_restrictions(&mut restrictions)
+        let restrict = |operations: &[u8]| {
+            let mut restrictions: Vec<_> = operations.iter().copied().map(Restriction::sqe_op).collect();
+            restrictions.extend([REGISTER_BUFFERS, UNREGISTER_BUFFERS].map(Restriction::register_op));
+            restrictions.push(Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()));
+            submitter.register_restrictions(&mut restrictions)
+        };
+        // Kernels before 5.19 do not know the last one.
+        restrict(&OPERATIONS)
+            .or_else(|_| restrict(&OPERATIONS[..OPERATIONS.len() - 1]))
             .map_err(|e| io::Error::new(e.kind(), format!("an io_uring cannot be restricted: {e}")))?;
         ring.disarm();
         Ok(ring)
