@@ -77,6 +77,11 @@ pub trait Memory: Clone {
     /// Orders all earlier stores of this thread before all its later loads, as seen by everybody (store-load fence).
     fn full_fence(&self);
 
+    /// Asks for the cache line at an offset, which is wanted soon. A hint: it reads nothing and orders nothing, and an offset that
+    /// is not inside is ignored.
+    #[inline]
+    fn prefetch(&self, _at: usize) {}
+
     /// Copies out.
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies in.

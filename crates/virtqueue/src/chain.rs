@@ -47,6 +47,12 @@ impl Chain {
         self.writable_len
     }
 
+    /// The region that the next buffer is in, as a rule.
+    #[inline]
+    pub(crate) fn hint(&self) -> u16 {
+        self.hint
+    }
+
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.readable.clear();

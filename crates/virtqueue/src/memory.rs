@@ -31,6 +31,10 @@ pub struct Area<M> {
 /// check sizes and alignment when they are made, and mask or check every index.
 impl<M: Memory> Area<M> {
     #[inline]
+    pub(crate) fn prefetch(&self, offset: usize) {
+        self.memory.prefetch(self.at + offset);
+    }
+    #[inline]
     pub(crate) fn load_relaxed_u16(&self, offset: usize) -> u16 {
         self.memory.load_relaxed_u16(self.at + offset)
     }
@@ -154,6 +158,14 @@ impl<M: Memory> GuestMemory<M> {
         let bytes = found.memory.len() as u64;
         // The sum cannot overflow once the first holds.
         (at < bytes && at + u64::from(len) <= bytes).then_some(Buffer { region, len, at: at as usize })
+    }
+
+    /// Asks for the cache line at a guest's address, if that is in this region.
+    #[inline]
+    pub(crate) fn prefetch(&self, address: u64, region: u16) {
+        if let Some(Buffer { at, .. }) = self.whole(address, 1, region) {
+            self.regions[usize::from(region)].memory.prefetch(at);
+        }
     }
 
     /// The first piece of `len` bytes at a guest's address: less than all of them where regions meet.
