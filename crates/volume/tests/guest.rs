@@ -22,7 +22,7 @@ use server::{PROMPT, Server};
 use zerocopy::IntoBytes;
 
 /// How long who stops a queue may wait; far shorter than what its guest has asked for takes.
-const SOON: Duration = Duration::from_millis(1500);
+const SOON: Duration = Duration::from_secs(5);
 
 /// Data of `count` times the same bytes of the guest, from `skip` on.
 fn folded(guest: &Guest, count: usize, len: u32, skip: u64, writable: bool) -> Vec<Segment> {
