@@ -13,6 +13,7 @@ use crate::user_connections::Most;
 use anyhow::{Context, Result};
 use ginnel_layout::control::DAEMON_VECTOR;
 use ginnel_layout::relay::RelayKind;
+use ginnel_layout::wire::MAX_PACKET;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -51,6 +52,8 @@ pub struct Daemon {
     pub(super) owners: Owners,
     /// Clients that have gone while the host was asked to attach them.
     pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
+    /// For packets of programs.
+    pub(super) packet: Vec<u8>,
     nap: Duration,
     /// The host has been told something and has said nothing since.
     pub(super) unanswered: bool,
@@ -95,6 +98,7 @@ impl Daemon {
             up: false,
             segments,
             outbox: VecDeque::new(),
+            packet: vec![0; MAX_PACKET],
             nap: FIRST_NAP,
             unanswered: false,
         })

@@ -89,7 +89,7 @@ impl Daemon {
                 return self.clients.pause(id);
             }
             let Some(client) = self.clients.get(id) else { return };
-            match client.receive() {
+            match client.receive(&mut self.packet) {
                 Ok(None) => return,
                 Ok(Some(packet)) if packet.truncated => {
                     let text =

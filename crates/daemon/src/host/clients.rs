@@ -166,7 +166,7 @@ impl Server {
             if connection.blocked {
                 return;
             }
-            match connection.socket.receive_from(MAX_PACKET) {
+            match connection.socket.receive_from(&mut self.packet) {
                 Ok(None) => return,
                 Ok(Some(Packet { truncated: true, .. })) => {
                     let text = format!(

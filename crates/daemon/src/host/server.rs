@@ -16,6 +16,7 @@ use super::vms::Vm;
 use crate::keeper::{Held, Keeper};
 use crate::pidwatch::{Doubts, Process};
 use crate::poller::{Interest, Poller, Ready};
+use ginnel_layout::wire::MAX_PACKET;
 use ginnel_layout::{Name, sync, wire};
 use std::collections::BTreeMap;
 use std::io;
@@ -179,6 +180,8 @@ pub struct Server {
     recorded: bool,
     /// Answers that depend on a record which the journal has not taken.
     withheld: Vec<Effect>,
+    /// For packets of clients.
+    pub(super) packet: Vec<u8>,
     /// Files of segments that are being made.
     pub(super) making: Making,
     /// Segments whose files cannot be used and that nobody uses: how they are declared, and where.
@@ -227,6 +230,7 @@ impl Server {
             holds: Timers::default(),
             recorded: true,
             withheld: Vec::new(),
+            packet: vec![0; MAX_PACKET],
             out_of_service: BTreeMap::new(),
             making,
             retry_at: Instant::now(),
