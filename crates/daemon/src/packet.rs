@@ -131,6 +131,14 @@ impl PacketSocket {
         Ok(())
     }
 
+    /// Whether the peer has not received yet all that it was sent.
+    pub fn has_unread(&self) -> bool {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the kernel writes one `int`.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        self.queued > 0 || (result == 0 && bytes > 0)
+    }
+
     /// Bytes that wait for the peer; more than zero: call [`PacketSocket::flush`] when the socket has room.
     pub fn queued(&self) -> usize {
         self.queued

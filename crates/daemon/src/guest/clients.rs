@@ -2,7 +2,7 @@
 
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
-use crate::poller::{Interest, Poller};
+use crate::poller::{Interest, Poller, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
 use anyhow::{Context, Result, ensure};
 use ginnel_layout::relay;
@@ -77,6 +77,8 @@ pub struct Clients {
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
     next: u32,
+    /// The last that has asked.
+    last: u32,
     /// There was no room for somebody, and that was said.
     full: bool,
 }
@@ -88,7 +90,15 @@ fn token(client: u32) -> u64 {
 impl Clients {
     /// None yet, and at most so many.
     pub fn new(poller: Rc<Poller>, most: Most) -> Self {
-        Self { poller, most, all: BTreeMap::new(), by_user: UserConnections::default(), next: 1, full: false }
+        Self {
+            poller,
+            most,
+            all: BTreeMap::new(),
+            by_user: UserConnections::default(),
+            next: 1,
+            last: 0,
+            full: false,
+        }
     }
 
     /// The connection that is to end before another of the user with this number is taken in, if there is no room. An error
@@ -209,6 +219,17 @@ impl Clients {
         client.socket.flush()?;
         client.watch_for_room(id, &self.poller);
         Ok(())
+    }
+
+    /// A request of this client was passed on.
+    pub fn asked(&mut self, id: u32) {
+        self.last = id;
+    }
+
+    /// Puts events in the order in which clients have their turn: it begins behind the one that has asked last. So one that
+    /// fills the link whenever there is room does not keep others out.
+    pub fn in_turn(&self, ready: &mut [Ready]) {
+        ready.sort_by_key(|event| event.token.wrapping_sub(token(self.last) + 1));
     }
 
     /// Reads no more from this client until [`Clients::resume`].

@@ -118,6 +118,7 @@ impl Daemon {
             }
             let timeout = [self.timeout(busy), self.owners.until_next()].into_iter().flatten().min();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
+            self.clients.in_turn(&mut ready);
             for event in &ready {
                 if event.token == STOP {
                     self.link.close();

@@ -155,6 +155,7 @@ impl Daemon {
             let who = client.open();
             self.tell(RelayKind::OPEN, id, who.as_bytes());
         }
+        self.clients.asked(id);
         self.tell(RelayKind::DATA, id, &packet.bytes);
     }
 

@@ -5,7 +5,7 @@ use super::memory_device::tests::{add, header};
 use super::pci::tests::Tree;
 use super::*;
 use crate::link::{Event, HostLink};
-use crate::packet::Packet;
+use crate::packet::{Packet, PacketSocket};
 use crate::pidwatch::Process;
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode, Fds, Header, Kind};
@@ -523,6 +523,61 @@ fn a_full_ring_holds_programs_up_and_loses_nothing() {
     }
     drop(sender.join().unwrap());
     assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+}
+
+#[test]
+fn a_program_that_keeps_the_ring_full_keeps_nobody_out() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let (greedy, modest) = (bed.program(), bed.program());
+    rustix::io::ioctl_fionbio(&greedy.0, true).unwrap();
+    let bytes = [Header { kind: Kind::INSPECT, flags: 0, request: 2 }.as_bytes(), &[0; 4000]].concat();
+    let sends = || packet::send::<OwnedFd>(greedy.0.as_fd(), &bytes, &[]).is_ok();
+    // Its socket is full, and stays so.
+    while sends() {}
+    modest.say(Kind::INSPECT, 2, &[]);
+    let modest = PacketSocket::new(modest.0, 0);
+    let mut others = 0;
+    while modest.has_unread() {
+        // The turn that has begun, and no other after it.
+        assert!(others <= 2 * 64, "the other program was read {others} times meanwhile");
+        let read = (0..1000).any(|_| {
+            std::thread::yield_now();
+            sends()
+        });
+        match read {
+            true => others += 1,
+            // The ring is full: there is room for one request, of either.
+            false => drop(host.step()),
+        }
+    }
+}
+
+#[test]
+fn what_a_program_asked_before_its_end_is_passed_on_and_others_are_served() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let (dying, living) = (bed.program(), bed.program());
+    let many = 100u32; // The ring is full in between.
+    let sender = std::thread::spawn(move || {
+        (0..many).for_each(|request| dying.say(Kind::INSPECT, request, &[0; 4000]));
+    });
+    let (_, client, _) = next_message(&mut host);
+    for request in 0..many {
+        let (kind, from, body) = next_message(&mut host);
+        assert_eq!((kind, from, wire::split(&body).unwrap().0.request), (RelayKind::DATA, client, request));
+        // It is not there to hear this, sooner or later.
+        let answer = Header { kind: Kind::OK, flags: 0, request };
+        let _ = host.send(RelayKind::DATA, client, answer.as_bytes());
+    }
+    sender.join().unwrap();
+    assert_eq!(next_message(&mut host), (RelayKind::CLOSE, client, vec![]));
+    living.say(Kind::INSPECT, 2, &[]);
+    let (_, client, _) = next_message(&mut host);
+    next_message(&mut host);
+    let answer = Header { kind: Kind::OK, flags: 0, request: 2 };
+    host.send(RelayKind::DATA, client, answer.as_bytes()).unwrap();
+    assert_eq!(living.hears().0.request, 2);
 }
 
 #[test]
