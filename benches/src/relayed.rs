@@ -8,7 +8,7 @@ use ginnel_layout::{Name, channel::ChannelKind};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
-    socket_with,
+    socket_with, socketpair,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -59,6 +59,8 @@ impl Request {
 struct Times {
     one: Vec<f64>,
     many: Vec<f64>,
+    /// The same sends and receives by one program alone, over a pair of sockets.
+    own: Vec<f64>,
     /// How often the VM's daemon has slept for many, on average.
     sleeps: f64,
 }
@@ -82,6 +84,7 @@ fn sleeps() -> Result<u64> {
 struct Asker {
     socket: OwnedFd,
     next: u32,
+    buffer: Vec<u8>,
 }
 
 impl Asker {
@@ -89,7 +92,7 @@ impl Asker {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WATCHDOG))?;
         connect(&socket, &SocketAddrUnix::new(wire::SOCKET)?)?;
-        let mut asker = Self { socket, next: 1 };
+        let mut asker = Self { socket, next: 1, buffer: vec![0; wire::MAX_PACKET] };
         asker
             .say(Kind::HELLO, wire::Hello { version: wire::VERSION, reserved: 0, features: 0 }.as_bytes())?;
         asker.expect(Kind::HELLO_OK)?;
@@ -109,24 +112,23 @@ impl Asker {
     }
 
     /// The next answer.
-    fn hear(&self) -> Result<(Header, Vec<u8>)> {
-        let mut bytes = vec![0; wire::MAX_PACKET];
+    fn hear(&mut self) -> Result<(Header, Vec<u8>)> {
         // Descriptors that come along are dropped.
-        let (len, _) = recv(&self.socket, &mut bytes, RecvFlags::empty()).context("waiting for an answer")?;
-        bytes.truncate(len);
-        let (header, body) = wire::split(&bytes).context("an answer too short")?;
+        let (len, _) =
+            recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()).context("waiting for an answer")?;
+        let (header, body) = wire::split(&self.buffer[..len]).context("an answer too short")?;
         Ok((header, body.to_vec()))
     }
 
-    fn expect(&self, kind: Kind) -> Result<()> {
+    fn expect(&mut self, kind: Kind) -> Result<()> {
         let (header, body) = self.hear()?;
         let text = String::from_utf8_lossy(&body);
         ensure!(header.kind == kind, "an answer of kind {}, not {}: {text}", header.kind.0, kind.0);
         Ok(())
     }
 
-    /// Asks `count` times at once, and waits for all answers. How long that took, in seconds.
-    fn ask(&mut self, what: Request, count: usize) -> Result<f64> {
+    /// Asks `count` times at once, and waits for all answers. How long that took, in seconds, and listeners to be closed.
+    fn ask(&mut self, what: Request, count: usize) -> Result<(f64, Vec<Vec<u8>>)> {
         let names: Vec<Name> = (0..count).map(|n| name(&format!("nothing{n}"))).collect::<Result<_>>()?;
         let mut waits = BTreeSet::new();
         let mut listeners = Vec::new();
@@ -154,12 +156,15 @@ impl Asker {
                 _ => bail!("an answer of kind {}: {}", header.kind.0, String::from_utf8_lossy(&body)),
             }
         }
-        let took = begin.elapsed().as_secs_f64();
+        Ok((begin.elapsed().as_secs_f64(), listeners))
+    }
+
+    fn close(&mut self, listeners: Vec<Vec<u8>>) -> Result<()> {
         for listener in listeners {
             self.say(Kind::UNLISTEN, &listener)?;
             self.expect(Kind::OK)?;
         }
-        Ok(took)
+        Ok(())
     }
 }
 
@@ -167,17 +172,38 @@ fn name(text: &str) -> Result<Name> {
     Name::new(text).map_err(|error| anyhow::anyhow!("{text}: {error}"))
 }
 
+/// How long it takes to send as much as [`MANY`] requests, and to receive it, with nobody else to be waited for.
+fn alone() -> Result<f64> {
+    let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let mut buffer = vec![0; wire::MAX_PACKET];
+    let packet = vec![0; size_of::<Header>() + size_of::<wire::BlockOpen>()];
+    let begin = Instant::now();
+    for _ in 0..MANY {
+        send(&near, &packet, SendFlags::NOSIGNAL)?;
+    }
+    for _ in 0..MANY {
+        recv(&far, &mut buffer[..], RecvFlags::empty())?;
+    }
+    Ok(begin.elapsed().as_secs_f64())
+}
+
 /// What the program in the VM does: prints the times.
 pub fn ask(what: Request) -> Result<()> {
     let mut asker = Asker::attach()?;
-    let mut times = Times { one: Vec::new(), many: Vec::new(), sleeps: 0.0 };
+    let mut times = Times { one: Vec::new(), many: Vec::new(), own: Vec::new(), sleeps: 0.0 };
     let mut slept = 0;
-    asker.ask(what, MANY)?;
+    let (_, listeners) = asker.ask(what, MANY)?;
+    asker.close(listeners)?;
     for _ in 0..ROUNDS {
-        times.one.push(asker.ask(what, 1)?);
+        let (one, listeners) = asker.ask(what, 1)?;
+        asker.close(listeners)?;
         let before = sleeps()?;
-        times.many.push(asker.ask(what, MANY)?);
+        let (many, listeners) = asker.ask(what, MANY)?;
         slept += sleeps()? - before;
+        asker.close(listeners)?;
+        times.one.push(one);
+        times.many.push(many);
+        times.own.push(alone()?);
     }
     times.sleeps = slept as f64 / ROUNDS as f64;
     println!("{}", serde_json::to_string(&times)?);
@@ -197,9 +223,12 @@ pub fn relayed(report: &mut Report) -> Result<()> {
         let times: Times = serde_json::from_str(line).with_context(|| format!("no times: {said:?}"))?;
         let ms = |times: Vec<f64>| [median(times.into_iter().map(|time| time * 1e3).collect())];
         let case = format!("{MANY} relayed requests {} at once", what.what());
-        let note =
-            format!("medians of {ROUNDS}; a VM whose daemon relays, and sleeps {:.0} times", times.sleeps);
-        let (many, one) = (ms(times.many), ms(times.one));
+        let (many, one, [own]) = (ms(times.many), ms(times.one), ms(times.own));
+        let note = format!(
+            "medians of {ROUNDS}; a VM whose daemon relays, and sleeps {:.0} times; the program's sends and receives alone: \
+             {own:.2} ms",
+            times.sleeps
+        );
         report.pairs(&case, "ms", Better::Lower, &many, "one alone", &one, Some(1.0 / TIMES), &note);
     }
     Ok(())

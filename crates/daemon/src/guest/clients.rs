@@ -32,6 +32,8 @@ pub struct Client {
     uid: u32,
     gid: u32,
     interest: Interest,
+    /// Requests that the host has not answered yet.
+    under_way: u32,
     /// It has said `HELLO`.
     pub greeted: bool,
     /// The host knows it.
@@ -77,7 +79,11 @@ pub struct Clients {
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
     next: u32,
-    /// The last that has asked.
+    /// A client has several requests under way, and has asked or was answered since this was last looked at.
+    pipelining: bool,
+    /// The last that has asked since then.
+    asker: Option<u32>,
+    /// The last that has asked at all.
     last: u32,
     /// There was no room for somebody, and that was said.
     full: bool,
@@ -96,6 +102,8 @@ impl Clients {
             all: BTreeMap::new(),
             by_user: UserConnections::default(),
             next: 1,
+            pipelining: false,
+            asker: None,
             last: 0,
             full: false,
         }
@@ -148,6 +156,7 @@ impl Clients {
             uid,
             gid,
             interest,
+            under_way: 0,
             greeted: false,
             opened: false,
             attaching: None,
@@ -223,7 +232,27 @@ impl Clients {
 
     /// A request of this client was passed on.
     pub fn asked(&mut self, id: u32) {
-        self.last = id;
+        (self.asker, self.last) = (Some(id), id);
+        self.count(id, 1);
+    }
+
+    /// The host has answered a request of this client.
+    pub fn answered(&mut self, id: u32) {
+        self.count(id, -1);
+    }
+
+    fn count(&mut self, id: u32, more: i32) {
+        if let Some(client) = self.all.get_mut(&id) {
+            client.under_way = client.under_way.saturating_add_signed(more);
+            self.pipelining |= client.under_way >= 2;
+        }
+    }
+
+    /// Whether a client has asked without waiting for an answer since the last call: it has several requests under way, or
+    /// has not received yet what it was answered.
+    pub fn take_pipelining(&mut self) -> bool {
+        let asker = self.asker.take().and_then(|id| self.all.get(&id));
+        std::mem::take(&mut self.pipelining) || asker.is_some_and(|client| client.socket.has_unread())
     }
 
     /// Puts events in the order in which clients have their turn: it begins behind the one that has asked last. So one that
@@ -270,4 +299,92 @@ pub fn packet(kind: Kind, request: u32, body: &[u8]) -> Answer {
 /// A packet that refuses a request.
 pub fn refusal(request: u32, code: ErrorCode, text: &str) -> Answer {
     packet(Kind::ERROR, request, &[wire::Error { code, reserved: 0 }.as_bytes(), text.as_bytes()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    const ONE: u32 = 1;
+    const TWO: u32 = 2;
+
+    /// Two clients, and their ends of the connections.
+    fn two() -> (Clients, [PacketSocket; 2]) {
+        let mut clients = Clients::new(Rc::new(Poller::new().unwrap()), Most { all: 8, per_user: 8 });
+        let me = packet::Peer { pid: std::process::id(), uid: 0, gid: 0, groups: Vec::new() };
+        let ends = [ONE, TWO].map(|id| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            clients.admit(near, &me).unwrap();
+            assert!(clients.get(id).is_some());
+            PacketSocket::new(far, OUT_LIMIT)
+        });
+        (clients, ends)
+    }
+
+    #[test]
+    fn who_asks_again_without_waiting_is_noticed_and_others_are_not() {
+        let (mut clients, _ends) = two();
+        assert!(!clients.take_pipelining());
+        clients.asked(ONE);
+        clients.asked(TWO);
+        assert!(!clients.take_pipelining(), "each has one request under way");
+        clients.asked(ONE);
+        assert!(clients.take_pipelining());
+        assert!(!clients.take_pipelining(), "nobody has asked since");
+        clients.asked(TWO);
+        clients.answered(TWO);
+        clients.answered(TWO);
+        assert!(clients.take_pipelining(), "for a while it had two under way");
+        clients.answered(ONE);
+        clients.answered(ONE);
+        clients.answered(ONE); // More answers than requests.
+        assert!(!clients.take_pipelining());
+        clients.asked(ONE);
+        assert!(!clients.take_pipelining(), "one under way again");
+    }
+
+    #[test]
+    fn who_asks_again_before_it_has_received_its_answer_is_noticed() {
+        let (mut clients, [one, _two]) = two();
+        let answer = || (b"answer".to_vec(), Vec::new());
+        clients.asked(ONE);
+        clients.answered(ONE);
+        clients.answer(ONE, answer()).unwrap();
+        clients.asked(ONE);
+        assert!(clients.take_pipelining());
+        assert!(one.receive(100, 0).unwrap().is_some());
+        clients.answered(ONE);
+        clients.asked(ONE);
+        assert!(!clients.take_pipelining());
+    }
+
+    #[test]
+    fn a_client_that_has_gone_pipelines_no_more() {
+        let (mut clients, [one, _two]) = two();
+        clients.answer(ONE, (b"unread".to_vec(), Vec::new())).unwrap();
+        clients.asked(ONE);
+        drop(one);
+        assert!(clients.remove(ONE).is_some());
+        clients.asked(ONE);
+        clients.answered(ONE);
+        assert!(!clients.take_pipelining());
+    }
+
+    #[test]
+    fn turns_begin_behind_the_last_that_has_asked() {
+        let (mut clients, _ends) = two();
+        let event = |token| Ready { token, readable: true, writable: false, hung_up: false };
+        let order = |clients: &Clients| {
+            let mut ready = [event(token(ONE)), event(token(TWO))];
+            clients.in_turn(&mut ready);
+            ready.map(|event| event.token)
+        };
+        assert_eq!(order(&clients), [token(ONE), token(TWO)]);
+        clients.asked(ONE);
+        assert_eq!(order(&clients), [token(TWO), token(ONE)]);
+        clients.asked(TWO);
+        assert_eq!(order(&clients), [token(ONE), token(TWO)]);
+    }
 }

@@ -3,6 +3,7 @@
 use super::clients::{Attaching, Clients, FIRST_TOKEN};
 use super::control::Control;
 use super::owners::{self, Owners};
+use super::policy::Policy;
 use super::segments::Segments;
 use super::vfio::Interrupts;
 use crate::keeper::Keeper;
@@ -52,6 +53,7 @@ pub struct Daemon {
     pub(super) owners: Owners,
     /// Clients that have gone while the host was asked to attach them.
     pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
+    policy: Policy,
     /// For packets of programs.
     pub(super) packet: Vec<u8>,
     nap: Duration,
@@ -98,6 +100,7 @@ impl Daemon {
             up: false,
             segments,
             outbox: VecDeque::new(),
+            policy: Policy::new(),
             packet: vec![0; MAX_PACKET],
             nap: FIRST_NAP,
             unanswered: false,
@@ -116,6 +119,8 @@ impl Daemon {
             if self.link.take_ring() {
                 self.control.ring_host();
             }
+            // After the bell, so that the host works meanwhile.
+            self.policy.set_batch(self.clients.take_pipelining());
             let timeout = [self.timeout(busy), self.owners.until_next()].into_iter().flatten().min();
             self.poller.wait(&mut ready, timeout).context("cannot wait for events")?;
             self.clients.in_turn(&mut ready);

@@ -8,6 +8,7 @@
 //! | `memory_device`, `segments`, `speed` | which device is which segment, and how fast it is |
 //! | `vfio` | interrupts |
 //! | `clients`, `owners`, `relay`, `daemon` | connections, processes, what is passed on for them, the loop |
+//! | `policy` | whether the daemon takes the processor from programs |
 
 mod clients;
 mod control;
@@ -16,6 +17,7 @@ mod dax;
 mod memory_device;
 mod owners;
 mod pci;
+mod policy;
 mod relay;
 mod segments;
 mod speed;

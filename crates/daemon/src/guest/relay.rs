@@ -312,6 +312,9 @@ impl Daemon {
 
     fn pass_to_client(&mut self, id: u32, bytes: Vec<u8>) {
         let Some((header, body)) = wire::split(&bytes) else { return self.drop_client(id) };
+        if header.request != 0 {
+            self.clients.answered(id);
+        }
         let Some(client) = self.clients.get(id) else { return self.answer_to_departed(id, header, body) };
         let asked = client.attaching.take_if(|asked| asked.request == header.request);
         if header.kind != Kind::ATTACHED {
