@@ -1,6 +1,7 @@
 //! Images through io_uring: a worker's own rings.
 #![allow(unsafe_code)] // The kernel is handed raw addresses of guest memory.
 
+mod copies;
 mod flight;
 mod pinned;
 pub(crate) mod ring;
@@ -16,6 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::warn;
 
 use super::{Failure, Image, Op};
+use copies::Copies;
 use flight::{Flight, ZEROS};
 use pinned::Pinned;
 use ring::Ring;
@@ -40,6 +42,7 @@ pub(super) struct Uring {
     flights: Vec<Flight>,
     pending: u32,
     zeros: Option<Mapping>,
+    copies: Copies,
     pinned: Option<Pinned>,
 }
 
@@ -78,6 +81,7 @@ impl Uring {
             flights: Vec::new(),
             pending: 0,
             zeros: None,
+            copies: Copies::default(),
             pinned: None,
         })
     }
@@ -122,7 +126,20 @@ impl Uring {
         let buffer = self.pinned.as_ref().and_then(|pinned| pinned.buffer(memory, data));
         self.flights[index].begin(disk, op, data, memory, image, buffer);
         self.pending += 1;
-        self.push(index);
+        if !self.flights[index].needs_copy() || self.lend_copy(index) {
+            self.push(index);
+        }
+    }
+
+    /// Lends an operation memory for a copy; false: it waits for that.
+    #[cold]
+    fn lend_copy(&mut self, index: usize) -> bool {
+        match self.copies.lend(index) {
+            Ok(None) => return false,
+            Ok(Some(copy)) => self.flights[index].take_copy(copy),
+            Err(error) => self.flights[index].go_without_copy(&error),
+        }
+        true
     }
 
     /// Queues what the operation has to do next.
@@ -176,8 +193,13 @@ impl Uring {
                     Err(failure) => Err(failure),
                 },
             };
-            self.flights[index].end();
             self.pending -= 1;
+            if let Some(copy) = self.flights[index].end()
+                && let Some((next, copy)) = self.copies.give_back(copy)
+            {
+                self.flights[next].take_copy(copy);
+                self.push(next);
+            }
             done(index as u32, result);
         }
     }

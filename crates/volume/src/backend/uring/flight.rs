@@ -15,7 +15,7 @@ pub(super) const ZEROS: usize = 1 << 20;
 
 /// The most of a request that is copied at a time, where its memory is not aligned: its buffers may be one and the same, so that
 /// all requests of a small guest may have more bytes than the host.
-const COPY: usize = 64 << 10;
+pub(super) const COPY: usize = 64 << 10;
 
 /// The most pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
@@ -47,7 +47,8 @@ pub(super) struct Flight {
 }
 
 struct Bounce {
-    memory: Mapping,
+    /// Until it is lent, the operation waits.
+    memory: Option<Mapping>,
     /// The guest's own buffers, and the regions that they are in.
     guest: Vec<(Mapping, Buffer)>,
     /// Bytes in front of what is in the copy.
@@ -154,16 +155,36 @@ impl Flight {
             if let Some(image) = image
                 && self.direct
                 && !self.pieces.iter().all(|p| image.is_aligned(p.iov_base as usize, p.iov_len))
-                && let Err(error) = self.bounce(data, memory)
             {
-                warn!("no memory to align a request of {} bytes: {error}", self.left);
+                self.bounce(data, memory);
             }
         }
     }
 
-    /// It has ended.
-    pub fn end(&mut self) {
+    /// It has ended. Returns the copy that it was lent.
+    pub fn end(&mut self) -> Option<Mapping> {
         self.stage = Stage::Idle;
+        self.bounce.take()?.memory
+    }
+
+    /// Whether it cannot go on before it is lent [`COPY`] bytes of memory.
+    #[inline]
+    pub fn needs_copy(&self) -> bool {
+        self.bounce.as_ref().is_some_and(|bounce| bounce.memory.is_none())
+    }
+
+    /// Here they are; until [`Flight::end`].
+    pub fn take_copy(&mut self, copy: Mapping) {
+        if let Some(bounce) = &mut self.bounce {
+            bounce.memory = Some(copy);
+            self.copy_next();
+        }
+    }
+
+    /// There are none: the disk is to judge the memory as it is.
+    #[cold]
+    pub fn go_without_copy(&mut self, error: &io::Error) {
+        warn!("no memory to align a request of {} bytes: {error}", self.left);
         self.bounce = None;
     }
 
@@ -249,27 +270,23 @@ impl Flight {
         })
     }
 
-    /// Takes an aligned copy in place of the guest's buffers, one part after the other.
-    fn bounce(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) -> io::Result<()> {
-        let len = usize::try_from(self.left).map_or(COPY, |len| len.min(COPY));
-        let copy = Mapping::anonymous(len.next_multiple_of(4096))?;
+    /// An aligned copy is to take the place of the guest's buffers, for one part after the other.
+    fn bounce(&mut self, data: &[Buffer], memory: &GuestMemory<Mapping>) {
         let region = |buffer: &Buffer| memory.regions()[usize::from(buffer.region)].memory.clone();
         let guest = data.iter().map(|buffer| (region(buffer), *buffer)).collect();
-        self.bounce = Some(Bounce { memory: copy, guest, done: 0, bytes: self.left });
+        self.bounce = Some(Bounce { memory: None, guest, done: 0, bytes: self.left });
         self.buffer = None;
-        self.copy_next();
-        Ok(())
     }
 
     /// Goes on with the next part that is copied; false if there is none.
     fn copy_next(&mut self) -> bool {
-        let Some(bounce) = &self.bounce else { return false };
+        let Some(bounce @ Bounce { memory: Some(copy), .. }) = &self.bounce else { return false };
         let len = bounce.part();
         if let Stage::Write { .. } = self.stage {
-            bounce.each(|at, region, from, n| region.copy_to(from, &bounce.memory, at, n));
+            bounce.each(|at, region, from, n| region.copy_to(from, copy, at, n));
         }
         self.pieces.clear();
-        self.pieces.push(piece(SharedSlice::new(&bounce.memory, 0, len)));
+        self.pieces.push(piece(SharedSlice::new(copy, 0, len)));
         (self.next, self.left) = (0, len as u64);
         len > 0
     }
@@ -389,8 +406,10 @@ impl Flight {
     /// none.
     fn bounced(&mut self) -> bool {
         let Some(bounce) = &mut self.bounce else { return false };
-        if self.stage == Stage::Read {
-            bounce.each(|at, region, to, n| bounce.memory.copy_to(at, region, to, n));
+        if self.stage == Stage::Read
+            && let Some(copy) = &bounce.memory
+        {
+            bounce.each(|at, region, to, n| copy.copy_to(at, region, to, n));
         }
         bounce.done += bounce.part() as u64;
         self.copy_next()

@@ -198,3 +198,35 @@ fn a_ring_holds_what_a_successor_waits_for() {
         std::thread::yield_now();
     }
 }
+
+#[test]
+fn requests_that_are_copied_wait_for_each_other_and_none_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = image(&folder, "a", false);
+    if !image.is_direct() {
+        println!("SKIPPED no direct I/O in {}", folder.path().display());
+        return;
+    }
+    let mut uring = enabled(vec![Some(image)]).unwrap();
+    let memory = memory();
+    // One byte off, each at another place of the disk and of the guest's memory.
+    let count = 2 * copies::COPIES + 10;
+    let piece = |n: usize| buffer((n % 2) as u16, 1 + n / 2 * 512, 512);
+    for n in 0..count {
+        memory.write(&[piece(n)], 0, &[n as u8; 512]);
+        let through = n % 3 == 0;
+        uring.start(n as u32, 0, Op::Write { at: 512 * n as u64, through }, &[piece(n)], &memory);
+    }
+    assert_eq!(uring.flights.iter().filter(|flight| flight.needs_copy()).count(), count - copies::COPIES);
+    all_well(&mut uring, count);
+    for n in 0..count {
+        memory.write(&[piece(n)], 0, &[0; 512]);
+        uring.start(n as u32, 0, Op::Read { at: 512 * n as u64 }, &[piece(n)], &memory);
+    }
+    all_well(&mut uring, count);
+    for n in 0..count {
+        let mut back = [0; 512];
+        memory.read(&[piece(n)], 0, &mut back);
+        assert_eq!(back, [n as u8; 512], "{n}");
+    }
+}
