@@ -13,7 +13,7 @@ const BYTES: u64 = 8 << 20;
 /// process, which holds it. `None` if this is not root, who alone can make one.
 fn on_a_device(file_system: &str, options: &str, flags: &str) -> Option<Server> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can make a loop device");
+        println!("SKIPPED only root can make a loop device");
         return None;
     }
     let make = format!(

@@ -75,7 +75,7 @@ fn reset(server: &Server) -> String {
 /// vanish with the process, which holds them. `None` if this is not root, who alone can make one.
 fn on_a_disk_that_fails(flags: &str) -> Option<Server> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can make a loop device");
+        println!("SKIPPED only root can make a loop device");
         return None;
     }
     let make = "mkdir DIR/small && mount -t tmpfs -o size=4m none DIR/small && truncate -s 32M DIR/small/file \

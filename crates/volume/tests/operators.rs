@@ -31,7 +31,7 @@ fn connect_as(number: u32, path: &Path) -> Result<(), ErrorKind> {
 #[test]
 fn who_has_the_disk_does_not_change_its_limits() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can give sockets to others");
+        println!("SKIPPED only root can give sockets to others");
         return;
     }
     // Others can come here, other than to where the server has its things.

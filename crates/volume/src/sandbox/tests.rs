@@ -138,7 +138,7 @@ fn child_of_another_user() {
 #[test]
 fn root_becomes_an_ordinary_user_for_good() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("SKIPPED only root can become somebody else");
         return;
     }
     let output = child("child_of_another_user", "become");
