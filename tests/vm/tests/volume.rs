@@ -1,7 +1,9 @@
 //! Volumes under QEMU with a stock guest's virtio_blk and virtio_scsi: file systems and large files, targets of several
 //! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow, VMs
-//! that migrate.
+//! that migrate, and disks that fail.
 
+#[path = "volume/failing.rs"]
+mod failing;
 #[path = "volume/migration.rs"]
 mod migration;
 

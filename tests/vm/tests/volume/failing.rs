@@ -1,0 +1,171 @@
+//! A volume whose disk fails: a device-mapper target in a guest, with the volume in the same guest.
+
+use serde_json::Value;
+
+use super::*;
+
+/// Sectors of each of the two devices, which lie behind each other on the guest's disk.
+const SECTORS: u64 = 65536;
+
+/// A guest with the devices `cached` and `direct` in `/dev/mapper`.
+struct Guest {
+    vm: Vm,
+}
+
+#[derive(Clone, Copy)]
+enum Health {
+    Good,
+    /// It can be read, and fails all writes.
+    FailsWrites,
+}
+
+impl Guest {
+    fn boot(bed: &Bed) -> Result<Self> {
+        let disk = image(bed, "disk", 2 * SECTORS * 512, None)?;
+        let vm = bed
+            .vm("failing")
+            .memory_mib(512)
+            .cpus(2)
+            .module("virtio_blk")
+            .module("dm_flakey")
+            .module("crc32c_generic")
+            .module("ext4")
+            .program(artifact("ginnel-volume", "ginnel-volume")?)
+            .program(artifact("ginnel-volume-client", "ginnel-volume-bench")?)
+            .program(artifact("ginnel-cli", "ginnel")?)
+            .program("/usr/sbin/dmsetup")
+            .program("/usr/sbin/mkfs.ext4")
+            .qemu_args(&format!("-drive if=none,id=d,format=raw,file={}", disk.display()))
+            .qemu_args("-device virtio-blk-pci,drive=d")
+            .boot()?;
+        wait_for_disk(&vm, "vda")?;
+        let guest = Self { vm };
+        for device in ["cached", "direct"] {
+            let table = Self::table(device, Health::Good);
+            guest.vm.run(&format!("dmsetup create {device} --noudevsync --table '{table}'"))?.ok()?;
+        }
+        // There is no udev to make the names.
+        guest.vm.run("dmsetup mknodes && ls /dev/mapper/cached /dev/mapper/direct")?.ok()?;
+        Ok(guest)
+    }
+
+    fn table(device: &str, health: Health) -> String {
+        let from = if device == "direct" { SECTORS } else { 0 };
+        match health {
+            Health::Good => format!("0 {SECTORS} linear /dev/vda {from}"),
+            Health::FailsWrites => format!("0 {SECTORS} flakey /dev/vda {from} 0 86400 1 error_writes"),
+        }
+    }
+
+    fn becomes(&self, device: &str, health: Health) -> Result<()> {
+        let table = Self::table(device, health);
+        let change = format!(
+            "dmsetup load {device} --table '{table}' && dmsetup suspend {device} --nolockfs --noudevsync && \
+             dmsetup resume {device} --noudevsync"
+        );
+        self.vm.run(&change)?.ok()?;
+        Ok(())
+    }
+
+    fn serve(&self, name: &str, flags: &str) -> Result<vmtest::Job> {
+        let command =
+            format!("exec ginnel-volume {name} --socket /tmp/{name}.sock --queues 2 --threads 2 {flags}");
+        let job = self.vm.spawn(&command)?;
+        job.wait_for_line("serving", PROMPT)?;
+        Ok(job)
+    }
+
+    /// Requests on two queues at once. Whether all went well.
+    fn load(&self, name: &str, flags: &str) -> Result<bool> {
+        let output = self.vm.run_within(4 * PROMPT, &load(name, flags))?;
+        match output.exit {
+            Exit::Code(0) => Ok(true),
+            // A request failed.
+            Exit::Code(1) => Ok(false),
+            _ => Err(anyhow::anyhow!("{output:?}")),
+        }
+    }
+
+    fn stat(&self, name: &str) -> Result<Value> {
+        let said = self.vm.run(&format!("ginnel volume stat {name} --json --sockets /tmp"))?.ok()?.stdout;
+        Ok(serde_json::from_str(&said)?)
+    }
+
+    fn has_lost(&self, name: &str) -> Result<bool> {
+        let stat = self.stat(name)?;
+        stat["disks"][0]["lost_writes"].as_bool().with_context(|| stat.to_string())
+    }
+
+    fn held(&self, name: &str) -> Result<u64> {
+        let stat = self.stat(name)?;
+        let queues = stat["queues"].as_array().with_context(|| stat.to_string())?;
+        Ok(queues.iter().filter_map(|queue| queue["held"].as_u64()).sum())
+    }
+}
+
+fn load(name: &str, flags: &str) -> String {
+    format!("ginnel-volume-bench --socket /tmp/{name}.sock --queues 2 --threads 1 --qd 4 --sleep {flags}")
+}
+
+/// Through the page cache: the kernel reports once, to each open file, that it could not write back what it had accepted.
+#[test]
+fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
+    let bed = Bed::new("volume-lost")?;
+    let guest = Guest::boot(&bed)?;
+    // Without a journal, so that the file system goes on as before when the disk does.
+    let make = "mkfs.ext4 -q -O ^has_journal /dev/mapper/cached && mkdir -p /mnt && mount /dev/mapper/cached /mnt && \
+                dd if=/dev/zero of=/mnt/image bs=1M count=16 conv=fsync";
+    guest.vm.run_within(2 * PROMPT, make)?.ok()?;
+    let volume = guest.serve("lost", "--path /mnt/image --direct off")?;
+    let flushing = "--rw randwrite --flush-every 16 --requests 400";
+    ensure!(guest.load("lost", flushing)? && !guest.has_lost("lost")?, "{:?}", volume.said());
+
+    guest.becomes("cached", Health::FailsWrites)?;
+    ensure!(!guest.load("lost", flushing)?, "a flush succeeded on a disk that fails");
+    ensure!(guest.has_lost("lost")?, "{:?}", volume.said());
+    guest.becomes("cached", Health::Good)?;
+    // The kernel has forgotten; the volume has not.
+    guest.vm.run("sync")?.ok()?;
+    for _ in 0..3 {
+        ensure!(!guest.load("lost", flushing)?, "a flush succeeded after writes were lost");
+    }
+    ensure!(guest.load("lost", "--rw randread --requests 400")?, "reads go on");
+    ensure!(guest.load("lost", "--rw randwrite --requests 400")?, "writes that are not flushed go on");
+    guest.vm.run("ginnel volume reset-errors lost --sockets /tmp")?.ok()?;
+    ensure!(
+        guest.load("lost", &format!("{flushing} --verify"))? && !guest.has_lost("lost")?,
+        "all is well again"
+    );
+    println!("{}", volume.said().1);
+    guest.vm.shutdown()
+}
+
+/// Past the page cache: each write that fails is told to the driver, or waits for an operator, and nothing else is lost.
+#[test]
+fn requests_that_a_failing_disk_refuses_are_told_or_wait() -> Result<()> {
+    let bed = Bed::new("volume-fails")?;
+    let guest = Guest::boot(&bed)?;
+    let path = "--path /dev/mapper/direct --direct on";
+    let volume = guest.serve("tells", path)?;
+    let flushing = "--rw randwrite --flush-every 16 --requests 400";
+    guest.becomes("direct", Health::FailsWrites)?;
+    // No flushes: one that the disk fails means that its own cache has lost something.
+    ensure!(!guest.load("tells", "--rw randwrite --requests 400")?, "a write succeeded on a disk that fails");
+    guest.becomes("direct", Health::Good)?;
+    ensure!(!guest.has_lost("tells")?, "what failed was told: {:?}", volume.said());
+    ensure!(guest.load("tells", &format!("{flushing} --verify"))?, "{:?}", volume.said());
+    volume.kill(15)?;
+    volume.wait(PROMPT)?;
+
+    let volume = guest.serve("waits", &format!("{path} --on-error hold"))?;
+    guest.becomes("direct", Health::FailsWrites)?;
+    let writer = guest.vm.spawn(&load("waits", "--rw randwrite --requests 400 --verify"))?;
+    // Both queues are full of requests that wait.
+    wait_until("all requests wait", 2 * PROMPT, || Ok(guest.held("waits")? == 8))?;
+    guest.becomes("direct", Health::Good)?;
+    guest.vm.run("ginnel volume resume waits --sockets /tmp")?.ok()?;
+    writer.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
+    ensure!(guest.held("waits")? == 0 && !guest.has_lost("waits")?, "{}", guest.stat("waits")?);
+    println!("{}", volume.said().1);
+    guest.vm.shutdown()
+}
