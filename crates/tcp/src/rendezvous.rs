@@ -182,12 +182,18 @@ impl<T> Rendezvous<T> {
         let mut dropped: Vec<T> = self.withdraw(report.socket()).into_iter().collect();
         let others = self.counterparts(now, &report);
         if let [other] = others[..] {
-            let entry = &self.reports[&other];
-            // Nobody else is there for the other one: it would have been joined, or forgotten, when it came.
-            debug_assert!(entry.report.are_both_ends(&report));
-            if let Some(theirs) = self.withdraw(other) {
-                return Outcome::Joined(what, theirs);
+            // Somebody who was not believed when it came may wait for the other one too, and be believed by now.
+            let theirs = self.reports[&other].report;
+            let mut rivals = self.counterparts(now, &theirs);
+            if rivals.is_empty() {
+                return match self.withdraw(other) {
+                    Some(theirs) => Outcome::Joined(what, theirs),
+                    None => Outcome::Waits { dropped },
+                };
             }
+            rivals.push(other);
+            let rivals = rivals.into_iter().filter_map(|socket| self.withdraw(socket));
+            return Outcome::Ambiguous([what].into_iter().chain(rivals).collect());
         }
         if !others.is_empty() {
             let mut all = vec![what];

@@ -162,6 +162,24 @@ fn who_proves_wrongly_again_and_again_is_not_believed() {
 }
 
 #[test]
+fn who_was_not_believed_still_makes_it_ambiguous() {
+    let mut reports = Rendezvous::default();
+    let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 1);
+    for guess in 1..=8 {
+        let _ = reports.report(NOW, connector(3, guess, A, B, 80_000 + guess * 100), 0);
+        reports.withdraw((3, guess));
+    }
+    // By chance, and not believed: it waits.
+    assert_eq!(reports.report(NOW, connector(3, 99, A, B, 40_000), 2), Outcome::Waits { dropped: vec![] });
+    let Outcome::Ambiguous(mut all) = reports.report(NOW + DISTRUST, connector(1, 1, A, B, 40_000), 3) else {
+        panic!("one of two was chosen");
+    };
+    all.sort_unstable();
+    assert_eq!(all, [1, 2, 3]);
+    assert!(reports.is_empty());
+}
+
+#[test]
 fn a_member_pushes_out_its_own_only() {
     let mut reports = Rendezvous::default();
     let _ = reports.report(NOW, acceptor(2, 1, A, B, 40_000), 0);
