@@ -4,8 +4,8 @@ mod server;
 
 use std::os::unix::fs::MetadataExt;
 
-use ginnel_volume_client::{Error, Status};
-use server::Server;
+use ginnel_volume_client::Status;
+use server::{Server, status};
 
 const BYTES: u64 = 8 << 20;
 
@@ -44,14 +44,6 @@ fn kernel_has_it() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
     (numbers.next(), numbers.next()) >= (Some(6), Some(12))
-}
-
-fn status(result: Result<(), Error>) -> Status {
-    match result {
-        Err(Error::Failed { status, .. }) => status,
-        Ok(()) => Status::Ok,
-        Err(error) => panic!("{error}"),
-    }
 }
 
 #[test]

@@ -4,18 +4,10 @@ mod server;
 
 use std::fs::File;
 
-use ginnel_volume_client::{Client, Error, Options, Status};
-use server::Server;
+use ginnel_volume_client::{Client, Options, Status};
+use server::{Server, status};
 
 const BYTES: u64 = 32 << 20;
-
-fn status(result: Result<(), Error>) -> Status {
-    match result {
-        Err(Error::Failed { status, .. }) => status,
-        Ok(()) => Status::Ok,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 #[test]
 fn a_full_disk_fails_writes_and_nothing_else() {

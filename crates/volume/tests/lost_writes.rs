@@ -4,8 +4,8 @@ mod server;
 
 use std::time::Instant;
 
-use ginnel_volume_client::{Client, Error, Options, Request, Status};
-use server::{PROMPT, Server};
+use ginnel_volume_client::{Client, Options, Request, Status};
+use server::{PROMPT, Server, status};
 
 const BYTES: u64 = 32 << 20;
 const BLOCK: u32 = 64 << 10;
@@ -50,14 +50,6 @@ fn on(client: &mut Client, queue: usize, request: Request) -> Status {
         }
         assert!(Instant::now() < until, "no answer");
         std::thread::yield_now();
-    }
-}
-
-fn status(result: Result<(), Error>) -> Status {
-    match result {
-        Err(Error::Failed { status, .. }) => status,
-        Ok(()) => Status::Ok,
-        Err(error) => panic!("{error}"),
     }
 }
 

@@ -8,11 +8,20 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ginnel_volume_client::{Client, Options};
+use ginnel_volume_client::{Client, Error, Options, Status};
 use tempfile::TempDir;
 
 /// Within this time everything happens that happens at all.
 pub const PROMPT: Duration = Duration::from_secs(30);
+
+/// What the volume has answered. Panics on any other error.
+pub fn status(result: Result<(), Error>) -> Status {
+    match result {
+        Err(Error::Failed { status, .. }) => status,
+        Ok(()) => Status::Ok,
+        Err(error) => panic!("{error}"),
+    }
+}
 
 pub struct Server {
     pub dir: TempDir,
