@@ -27,6 +27,13 @@ impl<M: Memory> Areas<M> {
         check_area("device", &device, packed::EVENT, packed::EVENT)?;
         Ok(Self { descriptors, driver, device })
     }
+
+    /// Whether the device has once gone through the whole ring: it gives back in the first descriptor before it comes to any other, and
+    /// the driver sets USED too when it uses that one again. A base of 0 means this, without either wrap counter. But some front ends, such
+    /// as the crate `virtio-driver`, give 0 for a fresh ring, where no USED can be.
+    fn is_used_up(&self) -> bool {
+        flags(self.descriptors.load_relaxed_u64(8)).has(DescriptorFlags::USED)
+    }
 }
 
 /// A place in the ring, and the wrap counter under which it is passed (2.8.1).

@@ -200,6 +200,39 @@ fn a_successor_goes_on_where_its_predecessor_stood() {
     }
 }
 
+/// Of a packed queue, 0 is also what front ends say that know nothing of wrap counters.
+#[test]
+fn a_base_of_zero_is_the_beginning_of_a_ring_that_was_never_used() {
+    const SIZE: u16 = 4;
+    let ask = |p: &mut Pair| {
+        let id = p.driver.add(&p.request(0), true).unwrap();
+        let _ = p.driver.publish();
+        id
+    };
+    for asks_before in [false, true] {
+        let mut p = Pair::new(Kind::Packed, SIZE, false);
+        let memory = p.guest.regions()[0].memory.clone();
+        let mut asked = asks_before.then(|| ask(&mut p));
+        p.device = DeviceQueue::new(p.rig.setup(&memory, 0, None)).unwrap();
+        assert_eq!(p.device.base(), 0x8000_8000);
+        let mut at_zero = 0;
+        for _ in 0..6 * SIZE {
+            let id = asked.take().unwrap_or_else(|| ask(&mut p));
+            assert_eq!(p.serve(), 1);
+            let _ = p.device.publish();
+            assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+            // Every other lap begins with both wrap counters 0. There it means what it says.
+            if p.device.base() == 0 {
+                at_zero += 1;
+                asked = asks_before.then(|| ask(&mut p));
+                p.device = DeviceQueue::new(p.rig.setup(&memory, 0, None)).unwrap();
+                assert_eq!(p.device.base(), 0);
+            }
+        }
+        assert_eq!(at_zero, 3);
+    }
+}
+
 #[test]
 fn what_is_there_is_known_before_it_is_taken() {
     for kind in KINDS {

@@ -51,10 +51,11 @@ impl Queue<'_> {
 
 #[test]
 fn libblkios_transport_reads_writes_and_flushes() {
-    // No packed rings: for these it does not give the wrap counters with SET_VRING_BASE.
-    for event_idx in [VirtioFeatureFlags::RING_EVENT_IDX, VirtioFeatureFlags::empty()] {
+    let (event_idx, packed) = (VirtioFeatureFlags::RING_EVENT_IDX, VirtioFeatureFlags::RING_PACKED);
+    // Of packed rings it gives 0 as the base, without the wrap counters.
+    for ring in [event_idx, VirtioFeatureFlags::empty(), packed, packed | event_idx] {
         let server = Server::start(BYTES, "--path IMAGE --queues 2 --threads 2");
-        let features = VirtioFeatureFlags::VERSION_1 | event_idx;
+        let features = VirtioFeatureFlags::VERSION_1 | ring;
         let blk = VirtioBlkFeatureFlags::FLUSH | VirtioBlkFeatureFlags::MQ;
         let wanted = features.bits() | blk.bits();
         let mut transport: Box<VirtioBlkTransport> =
