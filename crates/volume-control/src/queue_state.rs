@@ -66,4 +66,9 @@ pub struct InFlight {
     pub length: u64,
     /// For how long, in nanoseconds.
     pub age_ns: u64,
+    /// What it waits for: `disk`, `limit`, `others` (it ends when all that came before it has ended), or `operator` (it is held
+    /// because its disk has failed it).
+    pub waits_for: String,
+    /// How its disk has failed it, if it is held.
+    pub error: String,
 }

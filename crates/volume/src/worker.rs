@@ -529,7 +529,8 @@ impl Worker {
                 Order::Resume { fail } => self.resume(fail),
                 Order::Dump { answer } => {
                     let now = self.now();
-                    let states = self.queues.iter().map(|q| q.dump(self.number, &self.slots, now)).collect();
+                    let dump = |queue: &Queue| queue.dump(self.number, &self.slots, &self.on_hold, now);
+                    let states = self.queues.iter().map(dump).collect();
                     // Whoever asked may have given up.
                     let _ = answer.send(states);
                 }

@@ -72,6 +72,12 @@ fn what_fails_waits_and_is_tried_again_in_its_order() {
     assert_eq!(guest.answer(0, 2), OK, "the others go on");
     server.wait_for_held(2);
     assert!(guest.poll(0).is_none());
+    let dump: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"dump"}"#)).unwrap();
+    for n in 0..2 {
+        let request = &dump["dump"]["queues"][0]["in_flight"][n];
+        assert_eq!(request["waits_for"], "operator", "{dump}");
+        assert!(request["error"].as_str().unwrap().contains("No space left"), "{dump}");
+    }
     server.wait_for_line("No space left on device (os error 28); it waits", 1);
     // Too early.
     assert_eq!(server.control(RESUME).trim(), r#"{"resumed":2}"#);

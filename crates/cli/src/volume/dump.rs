@@ -39,7 +39,8 @@ fn page(dump: &Dump) -> String {
         "CALLS",
         "WAITS FOR LIMIT",
     ]);
-    let mut requests = Table::new(&["QUEUE", "HEAD", "REQUEST", "DISK", "OFFSET", "LENGTH", "AGE"]);
+    let mut requests =
+        Table::new(&["QUEUE", "HEAD", "REQUEST", "DISK", "OFFSET", "LENGTH", "AGE", "WAITS FOR"]);
     let yes = |value| if value { "yes" } else { "no" }.to_owned();
     for q in &dump.queues {
         queues.row([
@@ -66,6 +67,10 @@ fn page(dump: &Dump) -> String {
                 request.offset.to_string(),
                 request.length.to_string(),
                 time(request.age_ns),
+                match request.error.as_str() {
+                    "" => request.waits_for.clone(),
+                    error => format!("{}: {error}", request.waits_for),
+                },
             ]);
         }
     }
@@ -91,8 +96,18 @@ mod tests {
     fn requests_in_flight_are_shown() {
         let request =
             InFlight { head: 3, operation: "write".into(), age_ns: 5_000_000_000, ..Default::default() };
-        let queue = QueueState { state: "running".into(), in_flight: vec![request], ..Default::default() };
+        let held = InFlight {
+            operation: "discard".into(),
+            waits_for: "operator".into(),
+            error: "No space left on device (os error 28)".into(),
+            ..Default::default()
+        };
+        let in_flight = vec![InFlight { waits_for: "disk".into(), ..request }, held];
+        let queue = QueueState { state: "running".into(), in_flight, ..Default::default() };
         let page = page(&Dump { volume: "v".into(), queues: vec![queue], ..Default::default() });
         assert!(page.contains("running") && page.contains("5.00 s"), "{page}");
+        let line = |operation| page.lines().find(|line| line.contains(operation)).unwrap();
+        assert!(line("write").trim_end().ends_with("disk"), "{page}");
+        assert!(line("discard").contains("operator: No space left on device"), "{page}");
     }
 }

@@ -12,6 +12,7 @@ use ginnel_volume_control::{InFlight, QueueState};
 use tracing::{error, warn};
 use zerocopy::IntoBytes;
 
+use super::hold::OnHold;
 use super::mail::ring;
 use super::slots::Slots;
 use crate::limit::{Limiter, QueueLimit};
@@ -266,17 +267,26 @@ impl Queue {
             && self.tell(Event { event: Event::NONE, lun: [0; 8], reason: 0 }, chain)
     }
 
-    pub fn dump(&self, thread: usize, slots: &Slots, now: u64) -> QueueState {
+    pub fn dump(&self, thread: usize, slots: &Slots, on_hold: &OnHold, now: u64) -> QueueState {
         let state = self.ring.state();
+        let failed = |slot| on_hold.iter().find(|(held, _)| *held == slot).map(|(_, failure)| failure);
         let mut in_flight: Vec<_> = slots
             .of_queue(self.serial)
-            .map(|place| InFlight {
+            .map(|(slot, place)| InFlight {
                 head: place.ticket.as_ref().map_or(0, Ticket::id),
                 operation: place.op.word().into(),
                 disk: place.disk.into(),
                 offset: place.op.at(),
                 length: place.bytes(),
                 age_ns: now.saturating_sub(place.began),
+                waits_for: match failed(slot) {
+                    Some(_) => "operator",
+                    None if self.held == Some(slot) => "limit",
+                    None if place.settles => "others",
+                    None => "disk",
+                }
+                .into(),
+                error: failed(slot).map(ToString::to_string).unwrap_or_default(),
             })
             .collect();
         in_flight.sort_by_key(|request| std::cmp::Reverse(request.age_ns));

@@ -129,8 +129,9 @@ impl Slots {
         (self.next, there.map(|place| place.number).min().unwrap_or(self.next))
     }
 
-    /// Those of one queue that are occupied.
-    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = &Place> {
-        self.places.iter().filter(move |place| place.ticket.is_some() && place.serial == serial)
+    /// Those of one queue that are occupied, with their numbers.
+    pub fn of_queue(&self, serial: u64) -> impl Iterator<Item = (u32, &Place)> {
+        let is_its = move |(_, place): &(u32, &Place)| place.ticket.is_some() && place.serial == serial;
+        (0..).zip(&self.places).filter(is_its)
     }
 }
