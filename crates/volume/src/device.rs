@@ -42,6 +42,11 @@ pub trait Device: Send + Sync {
     /// are written, those of the operation included.
     fn finish(&self, memory: &GuestMemory<Mapping>, request: &Request, result: Result<(), Failure>) -> u32;
 
+    /// The queue whose requests wait for those of all others ([`Begin::Settle`]).
+    fn control_queue(&self) -> Option<u16> {
+        None
+    }
+
     /// The queue whose buffers are kept for events.
     fn event_queue(&self) -> Option<u16> {
         None

@@ -7,6 +7,10 @@
 //! A message that changes what a running queue rests on, such as a new memory table, stops it in the same way, and starts it
 //! again where it stood; the guest notices nothing.
 //!
+//! A request of the control queue waits for all that the driver has asked for in the others, also for what lies in one that is
+//! stopped at the moment. So the control queue is stopped before any other, and starts again only when all others do that ran before,
+//! or when the device is reset or has another driver.
+//!
 //! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here. So does one that
 //! reboots during a migration; QEMU (9.2 and later) resets the device then, and we know better.
 
@@ -132,6 +136,8 @@ struct Ring {
     /// As the front end has said; until then as the specification has it.
     enabled: Option<bool>,
     running: bool,
+    /// It has run, and is expected to run again with what lies in it.
+    returns: bool,
 }
 
 #[derive(Default)]
@@ -249,6 +255,7 @@ impl Session {
                 self.change_all(queues, |session| {
                     if session.driver.replace(driver(features)) != Some(driver(features)) {
                         session.device.set_features(features);
+                        session.rings.iter_mut().for_each(|ring| ring.returns = false);
                     }
                     session.features = features;
                 })?;
@@ -396,13 +403,21 @@ impl Session {
     }
 
     fn end(&mut self, index: usize, suspend: bool, queues: &mut dyn Queues) -> Result<(), Gone> {
-        let ring = &mut self.rings[index];
-        if ring.running {
-            // One that does not end still runs: nobody else may be given its place.
-            ring.base = Some(queues.stop(index as u16, suspend).map_err(Gone::Refused)?);
-            ring.running = false;
+        if !self.rings[index].running {
+            return Ok(());
         }
+        if let Some(control) = self.control().filter(|control| *control != index) {
+            self.end(control, false, queues)?;
+        }
+        let ring = &mut self.rings[index];
+        // One that does not end still runs: nobody else may be given its place.
+        ring.base = Some(queues.stop(index as u16, suspend).map_err(Gone::Refused)?);
+        (ring.running, ring.returns) = (false, true);
         Ok(())
+    }
+
+    fn control(&self) -> Option<usize> {
+        self.device.control_queue().map(usize::from)
     }
 
     /// Stops all queues, which are to go on at once, or with the next process: what has not been begun stays in the in-flight
@@ -435,8 +450,20 @@ impl Session {
         self.start_all(queues)
     }
 
-    /// Starts a queue if all is there.
+    /// Starts a queue if all is there, and then the control queue, if that has waited for it.
     fn start(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
+        self.start_one(index, queues)?;
+        match self.control() {
+            Some(control) if control != index => self.start_one(control, queues),
+            _ => Ok(()),
+        }
+    }
+
+    fn start_one(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
+        let others_return = || self.rings.iter().enumerate().any(|(n, ring)| n != index && ring.returns);
+        if self.rings[index].running || (self.control() == Some(index) && others_return()) {
+            return Ok(());
+        }
         let ring = &self.rings[index];
         let enabled = ring.enabled.unwrap_or(self.features & connection::PROTOCOL_FEATURES == 0);
         let (Some(addresses), true, false) = (ring.addresses, enabled, ring.size == 0) else { return Ok(()) };
@@ -485,7 +512,8 @@ impl Session {
         };
         queues.start(start).map_err(Gone::Refused)?;
         self.left = false;
-        self.rings[index].running = true;
+        let ring = &mut self.rings[index];
+        (ring.running, ring.returns) = (true, false);
         Ok(())
     }
 

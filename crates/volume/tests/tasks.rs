@@ -128,6 +128,58 @@ fn commands_without_end_do_not_keep_it_from_its_answer() {
     }
 }
 
+/// What the driver had asked for in a queue that is stopped is waited for too: the queue starts again with all that.
+#[test]
+fn an_abort_waits_for_a_queue_that_is_to_start_again() {
+    const QUEUES: usize = COMMANDS + 2;
+    for (kind, threads) in [(Kind::Split, 1), (Kind::Split, 2), (Kind::Packed, 1), (Kind::Packed, 2)] {
+        let flags = format!("--device scsi --backend ram --size 1M --queues 2 --threads {threads}");
+        let server = Server::start(0, &flags);
+        let mut guest = Guest::connect_with(&server.socket(), QUEUES, kind);
+        (0..QUEUES).for_each(|queue| _ = guest.stop(queue));
+        (0..EACH).for_each(|n| write(&mut guest, COMMANDS + 1, n, n));
+        guest.kick(COMMANDS + 1);
+        manage(&mut guest, TaskFunction::LOGICAL_UNIT_RESET);
+        // As QEMU does when a VM goes on.
+        for queue in 0..QUEUES - 1 {
+            guest.start(queue);
+            // Each thread has looked by the second answer, since it answers between its turns.
+            (0..2).for_each(|_| _ = server.control(r#"{"op":"dump"}"#));
+            assert!(guest.poll(CONTROL).is_none(), "{kind:?}, {threads} threads, after queue {queue}");
+        }
+        guest.start(QUEUES - 1);
+        let mut done = 0;
+        while guest.wait().0 != CONTROL {
+            done += 1;
+        }
+        done += std::iter::from_fn(|| guest.poll(COMMANDS + 1)).count();
+        assert_eq!(done, EACH, "{kind:?}, {threads} threads");
+    }
+}
+
+/// The same while the front end changes what the queues rest on, at any moment.
+#[test]
+fn an_abort_waits_for_a_queue_that_is_being_changed() {
+    const ROUNDS: usize = 200;
+    let server = Server::start(0, "--device scsi --backend ram --size 1M --queues 2 --threads 2");
+    let mut guest = Guest::connect(&server.socket(), COMMANDS + 2);
+    for round in 0..ROUNDS {
+        // The commands are there, and nobody is kicked for them.
+        (0..EACH).for_each(|n| write(&mut guest, COMMANDS + 1, n, n));
+        let _ = guest.queues[COMMANDS + 1].publish();
+        guest.change(COMMANDS + 1);
+        manage(&mut guest, TaskFunction::ABORT_TASK_SET);
+        guest.change(COMMANDS + 1);
+        let until = Instant::now() + PROMPT;
+        while guest.poll(CONTROL).is_none() {
+            assert!(Instant::now() < until, "no answer");
+            std::thread::yield_now();
+        }
+        let done = std::iter::from_fn(|| guest.poll(COMMANDS + 1)).count();
+        assert_eq!(done, EACH, "round {round}");
+    }
+}
+
 /// A queue that is stopped while somebody waits for what is in it does that first: when it starts again, the driver has long
 /// used the memory for something else.
 #[test]

@@ -279,6 +279,10 @@ impl Device for Scsi {
         answer(memory, request, response) + if reads && result.is_ok() { request.bytes as u32 } else { 0 }
     }
 
+    fn control_queue(&self) -> Option<u16> {
+        Some(CONTROL_QUEUE)
+    }
+
     fn event_queue(&self) -> Option<u16> {
         Some(EVENT_QUEUE)
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::blk::Blk;
+use crate::device::scsi::Scsi;
 use crate::disk::Disk;
 use ginnel_layout::virtio_blk::feature as blk;
 use ginnel_shmem::Memory;
@@ -25,6 +26,8 @@ struct Books {
     stays: usize,
     syncs: usize,
     refuses: bool,
+    /// What was started (true) and stopped, in order.
+    order: Vec<(bool, u16)>,
 }
 
 impl Queues for Books {
@@ -33,6 +36,7 @@ impl Queues for Books {
             return Err("it is another's".to_owned());
         }
         assert!(self.running.iter().all(|other| other.index != start.index), "started twice");
+        self.order.push((true, start.index));
         self.running.push(start);
         Ok(())
     }
@@ -40,6 +44,7 @@ impl Queues for Books {
         self.suspends += usize::from(suspend);
         let at = self.running.iter().position(|start| start.index == index).expect("it runs");
         self.stops += 1;
+        self.order.push((false, index));
         if self.stuck {
             return Err("the disk does not answer".to_owned());
         }
@@ -71,7 +76,10 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
-        let device = Arc::new(Blk::new(disk.clone(), QUEUES, 126, true));
+        Self::of(Arc::new(Blk::new(disk.clone(), QUEUES, 126, true)), disk)
+    }
+
+    fn of(device: Arc<dyn Device>, disk: Arc<Disk>) -> Self {
         let limits = Limits { queue_size: 256, segments: 126, packed: true };
         let memory = tempfile::tempfile_in("/dev/shm").unwrap();
         memory.set_len(LEN).unwrap();
@@ -80,16 +88,26 @@ impl Rig {
 
     /// With features and memory, and all that queue 0 needs but its kick.
     fn prepared() -> Self {
-        let mut rig = Self::new();
+        Self::new().prepare(QUEUES)
+    }
+
+    /// A target with the control queue, the event queue, and two for commands.
+    fn target() -> Self {
+        let disk = Arc::new(Disk::new(1 << 20, 512, false, "serial"));
+        Self::of(Arc::new(Scsi::new([(disk.clone(), true)], 2, 126)), disk).prepare(4)
+    }
+
+    fn prepare(mut self, queues: u16) -> Self {
+        let rig = &mut self;
         rig.negotiate(virtio::VERSION_1 | connection::PROTOCOL_FEATURES);
         rig.table(&[(GUEST, LEN, USER, 0)]).unwrap();
-        for index in 0..u32::from(QUEUES) {
+        for index in 0..u32::from(queues) {
             rig.state(Request::SET_VRING_NUM, index, 128).unwrap();
             rig.state(Request::SET_VRING_BASE, index, 0).unwrap();
             rig.addresses(index, USER + 0x10000 * u64::from(index)).unwrap();
             rig.state(Request::SET_VRING_ENABLE, index, 1).unwrap();
         }
-        rig
+        self
     }
 
     fn negotiate(&mut self, features: u64) {
@@ -200,6 +218,52 @@ fn a_running_queue_takes_changes_and_goes_on_where_it_stood() {
     rig.say(Request::SET_VRING_CALL, &0u64.to_le_bytes(), vec![bell()]).unwrap();
     assert_eq!(rig.books.calls, 1);
     assert_eq!(value(rig.state(Request::GET_VRING_BASE, 0, 0)), 77 << 32);
+}
+
+/// What asks for an abort is in the control queue, and must find all that was asked for before.
+#[test]
+fn the_control_queue_runs_only_with_all_that_ran_before() {
+    const CONTROL: u16 = 0;
+    let plain = virtio::VERSION_1 | connection::PROTOCOL_FEATURES;
+    let mut rig = Rig::target();
+    // In the beginning nobody knows which will come.
+    (0..4).for_each(|index| drop(rig.kick(index).unwrap()));
+    assert_eq!(rig.runs(), [0, 1, 2, 3]);
+    // A change of one, and of all.
+    for change in [
+        |rig: &mut Rig| rig.kick(3),
+        |rig: &mut Rig| rig.addresses(3, USER + 0x30000),
+        |rig: &mut Rig| rig.table(&[(GUEST, LEN, USER, 0)]),
+    ] {
+        rig.books.order.clear();
+        change(&mut rig).unwrap();
+        let order = &rig.books.order;
+        assert_eq!(
+            (order.first(), order.last()),
+            (Some(&(false, CONTROL)), Some(&(true, CONTROL))),
+            "{order:?}"
+        );
+        assert!(order.contains(&(false, 3)) && order.contains(&(true, 3)), "{order:?}");
+        assert_eq!(rig.runs(), [0, 1, 2, 3]);
+    }
+    // A VM that is stopped, and goes on.
+    (0..4).for_each(|index| drop(rig.state(Request::GET_VRING_BASE, index, 0).unwrap()));
+    rig.kick(0).unwrap();
+    rig.kick(2).unwrap();
+    rig.kick(1).unwrap();
+    assert_eq!(rig.runs(), [1, 2]);
+    rig.kick(3).unwrap();
+    assert_eq!(rig.runs(), [0, 1, 2, 3]);
+    // One that is turned off, until it is turned on, or there is another driver, which may use fewer.
+    rig.state(Request::SET_VRING_ENABLE, 3, 0).unwrap();
+    assert_eq!(rig.runs(), [1, 2]);
+    rig.state(Request::SET_VRING_ENABLE, 3, 1).unwrap();
+    assert_eq!(rig.runs(), [0, 1, 2, 3]);
+    rig.state(Request::GET_VRING_BASE, 3, 0).unwrap();
+    rig.negotiate(plain);
+    assert_eq!(rig.runs(), [1, 2]);
+    rig.negotiate(plain | virtio::EVENT_IDX);
+    assert_eq!(rig.runs(), [0, 1, 2]);
 }
 
 #[test]

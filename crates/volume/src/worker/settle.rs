@@ -7,6 +7,9 @@
 //! until it has taken all that, and then waits until what it has taken by then has ended. So a driver that feeds its queues
 //! without end delays nobody. A queue that breaks has nothing left; one that is stopped takes what is missing first.
 //!
+//! A queue that a session stops for a while is not seen here. So while it is stopped the session keeps the queue stopped in which a driver asks for
+//! all this (`session.rs`).
+//!
 //! A request may be held by the volume's limits for as long as they say. When the queue of who waits for it is being stopped, it goes
 //! at once, as those of that queue itself do: else a queue could not be stopped before the limits allow it.
 

@@ -304,8 +304,13 @@ impl Guest {
 
     /// Starts a queue that was stopped, where it stood.
     pub fn start(&mut self, queue: usize) {
-        self.front.say(Request::SET_VRING_KICK, (queue as u64).as_bytes(), &[self.kicks[queue].as_fd()]);
+        self.change(queue);
         assert!(self.front.is_served());
+    }
+
+    /// Changes something of a queue that runs; does not wait until that is done.
+    pub fn change(&mut self, queue: usize) {
+        self.front.say(Request::SET_VRING_KICK, (queue as u64).as_bytes(), &[self.kicks[queue].as_fd()]);
     }
 
     /// The first byte that the device has written as the answer to request `n` of a queue.
