@@ -4,6 +4,7 @@
 //! them, which holds what belongs to one thread: above all its io_uring.
 
 mod alignment;
+mod blkdiscard;
 mod image;
 mod ram;
 pub(crate) mod uring;
@@ -171,6 +172,15 @@ impl Backend {
         match disk.backend {
             BackendKind::File | BackendKind::Volatile => Image::create(disk),
             BackendKind::Ram | BackendKind::Null => Ok(()),
+        }
+    }
+
+    /// Starts the threads that a disk needs beside the workers, for at most `depth` requests at a time. Before any request, on the
+    /// thread that starts the workers: behind the sandbox, and bound to no processor.
+    pub fn start(&self, depth: usize) -> io::Result<()> {
+        match self {
+            Self::File(image) => image.start_discarder(depth),
+            Self::Volatile(_) | Self::Ram(_) | Self::Null => Ok(()),
         }
     }
 

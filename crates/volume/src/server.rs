@@ -107,6 +107,9 @@ impl Server {
             })
             .collect();
         let backends: Vec<_> = backends.into_iter().map(|(backend, _)| backend).collect();
+        // Each request of a disk has a descriptor of a queue.
+        let depth = usize::from(config.queues) * usize::from(config.queue_size);
+        backends.iter().try_for_each(|backend| backend.start(depth))?;
         let segments = u16::try_from(config.segments).unwrap_or(u16::MAX);
         let spaces = config.disks.iter().map(|spec| spec.discard);
         let device: Arc<dyn Device> = match (config.device, &disks[..]) {

@@ -1,28 +1,55 @@
 //! Discards on block devices: loop devices over files, in which a discard makes a hole.
 
+mod front;
 mod server;
 
 use std::os::unix::fs::MetadataExt;
 
+use front::Guest;
+use ginnel_layout::virtio_blk::{RangeSegment, RequestHeader, RequestKind};
 use ginnel_volume_client::Status;
 use server::{Server, status};
+use zerocopy::IntoBytes;
 
 const BYTES: u64 = 8 << 20;
 
+/// Who discards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// io_uring, where the kernel can do that (6.12); a thread elsewhere.
+    Kernel,
+    /// A thread that calls BLKDISCARD, as on older kernels.
+    Thread,
+}
+
+const BOTH: [By; 2] = [By::Kernel, By::Thread];
+
 /// A volume on a loop device that is made with these options over a file in a file system of this kind. All of it vanishes with the
 /// process, which holds it. `None` if this is not root, who alone can make one.
-fn on_a_device(file_system: &str, options: &str, flags: &str) -> Option<Server> {
+fn on_a_device(by: By, file_system: &str, options: &str, flags: &str) -> Option<Server> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED only root can make a loop device");
         return None;
     }
+    let (by_thread, hide) = match by {
+        By::Kernel => (!kernel_has_it(), ""),
+        By::Thread => (true, "export GINNEL_TEST_NO_URING_DISCARD=1 && "),
+    };
     let make = format!(
-        "mkdir DIR/below && mount -t {file_system} none DIR/below && dd if=/dev/zero of=DIR/below/file bs=1M count=8 status=none \
+        "{hide}mkdir DIR/below && mount -t {file_system} none DIR/below && dd if=/dev/zero of=DIR/below/file bs=1M count=8 status=none \
          && loop=$(losetup --find --show {options} DIR/below/file) && exec 9<>$loop && losetup -d $loop \
          && ln -s $loop DIR/image.disk && exec \"$@\""
     );
     let wrapper = ["unshare", "--mount", "sh", "-c", &make, "sh"];
-    Some(Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk {flags}")))
+    let server = Server::start_under(&wrapper, 0, &format!("--path IMAGE.disk {flags}"));
+    let can_discard = file_system == "tmpfs";
+    assert_eq!(
+        server.count("a thread makes them"),
+        usize::from(by_thread && can_discard),
+        "{}",
+        server.log()
+    );
+    Some(server)
 }
 
 /// Bytes that the file below takes.
@@ -48,16 +75,17 @@ fn kernel_has_it() -> bool {
 
 #[test]
 fn what_is_discarded_is_given_back() {
-    for flags in ["--direct on", "--direct off", "--direct on --sandbox require --user nobody"] {
-        let Some(server) = on_a_device("tmpfs", "", flags) else { return };
+    let flags = ["--direct on", "--direct off --wait poll", "--direct on --sandbox require --user nobody"];
+    for (by, flags) in BOTH.into_iter().flat_map(|by| flags.map(|flags| (by, flags))) {
+        let Some(server) = on_a_device(by, "tmpfs", "", flags) else { return };
         let mut client = server.connect();
         client.write(0, &[7; 65536]).unwrap();
         client.flush().unwrap();
         assert_eq!(taken(&server), BYTES);
         let before = discards(&server);
         client.discard(0, 1 << 20).unwrap();
-        assert!(discards(&server) > before || !kernel_has_it(), "zeroes are written in place of a discard");
-        assert_eq!(taken(&server), BYTES - (1 << 20), "{flags}");
+        assert!(discards(&server) > before, "{by:?}, {flags}: zeroes are written in place of a discard");
+        assert_eq!(taken(&server), BYTES - (1 << 20), "{by:?}, {flags}");
         let mut back = [1; 65536];
         client.read(0, &mut back).unwrap();
         assert_eq!(back, [0; 65536]);
@@ -66,7 +94,11 @@ fn what_is_discarded_is_given_back() {
 
 #[test]
 fn a_range_that_does_not_fit_the_devices_sectors_is_cut() {
-    let Some(server) = on_a_device("tmpfs", "--sector-size 4096", "--direct off") else { return };
+    BOTH.into_iter().for_each(is_cut);
+}
+
+fn is_cut(by: By) {
+    let Some(server) = on_a_device(by, "tmpfs", "--sector-size 4096", "--direct off") else { return };
     let mut client = server.connect();
     client.write(0, &[7; 16384]).unwrap();
     client.flush().unwrap();
@@ -89,8 +121,12 @@ fn a_range_that_does_not_fit_the_devices_sectors_is_cut() {
 
 #[test]
 fn a_device_that_has_none_says_so() {
+    BOTH.into_iter().for_each(says_so);
+}
+
+fn says_so(by: By) {
     // ramfs makes no holes.
-    let Some(server) = on_a_device("ramfs", "", "") else { return };
+    let Some(server) = on_a_device(by, "ramfs", "", "") else { return };
     let mut client = server.connect();
     client.write(0, &[7; 4096]).unwrap();
     assert_eq!(status(client.discard(0, 4096)), Status::Unsupported);
@@ -100,4 +136,43 @@ fn a_device_that_has_none_says_so() {
     client.write_zeroes(0, 4096, true).unwrap();
     client.read(0, &mut back).unwrap();
     assert_eq!(back, [0; 4096]);
+}
+
+/// Discards one megabyte after the other, as requests 0 to `count` of queue 0.
+fn discard_all(guest: &mut Guest, count: usize) {
+    for n in 0..count {
+        let header = RequestHeader { kind: RequestKind::DISCARD, reserved: 0, sector: 0 };
+        let range = RangeSegment { sector: (n as u64) << 11, sectors: 1 << 11, flags: 0 };
+        guest.add(0, n, &[header.as_bytes(), range.as_bytes()].concat(), &[], 1, false);
+    }
+    guest.kick(0);
+}
+
+/// Whoever stops the queue finds all of them done.
+#[test]
+fn a_queue_is_stopped_when_its_discards_are_done() {
+    const COUNT: usize = 8;
+    const ROUNDS: usize = 20;
+    for by in BOTH {
+        let Some(mut server) = on_a_device(by, "tmpfs", "", "") else { return };
+        let mut guest = Guest::connect(&server.socket(), 1);
+        for round in 0..ROUNDS {
+            discard_all(&mut guest, COUNT);
+            // It takes at least one, in most rounds while others are under way.
+            server.wait_for_taken((round * COUNT) as u64 + 1);
+            let taken = guest.stop(0) as usize - round * COUNT;
+            let done = std::iter::from_fn(|| guest.poll(0)).count();
+            assert_eq!(done, taken, "{by:?}");
+            guest.start(0);
+            (done..COUNT).for_each(|_| _ = guest.wait());
+        }
+        assert_eq!(taken(&server), 0, "{by:?}");
+        let stat: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"stat"}"#)).unwrap();
+        let kinds = stat["stat"]["operations"].as_array().unwrap();
+        let counted = kinds.iter().find(|kind| kind["operation"] == "discard").unwrap();
+        assert_eq!(counted["requests"], ROUNDS * COUNT, "{by:?}: {counted}");
+        // So does the whole volume.
+        discard_all(&mut guest, COUNT);
+        assert!(server.terminate().success(), "{by:?}");
+    }
 }

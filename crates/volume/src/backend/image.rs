@@ -10,6 +10,8 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use super::alignment::{self, Alignment};
+use super::blkdiscard::Discarder;
+use super::uring;
 
 /// Why a disk cannot be opened, or resized.
 #[derive(Debug, Error)]
@@ -51,6 +53,8 @@ pub struct Image {
     sector: Option<u64>,
     /// It is a file, or a device that has discards.
     can_discard: bool,
+    /// Of a block device whose discards io_uring cannot do.
+    discarder: Option<Discarder>,
     /// As the configuration has it.
     size: Option<u64>,
     read_only: bool,
@@ -132,9 +136,14 @@ impl Image {
             is_file,
             sector: sector.filter(|bytes| bytes.is_power_of_two()),
             can_discard: is_file || alignment::queue_limit(opened.rdev(), "discard_max_bytes") != Some(0),
+            discarder: None,
             size: disk.size,
             read_only: disk.read_only,
         };
+        if !is_file && !disk.read_only && image.can_discard && !uring::can_discard(image.file()) {
+            image.discarder = Some(Discarder::default());
+            info!(image = %path.display(), "io_uring has no discard here (Linux 6.12): a thread makes them");
+        }
         if direct {
             let why = match Alignment::of(image.file()) {
                 Some(align) if align.offset <= disk.sector as usize => {
@@ -264,6 +273,20 @@ impl Image {
     /// Whether a discard may be tried.
     pub(super) fn can_discard(&self) -> bool {
         self.can_discard
+    }
+
+    /// Who makes discards, if io_uring cannot.
+    #[inline]
+    pub(super) fn discarder(&self) -> Option<&Discarder> {
+        self.discarder.as_ref()
+    }
+
+    /// See [`Backend::start`](super::Backend::start).
+    pub(super) fn start_discarder(&self, depth: usize) -> io::Result<()> {
+        match &self.discarder {
+            Some(discarder) => discarder.start(self.file().try_clone()?, depth),
+            None => Ok(()),
+        }
     }
 
     /// Whether it is a block device.

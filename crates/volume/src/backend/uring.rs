@@ -16,11 +16,13 @@ use ginnel_virtqueue::{Buffer, GuestMemory};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::warn;
 
+use super::blkdiscard::Discards;
 use super::{Failure, Image, Op};
 use copies::Copies;
 use flight::{Flight, ZEROS};
 use pinned::Pinned;
 use ring::Ring;
+pub(super) use ring::can_discard;
 
 /// With so many requests queued for a disk it is asked at once: it begins with them while the next are prepared.
 const AT_ONCE: usize = 4;
@@ -33,7 +35,7 @@ pub(super) struct Uring {
     polled: Option<Ring>,
     /// Written to by the kernel when there is something to take, while it is asked to ([`Uring::arm`]). The ring's own
     /// descriptor will not do: nobody who polls it is woken by a completion that waits for its thread (seen with Linux 6.18).
-    bell: OwnedFd,
+    bell: Arc<OwnedFd>,
     files: Vec<Option<Arc<Image>>>,
     /// Of each disk, whether its completions are polled.
     polls: Vec<bool>,
@@ -44,6 +46,7 @@ pub(super) struct Uring {
     zeros: Option<Mapping>,
     copies: Copies,
     pinned: Option<Pinned>,
+    discards: Discards,
 }
 
 // SAFETY: the raw addresses in `flights` are of guest memory and of mappings that live until the operation has ended; they
@@ -65,7 +68,8 @@ impl Uring {
         // lock of a killed volume lasts until the kernel has ended what each of its rings had begun.
         let held = held.iter().map(AsRawFd::as_raw_fd).collect();
         let fds = [fds(Image::file_of), fds(|image, _| image.file()), held].concat();
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let discards = Discards::new(bell.clone());
         let ring = Ring::new(&fds, Some(bell.as_fd()))?;
         let polled = match polls.contains(&true) {
             true => Some(Ring::new(&fds, None)?),
@@ -83,6 +87,7 @@ impl Uring {
             zeros: None,
             copies: Copies::default(),
             pinned: None,
+            discards,
         })
     }
 
@@ -145,6 +150,12 @@ impl Uring {
     /// Queues what the operation has to do next.
     fn push(&mut self, index: usize) {
         let flight = &mut self.flights[index];
+        if let Some((at, len)) = flight.discard()
+            && let Some(Some(image)) = self.files.get(usize::from(flight.disk))
+            && let Some(discarder) = image.discarder()
+        {
+            return self.discards.begin(discarder, index, at, len);
+        }
         let Some(entry) = flight.entry(self.zeros.as_ref()) else { return };
         let entry = entry.user_data(index as u64);
         flight.polled = flight.can_be_polled() && self.polls.get(usize::from(flight.disk)) == Some(&true);
@@ -206,7 +217,7 @@ impl Uring {
 
     #[inline]
     fn take(&mut self) -> Option<(usize, i32)> {
-        self.ring.take().or_else(|| self.polled.as_mut()?.take())
+        self.ring.take().or_else(|| self.polled.as_mut()?.take()).or_else(|| self.discards.take())
     }
 
     /// Zeros to write, if the operation needs them.

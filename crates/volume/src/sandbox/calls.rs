@@ -139,19 +139,8 @@ fn allowed() -> Result<Rules> {
     }
     // Names of threads, and of memory by the allocator.
     rules.insert(libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64])?);
-    // What a file or device can do: its size, blocks, discard; whether a socket blocks.
-    let ioctls = [
-        BLKGETSIZE64,
-        BLKSSZGET,
-        BLKPBSZGET,
-        BLKDISCARD,
-        BLKZEROOUT,
-        BLKDISCARDZEROES,
-        BLKROGET,
-        FIONBIO,
-        FIONREAD,
-    ];
-    rules.insert(libc::SYS_ioctl, one_of(1, &ioctls)?);
+    // Discards on a device, where io_uring has none: nothing that could not be written over as well. Whether a socket blocks.
+    rules.insert(libc::SYS_ioctl, one_of(1, &[BLKDISCARD, FIONBIO])?);
     // Resource limits may be looked at.
     rules.insert(libc::SYS_prlimit64, vec![rule(vec![zero(2)?])?]);
     Ok(rules)
@@ -182,12 +171,5 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET) as u64;
 
 // linux/fs.h and asm-generic/ioctls.h.
-const BLKROGET: u64 = 0x125e;
-const BLKSSZGET: u64 = 0x1268;
-const BLKGETSIZE64: u64 = 0x8008_1272;
 const BLKDISCARD: u64 = 0x1277;
-const BLKPBSZGET: u64 = 0x127b;
-const BLKDISCARDZEROES: u64 = 0x127c;
-const BLKZEROOUT: u64 = 0x127f;
-const FIONREAD: u64 = 0x541b;
 const FIONBIO: u64 = 0x5421;

@@ -8,6 +8,7 @@ use ginnel_virtqueue::{Buffer, GuestMemory};
 use io_uring::{opcode, squeue, types};
 use tracing::warn;
 
+use super::ring::discard;
 use crate::backend::{Failure, Image, Op};
 
 /// Zeros are written in runs of this length where the file system cannot make them.
@@ -19,9 +20,6 @@ pub(super) const COPY: usize = 64 << 10;
 
 /// The most pieces of memory of one call (`IOV_MAX`).
 const PIECES: usize = 1024;
-
-/// Discards a part of a block device (linux/blkdev.h, since 6.12): `addr` is where, the command's first word how much.
-const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
 /// Errors of a write that was not begun.
 const REFUSED: [i32; 5] = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::EINVAL, libc::ENOMEM];
@@ -204,6 +202,15 @@ impl Flight {
         )
     }
 
+    /// The part of a block device that it discards in its next step, if it does.
+    #[inline]
+    pub fn discard(&self) -> Option<(u64, u64)> {
+        match self.stage {
+            Stage::Discard { len } => Some((self.at, len)),
+            _ => None,
+        }
+    }
+
     /// Whether its next step needs zeros to write.
     pub fn needs_zeros(&self) -> bool {
         matches!(self.stage, Stage::ZeroData { .. })
@@ -247,11 +254,7 @@ impl Flight {
                     .build()
             }
             (Stage::Sync, ..) => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
-            (Stage::Discard { len }, ..) => {
-                let mut more = [0; 16];
-                more[..8].copy_from_slice(&len.to_ne_bytes());
-                opcode::UringCmd16::new(file, BLOCK_URING_CMD_DISCARD).addr(Some(at)).cmd(more).build()
-            }
+            (Stage::Discard { len }, ..) => discard(file, at, len),
             (Stage::Punch { len, .. }, ..) => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(file, len).offset(at).mode(mode).build()
@@ -359,12 +362,8 @@ impl Flight {
             {
                 Some(Err(Failure::Lost(errno)))
             }
-            // Kernels before 6.12 have no such command (nor, before 5.19, any). That the device has no discard was looked at before.
-            (libc::EOPNOTSUPP | libc::EINVAL | libc::EACCES, Stage::Discard { len }) => {
-                self.stage = Stage::Punch { len, then: AfterPunch::Nothing };
-                None
-            }
-            (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => {
+            (libc::EOPNOTSUPP, Stage::Discard { .. })
+            | (libc::EOPNOTSUPP | libc::ENODEV, Stage::Punch { then: AfterPunch::Nothing, .. }) => {
                 Some(Err(Failure::Unsupported))
             }
             // A block device takes nothing but whole sectors of its own.

@@ -1,12 +1,13 @@
 //! One io_uring, and what is on its way in it.
 #![allow(unsafe_code)] // The kernel is handed raw addresses, and io_uring's interface is unsafe for that.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 
-use io_uring::register::Restriction;
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::register::{Probe, Restriction};
+use io_uring::{IoUring, opcode, squeue, types};
 use tracing::warn;
 
 /// Entries of the submission queue. What does not fit is handed over in several calls.
@@ -32,6 +33,43 @@ pub(crate) const REGISTER_BUFFERS: u8 = 0;
 pub(crate) const UNREGISTER_BUFFERS: u8 = 1;
 /// How a ring is enabled.
 pub(crate) const REGISTER_ENABLE_RINGS: u8 = 12;
+
+/// Discards a part of a block device (linux/blkdev.h, since 6.12): `addr` is where, the command's first word how much.
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+
+/// The entry that discards so many bytes of a block device.
+pub(super) fn discard(device: types::Fixed, at: u64, len: u64) -> squeue::Entry {
+    let mut more = [0; 16];
+    more[..8].copy_from_slice(&len.to_ne_bytes());
+    opcode::UringCmd16::new(device, BLOCK_URING_CMD_DISCARD).addr(Some(at)).cmd(more).build()
+}
+
+/// Says for tests that the kernel has no such command. What takes its place then is the real thing.
+const WITHOUT: &str = "GINNEL_TEST_NO_URING_DISCARD";
+
+/// Whether discards on this block device, which has some, can be done by a ring. Asks the kernel for a discard of nothing. Who has
+/// the command refuses that as invalid.
+pub(crate) fn can_discard(device: &File) -> bool {
+    let ask = || {
+        let mut ring = IoUring::new(1)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        // Before 5.19 there are no commands at all.
+        if !probe.is_supported(opcode::UringCmd16::CODE) {
+            return Ok(false);
+        }
+        ring.submitter().register_files(&[device.as_raw_fd()])?;
+        let entry = discard(types::Fixed(0), 0, 0);
+        // SAFETY: there is no address in it.
+        let queued = unsafe { ring.submission().push(&entry) };
+        debug_assert!(queued.is_ok());
+        ring.submit_and_wait(1)?;
+        let answer = ring.completion().next();
+        Ok::<_, io::Error>(answer.is_some_and(|answer| answer.result() != -libc::EOPNOTSUPP))
+    };
+    // A kernel that has no rings at all says so soon, when the workers' are made.
+    std::env::var_os(WITHOUT).is_none() && ask().unwrap_or(false)
+}
 
 pub(crate) struct Ring {
     ring: IoUring,
