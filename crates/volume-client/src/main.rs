@@ -30,6 +30,9 @@ struct Cli {
     /// Only print what the disk says of itself.
     #[arg(long)]
     info: bool,
+    /// Only give these parts of the disk back, one after the other. What is in them is lost.
+    #[arg(long, value_name = "OFFSET:SIZE", value_parser = part, value_delimiter = ',')]
+    discard: Vec<(u64, u32)>,
     /// Requests: sequential or random, reading, writing or both.
     #[arg(long, value_enum, default_value = "randread")]
     rw: Rw,
@@ -120,6 +123,14 @@ fn unit(text: &str) -> Result<(u8, u16), String> {
     numbers.filter(|(_, lun)| *lun < 1 << 14).ok_or_else(|| "a target and a logical unit, like 0:1".into())
 }
 
+/// A part of the disk.
+fn part(text: &str) -> Result<(u64, u32), String> {
+    let bytes = |text: &str| text.parse::<Bytes>().map(|bytes| bytes.0).ok();
+    let numbers = text.split_once(':').and_then(|(offset, size)| Some((bytes(offset)?, bytes(size)?)));
+    let part = numbers.and_then(|(offset, size)| Some((offset, u32::try_from(size).ok()?)));
+    part.ok_or_else(|| "an offset and less than 4 GiB, like 1M:64k".into())
+}
+
 fn main() -> ExitCode {
     match go(&Cli::parse()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -183,6 +194,11 @@ fn go(cli: &Cli) -> Result<bool> {
             let id = client.id().ok();
             print(&describe(client.disk(), id.as_deref()));
         }
+        client.close()?;
+        return Ok(true);
+    }
+    if !cli.discard.is_empty() {
+        cli.discard.iter().try_for_each(|(offset, size)| client.discard(*offset, *size))?;
         client.close()?;
         return Ok(true);
     }

@@ -1,11 +1,13 @@
 //! Volumes under QEMU with a stock guest's virtio_blk and virtio_scsi: file systems and large files, targets of several
 //! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow, VMs
-//! that migrate, and disks that fail.
+//! that migrate, disks that fail, and disks that give space back.
 
 #[path = "volume/failing.rs"]
 mod failing;
 #[path = "volume/migration.rs"]
 mod migration;
+#[path = "volume/thin.rs"]
+mod thin;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -35,7 +35,7 @@ impl Guest {
             .program(artifact("ginnel-cli", "ginnel")?)
             .program("/usr/sbin/dmsetup")
             .program("/usr/sbin/mkfs.ext4")
-            .qemu_args(&format!("-drive if=none,id=d,format=raw,file={}", disk.display()))
+            .qemu_args(&format!("-drive if=none,id=d,format=raw,discard=unmap,file={}", disk.display()))
             .qemu_args("-device virtio-blk-pci,drive=d")
             .boot()?;
         wait_for_disk(&vm, "vda")?;
@@ -165,6 +165,17 @@ fn requests_that_a_failing_disk_refuses_are_told_or_wait() -> Result<()> {
     guest.becomes("direct", Health::Good)?;
     guest.vm.run("ginnel volume resume waits --sockets /tmp")?.ok()?;
     writer.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
+    ensure!(guest.held("waits")? == 0 && !guest.has_lost("waits")?, "{}", guest.stat("waits")?);
+
+    // Discards as well, which are a thread's where the guest's kernel has none in io_uring.
+    guest.becomes("direct", Health::FailsWrites)?;
+    let discards = guest.vm.spawn("exec ginnel-volume-bench --socket /tmp/waits.sock --discard 1M:1M")?;
+    wait_until("the discard waits", 2 * PROMPT, || Ok(guest.held("waits")? == 1))?;
+    let dump = guest.vm.run("ginnel volume dump waits --sockets /tmp")?.ok()?.stdout;
+    ensure!(dump.contains("discard") && dump.contains("operator: Input/output error"), "{dump}");
+    guest.becomes("direct", Health::Good)?;
+    guest.vm.run("ginnel volume resume waits --sockets /tmp")?.ok()?;
+    discards.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
     ensure!(guest.held("waits")? == 0 && !guest.has_lost("waits")?, "{}", guest.stat("waits")?);
     println!("{}", volume.said().1);
     guest.vm.shutdown()
