@@ -15,6 +15,7 @@ mod perf;
 mod ping;
 mod qemu_args;
 mod qemu_version;
+mod run;
 mod segment;
 mod status;
 mod vm;
@@ -48,6 +49,7 @@ enum Command {
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
+    Run(run::Args),
     Farm(farm::Args),
     Volume(volume::Args),
     QemuArgs(qemu_args::Args),
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),
+        Command::Run(args) => run::run(args),
         Command::Farm(args) => farm::run(args),
         Command::Volume(args) => volume::run(args),
         Command::QemuArgs(args) => qemu_args::run(args),
@@ -106,7 +109,11 @@ fn main() -> ExitCode {
             if !error.is::<AlreadySaid>() {
                 output::note(format!("ginnel: {}", one_line(&error)));
             }
-            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+            ExitCode::from(match error.downcast_ref::<run::NotRun>() {
+                Some(not_run) => not_run.status,
+                None if error.is::<Usage>() => 2,
+                None => 1,
+            })
         }
     }
 }

@@ -7,5 +7,6 @@ mod liars;
 mod measure;
 mod operate;
 mod readers;
+mod run;
 mod volume;
 mod world;

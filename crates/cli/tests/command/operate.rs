@@ -127,7 +127,7 @@ fn completions_and_manual_pages_are_generated() {
         assert!(world.good(&format!("completions {shell}")).out.contains("qemu-args"), "{shell}");
     }
     world.good("man pages/man1");
-    for page in ["ginnel.1", "ginnel-cp.1", "ginnel-perf.1", "ginnel-segment-create.1"] {
+    for page in ["ginnel.1", "ginnel-cp.1", "ginnel-perf.1", "ginnel-run.1", "ginnel-segment-create.1"] {
         let text = std::fs::read_to_string(world.files().join("pages/man1").join(page)).unwrap();
         assert!(text.contains(".SH"), "{page}");
     }

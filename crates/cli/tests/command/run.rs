@@ -1,0 +1,234 @@
+//! Programs that are run with the preload library. Which library it is matters to none of these tests.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::world::signal;
+
+/// A shared library that this process has loaded, so that any program can.
+fn library(name: &str) -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    paths.map(PathBuf::from).find(|path| path.file_name().is_some_and(|file| file == name)).unwrap()
+}
+
+fn ginnel() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    command.arg("run").env("GINNEL_PRELOAD", library("libc.so.6")).stdin(Stdio::null());
+    for variable in ["LD_PRELOAD", "GINNEL_SOCKETS", "GINNEL_SOCKETS_REPORT"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn said(output: &Output) -> (Option<i32>, &str, &str) {
+    let text = |bytes| std::str::from_utf8(bytes).unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_program_gets_its_arguments_and_the_library() {
+    let other = library("libgcc_s.so.1");
+    let expected = format!("eager {}:{} -x --report\n", library("libc.so.6").display(), other.display());
+    for report in [None, Some("--report")] {
+        let output = ginnel()
+            .args(report)
+            .args([
+                "--mode",
+                "eager",
+                "sh",
+                "-c",
+                "echo $GINNEL_SOCKETS $LD_PRELOAD $1 $2",
+                "sh",
+                "-x",
+                "--report",
+            ])
+            .env("LD_PRELOAD", &other)
+            .output()
+            .unwrap();
+        let (status, out, err) = said(&output);
+        assert_eq!((status, out), (Some(0), &*expected), "{err}");
+        assert_eq!(err.contains("no process has loaded the library"), report.is_some(), "{err}");
+    }
+    let output = ginnel().args(["--", "sh", "-c", "echo $GINNEL_SOCKETS"]).output().unwrap();
+    assert_eq!(said(&output), (Some(0), "auto\n", ""));
+    let output =
+        ginnel().env("GINNEL_SOCKETS", "off").args(["sh", "-c", "echo $GINNEL_SOCKETS"]).output().unwrap();
+    assert_eq!(said(&output), (Some(0), "off\n", ""));
+    for line in [&["--repotr", "true"][..], &["--mode", "fast", "true"], &[]] {
+        assert_eq!(ginnel().args(line).output().unwrap().status.code(), Some(2), "{line:?}");
+    }
+}
+
+#[test]
+fn the_exit_status_says_what_happened() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "").unwrap();
+    for report in [None, Some("--report")] {
+        let run = |program: &[&str]| ginnel().args(report).args(program).output().unwrap();
+        assert_eq!(run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
+        for (program, expected, word) in [
+            ("no-such-program", 127, "no folder of the PATH has it"),
+            ("/no/such/program", 127, "No such file"),
+            (text.to_str().unwrap(), 126, "ermission denied"),
+        ] {
+            let output = run(&[program]);
+            let (status, out, err) = said(&output);
+            assert_eq!((status, out), (Some(expected), ""), "{err}");
+            assert!(err.contains(program) && err.contains(word) && err.lines().count() == 1, "{err}");
+        }
+    }
+    let output = ginnel().args(["--report=/no/such/folder/file", "true"]).output().unwrap();
+    let (status, _, err) = said(&output);
+    assert!(status == Some(125) && err.contains("/no/such/folder/file"), "{err}");
+}
+
+#[test]
+fn a_library_that_is_missing_is_named() {
+    let output = ginnel().env("GINNEL_PRELOAD", "/no/such/library").arg("true").output().unwrap();
+    let (status, _, err) = said(&output);
+    assert!(status == Some(125) && err.contains("GINNEL_PRELOAD names /no/such/library"), "{err}");
+
+    // The command where nothing is beside it.
+    let command = Path::new(env!("CARGO_BIN_EXE_ginnel"));
+    let folder = tempfile::tempdir_in(command.parent().unwrap()).unwrap();
+    let alone = folder.path().join("bin/ginnel");
+    fs::create_dir(folder.path().join("bin")).unwrap();
+    fs::hard_link(command, &alone).unwrap();
+    let run = || {
+        Command::new(&alone)
+            .args(["run", "sh", "-c", "echo $LD_PRELOAD"])
+            .env_remove("LD_PRELOAD")
+            .output()
+            .unwrap()
+    };
+    let output = run();
+    let (status, _, err) = said(&output);
+    assert_eq!((status, err.lines().count()), (Some(125), 1), "{err}");
+    for place in ["bin/libginnel_preload.so", "lib/ginnel/libginnel-preload.so", "GINNEL_PRELOAD"] {
+        assert!(err.contains(place), "{err}");
+    }
+    // As it is installed.
+    let installed = folder.path().join("lib/ginnel/libginnel-preload.so");
+    fs::create_dir_all(installed.parent().unwrap()).unwrap();
+    fs::copy(library("libgcc_s.so.1"), &installed).unwrap();
+    let output = run();
+    let found = format!("{}\n", installed.canonicalize().unwrap().display());
+    assert_eq!(said(&output), (Some(0), &*found, ""));
+}
+
+/// A program without a loader that ends with status 3: its file, for x86-64.
+fn linked_statically() -> Vec<u8> {
+    // mov edi, 3; mov eax, 60 (exit); syscall
+    let code = [0xbf, 3, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 5];
+    let (base, front) = (0x40_0000_u64, 64 + 56);
+    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 62, 0, 1, 0, 0, 0];
+    for word in [base + front, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    // PT_LOAD, to be read and executed.
+    file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+    let size = front + code.len() as u64;
+    for word in [0, base, base, size, size, 4096] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(code);
+    file
+}
+
+#[test]
+fn a_program_that_cannot_load_it_runs_and_is_warned_of() {
+    if !cfg!(target_arch = "x86_64") {
+        println!("SKIPPED the program is for x86-64");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [program, script] = ["program", "script"].map(|name| folder.path().join(name));
+    fs::write(&program, linked_statically()).unwrap();
+    fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+    for path in [&program, &script] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    for (path, who) in [
+        (&program, format!("{} is", program.display())),
+        (&script, format!("{}, which runs {}, is", program.display(), script.display())),
+    ] {
+        let output = ginnel().arg(path).output().unwrap();
+        let (status, _, err) = said(&output);
+        let warning = format!(
+            "ginnel: warning: {who} statically linked, so no library can be loaded: its connections stay on TCP\n"
+        );
+        assert_eq!((status, err), (Some(3), &*warning));
+        assert_eq!(said(&ginnel().arg("--mode=off").arg(path).output().unwrap()), (Some(3), "", ""));
+    }
+}
+
+#[test]
+fn the_report_is_shown_and_kept_where_the_user_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |pid: u32| {
+        format!(
+            r#"{{"event":"ended","pid":{pid},"program":"p","connection":1,"sent_after_us":5,"received_after_us":6,"shared_sent":4096}}"#
+        )
+    };
+    let begin = r#"{"event":"process","pid":1,"program":"p"}"#;
+    let script = format!(
+        "cd /; echo $GINNEL_SOCKETS_REPORT; for line in '{begin}' '{}' '{}'; do echo $line >>$GINNEL_SOCKETS_REPORT; done; exit 4",
+        line(1),
+        line(2)
+    );
+    let sums = "ginnel: 1 program, 2 connections: 2 changed over to shared memory, 0 in one direction only, 0 on TCP; \
+                sent 8 KiB over shared memory and 0 B over TCP, received 0 B and 0 B";
+    let file = folder.path().join("report");
+    fs::write(&file, "old\n").unwrap();
+    let output =
+        ginnel().args(["--report=report", "sh", "-c", &script]).current_dir(folder.path()).output().unwrap();
+    let (status, out, err) = said(&output);
+    assert_eq!((status, out), (Some(4), &*format!("{}\n", file.display())), "{err}");
+    assert_eq!(err.lines().last(), Some(sums), "{err}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("{begin}\n{}\n{}\n", line(1), line(2)));
+
+    let output =
+        ginnel().args(["--report", "sh", "-c", &script]).env("TMPDIR", folder.path()).output().unwrap();
+    let (status, out, err) = said(&output);
+    assert_eq!((status, err.lines().last()), (Some(4), Some(sums)), "{err}");
+    let temporary = Path::new(out.trim_end());
+    assert!(temporary.starts_with(folder.path()) && !temporary.exists(), "{out}");
+}
+
+#[test]
+fn signals_reach_the_program_and_its_end_is_ours() {
+    for report in [None, Some("--report")] {
+        for name in ["TERM", "INT", "HUP", "QUIT", "USR1"] {
+            let script = format!("trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.01; done");
+            let mut child = ginnel()
+                .args(report)
+                .args(["sh", "-c", &script])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut out = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            signal(&child, name);
+            let mut rest = String::new();
+            out.read_to_string(&mut rest).unwrap();
+            assert_eq!((&*rest, child.wait().unwrap().code()), ("got\n", Some(9)), "{name}");
+        }
+        for (name, number) in [("KILL", 9), ("TERM", 15), ("USR2", 12)] {
+            let output =
+                ginnel().args(report).args(["sh", "-c", &format!("kill -{name} $$")]).output().unwrap();
+            assert_eq!(output.status.signal(), Some(number), "{:?}", said(&output));
+            let shown = String::from_utf8_lossy(&output.stderr).contains("no process has loaded");
+            assert_eq!(shown, report.is_some());
+        }
+    }
+}
