@@ -66,6 +66,11 @@ fn packet(bytes: &[u8]) {
     body::<wire::ChannelRef>(rest);
     body::<wire::ChannelSide>(rest);
     body::<wire::Hold>(rest);
+    body::<wire::SocketReport>(rest);
+    body::<wire::SocketFacts>(rest);
+    body::<wire::SocketKey>(rest);
+    body::<wire::SocketMatched>(rest);
+    body::<wire::SocketStays>(rest);
     body::<wire::Error>(rest);
 }
 

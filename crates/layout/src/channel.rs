@@ -20,6 +20,8 @@ impl ChannelKind {
     pub const MESSAGE: Self = Self(1);
     /// A stream of bytes in each direction.
     pub const STREAM: Self = Self(2);
+    /// A stream of bytes in each direction that goes on where a TCP connection stops: with [`ring::BASE`] and [`ring::READY`].
+    pub const SOCKET: Self = Self(3);
 }
 
 /// Bytes from a ring of `capacity` data bytes to what follows it.

@@ -34,6 +34,8 @@
 //! | `BOARD_OPEN` [`BoardOpen`] | `BOARD` [`Board`] | |
 //! | `HOLD` [`Hold`] | `OK` | |
 //! | `RESUME` [`ChannelSide`] | `CHANNEL` [`Channel`] | the peer's event (host only) |
+//! | `SOCK_REPORT` [`SocketReport`] (and one descriptor), or [`SocketFacts`] | none | |
+//! | `SOCK_WITHDRAW` [`SocketKey`] | none | |
 //! | `INSPECT` [`Inspect`] | `TEXT`..., `PAGE` [`Inspect`] + text | |
 //! | `ADMIN` + JSON text | `OK`, `TEXT`... or `ERROR` | |
 //! | any | `ERROR` [`Error`] + text | |
@@ -43,6 +45,8 @@
 //! repeated after a reconnect until the endpoint has sent `ACCEPTED` or `CLOSE` for the one, `BLOCK_ACK` or
 //! `BLOCK_CLOSE` for the other. `SEGMENT_CUT`, without a body, says that the segment's file was truncated and is as long
 //! as before: what was cut off is lost, though its memory can be read and written. It comes after each reconnect.
+//! `SOCK_MATCHED` [`SocketMatched`] and `SOCK_STAYS` [`SocketStays`] say what has come of a `SOCK_REPORT`, which any session may send that
+//! was told [`features::SOCKETS`]. They are not repeated: whoever has lost the connection reports again.
 
 mod bell;
 mod block;
@@ -51,6 +55,7 @@ mod channel;
 mod error;
 mod inspect;
 mod session;
+mod socket;
 mod sync;
 
 pub use bell::{BellKind, BellOf, BellOk};
@@ -60,10 +65,19 @@ pub use channel::{Channel, ChannelRef, ChannelSide, Connect, Listen, Listening};
 pub use error::{Error, ErrorCode};
 pub use inspect::Inspect;
 pub use session::{Attach, Attached, Hello, HelloOk, Hold};
+pub use socket::{
+    SECRET, SocketFacts, SocketKey, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
+};
 pub use sync::{Sync, SyncOpen, SyncRef};
 
 use crate::Name;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bits of [`Hello::features`] and [`HelloOk::features`].
+pub mod features {
+    /// `SOCK_REPORT` is understood.
+    pub const SOCKETS: u64 = 1;
+}
 
 /// Version of the attach protocol.
 pub const VERSION: u32 = 1;
@@ -107,6 +121,8 @@ impl Kind {
     pub const BOARD_OPEN: Self = Self(24);
     pub const HOLD: Self = Self(25);
     pub const RESUME: Self = Self(26);
+    pub const SOCK_REPORT: Self = Self(27);
+    pub const SOCK_WITHDRAW: Self = Self(28);
 
     pub const HELLO_OK: Self = Self(101);
     pub const ATTACHED: Self = Self(102);
@@ -123,6 +139,8 @@ impl Kind {
     pub const PAGE: Self = Self(114);
     pub const BOARD: Self = Self(115);
     pub const SEGMENT_CUT: Self = Self(116);
+    pub const SOCK_MATCHED: Self = Self(117);
+    pub const SOCK_STAYS: Self = Self(118);
 }
 
 /// In front of every message.

@@ -13,7 +13,7 @@ pub struct Hello {
     pub version: u32,
     /// Zero.
     pub reserved: u32,
-    /// Bits of optional features that the client understands. None is defined yet.
+    /// Bits of optional features that the client understands: [`features`](super::features).
     pub features: u64,
 }
 layout!(Hello, 16 { version: 0, reserved: 4, features: 8 });

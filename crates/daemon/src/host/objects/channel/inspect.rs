@@ -54,6 +54,7 @@ pub(super) fn kind_name(kind: ChannelKind) -> &'static str {
     match kind {
         ChannelKind::MESSAGE => "message",
         ChannelKind::STREAM => "stream",
+        ChannelKind::SOCKET => "socket",
         _ => "unknown",
     }
 }

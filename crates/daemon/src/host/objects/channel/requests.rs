@@ -384,7 +384,7 @@ fn no_channel(endpoint: u32, channel: u64) -> Refusal {
 
 fn checked_kind(kind: u32) -> Result<ChannelKind, Refusal> {
     match ChannelKind(kind) {
-        known @ (ChannelKind::MESSAGE | ChannelKind::STREAM) => Ok(known),
+        known @ (ChannelKind::MESSAGE | ChannelKind::STREAM | ChannelKind::SOCKET) => Ok(known),
         ChannelKind(other) => {
             Err(Refusal::new(ErrorCode::INVALID, format!("there is no kind {other} of channels: use 1 or 2")))
         }
