@@ -90,9 +90,20 @@ impl Connection {
 
     /// Sends a packet; [`Errno::AGAIN`] if there is no room for it.
     pub fn send(&self, kind: Kind, request: u32, body: &[u8]) -> Result<(), Errno> {
+        self.send_with(kind, request, body, &[])
+    }
+
+    /// Sends a packet with descriptors; [`Errno::AGAIN`] if there is no room for it.
+    pub fn send_with(
+        &self,
+        kind: Kind,
+        request: u32,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
         let mut packet = Header { kind, flags: 0, request }.as_bytes().to_vec();
         packet.extend_from_slice(body);
-        fdpass::send::<OwnedFd>(self.as_fd(), &packet, &[], SendFlags::DONTWAIT).map(drop)
+        fdpass::send(self.as_fd(), &packet, fds, SendFlags::DONTWAIT).map(drop)
     }
 
     /// The next packet; `None` if there is none now. An error means that the connection is of no more use.

@@ -201,6 +201,26 @@ impl Inner {
         packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
     }
 
+    /// Asks without waiting: [`Inner::answer`] says what the daemon has answered to the request of this number.
+    pub fn ask(&self, kind: Kind, body: &[u8]) -> Result<u32, Error> {
+        Ok(self.session()?.ask(kind, body))
+    }
+
+    /// The answer to a request, or why there is none; `None` as long as the daemon has not answered. Never waits.
+    pub fn answer(&self, request: u32) -> Result<Option<Result<Packet, Error>>, Error> {
+        let last = |packets: Vec<Packet>| {
+            packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
+        };
+        Ok(self.session()?.answer(request).map(|answer| answer.and_then(last)))
+    }
+
+    /// Nobody waits for the answer to a request any more. If it is granted after all, it is undone.
+    pub fn abandon(&self, request: u32) {
+        if let Ok(session) = self.session() {
+            session.give_up(request);
+        }
+    }
+
     /// The daemon's state.
     pub fn inspect(&self) -> Result<String, Error> {
         let session = self.session()?;

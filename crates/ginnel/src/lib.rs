@@ -104,6 +104,7 @@ mod opening;
 mod peer;
 mod ready;
 mod session;
+mod sockets;
 mod stream;
 pub mod sync;
 mod waiter;
@@ -115,7 +116,7 @@ pub use endpoint::{AttachOptions, ChannelOptions, Endpoint};
 pub use error::Error;
 pub use ginnel_layout::channel::ChannelKind;
 pub use ginnel_layout::segment::MappingKind;
-pub use ginnel_layout::wire::{ErrorCode, Rights};
+pub use ginnel_layout::wire::{ErrorCode, Rights, StaysReason};
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
 pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
@@ -124,6 +125,10 @@ pub use listener::Listener;
 pub use message::{Claim, Message, MessageChannel, MessageReceiver, MessageSender};
 pub use opening::Opening;
 pub use ready::ReadySet;
+pub use sockets::{
+    Meeting, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketReceiver, SocketSender,
+    SocketSession,
+};
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
 
 /// Attaches to the segment of `address` (`segment/name`) and connects to the name in it. The endpoint lives as long

@@ -354,6 +354,23 @@ impl Session {
         }
     }
 
+    /// Nobody asks for the answer to a request any more. If it makes something, or has, that is undone.
+    pub fn give_up(&self, number: u32) {
+        let mut state = self.lock();
+        if state.requests.get(&number).is_some_and(Request::is_under_way) {
+            drop(self.abandon(&mut state, number));
+        } else if let Some(request) = state.requests.remove(&number) {
+            state.untaken -= usize::from(!request.polled);
+            if let Progress::Answered(packets) = &request.progress {
+                let state = &mut *state;
+                packets.iter().for_each(|packet| state.books.unclaimed(request.kind, &request.body, packet));
+            }
+            if state.tell_notes() {
+                self.pump(&mut state);
+            }
+        }
+    }
+
     /// Tells the daemon something, now or as soon as that can be. Never waits.
     pub fn tell(&self, kind: Kind, body: &[u8]) {
         let mut state = self.lock();

@@ -1,0 +1,359 @@
+//! TCP connections that go on over a channel: how their two ends are found, and how they meet.
+//!
+//! For libraries that carry other programs' connections. Nothing here waits, and nothing starts a thread.
+
+use crate::channel::{ChannelInfo, Pipe, Shared};
+use crate::connection::{Connection, Packet, protocol};
+use crate::endpoint::{Endpoint, Inner, parse_name};
+use crate::error::Error;
+use ginnel_layout::Name;
+use ginnel_layout::channel::ChannelKind;
+use ginnel_layout::wire::{self, ErrorCode, Kind, SocketRole, StaysReason, features};
+use ginnel_ring::stream;
+use ginnel_shmem::Mapping;
+use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Which end of a connection a socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketEnd {
+    /// It has called `connect`, between these two times of CLOCK_MONOTONIC.
+    Connector {
+        /// Right before the call.
+        before: Duration,
+        /// Right after it.
+        after: Duration,
+    },
+    /// It was accepted.
+    Acceptor,
+}
+
+/// What has come of a report.
+#[derive(Debug)]
+pub enum SocketEvent {
+    /// The other end has been found.
+    Matched {
+        /// The report's number.
+        key: u64,
+        /// The segment in which the two meet.
+        segment: String,
+        /// Where they do.
+        meeting: Meeting,
+    },
+    /// The connection stays on TCP.
+    Stays {
+        /// The report's number.
+        key: u64,
+        /// Why.
+        reason: StaysReason,
+    },
+}
+
+/// Where the two ends of a connection meet: a name that nobody else knows.
+#[derive(Debug)]
+pub struct Meeting {
+    name: Name,
+}
+
+/// A session with the daemon of this host or VM for reports of TCP connections. It belongs to the process that has begun it. When the
+/// daemon goes, so does the session, with all reports whose event has not come.
+pub struct SocketSession {
+    path: PathBuf,
+    connection: Connection,
+    /// Whether the daemon takes reports, once it has said so.
+    supported: Option<bool>,
+}
+
+const HELLO: u32 = 1;
+
+impl SocketSession {
+    /// Begins a session with the daemon at `path`. [`Error::NoDaemon`] if there is none.
+    pub fn begin(path: &Path) -> Result<Self, Error> {
+        let lost = |errno: Errno| Error::NoDaemon { path: path.into(), source: errno.into() };
+        let connection = Connection::open(path).map_err(lost)?;
+        let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: features::SOCKETS };
+        connection.send(Kind::HELLO, HELLO, hello.as_bytes()).map_err(lost)?;
+        Ok(Self { path: path.into(), connection, supported: None })
+    }
+
+    /// Whether the daemon takes reports; `None` as long as it has not answered.
+    pub fn is_supported(&mut self) -> Result<Option<bool>, Error> {
+        while self.supported.is_none() {
+            let Some(packet) = self.receive()? else { break };
+            let (hello, _) = packet.into_body::<wire::HelloOk>(Kind::HELLO_OK, &self.path)?;
+            self.supported = Some(hello.features & features::SOCKETS != 0);
+        }
+        Ok(self.supported)
+    }
+
+    /// Reports a connection. The daemon reads from `socket` what the kernel knows of it. `key` is the caller's number for the report, by
+    /// which [`SocketSession::poll`] says what has come of it. [`Error::WouldBlock`] if there is no room for it just now.
+    pub fn report(&self, socket: BorrowedFd<'_>, end: SocketEnd, key: u64) -> Result<(), Error> {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut report = wire::SocketReport { key, role: SocketRole::ACCEPTOR, ..FromZeros::new_zeroed() };
+        if let SocketEnd::Connector { before, after } = end {
+            (report.role, report.before, report.after) = (SocketRole::CONNECTOR, nanos(before), nanos(after));
+        }
+        self.sent(self.connection.send_with(Kind::SOCK_REPORT, 0, report.as_bytes(), &[socket]))
+    }
+
+    /// Nothing is to come of a report any more.
+    pub fn withdraw(&self, key: u64) -> Result<(), Error> {
+        self.sent(self.connection.send(Kind::SOCK_WITHDRAW, 0, wire::SocketKey { key }.as_bytes()))
+    }
+
+    fn sent(&self, result: Result<(), Errno>) -> Result<(), Error> {
+        result.map_err(|errno| match errno {
+            Errno::AGAIN => Error::WouldBlock,
+            errno => Error::NoDaemon { path: self.path.clone(), source: errno.into() },
+        })
+    }
+
+    /// What has come of a report; `None` if nothing has just now. An error ends the session.
+    pub fn poll(&mut self) -> Result<Option<SocketEvent>, Error> {
+        while let Some(packet) = self.receive()? {
+            let event = match packet.header.kind {
+                Kind::SOCK_MATCHED => {
+                    wire::body::<wire::SocketMatched>(&packet.body).map(|matched| SocketEvent::Matched {
+                        key: matched.key,
+                        segment: matched.segment.as_str().into(),
+                        meeting: Meeting { name: matched.listener },
+                    })
+                }
+                Kind::SOCK_STAYS => wire::body::<wire::SocketStays>(&packet.body)
+                    .map(|stays| SocketEvent::Stays { key: stays.key, reason: stays.reason }),
+                _ => continue,
+            };
+            return event.map(Some).ok_or_else(|| protocol(&self.path, "an event of the wrong length"));
+        }
+        Ok(None)
+    }
+
+    fn receive(&self) -> Result<Option<Packet>, Error> {
+        let lost = |errno: Errno| Error::NoDaemon { path: self.path.clone(), source: errno.into() };
+        self.connection.receive().map_err(lost)
+    }
+}
+
+/// How long the end that connects waits for the other one to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between its tries, from the first to the last, doubling.
+const FIRST_TRY: Duration = Duration::from_micros(200);
+const LAST_TRY: Duration = Duration::from_millis(20);
+
+/// A channel that is being opened with the other end of a connection. Dropping it gives up.
+pub struct OpeningSocket {
+    endpoint: Arc<Inner>,
+    step: Step,
+}
+
+enum Step {
+    /// A request to listen is under way.
+    Listening(u32),
+    /// The other end has not come.
+    Waiting {
+        listener: u32,
+    },
+    /// Tries to connect: the request that is under way, or when the next one is due.
+    Connecting {
+        wish: wire::Connect,
+        request: Option<u32>,
+        next: Instant,
+        pause: Duration,
+        until: Instant,
+    },
+    Over,
+}
+
+impl Endpoint {
+    /// Begins to open the channel of a connection whose ends have been found. The end that accepted it listens, the other one
+    /// connects. Each ring gets `capacity` bytes. [`Error::ReadOnly`] if this member may only read the segment.
+    pub fn begin_open_socket(
+        &self,
+        meeting: &Meeting,
+        end: SocketEnd,
+        capacity: usize,
+    ) -> Result<OpeningSocket, Error> {
+        let endpoint = self.inner().clone();
+        endpoint.may_write()?;
+        // Checked as a name that a program gives: a daemon may be of another version.
+        let name = parse_name(meeting.name.as_str())?;
+        let (kind, capacity) = (ChannelKind::SOCKET.0, capacity.next_power_of_two() as u64);
+        let step = match end {
+            SocketEnd::Acceptor => {
+                let wish = wire::Listen { name, kind, backlog: 1, capacity, input_capacity: 0 };
+                Step::Listening(endpoint.ask(Kind::LISTEN, wish.as_bytes())?)
+            }
+            SocketEnd::Connector { .. } => {
+                let nonce = endpoint.next_nonce();
+                let wish = wire::Connect { name, kind, reserved: 0, capacity, input_capacity: 0, nonce };
+                let now = Instant::now();
+                Step::Connecting { wish, request: None, next: now, pause: FIRST_TRY, until: now + PATIENCE }
+            }
+        };
+        Ok(OpeningSocket { endpoint, step })
+    }
+}
+
+impl OpeningSocket {
+    /// The channel, or `None` if it is not there yet. After the channel or an error there is nothing more to come.
+    pub fn poll(&mut self) -> Result<Option<SocketChannel>, Error> {
+        loop {
+            match &mut self.step {
+                Step::Listening(request) => {
+                    let Some(answer) = self.endpoint.answer(*request)? else { return Ok(None) };
+                    self.step = Step::Over;
+                    let (answer, _) =
+                        answer?.into_body::<wire::Listening>(Kind::LISTENING, &self.endpoint.path)?;
+                    self.step = Step::Waiting { listener: answer.listener };
+                }
+                Step::Waiting { listener } => {
+                    let Some(incoming) = self.endpoint.take_incoming(*listener)? else { return Ok(None) };
+                    let (channel, listener) = (incoming.channel.channel, *listener);
+                    self.step = Step::Over;
+                    let pipe = Pipe::new(self.endpoint.clone(), &incoming.channel, incoming.fds);
+                    match &pipe {
+                        Ok(_) => self.endpoint.accepted(channel),
+                        Err(_) => self.endpoint.close_channel(channel),
+                    }
+                    // One connection is all that this listener is for.
+                    self.endpoint.unlisten(listener);
+                    return pipe.map(|pipe| Some(SocketChannel::new(pipe)));
+                }
+                Step::Connecting { request: Some(request), next, pause, until, .. } => {
+                    let Some(answer) = self.endpoint.answer(*request)? else { return Ok(None) };
+                    let answer = answer?.into_body::<wire::Channel>(Kind::CHANNEL, &self.endpoint.path);
+                    match answer {
+                        // The other end does not listen yet.
+                        Err(error) if error.code() == Some(ErrorCode::REFUSED) && Instant::now() < *until => {
+                            *next = Instant::now() + *pause;
+                            *pause = (*pause * 2).min(LAST_TRY);
+                            if let Step::Connecting { request, .. } = &mut self.step {
+                                *request = None;
+                            }
+                            return Ok(None);
+                        }
+                        Err(error) => {
+                            self.step = Step::Over;
+                            return Err(error);
+                        }
+                        Ok((channel, fds)) => {
+                            self.step = Step::Over;
+                            let pipe = Pipe::new(self.endpoint.clone(), &channel, fds);
+                            if pipe.is_err() {
+                                self.endpoint.close_channel(channel.channel);
+                            }
+                            return pipe.map(|pipe| Some(SocketChannel::new(pipe)));
+                        }
+                    }
+                }
+                Step::Connecting { wish, request, next, .. } => {
+                    if Instant::now() < *next {
+                        return Ok(None);
+                    }
+                    *request = Some(self.endpoint.ask(Kind::CONNECT, wish.as_bytes())?);
+                }
+                Step::Over => return Err(Error::Finished),
+            }
+        }
+    }
+}
+
+impl Drop for OpeningSocket {
+    fn drop(&mut self) {
+        match self.step {
+            Step::Listening(request) | Step::Connecting { request: Some(request), .. } => {
+                self.endpoint.abandon(request);
+            }
+            Step::Waiting { listener } => self.endpoint.unlisten(listener),
+            Step::Connecting { request: None, .. } | Step::Over => {}
+        }
+    }
+}
+
+/// The two rings of a connection.
+pub struct SocketChannel {
+    sender: SocketSender,
+    receiver: SocketReceiver,
+}
+
+/// The ring into which this side sends. Dropping it finishes, except in a fork's child whose parent lives.
+pub struct SocketSender {
+    /// The ring. Whoever is to be woken is woken by the caller.
+    pub ring: stream::Producer<Mapping>,
+    shared: Arc<Shared>,
+}
+
+/// The ring from which this side receives. Dropping it closes, except in a fork's child whose parent lives.
+pub struct SocketReceiver {
+    /// The ring. Whoever is to be woken is woken by the caller.
+    pub ring: stream::Consumer<Mapping>,
+    shared: Arc<Shared>,
+}
+
+impl SocketChannel {
+    fn new(pipe: Pipe) -> Self {
+        let ChannelInfo { capacity, input_capacity, .. } = pipe.shared.info;
+        let output = stream::Producer::new(pipe.output.clone(), capacity);
+        let input = stream::Consumer::new(pipe.input.clone(), input_capacity);
+        Self {
+            sender: SocketSender { ring: output, shared: pipe.shared.clone() },
+            receiver: SocketReceiver { ring: input, shared: pipe.shared },
+        }
+    }
+
+    /// Facts about the channel.
+    pub fn info(&self) -> &ChannelInfo {
+        &self.sender.shared.info
+    }
+
+    /// The name of the segment that it lies in.
+    pub fn segment(&self) -> &str {
+        self.sender.shared.endpoint.segment()
+    }
+
+    /// Its two directions, for two threads. The channel is closed with the last of them.
+    pub fn split(self) -> (SocketSender, SocketReceiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl SocketSender {
+    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    pub fn is_ours(&self) -> bool {
+        self.shared.is_ours()
+    }
+
+    /// Rings the peer's doorbell. Never waits.
+    pub fn ring_doorbell(&self) {
+        self.shared.doorbell.ring();
+    }
+}
+
+impl SocketReceiver {
+    /// Whether it is for this process to end it: not in a fork's child whose parent lives.
+    pub fn is_ours(&self) -> bool {
+        self.shared.is_ours()
+    }
+}
+
+// Whoever sleeps is woken by the end of the kernel's connection.
+impl Drop for SocketSender {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            let _ = self.ring.finish();
+        }
+    }
+}
+
+impl Drop for SocketReceiver {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            let _ = self.ring.finish();
+        }
+    }
+}
