@@ -365,7 +365,8 @@ impl Worker {
         let queue = &self.queues[at];
         let place = self.slots.at(slot);
         place.begun = true;
-        let (disk, op, bytes) = (place.disk, place.op, place.span());
+        let (disk, op) = (place.disk, place.op);
+        let bytes = op.span().unwrap_or(place.bytes());
         if let Some(result) = self.stores.start(slot, disk, op, &place.request.data, &queue.memory) {
             self.stint = self.stint.saturating_add(bytes);
             // The driver sees it at the end of the turn, together with all others, and so it is answered then.
@@ -413,7 +414,7 @@ impl Worker {
         let (bytes, began, counted) = (place.bytes(), place.began, place.counted);
         let result = if op.is_durable() { self.judge(disk, began, result) } else { result };
         if let Err(failure) = result {
-            self.complain(disk, op.word(), op.at(), op.span().unwrap_or(bytes), failure);
+            self.complain(disk, op.word(), op.at(), bytes, failure);
         }
         let place = self.slots.at(slot);
         // A queue's place in the list changes when another one ends.

@@ -116,26 +116,6 @@ fn a_flush_that_fails_does_not_wait() {
     assert_eq!(guest.answer(0, 2), IOERR);
 }
 
-/// Of what has no data it is told what it is about.
-#[test]
-fn a_discard_waits_too() {
-    let server = Server::start(1 << 20, HOLD);
-    let mut guest = Guest::connect(&server.socket(), 1);
-    fails(&server, "discard 4096 4096 5\n");
-    let header = RequestHeader { kind: RequestKind::DISCARD, reserved: 0, sector: 0 };
-    let range = RangeSegment { sector: 0, sectors: 128, flags: 0 };
-    guest.add(0, 0, &[header.as_bytes(), range.as_bytes()].concat(), &[], 1, false);
-    guest.kick(0);
-    server.wait_for_held(1);
-    server.wait_for_line("discard of 65536 bytes at 0 failed: Input/output error (os error 5); it waits", 1);
-    let dump: serde_json::Value = serde_json::from_str(&server.control(r#"{"op":"dump"}"#)).unwrap();
-    assert_eq!(dump["dump"]["queues"][0]["in_flight"][0]["length"], 65536, "{dump}");
-    fails(&server, "");
-    server.control(RESUME);
-    guest.wait();
-    assert_eq!(guest.answer(0, 0), OK);
-}
-
 #[test]
 fn an_operator_can_let_it_fail() {
     let server = Server::start(1 << 20, HOLD);

@@ -41,6 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-config",
             "ginnel-farm",
             "ginnel-layout",
+            "ginnel-report",
             "ginnel-status",
             "ginnel-volume-control",
         ],
@@ -49,7 +50,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "ginnel-volume-client",
         &["ginnel-config", "ginnel-fdpass", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"],
     ),
+    ("ginnel-report", &[]),
     ("ginnel-tcp", &[]),
+    (
+        "ginnel-preload",
+        &["ginnel", "ginnel-layout", "ginnel-report", "ginnel-ring", "ginnel-shmem", "ginnel-tcp"],
+    ),
     ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem", "ginnel-tcp"]),
     (
         "ginnel-volume",

@@ -30,7 +30,7 @@ impl Worker {
     #[cold]
     pub(super) fn hold(&mut self, slot: u32, failure: Failure) -> bool {
         let place = self.slots.at(slot);
-        let (serial, disk, op, bytes) = (place.serial, place.disk, place.op, place.span());
+        let (serial, disk, op, bytes) = (place.serial, place.disk, place.op, place.bytes());
         let holds = self.holds.get(usize::from(disk)) == Some(&true);
         if !holds || op == Op::Flush || !failure.may_pass() || self.settlements.anybody_waits(|_| false) {
             return false;

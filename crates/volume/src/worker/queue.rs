@@ -277,7 +277,7 @@ impl Queue {
                 operation: place.op.word().into(),
                 disk: place.disk.into(),
                 offset: place.op.at(),
-                length: place.span(),
+                length: place.bytes(),
                 age_ns: now.saturating_sub(place.began),
                 waits_for: match failed(slot) {
                     Some(_) => "operator",

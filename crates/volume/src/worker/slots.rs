@@ -49,12 +49,6 @@ impl Place {
     pub fn bytes(&self) -> u64 {
         self.request.bytes
     }
-
-    /// Bytes of the disk that it is about.
-    #[inline]
-    pub fn span(&self) -> u64 {
-        self.op.span().unwrap_or(self.bytes())
-    }
 }
 
 impl Slots {

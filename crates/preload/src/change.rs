@@ -1,0 +1,164 @@
+//! From the kernel to a ring, and the end.
+//!
+//! | sender | receiver |
+//! |---|---|
+//! | counts what the program sends | counts what it receives |
+//! | | READY := 1, once nobody is in a call of the kernel and its count is the kernel's |
+//! | sees READY, nobody is in a call of the kernel, its count is the kernel's: BASE := count + 1; sends into the ring | takes the kernel's bytes up to BASE, then the ring's |
+//!
+//! Two independent counts have to agree, so that bytes which went past this library keep a connection on TCP and never corrupt it.
+//! A sender changes over as soon as it may, whether it has data or not, because wake bytes may only travel in a direction that has
+//! changed over.
+
+use std::sync::atomic::Ordering;
+
+use ginnel_layout::ring::{BASE, READY};
+use ginnel_shmem::Memory;
+use ginnel_tcp::{Connecting, Counts, Role};
+use libc::c_int;
+
+use crate::kernel;
+use crate::socket::{Carrier, Direction, Socket, Stage};
+
+/// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
+const MISMATCHES: u32 = 3;
+
+/// The receiver's word that says that it counts.
+const COUNTS: u32 = 1;
+
+/// Brings a socket with rings further, if it can be. Called at the beginning of each call.
+#[cold]
+pub fn attend(socket: &'static Socket, fd: c_int) {
+    let (role, begun) = {
+        let facts = socket.facts.lock();
+        (facts.role, facts.begun)
+    };
+    let receiving = receive_counted(socket, fd, role);
+    let sending = change_sending(socket, fd, role);
+    if sending == Change::Done {
+        note_time(&socket.sending, begun);
+        crate::epoll::changed(socket);
+        crate::report::changed(socket);
+    }
+    if receiving == Change::Done {
+        crate::epoll::changed(socket);
+    }
+    if [sending, receiving].contains(&Change::Mismatch) {
+        let mut facts = socket.facts.lock();
+        facts.mismatches += 1;
+        if facts.mismatches >= MISMATCHES && socket.sending.carrier() == Carrier::Kernel {
+            drop(facts);
+            // What the other side sends may change over all the same; this one's stays.
+            socket.facts.lock().reason = "bytes went past the library";
+            socket.leave_alone();
+        }
+    }
+    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() != Carrier::Kernel {
+        socket.leave_alone();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Change {
+    /// It had changed before, or cannot yet.
+    No,
+    Done,
+    Mismatch,
+}
+
+/// The receiver says that it counts.
+fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
+    let direction = &socket.receiving;
+    let mut ring = direction.ring.lock();
+    let Some(receiver) = ring.as_mut() else { return Change::No };
+    if direction.carrier() != Carrier::Kernel {
+        return Change::No;
+    }
+    let Some(received) = direction.begin_change() else { return Change::No };
+    match Counts::of(kernel::borrow(fd), role) {
+        Ok(Some(counts)) if counts.received == received => {
+            receiver.ring.memory().store_release_u32(READY, COUNTS);
+            direction.set_carrier(Carrier::Counted);
+            Change::Done
+        }
+        Ok(Some(_)) => {
+            direction.set_carrier(Carrier::Kernel);
+            Change::Mismatch
+        }
+        _ => {
+            direction.set_carrier(Carrier::Kernel);
+            Change::No
+        }
+    }
+}
+
+/// The sender names the byte from which on the ring carries.
+fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
+    let direction = &socket.sending;
+    let mut ring = direction.ring.lock();
+    let Some(sender) = ring.as_mut() else { return Change::No };
+    let memory = sender.ring.memory();
+    if direction.carrier() != Carrier::Kernel || memory.load_relaxed_u32(READY) != COUNTS {
+        return Change::No;
+    }
+    let Some(sent) = direction.begin_change() else { return Change::No };
+    match Counts::of(kernel::borrow(fd), role) {
+        Ok(Some(counts)) if counts.sent == sent => {
+            // ORDER carrier.base: nothing is in the ring, and no wake byte under way, before this. Pairs with: `receive::base`.
+            memory.store_release_u64(BASE, sent + 1);
+            direction.set_carrier(Carrier::Ring);
+            // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.
+            Change::Done
+        }
+        Ok(Some(_)) => {
+            direction.set_carrier(Carrier::Kernel);
+            Change::Mismatch
+        }
+        _ => {
+            direction.set_carrier(Carrier::Kernel);
+            Change::No
+        }
+    }
+}
+
+/// Notes how long the connection took to change over.
+pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
+    let after = Connecting::now().saturating_sub(begun).as_micros() as u64;
+    direction.changed_after.store(after.max(1), Ordering::Relaxed);
+}
+
+/// The socket's last descriptor is about to be closed: ends what it has in rings. The kernel's close, which follows, wakes the peer.
+pub fn close(socket: &'static Socket, fd: c_int) {
+    crate::meet::withdraw(socket);
+    socket.watchers.close(socket);
+    let was_joined = {
+        // Whoever brings rings takes the same lock first.
+        let _facts = socket.facts.lock();
+        let was_joined = socket.is_joined();
+        socket.set_stage(Stage::New);
+        was_joined
+    };
+    if was_joined {
+        end(socket, fd);
+    }
+    crate::report::ended(socket);
+}
+
+fn end(socket: &'static Socket, fd: c_int) {
+    let receiver = socket.receiving.ring.lock().take();
+    let sender = socket.sending.ring.lock().take();
+    // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it.
+    let unread = receiver.is_some_and(|mut receiver| {
+        let unread = matches!(receiver.ring.poll(), Ok(n) if n > 0);
+        if receiver.is_ours() {
+            let _ = if unread { receiver.ring.abort() } else { receiver.ring.finish() };
+        }
+        unread
+    });
+    if let Some(mut sender) = sender
+        && sender.is_ours()
+        && socket.sending.carrier() == Carrier::Ring
+    {
+        let _ = if unread || kernel::lingers_not(fd) { sender.ring.abort() } else { sender.ring.finish() };
+    }
+}

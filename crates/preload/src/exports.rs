@@ -1,0 +1,18 @@
+//! The C functions that this library has in front of the C library's.
+//!
+//! Each has the name, type, errors and blocking behaviour of the function that it stands for, and may be called by any thread. A descriptor
+//! that is none of ours costs a look into a table.
+#![allow(unsafe_code)] // C functions, with pointers of the program.
+#![allow(clippy::missing_safety_doc, reason = "the rules are those of the C function of the same name")]
+#![allow(missing_docs, reason = "see the C function of the same name")]
+
+mod descriptors;
+mod io;
+mod polling;
+mod process;
+mod sockets;
+
+/// Runs when the library is loaded.
+pub fn load() {
+    process::owns_tables();
+}

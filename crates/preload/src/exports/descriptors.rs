@@ -1,0 +1,118 @@
+//! close, dup, fcntl, ioctl and their kin.
+
+use std::ffi::c_void;
+
+use libc::{c_int, c_uint, c_ulong};
+
+use crate::errno::Kept;
+use crate::real;
+use crate::table::{self, EPOLLS, SOCKETS};
+
+/// Before the kernel closes a descriptor. The table of a child of `vfork` is its parent's, and stays as it is.
+fn closing(fd: c_int) {
+    if (SOCKETS.get(fd).is_some() || EPOLLS.get(fd).is_some()) && super::process::owns_tables() {
+        let _errno = Kept::new();
+        table::forget(fd);
+    }
+}
+
+/// After the kernel has made a descriptor that is a copy of another one.
+fn copied(fd: c_int, copy: c_int) -> c_int {
+    if copy >= 0 && super::process::owns_tables() {
+        table::duplicate(fd, copy);
+    }
+    copy
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    closing(fd);
+    // SAFETY: it takes a number.
+    unsafe { real::close(fd) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // CLOSE_RANGE_CLOEXEC closes nothing now.
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 && first <= last {
+        SOCKETS.used(first, last).for_each(closing);
+        EPOLLS.used(first, last).for_each(closing);
+    }
+    // SAFETY: it takes numbers.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    // SAFETY: it takes numbers.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: it takes a number.
+    copied(fd, unsafe { real::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
+    if from != to {
+        closing(to);
+    }
+    // SAFETY: it takes numbers.
+    copied(from, unsafe { real::dup2(from, to) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if from != to {
+        closing(to);
+    }
+    // SAFETY: it takes numbers.
+    copied(from, unsafe { real::dup3(from, to, flags) })
+}
+
+/// The C function takes any arguments; on this machine's calling convention, a third is where it would be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the program keeps the rules.
+    after_fcntl(fd, command, argument, unsafe { real::fcntl(fd, command, argument) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the program keeps the rules.
+    after_fcntl(fd, command, argument, unsafe { real::fcntl64(fd, command, argument) })
+}
+
+fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, result),
+        libc::F_SETFL if result == 0 => {
+            if let Some(socket) = SOCKETS.get(fd) {
+                socket.set_nonblocking(Some(argument as usize & libc::O_NONBLOCK as usize != 0));
+            }
+        }
+        _ => {}
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if let Some(queued) = super::sockets::queued(fd, request) {
+        // SAFETY: these requests fill an int.
+        unsafe { *argument.cast::<c_int>() = c_int::try_from(queued).unwrap_or(c_int::MAX) };
+        return 0;
+    }
+    // SAFETY: the program keeps the rules.
+    let result = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::FIONBIO
+        && result == 0
+        && let Some(socket) = SOCKETS.get(fd)
+    {
+        // SAFETY: this request takes an int.
+        socket.set_nonblocking(Some(unsafe { *argument.cast::<c_int>() } != 0));
+    }
+    result
+}

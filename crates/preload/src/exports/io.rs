@@ -1,0 +1,400 @@
+//! read, write and their kin.
+
+use std::ffi::c_void;
+use std::slice;
+
+use libc::{
+    c_int, c_uint, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+
+use crate::errno::{Errno, check, tell};
+use crate::real;
+use crate::socket::{Carrier, Socket, Stage};
+use crate::table::SOCKETS;
+use crate::{receive, send};
+
+/// A socket that is or was connected.
+#[inline]
+fn connection(fd: c_int) -> Option<&'static Socket> {
+    SOCKETS.get(fd).filter(|socket| !matches!(socket.stage(), Stage::New | Stage::Listening))
+}
+
+/// Nothing is null and nothing is longer than memory can be.
+unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the program says that there are as many bytes.
+    unsafe { slice::from_raw_parts(at.cast(), len.min(isize::MAX as usize)) }
+}
+
+unsafe fn room<'a>(at: *mut c_void, len: usize) -> &'a mut [u8] {
+    if len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the program says that there is room for as many bytes, and that nobody else uses it meanwhile.
+    unsafe { slice::from_raw_parts_mut(at.cast(), len.min(isize::MAX as usize)) }
+}
+
+unsafe fn vectors<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
+    if count == 0 || count > libc::UIO_MAXIOV as usize {
+        return &[];
+    }
+    // SAFETY: the program says that there are as many.
+    unsafe { slice::from_raw_parts(iov, count) }
+}
+
+/// Pieces to send.
+unsafe fn pieces(iov: &[iovec]) -> impl Iterator<Item = &[u8]> {
+    // SAFETY: as `bytes`, for each.
+    iov.iter().map(|piece| unsafe { bytes(piece.iov_base, piece.iov_len) })
+}
+
+/// Pieces to receive into.
+unsafe fn rooms(iov: &[iovec]) -> impl Iterator<Item = &mut [u8]> {
+    // SAFETY: as `room`, for each.
+    iov.iter().map(|piece| unsafe { room(piece.iov_base, piece.iov_len) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: here and below: the program keeps the rules of the function that it calls.
+    let native = || unsafe { real::read(fd, buffer, len) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    receive::receive(socket, fd, 0, std::iter::once(unsafe { room(buffer, len) }), native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: as `read`.
+    unsafe { read(fd, buffer, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::readv(fd, iov, count) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    let rooms = unsafe { rooms(vectors(iov, usize::try_from(count).unwrap_or(0))) };
+    receive::receive(socket, fd, 0, rooms, native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::recv(fd, buffer, len, flags) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: as `recv`.
+    unsafe { recv(fd, buffer, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    let got = receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native);
+    // A stream names no sender.
+    if got >= 0 && !address.is_null() && !address_len.is_null() {
+        // SAFETY: the program gives a length with an address.
+        unsafe { *address_len = 0 };
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: as `recvfrom`.
+    unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::recvmsg(fd, message, flags) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    let rooms = unsafe { rooms(vectors((*message).msg_iov, (*message).msg_iovlen)) };
+    let mut was_native = false;
+    let got = receive::receive(socket, fd, flags, rooms, || {
+        was_native = true;
+        native()
+    });
+    if got >= 0 && !was_native {
+        // SAFETY: as above.
+        let head = unsafe { &mut *message };
+        (head.msg_namelen, head.msg_controllen, head.msg_flags) = (0, 0, 0);
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if connection(fd).is_none() {
+        // SAFETY: the program keeps the rules.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
+    let mut done = 0;
+    for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
+        // Only the first is waited for: more would be waited for until the timeout, which is for datagrams.
+        let flags = flags & !libc::MSG_WAITFORONE | if i > 0 { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: the program gives `count` of them.
+        let message = unsafe { &mut *messages.add(i as usize) };
+        // SAFETY: as `recvmsg`.
+        let got = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) };
+        if got < 0 {
+            return if i > 0 { done } else { -1 };
+        }
+        message.msg_len = got as c_uint;
+        done += 1;
+        if got == 0 {
+            break;
+        }
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::write(fd, buffer, len) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    send::send(socket, fd, 0, std::iter::once(unsafe { bytes(buffer, len) }), native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::writev(fd, iov, count) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    let pieces = unsafe { pieces(vectors(iov, usize::try_from(count).unwrap_or(0))) };
+    send::send(socket, fd, 0, pieces, native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::send(fd, buffer, len, flags) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::sendmsg(fd, message, flags) };
+    let Some(socket) = connection(fd) else { return native() };
+    // SAFETY: as above.
+    let head = unsafe { &*message };
+    // SAFETY: as above.
+    let pieces = unsafe { pieces(vectors(head.msg_iov, head.msg_iovlen)) };
+    send::send(socket, fd, flags, pieces, native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    if connection(fd).is_none() {
+        // SAFETY: the program keeps the rules.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    let mut done = 0;
+    for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
+        // SAFETY: the program gives `count` of them.
+        let message = unsafe { &mut *messages.add(i as usize) };
+        // SAFETY: as `sendmsg`.
+        let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        if sent < 0 {
+            return if i > 0 { done } else { -1 };
+        }
+        message.msg_len = sent as c_uint;
+        done += 1;
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules; the two functions are one where an offset has 64 bits.
+    unsafe { sendfile64(out, from, offset, count) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendfile64(
+    out: c_int,
+    from: c_int,
+    offset: *mut off64_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::sendfile64(out, from, offset, count) };
+    let Some(socket) = connection(out) else { return native() };
+    if socket.sending.carrier() == Carrier::Kernel {
+        return send::send(socket, out, 0, std::iter::empty(), native);
+    }
+    // SAFETY: null, or the program's.
+    let mut position = unsafe { offset.as_ref() }.copied();
+    let sent = copy_file(socket, out, from, &mut position, count);
+    if let (Some(position), false) = (position, offset.is_null()) {
+        // SAFETY: as above.
+        unsafe { *offset = position };
+    }
+    tell(sent)
+}
+
+/// Bytes of a file that are read at a time.
+const PIECE: usize = 64 << 10;
+
+/// Reads a file and sends it. With a position, the file's own stays.
+fn copy_file(
+    socket: &'static Socket,
+    out: c_int,
+    from: c_int,
+    position: &mut Option<off64_t>,
+    count: usize,
+) -> crate::errno::Result<usize> {
+    let mut buffer = [0u8; PIECE];
+    let mut sent = 0;
+    while sent < count {
+        let len = (count - sent).min(PIECE);
+        // The file's own position is moved by what was sent, which may be less than what was read.
+        let at = match *position {
+            Some(at) => at,
+            // SAFETY: asks for the position.
+            None => match unsafe { libc::lseek64(from, 0, libc::SEEK_CUR) } {
+                -1 => return Err(Errno::last()),
+                at => at,
+            },
+        };
+        // SAFETY: room for as many bytes.
+        let got = check(unsafe { libc::pread64(from, buffer.as_mut_ptr().cast(), len, at) });
+        let got = match got {
+            Ok(0) => break,
+            Ok(got) => got,
+            Err(_) if sent > 0 => break,
+            Err(errno) => return Err(errno),
+        };
+        let n = send::send(socket, out, 0, std::iter::once(&buffer[..got]), || {
+            // SAFETY: as many bytes.
+            unsafe { real::write(out, buffer.as_ptr().cast(), got) }
+        });
+        let n = match check(n) {
+            Ok(n) => n,
+            Err(_) if sent > 0 => break,
+            Err(errno) => return Err(errno),
+        };
+        sent += n;
+        match position {
+            Some(at) => *at += n as off64_t,
+            // SAFETY: sets the position.
+            None => drop(unsafe { libc::lseek64(from, at + n as off64_t, libc::SEEK_SET) }),
+        }
+        if n < got {
+            break;
+        }
+    }
+    Ok(sent)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn splice(
+    from: c_int,
+    from_offset: *mut off64_t,
+    to: c_int,
+    to_offset: *mut off64_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    for fd in [from, to] {
+        if let Some(socket) = connection(fd) {
+            crate::meet::stays(socket, "splice moves its bytes");
+            if socket.is_joined() {
+                // As for a descriptor that cannot do it; programs then read and write.
+                Errno(libc::EINVAL).set();
+                return -1;
+            }
+        }
+    }
+    // SAFETY: the program keeps the rules.
+    unsafe { real::splice(from, from_offset, to, to_offset, len, flags) }
+}
+
+/// What a program that was compiled with checks does when a buffer is too small.
+fn check_room(len: size_t, room: size_t) {
+    if len > room {
+        // SAFETY: it does not return.
+        unsafe { libc::abort() };
+    }
+}

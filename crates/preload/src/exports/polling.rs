@@ -1,0 +1,330 @@
+//! poll, select and epoll.
+
+use std::time::Duration;
+
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use crate::errno::{Errno, Result, check, tell_int};
+use crate::table::{self, EPOLLS};
+use crate::{epoll, poll as polling, real, settings};
+
+/// A time in milliseconds; negative is for ever.
+fn milliseconds(timeout: c_int) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+/// A time of the program's; `None` is for ever. EINVAL if it is none.
+unsafe fn time(timeout: *const timespec) -> Result<Option<Duration>> {
+    // SAFETY: null, or the program's.
+    let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
+    match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => Ok(Some(Duration::new(seconds, nanos))),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+fn spec(time: Duration) -> timespec {
+    timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    if count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the program says that there are as many.
+    unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+/// The kernel's ppoll, with a mask or none.
+fn native(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<Duration>) -> Result<usize> {
+    move |fds, timeout| {
+        let time = timeout.map(spec);
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: as many descriptors; the mask is the program's.
+        check(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) } as isize)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: here and below: the program keeps the rules.
+    let list = unsafe { list(fds, count) };
+    if !settings::is_on() || !polling::concerns_us(list) {
+        // SAFETY: as above.
+        return unsafe { real::poll(fds, count, timeout) };
+    }
+    tell_int(polling::poll(list, milliseconds(timeout), native(std::ptr::null())).map(|n| n as c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: libc::size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        // SAFETY: it does not return.
+        unsafe { libc::abort() };
+    }
+    // SAFETY: as `poll`.
+    unsafe { poll(fds, count, timeout) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let list = unsafe { list(fds, count) };
+    if !settings::is_on() || !polling::concerns_us(list) {
+        // SAFETY: as above.
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
+    }
+    // SAFETY: as above.
+    let time = unsafe { time(timeout) };
+    tell_int(time.and_then(|time| polling::poll(list, time, native(mask))).map(|n| n as c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: libc::size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        // SAFETY: it does not return.
+        unsafe { libc::abort() };
+    }
+    // SAFETY: as `ppoll`.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
+        // SAFETY: as above.
+        return unsafe { real::select(count, read, write, except, timeout) };
+    };
+    // SAFETY: null, or the program's.
+    let time = unsafe { timeout.as_ref() }.map(|time| {
+        Duration::new(time.tv_sec.unsigned_abs(), (time.tv_usec.unsigned_abs() as u32).min(999_999) * 1000)
+    });
+    let begun = std::time::Instant::now();
+    let ready = polling::poll(&mut list, time, native(std::ptr::null()));
+    if let (Some(time), false) = (time, timeout.is_null()) {
+        let left = time.saturating_sub(begun.elapsed());
+        // SAFETY: as above. Linux says how much time is left.
+        unsafe {
+            *timeout = timeval { tv_sec: left.as_secs() as i64, tv_usec: i64::from(left.subsec_micros()) }
+        };
+    }
+    // SAFETY: as above.
+    tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let Some(mut list) = (unsafe { selected(count, read, write, except) }) else {
+        // SAFETY: as above.
+        return unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    };
+    // SAFETY: as above.
+    let time = unsafe { time(timeout) };
+    let ready = time.and_then(|time| polling::poll(&mut list, time, native(mask)));
+    // SAFETY: as above.
+    tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
+}
+
+const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLHUP | libc::POLLERR;
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLERR;
+
+/// The descriptors of the sets, if any of them concerns us.
+unsafe fn selected(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+) -> Option<Vec<pollfd>> {
+    if !settings::is_on() || count <= 0 {
+        return None;
+    }
+    let has = |set: *mut fd_set, fd: c_int| {
+        // SAFETY: null, or the program's, with room for all numbers below `count`.
+        !set.is_null() && unsafe { word(set, fd).read() } >> (fd % 64) & 1 != 0
+    };
+    let list: Vec<pollfd> = (0..count)
+        .filter_map(|fd| {
+            let mut events = 0;
+            for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {
+                if has(set, fd) {
+                    events |= event;
+                }
+            }
+            (events != 0).then_some(pollfd { fd, events, revents: 0 })
+        })
+        .collect();
+    polling::concerns_us(&list).then_some(list)
+}
+
+/// The word of a set that has the bit of a descriptor.
+unsafe fn word(set: *mut fd_set, fd: c_int) -> *mut u64 {
+    // SAFETY: the caller knows that the set has this bit.
+    unsafe { set.cast::<u64>().add(fd as usize / 64) }
+}
+
+/// Leaves in the sets what is ready. Returns the number of bits.
+unsafe fn select_result(
+    list: &[pollfd],
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+) -> Result<c_int> {
+    if list.iter().any(|poll| poll.revents & libc::POLLNVAL != 0) {
+        return Err(Errno(libc::EBADF));
+    }
+    let mut bits = 0;
+    for (set, asked, told) in
+        [(read, libc::POLLIN, INPUT), (write, libc::POLLOUT, OUTPUT), (except, libc::POLLPRI, libc::POLLPRI)]
+    {
+        if set.is_null() {
+            continue;
+        }
+        for fd in (0..count).step_by(64) {
+            let keep = if count - fd < 64 { !0u64 << (count - fd) } else { 0 };
+            // SAFETY: as in `selected`.
+            unsafe { *word(set, fd) &= keep };
+        }
+        for poll in list {
+            if poll.events & asked != 0 && poll.revents & told != 0 {
+                // SAFETY: as in `selected`.
+                unsafe { *word(set, poll.fd) |= 1 << (poll.fd % 64) };
+                bits += 1;
+            }
+        }
+    }
+    Ok(bits)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: it takes a number.
+    created(unsafe { real::epoll_create(size) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: it takes a number.
+    created(unsafe { real::epoll_create1(flags) })
+}
+
+fn created(fd: c_int) -> c_int {
+    if fd >= 0 && settings::is_on() {
+        table::add_epoll(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::epoll_ctl(epoll, operation, fd, event) };
+    let Some(instance) = EPOLLS.get(epoll) else { return native() };
+    // SAFETY: null, or the program's.
+    let event = unsafe { event.as_ref() }.copied();
+    instance.control(epoll, operation, fd, event, native)
+}
+
+/// `timeout` and `mask` as the call has them.
+unsafe fn wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+    native: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(instance) = EPOLLS.get(epoll).filter(|_| count > 0) else { return native() };
+    // SAFETY: the program gives room for as many.
+    let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
+    let native = |events: &mut [epoll_event], timeout| epoll::native(epoll, events, timeout, mask);
+    tell_int(instance.wait(epoll, events, timeout, native).map(|n| n as c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    unsafe {
+        wait(epoll, events, count, milliseconds(timeout), std::ptr::null(), || {
+            real::epoll_wait(epoll, events, count, timeout)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    unsafe {
+        wait(epoll, events, count, milliseconds(timeout), mask, || {
+            real::epoll_pwait(epoll, events, count, timeout, mask)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    unsafe {
+        let native = || real::epoll_pwait2(epoll, events, count, timeout, mask);
+        match time(timeout) {
+            Ok(time) => wait(epoll, events, count, time, mask, native),
+            Err(_) => native(),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! socket, connect, listen, accept, shutdown and options.
+
+use std::ffi::c_void;
+
+use ginnel_tcp::{Connecting, Role};
+use libc::{c_int, sockaddr, socklen_t};
+
+use crate::errno::{Errno, Kept};
+use crate::socket::{Carrier, Socket, Stage};
+use crate::table::{self, SOCKETS};
+use crate::{kernel, meet, real, send, settings};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: it takes numbers.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    if fd >= 0 && settings::is_on() {
+        let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+            && kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM
+            && matches!(protocol, 0 | libc::IPPROTO_TCP);
+        if is_tcp {
+            let socket = table::add_socket(fd);
+            socket.set_nonblocking(Some(kind & libc::SOCK_NONBLOCK != 0));
+        } else {
+            table::forget(fd);
+        }
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::connect(fd, address, len) };
+    let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.stage() == Stage::New) else { return native() };
+    // The SYN leaves within the call, also if the call does not wait for the answer.
+    let before = Connecting::now();
+    let result = native();
+    let errno = Errno::last();
+    if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
+        socket.connected(Role::Connector, Connecting { before, after: Connecting::now() });
+    }
+    errno.set();
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    if let Some(socket) = listener(fd) {
+        let _errno = Kept::new();
+        // Without it, connections from other kernels and namespaces stay on TCP.
+        let _ = ginnel_tcp::save_syn(kernel::borrow(fd));
+        socket.set_stage(Stage::Listening);
+    }
+    // SAFETY: it takes numbers.
+    unsafe { real::listen(fd, backlog) }
+}
+
+/// A TCP socket that is not connected, also one that was made before this library came.
+fn listener(fd: c_int) -> Option<&'static Socket> {
+    if !settings::is_on() {
+        return None;
+    }
+    match SOCKETS.get(fd) {
+        Some(socket) => Some(socket).filter(|socket| matches!(socket.stage(), Stage::New | Stage::Listening)),
+        None => kernel::is_tcp(fd).then(|| table::add_socket(fd)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let accepted_fd = unsafe { real::accept(fd, address, len) };
+    accepted(fd, accepted_fd, 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let accepted_fd = unsafe { real::accept4(fd, address, len, flags) };
+    accepted(fd, accepted_fd, flags)
+}
+
+/// A connection was accepted: no call of the kernel is added.
+fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
+    if fd < 0 || !settings::is_on() {
+        return fd;
+    }
+    // Listeners that were made before this library came are asked once what they are.
+    let is_tcp = match SOCKETS.get(listener) {
+        Some(_) => true,
+        None => {
+            kernel::is_tcp(listener) && {
+                table::add_socket(listener).set_stage(Stage::Listening);
+                true
+            }
+        }
+    };
+    if is_tcp {
+        let socket = table::add_socket(fd);
+        socket.set_nonblocking(Some(flags & libc::SOCK_NONBLOCK != 0));
+        let now = Connecting::now();
+        socket.connected(Role::Acceptor, Connecting { before: now, after: now });
+    } else {
+        table::forget(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    // SAFETY: it takes numbers.
+    let native = || unsafe { real::shutdown(fd, how) };
+    let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) else {
+        if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.stage() != Stage::Listening) {
+            meet::stays(socket, "it was shut down");
+        }
+        return native();
+    };
+    match how {
+        // The end of the stream stands in the ring. The kernel's connection stays open, for wake bytes.
+        libc::SHUT_WR if send::finish(socket, fd) => 0,
+        libc::SHUT_RDWR => {
+            send::finish(socket, fd);
+            native()
+        }
+        _ => native(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::setsockopt(fd, level, name, value, len) };
+    let Some(socket) = SOCKETS.get(fd) else { return native() };
+    if is_unusual(level, name) {
+        if socket.is_joined() {
+            Errno(libc::ENOPROTOOPT).set();
+            return -1;
+        }
+        meet::stays(socket, "a socket option that works on the kernel's bytes");
+    }
+    native()
+}
+
+/// Options with which the kernel changes or looks at the bytes.
+fn is_unusual(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::IPPROTO_TCP => matches!(name, libc::TCP_ULP | libc::TCP_REPAIR),
+        libc::SOL_SOCKET => matches!(
+            name,
+            libc::SO_ZEROCOPY
+                | libc::SO_TIMESTAMPING
+                | libc::SO_TIMESTAMP
+                | libc::SO_TIMESTAMPNS
+                | libc::SO_ATTACH_FILTER
+                | libc::SO_ATTACH_BPF
+        ),
+        _ => false,
+    }
+}
+
+/// How many bytes a call can receive, or the peer has not taken; `None` if the kernel has to say it.
+pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
+    let socket = SOCKETS.get(fd).filter(|socket| socket.is_joined())?;
+    match request {
+        libc::FIONREAD => crate::receive::available(socket),
+        libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
+            Some(socket.sending.ring.lock().as_mut().map_or(0, |sender| sender.ring.in_flight()))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,170 @@
+//! What this library asks of the kernel's socket, past the program.
+#![allow(unsafe_code)] // Calls with descriptors of the program.
+
+use std::os::fd::BorrowedFd;
+
+use libc::c_int;
+
+use crate::errno::{Errno, Kept, check};
+use crate::real;
+use crate::socket::{End, Socket};
+
+/// The program's descriptor, for the time of a call about it.
+pub fn borrow(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: not -1; whether it is open, and still the same, is for the kernel to say: a program may close it at any time.
+    unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
+}
+
+/// Wakes a peer that sleeps: a byte that means nothing. If there is no room for it, others are on their way.
+#[cold]
+pub fn wake(socket: &'static Socket, fd: c_int) {
+    let _errno = Kept::new();
+    // SAFETY: one byte to read.
+    let sent = unsafe {
+        real::sendto(fd, c"".as_ptr().cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, std::ptr::null(), 0)
+    };
+    if sent == 1 {
+        socket.sending.wakes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Wakes a peer that sleeps because its ring was full. Only in a direction that has changed over; else the peer looks by itself now and
+/// then.
+#[cold]
+pub fn wake_back(socket: &'static Socket, fd: c_int) {
+    if socket.sending.carrier() == crate::socket::Carrier::Ring {
+        wake(socket, fd);
+    }
+}
+
+/// Notes if the connection has ended, and leaves wake bytes to whoever sleeps for them.
+pub fn look_for_end(socket: &'static Socket, fd: c_int) {
+    let ready = poll_now(fd, libc::POLLRDHUP);
+    if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
+        socket.set_end(End::Reset);
+    } else if ready & libc::POLLRDHUP != 0 {
+        socket.set_end(End::Fin);
+    }
+}
+
+/// Takes the wake bytes away, and notes if the connection has ended. Only where all that the program is to get from the kernel has
+/// been taken.
+pub fn drain(socket: &'static Socket, fd: c_int) {
+    let _errno = Kept::new();
+    let mut bytes = [0u8; 256];
+    // More than one call can take is left for the next time.
+    // SAFETY: room for as many bytes.
+    let got = unsafe {
+        real::recvfrom(
+            fd,
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            libc::MSG_DONTWAIT,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+    match check(got) {
+        Ok(0) => socket.set_end(End::Fin),
+        Ok(n) => {
+            socket.receiving.wakes.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
+        }
+        Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+        Err(Errno(_)) => socket.set_end(End::Reset),
+    }
+}
+
+/// Whether O_NONBLOCK is set.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    // SAFETY: F_GETFL has no argument.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, std::ptr::null_mut()) };
+    flags != -1 && flags & libc::O_NONBLOCK != 0
+}
+
+/// Sleeps until the kernel's socket has bytes, has ended, or the socket's own timeout for receiving has passed; as `recv` does,
+/// with its rules for signals and cancellation.
+pub fn sleep_as_recv(socket: &'static Socket, fd: c_int) -> Result<(), Errno> {
+    let mut byte = 0u8;
+    // SAFETY: room for one byte.
+    let got = unsafe {
+        real::recvfrom(
+            fd,
+            (&raw mut byte).cast(),
+            1,
+            libc::MSG_PEEK,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+    match check(got) {
+        Ok(0) => {
+            socket.set_end(End::Fin);
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+        Err(errno @ Errno(libc::EAGAIN | libc::EINTR | libc::EBADF)) => Err(errno),
+        Err(Errno(_)) => {
+            socket.set_end(End::Reset);
+            Ok(())
+        }
+    }
+}
+
+/// Waits for bytes or an end for at most so many milliseconds; for ever, if negative.
+pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one pollfd.
+    let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
+    check(ready as isize).map(|n| n > 0)
+}
+
+/// What the kernel says of a socket at this moment.
+pub fn poll_now(fd: c_int, events: i16) -> i16 {
+    let _errno = Kept::new();
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one pollfd.
+    let ready = unsafe { real::poll(&raw mut poll, 1, 0) };
+    if ready > 0 { poll.revents } else { 0 }
+}
+
+/// A socket option that is a `struct timeval`; `None` means for ever.
+pub fn timeout(fd: c_int, name: c_int) -> Option<std::time::Duration> {
+    let _errno = Kept::new();
+    let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let mut len = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: room for a timeval, and its length.
+    let result =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+    if result != 0 || (value.tv_sec == 0 && value.tv_usec == 0) {
+        return None;
+    }
+    Some(std::time::Duration::new(value.tv_sec.unsigned_abs(), value.tv_usec.unsigned_abs() as u32 * 1000))
+}
+
+/// Whether a close has to abort: SO_LINGER with a time of zero.
+pub fn lingers_not(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    let mut value = libc::linger { l_onoff: 0, l_linger: 0 };
+    let mut len = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: room for a linger, and its length.
+    let result = unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut value).cast(), &raw mut len)
+    };
+    result == 0 && value.l_onoff != 0 && value.l_linger == 0
+}
+
+/// Whether a socket that was made elsewhere is one of TCP.
+pub fn is_tcp(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    let option = |name| {
+        let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+        // SAFETY: room for an int, and its length.
+        let result =
+            unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+        if result == 0 { value } else { -1 }
+    };
+    matches!(option(libc::SO_DOMAIN), libc::AF_INET | libc::AF_INET6)
+        && option(libc::SO_TYPE) == libc::SOCK_STREAM
+        && option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP
+}

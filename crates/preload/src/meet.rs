@@ -1,0 +1,305 @@
+//! The daemon: reports, matches, rings.
+//!
+//! A process has one session with its daemon, and one endpoint in each segment through which it has a connection. Nobody waits for
+//! them: a call on a socket that is not where it is to be looks whether something has come. The lock is only tried: who does not get
+//! it comes back with the next call.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+use ginnel::{
+    AttachOptions, Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
+    SocketSession,
+};
+use ginnel_tcp::{Connecting, Role};
+use libc::c_int;
+use std::sync::atomic::Ordering;
+
+use crate::kernel;
+use crate::settings::{self, Mode};
+use crate::socket::{Socket, Stage};
+
+/// What a connection has to have done before it is reported: so many calls that sent,
+const SENDS: u32 = 4;
+/// or so many bytes in both directions,
+const BYTES: u64 = 32 << 10;
+/// or this age.
+const AGE: Duration = Duration::from_millis(10);
+/// Data bytes of a ring.
+const CAPACITY: usize = 256 << 10;
+/// Between two looks at the daemon.
+const LOOK: Duration = Duration::from_micros(50);
+/// After a daemon was not there, before it is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A socket whose report is under way.
+#[derive(Clone, Copy)]
+struct Pending {
+    socket: &'static Socket,
+    life: u64,
+}
+
+impl Pending {
+    /// The socket, if it is still the one that was reported.
+    fn current(self) -> Option<&'static Socket> {
+        let is =
+            self.socket.life.load(Ordering::Relaxed) == self.life && self.socket.stage() == Stage::Reported;
+        is.then_some(self.socket)
+    }
+}
+
+enum Segment {
+    Attaching(Box<Opening<Endpoint>>),
+    /// With the segment's name, which reports show as long as this process runs.
+    Attached(Endpoint, &'static str),
+    Failed,
+}
+
+#[derive(Default)]
+struct Meet {
+    process: i32,
+    daemon: Option<SocketSession>,
+    segments: HashMap<String, Segment>,
+    reports: HashMap<u64, Pending>,
+    /// Reports whose other end was found, and who wait for an endpoint.
+    matched: Vec<(Pending, String, Meeting)>,
+    openings: Vec<(Pending, &'static str, OpeningSocket)>,
+    last: u64,
+    look_at: Option<Instant>,
+}
+
+static MEET: Mutex<Option<Meet>> = Mutex::new(None);
+
+/// Works on what is there, if nobody else does. Never waits.
+fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
+    let mut meet = match MEET.try_lock() {
+        Ok(meet) => meet,
+        Err(TryLockError::Poisoned(meet)) => meet.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    let process = process();
+    // The child of a fork has a session of its own. What its parent has reported is the parent's.
+    if meet.as_ref().is_none_or(|meet| meet.process != process) {
+        if let Some(parents) = meet.take() {
+            std::mem::forget(parents);
+        }
+        *meet = Some(Meet { process, ..Meet::default() });
+    }
+    meet.as_mut().map(work)
+}
+
+#[expect(unsafe_code, reason = "getpid, which has no rules")]
+fn process() -> i32 {
+    // SAFETY: it cannot fail.
+    unsafe { libc::getpid() }
+}
+
+/// Brings a socket further on its way to its rings. Never waits.
+#[cold]
+pub fn attend(socket: &'static Socket, fd: c_int) {
+    match socket.stage() {
+        Stage::Native if is_alive(socket) => drop(with(|meet| meet.report(socket, fd))),
+        Stage::Reported => drop(with(|meet| meet.look())),
+        _ => {}
+    }
+}
+
+/// Whether a connection has done enough to be worth a report.
+fn is_alive(socket: &Socket) -> bool {
+    if settings::mode() == Mode::Eager || socket.sends.load(Ordering::Relaxed) >= SENDS {
+        return true;
+    }
+    let bytes =
+        socket.sending.native.load(Ordering::Relaxed) + socket.receiving.native.load(Ordering::Relaxed);
+    bytes >= BYTES || (bytes > 0 && Connecting::now().saturating_sub(socket.facts.lock().begun) >= AGE)
+}
+
+/// The socket is left to the kernel, if it still is the kernel's.
+#[cold]
+pub fn stays(socket: &'static Socket, reason: &'static str) {
+    if !socket.is_joined() && socket.stage() != Stage::Stays {
+        withdraw(socket);
+        socket.stays(reason);
+    }
+}
+
+/// Nothing is to come of the report of a socket any more.
+pub fn withdraw(socket: &Socket) {
+    let report = std::mem::take(&mut socket.facts.lock().report);
+    if report == 0 {
+        return;
+    }
+    // If somebody else has the lock, the answer finds a socket of another life.
+    with(|meet| {
+        if meet.reports.remove(&report).is_some()
+            && let Some(daemon) = &mut meet.daemon
+        {
+            // If that cannot be told, the daemon finds a socket that has ended.
+            let _ = daemon.withdraw(report);
+        }
+    });
+}
+
+impl Meet {
+    fn report(&mut self, socket: &'static Socket, fd: c_int) {
+        if self.daemon.is_none() && !self.begin() {
+            return;
+        }
+        let Some(daemon) = &mut self.daemon else { return };
+        match daemon.is_supported() {
+            Ok(None) => return,
+            Ok(Some(false)) => return socket.stays("the daemon does not know sockets"),
+            Ok(Some(true)) => {}
+            Err(_) => return self.lose_daemon(),
+        }
+        self.last += 1;
+        let key = self.last;
+        match daemon.report(kernel::borrow(fd), end_of(socket), key) {
+            Ok(()) => {
+                self.reports.insert(key, Pending { socket, life: socket.life.load(Ordering::Relaxed) });
+                socket.facts.lock().report = key;
+                socket.set_stage(Stage::Reported);
+                self.look_at = None;
+                self.look();
+            }
+            // With the next call.
+            Err(ginnel::Error::WouldBlock) => {}
+            Err(_) => self.lose_daemon(),
+        }
+    }
+
+    /// Begins a session. False if there is no daemon.
+    fn begin(&mut self) -> bool {
+        if self.look_at.is_some_and(|at| Instant::now() < at) {
+            return false;
+        }
+        match SocketSession::begin(&AttachOptions::default().socket) {
+            Ok(daemon) => {
+                self.daemon = Some(daemon);
+                true
+            }
+            Err(_) => {
+                self.lose_daemon();
+                false
+            }
+        }
+    }
+
+    fn lose_daemon(&mut self) {
+        self.daemon = None;
+        self.look_at = Some(Instant::now() + PAUSE);
+    }
+
+    /// Looks what has come.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if self.look_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.look_at = Some(now + LOOK);
+        while let Some(daemon) = &mut self.daemon {
+            match daemon.poll() {
+                Ok(None) => break,
+                Ok(Some(SocketEvent::Matched { key, segment, meeting })) => {
+                    if let Some(pending) = self.reports.remove(&key) {
+                        self.matched.push((pending, segment, meeting));
+                    }
+                }
+                Ok(Some(SocketEvent::Stays { key, reason })) => {
+                    if let Some(socket) = self.reports.remove(&key).and_then(Pending::current) {
+                        socket.facts.lock().report = 0;
+                        socket.stays(reason.as_str());
+                    }
+                }
+                Err(_) => {
+                    self.give_up("the daemon is gone");
+                    self.lose_daemon();
+                }
+            }
+        }
+        self.attach();
+        self.open();
+    }
+
+    fn give_up(&mut self, why: &'static str) {
+        for (_, pending) in self.reports.drain() {
+            if let Some(socket) = pending.current() {
+                socket.facts.lock().report = 0;
+                socket.stays(why);
+            }
+        }
+    }
+
+    /// Asks for rings for those whose other end was found, where there is an endpoint.
+    fn attach(&mut self) {
+        for (pending, name, meeting) in std::mem::take(&mut self.matched) {
+            let Some(socket) = pending.current() else { continue };
+            let segment = self.segments.entry(name.clone()).or_insert_with(|| {
+                match Endpoint::begin_attach(&name, &AttachOptions::default()) {
+                    Ok(opening) => Segment::Attaching(Box::new(opening)),
+                    Err(_) => Segment::Failed,
+                }
+            });
+            if let Segment::Attaching(opening) = segment {
+                match opening.poll() {
+                    Ok(Some(endpoint)) => *segment = Segment::Attached(endpoint, name.clone().leak()),
+                    Ok(None) => {}
+                    Err(_) => *segment = Segment::Failed,
+                }
+            }
+            match segment {
+                Segment::Attaching(_) => self.matched.push((pending, name, meeting)),
+                Segment::Attached(endpoint, name) => {
+                    match endpoint.begin_open_socket(&meeting, end_of(socket), CAPACITY) {
+                        Ok(opening) => self.openings.push((pending, name, opening)),
+                        Err(_) => socket.stays("the daemon did not open the rings"),
+                    }
+                }
+                Segment::Failed => {
+                    self.segments.remove(&name);
+                    socket.stays("attaching to the segment failed");
+                }
+            }
+        }
+    }
+
+    /// Takes the rings that have been opened.
+    fn open(&mut self) {
+        self.openings.retain_mut(|(pending, segment, opening)| {
+            let Some(socket) = pending.current() else { return false };
+            match opening.poll() {
+                Ok(None) => return true,
+                Ok(Some(channel)) => join(*pending, segment, channel),
+                Err(_) => socket.stays("the daemon did not open the rings"),
+            }
+            false
+        });
+    }
+}
+
+/// Which end of its connection a socket is.
+fn end_of(socket: &Socket) -> SocketEnd {
+    let facts = socket.facts.lock();
+    match facts.role {
+        Role::Connector => {
+            SocketEnd::Connector { before: facts.connecting.before, after: facts.connecting.after }
+        }
+        Role::Acceptor => SocketEnd::Acceptor,
+    }
+}
+
+/// The socket has its rings, unless it was closed meanwhile.
+fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
+    let Pending { socket, .. } = pending;
+    // Who closes it takes the same lock first.
+    let mut facts = socket.facts.lock();
+    if pending.current().is_none() {
+        return;
+    }
+    (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
+    let (sender, receiver) = channel.split();
+    *socket.sending.ring.lock() = Some(sender);
+    *socket.receiving.ring.lock() = Some(receiver);
+    socket.set_stage(Stage::Joined);
+}

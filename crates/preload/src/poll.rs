@@ -1,0 +1,196 @@
+//! `poll` and `select`, in all their spellings.
+
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_short, pollfd};
+
+use crate::errno::{Kept, Result};
+use crate::kernel;
+use crate::receive::{self, Found};
+use crate::send::{self, attend_if_needed};
+use crate::socket::{Carrier, End, Socket};
+use crate::table::{EPOLLS, SOCKETS};
+use crate::wait;
+
+/// How often somebody looks who cannot be woken.
+const STEP: Duration = Duration::from_millis(1);
+
+/// Events of a socket that is not the kernel's alone, out of those of `poll`.
+pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
+    let mut events = 0;
+    let input = libc::POLLIN | libc::POLLRDNORM;
+    let found = match socket.receiving.carrier() {
+        Carrier::Kernel | Carrier::Changing => {
+            events |= kernel::poll_now(fd, interest & !(libc::POLLOUT | libc::POLLWRNORM));
+            Found::Nothing
+        }
+        _ => receive::look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0),
+    };
+    match found {
+        Found::Nothing => {}
+        Found::Something => events |= interest & input,
+        Found::End => events |= interest & (input | libc::POLLRDHUP),
+    }
+    let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
+    if output != 0 {
+        match socket.sending.carrier() {
+            Carrier::Ring if send::is_ready(socket) => events |= output,
+            Carrier::Ring => {}
+            _ => events |= kernel::poll_now(fd, output),
+        }
+    }
+    if socket.end() == End::Reset && found == Found::End {
+        events |= libc::POLLHUP;
+    }
+    events
+}
+
+/// Makes the peer wake this side for what is of interest. The caller has to look once more before it sleeps.
+pub fn arm(socket: &'static Socket, interest: c_short) {
+    if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
+        receive::arm_only(socket);
+    }
+    if interest & (libc::POLLOUT | libc::POLLWRNORM) != 0 && socket.sending.carrier() == Carrier::Ring {
+        send::arm_only(socket);
+    }
+}
+
+/// Whether a peer that was told to can wake this side for all that is of interest.
+pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
+    let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
+    !output || socket.sending.carrier() != Carrier::Ring || socket.receiving.carrier() == Carrier::Ring
+}
+
+/// A call of the kernel: the descriptors, and how long it may take.
+pub trait Native {
+    fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize>;
+}
+
+impl<F: FnMut(&mut [pollfd], Option<Duration>) -> Result<usize>> Native for F {
+    fn poll(&mut self, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
+        self(fds, timeout)
+    }
+}
+
+fn joined(fd: c_int) -> Option<&'static Socket> {
+    SOCKETS.get(fd).filter(|socket| socket.is_joined())
+}
+
+/// Whether any of them is not the kernel's alone.
+pub fn concerns_us(fds: &[pollfd]) -> bool {
+    let mut any = false;
+    for poll in fds {
+        if let Some(socket) = SOCKETS.get(poll.fd) {
+            attend_if_needed(socket, poll.fd);
+            any |= socket.is_joined();
+        } else if let Some(instance) = EPOLLS.get(poll.fd) {
+            any |= instance.has_joined();
+        }
+    }
+    any
+}
+
+/// As `poll`, for descriptors of which some are not the kernel's alone.
+pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Native) -> Result<usize> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    // What the kernel is asked.
+    let mut asked: Vec<pollfd> = fds.to_vec();
+    let mut may_look = wait::may_look();
+    loop {
+        for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
+            *asked = question(poll);
+        }
+        // The kernel is always asked too: all that is ready has to be told.
+        native.poll(&mut asked, Some(Duration::ZERO))?;
+        let ready = answer(fds, &asked);
+        if ready > 0 || timeout == Some(Duration::ZERO) {
+            return Ok(ready);
+        }
+        if std::mem::take(&mut may_look)
+            && wait::spin_between(
+                || any_ready(fds),
+                || native.poll(&mut asked, Some(Duration::ZERO)) != Ok(0),
+            )
+        {
+            continue;
+        }
+        let mut left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        for poll in fds.iter() {
+            if let Some(socket) = joined(poll.fd) {
+                arm(socket, poll.events);
+                if !can_be_woken(socket, poll.events) {
+                    left = Some(left.map_or(STEP, |left| left.min(STEP)));
+                }
+            } else if let Some(instance) = EPOLLS.get(poll.fd) {
+                instance.arm();
+            }
+        }
+        if any_ready(fds) {
+            continue;
+        }
+        let slept = native.poll(&mut asked, left);
+        for (poll, asked) in fds.iter().zip(&asked) {
+            if let Some(socket) = joined(poll.fd) {
+                rise(socket, poll.fd, asked.revents);
+            }
+        }
+        if slept? == 0 && deadline.is_some_and(|at| Instant::now() >= at) {
+            let ready = answer(fds, &asked);
+            return Ok(ready);
+        }
+    }
+}
+
+/// After a sleep: takes the wake bytes.
+fn rise(socket: &'static Socket, fd: c_int, revents: c_short) {
+    let _errno = Kept::new();
+    if revents != 0
+        && socket.receiving.carrier() == Carrier::Ring
+        && socket.end() == End::None
+        && socket.watchers.is_empty()
+        && socket.sleepers.load(std::sync::atomic::Ordering::Relaxed) == 0
+    {
+        kernel::drain(socket, fd);
+    }
+}
+
+/// What the kernel is asked about a descriptor.
+fn question(poll: &pollfd) -> pollfd {
+    let Some(socket) = joined(poll.fd) else { return pollfd { revents: 0, ..*poll } };
+    // What wakes: bytes and ends. A socket that has ended would wake without end.
+    let mut events = 0;
+    if socket.end() == End::None && poll.events != 0 {
+        events |= libc::POLLIN | libc::POLLRDHUP;
+    }
+    if socket.sending.carrier() != Carrier::Ring {
+        events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);
+    }
+    let fd = if socket.end() == End::None { poll.fd } else { -1 };
+    pollfd { fd, events, revents: 0 }
+}
+
+/// What the program is told. Returns how many descriptors have something.
+fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
+    let mut ready = 0;
+    for (poll, asked) in fds.iter_mut().zip(asked) {
+        poll.revents = match joined(poll.fd) {
+            Some(socket) => {
+                rise(socket, poll.fd, asked.revents);
+                readiness(socket, poll.fd, poll.events)
+            }
+            None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {
+                asked.revents | poll.events & libc::POLLIN
+            }
+            None => asked.revents,
+        };
+        ready += usize::from(poll.revents != 0);
+    }
+    ready
+}
+
+fn any_ready(fds: &[pollfd]) -> bool {
+    fds.iter().any(|poll| match joined(poll.fd) {
+        Some(socket) => readiness(socket, poll.fd, poll.events) != 0,
+        None => EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()),
+    })
+}

@@ -1,0 +1,153 @@
+//! The functions that this library stands in front of.
+//!
+//! They are looked up once, when the library is loaded. Calls that come before that (an allocator may read files while the
+//! loader still works) go to the kernel directly, because looking a function up may allocate.
+#![allow(unsafe_code)] // The C library.
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "each is the C function of its name, with that function's rules"
+)]
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    c_char, c_int, c_long, c_uint, c_ulong, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off64_t,
+    pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
+
+/// An argument as the kernel takes it.
+trait Word {
+    fn word(self) -> c_long;
+}
+
+macro_rules! words {
+    ($($t:ty),*) => {$(
+        impl Word for $t {
+            fn word(self) -> c_long {
+                self as c_long
+            }
+        }
+    )*};
+}
+words!(c_int, c_uint, c_long, c_ulong, usize);
+
+impl<T> Word for *const T {
+    fn word(self) -> c_long {
+        self as c_long
+    }
+}
+impl<T> Word for *mut T {
+    fn word(self) -> c_long {
+        self as c_long
+    }
+}
+
+macro_rules! real {
+    ($($slot:ident: $name:ident($($arg:ident: $t:ty),*) -> $r:ty $(= $number:ident)?;)*) => {
+        $(
+            static $slot: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+            pub unsafe fn $name($($arg: $t),*) -> $r {
+                let found = $slot.load(Ordering::Relaxed);
+                let number: Option<c_long> = None$(.or(Some(libc::$number)))?;
+                if let (true, Some(number)) = (found.is_null(), number) {
+                    // SAFETY: the function of this name is this system call, with the same arguments.
+                    return unsafe { early(number, &[$($arg.word()),*]) } as $r;
+                }
+                let found = if found.is_null() { look_up(&$slot, concat!(stringify!($name), "\0")) } else { found };
+                // SAFETY: the C library's function of this name has this type.
+                let function = unsafe {
+                    std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($t),*) -> $r>(found)
+                };
+                // SAFETY: the caller keeps the rules of that function.
+                unsafe { function($($arg),*) }
+            }
+        )*
+
+        /// Looks all of them up.
+        fn find_all() {
+            $(look_up(&$slot, concat!(stringify!($name), "\0"));)*
+        }
+    };
+}
+
+real! {
+    READ: read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t = SYS_read;
+    READV: readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = SYS_readv;
+    RECV: recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    RECVFROM: recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t = SYS_recvfrom;
+    RECVMSG: recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t = SYS_recvmsg;
+    RECVMMSG: recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = SYS_recvmmsg;
+    WRITE: write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t = SYS_write;
+    WRITEV: writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t = SYS_writev;
+    SEND: send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    SENDTO: sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t = SYS_sendto;
+    SENDMSG: sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t = SYS_sendmsg;
+    SENDMMSG: sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = SYS_sendmmsg;
+    SENDFILE64: sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t = SYS_sendfile;
+    SPLICE: splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t = SYS_splice;
+    SOCKET: socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket;
+    CONNECT: connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int = SYS_connect;
+    LISTEN: listen(fd: c_int, backlog: c_int) -> c_int = SYS_listen;
+    ACCEPT: accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = SYS_accept;
+    ACCEPT4: accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int = SYS_accept4;
+    SHUTDOWN: shutdown(fd: c_int, how: c_int) -> c_int = SYS_shutdown;
+    SETSOCKOPT: setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int = SYS_setsockopt;
+    GETSOCKOPT: getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int = SYS_getsockopt;
+    IOCTL: ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int = SYS_ioctl;
+    FCNTL: fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
+    FCNTL64: fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
+    CLOSE: close(fd: c_int) -> c_int = SYS_close;
+    CLOSE_RANGE: close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = SYS_close_range;
+    DUP: dup(fd: c_int) -> c_int = SYS_dup;
+    DUP2: dup2(from: c_int, to: c_int) -> c_int = SYS_dup2;
+    DUP3: dup3(from: c_int, to: c_int, flags: c_int) -> c_int = SYS_dup3;
+    POLL: poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = SYS_poll;
+    PPOLL: ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    SELECT: select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int = SYS_select;
+    PSELECT: pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    EPOLL_CREATE: epoll_create(size: c_int) -> c_int = SYS_epoll_create;
+    EPOLL_CREATE1: epoll_create1(flags: c_int) -> c_int = SYS_epoll_create1;
+    EPOLL_CTL: epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int = SYS_epoll_ctl;
+    EPOLL_WAIT: epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int = SYS_epoll_wait;
+    EPOLL_PWAIT: epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    EPOLL_PWAIT2: epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+}
+
+/// A system call, before the C library's functions were looked up.
+#[cold]
+unsafe fn early(number: c_long, arguments: &[c_long]) -> c_long {
+    let at = |i: usize| arguments.get(i).copied().unwrap_or(0);
+    // SAFETY: the caller has the system call's arguments; further ones are ignored.
+    unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
+}
+
+/// Looks a function up behind this library; what is not there is said to be missing by the kernel, as on an older system.
+#[cold]
+fn look_up(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
+    // SAFETY: `name` ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+    let found = if found.is_null() { missing as *mut c_void } else { found };
+    slot.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Stands for a function that the C library does not have.
+extern "C-unwind" fn missing() -> c_long {
+    crate::errno::Errno(libc::ENOSYS).set();
+    -1
+}
+
+/// Runs when the library is loaded, before the program's own constructors.
+extern "C" fn on_load() {
+    find_all();
+    crate::settings::load();
+    #[cfg(not(test))]
+    crate::exports::load();
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;

@@ -1,0 +1,365 @@
+//! Receiving.
+
+use std::sync::atomic::Ordering;
+
+use ginnel::SocketReceiver;
+use ginnel_layout::ring::{BASE, HEADER};
+use ginnel_ring::RecvError;
+use ginnel_ring::wait::Waitable;
+use ginnel_shmem::Memory;
+use libc::c_int;
+
+use crate::errno::{Errno, Result, check, tell};
+use crate::kernel;
+use crate::real;
+use crate::send::attend_if_needed;
+use crate::socket::{Carrier, End, Socket};
+use crate::wait::{self, Deadline};
+
+/// Receives into the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
+#[inline]
+pub fn receive<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    attend_if_needed(socket, fd);
+    let mut native = Some(native);
+    let mut call = || native.take().map_or(-1, |native| native());
+    // Errors of earlier sends are not in the stream.
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return call();
+    }
+    if socket.receiving.carrier() == Carrier::Kernel {
+        let takes = flags & libc::MSG_PEEK == 0;
+        let moved = |got: &isize| if takes { usize::try_from(*got).unwrap_or(0) } else { 0 };
+        if let Some(got) = socket.receiving.through_kernel(call, moved) {
+            return got;
+        }
+    }
+    tell(counted(socket, fd, flags, pieces))
+}
+
+/// Receives while the kernel carries no more than up to a byte that the sender names.
+fn counted<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    let mut got = 0;
+    let mut deadline = Deadline::default();
+    for piece in pieces {
+        let mut at = 0;
+        while at < piece.len() {
+            let how = if peek {
+                How::Peek
+            } else if flags & libc::MSG_TRUNC != 0 {
+                How::Discard
+            } else {
+                How::Take
+            };
+            match some(socket, fd, &mut piece[at..], how) {
+                // The end of the stream.
+                Ok(0) => return Ok(got),
+                Ok(n) => {
+                    at += n;
+                    got += n;
+                    // What was looked at is still there: a second look would find it again.
+                    if peek && (!all || got >= piece.len()) {
+                        return Ok(got);
+                    }
+                    if peek {
+                        (at, got) = (at - n, got - n);
+                        wait::for_data(socket, fd, &mut deadline)?;
+                    }
+                }
+                Err(Errno(libc::EAGAIN)) if got > 0 && !all => return Ok(got),
+                Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
+                    match wait::for_data(socket, fd, &mut deadline) {
+                        Ok(()) => {}
+                        Err(_) if got > 0 => return Ok(got),
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                Err(_) if got > 0 => return Ok(got),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+    Ok(got)
+}
+
+/// What is done with the bytes.
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Take,
+    /// They stay.
+    Peek,
+    /// They go nowhere (MSG_TRUNC).
+    Discard,
+}
+
+/// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now.
+fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result<usize> {
+    let mut ring = socket.receiving.ring.lock();
+    // Closed by another thread.
+    let receiver = ring.as_mut().ok_or(Errno(libc::EBADF))?;
+    if socket.receiving.carrier() == Carrier::Counted {
+        match from_kernel(socket, fd, receiver, into, how)? {
+            Some(n) => return Ok(n),
+            None => {
+                socket.receiving.set_carrier(Carrier::Ring);
+                let begun = socket.facts.lock().begun;
+                crate::change::note_time(&socket.receiving, begun);
+                crate::report::changed(socket);
+            }
+        }
+    }
+    from_ring(socket, fd, receiver, into, how)
+}
+
+/// The byte from which on the ring carries, if the sender has named it.
+fn base(receiver: &SocketReceiver) -> Option<u64> {
+    // ORDER carrier.base: what was sent before. Pairs with: `change::change_sending`.
+    receiver.ring.memory().load_acquire_u64(BASE).checked_sub(1)
+}
+
+/// `None`: all that the kernel carries has been received.
+fn from_kernel(
+    socket: &'static Socket,
+    fd: c_int,
+    receiver: &SocketReceiver,
+    into: &mut [u8],
+    how: How,
+) -> Result<Option<usize>> {
+    let received = socket.receiving.native.load(Ordering::Relaxed);
+    let mut len = into.len();
+    if let Some(base) = base(receiver) {
+        // A position that was received before it was named: the peer is no library of ours.
+        let left = base.checked_sub(received).ok_or(Errno(libc::ECONNRESET))?;
+        if left == 0 {
+            return Ok(None);
+        }
+        len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
+    }
+    let flags = match how {
+        How::Take => 0,
+        How::Peek => libc::MSG_PEEK,
+        How::Discard => libc::MSG_TRUNC,
+    };
+    #[expect(unsafe_code, reason = "a call of the kernel")]
+    // SAFETY: room for as many bytes.
+    let got = unsafe {
+        real::recvfrom(
+            fd,
+            into.as_mut_ptr().cast(),
+            len,
+            flags | libc::MSG_DONTWAIT,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+    let got = check(got);
+    // The sender may have named the byte meanwhile: what is behind it are wake bytes, and the end of the kernel's stream is not the
+    // end of the connection's.
+    let left = match base(receiver) {
+        Some(base) => base.checked_sub(received).ok_or(Errno(libc::ECONNRESET))?,
+        None => u64::MAX,
+    };
+    match got {
+        _ if left == 0 => Ok(None),
+        // It ended before the byte that it has named.
+        Ok(0) if left != u64::MAX => Err(Errno(libc::ECONNRESET)),
+        Ok(n) => {
+            let n = n.min(usize::try_from(left).unwrap_or(usize::MAX));
+            if how != How::Peek {
+                socket.receiving.native.fetch_add(n as u64, Ordering::Relaxed);
+            }
+            Ok(Some(n))
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+fn from_ring(
+    socket: &'static Socket,
+    fd: c_int,
+    receiver: &mut SocketReceiver,
+    into: &mut [u8],
+    how: How,
+) -> Result<usize> {
+    let wake = || kernel::wake_back(socket, fd);
+    let mut ended = None;
+    loop {
+        let got = match how {
+            How::Take => receiver.ring.read(into, wake),
+            How::Peek => peek(receiver, into),
+            How::Discard => discard(receiver, into.len(), wake),
+        };
+        match got {
+            Ok(n) => {
+                if how != How::Peek {
+                    socket.receiving.shared.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                return Ok(n);
+            }
+            Err(RecvError::Empty) => {
+                // The kernel's end was seen before the ring was found empty, so nothing can have come between.
+                if let Some(end) = ended {
+                    return end;
+                }
+                // "Nothing" is not said for long without a look at the kernel's socket, which knows whether the peer lives.
+                // Who waits looks there before it sleeps. If the peer has ended, it may have written before.
+                if socket.end() == End::None && (!socket.is_look_due() || !look_at_kernel(socket, fd)) {
+                    return Err(Errno(libc::EAGAIN));
+                }
+                ended = how_ended(socket);
+            }
+            Err(RecvError::Finished) => return Ok(0),
+            Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)),
+            Err(_) => return Err(Errno(libc::ECONNRESET)),
+        }
+    }
+}
+
+/// The peer's process has ended without a word in the ring, as the kernel says. `None` if it has not.
+fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
+    match socket.end() {
+        End::None => None,
+        End::Fin => Some(Ok(0)),
+        End::Reset => {
+            // Said once, as by the kernel.
+            socket.set_end(End::Fin);
+            // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
+            // leaves wake bytes unread, and the kernel resets for them too.
+            let ring = socket.sending.ring.lock();
+            let lost = ring.as_ref().is_some_and(|sender| sender.ring.in_flight() > 0);
+            Some(if lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
+        }
+    }
+}
+
+/// True if the connection has ended.
+fn look_at_kernel(socket: &'static Socket, fd: c_int) -> bool {
+    // Whoever sleeps in epoll_wait for this socket has to find the wake bytes.
+    if socket.end() == End::None && socket.watchers.is_empty() && socket.sleepers.load(Ordering::Relaxed) == 0
+    {
+        kernel::drain(socket, fd);
+    } else if socket.end() == End::None {
+        kernel::look_for_end(socket, fd);
+    }
+    socket.end() != End::None
+}
+
+/// Copies out without taking.
+fn peek(receiver: &mut SocketReceiver, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
+    let n = receiver.ring.poll()?.min(into.len());
+    let memory = receiver.ring.memory();
+    let capacity = memory.len() - HEADER;
+    let start = receiver.ring.cursor().position as usize & (capacity - 1);
+    let first = n.min(capacity - start);
+    memory.read(HEADER + start, &mut into[..first]);
+    memory.read(HEADER, &mut into[first..n]);
+    Ok(n)
+}
+
+/// Takes without copying.
+fn discard(
+    receiver: &mut SocketReceiver,
+    len: usize,
+    wake: impl Fn(),
+) -> std::result::Result<usize, RecvError> {
+    let bytes = receiver.ring.peek()?;
+    let n = len.min(bytes.len());
+    if bytes.release(n) {
+        wake();
+    }
+    Ok(n)
+}
+
+/// What a call that receives would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing now.
+    Nothing,
+    /// Bytes, or an error.
+    Something,
+    /// The end of the stream: no more bytes.
+    End,
+}
+
+/// What a call that receives would find, if the kernel does not carry this direction alone. `kernel` says whether the kernel's socket is readable; it
+/// is asked only where that matters.
+pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
+    let mut ring = socket.receiving.ring.lock();
+    let Some(receiver) = ring.as_mut() else { return Found::Something };
+    // (Not the kernel's alone, so the carrier is one of the two.)
+    if socket.receiving.carrier() == Carrier::Counted {
+        let received = socket.receiving.native.load(Ordering::Relaxed);
+        match base(receiver) {
+            Some(base) if base == received => {}
+            _ => return if kernel() { Found::Something } else { Found::Nothing },
+        }
+    }
+    match receiver.ring.poll() {
+        Ok(_) => Found::Something,
+        Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
+        Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
+        Err(_) => Found::Something,
+    }
+}
+
+/// Says "wake me" to the peer. False if there is something already.
+pub fn arm(socket: &'static Socket) -> bool {
+    let mut ring = socket.receiving.ring.lock();
+    let Some(receiver) = ring.as_mut() else { return false };
+    receiver.ring.arm();
+    if receiver.ring.ready() {
+        receiver.ring.disarm();
+        return false;
+    }
+    true
+}
+
+/// The same without a look: whoever calls it looks afterwards.
+pub fn arm_only(socket: &'static Socket) {
+    if let Some(receiver) = socket.receiving.ring.lock().as_mut() {
+        receiver.ring.arm();
+    }
+}
+
+/// The position in the ring up to which bytes have come.
+pub fn position(socket: &'static Socket) -> u64 {
+    let mut ring = socket.receiving.ring.lock();
+    let Some(receiver) = ring.as_mut() else { return u64::MAX };
+    let available = receiver.ring.poll();
+    let position = receiver.ring.cursor().position;
+    // The end is news too.
+    match available {
+        Ok(n) => position + n as u64,
+        Err(RecvError::Empty) => position,
+        Err(_) => u64::MAX,
+    }
+}
+
+/// Says "I am awake".
+pub fn disarm(socket: &'static Socket) {
+    if let Some(receiver) = socket.receiving.ring.lock().as_mut() {
+        receiver.ring.disarm();
+    }
+}
+
+/// Bytes that can be received without waiting; `None` if that is the kernel's to say.
+pub fn available(socket: &'static Socket) -> Option<usize> {
+    if socket.receiving.carrier() != Carrier::Ring {
+        return None;
+    }
+    Some(socket.receiving.ring.lock().as_mut().map_or(0, |receiver| receiver.ring.poll().unwrap_or(0)))
+}

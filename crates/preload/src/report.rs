@@ -1,0 +1,137 @@
+//! What became of each connection, for `ginnel run --report`.
+//!
+//! The report's file is opened for each line: a descriptor that is kept would be closed by programs that close what they do not know,
+//! and its number given to something else.
+#![allow(unsafe_code)] // Calls of the kernel.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ginnel_report::{Event, Record};
+use ginnel_tcp::Identity;
+
+use crate::errno::Kept;
+use crate::real;
+use crate::socket::{Direction, Socket};
+use crate::{kernel, table};
+
+static FILE: OnceLock<CString> = OnceLock::new();
+static PROGRAM: OnceLock<String> = OnceLock::new();
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Begins a report, if the environment names one. Runs when the library is loaded.
+pub fn load() {
+    let Some(path) = std::env::var_os("GINNEL_SOCKETS_REPORT") else { return };
+    let Ok(path) = CString::new(path.into_vec()) else { return };
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = program.to_string_lossy();
+    let _ = PROGRAM.set(program.rsplit('/').next().unwrap_or_default().to_owned());
+    let _ = FILE.set(path);
+    let reason = match crate::settings::is_on() {
+        true => "",
+        false => "GINNEL_SOCKETS is off, or the program has the rights of another user",
+    };
+    write(&Record { event: Event::Process, reason: reason.into(), ..head() });
+    // SAFETY: a function of this library that takes no argument.
+    unsafe { libc::atexit(at_exit) };
+}
+
+/// A number for a connection that has begun.
+pub fn number() -> u64 {
+    CONNECTIONS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// What every record of this process has.
+fn head() -> Record<'static> {
+    let program = PROGRAM.get().map_or("", String::as_str);
+    Record { pid: std::process::id(), program: program.into(), ..Record::default() }
+}
+
+fn write(record: &Record<'_>) {
+    let Some(path) = FILE.get() else { return };
+    let _errno = Kept::new();
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+    // SAFETY: a path that ends with a zero.
+    let fd = unsafe { libc::open(path.as_ptr(), flags, 0o600) };
+    if fd < 0 {
+        return;
+    }
+    // SAFETY: as many bytes. A line that does not fit on the disk is lost.
+    record.append(|line| unsafe { real::write(fd, line.as_ptr().cast(), line.len()) });
+    // SAFETY: opened above.
+    unsafe { real::close(fd) };
+}
+
+/// It stays on TCP.
+pub fn stays(socket: &Socket) {
+    tell(socket, Event::Stays);
+}
+
+/// It has rings, or a direction has changed over.
+pub fn changed(socket: &Socket) {
+    tell(socket, Event::Joined);
+}
+
+/// Its last descriptor is closed.
+pub fn ended(socket: &Socket) {
+    if socket.facts.lock().channel != 0 {
+        tell(socket, Event::Ended);
+    }
+}
+
+fn tell(socket: &Socket, event: Event) {
+    if FILE.get().is_none() {
+        return;
+    }
+    let facts = {
+        let mut facts = socket.facts.lock();
+        if facts.addresses.is_none() {
+            let identity = Identity::of(kernel::borrow(socket.fd.load(Ordering::Relaxed)));
+            facts.addresses = identity.ok().map(|identity| (identity.local, identity.remote));
+        }
+        *facts
+    };
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    write(&Record {
+        event,
+        connection: facts.number,
+        local: facts.addresses.map(|(local, _)| local),
+        remote: facts.addresses.map(|(_, remote)| remote),
+        role: Some(match facts.role {
+            ginnel_tcp::Role::Connector => ginnel_report::Role::Connector,
+            ginnel_tcp::Role::Acceptor => ginnel_report::Role::Acceptor,
+        }),
+        segment: facts.segment.into(),
+        channel: facts.channel,
+        sent_after_us: after(&socket.sending),
+        received_after_us: after(&socket.receiving),
+        tcp_sent: count(&socket.sending.native),
+        tcp_received: count(&socket.receiving.native),
+        shared_sent: count(&socket.sending.shared),
+        shared_received: count(&socket.receiving.shared),
+        wakes_sent: count(&socket.sending.wakes),
+        wakes_received: count(&socket.receiving.wakes),
+        reason: facts.reason.into(),
+        ..head()
+    });
+}
+
+/// When a direction has changed over.
+fn after<R>(direction: &Direction<R>) -> Option<u64> {
+    Some(direction.changed_after.load(Ordering::Relaxed)).filter(|after| *after != 0)
+}
+
+/// What the program leaves open when it ends in order.
+extern "C" fn at_exit() {
+    let mut told = Vec::new();
+    for fd in table::SOCKETS.used(0, u32::MAX) {
+        let Some(socket) = table::SOCKETS.get(fd).filter(|socket| socket.is_joined()) else { continue };
+        let at = std::ptr::from_ref(socket);
+        if !told.contains(&at) {
+            told.push(at);
+            changed(socket);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Sending.
+
+use std::sync::atomic::Ordering;
+
+use ginnel_ring::SendError;
+use ginnel_ring::wait::Waitable;
+use libc::c_int;
+
+use crate::errno::{Errno, Kept, Result, tell};
+use crate::kernel;
+use crate::socket::{Carrier, Socket};
+use crate::wait::{self, Deadline};
+use crate::{change, meet};
+
+/// Flags after which a connection is left to the kernel, if it still is the kernel's.
+const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
+
+/// Sends the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
+#[inline]
+pub fn send<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if socket.needs_attention() {
+        attend(socket, fd);
+    }
+    if socket.sending.carrier() == Carrier::Kernel {
+        if flags & UNUSUAL != 0 {
+            meet::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
+        }
+        let mut native = Some(native);
+        let call = || native.take().map_or(-1, |native| native());
+        if let Some(sent) = socket.sending.through_kernel(call, |sent| usize::try_from(*sent).unwrap_or(0)) {
+            if sent > 0 {
+                socket.sends.fetch_add(1, Ordering::Relaxed);
+            }
+            return sent;
+        }
+    }
+    tell(into_ring(socket, fd, flags, pieces))
+}
+
+/// What has to be done before a call does its own.
+#[cold]
+fn attend(socket: &'static Socket, fd: c_int) {
+    let _errno = Kept::new();
+    meet::attend(socket, fd);
+    if socket.is_joined() {
+        change::attend(socket, fd);
+    }
+}
+
+/// The same for other calls that look at the socket.
+#[inline]
+pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
+    if socket.needs_attention() {
+        attend(socket, fd);
+    }
+}
+
+fn into_ring<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> Result<usize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let mut sent = 0;
+    let mut deadline = Deadline::default();
+    for piece in pieces {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            match some_into_ring(socket, fd, rest) {
+                Ok(n) => {
+                    rest = &rest[n..];
+                    sent += n;
+                }
+                Err(SendError::Full) => {
+                    let result = if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
+                        socket.was_full.store(true, Ordering::Relaxed);
+                        Err(Errno(libc::EAGAIN))
+                    } else {
+                        wait::for_space(socket, fd, &mut deadline)
+                    };
+                    match result {
+                        Ok(()) => {}
+                        Err(_) if sent > 0 => return Ok(sent),
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(error) => return Err(broken(error, flags)),
+            }
+        }
+    }
+    Ok(sent)
+}
+
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps.
+#[inline]
+fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::result::Result<usize, SendError> {
+    let mut ring = socket.sending.ring.lock();
+    let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
+    let n = sender.ring.write(bytes, || kernel::wake(socket, fd))?;
+    socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
+    Ok(n)
+}
+
+/// Whether a call that sends would not have to wait, or would fail. The direction must be a ring's.
+pub fn is_ready(socket: &'static Socket) -> bool {
+    let mut ring = socket.sending.ring.lock();
+    ring.as_mut().is_none_or(|sender| sender.ring.ready())
+}
+
+/// Says "wake me when there is room". Whoever calls it looks afterwards.
+pub fn arm_only(socket: &'static Socket) {
+    if let Some(sender) = socket.sending.ring.lock().as_mut() {
+        sender.ring.arm();
+    }
+}
+
+/// Whether there is room again after a call had to say that there was none. With `only_look`, it is said again.
+pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
+    if !socket.was_full.load(Ordering::Relaxed) || !is_ready(socket) {
+        return false;
+    }
+    if !only_look {
+        socket.was_full.store(false, Ordering::Relaxed);
+    }
+    true
+}
+
+/// The program says that it sends no more. False if that is the kernel's to do.
+pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
+    let mut ring = socket.sending.ring.lock();
+    if socket.sending.carrier() != Carrier::Ring {
+        return false;
+    }
+    if let Some(sender) = ring.as_mut()
+        && sender.ring.finish()
+    {
+        kernel::wake(socket, fd);
+    }
+    true
+}
+
+/// What the kernel would say to a program that sends over a broken connection.
+#[cold]
+fn broken(error: SendError, flags: c_int) -> Errno {
+    match error {
+        SendError::Closed | SendError::AfterFinish | SendError::PeerDead => {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                raise_sigpipe();
+            }
+            Errno(libc::EPIPE)
+        }
+        _ => Errno(libc::ECONNRESET),
+    }
+}
+
+/// As the kernel does: to this thread.
+#[expect(unsafe_code, reason = "a signal to this very thread")]
+fn raise_sigpipe() {
+    // SAFETY: both numbers are this thread's.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGPIPE) };
+}

@@ -1,0 +1,52 @@
+//! What the user has set in the environment.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// When connections are reported to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Never: this library does nothing.
+    Off,
+    /// Once they have shown life.
+    Auto,
+    /// At once.
+    Eager,
+}
+
+static MODE: AtomicU8 = AtomicU8::new(Mode::Off as u8);
+
+/// Reads `GINNEL_SOCKETS`: `off`, `auto` (the default) or `eager`. Until then, nothing is done.
+pub fn load() {
+    let mode = match std::env::var_os("GINNEL_SOCKETS") {
+        Some(value) if value == "off" => Mode::Off,
+        Some(value) if value == "eager" => Mode::Eager,
+        _ => Mode::Auto,
+    };
+    // A program that runs with the rights of another user must not be led by its caller's environment.
+    let mode = if is_privileged() { Mode::Off } else { mode };
+    MODE.store(mode as u8, Ordering::Relaxed);
+    crate::report::load();
+}
+
+#[expect(unsafe_code, reason = "getauxval, which has no rules")]
+fn is_privileged() -> bool {
+    // SAFETY: it can be asked anything.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// What is set.
+#[inline]
+pub fn mode() -> Mode {
+    match MODE.load(Ordering::Relaxed) {
+        1 => Mode::Auto,
+        2 => Mode::Eager,
+        _ => Mode::Off,
+    }
+}
+
+/// Whether this library does anything.
+#[inline]
+pub fn is_on() -> bool {
+    mode() != Mode::Off
+}

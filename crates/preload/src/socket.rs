@@ -1,0 +1,347 @@
+//! What is known of a TCP socket.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ginnel::{SocketReceiver, SocketSender};
+use ginnel_tcp::{Connecting, Role};
+use libc::c_int;
+
+use crate::epoll::Watchers;
+use crate::lock::Lock;
+
+/// How far a socket has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// Not connected.
+    New,
+    /// Listens.
+    Listening,
+    /// Connected, and not reported.
+    Native,
+    /// The daemon has been told, and looks for the other end.
+    Reported,
+    /// It has its rings. Each direction changes over when it can.
+    Joined,
+    /// It stays on TCP.
+    Stays,
+}
+
+/// What carries a direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Carrier {
+    /// The kernel.
+    Kernel,
+    /// Somebody looks whether it can change over, or is about to.
+    Changing,
+    /// Receiving: the kernel, up to the byte that the sender will name.
+    Counted,
+    /// The ring.
+    Ring,
+}
+
+/// How the peer's end of the kernel's connection has ended, once it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum End {
+    /// It has not.
+    None,
+    /// In order.
+    Fin,
+    /// By a reset, or another error.
+    Reset,
+}
+
+/// Microseconds between two looks at the kernel's socket.
+const LOOK: u64 = 100;
+
+/// One direction.
+pub struct Direction<R> {
+    /// Threads that are in a call of the kernel that moves bytes in this direction.
+    inside: AtomicU32,
+    /// Bytes that the program has moved over TCP.
+    pub native: AtomicU64,
+    /// Bytes that it has moved over the ring.
+    pub shared: AtomicU64,
+    /// Wake bytes that this side has sent in this direction, or received.
+    pub wakes: AtomicU64,
+    /// Microseconds from the begin of the connection to the change.
+    pub changed_after: AtomicU64,
+    carrier: AtomicU8,
+    /// The end of the ring, while there is one.
+    pub ring: Lock<Option<R>>,
+}
+
+impl<R> Direction<R> {
+    const fn new() -> Self {
+        Self {
+            inside: AtomicU32::new(0),
+            native: AtomicU64::new(0),
+            shared: AtomicU64::new(0),
+            wakes: AtomicU64::new(0),
+            changed_after: AtomicU64::new(0),
+            carrier: AtomicU8::new(Carrier::Kernel as u8),
+            ring: Lock::new(None),
+        }
+    }
+
+    fn reset(&self) {
+        self.inside.store(0, Ordering::Relaxed);
+        for count in [&self.native, &self.shared, &self.wakes, &self.changed_after] {
+            count.store(0, Ordering::Relaxed);
+        }
+        self.set_carrier(Carrier::Kernel);
+    }
+
+    /// What carries it.
+    #[inline]
+    pub fn carrier(&self) -> Carrier {
+        // ORDER preload.carrier: with the carrier, the counts of the one before. Pairs with: `Direction::set_carrier`.
+        match self.carrier.load(Ordering::Acquire) {
+            0 => Carrier::Kernel,
+            1 => Carrier::Changing,
+            2 => Carrier::Counted,
+            _ => Carrier::Ring,
+        }
+    }
+
+    /// To be called with the ring's lock held.
+    pub fn set_carrier(&self, carrier: Carrier) {
+        // ORDER preload.carrier: what was counted before. Pairs with: `Direction::carrier`.
+        self.carrier.store(carrier as u8, Ordering::Release);
+    }
+
+    /// Calls the kernel while it carries this direction; `None` if it does not. `moved` says how many bytes of the program's
+    /// a result stands for.
+    #[inline]
+    pub fn through_kernel<T>(&self, call: impl FnOnce() -> T, moved: impl FnOnce(&T) -> usize) -> Option<T> {
+        // ORDER preload.inside: either this thread sees that the carrier changes, or the changer sees this thread, because
+        // both write before they read and all four are sequentially consistent. Pairs with: `Direction::begin_change`.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        if self.carrier.load(Ordering::SeqCst) != Carrier::Kernel as u8 {
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        }
+        let result = call();
+        self.native.fetch_add(moved(&result) as u64, Ordering::Relaxed);
+        // ORDER preload.counted: the count before this thread is outside. Pairs with: `Direction::begin_change`.
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        Some(result)
+    }
+
+    /// Keeps others out of the kernel, and says how many bytes the program has moved there; `None` if somebody is inside. To be
+    /// called with the ring's lock held, and followed by [`Direction::set_carrier`].
+    pub fn begin_change(&self) -> Option<u64> {
+        // ORDER preload.inside: see `Direction::through_kernel`.
+        self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
+        // ORDER preload.counted: with nobody inside, what all have counted. Pairs with: `Direction::through_kernel`.
+        if self.inside.load(Ordering::SeqCst) != 0 {
+            self.set_carrier(Carrier::Kernel);
+            return None;
+        }
+        Some(self.native.load(Ordering::Relaxed))
+    }
+}
+
+/// What the daemon has to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    pub role: Role,
+    pub connecting: Connecting,
+    /// When the connection was there, on CLOCK_MONOTONIC.
+    pub begun: Duration,
+    /// Number of its report; 0 if there is none.
+    pub report: u64,
+    /// Tries to change over that failed because the kernel counts otherwise.
+    pub mismatches: u32,
+    pub reason: &'static str,
+    pub channel: u64,
+    /// The segment that its rings lie in.
+    pub segment: &'static str,
+    /// The connection's number in the report.
+    pub number: u64,
+    /// Own address and the peer's, once they were needed.
+    pub addresses: Option<(SocketAddr, SocketAddr)>,
+}
+
+/// A socket. The memory of one that has ended is used for another one and never for anything else, so a thread that has looked it up
+/// late finds at worst another socket, and notices by [`Socket::life`].
+pub struct Socket {
+    /// Counts the sockets that have had this memory.
+    pub life: AtomicU64,
+    /// Descriptors of this process.
+    pub fds: AtomicU32,
+    stage: AtomicU8,
+    /// Calls have more to do than the kernel or the ring does: to report, to join, to change over.
+    attention: AtomicBool,
+    /// Calls that have sent.
+    pub sends: AtomicU32,
+    pub facts: Lock<Facts>,
+    pub sending: Direction<SocketSender>,
+    pub receiving: Direction<SocketReceiver>,
+    end: AtomicU8,
+    /// When the kernel was asked last whether it has, in microseconds.
+    looked: AtomicU64,
+    /// Threads that sleep at the kernel's socket in calls that take its bytes away.
+    pub sleepers: AtomicU32,
+    /// A call that does not wait has found no room.
+    pub was_full: AtomicBool,
+    /// Epoll instances that watch it.
+    pub watchers: Watchers,
+    /// 0: not known; 1: calls wait; 2: they do not.
+    nonblocking: AtomicU8,
+    /// What the last waits were like.
+    pub patience: AtomicU32,
+    /// The last descriptor that it was seen by, for who has none at hand.
+    pub fd: AtomicI32,
+}
+
+impl Socket {
+    pub fn new() -> Self {
+        Self {
+            life: AtomicU64::new(0),
+            fds: AtomicU32::new(0),
+            stage: AtomicU8::new(Stage::New as u8),
+            attention: AtomicBool::new(false),
+            sends: AtomicU32::new(0),
+            facts: Lock::new(NO_FACTS),
+            sending: Direction::new(),
+            receiving: Direction::new(),
+            end: AtomicU8::new(End::None as u8),
+            looked: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+            was_full: AtomicBool::new(false),
+            watchers: Watchers::new(),
+            nonblocking: AtomicU8::new(0),
+            patience: AtomicU32::new(0),
+            fd: AtomicI32::new(-1),
+        }
+    }
+
+    /// Makes it as new, for another descriptor.
+    pub fn begin(&self, fd: c_int) {
+        self.life.fetch_add(1, Ordering::Relaxed);
+        *self.facts.lock() = NO_FACTS;
+        self.sends.store(0, Ordering::Relaxed);
+        self.sending.reset();
+        self.receiving.reset();
+        self.end.store(End::None as u8, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
+        self.was_full.store(false, Ordering::Relaxed);
+        self.watchers.clear();
+        self.nonblocking.store(0, Ordering::Relaxed);
+        self.patience.store(0, Ordering::Relaxed);
+        self.set_stage(Stage::New);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.fds.store(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Acquire) {
+            0 => Stage::New,
+            1 => Stage::Listening,
+            2 => Stage::Native,
+            3 => Stage::Reported,
+            4 => Stage::Joined,
+            _ => Stage::Stays,
+        }
+    }
+
+    pub fn set_stage(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Release);
+        let attention = matches!(stage, Stage::Native | Stage::Reported | Stage::Joined);
+        self.attention.store(attention, Ordering::Release);
+    }
+
+    /// Whether calls have more to do than to move bytes.
+    #[inline]
+    pub fn needs_attention(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+
+    /// Both directions are where they are to be.
+    pub fn leave_alone(&self) {
+        self.attention.store(false, Ordering::Release);
+    }
+
+    /// Whether either direction is not the kernel's alone.
+    #[inline]
+    pub fn is_joined(&self) -> bool {
+        self.stage() == Stage::Joined
+    }
+
+    /// Whether the kernel has not been asked for a while whether the connection has ended.
+    pub fn is_look_due(&self) -> bool {
+        let now = Connecting::now().as_micros() as u64;
+        let due = now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= LOOK;
+        if due {
+            self.looked.store(now, Ordering::Relaxed);
+        }
+        due
+    }
+
+    /// How the kernel's connection has ended.
+    pub fn end(&self) -> End {
+        match self.end.load(Ordering::Acquire) {
+            0 => End::None,
+            1 => End::Fin,
+            _ => End::Reset,
+        }
+    }
+
+    /// It has been seen to end.
+    pub fn set_end(&self, end: End) {
+        self.end.store(end as u8, Ordering::Release);
+    }
+
+    /// The program has said whether calls wait.
+    pub fn set_nonblocking(&self, nonblocking: Option<bool>) {
+        self.nonblocking.store(nonblocking.map_or(0, |on| 1 + u8::from(on)), Ordering::Relaxed);
+    }
+
+    /// Whether calls wait.
+    pub fn is_nonblocking(&self, fd: c_int) -> bool {
+        match self.nonblocking.load(Ordering::Relaxed) {
+            0 => {
+                let on = crate::kernel::is_nonblocking(fd);
+                self.set_nonblocking(Some(on));
+                on
+            }
+            known => known == 2,
+        }
+    }
+
+    /// It is the end of a connection from now on.
+    pub fn connected(&self, role: Role, connecting: Connecting) {
+        {
+            let mut facts = self.facts.lock();
+            (facts.role, facts.connecting, facts.begun) = (role, connecting, connecting.after);
+            facts.number = crate::report::number();
+        }
+        self.set_stage(Stage::Native);
+    }
+
+    /// It stays on TCP, for this reason.
+    pub fn stays(&'static self, reason: &'static str) {
+        self.facts.lock().reason = reason;
+        self.set_stage(Stage::Stays);
+        crate::report::stays(self);
+    }
+}
+
+const NO_FACTS: Facts = Facts {
+    role: Role::Acceptor,
+    connecting: Connecting { before: Duration::ZERO, after: Duration::ZERO },
+    begun: Duration::ZERO,
+    report: 0,
+    mismatches: 0,
+    reason: "",
+    channel: 0,
+    segment: "",
+    number: 0,
+    addresses: None,
+};

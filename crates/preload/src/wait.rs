@@ -1,0 +1,255 @@
+//! Calls that wait for one socket.
+//!
+//! Who waits looks at the ring for a while, then says in the ring that it sleeps, looks again, and sleeps in a call of the kernel on the
+//! kernel's socket, where a byte from the peer, or its end, wakes it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ginnel_ring::wait::{Waitable, Watchable};
+use ginnel_tcp::Connecting;
+use libc::c_int;
+
+use crate::errno::{Errno, Result};
+use crate::kernel;
+use crate::socket::{Carrier, End, Socket};
+use crate::{receive, send};
+
+/// How long a look takes at most: about the cost of a sleep.
+pub const BUDGET: Duration = Duration::from_micros(100);
+/// How often somebody looks who cannot be woken.
+const STEP: c_int = 1;
+
+/// When a call ends at the latest: known from its first wait on.
+#[derive(Default)]
+pub struct Deadline(Option<Option<Instant>>);
+
+impl Deadline {
+    /// `Err` if it has passed.
+    fn left(&mut self, fd: c_int, option: c_int) -> Result<Option<Duration>> {
+        let deadline =
+            *self.0.get_or_insert_with(|| kernel::timeout(fd, option).map(|after| Instant::now() + after));
+        let Some(deadline) = deadline else { return Ok(None) };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Errno(libc::EAGAIN)) } else { Ok(Some(left)) }
+    }
+}
+
+/// Waits until another try to receive is worth it.
+pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    if looks_pay(socket) {
+        let what = socket.receiving.ring.lock().as_ref().map(|receiver| receiver.ring.watch().look);
+        if let Some(what) = what {
+            let found = spin(|| what.has_changed());
+            learn(socket, found);
+            if found {
+                return Ok(());
+            }
+        }
+    }
+    if !receive::arm(socket) {
+        return Ok(());
+    }
+    let slept = sleep_for_data(socket, fd, deadline);
+    receive::disarm(socket);
+    slept
+}
+
+fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
+    // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
+    let wakes_only = socket.receiving.carrier() == Carrier::Ring;
+    let result = if alone || !wakes_only {
+        kernel::sleep_as_recv(socket, fd)
+    } else {
+        // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
+        deadline.left(fd, libc::SO_RCVTIMEO).map(|_| std::thread::sleep(Duration::from_millis(STEP as u64)))
+    };
+    let alone = socket.sleepers.fetch_sub(1, Ordering::AcqRel) == 1;
+    if alone && wakes_only && result.is_ok() && socket.end() == End::None && socket.watchers.is_empty() {
+        kernel::drain(socket, fd);
+    }
+    result
+}
+
+/// Waits until another try to send is worth it.
+pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let what = socket.sending.ring.lock().as_ref().map(|sender| sender.ring.watch().look);
+    if may_look()
+        && let Some(what) = what
+        && spin(|| what.has_changed())
+    {
+        return Ok(());
+    }
+    if !arm_space(socket) {
+        return Ok(());
+    }
+    let slept = sleep_for_space(socket, fd, deadline);
+    if let Some(sender) = socket.sending.ring.lock().as_mut() {
+        sender.ring.disarm();
+    }
+    slept
+}
+
+/// Says "wake me when there is room". False if there is.
+pub fn arm_space(socket: &'static Socket) -> bool {
+    let mut ring = socket.sending.ring.lock();
+    let Some(sender) = ring.as_mut() else { return false };
+    sender.ring.arm();
+    if sender.ring.ready() {
+        sender.ring.disarm();
+        return false;
+    }
+    true
+}
+
+fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
+    let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
+    // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
+    // a wake byte is not seen behind them.
+    let can_be_woken = alone && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
+    let result = if can_be_woken {
+        let milliseconds = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as c_int);
+        kernel::poll_readable(fd, milliseconds).map(drop)
+    } else {
+        std::thread::sleep(Duration::from_millis(STEP as u64));
+        Ok(())
+    };
+    let alone = socket.sleepers.fetch_sub(1, Ordering::AcqRel) == 1;
+    if can_be_woken && alone && socket.watchers.is_empty() {
+        kernel::drain(socket, fd);
+    }
+    // What ended may have released room before, or never will.
+    if socket.end() != End::None && !send::is_ready(socket) {
+        return Err(Errno(libc::ECONNRESET));
+    }
+    result
+}
+
+/// Threads of this process that look.
+static LOOKING: AtomicU32 = AtomicU32::new(0);
+
+fn cpus() -> u32 {
+    static CPUS: OnceLock<u32> = OnceLock::new();
+    *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+}
+
+/// Until when nobody looks, in nanoseconds of CLOCK_MONOTONIC: others want the CPUs.
+static CROWDED: AtomicU64 = AtomicU64::new(0);
+/// A round of looks that took so long was interrupted by somebody else who had the CPU.
+const INTERRUPTED: Duration = Duration::from_micros(200);
+/// How long nobody looks then. Whoever looks uses up the share of the CPU by which a sleeper gets it at once when it is woken.
+const PAUSE: Duration = Duration::from_millis(10);
+
+fn now() -> u64 {
+    Connecting::now().as_nanos() as u64
+}
+
+/// Whether one more thread may look: somebody else has to have a CPU to do what is looked for.
+pub fn may_look() -> bool {
+    let cpus = cpus();
+    cpus > 1 && LOOKING.load(Ordering::Relaxed) < cpus.div_ceil(2) && now() >= CROWDED.load(Ordering::Relaxed)
+}
+
+/// A look, with the time that it may take.
+struct Spin {
+    begun: Instant,
+    last: Duration,
+}
+
+impl Spin {
+    fn begin() -> Self {
+        LOOKING.fetch_add(1, Ordering::Relaxed);
+        Self { begun: Instant::now(), last: Duration::ZERO }
+    }
+
+    /// After a round. False if that was enough.
+    fn goes_on(&mut self) -> bool {
+        let elapsed = self.begun.elapsed();
+        if elapsed - self.last >= INTERRUPTED {
+            CROWDED.store(now() + PAUSE.as_nanos() as u64, Ordering::Relaxed);
+            return false;
+        }
+        self.last = elapsed;
+        elapsed < BUDGET
+    }
+}
+
+impl Drop for Spin {
+    fn drop(&mut self) {
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Failures in a row from which on looks are tried only now and then.
+const FAILURES: u32 = 2;
+/// One in so many, then.
+const PROBE: u32 = 32;
+
+/// Whether a look before the next sleep is likely to find something.
+pub fn looks_pay(socket: &'static Socket) -> bool {
+    if !may_look() {
+        return false;
+    }
+    let failures = socket.patience.load(Ordering::Relaxed);
+    if failures < FAILURES {
+        return true;
+    }
+    socket.patience.store(failures + 1, Ordering::Relaxed);
+    failures.is_multiple_of(PROBE)
+}
+
+/// What came of a look.
+pub fn learn(socket: &'static Socket, found: bool) {
+    if found {
+        socket.patience.store(0, Ordering::Relaxed);
+    } else {
+        let failures = socket.patience.load(Ordering::Relaxed);
+        socket.patience.store(
+            failures.max(FAILURES - 1).saturating_add(u32::from(failures < FAILURES)),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// Glances between two looks at the clock.
+const GLANCES: u32 = 512;
+/// Rounds after which others are let onto the CPU between two looks.
+const ROUNDS_ALONE: u32 = 16;
+
+/// Looks again and again, until something is found or [`BUDGET`] is used up.
+pub fn spin(mut look: impl FnMut() -> bool) -> bool {
+    let mut spin = Spin::begin();
+    let mut rounds = 0;
+    loop {
+        if (0..GLANCES).any(|_| look()) {
+            return true;
+        }
+        if !spin.goes_on() {
+            return false;
+        }
+        rounds += 1;
+        if rounds > ROUNDS_ALONE {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Glances between two questions to the kernel.
+const BETWEEN: u32 = 64;
+
+/// The same for looks at several things, and questions to the kernel about others now and then. True if the look has found something.
+/// Ends as well if the kernel has.
+pub fn spin_between(mut look: impl FnMut() -> bool, mut ask: impl FnMut() -> bool) -> bool {
+    let mut spin = Spin::begin();
+    loop {
+        if (0..BETWEEN).any(|_| look()) {
+            return true;
+        }
+        if !spin.goes_on() || ask() {
+            return false;
+        }
+    }
+}
