@@ -323,10 +323,7 @@ impl Session {
             }
             Request::GET_VRING_BASE => {
                 let (index, _) = self.vring(message)?;
-                // Without a region there is no place for what is left.
-                let leaves =
-                    self.protocol & protocol::GET_VRING_BASE_INFLIGHT != 0 && self.inflight.is_some();
-                self.end(index, leaves, queues)?;
+                self.end(index, self.leaves(), queues)?;
                 if self.features & connection::LOG_ALL != 0 && !self.rings.iter().any(|ring| ring.running) {
                     queues.left();
                     self.left = true;
@@ -358,7 +355,10 @@ impl Session {
                     return Err(message.malformed("neither enables nor disables"));
                 }
                 if self.rings[index].enabled != Some(on == 1) {
-                    self.change(index, queues, |ring| ring.enabled = Some(on == 1))?;
+                    // QEMU disables all queues before it asks the first one for its base.
+                    self.end(index, self.leaves(), queues)?;
+                    self.rings[index].enabled = Some(on == 1);
+                    self.start(index, queues)?;
                 }
             }
             Request::GET_CONFIG => return self.get_config(message),
@@ -418,6 +418,11 @@ impl Session {
 
     fn control(&self) -> Option<usize> {
         self.device.control_queue().map(usize::from)
+    }
+
+    /// Whether a queue that the front end stops may leave requests in flight. Without a region there is no place for them.
+    fn leaves(&self) -> bool {
+        self.protocol & protocol::GET_VRING_BASE_INFLIGHT != 0 && self.inflight.is_some()
     }
 
     /// Stops all queues, which are to go on at once, or with the next process: what has not been begun stays in the in-flight

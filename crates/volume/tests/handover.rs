@@ -90,7 +90,14 @@ fn what_a_killed_volume_had_is_done_before_the_queue_is_stopped() {
 fn what_was_not_begun_goes_along() {
     const LEFT: usize = 4;
     const ALL: usize = 10;
-    for kind in KINDS {
+    // QEMU disables a queue before it stops it.
+    for (kind, disable) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let stop = |guest: &mut Guest| {
+            if disable {
+                guest.front.enable_queue(0, false);
+            }
+            guest.stop(0)
+        };
         let (source, destination) = (Server::start(1 << 20, SLOW), Server::start(1 << 20, FAST));
         let mut guest = Guest::meet(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
         guest.open_account();
@@ -98,12 +105,12 @@ fn what_was_not_begun_goes_along() {
         predecessor(&guest, LEFT);
         guest.run(0, None);
         source.wait_for_taken(1);
-        let base = guest.stop(0);
+        let base = stop(&mut guest);
         assert_eq!(done(&mut guest, 0), 0, "{kind:?}: nothing has passed the limit");
         // It comes back for a moment, as from a migration that fails.
         guest.start(0);
         source.wait_for_taken(2);
-        assert_eq!(guest.stop(0), base, "{kind:?}");
+        assert_eq!(stop(&mut guest), base, "{kind:?}");
         guest.move_to(&destination.socket(), GET_VRING_BASE_INFLIGHT);
         guest.run(0, Some(base));
         for _ in 0..ALL {

@@ -87,8 +87,13 @@ impl Front {
     pub fn agree_on(&self, packed: bool, more: u64) {
         let agreed = protocol::CONFIG | protocol::INFLIGHT_SHMFD | protocol::MQ | more;
         self.say(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[]);
+        self.agree_on_features(packed, 0);
+    }
+
+    /// The features that all have, and more.
+    pub fn agree_on_features(&self, packed: bool, more: u64) {
         let packed = if packed { virtio::RING_PACKED } else { 0 };
-        let features = virtio::VERSION_1 | virtio::INDIRECT_DESC | feature::PROTOCOL_FEATURES | packed;
+        let features = virtio::VERSION_1 | virtio::INDIRECT_DESC | feature::PROTOCOL_FEATURES | packed | more;
         self.say(Request::SET_FEATURES, features.as_bytes(), &[]);
     }
 
@@ -116,7 +121,11 @@ impl Front {
     }
 
     pub fn enable(&self) {
-        self.say(Request::SET_VRING_ENABLE, VringState { index: 0, value: 1 }.as_bytes(), &[]);
+        self.enable_queue(0, true);
+    }
+
+    pub fn enable_queue(&self, index: u32, on: bool) {
+        self.say(Request::SET_VRING_ENABLE, VringState { index, value: on.into() }.as_bytes(), &[]);
     }
 
     pub fn stop(&self) {
@@ -125,7 +134,17 @@ impl Front {
 
     /// Stops a queue; its base, if the volume does not hang up.
     pub fn stop_queue(&self, index: u32) -> u32 {
+        self.ask_to_stop(index);
+        self.base()
+    }
+
+    /// Asks for that.
+    pub fn ask_to_stop(&self, index: u32) {
         self.say(Request::GET_VRING_BASE, VringState { index, value: 0 }.as_bytes(), &[]);
+    }
+
+    /// Waits for the answer to that.
+    pub fn base(&self) -> u32 {
         let mut answer = [0; 20];
         let _ = (&self.0).read_exact(&mut answer);
         u32::from_le_bytes([answer[16], answer[17], answer[18], answer[19]])
@@ -154,6 +173,8 @@ fn area(memory: &Mapping, queue: usize) -> impl Fn(usize, usize) -> Area<Mapping
     let at = QUEUE * queue;
     move |from, len| Area { memory: memory.clone(), at: at + from, len, guest: GUEST + (at + from) as u64 }
 }
+/// Where the device writes its answer, before it does.
+const NO_ANSWER: u8 = 0xff;
 /// Bytes of data that all queues have in common.
 pub const DATA: usize = (4 << 20) + 4096;
 
@@ -209,11 +230,19 @@ impl Guest {
         self.front.share(&self.file, self.memory.len() as u64);
     }
 
-    /// Goes on at another volume. No queue runs yet; the in-flight region goes along.
-    pub fn move_to(&mut self, socket: &Path, protocol: u64) {
-        self.front = Front::connect(socket);
+    /// Goes on at another volume. No queue runs yet; the in-flight region goes along. Returns the connection that it had.
+    pub fn move_to(&mut self, socket: &Path, protocol: u64) -> Front {
+        let before = std::mem::replace(&mut self.front, Front::connect(socket));
         self.agree(protocol);
         self.hand_over_account();
+        before
+    }
+
+    /// The VM begins to leave, as QEMU has it: written pages are logged, and the queue is disabled and asked to stop.
+    pub fn begin_to_leave(&self, queue: usize) {
+        self.front.agree_on_features(self.kind == Kind::Packed, feature::LOG_ALL);
+        self.front.enable_queue(queue as u32, false);
+        self.front.ask_to_stop(queue as u32);
     }
 
     /// Asks for an in-flight region, and hands it over.
@@ -254,6 +283,13 @@ impl Guest {
 
     /// Starts a queue, a fresh one or from this base on.
     pub fn run(&mut self, queue: usize, base: Option<u32>) {
+        self.set_up(queue, base);
+        self.begin(queue);
+        assert!(self.front.is_served());
+    }
+
+    /// Says all of a queue but that it is to run.
+    pub fn set_up(&self, queue: usize, base: Option<u32>) {
         let (front, number, user) = (&self.front, queue as u32, USER + (QUEUE * queue) as u64);
         let state = |value| VringState { index: number, value };
         front.say(Request::SET_VRING_NUM, state(QUEUE_SIZE.into()).as_bytes(), &[]);
@@ -264,9 +300,12 @@ impl Guest {
         let address = VringAddress { index: number, flags: 0, descriptors, used, available, log: 0 };
         front.say(Request::SET_VRING_ADDR, address.as_bytes(), &[]);
         front.say(Request::SET_VRING_CALL, u64::from(number).as_bytes(), &[event().as_fd()]);
-        front.say(Request::SET_VRING_KICK, u64::from(number).as_bytes(), &[self.kicks[queue].as_fd()]);
-        front.say(Request::SET_VRING_ENABLE, state(1).as_bytes(), &[]);
-        assert!(front.is_served());
+    }
+
+    /// Says that a queue is to run.
+    pub fn begin(&self, queue: usize) {
+        self.change(queue);
+        self.front.enable_queue(queue as u32, true);
     }
 
     /// Where the data of all queues begin, as the guest knows it.
@@ -287,6 +326,8 @@ impl Guest {
     ) -> u16 {
         let at = QUEUE * queue + OWN + 512 * n;
         self.memory.write(at, head);
+        // No answer that there is.
+        self.memory.write(at + 256, &[NO_ANSWER]);
         let address = GUEST + at as u64;
         let head = Segment { address, len: head.len() as u32, writable: false };
         let room = Segment { address: address + 256, len: room, writable: true };
@@ -304,12 +345,12 @@ impl Guest {
 
     /// Starts a queue that was stopped, where it stood.
     pub fn start(&mut self, queue: usize) {
-        self.change(queue);
+        self.begin(queue);
         assert!(self.front.is_served());
     }
 
     /// Changes something of a queue that runs; does not wait until that is done.
-    pub fn change(&mut self, queue: usize) {
+    pub fn change(&self, queue: usize) {
         self.front.say(Request::SET_VRING_KICK, (queue as u64).as_bytes(), &[self.kicks[queue].as_fd()]);
     }
 
