@@ -1,0 +1,303 @@
+//! `kill -9` in each step of a handover from one volume to another on the same image: nothing is lost, and nothing is done again
+//! over what came later.
+
+mod front;
+mod server;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use front::{Front, Guest};
+use ginnel_layout::vhost_user::protocol::GET_VRING_BASE_INFLIGHT;
+use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
+use ginnel_shmem::Memory;
+use ginnel_virtqueue::{Kind, Segment};
+use ginnel_volume_client::verify::{Ledger, Since};
+use server::{PROMPT, Server};
+use zerocopy::IntoBytes;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 32;
+/// The first of them, whose writes wait at the source, and those of them whose writes wait at the destination too.
+const WAIT: usize = 16;
+const WAIT_LONGER: usize = 8;
+
+/// Where a handover stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Step {
+    /// The source has requests.
+    Serving,
+    /// It is asked for the queue's base (GET_VRING_BASE).
+    Stopping,
+    /// It has answered.
+    Stopped,
+    /// The destination has the memory and the in-flight region.
+    HandedOver,
+    /// And all of the queue but what starts it.
+    SetUp,
+    /// It is told to start (SET_VRING_KICK, SET_VRING_ENABLE).
+    Starting,
+    /// It repeats: some of what went along is back, and newer writes to the same blocks are too.
+    Repeating,
+}
+
+use Step::{HandedOver, Repeating, Serving, SetUp, Starting, Stopped, Stopping};
+
+const STEPS: [Step; 7] = [Serving, Stopping, Stopped, HandedOver, SetUp, Starting, Repeating];
+
+/// Who is killed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Source,
+    /// The handover is tried again.
+    Destination,
+    /// The source goes on as from a migration that fails, and then it is tried again.
+    DestinationForGood,
+    Both,
+}
+
+use Victim::{Both, Destination, DestinationForGood, Source};
+
+/// What each step has.
+fn victims(step: Step) -> &'static [Victim] {
+    match step {
+        Serving | Stopping => &[Source],
+        Stopped => &[Source, Both],
+        HandedOver | SetUp => &[Source, Destination, DestinationForGood, Both],
+        // Whoever runs the queue has it.
+        Starting | Repeating => &[Source, Destination, Both],
+    }
+}
+
+/// How the volumes have their image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disk {
+    /// As it comes: what is under way at a kill is what happens to be.
+    Fast,
+    /// Some writes fail and are held. So they are in flight at each step, and some come back before others.
+    Failing,
+}
+
+/// A write to each block, again and again, and what must be there.
+struct Load {
+    ledger: Ledger,
+    /// By what the driver calls them: the number of their memory.
+    on_their_way: HashMap<u16, usize>,
+    /// Of each block, how often it was written.
+    turns: [usize; BLOCKS],
+}
+
+impl Load {
+    /// Writes to each block that has nothing on its way. What an earlier write was made of is still there: who repeats it undoes
+    /// the later one.
+    fn write(&mut self, guest: &mut Guest) {
+        for block in 0..BLOCKS {
+            if self.on_their_way.values().any(|n| n % BLOCKS == block) {
+                continue;
+            }
+            let n = block + BLOCKS * (self.turns[block] % 2);
+            self.turns[block] += 1;
+            let mut bytes = [0; BLOCK];
+            self.ledger.write(block, &mut bytes);
+            let address = guest.data() + (n * BLOCK) as u64;
+            guest.memory.write((address - front::GUEST) as usize, &bytes);
+            let sector = self.ledger.offset(block) / 512;
+            let header = RequestHeader { kind: RequestKind::OUT, reserved: 0, sector };
+            let data = [Segment { address, len: BLOCK as u32, writable: false }];
+            let id = guest.add(0, n, header.as_bytes(), &data, 1, false);
+            assert!(self.on_their_way.insert(id, n).is_none());
+        }
+        guest.kick(0);
+    }
+
+    /// Takes what comes back, until so many are left.
+    fn wait_until_left(&mut self, guest: &mut Guest, left: usize) {
+        while self.on_their_way.len() > left {
+            let (_, id) = guest.wait();
+            let n = self.on_their_way.remove(&id).expect("it was back already");
+            assert_eq!(guest.answer(0, n), 0, "the answer to the write of block {}", n % BLOCKS);
+            self.ledger.acknowledged(n % BLOCKS);
+        }
+    }
+}
+
+/// Two volumes, and a guest that goes from one to the other.
+struct Handover {
+    source: Server,
+    destination: Server,
+    disk: Disk,
+    image: PathBuf,
+    faults: PathBuf,
+    guest: Guest,
+    load: Load,
+    base: u32,
+    /// The connection to the source, while there is one to the destination.
+    left: Option<Front>,
+}
+
+impl Handover {
+    fn new(disk: Disk, kind: Kind) -> Self {
+        let more = if disk == Disk::Failing { "--backend volatile --on-error hold" } else { "" };
+        let source = Server::start((BLOCKS * BLOCK) as u64, &format!("--path IMAGE --lock vm {more}"));
+        let (image, faults) = (source.image(), source.faults());
+        let destination = Server::start(0, &format!("--path {} --lock vm {more}", image.display()));
+        let mut guest = Guest::meet(&source.socket(), 1, kind, GET_VRING_BASE_INFLIGHT);
+        guest.open_account();
+        guest.run(0, None);
+        let ledger = Ledger::new(BLOCK as u32, BLOCKS, 0);
+        let load = Load { ledger, on_their_way: HashMap::new(), turns: [0; BLOCKS] };
+        Self { source, destination, disk, image, faults, guest, load, base: 0, left: None }
+    }
+
+    /// From now on, writes to so many blocks fail.
+    fn fail(&self, blocks: usize) {
+        let line = format!("write 0 {} 28\n", blocks * BLOCK);
+        std::fs::write(&self.faults, if blocks > 0 { line } else { String::new() }).unwrap();
+    }
+
+    /// Goes on to this step.
+    fn go_to(&mut self, step: Step) {
+        match step {
+            Serving => {
+                self.fail(WAIT);
+                self.load.write(&mut self.guest);
+                if self.disk == Disk::Failing {
+                    self.load.wait_until_left(&mut self.guest, WAIT);
+                    self.source.wait_for_held(WAIT as u64);
+                }
+            }
+            Stopping => self.guest.begin_to_leave(0),
+            Stopped => {
+                self.base = self.guest.front.base();
+                if self.disk == Disk::Failing {
+                    assert_eq!(self.guest.poll(0), None, "what is held goes along");
+                }
+            }
+            HandedOver => self.left = Some(self.meet_destination()),
+            SetUp => {
+                self.guest.set_up(0, Some(self.base));
+                assert!(self.guest.front.is_served());
+            }
+            Starting => {
+                self.fail(WAIT_LONGER);
+                self.guest.begin(0);
+            }
+            Repeating if self.disk == Disk::Fast => assert!(self.guest.front.is_served()),
+            Repeating => {
+                for _ in 0..2 {
+                    self.load.wait_until_left(&mut self.guest, WAIT_LONGER);
+                    self.load.write(&mut self.guest);
+                }
+                self.load.wait_until_left(&mut self.guest, WAIT_LONGER);
+                self.destination.wait_for_held(WAIT_LONGER as u64);
+            }
+        }
+    }
+
+    fn meet_destination(&mut self) -> Front {
+        let before = self.guest.move_to(&self.destination.socket(), GET_VRING_BASE_INFLIGHT);
+        assert!(self.guest.front.is_served());
+        before
+    }
+
+    /// Starts the queue at a volume that is connected or will be, again and again until it has the image: the kernel may take its
+    /// time to close what a killed volume had.
+    fn run_at(&mut self, socket: PathBuf) {
+        let until = Instant::now() + PROMPT;
+        loop {
+            self.guest.move_to(&socket, GET_VRING_BASE_INFLIGHT);
+            self.guest.set_up(0, Some(self.base));
+            self.guest.begin(0);
+            if self.guest.front.is_served() {
+                return;
+            }
+            assert!(Instant::now() < until, "the queue does not start");
+        }
+    }
+
+    /// Kills, and does what a front end does then, until the handover is where it was.
+    fn kill(&mut self, step: Step, victim: Victim) {
+        if matches!(victim, Source | Both) {
+            self.source.kill();
+        }
+        if victim != Source {
+            self.destination.kill();
+            self.destination.restart();
+        }
+        if step <= Stopping {
+            self.source.restart();
+            self.run_at(self.source.socket());
+            if step == Stopping {
+                self.go_to(Stopping);
+            }
+        } else if victim == DestinationForGood {
+            self.guest.front = self.left.take().unwrap();
+            self.guest.start(0);
+            if self.disk == Disk::Failing {
+                self.source.wait_for_held(WAIT as u64);
+            }
+            STEPS[1..].iter().filter(|again| **again <= step).for_each(|again| self.go_to(*again));
+        } else if victim != Source && step > Stopped {
+            if step >= Starting {
+                return self.run_at(self.destination.socket());
+            }
+            self.meet_destination();
+            if step == SetUp {
+                self.go_to(SetUp);
+            }
+        }
+    }
+
+    /// All that went along comes back; all that was written is there. The destination is the next source.
+    fn finish(&mut self) {
+        if self.disk == Disk::Failing {
+            self.destination.wait_for_held(WAIT_LONGER as u64);
+            self.fail(0);
+            self.destination.control(r#"{"op":"resume"}"#);
+        }
+        self.load.wait_until_left(&mut self.guest, 0);
+        assert_eq!(self.guest.poll(0), None, "it was back already");
+        let image = File::open(&self.image).unwrap();
+        let mut bytes = [0; BLOCK];
+        for block in 0..BLOCKS {
+            image.read_exact_at(&mut bytes, self.load.ledger.offset(block)).unwrap();
+            self.load.ledger.check(block, &bytes, Since::Running).unwrap();
+        }
+        self.left = None;
+        if !self.source.is_running() {
+            self.source.restart();
+        }
+        std::mem::swap(&mut self.source, &mut self.destination);
+    }
+}
+
+fn killed_in_each_step(disk: Disk) {
+    for kind in [Kind::Split, Kind::Packed] {
+        let mut handover = Handover::new(disk, kind);
+        for at in STEPS {
+            for victim in victims(at) {
+                println!("{kind:?}: {victim:?} killed while {at:?}");
+                for step in STEPS {
+                    handover.go_to(step);
+                    if step == at {
+                        handover.kill(step, *victim);
+                    }
+                }
+                handover.finish();
+            }
+        }
+    }
+}
+
+#[test]
+fn with_requests_on_their_way() {
+    killed_in_each_step(Disk::Fast);
+}
+
+#[test]
+fn with_requests_that_wait_for_an_operator() {
+    killed_in_each_step(Disk::Failing);
+}
