@@ -74,9 +74,9 @@ impl Accel {
             // QEMU 7.2 offers AMD guests a register of Intel's that newer host kernels then refuse to set.
             Accel::Kvm if is_amd() => ["-accel", "kvm", "-cpu", "host,arch-capabilities=off"],
             Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // Without the "enhanced" string instructions: libraries and kernel would copy with them, and TCG emulates
-            // them byte by byte, at a sixth of the speed of ordinary loads and stores.
-            Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,erms=off"],
+            // Without the "enhanced" string instructions and the "fast short" ones: libraries and kernel would copy with them,
+            // and TCG emulates them byte by byte, at a sixth of the speed of ordinary loads and stores.
+            Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off"],
         }
     }
 }

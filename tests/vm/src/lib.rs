@@ -42,6 +42,7 @@ mod libs;
 mod link;
 mod modules;
 mod net;
+mod newer_qemu;
 mod process;
 #[allow(dead_code)] // each side uses its half
 mod protocol;
@@ -60,6 +61,7 @@ pub use bed::Bed;
 pub use image::base as prepare_image;
 pub use kernel::Kernel;
 pub use net::HOST as HOST_ADDRESS;
+pub use newer_qemu::newer_qemu;
 pub use process::HostJob;
 pub use protocol::Exit;
 pub use record::Output;

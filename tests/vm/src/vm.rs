@@ -42,6 +42,7 @@ pub struct VmBuilder {
     cpus: u32,
     iommu: bool,
     network: bool,
+    qemu: Option<PathBuf>,
     accel: Option<Accel>,
     overlay: Overlay,
     load: Vec<String>,
@@ -62,6 +63,7 @@ impl VmBuilder {
             cpus: 1,
             iommu: false,
             network: false,
+            qemu: None,
             accel: None,
             overlay: Overlay::default(),
             load: Vec::new(),
@@ -100,6 +102,12 @@ impl VmBuilder {
     /// A virtio-net card on the bed's bridge, with an address. Needs root.
     pub fn network(mut self) -> VmBuilder {
         self.network = true;
+        self
+    }
+
+    /// This QEMU instead of the bed's.
+    pub fn qemu(mut self, program: impl Into<PathBuf>) -> VmBuilder {
+        self.qemu = Some(program.into());
         self
     }
 
@@ -256,7 +264,7 @@ impl VmBuilder {
     }
 
     fn command(&self, accel: Accel, place: Option<Place>, paths: &Paths) -> Command {
-        let mut command = Command::new(&self.bed.qemu);
+        let mut command = Command::new(self.qemu.as_ref().unwrap_or(&self.bed.qemu));
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-name", &self.name]);
         command.args(accel.qemu_args());
         command.args(["-M", if self.iommu { "q35,kernel-irqchip=split" } else { "q35" }]);

@@ -4,6 +4,8 @@
 
 #[path = "volume/failing.rs"]
 mod failing;
+#[path = "volume/in_flight.rs"]
+mod in_flight;
 #[path = "volume/migration.rs"]
 mod migration;
 #[path = "volume/thin.rs"]

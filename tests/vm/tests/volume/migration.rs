@@ -44,7 +44,7 @@ impl<'b> End<'b> {
 }
 
 /// Sets what a migration may do, and begins it.
-fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()> {
+pub(super) fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()> {
     let capability = json!({"capability": "pause-before-switchover", "state": pause});
     qmp(from, "migrate-set-capabilities", json!({"capabilities": [capability]}))?;
     speed.set(from)?;
@@ -53,7 +53,7 @@ fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()> {
 
 /// How a migration goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Speed {
+pub(super) enum Speed {
     /// As fast as it can, to its end.
     ToTheEnd,
     /// Not to its end, as long as there is much to send.
@@ -79,7 +79,7 @@ fn qmp(vm: &Vm, command: &str, arguments: Value) -> Result<Value> {
 }
 
 /// Waits until the migration is in that state.
-fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
+pub(super) fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
     let mut said = Value::Null;
     let mut look = || {
         said = qmp(from, "query-migrate", json!({}))?;
