@@ -12,8 +12,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ginnel_layout::ring::{BASE, READY};
-use ginnel_shmem::Memory;
+use ginnel_ring::carrier;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
 
@@ -22,9 +21,6 @@ use crate::socket::{Carrier, Direction, Socket, Stage};
 
 /// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;
-
-/// The receiver's word that says that it counts.
-const COUNTS: u32 = 1;
 
 /// Brings a socket with rings further, if it can be. Called at the beginning of each call.
 #[cold]
@@ -77,7 +73,7 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let Some(received) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.received == received => {
-            receiver.ring.memory().store_release_u32(READY, COUNTS);
+            carrier::count(receiver.ring.memory());
             direction.set_carrier(Carrier::Counted);
             Change::Done
         }
@@ -98,14 +94,13 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let mut ring = direction.ring.lock();
     let Some(sender) = ring.as_mut() else { return Change::No };
     let memory = sender.ring.memory();
-    if direction.carrier() != Carrier::Kernel || memory.load_relaxed_u32(READY) != COUNTS {
+    if direction.carrier() != Carrier::Kernel || !carrier::is_counted(memory) {
         return Change::No;
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {
-            // ORDER carrier.base: nothing is in the ring, and no wake byte under way, before this. Pairs with: `receive::base`.
-            memory.store_release_u64(BASE, sent + 1);
+            carrier::begin(memory, sent);
             direction.set_carrier(Carrier::Ring);
             // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.
             Change::Done

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use ginnel::SocketReceiver;
-use ginnel_layout::ring::{BASE, HEADER};
-use ginnel_ring::RecvError;
+use ginnel_layout::ring::HEADER;
 use ginnel_ring::wait::Waitable;
+use ginnel_ring::{RecvError, carrier};
 use ginnel_shmem::Memory;
 use libc::c_int;
 
@@ -125,10 +125,10 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result
     from_ring(socket, fd, receiver, into, how)
 }
 
-/// The byte from which on the ring carries, if the sender has named it.
-fn base(receiver: &SocketReceiver) -> Option<u64> {
-    // ORDER carrier.base: what was sent before. Pairs with: `change::change_sending`.
-    receiver.ring.memory().load_acquire_u64(BASE).checked_sub(1)
+/// How many bytes of the stream the kernel still has, if the sender has said so.
+fn left(receiver: &SocketReceiver, received: u64) -> Result<Option<u64>> {
+    // A position that was received before it was named: the peer is no library of ours.
+    carrier::left(receiver.ring.memory(), received).map_err(|_| Errno(libc::ECONNRESET))
 }
 
 /// `None`: all that the kernel carries has been received.
@@ -140,15 +140,10 @@ fn from_kernel(
     how: How,
 ) -> Result<Option<usize>> {
     let received = socket.receiving.native.load(Ordering::Relaxed);
-    let mut len = into.len();
-    if let Some(base) = base(receiver) {
-        // A position that was received before it was named: the peer is no library of ours.
-        let left = base.checked_sub(received).ok_or(Errno(libc::ECONNRESET))?;
-        if left == 0 {
-            return Ok(None);
-        }
-        len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
-    }
+    let len = match left(receiver, received)? {
+        Some(0) => return Ok(None),
+        left => within(into.len(), left),
+    };
     let flags = match how {
         How::Take => 0,
         How::Peek => libc::MSG_PEEK,
@@ -169,16 +164,13 @@ fn from_kernel(
     let got = check(got);
     // The sender may have named the byte meanwhile: what is behind it are wake bytes, and the end of the kernel's stream is not the
     // end of the connection's.
-    let left = match base(receiver) {
-        Some(base) => base.checked_sub(received).ok_or(Errno(libc::ECONNRESET))?,
-        None => u64::MAX,
-    };
+    let left = left(receiver, received)?;
     match got {
-        _ if left == 0 => Ok(None),
-        // It ended before the byte that it has named.
-        Ok(0) if left != u64::MAX => Err(Errno(libc::ECONNRESET)),
+        _ if left == Some(0) => Ok(None),
+        // It ended before the byte that the sender has named.
+        Ok(0) if left.is_some() => Err(Errno(libc::ECONNRESET)),
         Ok(n) => {
-            let n = n.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let n = within(n, left);
             if how != How::Peek {
                 socket.receiving.native.fetch_add(n as u64, Ordering::Relaxed);
             }
@@ -186,6 +178,11 @@ fn from_kernel(
         }
         Err(errno) => Err(errno),
     }
+}
+
+/// At most as much as is left.
+fn within(len: usize, left: Option<u64>) -> usize {
+    left.and_then(|left| usize::try_from(left).ok()).map_or(len, |left| len.min(left))
 }
 
 fn from_ring(
@@ -303,9 +300,10 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     // (Not the kernel's alone, so the carrier is one of the two.)
     if socket.receiving.carrier() == Carrier::Counted {
         let received = socket.receiving.native.load(Ordering::Relaxed);
-        match base(receiver) {
-            Some(base) if base == received => {}
-            _ => return if kernel() { Found::Something } else { Found::Nothing },
+        match left(receiver, received) {
+            Ok(Some(0)) => {}
+            Err(_) => return Found::Something,
+            Ok(_) => return if kernel() { Found::Something } else { Found::Nothing },
         }
     }
     match receiver.ring.poll() {

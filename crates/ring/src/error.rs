@@ -61,6 +61,16 @@ pub enum Corrupt {
         /// Bytes released.
         released: u64,
     },
+    /// A ring that takes over at a byte that has come already.
+    #[error(
+        "the ring claims to carry the stream from byte {base} on, and {received} were received before it"
+    )]
+    Base {
+        /// The position named.
+        base: u64,
+        /// What has been received.
+        received: u64,
+    },
     /// A side state of no known meaning.
     #[error("unknown side state {0}")]
     State(u32),

@@ -7,6 +7,7 @@
 //! - [`stream`]: a stream of bytes.
 //! - [`Cursor`]: one process goes on where another has stopped.
 //! - [`wait`]: poll, sleep, or both in turn; and when to ring the doorbell.
+//! - [`carrier`]: taking over a stream that another carrier has begun.
 //! - [`board`]: waiting for tens of thousands of rings at once.
 //!
 //! Each side keeps its own state in private memory and takes from the ring only what it has checked: a header, a
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod board;
+pub mod carrier;
 mod cursor;
 mod error;
 pub mod message;

@@ -3,11 +3,11 @@
 #![cfg(not(loom))]
 
 use ginnel_layout::ring::{
-    CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RecordHeader, RecordKind, SPACE_ARMED,
+    BASE, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RecordHeader, RecordKind, SPACE_ARMED,
     SideState, TAIL, footprint, max_message,
 };
 use ginnel_ring::wait::{Sleeper, WaitMode, wait};
-use ginnel_ring::{Corrupt, RecvError, SendError, message, stream};
+use ginnel_ring::{Corrupt, RecvError, SendError, carrier, message, stream};
 use ginnel_shmem::{Mapping, Memory, Protection};
 use std::io;
 use std::time::{Duration, Instant};
@@ -785,5 +785,23 @@ mod truncated {
         lose(&m);
         assert_eq!(c.read(&mut [0; 100], || {}), Err(RecvError::Broken), "the producer is not to blame");
         assert_eq!(p.write(&[7; 8], || {}), Err(SendError::Broken));
+    }
+}
+
+#[test]
+fn a_ring_that_takes_over_at_a_byte_that_has_come() {
+    let n = Neighbour::new();
+    for (base, received, expected) in [
+        (0, 7, Ok(None)),
+        (8, 7, Ok(Some(0))),
+        (9, 7, Ok(Some(1))),
+        (7, 7, Err(Corrupt::Base { base: 6, received: 7 })),
+        (1, u64::MAX, Err(Corrupt::Base { base: 0, received: u64::MAX })),
+        (u64::MAX, 0, Ok(Some(u64::MAX - 1))),
+    ] {
+        n.ring.store_release_u64(BASE, base);
+        let before = n.everything();
+        assert_eq!(carrier::left(&n.ring, received), expected);
+        assert!(n.everything() == before);
     }
 }

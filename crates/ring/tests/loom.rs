@@ -24,6 +24,8 @@ use std::time::Instant;
 
 #[path = "loom_models/board.rs"]
 mod board;
+#[path = "loom_models/carrier.rs"]
+mod carrier;
 
 const CAPACITY: usize = 4096;
 /// The longest message; four of them fill the ring.

@@ -3,7 +3,7 @@
 
 mod model;
 
-use model::{Op, board, capacity, messages, scribble, stream};
+use model::{Op, board, capacity, carrier, messages, scribble, stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -37,6 +37,16 @@ proptest! {
     #[test]
     fn scribbles_on_a_board_cost_wakes_and_nothing_else(ops in vec(mostly_operations(), 0..400)) {
         board::run(ops);
+    }
+
+    #[test]
+    fn a_stream_that_changes_over_is_a_queue(ops in vec(op().prop_map(|op| Op { code: op.code & 0x7f, ..op }), 0..200)) {
+        carrier::run(ops);
+    }
+
+    #[test]
+    fn scribbles_on_a_change_over_spoil_only_that(ops in vec(mostly_operations(), 0..200)) {
+        carrier::run(ops);
     }
 
     #[test]

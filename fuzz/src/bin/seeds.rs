@@ -1,4 +1,4 @@
-//! Writes the seeds of the ring, board, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, board, carrier, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
 
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
@@ -16,6 +16,7 @@ fn main() -> io::Result<()> {
     let folder = Path::new(&folder);
     for (target, name, bytes) in rings()
         .chain(boards())
+        .chain(carriers())
         .chain(packets())
         .chain(farms())
         .chain(virtqueues())
@@ -97,6 +98,21 @@ fn boards() -> impl Iterator<Item = Seed> {
     [("well", well), ("lies", lies)]
         .into_iter()
         .map(|(name, ops)| ("board_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
+}
+
+/// Change-overs: all is well, with bytes and wakes before and behind the change; and each kind of scribble at each step.
+fn carriers() -> impl Iterator<Item = Seed> {
+    let op = |code: u8, a: u16, b: u16| Op { code, a, b };
+    let well = [op(0, 400, 0), op(1, 80, 0), op(2, 0, 0), op(0, 404, 0), op(3, 0, 0), op(4, 0, 0)]
+        .into_iter()
+        .chain((0..20).flat_map(|n| [op(0, 40 * n, 0), op(1, 60, 0), op(4, 0, 0), op(1, 404, 0)]));
+    let lies = (0..64u16).flat_map(|n| {
+        let scribble = op(0x80 | n as u8 % 4, n, n);
+        [op(0, 80, 0), op(n as u8 % 4, 40, 0), scribble, op(1, 8, 0), op(1, 400, 0)]
+    });
+    [("well", well.collect::<Vec<_>>()), ("lies", lies.collect())]
+        .into_iter()
+        .map(|(name, ops)| ("carrier_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
 /// Front ends of all kinds, from their first word to their last, with something on the way.

@@ -1,10 +1,11 @@
 //! Lists of operations on a ring, each compared with a queue in private memory.
 //!
 //! One harness for the property tests (`properties.rs`) and for the fuzzer (`fuzz/`): both make [`Op`]s, and
-//! [`messages`] or [`stream`] panics at the first difference. [`scribble`] and [`board`] have somebody write what he likes
-//! into a ring, or a readiness board, meanwhile.
+//! [`messages`] or [`stream`] panics at the first difference. [`scribble`], [`board`] and [`carrier`] have
+//! somebody write what he likes into a ring, a readiness board, or the words of a change-over meanwhile.
 
 pub mod board;
+pub mod carrier;
 pub mod messages;
 pub mod scribble;
 pub mod stream;

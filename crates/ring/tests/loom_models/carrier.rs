@@ -1,0 +1,222 @@
+//! A stream that leaves the kernel for a ring: one direction, with a consumer that sleeps at the kernel's socket.
+//!
+//! What the model sends is words, and so are the positions.
+
+use super::{ASLEEP, CAPACITY, explore, must_fail};
+use ginnel_layout::ring::{
+    BASE, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, READY, SPACE_ARMED, TAIL, footprint,
+};
+use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
+use ginnel_ring::{Corrupt, RecvError, carrier, stream};
+use ginnel_shmem::{LoomMemory, Order};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use std::collections::VecDeque;
+use std::io;
+use std::time::Instant;
+
+/// A word that means nothing but "wake up".
+const WAKE: u64 = u64::MAX;
+
+/// One direction of the kernel's connection.
+#[derive(Clone)]
+struct Kernel(Arc<(Mutex<VecDeque<u64>>, Condvar)>);
+
+impl Kernel {
+    fn new() -> Self {
+        Self(Arc::new((Mutex::new(VecDeque::new()), Condvar::new())))
+    }
+
+    fn send(&self, word: u64) {
+        self.0.0.lock().unwrap().push_back(word);
+        self.0.1.notify_one();
+    }
+
+    /// What there is, up to so many.
+    fn recv(&self, most: u64) -> Vec<u64> {
+        let mut words = self.0.0.lock().unwrap();
+        let n = most.min(words.len() as u64) as usize;
+        words.drain(..n).collect()
+    }
+
+    fn has_any(&self) -> bool {
+        !self.0.0.lock().unwrap().is_empty()
+    }
+}
+
+impl Sleeper for Kernel {
+    /// Until it is readable.
+    fn sleep(&mut self, _: Option<Instant>) -> io::Result<()> {
+        let mut words = self.0.0.lock().unwrap();
+        while words.is_empty() {
+            words = self.0.1.wait(words).unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// Sends the words 1 to `count`, and changes over as soon as it may.
+fn send(count: u64, kernel: &Kernel, producer: &mut stream::Producer<LoomMemory>) {
+    let (mut sent, mut begun) = (0, false);
+    for word in 1..=count {
+        if !begun && carrier::is_counted(producer.memory()) {
+            carrier::begin(producer.memory(), sent);
+            begun = true;
+        }
+        if begun {
+            let room = producer.claim(8).unwrap();
+            room.slice().write(0, &word.to_ne_bytes());
+            if room.publish(8) {
+                kernel.send(WAKE);
+            }
+        } else {
+            kernel.send(word);
+            sent += 1;
+        }
+    }
+}
+
+/// The receiving side.
+struct Receiver {
+    kernel: Kernel,
+    ring: stream::Consumer<LoomMemory>,
+    received: u64,
+    /// Counts from when so many words have been received.
+    count_at: u64,
+    counts: bool,
+    in_ring: bool,
+    /// Looks at the base only before it receives, as it must not.
+    careless: bool,
+}
+
+impl Receiver {
+    /// What there is.
+    fn recv(&mut self) -> Result<Vec<u64>, Corrupt> {
+        if !self.counts && self.received >= self.count_at {
+            carrier::count(self.ring.memory());
+            self.counts = true;
+        }
+        if self.in_ring {
+            return Ok(self.from_ring());
+        }
+        let left = |receiver: &Self| match receiver.counts {
+            true => carrier::left(receiver.ring.memory(), receiver.received),
+            false => Ok(None),
+        };
+        let before = left(self)?;
+        let mut words = match before {
+            Some(0) => Vec::new(),
+            before => self.kernel.recv(before.unwrap_or(u64::MAX)),
+        };
+        let after = if self.careless { before } else { left(self)? };
+        if let Some(left) = after {
+            words.truncate(left as usize);
+        }
+        self.received += words.len() as u64;
+        if after == Some(0) {
+            self.in_ring = true;
+            return Ok(self.from_ring());
+        }
+        Ok(words)
+    }
+
+    fn from_ring(&mut self) -> Vec<u64> {
+        match self.ring.peek() {
+            Ok(bytes) => {
+                let mut word = [0; 8];
+                bytes.slice().read(0, &mut word);
+                let _ = bytes.release(8);
+                vec![u64::from_ne_bytes(word)]
+            }
+            Err(RecvError::Empty) => Vec::new(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+impl Waitable for Receiver {
+    fn ready(&mut self) -> bool {
+        if self.in_ring {
+            return self.ring.ready();
+        }
+        let changed = self.counts && carrier::left(self.ring.memory(), self.received) == Ok(Some(0));
+        changed && self.ring.ready() || self.kernel.has_any()
+    }
+
+    fn arm(&mut self) {
+        // Earlier wakes have done their work. Who sleeps with them unread would not sleep.
+        if self.in_ring {
+            self.kernel.recv(u64::MAX);
+        }
+        self.ring.arm();
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+}
+
+/// All words arrive once and in order, wherever the change comes.
+fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, consumer: &LoomMemory) {
+    let kernel = Kernel::new();
+    let mut receiver = Receiver {
+        kernel: kernel.clone(),
+        ring: stream::Consumer::new(consumer.clone(), CAPACITY),
+        received: 0,
+        count_at,
+        counts: false,
+        in_ring: false,
+        careless,
+    };
+    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
+    let sender = thread::spawn(move || send(count, &kernel, &mut ring));
+    let mut next = 1;
+    while next <= count {
+        let words = receiver.recv().unwrap();
+        if words.is_empty() {
+            assert!(wait(&mut receiver, WaitMode::Interrupt, &mut bed, None).unwrap());
+        }
+        for word in words {
+            assert_eq!(word, next, "out of order");
+            next += 1;
+        }
+    }
+    sender.join().unwrap();
+    assert!(receiver.recv().unwrap().is_empty(), "more than was sent");
+}
+
+fn memory() -> LoomMemory {
+    let control = [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE, BASE, READY];
+    let data = (0..4).map(|word| HEADER + 8 * word);
+    LoomMemory::new(footprint(CAPACITY), control.into_iter().chain(data))
+}
+
+#[test]
+fn a_stream_changes_over_at_any_word() {
+    for (count, count_at) in [(2, 0), (3, 0), (3, 1), (3, 2)] {
+        explore(2, move || {
+            let memory = memory();
+            change(count, count_at, false, &memory, &memory);
+        });
+    }
+}
+
+#[test]
+fn who_does_not_look_again_takes_a_wake_for_data() {
+    must_fail(&["out of order"], || {
+        let memory = memory();
+        change(2, 0, true, &memory, &memory);
+    });
+}
+
+#[test]
+fn without_a_fence_the_sleeper_at_the_kernel_is_forgotten() {
+    must_fail(ASLEEP, || {
+        let memory = memory();
+        change(2, 0, false, &memory.without(Order::Fence), &memory);
+    });
+    must_fail(ASLEEP, || {
+        let memory = memory();
+        change(2, 0, false, &memory, &memory.without(Order::Fence));
+    });
+}
