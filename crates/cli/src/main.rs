@@ -17,6 +17,7 @@ mod qemu_args;
 mod qemu_version;
 mod run;
 mod segment;
+mod sockets;
 mod status;
 mod vm;
 mod vm_devices;
@@ -46,6 +47,7 @@ enum Command {
     Status(status::Args),
     Blocks(blocks::Args),
     Locks(locks::Args),
+    Sockets(sockets::Args),
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Blocks(args) => blocks::run(args),
         Command::Locks(args) => locks::run(args),
+        Command::Sockets(args) => sockets::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),

@@ -54,6 +54,10 @@ fn page(inspect: &Inspect, member: &str) -> String {
             parts.push(table.to_string());
         }
     }
+    let sockets = crate::sockets::channels(inspect, None).count();
+    if sockets > 0 {
+        parts.push(format!("TCP connections over shared memory: {sockets} (`ginnel sockets` shows them)"));
+    }
     let warnings: Vec<_> = warnings(inspect).iter().map(|text| format!("warning: {text}")).collect();
     if !warnings.is_empty() {
         parts.push(warnings.join("\n"));
@@ -341,7 +345,8 @@ mod tests {
              "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}},
             {"id": 2, "segment": "web", "kind": "stream", "capacity": 4096, "acceptor_capacity": 1048576, "state": "open",
              "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
-             "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}}]
+             "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}},
+            {"id": 3, "segment": "web", "kind": "socket", "capacity": 4096, "acceptor_capacity": 4096, "state": "open"}]
     }"#;
 
     #[test]
@@ -361,6 +366,7 @@ mod tests {
             "news     vm-a   DAX (virtio-pmem)    2 MiB  read   9000 MB/s  -",
             "1        web      message  256 KiB       open   1 (host)  2 (vm-a)",
             "2        web      stream   4 KiB, 1 MiB  open   1 (host)  2 (vm-a)",
+            "TCP connections over shared memory: 1 (`ginnel sockets` shows them)",
         ] {
             assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");
         }

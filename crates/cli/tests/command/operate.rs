@@ -106,10 +106,27 @@ fn status_shows_who_is_there() {
 }
 
 #[test]
+fn where_no_connection_has_changed_over_none_is_shown() {
+    let world = World::new();
+    let said = world.good("sockets");
+    assert!(said.out.is_empty() && said.err.contains("no TCP connection"), "{said:?}");
+    assert_eq!(world.good("sockets --json web").json(), serde_json::json!([]));
+    assert!(!world.good("status").out.contains("TCP connections"));
+}
+
+#[test]
 fn without_a_daemon_the_fix_is_named() {
     let world = World::new();
-    for line in ["status", "segment list", "ping web/x", "perf web/x", "cp a b:", "cp --serve", "qemu-args a"]
-    {
+    for line in [
+        "status",
+        "sockets",
+        "segment list",
+        "ping web/x",
+        "perf web/x",
+        "cp a b:",
+        "cp --serve",
+        "qemu-args a",
+    ] {
         let output = world.command(line).env("GINNEL_SOCKET", world.path().join("nothing")).output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{line}: {err}");
@@ -127,7 +144,14 @@ fn completions_and_manual_pages_are_generated() {
         assert!(world.good(&format!("completions {shell}")).out.contains("qemu-args"), "{shell}");
     }
     world.good("man pages/man1");
-    for page in ["ginnel.1", "ginnel-cp.1", "ginnel-perf.1", "ginnel-run.1", "ginnel-segment-create.1"] {
+    for page in [
+        "ginnel.1",
+        "ginnel-cp.1",
+        "ginnel-perf.1",
+        "ginnel-run.1",
+        "ginnel-segment-create.1",
+        "ginnel-sockets.1",
+    ] {
         let text = std::fs::read_to_string(world.files().join("pages/man1").join(page)).unwrap();
         assert!(text.contains(".SH"), "{page}");
     }
@@ -136,7 +160,7 @@ fn completions_and_manual_pages_are_generated() {
 #[test]
 fn nobody_reading_is_no_failure() {
     let world = World::new();
-    for line in ["status", "segment list", "completions bash", "--help"] {
+    for line in ["status", "sockets", "segment list", "completions bash", "--help"] {
         let mut child = world.command(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         signal(&child, "STOP");
         drop(child.stdout.take());
