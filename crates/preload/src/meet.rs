@@ -5,6 +5,7 @@
 //! it comes back with the next call.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,6 @@ use ginnel::{
 };
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
-use std::sync::atomic::Ordering;
 
 use crate::kernel;
 use crate::settings::{self, Mode};
@@ -71,6 +71,9 @@ struct Meet {
 
 static MEET: Mutex<Option<Meet>> = Mutex::new(None);
 
+/// There was no daemon when it was last looked for.
+static NO_DAEMON: AtomicBool = AtomicBool::new(false);
+
 /// Works on what is there, if nobody else does. Never waits.
 fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
     let mut meet = match MEET.try_lock() {
@@ -124,6 +127,14 @@ pub fn stays(socket: &'static Socket, reason: &'static str) {
     }
 }
 
+/// Why a connection of which nothing else is known has ended on TCP.
+pub fn why_not_joined() -> &'static str {
+    match NO_DAEMON.load(Ordering::Relaxed) {
+        true => "there is no daemon",
+        false => "it ended before both its ends were reported",
+    }
+}
+
 /// Nothing is to come of the report of a socket any more.
 pub fn withdraw(socket: &Socket) {
     let report = std::mem::take(&mut socket.facts.lock().report);
@@ -174,7 +185,9 @@ impl Meet {
         if self.look_at.is_some_and(|at| Instant::now() < at) {
             return false;
         }
-        match SocketSession::begin(&AttachOptions::default().socket) {
+        let begun = SocketSession::begin(&AttachOptions::default().socket);
+        NO_DAEMON.store(begun.is_err(), Ordering::Relaxed);
+        match begun {
             Ok(daemon) => {
                 self.daemon = Some(daemon);
                 true

@@ -10,12 +10,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ginnel_report::{Event, Record};
-use ginnel_tcp::Identity;
 
 use crate::errno::Kept;
 use crate::real;
 use crate::socket::{Direction, Socket};
-use crate::{kernel, table};
+use crate::{kernel, meet, table};
 
 static FILE: OnceLock<CString> = OnceLock::new();
 static PROGRAM: OnceLock<String> = OnceLock::new();
@@ -74,11 +73,23 @@ pub fn changed(socket: &Socket) {
     tell(socket, Event::Joined);
 }
 
-/// Its last descriptor is closed.
+/// Its last descriptor is about to be closed, or the process ends.
 pub fn ended(socket: &Socket) {
-    if socket.facts.lock().channel != 0 {
-        tell(socket, Event::Ended);
-    }
+    let event = {
+        let mut facts = socket.facts.lock();
+        match (facts.number, facts.channel) {
+            // It was no connection.
+            (0, _) => return,
+            (_, 0) => {
+                if facts.reason.is_empty() {
+                    facts.reason = meet::why_not_joined();
+                }
+                Event::Stays
+            }
+            _ => Event::Ended,
+        }
+    };
+    tell(socket, event);
 }
 
 fn tell(socket: &Socket, event: Event) {
@@ -88,8 +99,7 @@ fn tell(socket: &Socket, event: Event) {
     let facts = {
         let mut facts = socket.facts.lock();
         if facts.addresses.is_none() {
-            let identity = Identity::of(kernel::borrow(socket.fd.load(Ordering::Relaxed)));
-            facts.addresses = identity.ok().map(|identity| (identity.local, identity.remote));
+            facts.addresses = ginnel_tcp::addresses(kernel::borrow(socket.fd.load(Ordering::Relaxed))).ok();
         }
         *facts
     };
@@ -127,11 +137,11 @@ fn after<R>(direction: &Direction<R>) -> Option<u64> {
 extern "C" fn at_exit() {
     let mut told = Vec::new();
     for fd in table::SOCKETS.used(0, u32::MAX) {
-        let Some(socket) = table::SOCKETS.get(fd).filter(|socket| socket.is_joined()) else { continue };
+        let Some(socket) = table::SOCKETS.get(fd) else { continue };
         let at = std::ptr::from_ref(socket);
         if !told.contains(&at) {
             told.push(at);
-            changed(socket);
+            if socket.is_joined() { changed(socket) } else { ended(socket) }
         }
     }
 }

@@ -80,10 +80,10 @@ impl Identity {
             Ok(_) | Err(Errno::NOPROTOOPT) => return Err(NotTcp::Kernel),
             Err(error) => return Err(error.into()),
         }
-        let remote = rustix::net::getpeername(fd).ok().flatten().ok_or(NotTcp::State)?;
+        let (local, remote) = addresses(fd)?;
         Ok(Self {
-            local: plain(rustix::net::getsockname(fd)?)?,
-            remote: plain(remote)?,
+            local,
+            remote,
             cookie: sockopt::socket_cookie(fd)?,
             namespace: u64::from_ne_bytes(namespace),
         })
@@ -101,6 +101,13 @@ impl Identity {
             IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified(),
         })
     }
+}
+
+/// The two addresses of a connection as [`Identity`] has them, ours first. The kernel knows them as long as neither end has closed it
+/// in both directions.
+pub fn addresses(fd: impl AsFd) -> Result<(SocketAddr, SocketAddr), NotTcp> {
+    let remote = rustix::net::getpeername(&fd).ok().flatten().ok_or(NotTcp::State)?;
+    Ok((plain(rustix::net::getsockname(&fd)?)?, plain(remote)?))
 }
 
 /// TCP_INFO.
@@ -194,8 +201,10 @@ mod tests {
         assert_eq!(Identity::of(std::os::unix::net::UnixStream::pair().unwrap().0), Err(NotTcp::Kind));
         assert_eq!(Identity::of(std::fs::File::open("/dev/null").unwrap()), Err(NotTcp::Kind));
         let (connector, acceptor) = pair("127.0.0.1:0");
-        acceptor.shutdown(std::net::Shutdown::Both).unwrap();
+        let local = connector.local_addr().unwrap();
+        acceptor.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(Identity::of(&acceptor), Err(NotTcp::State));
+        assert_eq!(addresses(&connector).unwrap().0, local, "they are known for longer");
         drop(connector);
     }
 

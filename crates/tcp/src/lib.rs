@@ -20,6 +20,6 @@ mod proof;
 mod rendezvous;
 
 pub use counts::{Counts, Role};
-pub use identity::{Identity, NotTcp, Owner};
+pub use identity::{Identity, NotTcp, Owner, addresses};
 pub use proof::{Clock, Connecting, MAX_WINDOW, SynTime, save_syn};
 pub use rendezvous::{Outcome, REPORTS_PER_MEMBER, Rendezvous, Report, Side, Socket};

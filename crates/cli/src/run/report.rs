@@ -113,18 +113,14 @@ fn sums(report: &Report) -> String {
     let ways = |record: &Record| [record.sent_after_us, record.received_after_us].iter().flatten().count();
     let [none, one, both] = [0, 1, 2].map(|n| all.iter().filter(|record| ways(record) == n).count());
     let sum = |of: fn(&Record) -> u64| output::bytes(all.iter().map(of).fold(0, u64::saturating_add));
+    let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut text = match report.processes.len() {
         0 => "ginnel: no process has loaded the library".to_owned(),
-        processes => format!(
-            "ginnel: {processes} {}, {} {}: {both} changed over to shared memory, {one} in one direction only, {none} on TCP",
-            if processes == 1 { "program" } else { "programs" },
-            all.len(),
-            if all.len() == 1 { "connection" } else { "connections" },
-        ),
+        processes => format!("ginnel: {}, {}", many(processes, "program"), many(all.len(), "connection")),
     };
     if !all.is_empty() {
         text += &format!(
-            "; sent {} over shared memory and {} over TCP, received {} and {}",
+            ": {both} changed over to shared memory, {one} in one direction only, {none} on TCP; sent {} over shared memory and {} over TCP, received {} and {}",
             sum(|r| r.shared_sent),
             sum(|r| r.tcp_sent),
             sum(|r| r.shared_received),
@@ -132,7 +128,7 @@ fn sums(report: &Report) -> String {
         );
     }
     if report.unreadable > 0 {
-        text += &format!("; {} lines of the report are not readable and left out", report.unreadable);
+        text += &format!("; {} of the report not readable", many(report.unreadable, "line"));
     }
     text
 }
@@ -226,7 +222,7 @@ mod tests {
                 "(pairs: sent, received; AFTER: when that way changed over)",
                 "process 8 (sh): no daemon",
                 "ginnel: 2 programs, 3 connections: 1 changed over to shared memory, 1 in one direction only, 1 on TCP; sent \
-                 2 KiB over shared memory and 16 B over TCP, received 1 KiB and 0 B; 1 lines of the report are not readable and left out",
+                 2 KiB over shared memory and 16 B over TCP, received 1 KiB and 0 B; 1 line of the report not readable",
             ]
         );
     }

@@ -1,13 +1,14 @@
-//! Programs that are run with the preload library. Which library it is matters to none of these tests.
+//! Programs that are run with the preload library. To most of these tests it does not matter which library it is.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::world::signal;
+use crate::world::{built_library, signal};
 
 /// A shared library that this process has loaded, so that any program can.
 fn library(name: &str) -> PathBuf {
@@ -231,4 +232,53 @@ fn signals_reach_the_program_and_its_end_is_ours() {
             assert_eq!(shown, report.is_some());
         }
     }
+}
+
+const BYTES: usize = 100_000;
+
+/// Not a test of its own: a program with both ends of a connection.
+#[test]
+#[ignore = "a program for the test below"]
+fn program_with_a_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut acceptor = listener.accept().unwrap().0;
+    let echo = std::thread::spawn(move || {
+        let mut piece = [0; 1000];
+        while acceptor.read_exact(&mut piece).is_ok() {
+            acceptor.write_all(&piece).unwrap();
+        }
+    });
+    let mut piece = [7; 1000];
+    for _ in 0..BYTES / piece.len() {
+        connector.write_all(&piece).unwrap();
+        connector.read_exact(&mut piece).unwrap();
+    }
+    drop(connector);
+    echo.join().unwrap();
+}
+
+#[test]
+fn the_real_library_reports_why_a_connection_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    let output = ginnel()
+        .env("GINNEL_PRELOAD", built_library("ginnel-preload", "libginnel_preload.so"))
+        .env("GINNEL_SOCKET", folder.path().join("nothing"))
+        .arg(format!("--report={}", file.display()))
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "run::program_with_a_connection", "--include-ignored"])
+        .output()
+        .unwrap();
+    let (status, _, err) = said(&output);
+    assert_eq!(status, Some(0), "{err}");
+    let report = ginnel_report::Report::read(BufReader::new(fs::File::open(file).unwrap())).unwrap();
+    assert_eq!((report.processes.len(), report.connections.len(), report.unreadable), (1, 2, 0), "{err}");
+    let bytes = BYTES as u64;
+    for connection in &report.connections {
+        assert_eq!(connection.event, ginnel_report::Event::Stays);
+        assert_eq!((connection.tcp_sent, connection.tcp_received), (bytes, bytes), "{connection:?}");
+        assert_eq!(connection.reason, "there is no daemon");
+    }
+    assert!(err.contains("1 program, 2 connections: 0 changed over to shared memory"), "{err}");
 }

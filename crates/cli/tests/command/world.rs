@@ -20,16 +20,26 @@ fn ginneld() -> &'static Path {
 
 /// A program of another package, as cargo's profile of this test makes it.
 pub fn built(package: &str, program: &str) -> PathBuf {
+    build(package, &["--bin", program], program)
+}
+
+/// A library of another package, likewise.
+pub fn built_library(package: &str, file: &str) -> PathBuf {
+    build(package, &["--lib"], file)
+}
+
+fn build(package: &str, target: &[&str], file: &str) -> PathBuf {
     let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
     let name = programs.file_name().unwrap().to_str().unwrap();
     let profile = if name == "debug" { "dev" } else { name };
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--locked", "-p", package, "--bin", program, "--profile", profile])
+        .args(["build", "--quiet", "--locked", "-p", package, "--profile", profile])
+        .args(target)
         .env("CARGO_TARGET_DIR", programs.parent().unwrap())
         .status()
         .unwrap();
-    assert!(status.success(), "{program} cannot be built");
-    programs.join(program)
+    assert!(status.success(), "{file} cannot be built");
+    programs.join(file)
 }
 
 /// Starts a daemon in a folder that has its configuration.
