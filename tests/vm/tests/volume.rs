@@ -52,9 +52,14 @@ impl<'b> Volume<'b> {
 
     /// QEMU's arguments.
     fn device(&self, id: &str, more: &str) -> String {
+        self.device_with(id, "reconnect=1", more)
+    }
+
+    /// QEMU's arguments, with how it is told to connect again.
+    fn device_with(&self, id: &str, reconnect: &str, more: &str) -> String {
         let (socket, queues) = (self.socket.display(), self.queues);
         format!(
-            " -chardev socket,id={id},path={socket},reconnect=1 \
+            " -chardev socket,id={id},path={socket},{reconnect} \
              -device vhost-user-blk-pci,chardev={id},num-queues={queues}{more}"
         )
     }
