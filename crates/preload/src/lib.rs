@@ -2,8 +2,8 @@
 //!
 //! The library is loaded before the C library (`LD_PRELOAD`; `ginnel run` does that) and has its functions on sockets first. A
 //! connection begins on TCP, as without the library. Once it has shown life, the library hands the socket to the daemon of this
-//! host or VM ([`meet`]). If a program with this library is at the other end, and both daemons agree that it is, both get a
-//! pair of rings, and each direction changes over to its ring at a byte that both sides count alike ([`change`]). The kernel's socket stays open: it
+//! host or VM (`meet`). If a program with this library is at the other end, and both daemons agree that it is, both get a
+//! pair of rings, and each direction changes over to its ring at a byte that both sides count alike (`change`). The kernel's socket stays open: it
 //! says when the peer ends, and a byte on it wakes a peer that sleeps.
 //!
 //! ```text
