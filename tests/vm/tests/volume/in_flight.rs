@@ -23,7 +23,7 @@ fn serve<'b>(bed: &'b Bed, folder: &str) -> Result<Volume<'b>> {
     Ok(Volume { bed, command, socket, queues: 2, job })
 }
 
-/// The arguments that the newer QEMU is to have, of which one more is asked for.
+/// What `ginnel qemu-args` prints for the newer QEMU, with `inflight-migration=on` added.
 fn arguments(bed: &Bed, qemu: &Path, volume: &Volume<'_>) -> Result<String> {
     let ginnel = artifact("ginnel-cli", "ginnel")?;
     let (ginnel, qemu, configurations) = (ginnel.display(), qemu.display(), bed.dir().display());
