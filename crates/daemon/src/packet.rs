@@ -76,10 +76,10 @@ impl PacketSocket {
         }
     }
 
-    /// The same without descriptors, by way of a buffer that is as long as a packet may be, and with the number of the process
-    /// that has sent it ([`ask_for_senders`]).
-    pub fn receive_from(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
-        match receive_from(self.fd.as_fd(), buffer) {
+    /// The same by way of a buffer that is as long as a packet may be, and with the number of the process that has sent it
+    /// ([`ask_for_senders`]).
+    pub fn receive_from(&self, buffer: &mut [u8], max_fds: usize) -> Result<Option<Packet>, Gone> {
+        match receive_from(self.fd.as_fd(), buffer, max_fds) {
             Err(Gone::Io(Errno::AGAIN)) => Ok(None),
             other => other.map(Some),
         }
@@ -156,9 +156,9 @@ pub fn receive(fd: BorrowedFd<'_>, max: usize, max_fds: usize) -> Result<Packet,
     receive_by(&mut vec![0; max], |bytes| fdpass::receive(fd, bytes, max_fds, RecvFlags::empty()))
 }
 
-/// Receives one packet without descriptors, and learns which process has sent it ([`ask_for_senders`]).
-fn receive_from(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Packet, Gone> {
-    receive_by(buffer, |bytes| fdpass::receive_from(fd, bytes, 0, RecvFlags::empty()))
+/// Receives one packet, and learns which process has sent it ([`ask_for_senders`]).
+fn receive_from(fd: BorrowedFd<'_>, buffer: &mut [u8], max_fds: usize) -> Result<Packet, Gone> {
+    receive_by(buffer, |bytes| fdpass::receive_from(fd, bytes, max_fds, RecvFlags::empty()))
 }
 
 fn receive_by(
@@ -352,7 +352,7 @@ mod tests {
         // Sent before the connection is accepted.
         send::<OwnedFd>(client.as_fd(), b"early", &[]).unwrap();
         let server = PacketSocket::new(accept(listener.as_fd()).unwrap().unwrap(), 1 << 20);
-        let early = server.receive_from(&mut [0; 100]).unwrap().unwrap();
+        let early = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
         assert_eq!((early.bytes.as_slice(), early.sender, early.truncated), (&b"early"[..], Some(me), false));
         // Another process sends over the same connection.
         let mut child = std::process::Command::new("sh")
@@ -362,7 +362,7 @@ mod tests {
             .unwrap();
         let number = child.id();
         assert!(child.wait().unwrap().success());
-        let packet = server.receive_from(&mut [0; 100]).unwrap().unwrap();
+        let packet = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
         assert_eq!(
             (packet.bytes.as_slice(), packet.sender),
             (&b"child"[..], Some(number)),
@@ -371,14 +371,14 @@ mod tests {
         // A descriptor is refused, and open nowhere afterwards.
         let (read, write) = rustix::pipe::pipe().unwrap();
         send(client.as_fd(), b"gift", &[write]).unwrap();
-        let gift = server.receive_from(&mut [0; 100]).unwrap().unwrap();
+        let gift = server.receive_from(&mut [0; 100], 0).unwrap().unwrap();
         assert!(gift.truncated && gift.fds.is_empty());
         assert_eq!(rustix::io::read(&read, &mut [0u8; 4]), Ok(0));
         send::<OwnedFd>(client.as_fd(), b"too long", &[]).unwrap();
-        assert!(server.receive_from(&mut [0; 3]).unwrap().unwrap().truncated);
-        assert!(server.receive_from(&mut [0; 3]).unwrap().is_none());
+        assert!(server.receive_from(&mut [0; 3], 0).unwrap().unwrap().truncated);
+        assert!(server.receive_from(&mut [0; 3], 0).unwrap().is_none());
         drop(client);
-        assert!(matches!(server.receive_from(&mut [0; 3]), Err(Gone::Closed)));
+        assert!(matches!(server.receive_from(&mut [0; 3], 0), Err(Gone::Closed)));
     }
 
     #[test]

@@ -49,7 +49,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
             socket.leave_alone();
         }
     }
-    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() != Carrier::Kernel {
+    crate::receive::begin_ring_if_due(socket);
+    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Ring {
         socket.leave_alone();
     }
 }
@@ -100,6 +101,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let Some(sent) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {
+            hurry(socket, fd);
             carrier::begin(memory, sent);
             direction.set_carrier(Carrier::Ring);
             // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.
@@ -112,6 +114,20 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
         _ => {
             direction.set_carrier(Carrier::Kernel);
             Change::No
+        }
+    }
+}
+
+/// The options of TCP by which bytes are kept back for more of them to come.
+pub const DELAYS: [(c_int, bool); 2] = [(libc::TCP_NODELAY, true), (libc::TCP_CORK, false)];
+
+/// Wake bytes have to leave at once. What the program has set is remembered, because it may ask.
+fn hurry(socket: &Socket, fd: c_int) {
+    for (i, (option, at_once)) in DELAYS.into_iter().enumerate() {
+        let set = kernel::tcp_flag(fd, option);
+        socket.delays[i].store(set, Ordering::Relaxed);
+        if set != at_once {
+            kernel::set_tcp_flag(fd, option, at_once);
         }
     }
 }

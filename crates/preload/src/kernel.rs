@@ -37,6 +37,25 @@ pub fn wake_back(socket: &'static Socket, fd: c_int) {
     }
 }
 
+/// A socket option of TCP that is on or off.
+pub fn tcp_flag(fd: c_int, name: c_int) -> bool {
+    let _errno = Kept::new();
+    let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: room for an int, and its length.
+    let result =
+        unsafe { real::getsockopt(fd, libc::IPPROTO_TCP, name, (&raw mut value).cast(), &raw mut len) };
+    result == 0 && value != 0
+}
+
+/// Sets it.
+pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
+    let _errno = Kept::new();
+    let value = c_int::from(on);
+    let len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: an int, and its length.
+    unsafe { real::setsockopt(fd, libc::IPPROTO_TCP, name, (&raw const value).cast(), len) };
+}
+
 /// Notes if the connection has ended, and leaves wake bytes to whoever sleeps for them.
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     let ready = poll_now(fd, libc::POLLRDHUP);

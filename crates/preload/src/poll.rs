@@ -57,6 +57,7 @@ pub fn arm(socket: &'static Socket, interest: c_short) {
 
 /// Whether a peer that was told to can wake this side for all that is of interest.
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
+    receive::begin_ring_if_due(socket);
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
     !output || socket.sending.carrier() != Carrier::Ring || socket.receiving.carrier() == Carrier::Ring
 }

@@ -114,15 +114,31 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result
     if socket.receiving.carrier() == Carrier::Counted {
         match from_kernel(socket, fd, receiver, into, how)? {
             Some(n) => return Ok(n),
-            None => {
-                socket.receiving.set_carrier(Carrier::Ring);
-                let begun = socket.facts.lock().begun;
-                crate::change::note_time(&socket.receiving, begun);
-                crate::report::changed(socket);
-            }
+            None => begin_ring(socket),
         }
     }
     from_ring(socket, fd, receiver, into, how)
+}
+
+/// All that the kernel carries has been received.
+#[cold]
+fn begin_ring(socket: &'static Socket) {
+    socket.receiving.set_carrier(Carrier::Ring);
+    let begun = socket.facts.lock().begun;
+    crate::change::note_time(&socket.receiving, begun);
+    crate::report::changed(socket);
+}
+
+/// Goes on with the ring if all that the kernel carries has been received: for programs that receive nothing for a while, and yet
+/// need to know what bytes in the kernel's socket mean.
+pub fn begin_ring_if_due(socket: &'static Socket) {
+    let ring = socket.receiving.ring.lock();
+    if let Some(receiver) = ring.as_ref()
+        && socket.receiving.carrier() == Carrier::Counted
+        && left(receiver, socket.receiving.native.load(Ordering::Relaxed)) == Ok(Some(0))
+    {
+        begin_ring(socket);
+    }
 }
 
 /// How many bytes of the stream the kernel still has, if the sender has said so.

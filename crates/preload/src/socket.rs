@@ -189,6 +189,8 @@ pub struct Socket {
     pub sleepers: AtomicU32,
     /// A call that does not wait has found no room.
     pub was_full: AtomicBool,
+    /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
+    pub delays: [AtomicBool; 2],
     /// Epoll instances that watch it.
     pub watchers: Watchers,
     /// 0: not known; 1: calls wait; 2: they do not.
@@ -214,6 +216,7 @@ impl Socket {
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
+            delays: [const { AtomicBool::new(false) }; 2],
             watchers: Watchers::new(),
             nonblocking: AtomicU8::new(0),
             patience: AtomicU32::new(0),

@@ -106,6 +106,7 @@ pub fn arm_space(socket: &'static Socket) -> bool {
 
 fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
+    receive::begin_ring_if_due(socket);
     let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.

@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-ring",
             "ginnel-status",
             "ginnel-sync",
+            "ginnel-tcp",
         ],
     ),
     ("ginnel-farm", &["ginnel", "ginnel-layout"]),

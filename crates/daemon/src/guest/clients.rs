@@ -68,7 +68,7 @@ impl Client {
 
     /// The next packet, if there is one. Longer than any packet may be, or with descriptors: `truncated`.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
-        self.socket.receive_from(buffer)
+        self.socket.receive_from(buffer, 0)
     }
 }
 

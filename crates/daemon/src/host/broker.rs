@@ -16,6 +16,7 @@ use super::record::{Hex16, Record};
 use super::relayed::Relayed;
 use super::reply::{self, Refusal};
 use super::session;
+use super::sockets::Sockets;
 use crate::pidwatch::{Image, Process};
 use ginnel_layout::channel::Capacities;
 use ginnel_layout::ring::SideState;
@@ -299,6 +300,7 @@ pub struct Broker {
     pub(super) revocations: Revocations,
     pub(super) relayed_bells: Relayed,
     pub(super) endings: Endings,
+    pub(super) sockets: Sockets,
     recording: Recording,
     pub(super) effects: Vec<Effect>,
 }
@@ -546,6 +548,8 @@ impl Broker {
                 self.join(id, sender);
                 Ok(())
             }
+            Kind::SOCK_REPORT => self.socket_relayed(world, id, body),
+            Kind::SOCK_WITHDRAW => self.socket_withdrawn(id, body),
             Kind::INSPECT => {
                 let from = reply::body(body)?;
                 self.effects.push(Effect::Inspect { client: id, request: header.request, from });

@@ -8,7 +8,7 @@ use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
 use ginnel_layout::HOST_MEMBER;
-use ginnel_layout::wire::{ErrorCode, MAX_PACKET};
+use ginnel_layout::wire::{self, ErrorCode, Kind, MAX_PACKET};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,6 +40,15 @@ struct Connection {
     uid: u32,
     /// Nothing is read while something waits to be sent.
     blocked: bool,
+}
+
+/// Descriptors that a packet may bring: the socket of a report.
+const MAX_FDS: usize = 1;
+
+/// Whether a packet has as many descriptors as its kind takes.
+fn takes_descriptors(packet: &Packet) -> bool {
+    let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
+    packet.fds.len() == usize::from(is_report)
 }
 
 impl Clients {
@@ -166,11 +175,12 @@ impl Server {
             if connection.blocked {
                 return;
             }
-            match connection.socket.receive_from(&mut self.packet) {
+            match connection.socket.receive_from(&mut self.packet, MAX_FDS) {
                 Ok(None) => return,
-                Ok(Some(Packet { truncated: true, .. })) => {
+                Ok(Some(packet)) if packet.truncated || !takes_descriptors(&packet) => {
                     let text = format!(
-                        "a packet over {MAX_PACKET} bytes, or with descriptors: neither is in the protocol"
+                        "a packet over {MAX_PACKET} bytes, or with descriptors that its kind does not take: neither is in the \
+                         protocol"
                     );
                     let packet = reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, text));
                     self.send_client(id, vec![(packet, vec![])]);
@@ -195,6 +205,10 @@ impl Server {
     }
 
     fn client_says(&mut self, id: ClientId, packet: &Packet) {
+        if let [socket] = &packet.fds[..] {
+            self.broker.socket_packet(&mut self.segments, id, socket, &packet.bytes);
+            return;
+        }
         self.ask_journal();
         let opener = self.broker.who(id).map(|who| who.process);
         let other = packet.sender.filter(|pid| opener.is_some_and(|opener| opener.pid != *pid));

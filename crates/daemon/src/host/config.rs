@@ -92,6 +92,9 @@ pub struct SegmentSpec {
     pub allow_users: Vec<Account>,
     /// Groups whose members' host programs may attach.
     pub allow_groups: Vec<Account>,
+    /// Whether programs' TCP connections may go over it. Without a word they may if it has no more than two members.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<bool>,
     /// Unit in which it may be mapped: 2M or 4K (a BAR: 4K).
     pub page: Option<Bytes>,
 }
@@ -182,6 +185,8 @@ pub struct Access {
     pub users: BTreeSet<u32>,
     /// And members of these groups.
     pub groups: BTreeSet<u32>,
+    /// Whether programs' TCP connections may go over the segment, if that is configured.
+    pub sockets: Option<bool>,
 }
 
 /// A segment, checked.
@@ -532,7 +537,7 @@ impl Config {
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             mode: spec.mode.map_or(0o660, |m| m.0),
-            access: Access { users, groups },
+            access: Access { users, groups, sockets: spec.sockets },
             page,
         })
     }

@@ -11,6 +11,7 @@ use super::qmp::Monitor;
 use super::reply::Refusal;
 use super::server::Server;
 use super::viewer::Viewer;
+use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::relay::{Mapped, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_layout::{HOST_MEMBER, Name};
@@ -167,7 +168,8 @@ impl Server {
             "limits" => page.add(&self.config.limits),
             "listeners" => {
                 page.fill(books.listeners.range((Excluded(after_32), Unbounded)).map(|(number, listener)| {
-                    let seen = viewer.sees(&listener.segment);
+                    // Whoever knows the name of a connection's listener can take the connection over.
+                    let seen = viewer.sees(&listener.segment) && listener.kind != ChannelKind::SOCKET;
                     (u64::from(*number), Name::NONE, seen.then(|| listener.inspect()))
                 }))
             }

@@ -49,6 +49,7 @@ pub mod restoring;
 pub mod segments;
 pub mod server;
 mod session;
+mod sockets;
 mod starts;
 mod startup;
 mod viewer;

@@ -27,6 +27,7 @@ use tracing::{debug, info, warn};
 impl Broker {
     /// A connection has ended. Its process may live on.
     pub fn hung_up(&mut self, id: ClientId) {
+        self.forget_sockets(id);
         let Some((number, client)) = self.forget_client(id) else { return };
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (epoch, process) = (endpoint.epoch, client.who.process);

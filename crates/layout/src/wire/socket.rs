@@ -99,8 +99,8 @@ pub struct SocketMatched {
 }
 layout!(SocketMatched, 136 { key: 0, segment: 8, listener: 72 });
 
-/// What the names of such listeners begin with. Nobody is shown these.
-pub const SECRET: &str = "tcp:";
+/// What the names of such listeners begin with. Listeners of that kind are shown to nobody.
+pub const SECRET: &str = "tcp.";
 
 /// Event: the connection stays on TCP.
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! socket, connect, listen, accept, shutdown and options.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
@@ -144,6 +145,13 @@ pub unsafe extern "C-unwind" fn setsockopt(
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::setsockopt(fd, level, name, value, len) };
     let Some(socket) = SOCKETS.get(fd) else { return native() };
+    if let Some(delay) = delay(socket, level, name)
+        && len as usize >= size_of::<c_int>()
+    {
+        // SAFETY: the program gives as many bytes.
+        delay.store(unsafe { value.cast::<c_int>().read_unaligned() } != 0, Ordering::Relaxed);
+        return 0;
+    }
     if is_unusual(level, name) {
         if socket.is_joined() {
             Errno(libc::ENOPROTOOPT).set();
@@ -152,6 +160,38 @@ pub unsafe extern "C-unwind" fn setsockopt(
         meet::stays(socket, "a socket option that works on the kernel's bytes");
     }
     native()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let result = unsafe { real::getsockopt(fd, level, name, value, len) };
+    if result == 0
+        && let Some(delay) = SOCKETS.get(fd).and_then(|socket| delay(socket, level, name))
+    {
+        // SAFETY: the kernel has just filled an int, and said so.
+        unsafe {
+            if *len as usize == size_of::<c_int>() {
+                value.cast::<c_int>().write_unaligned(c_int::from(delay.load(Ordering::Relaxed)));
+            }
+        }
+    }
+    result
+}
+
+/// Where the program's value of an option is kept, if the kernel's is this library's.
+fn delay(socket: &'static Socket, level: c_int, name: c_int) -> Option<&'static AtomicBool> {
+    if level != libc::IPPROTO_TCP || socket.sending.carrier() != Carrier::Ring {
+        return None;
+    }
+    let i = crate::change::DELAYS.iter().position(|(option, _)| *option == name)?;
+    Some(&socket.delays[i])
 }
 
 /// Options with which the kernel changes or looks at the bytes.

@@ -25,6 +25,7 @@ mod holds;
 mod numbers;
 mod objects;
 mod owners;
+mod sockets;
 
 /// Segment `broken` is; the others are not. Random numbers count.
 struct TestWorld(u128);

@@ -9,7 +9,10 @@ const GREEDY: u32 = 1000;
 fn bench(limits: Limits) -> Bench {
     let mut bench = Bench::new(limits);
     for segment in ["web", "own"] {
-        bench.broker.set_access(name(segment), Access { users: [GREEDY, OTHER].into(), groups: [].into() });
+        bench.broker.set_access(
+            name(segment),
+            Access { users: [GREEDY, OTHER].into(), groups: [].into(), sockets: None },
+        );
     }
     bench
 }

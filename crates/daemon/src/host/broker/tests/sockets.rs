@@ -1,0 +1,231 @@
+//! Programs' TCP connections.
+
+use super::*;
+use ginnel_layout::wire::{
+    SocketFacts, SocketKey, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
+};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (connector.into(), listener.accept().unwrap().0.into())
+}
+
+fn body(role: SocketRole, key: u64) -> SocketReport {
+    SocketReport { key, role, ..FromZeros::new_zeroed() }
+}
+
+/// What a session is told.
+#[derive(Debug, PartialEq)]
+enum Told {
+    Matched(u64, String, String),
+    Stays(u64, StaysReason),
+    Refused(ErrorCode),
+}
+
+impl Bench {
+    fn report(
+        &mut self,
+        id: ClientId,
+        socket: &OwnedFd,
+        role: SocketRole,
+        key: u64,
+    ) -> Vec<(ClientId, Told)> {
+        let packet = reply::packet(Kind::SOCK_REPORT, 0, body(role, key).as_bytes());
+        self.broker.socket_packet(&mut self.world, id, socket, &packet);
+        self.told()
+    }
+
+    fn relay(&mut self, id: ClientId, facts: &SocketFacts) -> Vec<(ClientId, Told)> {
+        let packet = reply::packet(Kind::SOCK_REPORT, 0, facts.as_bytes());
+        self.broker.packet(&mut self.world, id, &packet);
+        self.told()
+    }
+
+    fn told(&mut self) -> Vec<(ClientId, Told)> {
+        let said = |effect| {
+            let Effect::Send { client, packet, .. } = effect else { panic!("{effect:?}") };
+            let (header, body) = wire::split(&packet).unwrap();
+            let told = match header.kind {
+                Kind::SOCK_MATCHED => {
+                    let SocketMatched { key, segment, listener } = wire::body(body).unwrap();
+                    Told::Matched(key, segment.to_string(), listener.to_string())
+                }
+                Kind::SOCK_STAYS => {
+                    let SocketStays { key, reason, .. } = wire::body(body).unwrap();
+                    Told::Stays(key, reason)
+                }
+                Kind::ERROR => Told::Refused(wire::body::<wire::Error>(&body[..8]).unwrap().code),
+                kind => panic!("{kind:?}"),
+            };
+            (client, told)
+        };
+        self.effects().into_iter().map(said).collect()
+    }
+}
+
+/// A connection between two VMs' addresses, as one end's daemon tells of it.
+fn facts(role: SocketRole, key: u64, clock: u32) -> SocketFacts {
+    let address = |last| Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets();
+    let (local, remote, local_port, remote_port) = match role {
+        SocketRole::CONNECTOR => (address(1), address(2), 40_000, 80),
+        _ => (address(2), address(1), 80, 40_000),
+    };
+    let second = 1_000_000_000;
+    let report = SocketReport { before: second, after: second, ..body(role, key) };
+    SocketFacts {
+        report,
+        local,
+        remote,
+        local_port,
+        remote_port,
+        flags: SocketFacts::CLOCK | SocketFacts::SYN,
+        cookie: 1 + u64::from(local_port),
+        namespace: 1,
+        clock,
+        syn: clock,
+        clock_before: second,
+        clock_after: second,
+    }
+}
+
+#[test]
+fn the_two_ends_of_a_connection_of_this_host_are_told_where_to_meet() {
+    let mut bench = Bench::new(Limits::default());
+    let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 0));
+    let (connector, acceptor) = pair();
+    assert_eq!(bench.report(one, &connector, SocketRole::CONNECTOR, 5), []);
+    let told = bench.report(other, &acceptor, SocketRole::ACCEPTOR, 6);
+    let [(first, Told::Matched(6, segment, listener)), (second, Told::Matched(5, same, place))] = &told[..]
+    else {
+        panic!("{told:?}");
+    };
+    assert_eq!((*first, *second), (other, one));
+    // The narrowest one that both may use.
+    assert_eq!((segment.as_str(), segment, listener), ("own", same, place));
+    assert!(listener.starts_with(wire::SECRET) && listener.len() == wire::SECRET.len() + 32);
+    // Another connection meets elsewhere.
+    let (connector, acceptor) = pair();
+    bench.report(one, &connector, SocketRole::CONNECTOR, 7);
+    let again = bench.report(other, &acceptor, SocketRole::ACCEPTOR, 8);
+    assert!(matches!(&again[0].1, Told::Matched(8, _, elsewhere) if elsewhere != listener), "{again:?}");
+}
+
+#[test]
+fn a_name_where_two_meet_is_told_to_them_alone() {
+    let mut bench = Bench::new(Limits::default());
+    let (id, _) = bench.attach(HOST_MEMBER, "own");
+    let wish =
+        wire::Listen { kind: 3, ..wire::Listen { name: name("tcp.secret"), ..FromZeros::new_zeroed() } };
+    assert_eq!(bench.ask(id, Kind::LISTEN, wish.as_bytes()), Kind::LISTENING);
+    // Who connects for something else is not the other end.
+    let (other, _) = bench.attach(HOST_MEMBER, "own");
+    let wish = wire::Connect { kind: 2, ..connect("tcp.secret", 0, 1) };
+    assert!(bench.code(other, Kind::CONNECT, wish.as_bytes()).is_some());
+    let wish = wire::Connect { kind: 3, ..wish };
+    assert_eq!(bench.ask(other, Kind::CONNECT, wish.as_bytes()), Kind::CHANNEL);
+}
+
+#[test]
+fn what_is_no_connection_stays_and_what_is_no_report_is_refused() {
+    let mut bench = Bench::new(Limits::default());
+    let id = bench.client(HOST_MEMBER, 0);
+    let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let stays = |key, reason| vec![(id, Told::Stays(key, reason))];
+    assert_eq!(bench.report(id, &file, SocketRole::ACCEPTOR, 1), stays(1, StaysReason::NOT_TCP));
+    let (connector, _acceptor) = pair();
+    assert_eq!(bench.report(id, &connector, SocketRole(9), 2), [(id, Told::Refused(ErrorCode::INVALID))]);
+    // A program of the host cannot tell facts.
+    assert_eq!(
+        bench.relay(id, &facts(SocketRole::CONNECTOR, 3, 7)),
+        [(id, Told::Refused(ErrorCode::PROTOCOL))]
+    );
+    assert!(bench.broker.sockets.rendezvous_is_empty());
+}
+
+#[test]
+fn who_may_use_no_segment_together_stays_on_tcp() {
+    let mut bench = Bench::new(Limits::default());
+    let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 1000));
+    let meet = |bench: &mut Bench| {
+        let (connector, acceptor) = pair();
+        bench.report(one, &connector, SocketRole::CONNECTOR, 1);
+        bench.report(other, &acceptor, SocketRole::ACCEPTOR, 2)
+    };
+    let access = |sockets| Access { users: [1000].into(), groups: [].into(), sockets };
+    let none =
+        [(other, Told::Stays(2, StaysReason::NO_SEGMENT)), (one, Told::Stays(1, StaysReason::NO_SEGMENT))];
+    assert_eq!(meet(&mut bench), none);
+    bench.broker.set_access(name("web"), access(None));
+    assert!(matches!(&meet(&mut bench)[0].1, Told::Matched(2, segment, _) if segment == "web"));
+    bench.broker.set_access(name("web"), access(Some(false)));
+    assert_eq!(meet(&mut bench), none);
+}
+
+#[test]
+fn what_a_vm_says_holds_for_that_vm() {
+    let mut bench = Bench::new(Limits::default());
+    let guest = bench.client(VM, 0);
+    // Both ends in one VM, whose daemon is believed.
+    assert_eq!(bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777)), []);
+    let told = bench.relay(guest, &facts(SocketRole::ACCEPTOR, 2, 777));
+    assert!(matches!(&told[0].1, Told::Matched(2, segment, _) if segment == "web"), "{told:?}");
+    // A VM that claims an end of the host's connection is not believed without a proof: loopback is another there.
+    let host = bench.client(HOST_MEMBER, 0);
+    let (connector, _acceptor) = pair();
+    assert_eq!(bench.report(host, &connector, SocketRole::CONNECTOR, 3), []);
+    let identity = ginnel_tcp::Identity::of(&connector).unwrap();
+    let mapped = |address: std::net::SocketAddr| match address.ip() {
+        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(v6) => v6.octets(),
+    };
+    let claim = SocketFacts {
+        local: mapped(identity.remote),
+        remote: mapped(identity.local),
+        local_port: identity.remote.port(),
+        remote_port: identity.local.port(),
+        namespace: identity.namespace,
+        ..facts(SocketRole::ACCEPTOR, 4, 1)
+    };
+    assert_eq!(bench.relay(guest, &claim), []);
+}
+
+#[test]
+fn a_report_ends_with_its_session_or_when_it_is_withdrawn() {
+    let mut bench = Bench::new(Limits::default());
+    let other = bench.client(HOST_MEMBER, 0);
+    for withdraws in [true, false] {
+        let one = bench.client(HOST_MEMBER, 0);
+        let (connector, acceptor) = pair();
+        assert_eq!(bench.report(one, &connector, SocketRole::CONNECTOR, 1), []);
+        if withdraws {
+            let key = SocketKey { key: 1 };
+            bench.broker.packet(
+                &mut bench.world,
+                one,
+                &reply::packet(Kind::SOCK_WITHDRAW, 0, key.as_bytes()),
+            );
+        } else {
+            bench.ends(one);
+        }
+        assert!(bench.broker.sockets.rendezvous_is_empty());
+        assert_eq!(bench.report(other, &acceptor, SocketRole::ACCEPTOR, 2), []);
+        bench.broker.forget_sockets(other);
+    }
+}
+
+#[test]
+fn a_flood_of_reports_is_not_looked_at() {
+    let mut bench = Bench::new(Limits::default());
+    let id = bench.client(HOST_MEMBER, 0);
+    let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    // However slowly they come, some are too many within a second, or none is.
+    let begun = std::time::Instant::now();
+    let told: Vec<_> = (0..5000).flat_map(|key| bench.report(id, &file, SocketRole::ACCEPTOR, key)).collect();
+    let seconds = begun.elapsed().as_secs() as usize + 1;
+    let looked_at =
+        told.iter().filter(|(_, told)| matches!(told, Told::Stays(_, StaysReason::NOT_TCP))).count();
+    assert!(told.len() == 5000 && looked_at <= 2000 * (seconds + 1), "{looked_at} in {seconds} s");
+}

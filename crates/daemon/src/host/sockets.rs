@@ -1,0 +1,327 @@
+//! Programs' TCP connections: their two ends are looked for, and told where to meet.
+//!
+//! A program on the host hands its socket to this daemon, which reads from it what the kernel knows; of a program in a VM that VM's
+//! daemon does so, and is believed for its own VM. Which two reports are the ends of one connection is judged by
+//! [`ginnel_tcp::Rendezvous`]. The two are told the name of a listener in a segment that both may use. Nobody else knows the name,
+//! so whoever connects there is the other end, and from there on their channel is one as any other.
+//!
+//! All of this is in private memory: programs report again to a daemon's successor.
+
+use super::broker::{Broker, ClientId, Who, World};
+use super::reply::{self, Refusal};
+use ginnel_layout::wire::{
+    self, ErrorCode, Kind, SocketFacts, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
+};
+use ginnel_layout::{HOST_MEMBER, Name};
+use ginnel_tcp::{
+    Clock, Connecting, Identity, NotTcp, Outcome, Owner, Rendezvous, Report, Side, Socket, SynTime,
+};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Reports that a session may make at once, and a second later again.
+const REPORTS: u32 = 2000;
+/// SYNs that are kept, because the kernel tells each only once.
+const SYNS: usize = 4096;
+
+/// Reports, and what is known of those who made them.
+#[derive(Debug)]
+pub struct Sockets {
+    begun: Instant,
+    rendezvous: Rendezvous<Waiting>,
+    /// The sockets of each session that wait for their other end, by its own numbers.
+    sessions: BTreeMap<ClientId, Session>,
+    syns: Syns,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    waiting: HashMap<u64, Socket>,
+    /// Reports since the time.
+    reports: (u32, Duration),
+}
+
+/// Who waits for the other end of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Waiting {
+    client: ClientId,
+    key: u64,
+}
+
+/// Timestamps of SYNs, by network namespace and cookie of the sockets that have received them.
+#[derive(Debug, Default)]
+struct Syns {
+    of: HashMap<(u64, u64), SynTime>,
+    order: VecDeque<(u64, u64)>,
+}
+
+impl Syns {
+    fn get(&mut self, socket: impl AsFd, identity: &Identity) -> Option<SynTime> {
+        let name = (identity.namespace, identity.cookie);
+        if let Some(known) = self.of.get(&name) {
+            return Some(*known);
+        }
+        let syn = SynTime::of(socket).ok().flatten()?;
+        if self.order.len() >= SYNS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.of.remove(&oldest);
+        }
+        self.of.insert(name, syn);
+        self.order.push_back(name);
+        Some(syn)
+    }
+}
+
+impl Default for Sockets {
+    fn default() -> Self {
+        Self {
+            begun: Instant::now(),
+            rendezvous: Rendezvous::default(),
+            sessions: BTreeMap::new(),
+            syns: Syns::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Sockets {
+    /// Whether nobody waits.
+    pub fn rendezvous_is_empty(&self) -> bool {
+        self.rendezvous.is_empty()
+    }
+}
+
+/// What the kernel says of a socket of this host.
+fn read(syns: &mut Syns, socket: &OwnedFd, report: &SocketReport) -> Result<Report, StaysReason> {
+    let identity = Identity::of(socket).map_err(|why| match why {
+        NotTcp::Kernel => StaysReason::KERNEL,
+        _ => StaysReason::NOT_TCP,
+    })?;
+    let side = match report.role {
+        SocketRole::CONNECTOR => {
+            Side::Connector { connecting: connecting(report), clock: Clock::of(socket).ok().flatten() }
+        }
+        _ => Side::Acceptor { syn: syns.get(socket, &identity) },
+    };
+    // Whoever may not ask is not to be believed more for it.
+    let owner = Owner::of(socket).unwrap_or(Owner::User);
+    Ok(Report { member: HOST_MEMBER, identity, owner, side })
+}
+
+/// What a VM's daemon says of a socket there. Its programs are its own affair.
+fn believe(member: u32, facts: &SocketFacts) -> Report {
+    let address =
+        |bytes: [u8; 16], port| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(), port);
+    let identity = Identity {
+        local: address(facts.local, facts.local_port),
+        remote: address(facts.remote, facts.remote_port),
+        cookie: facts.cookie,
+        namespace: facts.namespace,
+    };
+    let has = |bit| facts.flags & bit != 0;
+    let side = match facts.report.role {
+        SocketRole::CONNECTOR => Side::Connector {
+            connecting: connecting(&facts.report),
+            clock: has(SocketFacts::CLOCK).then(|| Clock {
+                value: facts.clock,
+                before: Duration::from_nanos(facts.clock_before),
+                after: Duration::from_nanos(facts.clock_after),
+            }),
+        },
+        _ => Side::Acceptor { syn: has(SocketFacts::SYN).then_some(SynTime(facts.syn)) },
+    };
+    let owner = if has(SocketFacts::USER) { Owner::User } else { Owner::System };
+    Report { member, identity, owner, side }
+}
+
+fn connecting(report: &SocketReport) -> Connecting {
+    let [before, after] = [report.before, report.after].map(Duration::from_nanos);
+    Connecting { before, after }
+}
+
+impl Broker {
+    /// A program of this host has sent a report with its socket. What comes of it is an event.
+    pub fn socket_packet(
+        &mut self,
+        world: &mut dyn World,
+        client: ClientId,
+        socket: &OwnedFd,
+        packet: &[u8],
+    ) {
+        let Some((header, body)) = wire::split(packet) else { return };
+        if let Err(refusal) = self.socket_reported(world, client, socket, body) {
+            self.send(client, reply::refusal(header.request, &refusal), vec![]);
+        }
+    }
+
+    fn socket_reported(
+        &mut self,
+        world: &mut dyn World,
+        client: ClientId,
+        socket: &OwnedFd,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        if !self.clients.get(&client).is_some_and(|client| client.greeted) {
+            return Err(Refusal::new(ErrorCode::PROTOCOL, "say HELLO first"));
+        }
+        let report: SocketReport = reply::body(body)?;
+        check_role(report.role)?;
+        if !self.may_report(client) {
+            self.stays(client, report.key, StaysReason::TOO_MANY);
+            return Ok(());
+        }
+        match read(&mut self.sockets.syns, socket, &report) {
+            Ok(read) => self.look_for_other_end(world, client, report.key, read),
+            Err(reason) => self.stays(client, report.key, reason),
+        }
+        Ok(())
+    }
+
+    /// The same in a VM, whose daemon has looked at the socket.
+    pub(super) fn socket_relayed(
+        &mut self,
+        world: &mut dyn World,
+        client: ClientId,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        let facts: SocketFacts = reply::body(body)?;
+        check_role(facts.report.role)?;
+        let Some(member) = self.who(client).filter(|who| who.is_relayed()).map(|who| who.member) else {
+            let text = "a program of the host reports a socket by its descriptor";
+            return Err(Refusal::new(ErrorCode::PROTOCOL, text));
+        };
+        match self.may_report(client) {
+            true => self.look_for_other_end(world, client, facts.report.key, believe(member, &facts)),
+            false => self.stays(client, facts.report.key, StaysReason::TOO_MANY),
+        }
+        Ok(())
+    }
+
+    /// Nothing is to come of a report any more.
+    pub(super) fn socket_withdrawn(&mut self, client: ClientId, body: &[u8]) -> Result<(), Refusal> {
+        let wire::SocketKey { key } = reply::body(body)?;
+        let session = self.sockets.sessions.get_mut(&client);
+        if let Some(socket) = session.and_then(|session| session.waiting.remove(&key)) {
+            self.sockets.rendezvous.withdraw(socket);
+        }
+        Ok(())
+    }
+
+    /// A session has ended, and with it all that it has reported.
+    pub(super) fn forget_sockets(&mut self, client: ClientId) {
+        let session = self.sockets.sessions.remove(&client);
+        for socket in session.into_iter().flat_map(|session| session.waiting.into_values()) {
+            self.sockets.rendezvous.withdraw(socket);
+        }
+    }
+
+    /// Whether a session has not reported too much of late.
+    fn may_report(&mut self, client: ClientId) -> bool {
+        let now = self.sockets.begun.elapsed();
+        let (count, since) = &mut self.sockets.sessions.entry(client).or_default().reports;
+        if now - *since >= Duration::from_secs(1) {
+            (*count, *since) = (0, now);
+        }
+        *count += 1;
+        *count <= REPORTS
+    }
+
+    fn look_for_other_end(&mut self, world: &mut dyn World, client: ClientId, key: u64, report: Report) {
+        let now = self.sockets.begun.elapsed();
+        let waiting = Waiting { client, key };
+        match self.sockets.rendezvous.report(now, report, waiting) {
+            Outcome::Waits { dropped } => {
+                for old in dropped {
+                    self.gives_up(old, StaysReason::TOO_MANY);
+                }
+                self.sockets.sessions.entry(client).or_default().waiting.insert(key, report.socket());
+            }
+            Outcome::Ambiguous(all) => {
+                all.into_iter().for_each(|waiting| self.gives_up(waiting, StaysReason::AMBIGUOUS));
+            }
+            Outcome::Joined(one, other) => self.bring_together(world, one, other),
+        }
+    }
+
+    /// Two sockets are the two ends of a connection.
+    fn bring_together(&mut self, world: &mut dyn World, one: Waiting, other: Waiting) {
+        for Waiting { client, key } in [one, other] {
+            if let Some(session) = self.sockets.sessions.get_mut(&client) {
+                session.waiting.remove(&key);
+            }
+        }
+        let segment = self.segment_for(world, one.client, other.client);
+        let meeting = segment.and_then(|segment| Some((segment, secret(world.random())?)));
+        for Waiting { client, key } in [one, other] {
+            let Some((segment, listener)) = meeting else {
+                self.stays(client, key, StaysReason::NO_SEGMENT);
+                continue;
+            };
+            let event = SocketMatched { key, segment, listener };
+            self.send(client, reply::packet(Kind::SOCK_MATCHED, 0, event.as_bytes()), vec![]);
+        }
+    }
+
+    /// The narrowest segment that allows sockets and that both may attach to and write.
+    fn segment_for(&self, world: &mut dyn World, one: ClientId, other: ClientId) -> Option<Name> {
+        let (one, other) = (self.who(one)?, self.who(other)?);
+        let may = |who: &Who, name: &Name| who.is_relayed() || self.may_attach(name, who.uid, &who.groups);
+        let mut segments: Vec<_> = self
+            .books
+            .segments
+            .values()
+            .filter(|segment| {
+                [one, other].iter().all(|who| {
+                    segment.members.contains(&who.member)
+                        && !segment.readers.contains(&who.member)
+                        && may(who, &segment.name)
+                }) && self.allows_sockets(&segment.name, segment.members.len())
+            })
+            .map(|segment| (segment.members.len(), segment.name))
+            .collect();
+        segments.sort_unstable();
+        segments.into_iter().map(|(_, name)| name).find(|name| !world.is_broken(name))
+    }
+
+    /// Whether a segment of so many members is for sockets. Unless that is configured, it is if no third member sees the bytes.
+    fn allows_sockets(&self, segment: &Name, members: usize) -> bool {
+        let configured = self.access.get(segment).and_then(|access| access.sockets);
+        configured.unwrap_or(members <= 2)
+    }
+
+    fn gives_up(&mut self, waiting: Waiting, reason: StaysReason) {
+        let Waiting { client, key } = waiting;
+        if let Some(session) = self.sockets.sessions.get_mut(&client) {
+            session.waiting.remove(&key);
+        }
+        self.stays(client, key, reason);
+    }
+
+    fn stays(&mut self, client: ClientId, key: u64, reason: StaysReason) {
+        let event = SocketStays { key, reason, ..FromZeros::new_zeroed() };
+        self.send(client, reply::packet(Kind::SOCK_STAYS, 0, event.as_bytes()), vec![]);
+    }
+}
+
+fn check_role(role: SocketRole) -> Result<(), Refusal> {
+    match role {
+        SocketRole::CONNECTOR | SocketRole::ACCEPTOR => Ok(()),
+        SocketRole(other) => {
+            Err(Refusal::new(ErrorCode::INVALID, format!("there is no role {other} of a socket: use 1 or 2")))
+        }
+    }
+}
+
+/// A name that nobody guesses.
+fn secret(random: [u8; 16]) -> Option<Name> {
+    let mut name = String::from(wire::SECRET);
+    for byte in random {
+        let _ = write!(name, "{byte:02x}");
+    }
+    Name::new(&name).ok()
+}
