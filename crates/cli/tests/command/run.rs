@@ -8,7 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::world::{built_library, signal};
+use crate::world::{World, built_library, signal, wait_for};
+use ginnel_report::{Event, Record, Report};
 
 /// A shared library that this process has loaded, so that any program can.
 fn library(name: &str) -> PathBuf {
@@ -234,51 +235,118 @@ fn signals_reach_the_program_and_its_end_is_ours() {
     }
 }
 
-const BYTES: usize = 100_000;
+/// Where [`program_with_a_connection`] finds that it is to end.
+const END: &str = "GINNEL_TEST_END";
 
-/// Not a test of its own: a program with both ends of a connection.
+/// Not a test of its own: a program with both ends of a connection, over which messages go to and fro until a file is there, or
+/// its folder is not.
 #[test]
-#[ignore = "a program for the test below"]
+#[ignore = "a program for the tests below"]
 fn program_with_a_connection() {
+    let end = PathBuf::from(std::env::var_os(END).unwrap());
+    let folder = end.parent().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut acceptor = listener.accept().unwrap().0;
     let echo = std::thread::spawn(move || {
-        let mut piece = [0; 1000];
+        let mut piece = [0; MESSAGE];
         while acceptor.read_exact(&mut piece).is_ok() {
             acceptor.write_all(&piece).unwrap();
         }
     });
-    let mut piece = [7; 1000];
-    for _ in 0..BYTES / piece.len() {
+    let mut sent = 0_u64;
+    while sent < 100 || (folder.exists() && !end.exists()) {
+        let piece: [u8; MESSAGE] = std::array::from_fn(|at| (sent as usize + at) as u8);
         connector.write_all(&piece).unwrap();
-        connector.read_exact(&mut piece).unwrap();
+        let mut answer = [0; MESSAGE];
+        connector.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, piece, "message {sent}");
+        sent += 1;
     }
     drop(connector);
     echo.join().unwrap();
+    // Ours to write: the report of this process goes elsewhere.
+    fs::write(end, sent.to_string()).unwrap();
 }
 
-#[test]
-fn the_real_library_reports_why_a_connection_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("report");
-    let output = ginnel()
+const MESSAGE: usize = 1000;
+
+/// That program with the real library, and where it finds its end and leaves its report.
+fn with_a_connection(folder: &Path) -> (Command, PathBuf, PathBuf) {
+    let (end, file) = (folder.join("end"), folder.join("report"));
+    let mut command = ginnel();
+    command
         .env("GINNEL_PRELOAD", built_library("ginnel-preload", "libginnel_preload.so"))
-        .env("GINNEL_SOCKET", folder.path().join("nothing"))
+        .env("GINNEL_SOCKET", folder.join("nothing"))
+        .env(END, &end)
         .arg(format!("--report={}", file.display()))
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "run::program_with_a_connection", "--include-ignored"])
-        .output()
-        .unwrap();
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    (command, end, file)
+}
+
+fn report(file: &Path) -> Report {
+    Report::read(BufReader::new(fs::File::open(file).unwrap())).unwrap()
+}
+
+#[test]
+fn the_report_says_why_a_connection_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut command, end, file) = with_a_connection(folder.path());
+    fs::write(&end, "").unwrap();
+    let output = command.output().unwrap();
     let (status, _, err) = said(&output);
     assert_eq!(status, Some(0), "{err}");
-    let report = ginnel_report::Report::read(BufReader::new(fs::File::open(file).unwrap())).unwrap();
+    let report = report(&file);
     assert_eq!((report.processes.len(), report.connections.len(), report.unreadable), (1, 2, 0), "{err}");
-    let bytes = BYTES as u64;
+    let bytes = 100 * MESSAGE as u64;
     for connection in &report.connections {
-        assert_eq!(connection.event, ginnel_report::Event::Stays);
+        assert_eq!(connection.event, Event::Stays);
         assert_eq!((connection.tcp_sent, connection.tcp_received), (bytes, bytes), "{connection:?}");
         assert_eq!(connection.reason, "there is no daemon");
     }
     assert!(err.contains("1 program, 2 connections: 0 changed over to shared memory"), "{err}");
+}
+
+/// Both ends of a connection in one process, with a real daemon.
+fn changes_over_and_is_shown(mode: &str) {
+    let world = World::new();
+    let (mut command, end, file) = with_a_connection(&world.files());
+    let child = command.env("GINNEL_SOCKET", world.socket()).env("GINNEL_SOCKETS", mode).spawn().unwrap();
+    let is_over = |record: &Record<'_>| record.sent_after_us.is_some() && record.received_after_us.is_some();
+    wait_for("the change of both ends", || {
+        file.exists() && report(&file).connections.iter().filter(|record| is_over(record)).count() == 2
+    });
+    let shown = world.good("sockets web").out;
+    assert_eq!(shown.lines().count(), 2, "{shown}");
+    assert!(world.good("status").out.contains("TCP connections over shared memory: 1 "));
+    fs::write(&end, "").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (status, _, err) = said(&output);
+    assert_eq!(status, Some(0), "{err}");
+    let bytes = MESSAGE as u64 * fs::read_to_string(&end).unwrap().parse::<u64>().unwrap();
+    let report = report(&file);
+    assert_eq!((report.connections.len(), report.unreadable), (2, 0), "{err}");
+    for connection in &report.connections {
+        assert!(is_over(connection) && connection.event == Event::Ended, "{connection:?}");
+        let sums = [
+            connection.tcp_sent + connection.shared_sent,
+            connection.tcp_received + connection.shared_received,
+        ];
+        assert_eq!(sums, [bytes; 2], "{connection:?}");
+        assert!(connection.shared_sent > 0 && connection.segment == "web", "{connection:?}");
+    }
+    assert!(err.contains("2 connections: 2 changed over to shared memory"), "{err}");
+}
+
+#[test]
+fn a_connection_changes_over_and_is_shown() {
+    changes_over_and_is_shown("auto");
+}
+
+#[test]
+fn a_connection_changes_over_as_soon_as_it_can() {
+    changes_over_and_is_shown("eager");
 }
