@@ -158,6 +158,11 @@ pub fn close(socket: &'static Socket, fd: c_int) {
 fn end(socket: &'static Socket, fd: c_int) {
     let receiver = socket.receiving.ring.lock().take();
     let sender = socket.sending.ring.lock().take();
+    if socket.claim.load(Ordering::Relaxed) != crate::family::ALONE {
+        // Another process may go on with them. The kernel tells the peer when the last one has closed the socket.
+        std::mem::forget((receiver, sender));
+        return;
+    }
     // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it.
     let unread = receiver.is_some_and(|mut receiver| {
         let unread = matches!(receiver.ring.poll(), Ok(n) if n > 0);

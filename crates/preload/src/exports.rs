@@ -11,8 +11,10 @@ mod io;
 mod polling;
 mod process;
 mod sockets;
+mod streams;
 
 /// Runs when the library is loaded.
 pub fn load() {
     process::owns_tables();
+    crate::family::load();
 }

@@ -93,6 +93,13 @@ pub fn drain(socket: &'static Socket, fd: c_int) {
     }
 }
 
+/// Programs that are executed do not get this descriptor.
+pub fn close_on_exec(fd: c_int) {
+    let _errno = Kept::new();
+    // SAFETY: F_SETFD takes an int.
+    unsafe { real::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize as *mut std::ffi::c_void) };
+}
+
 /// Whether O_NONBLOCK is set.
 pub fn is_nonblocking(fd: c_int) -> bool {
     let _errno = Kept::new();

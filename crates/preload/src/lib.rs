@@ -26,6 +26,7 @@ mod epoll;
 mod errno;
 #[cfg(not(test))]
 mod exports;
+mod family;
 mod kernel;
 mod lock;
 mod meet;

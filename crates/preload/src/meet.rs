@@ -19,6 +19,7 @@ use libc::c_int;
 use crate::kernel;
 use crate::settings::{self, Mode};
 use crate::socket::{Socket, Stage};
+use crate::table::SOCKETS;
 
 /// What a connection has to have done before it is reported: so many calls that sent,
 const SENDS: u32 = 4;
@@ -312,6 +313,12 @@ fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
     }
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
     let (sender, receiver) = channel.split();
+    // Another program that got the descriptor would take wake bytes for the peer's, and its own bytes would be taken for wake bytes.
+    for fd in SOCKETS.used(0, u32::MAX) {
+        if SOCKETS.get(fd).is_some_and(|other| std::ptr::eq(other, socket)) {
+            kernel::close_on_exec(fd);
+        }
+    }
     *socket.sending.ring.lock() = Some(sender);
     *socket.receiving.ring.lock() = Some(receiver);
     socket.set_stage(Stage::Joined);

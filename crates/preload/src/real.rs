@@ -98,6 +98,7 @@ real! {
     IOCTL: ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int = SYS_ioctl;
     FCNTL: fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
     FCNTL64: fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
+    FDOPEN: fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     CLOSE: close(fd: c_int) -> c_int = SYS_close;
     CLOSE_RANGE: close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = SYS_close_range;
     DUP: dup(fd: c_int) -> c_int = SYS_dup;

@@ -108,6 +108,9 @@ enum How {
 
 /// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now.
 fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result<usize> {
+    if !crate::family::may_use(socket) {
+        return Err(Errno(libc::ECONNRESET));
+    }
     let mut ring = socket.receiving.ring.lock();
     // Closed by another thread.
     let receiver = ring.as_mut().ok_or(Errno(libc::EBADF))?;

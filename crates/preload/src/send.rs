@@ -10,7 +10,7 @@ use crate::errno::{Errno, Kept, Result, tell};
 use crate::kernel;
 use crate::socket::{Carrier, Socket};
 use crate::wait::{self, Deadline};
-use crate::{change, meet};
+use crate::{change, family, meet};
 
 /// Flags after which a connection is left to the kernel, if it still is the kernel's.
 const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -104,6 +104,9 @@ fn into_ring<'a>(
 /// Puts some of the bytes into the ring, and wakes the peer if it sleeps.
 #[inline]
 fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::result::Result<usize, SendError> {
+    if !family::may_use(socket) {
+        return Err(SendError::Aborted);
+    }
     let mut ring = socket.sending.ring.lock();
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let n = sender.ring.write(bytes, || kernel::wake(socket, fd))?;
@@ -140,6 +143,9 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     let mut ring = socket.sending.ring.lock();
     if socket.sending.carrier() != Carrier::Ring {
         return false;
+    }
+    if !family::may_use(socket) {
+        return true;
     }
     if let Some(sender) = ring.as_mut()
         && sender.ring.finish()

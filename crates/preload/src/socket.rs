@@ -191,6 +191,8 @@ pub struct Socket {
     pub was_full: AtomicBool,
     /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
     pub delays: [AtomicBool; 2],
+    /// Who goes on with its rings after a fork; see `family`.
+    pub claim: AtomicU32,
     /// Epoll instances that watch it.
     pub watchers: Watchers,
     /// 0: not known; 1: calls wait; 2: they do not.
@@ -217,6 +219,7 @@ impl Socket {
             sleepers: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
+            claim: AtomicU32::new(crate::family::ALONE),
             watchers: Watchers::new(),
             nonblocking: AtomicU8::new(0),
             patience: AtomicU32::new(0),
@@ -234,6 +237,7 @@ impl Socket {
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
+        self.claim.store(crate::family::ALONE, Ordering::Relaxed);
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);
         self.patience.store(0, Ordering::Relaxed);

@@ -3,7 +3,7 @@
 //! A descriptor of a TCP socket or of an epoll instance has an entry from the call that made it to the one that closes it. A number
 //! without an entry is none of ours. Entries are found without a lock; what they point to is never freed, only used again.
 
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use libc::c_int;
 
@@ -18,6 +18,8 @@ const FDS: usize = 1 << 20;
 pub struct Table<T: 'static> {
     entries: [AtomicPtr<T>; FDS],
     free: Lock<Vec<&'static T>>,
+    /// No larger number has had an entry.
+    highest: AtomicUsize,
 }
 
 pub static SOCKETS: Table<Socket> = Table::new();
@@ -25,7 +27,11 @@ pub static EPOLLS: Table<Instance> = Table::new();
 
 impl<T> Table<T> {
     const fn new() -> Self {
-        Self { entries: [const { AtomicPtr::new(std::ptr::null_mut()) }; FDS], free: Lock::new(Vec::new()) }
+        Self {
+            entries: [const { AtomicPtr::new(std::ptr::null_mut()) }; FDS],
+            free: Lock::new(Vec::new()),
+            highest: AtomicUsize::new(0),
+        }
     }
 
     fn entry(&self, fd: c_int) -> Option<&AtomicPtr<T>> {
@@ -45,6 +51,7 @@ impl<T> Table<T> {
     /// From now on this descriptor is that.
     pub fn set(&self, fd: c_int, what: &'static T) {
         if let Some(entry) = self.entry(fd) {
+            self.highest.fetch_max(fd as usize, Ordering::Relaxed);
             // ORDER table.entry: what it points to is there. Pairs with: `Table::get`.
             entry.store(std::ptr::from_ref(what).cast_mut(), Ordering::Release);
         }
@@ -74,7 +81,7 @@ impl<T> Table<T> {
 
     /// All numbers of a range that have an entry.
     pub fn used(&self, first: u32, last: u32) -> impl Iterator<Item = c_int> {
-        let last = (last as usize).min(FDS - 1);
+        let last = (last as usize).min(self.highest.load(Ordering::Relaxed));
         (first as usize..=last)
             .filter(|fd| !self.entries[*fd].load(Ordering::Relaxed).is_null())
             .map(|fd| fd as c_int)

@@ -18,6 +18,9 @@ fn closing(fd: c_int) {
 
 /// After the kernel has made a descriptor that is a copy of another one.
 fn copied(fd: c_int, copy: c_int) -> c_int {
+    if copy >= 0 && SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) {
+        crate::kernel::close_on_exec(copy);
+    }
     if copy >= 0 && super::process::owns_tables() {
         table::duplicate(fd, copy);
     }

@@ -245,6 +245,12 @@ pub unsafe extern "C-unwind" fn sendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
+    if unsafe { passes_connection(message) } {
+        // Whoever receives it would take wake bytes for the peer's.
+        Errno(libc::EINVAL).set();
+        return -1;
+    }
+    // SAFETY: the program keeps the rules.
     let native = || unsafe { real::sendmsg(fd, message, flags) };
     let Some(socket) = connection(fd) else { return native() };
     // SAFETY: as above.
@@ -252,6 +258,33 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     // SAFETY: as above.
     let pieces = unsafe { pieces(vectors(head.msg_iov, head.msg_iovlen)) };
     send::send(socket, fd, flags, pieces, native)
+}
+
+/// Whether a message hands over a descriptor of a connection that has left the kernel. One that has not stays there.
+unsafe fn passes_connection(message: *const msghdr) -> bool {
+    // SAFETY: the program gives a message, whose control messages are whole.
+    unsafe {
+        if message.is_null() || (*message).msg_controllen == 0 {
+            return false;
+        }
+        let mut control = libc::CMSG_FIRSTHDR(message);
+        while !control.is_null() {
+            if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
+                let len = (*control).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let fds = libc::CMSG_DATA(control).cast::<c_int>();
+                for i in 0..len / size_of::<c_int>() {
+                    if let Some(socket) = connection(fds.add(i).read_unaligned()) {
+                        crate::meet::stays(socket, "its descriptor was passed on");
+                        if socket.is_joined() {
+                            return true;
+                        }
+                    }
+                }
+            }
+            control = libc::CMSG_NXTHDR(message, control);
+        }
+    }
+    false
 }
 
 #[unsafe(no_mangle)]

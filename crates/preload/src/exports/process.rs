@@ -12,12 +12,17 @@ pub fn owns_tables() -> bool {
     match OWNER.load(Ordering::Relaxed) {
         0 => {
             // SAFETY: the handler is a function of this library, and calls nothing that is forbidden in a fork's child.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            unsafe { libc::pthread_atfork(Some(before), None, Some(in_child)) };
             OWNER.store(process, Ordering::Relaxed);
             true
         }
         owner => owner == process,
     }
+}
+
+/// `fork` calls it in the parent, before.
+extern "C" fn before() {
+    crate::family::before_fork();
 }
 
 /// `fork` calls it in the child, which has one thread and copies of the tables.

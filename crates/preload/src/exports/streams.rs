@@ -1,0 +1,55 @@
+//! Streams of the C library over descriptors, whose reads and writes this library does not see.
+
+use std::ffi::c_void;
+
+use libc::{FILE, c_char, c_int, ssize_t};
+
+use crate::table::SOCKETS;
+use crate::{meet, real};
+
+/// The functions of a stream with a cookie: `cookie_io_functions_t`.
+#[repr(C)]
+struct Functions {
+    read: extern "C-unwind" fn(*mut c_void, *mut c_char, usize) -> ssize_t,
+    write: extern "C-unwind" fn(*mut c_void, *const c_char, usize) -> ssize_t,
+    seek: *const c_void,
+    close: extern "C-unwind" fn(*mut c_void) -> c_int,
+}
+
+unsafe extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if let Some(socket) = SOCKETS.get(fd) {
+        meet::stays(socket, "a stream of the C library has its descriptor");
+        if socket.is_joined() {
+            let functions = Functions {
+                read: stream_read,
+                write: stream_write,
+                seek: std::ptr::null(),
+                close: stream_close,
+            };
+            // SAFETY: functions of this library; the cookie is the number.
+            return unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+        }
+    }
+    // SAFETY: the program keeps the rules.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+extern "C-unwind" fn stream_read(cookie: *mut c_void, buffer: *mut c_char, len: usize) -> ssize_t {
+    // SAFETY: the C library gives room for as many bytes.
+    unsafe { super::io::read(cookie as usize as c_int, buffer.cast(), len) }
+}
+
+extern "C-unwind" fn stream_write(cookie: *mut c_void, bytes: *const c_char, len: usize) -> ssize_t {
+    // SAFETY: the C library gives as many bytes. Its streams take 0 for an error.
+    unsafe { super::io::write(cookie as usize as c_int, bytes.cast(), len) }.max(0)
+}
+
+extern "C-unwind" fn stream_close(cookie: *mut c_void) -> c_int {
+    // SAFETY: it takes a number.
+    unsafe { super::descriptors::close(cookie as usize as c_int) }
+}
