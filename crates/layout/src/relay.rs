@@ -2,7 +2,8 @@
 //!
 //! Each message is an [`Envelope`] and its content. The guest's daemon passes on what its programs say, packet by
 //! packet, as [`RelayKind::DATA`] of a numbered client, and their answers back; file descriptors stay where they
-//! are: the guest's daemon adds its own to `ATTACHED`.
+//! are: the guest's daemon adds its own to `ATTACHED`, and sends what its kernel says of a socket ([`wire::SocketFacts`]) in the
+//! place of a `SOCK_REPORT`'s.
 //!
 //! | kind | direction | content |
 //! |---|---|---|

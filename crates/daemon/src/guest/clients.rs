@@ -1,5 +1,6 @@
 //! The programs of this guest that have connected.
 
+use super::sockets::Allowance;
 use crate::packet::{self, Gone, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller, Ready};
@@ -12,6 +13,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// Bytes that may wait for a program that does not read.
@@ -46,6 +48,8 @@ pub struct Client {
     pub unwatched: bool,
     /// Processes that have joined over this connection and have none of their own.
     pub joined: BTreeSet<Process>,
+    /// How many TCP connections it may report.
+    pub reports: Allowance,
 }
 
 /// A request to attach.
@@ -66,9 +70,9 @@ impl Client {
         relay::Open { pid, uid: self.uid, gid: self.gid, reserved: 0, started }
     }
 
-    /// The next packet, if there is one. Longer than any packet may be, or with descriptors: `truncated`.
+    /// The next packet, if there is one. Longer than any packet may be, or with more than one descriptor: `truncated`.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
-        self.socket.receive_from(buffer, 0)
+        self.socket.receive_from(buffer, 1)
     }
 }
 
@@ -83,7 +87,7 @@ pub struct Clients {
     pipelining: bool,
     /// The last that has asked since then.
     asker: Option<u32>,
-    /// The last that has asked at all.
+    /// The last that has asked, or told something, at all.
     last: u32,
     /// There was no room for somebody, and that was said.
     full: bool,
@@ -163,6 +167,7 @@ impl Clients {
             endpoint: None,
             unwatched: false,
             joined: BTreeSet::new(),
+            reports: Allowance::new(Instant::now()),
         };
         self.by_user.add(uid, id);
         self.all.insert(id, client);
@@ -234,6 +239,11 @@ impl Clients {
     pub fn asked(&mut self, id: u32) {
         (self.asker, self.last) = (Some(id), id);
         self.count(id, 1);
+    }
+
+    /// Something that has no answer was passed on for this client.
+    pub fn told(&mut self, id: u32) {
+        self.last = id;
     }
 
     /// The host has answered a request of this client.

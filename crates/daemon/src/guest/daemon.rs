@@ -5,6 +5,7 @@ use super::control::Control;
 use super::owners::{self, Owners};
 use super::policy::Policy;
 use super::segments::Segments;
+use super::sockets::Syns;
 use super::vfio::Interrupts;
 use crate::keeper::Keeper;
 use crate::link::GuestLink;
@@ -53,6 +54,7 @@ pub struct Daemon {
     pub(super) owners: Owners,
     /// Clients that have gone while the host was asked to attach them.
     pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
+    pub(super) syns: Syns,
     policy: Policy,
     /// For packets of programs.
     pub(super) packet: Vec<u8>,
@@ -100,6 +102,7 @@ impl Daemon {
             up: false,
             segments,
             outbox: VecDeque::new(),
+            syns: Syns::default(),
             policy: Policy::new(),
             packet: vec![0; MAX_PACKET],
             nap: FIRST_NAP,

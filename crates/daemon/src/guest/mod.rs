@@ -20,6 +20,7 @@ mod pci;
 mod policy;
 mod relay;
 mod segments;
+mod sockets;
 mod speed;
 mod vfio;
 

@@ -1,19 +1,24 @@
 //! What the guest's daemon passes on, and the little that it answers itself.
 //!
-//! It decides nothing: `HELLO` is answered here, all else goes to the host's daemon and comes back, and on the way back
-//! an `ATTACHED` gets the file descriptors that only this guest has.
+//! It decides nothing: a `HELLO` is answered here unless it asks for features that the host has to know of, all else goes to the
+//! host's daemon and comes back. On the way there a socket in a `SOCK_REPORT` becomes what this guest's kernel says of it, and on
+//! the way back an `ATTACHED` gets the file descriptors that only this guest has.
 
 use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
+use super::sockets::stays;
 use crate::link::{Event, SendRefused};
 use crate::packet::{self, Packet, accept};
 use crate::pidwatch::Process;
 use anyhow::{Context, Result};
 use ginnel_layout::relay::{Endpoint, RelayKind};
-use ginnel_layout::wire::{self, Attached, ErrorCode, Fds, Header, Kind};
+use ginnel_layout::wire::{
+    self, Attached, ErrorCode, Fds, Header, Kind, SocketReport, StaysReason, features,
+};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 use zerocopy::IntoBytes;
 
 /// Events of the link, packets of one client, and new clients, that are handled before others have their turn.
@@ -91,24 +96,26 @@ impl Daemon {
             let Some(client) = self.clients.get(id) else { return };
             match client.receive(&mut self.packet) {
                 Ok(None) => return,
-                Ok(Some(packet)) if packet.truncated => {
-                    let text =
-                        format!("a packet is at most {} bytes and carries no descriptors", wire::MAX_PACKET);
+                Ok(Some(packet)) if packet.truncated || !may_carry(&packet) => {
+                    let text = format!(
+                        "a packet is at most {} bytes, and carries no descriptor unless it reports a socket",
+                        wire::MAX_PACKET
+                    );
                     return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
                 }
-                Ok(Some(packet)) => self.client_says(id, &packet),
+                Ok(Some(packet)) => self.client_says(id, packet),
                 Err(_) => return self.drop_client(id),
             }
         }
     }
 
-    fn client_says(&mut self, id: u32, packet: &Packet) {
+    fn client_says(&mut self, id: u32, packet: Packet) {
         let Some(client) = self.clients.get(id) else { return };
         let Some((header, body)) = wire::split(&packet.bytes) else {
             return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, "a packet shorter than its header"));
         };
         if !client.greeted || header.kind == Kind::HELLO {
-            return self.greet(id, header, body);
+            return self.greet(id, header, body, &packet.bytes);
         }
         // A child has inherited the connection. The host is told of it otherwise than of who has opened the connection.
         let child = packet.sender.filter(|pid| *pid != client.process.pid);
@@ -117,6 +124,18 @@ impl Daemon {
             Kind::DETACH if body.is_empty() && child.is_some() => {
                 self.child_leaves(id, child);
                 return self.answer(id, clients::packet(Kind::OK, header.request, &[]));
+            }
+            Kind::SOCK_REPORT => {
+                let report = wire::body(body);
+                return self.reports(id, header, report, packet.fds);
+            }
+            Kind::SOCK_WITHDRAW => {
+                if self.up {
+                    self.open(id);
+                    self.clients.told(id);
+                    self.tell(RelayKind::DATA, id, &packet.bytes);
+                }
+                return;
             }
             _ => {}
         }
@@ -151,12 +170,49 @@ impl Daemon {
                 }
             }
         }
+        self.ask(id, &packet.bytes);
+    }
+
+    /// The host is to know a client.
+    fn open(&mut self, id: u32) {
+        let Some(client) = self.clients.get(id) else { return };
         if !std::mem::replace(&mut client.opened, true) {
             let who = client.open();
             self.tell(RelayKind::OPEN, id, who.as_bytes());
         }
+    }
+
+    /// Passes on a request.
+    fn ask(&mut self, id: u32, packet: &[u8]) {
+        self.open(id);
         self.clients.asked(id);
-        self.tell(RelayKind::DATA, id, &packet.bytes);
+        self.tell(RelayKind::DATA, id, packet);
+    }
+
+    /// A program has an end of a TCP connection. The host is told what the kernel says of it, never what the program says: so a
+    /// report without a socket is none.
+    fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, mut sockets: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get(id) else { return };
+        let (Some(report), Some(socket)) = (report, sockets.pop()) else {
+            let text = "a report of a socket that has another length, or no socket";
+            return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
+        };
+        let facts = if !client.reports.take(Instant::now()) {
+            Err(StaysReason::TOO_MANY)
+        } else if !self.up {
+            Err(StaysReason::DISABLED)
+        } else {
+            self.syns.read(report, socket)
+        };
+        match facts {
+            Ok(facts) => {
+                let (bytes, _) = clients::packet(Kind::SOCK_REPORT, header.request, facts.as_bytes());
+                self.open(id);
+                self.clients.told(id);
+                self.tell(RelayKind::DATA, id, &bytes);
+            }
+            Err(reason) => self.answer(id, stays(report.key, reason)),
+        }
     }
 
     /// A process owns the endpoint of a connection that it has inherited. Nobody waits for an answer.
@@ -189,7 +245,7 @@ impl Daemon {
         self.tell(RelayKind::GONE, 0, owner.as_bytes());
     }
 
-    fn greet(&mut self, id: u32, header: Header, body: &[u8]) {
+    fn greet(&mut self, id: u32, header: Header, body: &[u8], packet: &[u8]) {
         let Some(hello) = wire::body::<wire::Hello>(body).filter(|_| header.kind == Kind::HELLO) else {
             let text = "a connection begins with HELLO";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
@@ -201,8 +257,20 @@ impl Daemon {
         if let Some(client) = self.clients.get(id) {
             client.greeted = true;
         }
+        if self.up && hello.features & features::SOCKETS != 0 {
+            return self.ask(id, packet);
+        }
         let me = self.control.identity;
         let ok = wire::HelloOk { version: wire::VERSION, member: me.member, features: 0, name: me.name };
+        self.answer(id, clients::packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
+    }
+
+    /// The host has said which features it understands. This daemon understands no others than it knows.
+    fn greeted(&mut self, id: u32, header: Header, body: &[u8]) {
+        let Some(ok) = wire::body::<wire::HelloOk>(body) else { return self.drop_client(id) };
+        let me = self.control.identity;
+        let features = ok.features & features::SOCKETS;
+        let ok = wire::HelloOk { version: wire::VERSION, member: me.member, features, name: me.name };
         self.answer(id, clients::packet(Kind::HELLO_OK, header.request, ok.as_bytes()));
     }
 
@@ -317,6 +385,9 @@ impl Daemon {
         }
         let Some(client) = self.clients.get(id) else { return self.answer_to_departed(id, header, body) };
         let asked = client.attaching.take_if(|asked| asked.request == header.request);
+        if header.kind == Kind::HELLO_OK {
+            return self.greeted(id, header, body);
+        }
         if header.kind != Kind::ATTACHED {
             return self.answer(id, (bytes, Vec::new()));
         }
@@ -392,4 +463,10 @@ impl Daemon {
         fds.push(self.control.registers_file.clone());
         Ok((attached, fds))
     }
+}
+
+/// Whether a packet may carry the descriptors that it does: a report of a socket carries one, all others none.
+fn may_carry(packet: &Packet) -> bool {
+    packet.fds.is_empty()
+        || wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT)
 }

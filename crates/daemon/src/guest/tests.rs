@@ -615,6 +615,184 @@ fn who_breaks_the_protocol_is_told_and_shown_the_door() {
     bed.program();
 }
 
+/// The two ends of a TCP connection, the connector's first, and what they are the ends of.
+fn connection() -> [std::net::TcpStream; 2] {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    ginnel_tcp::save_syn(&listener).unwrap();
+    let connector = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [connector, listener.accept().unwrap().0]
+}
+
+fn report(key: u64, role: wire::SocketRole) -> wire::SocketReport {
+    wire::SocketReport { key, before: 5, after: 6, role, reserved: 0 }
+}
+
+impl Program {
+    fn reports(&self, report: wire::SocketReport, sockets: &[impl AsFd]) {
+        self.gives(Kind::SOCK_REPORT, report.as_bytes(), sockets);
+    }
+
+    fn gives(&self, kind: Kind, body: &[u8], fds: &[impl AsFd]) {
+        let bytes = [Header { kind, flags: 0, request: 0 }.as_bytes(), body].concat();
+        packet::send(self.0.as_fd(), &bytes, fds).unwrap();
+    }
+
+    fn hears_stays(&self) -> (u64, wire::StaysReason) {
+        let (header, body) = self.hears();
+        assert_eq!((header.kind, header.request), (Kind::SOCK_STAYS, 0));
+        let stays: wire::SocketStays = wire::body(&body).unwrap();
+        (stays.key, stays.reason)
+    }
+}
+
+/// What the host hears of a report.
+fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
+    let (kind, from, body) = next_message(host);
+    assert_eq!((kind, from), (RelayKind::DATA, client));
+    let (header, body) = wire::split(&body).unwrap();
+    assert_eq!(header.kind, Kind::SOCK_REPORT);
+    wire::body(body).unwrap()
+}
+
+#[test]
+fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    let [connector, acceptor] = connection();
+    program.reports(report(1, wire::SocketRole::CONNECTOR), &[&connector]);
+    let (kind, client, _) = next_message(&mut host);
+    assert_eq!(kind, RelayKind::OPEN);
+    let one = next_facts(&mut host, client);
+    program.reports(report(2, wire::SocketRole::ACCEPTOR), &[&acceptor]);
+    let two = next_facts(&mut host, client);
+
+    assert_eq!(one.report.as_bytes(), report(1, wire::SocketRole::CONNECTOR).as_bytes());
+    assert_eq!(two.report.key, 2);
+    let address = |address: std::net::SocketAddr| match address.ip() {
+        std::net::IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), address.port()),
+        std::net::IpAddr::V6(v6) => (v6.octets(), address.port()),
+    };
+    assert_eq!((one.local, one.local_port), address(connector.local_addr().unwrap()));
+    assert_eq!((one.remote, one.remote_port), address(connector.peer_addr().unwrap()));
+    assert_eq!((two.local, two.local_port), (one.remote, one.remote_port));
+    assert_eq!((two.remote, two.remote_port), (one.local, one.local_port));
+    let identity = ginnel_tcp::Identity::of(&connector).unwrap();
+    assert_eq!((one.cookie, one.namespace), (identity.cookie, identity.namespace));
+    assert!(one.namespace == two.namespace && one.cookie != two.cookie);
+    // As this machine's kernel has it: both have timestamps or none has.
+    let has_clock = ginnel_tcp::Clock::of(&connector).unwrap().is_some();
+    assert_eq!(one.flags & wire::SocketFacts::CLOCK != 0, has_clock);
+    assert_eq!(two.flags & wire::SocketFacts::SYN != 0, has_clock);
+    assert!(!has_clock || (one.clock_before > 0 && one.clock_before <= one.clock_after));
+    // The kernel has told the SYN, and tells it no more; the daemon does.
+    assert_eq!(ginnel_tcp::SynTime::of(&acceptor).unwrap(), None);
+    program.reports(report(3, wire::SocketRole::ACCEPTOR), &[&acceptor]);
+    let again = next_facts(&mut host, client);
+    assert_eq!((again.report.key, again.syn, again.flags), (3, two.syn, two.flags));
+
+    let name = |name| Name::new(name).unwrap();
+    let matched = wire::SocketMatched { key: 1, segment: name("web"), listener: name("secret") };
+    let stays = wire::SocketStays { key: 2, reason: wire::StaysReason::AMBIGUOUS, reserved: 0 };
+    for (kind, body) in [(Kind::SOCK_MATCHED, matched.as_bytes()), (Kind::SOCK_STAYS, stays.as_bytes())] {
+        let event = [Header { kind, flags: 0, request: 0 }.as_bytes(), body].concat();
+        host.send(RelayKind::DATA, client, &event).unwrap();
+        assert_eq!(program.receive().unwrap().bytes, event);
+    }
+
+    program.say(Kind::SOCK_WITHDRAW, 0, wire::SocketKey { key: 3 }.as_bytes());
+    let (_, from, body) = next_message(&mut host);
+    let (header, body) = wire::split(&body).unwrap();
+    assert_eq!(
+        (from, header.kind, wire::body::<wire::SocketKey>(body).unwrap().key),
+        (client, Kind::SOCK_WITHDRAW, 3)
+    );
+
+    // The daemon has kept none of the descriptors: the other end sees the connection end.
+    drop(connector);
+    assert_eq!(std::io::Read::read(&mut &acceptor, &mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn what_is_no_tcp_connection_stays_what_it_is() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let program = bed.program();
+    program.reports(report(7, wire::SocketRole::CONNECTOR), &[UnixStream::pair().unwrap().0]);
+    assert_eq!(program.hears_stays(), (7, wire::StaysReason::NOT_TCP));
+    program.reports(report(8, wire::SocketRole::ACCEPTOR), &[File::open("/dev/null").unwrap()]);
+    assert_eq!(program.hears_stays(), (8, wire::StaysReason::NOT_TCP));
+    assert_eq!(host.step(), Event::Idle, "the host hears nothing of it");
+}
+
+#[test]
+fn only_a_report_carries_a_descriptor_and_only_the_daemon_states_facts() {
+    let bed = Bed::new();
+    let mut host = bed.session();
+    let [connector, acceptor] = connection();
+    let is_refused = |program: Program| {
+        let (header, _) = program.hears();
+        assert_eq!(header.kind, Kind::ERROR);
+        assert!(program.is_closed());
+    };
+    let give = |kind, body: &[u8], fds: &[&std::net::TcpStream]| {
+        let program = bed.program();
+        program.gives(kind, body, fds);
+        is_refused(program);
+    };
+    let good = report(1, wire::SocketRole::CONNECTOR);
+    give(Kind::SOCK_WITHDRAW, wire::SocketKey { key: 1 }.as_bytes(), &[&connector]);
+    give(Kind::INSPECT, &[], &[&connector]);
+    give(Kind::SOCK_REPORT, good.as_bytes(), &[]);
+    give(Kind::SOCK_REPORT, good.as_bytes(), &[&connector, &acceptor]);
+    give(Kind::SOCK_REPORT, &good.as_bytes()[1..], &[&connector]);
+    let forged = wire::SocketFacts::new_zeroed();
+    give(Kind::SOCK_REPORT, forged.as_bytes(), &[]);
+    give(Kind::SOCK_REPORT, forged.as_bytes(), &[&connector]);
+    assert_eq!(host.step(), Event::Idle, "the host hears nothing of them");
+}
+
+#[test]
+fn features_are_those_of_both_daemons() {
+    let bed = Bed::new();
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
+    let features = |program: &Program| {
+        let (header, body) = program.hears();
+        assert_eq!((header.kind, header.request), (Kind::HELLO_OK, 1));
+        let ok: wire::HelloOk = wire::body(&body).unwrap();
+        assert_eq!((ok.version, ok.member, ok.name.as_str()), (wire::VERSION, 3, "vm-a"));
+        ok.features
+    };
+    let program = Program::connect(&bed);
+    program.say(Kind::HELLO, 1, hello.as_bytes());
+    assert_eq!(features(&program), 0, "there is no host");
+    let [connector, _acceptor] = connection();
+    program.reports(report(4, wire::SocketRole::CONNECTOR), &[&connector]);
+    assert_eq!(program.hears_stays(), (4, wire::StaysReason::DISABLED));
+
+    let mut host = bed.session();
+    for (theirs, both) in [(0, 0), (u64::MAX, wire::features::SOCKETS)] {
+        let program = Program::connect(&bed);
+        program.say(Kind::HELLO, 1, hello.as_bytes());
+        let (_, client, _) = next_message(&mut host);
+        let (_, _, asked) = next_message(&mut host);
+        let (header, body) = wire::split(&asked).unwrap();
+        assert_eq!((header.kind, body), (Kind::HELLO, hello.as_bytes()));
+        let ok = wire::HelloOk {
+            version: wire::VERSION,
+            member: 9,
+            features: theirs,
+            name: Name::new("other").unwrap(),
+        };
+        let answer =
+            [Header { kind: Kind::HELLO_OK, flags: 0, request: 1 }.as_bytes(), ok.as_bytes()].concat();
+        host.send(RelayKind::DATA, client, &answer).unwrap();
+        assert_eq!(features(&program), both);
+        drop(program);
+        assert_eq!(next_message(&mut host).0, RelayKind::CLOSE);
+    }
+}
+
 #[test]
 fn a_program_that_never_reads_is_given_up_and_others_are_served() {
     let bed = Bed::new();

@@ -1,0 +1,164 @@
+//! What the guest's kernel says of the TCP connections that programs report.
+//!
+//! The host's daemon looks for the other end, and believes these facts for this guest only. So they are read from the socket
+//! itself; of what the program says, only when it connected is passed on.
+
+use super::clients::{self, Answer};
+use ginnel_layout::wire::{Kind, SocketFacts, SocketReport, SocketRole, SocketStays, StaysReason};
+use ginnel_tcp::{Clock, Identity, NotTcp, Owner, SynTime};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// SYNs that are remembered.
+const SYNS: usize = 4096;
+/// A session may report one connection in this time, ...
+const INTERVAL: Duration = Duration::from_millis(1);
+/// ... and that many at once.
+const BURST: u32 = 2000;
+
+/// A socket's name in this kernel: the cookies of its namespace and its own.
+type Socket = (u64, u64);
+
+/// The clocks in the SYNs of accepted connections. The kernel tells each once, and a program may report a socket again.
+#[derive(Default)]
+pub struct Syns {
+    known: BTreeMap<Socket, SynTime>,
+    /// Oldest first.
+    order: VecDeque<Socket>,
+}
+
+impl Syns {
+    /// Remembers what the kernel has told of a socket, or says what it told earlier.
+    fn recall(&mut self, socket: Socket, told: Option<SynTime>) -> Option<SynTime> {
+        let Some(syn) = told else { return self.known.get(&socket).copied() };
+        if self.known.insert(socket, syn).is_none() {
+            self.order.push_back(socket);
+        }
+        if self.order.len() > SYNS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        Some(syn)
+    }
+
+    /// Reads what the kernel says of a socket that a program has reported, and closes it. Does not wait.
+    pub fn read(&mut self, report: SocketReport, socket: OwnedFd) -> Result<SocketFacts, StaysReason> {
+        let Identity { local, remote, cookie, namespace } =
+            Identity::of(&socket).map_err(|error| match error {
+                NotTcp::Kernel => StaysReason::KERNEL,
+                _ => StaysReason::NOT_TCP,
+            })?;
+        let mut facts = SocketFacts {
+            report: SocketReport { reserved: 0, ..report },
+            local: address(local),
+            remote: address(remote),
+            local_port: local.port(),
+            remote_port: remote.port(),
+            flags: 0,
+            cookie,
+            namespace,
+            clock: 0,
+            syn: 0,
+            clock_before: 0,
+            clock_after: 0,
+        };
+        // Who cannot be told to be the system is an ordinary user.
+        if Owner::of(&socket) != Ok(Owner::System) {
+            facts.flags |= SocketFacts::USER;
+        }
+        match report.role {
+            SocketRole::CONNECTOR => {
+                if let Ok(Some(clock)) = Clock::of(&socket) {
+                    facts.flags |= SocketFacts::CLOCK;
+                    facts.clock = clock.value;
+                    (facts.clock_before, facts.clock_after) = (nanos(clock.before), nanos(clock.after));
+                }
+            }
+            SocketRole::ACCEPTOR => {
+                let told = SynTime::of(&socket).ok().flatten();
+                if let Some(SynTime(syn)) = self.recall((namespace, cookie), told) {
+                    facts.flags |= SocketFacts::SYN;
+                    facts.syn = syn;
+                }
+            }
+            _ => {} // The host refuses it.
+        }
+        Ok(facts)
+    }
+}
+
+/// As the wire has it.
+fn address(address: SocketAddr) -> [u8; 16] {
+    match address.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The event that a connection stays on TCP.
+pub fn stays(key: u64, reason: StaysReason) -> Answer {
+    clients::packet(Kind::SOCK_STAYS, 0, SocketStays { key, reason, reserved: 0 }.as_bytes())
+}
+
+/// How many more reports a session may send: a token bucket, kept as the time at which it is full again.
+pub struct Allowance(Instant);
+
+impl Allowance {
+    /// A full one.
+    pub fn new(now: Instant) -> Self {
+        Self(now)
+    }
+
+    /// Whether there is one left at `now`, which only grows. It is taken then.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let full = self.0.max(now);
+        if full - now > INTERVAL * (BURST - 1) {
+            return false;
+        }
+        self.0 = full + INTERVAL;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_has_a_burst_and_then_one_report_each_interval() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        let taken = |allowance: &mut Allowance, now| (0..2 * BURST).filter(|_| allowance.take(now)).count();
+        assert_eq!(taken(&mut allowance, start), BURST as usize);
+        assert_eq!(taken(&mut allowance, start + 5 * INTERVAL), 5);
+        assert_eq!(taken(&mut allowance, start + 5 * INTERVAL), 0);
+        assert_eq!(
+            taken(&mut allowance, start + Duration::from_secs(3600)),
+            BURST as usize,
+            "no more than that"
+        );
+    }
+
+    #[test]
+    fn a_syn_is_remembered_until_there_are_too_many() {
+        let mut syns = Syns::default();
+        assert_eq!(syns.recall((1, 0), None), None);
+        for cookie in 0..=SYNS as u64 {
+            assert_eq!(syns.recall((1, cookie), Some(SynTime(7))), Some(SynTime(7)));
+        }
+        assert_eq!((syns.known.len(), syns.order.len()), (SYNS, SYNS));
+        assert_eq!(syns.recall((1, 0), None), None, "the oldest has made room");
+        assert_eq!(syns.recall((1, 1), None), Some(SynTime(7)));
+        assert_eq!(syns.recall((2, 1), None), None, "another namespace");
+        assert_eq!(syns.recall((1, 1), Some(SynTime(8))), Some(SynTime(8)));
+        assert_eq!((syns.known.len(), syns.order.len()), (SYNS, SYNS));
+    }
+}
