@@ -373,6 +373,7 @@ impl Broker {
 
     /// A VM, or its kernel, has ended.
     pub fn member_died(&mut self, member: u32) {
+        self.forget_sockets_of(member);
         for endpoint in self.books.index.of_member(member).collect::<Vec<_>>() {
             self.die(endpoint);
         }

@@ -27,7 +27,6 @@ use tracing::{debug, info, warn};
 impl Broker {
     /// A connection has ended. Its process may live on.
     pub fn hung_up(&mut self, id: ClientId) {
-        self.forget_sockets(id);
         let Some((number, client)) = self.forget_client(id) else { return };
         let Some(endpoint) = self.books.endpoints.get(&number) else { return };
         let (epoch, process) = (endpoint.epoch, client.who.process);
@@ -55,6 +54,7 @@ impl Broker {
 
     /// Takes a connection out; its endpoint, if it was one.
     fn forget_client(&mut self, id: ClientId) -> Option<(u32, Client)> {
+        self.forget_sockets(id);
         let client = self.clients.remove(&id)?;
         let number = client.endpoint?;
         self.unbind(number, id);

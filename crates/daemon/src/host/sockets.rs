@@ -220,6 +220,15 @@ impl Broker {
         }
     }
 
+    /// A kernel has gone, and its sockets with it.
+    pub(super) fn forget_sockets_of(&mut self, member: u32) {
+        for Waiting { client, key } in self.sockets.rendezvous.withdraw_member(member) {
+            if let Some(session) = self.sockets.sessions.get_mut(&client) {
+                session.waiting.remove(&key);
+            }
+        }
+    }
+
     /// Whether a session has not reported too much of late.
     fn may_report(&mut self, client: ClientId) -> bool {
         let now = self.sockets.begun.elapsed();
@@ -234,6 +243,16 @@ impl Broker {
     fn look_for_other_end(&mut self, world: &mut dyn World, client: ClientId, key: u64, report: Report) {
         let now = self.sockets.begun.elapsed();
         let waiting = Waiting { client, key };
+        // This report takes the place of an earlier one with its key, or of its socket.
+        let earlier =
+            self.sockets.sessions.get(&client).and_then(|session| session.waiting.get(&key).copied());
+        for socket in earlier.into_iter().chain([report.socket()]) {
+            if let Some(old) = self.sockets.rendezvous.withdraw(socket)
+                && old != waiting
+            {
+                self.gives_up(old, StaysReason::TOO_MANY);
+            }
+        }
         match self.sockets.rendezvous.report(now, report, waiting) {
             Outcome::Waits { dropped } => {
                 for old in dropped {

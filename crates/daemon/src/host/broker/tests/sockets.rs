@@ -217,6 +217,36 @@ fn a_report_ends_with_its_session_or_when_it_is_withdrawn() {
 }
 
 #[test]
+fn a_report_ends_with_the_kernel_that_has_the_socket_and_with_a_lost_session() {
+    let mut bench = Bench::new(Limits::default());
+    let guest = bench.client(VM, 0);
+    bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777));
+    bench.broker.member_died(VM);
+    assert!(bench.broker.sockets.rendezvous_is_empty());
+    bench.relay(guest, &facts(SocketRole::CONNECTOR, 1, 777));
+    bench.broker.lost(guest);
+    assert!(bench.broker.sockets.rendezvous_is_empty());
+}
+
+#[test]
+fn a_report_takes_the_place_of_an_earlier_one() {
+    let mut bench = Bench::new(Limits::default());
+    let (one, other) = (bench.client(HOST_MEMBER, 0), bench.client(HOST_MEMBER, 0));
+    let ((first, _first_peer), (second, _second_peer)) = (pair(), pair());
+    // Another socket with the same key; then the same socket again, about which nobody is told anything.
+    for socket in [&first, &second, &second] {
+        assert_eq!(bench.report(one, socket, SocketRole::CONNECTOR, 1), []);
+    }
+    // By another process, which has inherited it.
+    let told = bench.report(other, &second, SocketRole::CONNECTOR, 2);
+    assert_eq!(told, [(one, Told::Stays(1, StaysReason::TOO_MANY))]);
+    bench.ends(one);
+    assert!(!bench.broker.sockets.rendezvous_is_empty(), "the other's");
+    bench.ends(other);
+    assert!(bench.broker.sockets.rendezvous_is_empty());
+}
+
+#[test]
 fn a_flood_of_reports_is_not_looked_at() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);
