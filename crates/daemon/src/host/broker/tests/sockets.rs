@@ -247,6 +247,17 @@ fn a_report_takes_the_place_of_an_earlier_one() {
 }
 
 #[test]
+fn names_for_sockets_are_for_nothing_else() {
+    let mut bench = Bench::new(Limits::default());
+    let (id, _) = bench.attach(HOST_MEMBER, "own");
+    for (kind, refused) in [(1, true), (2, true), (3, false)] {
+        let wish = wire::Listen { name: name("tcp.secret"), kind, ..FromZeros::new_zeroed() };
+        let code = bench.code(id, Kind::LISTEN, wish.as_bytes());
+        assert_eq!(code, refused.then_some(ErrorCode::DENIED), "{kind}");
+    }
+}
+
+#[test]
 fn a_flood_of_reports_is_not_looked_at() {
     let mut bench = Bench::new(Limits::default());
     let id = bench.client(HOST_MEMBER, 0);

@@ -27,6 +27,13 @@ impl Broker {
         let (segment, member) = (caller.segment, caller.member);
         let name = checked(&wish.name, "listener")?;
         let kind = checked_kind(wish.kind)?;
+        if kind != ChannelKind::SOCKET && name.as_str().starts_with(wire::SECRET) {
+            let text = format!(
+                "names that begin with {:?} are for the ends of TCP connections: choose another name",
+                wire::SECRET
+            );
+            return Err(Refusal::new(ErrorCode::DENIED, text));
+        }
         self.rounded(wish.wishes())?;
         if world.is_broken(&segment) {
             return Err(broken(&segment));
