@@ -11,6 +11,7 @@ use std::time::Duration;
 mod limits;
 mod memory;
 mod slices;
+mod sockets;
 
 use limits::{AllLimitsSpec, limits};
 pub use limits::{
@@ -18,6 +19,7 @@ pub use limits::{
 };
 pub use memory::Memory;
 pub use slices::SliceFiles;
+pub use sockets::SocketsSpec;
 
 words! {
     /// What is done about a VM whose guest hangs.
@@ -151,6 +153,7 @@ struct FileSpec {
     daemon: DaemonSpec,
     host: HostSpec,
     limits: AllLimitsSpec,
+    sockets: SocketsSpec,
     vm: BTreeMap<String, VmSpec>,
     segment: BTreeMap<String, SegmentSpec>,
 }
@@ -253,6 +256,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Bounds.
     pub limits: Limits,
+    /// Which programs' TCP connections may leave TCP.
+    pub sockets: SocketsSpec,
     /// VMs.
     pub vms: BTreeMap<Name, Vm>,
     /// Segments, the homes among them.
@@ -311,6 +316,7 @@ impl Config {
             log: daemon.log,
             log_format: daemon.log_format,
             limits: Limits::default(),
+            sockets: spec.sockets,
             vms: BTreeMap::new(),
             segments: BTreeMap::new(),
         };

@@ -210,8 +210,10 @@ impl Server {
         let making = Making::new(&poller)?;
         let segments = Segments::new(Files::new(&poller)?);
         let own_uid = rustix::process::geteuid().as_raw();
+        let mut broker = Broker::new(books, config.limits, config.vectors, own_uid);
+        broker.set_sockets(config.sockets.clone());
         Ok(Self {
-            broker: Broker::new(books, config.limits, config.vectors, own_uid),
+            broker,
             config,
             journal,
             segments,

@@ -8,6 +8,7 @@
 //! All of this is in private memory: programs report again to a daemon's successor.
 
 use super::broker::{Broker, ClientId, Who, World};
+use super::config::SocketsSpec;
 use super::reply::{self, Refusal};
 use ginnel_layout::wire::{
     self, ErrorCode, Kind, SocketFacts, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
@@ -36,6 +37,7 @@ pub struct Sockets {
     /// The sockets of each session that wait for their other end, by its own numbers.
     sessions: BTreeMap<ClientId, Session>,
     syns: Syns,
+    policy: SocketsSpec,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ impl Default for Sockets {
             rendezvous: Rendezvous::default(),
             sessions: BTreeMap::new(),
             syns: Syns::default(),
+            policy: SocketsSpec::default(),
         }
     }
 }
@@ -171,8 +174,8 @@ impl Broker {
         }
         let report: SocketReport = reply::body(body)?;
         check_role(report.role)?;
-        if !self.may_report(client) {
-            self.stays(client, report.key, StaysReason::TOO_MANY);
+        if let Some(reason) = self.turned_away(client) {
+            self.stays(client, report.key, reason);
             return Ok(());
         }
         match read(&mut self.sockets.syns, socket, &report) {
@@ -195,9 +198,9 @@ impl Broker {
             let text = "a program of the host reports a socket by its descriptor";
             return Err(Refusal::new(ErrorCode::PROTOCOL, text));
         };
-        match self.may_report(client) {
-            true => self.look_for_other_end(world, client, facts.report.key, believe(member, &facts)),
-            false => self.stays(client, facts.report.key, StaysReason::TOO_MANY),
+        match self.turned_away(client) {
+            None => self.look_for_other_end(world, client, facts.report.key, believe(member, &facts)),
+            Some(reason) => self.stays(client, facts.report.key, reason),
         }
         Ok(())
     }
@@ -227,6 +230,24 @@ impl Broker {
                 session.waiting.remove(&key);
             }
         }
+    }
+
+    /// Whether programs may leave TCP, and which.
+    pub fn set_sockets(&mut self, policy: SocketsSpec) {
+        self.sockets.policy = policy;
+    }
+
+    /// Why a session's report is not looked at, if that is so. Which programs a VM leaves out is its own daemon's affair.
+    fn turned_away(&mut self, client: ClientId) -> Option<StaysReason> {
+        if !self.may_report(client) {
+            return Some(StaysReason::TOO_MANY);
+        }
+        let policy = &self.sockets.policy;
+        if !policy.enabled {
+            return Some(StaysReason::DISABLED);
+        }
+        let who = self.who(client).filter(|who| !who.is_relayed())?;
+        policy.excludes(&who.process).then_some(StaysReason::EXCLUDED)
     }
 
     /// Whether a session has not reported too much of late.

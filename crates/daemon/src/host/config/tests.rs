@@ -5,10 +5,11 @@ use super::*;
 const MAN: &str = include_str!("../../../../../docs/man/ginneld.8");
 const EXAMPLE: &str = include_str!("../../../../../packaging/ginneld.toml");
 /// Tables as the manual calls them, and a text in which only the key `?` of one is wrong.
-const TABLES: [(&str, &str); 5] = [
+const TABLES: [(&str, &str); 6] = [
     ("[daemon]", "[daemon]\n\"?\" = 1"),
     ("[host]", "[host]\n\"?\" = 1"),
     ("[limits]", "[limits]\n\"?\" = 1"),
+    ("[sockets]", "[sockets]\n\"?\" = 1"),
     ("[vm.NAME]", "[vm.a]\n\"?\" = 1"),
     ("[segment.NAME]", "[segment.a]\n\"?\" = 1"),
 ];

@@ -1,0 +1,52 @@
+//! Which programs' TCP connections may leave TCP.
+
+use crate::pidwatch::Process;
+use serde::Deserialize;
+
+/// What the kernel keeps of a program's name, in bytes.
+const COMM: usize = 15;
+
+/// The table `[sockets]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SocketsSpec {
+    /// Whether any may.
+    pub enabled: bool,
+    /// Names of programs that may not, as in /proc/PID/comm.
+    pub exclude: Vec<String>,
+}
+
+impl Default for SocketsSpec {
+    fn default() -> Self {
+        // Whoever mends the daemon comes over ssh.
+        Self { enabled: true, exclude: vec!["sshd".to_owned()] }
+    }
+}
+
+impl SocketsSpec {
+    /// Whether a process of the host runs a program that may not. A process that cannot be seen has no name.
+    pub fn excludes(&self, process: &Process) -> bool {
+        if self.exclude.is_empty() || process.pid == 0 {
+            return false;
+        }
+        let Ok(comm) = std::fs::read(format!("/proc/{}/comm", process.pid)) else { return false };
+        self.names(comm.trim_ascii_end())
+    }
+
+    fn names(&self, comm: &[u8]) -> bool {
+        self.exclude.iter().any(|name| &name.as_bytes()[..name.len().min(COMM)] == comm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_known_by_what_the_kernel_keeps_of_its_name() {
+        let spec =
+            SocketsSpec { exclude: vec!["sshd".into(), "a-very-long-program".into()], ..Default::default() };
+        assert!(spec.names(b"sshd") && spec.names(b"a-very-long-pro"));
+        assert!(!spec.names(b"ssh") && !spec.names(b"sshd2") && !spec.names(b"a-very-long-program"));
+    }
+}

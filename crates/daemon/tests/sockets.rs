@@ -1,0 +1,102 @@
+//! Programs report the two ends of their TCP connections to a real daemon, and are told where to meet.
+
+mod support;
+
+use ginnel_daemon::packet;
+use ginnel_layout::wire::{
+    self, Header, Kind, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason, features,
+};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use support::*;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const SEGMENTS: &str = "[vm.a]\n[segment.alone]\nsize = \"8M\"\nmembers = [\"host\"]\n\
+    [segment.pair]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n";
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (connector.into(), listener.accept().unwrap().0.into())
+}
+
+fn send(client: &Client, kind: Kind, body: &[u8], fds: &[&OwnedFd]) {
+    let header = Header { kind, flags: 0, request: 0 };
+    packet::send(client.fd.as_fd(), &[header.as_bytes(), body].concat(), fds).unwrap();
+}
+
+fn report(client: &Client, socket: &OwnedFd, role: SocketRole, key: u64) {
+    let report = SocketReport { key, role, ..FromZeros::new_zeroed() };
+    send(client, Kind::SOCK_REPORT, report.as_bytes(), &[socket]);
+}
+
+fn event<T: FromBytes>(client: &Client, expect: Kind) -> T {
+    let packet = client.receive().expect("the connection ended");
+    let (header, body) = wire::split(&packet.bytes).unwrap();
+    assert_eq!((header.kind, header.request), (expect, 0));
+    wire::body(body).unwrap()
+}
+
+/// Why a socket that can be matched stays on TCP.
+fn stays(daemon: &Daemon) -> StaysReason {
+    let client = daemon.client();
+    report(&client, &pair().0, SocketRole::CONNECTOR, 9);
+    let SocketStays { key, reason, .. } = event(&client, Kind::SOCK_STAYS);
+    assert_eq!(key, 9);
+    reason
+}
+
+#[test]
+fn two_ends_of_a_connection_meet_where_nobody_sees_them() {
+    let daemon = Daemon::start_new(SEGMENTS);
+    let mut one = Client::raw(&daemon.socket());
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: features::SOCKETS };
+    let ok: wire::HelloOk = one.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
+    assert_eq!(ok.features, features::SOCKETS);
+    let other = daemon.client();
+    let (connector, acceptor) = pair();
+    report(&one, &connector, SocketRole::CONNECTOR, 1);
+    report(&other, &acceptor, SocketRole::ACCEPTOR, 2);
+    let near: SocketMatched = event(&one, Kind::SOCK_MATCHED);
+    let far: SocketMatched = event(&other, Kind::SOCK_MATCHED);
+    assert_eq!((near.key, far.key), (1, 2));
+    assert_eq!((near.segment, near.listener), (far.segment, far.listener));
+    assert_eq!(near.segment.as_str(), "alone");
+    assert!(near.listener.as_str().starts_with(wire::SECRET));
+    // Neither the report nor what it brought keeps the socket open.
+    drop((connector, acceptor));
+    let mut listening = daemon.attach("alone", "acceptor");
+    let wish = wire::Listen { name: near.listener, kind: 3, ..FromZeros::new_zeroed() };
+    let _: (wire::Listening, _) =
+        listening.client.ask(Kind::LISTEN, wish.as_bytes(), Kind::LISTENING).unwrap();
+    assert_eq!(daemon.inspect()["listeners"], serde_json::json!([]));
+}
+
+#[test]
+fn no_other_packet_brings_a_descriptor() {
+    let daemon = Daemon::start_new(SEGMENTS);
+    let (socket, _peer) = pair();
+    let report = SocketReport { key: 1, role: SocketRole::CONNECTOR, ..FromZeros::new_zeroed() };
+    let cases: [(Kind, &[u8], &[&OwnedFd]); 3] = [
+        (Kind::INSPECT, wire::Inspect::FIRST.as_bytes(), &[&socket]),
+        (Kind::SOCK_REPORT, report.as_bytes(), &[]),
+        (Kind::SOCK_REPORT, report.as_bytes(), &[&socket, &socket]),
+    ];
+    for (kind, body, fds) in cases {
+        let client = daemon.client();
+        send(&client, kind, body, fds);
+        let refusal = client.receive().expect("a refusal");
+        assert_eq!(wire::split(&refusal.bytes).unwrap().0.kind, Kind::ERROR);
+        assert!(client.receive().is_none(), "and the end of the connection");
+    }
+}
+
+#[test]
+fn the_configuration_leaves_out_all_or_some() {
+    // `stays` runs in a thread whose process has this name.
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let excluding = format!("[sockets]\nexclude = [{:?}]\n{SEGMENTS}", comm.trim_end());
+    assert_eq!(stays(&Daemon::start_new(&excluding)), StaysReason::EXCLUDED);
+    let disabling = format!("[sockets]\nenabled = false\n{SEGMENTS}");
+    assert_eq!(stays(&Daemon::start_new(&disabling)), StaysReason::DISABLED);
+}
