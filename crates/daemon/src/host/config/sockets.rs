@@ -19,7 +19,7 @@ pub struct SocketsSpec {
 impl Default for SocketsSpec {
     fn default() -> Self {
         // Whoever mends the daemon comes over ssh.
-        Self { enabled: true, exclude: vec!["sshd".to_owned()] }
+        Self { enabled: true, exclude: ["sshd", "sshd-session"].map(str::to_owned).into() }
     }
 }
 
