@@ -10,8 +10,7 @@ use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use ginnel::{
-    AttachOptions, Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
-    SocketSession,
+    Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketSession,
 };
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
@@ -186,7 +185,7 @@ impl Meet {
         if self.look_at.is_some_and(|at| Instant::now() < at) {
             return false;
         }
-        let begun = SocketSession::begin(&AttachOptions::default().socket);
+        let begun = SocketSession::begin(&settings::attach().socket);
         NO_DAEMON.store(begun.is_err(), Ordering::Relaxed);
         match begun {
             Ok(daemon) => {
@@ -250,7 +249,7 @@ impl Meet {
         for (pending, name, meeting) in std::mem::take(&mut self.matched) {
             let Some(socket) = pending.current() else { continue };
             let segment = self.segments.entry(name.clone()).or_insert_with(|| {
-                match Endpoint::begin_attach(&name, &AttachOptions::default()) {
+                match Endpoint::begin_attach(&name, settings::attach()) {
                     Ok(opening) => Segment::Attaching(Box::new(opening)),
                     Err(_) => Segment::Failed,
                 }

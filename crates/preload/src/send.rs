@@ -24,23 +24,27 @@ pub fn send<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     native: impl FnOnce() -> isize,
 ) -> isize {
-    if socket.needs_attention() {
-        attend(socket, fd);
+    if flags & UNUSUAL != 0 && socket.sending.carrier() == Carrier::Kernel {
+        meet::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
     }
-    if socket.sending.carrier() == Carrier::Kernel {
-        if flags & UNUSUAL != 0 {
-            meet::stays(socket, "a flag that the kernel alone knows (MSG_OOB, MSG_ZEROCOPY, MSG_FASTOPEN)");
-        }
-        let mut native = Some(native);
-        let call = || native.take().map_or(-1, |native| native());
-        if let Some(sent) = socket.sending.through_kernel(call, |sent| usize::try_from(*sent).unwrap_or(0)) {
-            if sent > 0 {
-                socket.sends.fetch_add(1, Ordering::Relaxed);
-            }
-            return sent;
-        }
+    if let Some(sent) = through_kernel(socket, fd, native) {
+        return sent;
     }
     tell(into_ring(socket, fd, flags, pieces))
+}
+
+/// Sends by a call of the kernel; `None` if the kernel does not carry this direction any more.
+#[inline]
+pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> isize) -> Option<isize> {
+    attend_if_needed(socket, fd);
+    if socket.sending.carrier() != Carrier::Kernel {
+        return None;
+    }
+    let sent = socket.sending.through_kernel(native, |sent: &isize| usize::try_from(*sent).unwrap_or(0))?;
+    if sent > 0 {
+        socket.sends.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(sent)
 }
 
 /// What has to be done before a call does its own.

@@ -1,6 +1,9 @@
 //! What the user has set in the environment.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+use ginnel::AttachOptions;
 
 /// When connections are reported to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,7 @@ pub fn load() {
     // A program that runs with the rights of another user must not be led by its caller's environment.
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
+    attach();
     crate::report::load();
 }
 
@@ -33,6 +37,12 @@ pub fn load() {
 fn is_privileged() -> bool {
     // SAFETY: it can be asked anything.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// How this process attaches. As it was set when the program began, because programs may clear their environment.
+pub fn attach() -> &'static AttachOptions {
+    static ATTACH: OnceLock<AttachOptions> = OnceLock::new();
+    ATTACH.get_or_init(AttachOptions::default)
 }
 
 /// What is set.

@@ -6,6 +6,7 @@ mod farm_library;
 mod liars;
 mod measure;
 mod operate;
+mod programs;
 mod readers;
 mod run;
 mod volume;

@@ -9,7 +9,7 @@ use libc::{
 
 use crate::errno::{Errno, check, tell};
 use crate::real;
-use crate::socket::{Carrier, Socket, Stage};
+use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{receive, send};
 
@@ -334,8 +334,8 @@ pub unsafe extern "C-unwind" fn sendfile64(
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::sendfile64(out, from, offset, count) };
     let Some(socket) = connection(out) else { return native() };
-    if socket.sending.carrier() == Carrier::Kernel {
-        return send::send(socket, out, 0, std::iter::empty(), native);
+    if let Some(sent) = send::through_kernel(socket, out, native) {
+        return sent;
     }
     // SAFETY: null, or the program's.
     let mut position = unsafe { offset.as_ref() }.copied();
