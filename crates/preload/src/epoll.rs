@@ -40,6 +40,8 @@ pub struct Instance {
     fd: AtomicI32,
     /// Sockets in it that are not the kernel's alone.
     joined: AtomicU32,
+    /// Threads that sleep in the kernel, or are about to.
+    sleeping: AtomicU32,
     state: Lock<State>,
 }
 
@@ -77,6 +79,7 @@ impl Instance {
             fds: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
             joined: AtomicU32::new(0),
+            sleeping: AtomicU32::new(0),
             state: Lock::new(state),
         }
     }
@@ -84,6 +87,7 @@ impl Instance {
     /// Makes it as new, for another descriptor.
     pub fn begin(&self, fd: c_int) {
         self.fd.store(fd, Ordering::Relaxed);
+        self.sleeping.store(0, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);
     }
 
@@ -111,6 +115,8 @@ impl Instance {
     /// Makes all peers wake this side: for a wait in another instance, or in `poll`.
     pub fn arm(&self) {
         if self.has_joined() {
+            // That sleeper does not say when it is awake again: from now on there is always one.
+            self.sleeping.fetch_or(1 << 31, Ordering::Relaxed);
             self.state.lock().arm();
         }
     }
@@ -172,10 +178,13 @@ impl Instance {
         if !watch.is_joined {
             return native();
         }
-        let socket = watch.socket;
         state.heat(fd);
+        // Said under the lock, as whoever is about to sleep looks under it.
+        let somebody_sleeps = self.sleeping.load(Ordering::Relaxed) > 0;
         drop(state);
-        register(epoll, fd, socket);
+        if somebody_sleeps {
+            register(epoll, fd);
+        }
         0
     }
 
@@ -193,7 +202,6 @@ impl Instance {
     fn take_over(&self, epoll: c_int, fd: c_int) {
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd) else { return };
-        let socket = watch.socket;
         if !watch.is_joined {
             watch.is_joined = true;
             self.joined.fetch_add(1, Ordering::AcqRel);
@@ -201,7 +209,7 @@ impl Instance {
         watch.edge = true;
         state.heat(fd);
         drop(state);
-        register(epoll, fd, socket);
+        register(epoll, fd);
     }
 
     /// As `epoll_wait`. `native` is that call, for so many events and so long.
@@ -280,13 +288,16 @@ impl Instance {
                 if can_be_woken {
                     state.cool();
                 }
+                self.sleeping.fetch_add(1, Ordering::Relaxed);
                 can_be_woken
             };
             let left = match (left.or(timeout), can_be_woken) {
                 (left, true) => left,
                 (left, false) => Some(left.map_or(STEP, |left| left.min(STEP))),
             };
-            let n = native(events, left)?;
+            let slept = native(events, left);
+            self.sleeping.fetch_sub(1, Ordering::Relaxed);
+            let n = slept?;
             let told = self.translate(&mut events[..n]);
             if told > 0 {
                 return Ok(told);
@@ -452,7 +463,7 @@ pub fn changed(socket: &'static Socket) {
 
 /// In the kernel, our events and data instead of the program's. The kernel tells at once, because the socket can be written: so a thread
 /// that sleeps in the instance looks.
-fn register(epoll: c_int, fd: c_int, _socket: &'static Socket) {
+fn register(epoll: c_int, fd: c_int) {
     let _errno = Kept::new();
     let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
     let mut event = epoll_event { events: events as u32, u64: cookie() | fd as u64 };

@@ -28,6 +28,8 @@ const BYTES: u64 = 32 << 10;
 const AGE: Duration = Duration::from_millis(10);
 /// Data bytes of a ring.
 const CAPACITY: usize = 256 << 10;
+/// Channels that are being opened at a time. Each takes a listener of the endpoint, which may have 64 by default.
+const OPENINGS: usize = 32;
 /// Between two looks at the daemon.
 const LOOK: Duration = Duration::from_micros(50);
 /// After a daemon was not there, before it is asked again.
@@ -263,6 +265,9 @@ impl Meet {
             }
             match segment {
                 Segment::Attaching(_) => self.matched.push((pending, name, meeting)),
+                Segment::Attached(..) if self.openings.len() >= OPENINGS => {
+                    self.matched.push((pending, name, meeting));
+                }
                 Segment::Attached(endpoint, name) => {
                     match endpoint.begin_open_socket(&meeting, end_of(socket), CAPACITY) {
                         Ok(opening) => self.openings.push((pending, name, opening)),
