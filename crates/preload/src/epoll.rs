@@ -268,7 +268,10 @@ impl Instance {
                         kernel > 0
                     },
                 );
-                self.learn(found);
+                // What the kernel had says nothing of the rings.
+                if kernel == 0 {
+                    self.learn(found);
+                }
                 if kernel > 0 {
                     let told = self.translate(&mut events[..kernel]);
                     if told > 0 {
