@@ -6,6 +6,7 @@
 //! - `bench-volume` starts disk servers and a VM, and drives them with the poll-mode client and with fio.
 //! - `bench-farm-peer` and `bench-farm` are the same for the farm.
 //! - `bench-ready` starts servers of many channels.
+//! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload.
 
 pub mod allocate;
 pub mod farm;
@@ -15,6 +16,7 @@ pub mod measure;
 pub mod readiness;
 pub mod relayed;
 pub mod report;
+pub mod sockets;
 pub mod stalls;
 pub mod volume;
 pub mod world;
