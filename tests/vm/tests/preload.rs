@@ -8,7 +8,7 @@ use vmtest::installation::{Plan, program};
 use vmtest::{Bed, Vm};
 
 const PROMPT: Duration = Duration::from_secs(120);
-const LIBRARY: &str = "/lib/libginnel-preload.so";
+const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
 const REPORT: &str = "/tmp/report";
 
 /// What became of the connections of a program in a VM: the last line of each.
@@ -49,7 +49,7 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
     let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
     let library = program("libginnel_preload.so")?;
     let vm = |name| {
-        let vm = ginnel.vm(name)?.network().file(&library, LIBRARY);
+        let vm = ginnel.vm(name)?.network().memory_mib(768).library(&library);
         tools.iter().fold(vm, |vm, tool| vm.program(tool)).start()
     };
     let (a, b) = (vm("a")?, vm("b")?);

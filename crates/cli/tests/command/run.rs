@@ -19,8 +19,12 @@ fn library(name: &str) -> PathBuf {
 }
 
 fn ginnel() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
-    command.arg("run").env("GINNEL_PRELOAD", library("libc.so.6")).stdin(Stdio::null());
+    // What runs in the background, as tests may, ignores some signals, and so would all that it starts.
+    let mut command = Command::new("env");
+    command
+        .args(["--default-signal", env!("CARGO_BIN_EXE_ginnel"), "run"])
+        .env("GINNEL_PRELOAD", library("libc.so.6"))
+        .stdin(Stdio::null());
     for variable in ["LD_PRELOAD", "GINNEL_SOCKETS", "GINNEL_SOCKETS_REPORT"] {
         command.env_remove(variable);
     }
