@@ -60,7 +60,7 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
     }
     let at = b.address()?;
     let runs = [
-        ("iperf3", format!("iperf3 -s -1 -B {at} -p"), format!("iperf3 -c {at} -n 16M -p"), "receiver"),
+        ("iperf3", format!("iperf3 -s -1 -B {at} -p"), format!("iperf3 -c {at} -t 3 -p"), "receiver"),
         (
             "sockperf",
             format!("sockperf sr --tcp -i {at} -p"),
