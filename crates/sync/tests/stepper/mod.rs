@@ -92,6 +92,11 @@ impl Stepper {
         self.go(libc::PTRACE_SINGLESTEP)
     }
 
+    /// Until it enters or leaves a system call. False if it has ended.
+    pub fn step_to_syscall(&mut self) -> bool {
+        self.go(libc::PTRACE_SYSCALL)
+    }
+
     /// Lets it run to its end, and says how that was.
     pub fn run(&mut self) -> i32 {
         while self.ended.is_none() {

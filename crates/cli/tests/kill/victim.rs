@@ -1,0 +1,164 @@
+//! The program that is killed: a child that does what it is told, one thing at a time, and is stopped at each of its system calls.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use ginnel_shmem::{Mapping, Memory, Protection};
+
+use crate::end::{Connection, Side};
+use crate::stepper::{self, Stepper, leave};
+
+/// What it can be told.
+#[derive(Clone, Copy, Debug)]
+pub enum Order {
+    /// Send so many bytes.
+    Send(u32),
+    /// Receive at most so many bytes that are there.
+    Receive(u32),
+    /// Receive until the end.
+    ReceiveAll,
+    /// Say that it sends no more.
+    Finish,
+    /// Close the connection.
+    Close,
+}
+
+impl Order {
+    fn word(self) -> u64 {
+        let (code, len) = match self {
+            Self::Send(len) => (1, len),
+            Self::Receive(len) => (2, len),
+            Self::ReceiveAll => (3, 0),
+            Self::Finish => (4, 0),
+            Self::Close => (5, 0),
+        };
+        code << 32 | u64::from(len)
+    }
+}
+
+// In a page that both processes have.
+const ORDER: usize = 0;
+/// 1: waits for an order.
+const WAITS: usize = 8;
+const PORT: usize = 16;
+/// Bytes that calls have sent, or may have: what the call that is under way has at most.
+const SENT: usize = 24;
+const TRIED: usize = 32;
+const RECEIVED: usize = 40;
+
+pub struct Victim {
+    process: Stepper,
+    page: Mapping,
+    /// So many stops are left until it is killed.
+    left: usize,
+}
+
+fn obey(page: &Mapping, stream: TcpStream, side: Side) {
+    let mut connection = Some(Connection::new(stream, side));
+    loop {
+        page.store_release_u64(WAITS, 1);
+        // A system call, at which it is stopped.
+        // SAFETY: it cannot fail.
+        unsafe { libc::getppid() };
+        let order = page.load_acquire_u64(ORDER);
+        let len = order as u32;
+        let Some(connected) = &mut connection else { return };
+        match order >> 32 {
+            1 => {
+                page.store_release_u64(TRIED, connected.sent + u64::from(len));
+                connected.send(len as usize);
+                page.store_release_u64(SENT, connected.sent);
+                page.store_release_u64(TRIED, connected.sent);
+            }
+            2 => drop(connected.receive(len as usize)),
+            3 => while !connected.receive(usize::MAX) {},
+            4 => connected.finish(),
+            _ => connection = None,
+        }
+        if let Some(connected) = &connection {
+            page.store_release_u64(RECEIVED, connected.received);
+        }
+    }
+}
+
+impl Victim {
+    /// One that has a connection, and its other end.
+    pub fn begin(side: Side, kill: usize) -> (Self, TcpStream) {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(4096).unwrap();
+        let page = Mapping::of_file(&file, 0, 4096, Protection::ReadWrite).unwrap();
+        let far = page.clone();
+        let listener = (side == Side::Acceptor).then(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        // A listener in the child, or in its parent.
+        let (process, stream) = match listener {
+            Some(listener) => {
+                let address = listener.local_addr().unwrap();
+                // The connection waits in the queue until the child accepts it.
+                let stream = TcpStream::connect(address).unwrap();
+                let process = Stepper::fork(|| {
+                    stepper::start();
+                    let stream = listener.accept().unwrap().0;
+                    obey(&far, stream, side);
+                    leave(0);
+                });
+                (process, stream)
+            }
+            None => {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+                page.store_relaxed_u64(PORT, u64::from(listener.local_addr().unwrap().port()));
+                let process = Stepper::fork(|| {
+                    let stream =
+                        TcpStream::connect((Ipv4Addr::LOCALHOST, far.load_relaxed_u64(PORT) as u16)).unwrap();
+                    stepper::start();
+                    obey(&far, stream, side);
+                    leave(0);
+                });
+                (process, listener.accept().unwrap().0)
+            }
+        };
+        let mut victim = Self { process, page, left: usize::MAX };
+        assert!(victim.goes_on().is_some());
+        victim.left = kill;
+        (victim, stream)
+    }
+
+    /// Until it waits for an order. `None`: it was killed before.
+    fn goes_on(&mut self) -> Option<()> {
+        loop {
+            if self.left == 0 {
+                self.process.kill();
+                return None;
+            }
+            self.left -= 1;
+            if !self.process.step_to_syscall() {
+                assert_eq!(self.process.ended, Some(0), "the victim has failed");
+                return Some(());
+            }
+            if self.page.load_acquire_u64(WAITS) == 1 {
+                return Some(());
+            }
+        }
+    }
+
+    /// Does what it is told. `None`: it was killed meanwhile.
+    pub fn does(&mut self, order: Order) -> Option<()> {
+        self.page.store_release_u64(ORDER, order.word());
+        self.page.store_release_u64(WAITS, 0);
+        self.goes_on()
+    }
+
+    /// Bytes that it has sent at least, and at most.
+    pub fn sent(&self) -> (u64, u64) {
+        let [sent, tried] = [SENT, TRIED].map(|word| self.page.load_acquire_u64(word));
+        (sent, tried)
+    }
+
+    pub fn received(&self) -> u64 {
+        self.page.load_acquire_u64(RECEIVED)
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.process.kill();
+    }
+}
