@@ -1,6 +1,7 @@
 //! The command against a real daemon, each test with one of its own.
 
 mod cp;
+mod epoll;
 mod farm;
 mod farm_library;
 mod liars;
@@ -9,5 +10,6 @@ mod operate;
 mod programs;
 mod readers;
 mod run;
+mod stage;
 mod volume;
 mod world;
