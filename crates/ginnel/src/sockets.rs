@@ -311,6 +311,11 @@ impl SocketChannel {
         &self.sender.shared.info
     }
 
+    /// Whether the peer runs in another VM, or on the host if this is one: not on this machine's CPUs, as far as this machine knows.
+    pub fn is_peer_elsewhere(&self) -> bool {
+        self.sender.shared.endpoint.identity.member != self.info().peer.member
+    }
+
     /// The name of the segment that it lies in.
     pub fn segment(&self) -> &str {
         self.sender.shared.endpoint.segment()

@@ -3,17 +3,23 @@
 //! A socket that is not the kernel's alone stays in the program's epoll instance, but for other events and with other data than the
 //! program's: bytes and ends of the kernel's connection, edge-triggered. So a wake byte of the peer, or its end, wakes exactly that
 //! instance. What the program asked for is kept here. Of these sockets, those that were busy last are *hot*: `epoll_wait` looks
-//! at their rings. All others are armed, and cost nothing until the peer wakes this side.
+//! at their rings. All others are armed, and cost nothing until the peer wakes this side. A socket stays hot until the looks that have found
+//! nothing cost about as much as one wake-up; so however the load is spread over sockets, looks and wake-ups together cost
+//! at most twice what the better of the two would.
+//!
+//! `EPOLL_CTL_DEL` leaves the registration in the kernel, and `EPOLL_CTL_ADD` finds it there: programs that wait for input and output in
+//! turns make no system call for that.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, epoll_event};
 
-use crate::errno::{Errno, Kept, Result, check};
-use crate::lock::Lock;
-use crate::poll;
+use crate::errno::{self, Errno, Kept, Result, check};
+use crate::lock::{Guard, Lock};
+use crate::poll::{self, Armed};
 use crate::real;
 use crate::receive;
 use crate::send;
@@ -27,6 +33,8 @@ const CALLS: u32 = 64;
 const INTERVAL: Duration = Duration::from_micros(50);
 /// How often somebody looks who cannot be woken.
 const STEP: Duration = Duration::from_millis(1);
+/// Looks at a hot socket that found nothing, after which it is not hot any more: they have cost about as much as a wake-up.
+const LOOKS: u32 = 64;
 /// Events that the kernel is asked at a time.
 const EVENTS: usize = 64;
 
@@ -46,8 +54,8 @@ pub struct Instance {
 }
 
 struct State {
-    /// TCP sockets in it.
-    watches: HashMap<c_int, Watch>,
+    /// TCP sockets in it, by descriptor.
+    watches: HashMap<c_int, Watch, BuildHasherDefault<Spread>>,
     /// Of those, the ones whose rings are looked at.
     hot: Vec<c_int>,
     /// Calls since the kernel was asked.
@@ -55,10 +63,16 @@ struct State {
     asked: Option<Instant>,
     /// Looks in a row that have found nothing.
     failures: u32,
+    /// Calls that have told the program something.
+    told: u64,
 }
 
 struct Watch {
     socket: &'static Socket,
+    /// `Socket::life` at that time: its memory may be another socket's later.
+    life: u64,
+    /// The program has taken it out, and the kernel's registration is left.
+    is_absent: bool,
     /// What the program wants, and its data.
     events: u32,
     data: u64,
@@ -70,11 +84,24 @@ struct Watch {
     /// Edge-triggered: the position in the stream up to which was told.
     seen: u64,
     is_hot: bool,
+    /// Looks in a row that have found nothing while it was hot.
+    misses: u32,
+    /// How the peer has to wake this instance.
+    armed: Armed,
+    /// The call that has told the program of it last.
+    told: u64,
 }
 
 impl Instance {
     pub fn new() -> Self {
-        let state = State { watches: HashMap::new(), hot: Vec::new(), calls: 0, asked: None, failures: 0 };
+        let state = State {
+            watches: HashMap::default(),
+            hot: Vec::new(),
+            calls: 0,
+            asked: None,
+            failures: 0,
+            told: 0,
+        };
         Self {
             fds: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
@@ -94,7 +121,8 @@ impl Instance {
     /// Its last descriptor is closed.
     pub fn close(&'static self) {
         let mut state = self.state.lock();
-        for (fd, watch) in state.watches.drain() {
+        for (fd, mut watch) in state.watches.drain() {
+            watch.rise();
             watch.socket.watchers.remove(self, fd);
         }
         state.hot.clear();
@@ -133,6 +161,9 @@ impl Instance {
         let Some(socket) = SOCKETS.get(fd) else { return native() };
         match (operation, event) {
             (libc::EPOLL_CTL_ADD, Some(event)) => {
+                if self.add_again(epoll, fd, socket, event) {
+                    return 0;
+                }
                 let result = native();
                 if result == 0 {
                     self.add(epoll, fd, socket, event);
@@ -140,12 +171,16 @@ impl Instance {
                 result
             }
             (libc::EPOLL_CTL_MOD, Some(event)) => self.modify(epoll, fd, event, native),
-            (libc::EPOLL_CTL_DEL, _) => {
-                let result = native();
-                self.remove(fd);
-                socket.watchers.remove(self, fd);
-                result
-            }
+            (libc::EPOLL_CTL_DEL, _) => match self.take_out(fd, socket) {
+                Taken::Out => 0,
+                Taken::OutBefore => errno::fail(libc::ENOENT),
+                Taken::Not => {
+                    let result = native();
+                    self.remove(fd, None);
+                    socket.watchers.remove(self, fd);
+                    result
+                }
+            },
             _ => native(),
         }
     }
@@ -153,6 +188,8 @@ impl Instance {
     fn add(&'static self, epoll: c_int, fd: c_int, socket: &'static Socket, event: epoll_event) {
         let watch = Watch {
             socket,
+            life: socket.life.load(Ordering::Relaxed),
+            is_absent: false,
             events: event.events,
             data: event.u64,
             is_joined: false,
@@ -160,24 +197,43 @@ impl Instance {
             edge: true,
             seen: 0,
             is_hot: false,
+            misses: 0,
+            armed: Armed::default(),
+            told: 0,
         };
+        self.remove(fd, None);
         self.state.lock().watches.insert(fd, watch);
         socket.watchers.add(self, fd);
         if socket.is_joined() && has_changed(socket) {
-            self.take_over(epoll, fd);
+            self.take_over(epoll, fd, socket);
         }
     }
 
-    fn modify(&self, epoll: c_int, fd: c_int, event: epoll_event, native: impl FnOnce() -> c_int) -> c_int {
+    /// Adds a socket whose registration the kernel still has. False if there is none.
+    fn add_again(
+        &'static self,
+        epoll: c_int,
+        fd: c_int,
+        socket: &'static Socket,
+        event: epoll_event,
+    ) -> bool {
         let mut state = self.state.lock();
-        let Some(watch) = state.watches.get_mut(&fd) else {
-            drop(state);
-            return native();
-        };
-        (watch.events, watch.data, watch.is_spent, watch.edge) = (event.events, event.u64, false, true);
-        if !watch.is_joined {
-            return native();
+        let Some(watch) = state.watches.get_mut(&fd) else { return false };
+        let is_it = watch.is_absent && watch.is_of(socket) && event.events & libc::EPOLLEXCLUSIVE as u32 == 0;
+        if !is_it {
+            return false;
         }
+        watch.is_absent = false;
+        socket.watchers.set_active(self, fd, true);
+        self.set(epoll, state, fd, event);
+        true
+    }
+
+    /// What the program wants of a socket whose registration in the kernel is this library's.
+    fn set(&self, epoll: c_int, mut state: Guard<'_, State>, fd: c_int, event: epoll_event) {
+        let Some(watch) = state.watches.get_mut(&fd) else { return };
+        (watch.events, watch.data, watch.is_spent, watch.edge) = (event.events, event.u64, false, true);
+        watch.rise();
         state.heat(fd);
         // Said under the lock, as whoever is about to sleep looks under it.
         let somebody_sleeps = self.sleeping.load(Ordering::Relaxed) > 0;
@@ -185,12 +241,51 @@ impl Instance {
         if somebody_sleeps {
             register(epoll, fd);
         }
-        0
     }
 
-    fn remove(&self, fd: c_int) {
+    /// The program takes a socket out.
+    fn take_out(&'static self, fd: c_int, socket: &'static Socket) -> Taken {
         let mut state = self.state.lock();
-        if let Some(watch) = state.watches.remove(&fd) {
+        let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_joined && watch.is_of(socket))
+        else {
+            return Taken::Not;
+        };
+        if std::mem::replace(&mut watch.is_absent, true) {
+            return Taken::OutBefore;
+        }
+        // It leaves the hot ones as those do that have nothing.
+        watch.rise();
+        socket.watchers.set_active(self, fd, false);
+        Taken::Out
+    }
+
+    fn modify(&self, epoll: c_int, fd: c_int, event: epoll_event, native: impl FnOnce() -> c_int) -> c_int {
+        let mut state = self.state.lock();
+        match state.watches.get_mut(&fd) {
+            None => {
+                drop(state);
+                native()
+            }
+            Some(watch) if !watch.is_joined => {
+                (watch.events, watch.data, watch.is_spent, watch.edge) =
+                    (event.events, event.u64, false, true);
+                native()
+            }
+            Some(watch) if watch.is_absent => errno::fail(libc::ENOENT),
+            Some(_) => {
+                self.set(epoll, state, fd, event);
+                0
+            }
+        }
+    }
+
+    /// Forgets a descriptor; only that of a socket, if one is given.
+    fn remove(&self, fd: c_int, socket: Option<&'static Socket>) {
+        let mut state = self.state.lock();
+        let is_it =
+            state.watches.get(&fd).is_some_and(|watch| socket.is_none_or(|socket| watch.is_of(socket)));
+        if is_it && let Some(mut watch) = state.watches.remove(&fd) {
+            watch.rise();
             state.hot.retain(|other| *other != fd);
             if watch.is_joined {
                 self.joined.fetch_sub(1, Ordering::AcqRel);
@@ -199,14 +294,17 @@ impl Instance {
     }
 
     /// The kernel no longer carries this socket alone: from now on its events are told from here.
-    fn take_over(&self, epoll: c_int, fd: c_int) {
+    fn take_over(&self, epoll: c_int, fd: c_int, socket: &'static Socket) {
         let mut state = self.state.lock();
-        let Some(watch) = state.watches.get_mut(&fd) else { return };
+        let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_of(socket)) else { return };
         if !watch.is_joined {
             watch.is_joined = true;
             self.joined.fetch_add(1, Ordering::AcqRel);
         }
         watch.edge = true;
+        if watch.is_absent {
+            return;
+        }
         state.heat(fd);
         drop(state);
         register(epoll, fd);
@@ -220,7 +318,6 @@ impl Instance {
         timeout: Option<Duration>,
         mut native: impl FnMut(&mut [epoll_event], Option<Duration>) -> Result<usize>,
     ) -> Result<usize> {
-        let _ = epoll;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut may_look = true;
         loop {
@@ -238,6 +335,7 @@ impl Instance {
                 let mut state = self.state.lock();
                 let found = state.collect(events, false);
                 if found > 0 && !state.is_kernel_due() {
+                    self.hand_over(epoll, state);
                     return Ok(found);
                 }
                 found
@@ -247,12 +345,14 @@ impl Instance {
                 let n = native(&mut events[found..], Some(Duration::ZERO))?;
                 let told = self.translate(&mut events[found..found + n]);
                 if found + told > 0 {
+                    self.hand_over(epoll, self.state.lock());
                     return Ok(found + told);
                 }
                 if n > 0 {
                     continue;
                 }
             } else {
+                self.hand_over(epoll, self.state.lock());
                 return Ok(found);
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -286,10 +386,8 @@ impl Instance {
                 let mut state = self.state.lock();
                 let can_be_woken = state.arm();
                 if state.collect(&mut [], true) > 0 {
+                    self.rise(&mut state);
                     continue;
-                }
-                if can_be_woken {
-                    state.cool();
                 }
                 self.sleeping.fetch_add(1, Ordering::Relaxed);
                 can_be_woken
@@ -299,16 +397,41 @@ impl Instance {
                 (left, false) => Some(left.map_or(STEP, |left| left.min(STEP))),
             };
             let slept = native(events, left);
-            self.sleeping.fetch_sub(1, Ordering::Relaxed);
+            {
+                let mut state = self.state.lock();
+                self.sleeping.fetch_sub(1, Ordering::Relaxed);
+                self.rise(&mut state);
+            }
             let n = slept?;
             let told = self.translate(&mut events[..n]);
             if told > 0 {
+                self.hand_over(epoll, self.state.lock());
                 return Ok(told);
             }
             may_look = n > 0;
             if n == 0 && deadline.is_some_and(|at| Instant::now() >= at) {
                 return Ok(self.state.lock().collect(events, false));
             }
+        }
+    }
+
+    /// A thread is awake. When no other sleeps, no peer has to wake this side for a hot socket.
+    fn rise(&self, state: &mut State) {
+        if self.sleeping.load(Ordering::Relaxed) == 0 {
+            state.rise();
+        }
+    }
+
+    /// A thread goes back to the program. Others that sleep have to be woken for what comes next, and for what it was not told.
+    fn hand_over(&self, epoll: c_int, mut state: Guard<'_, State>) {
+        if self.sleeping.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        state.arm();
+        let untold = state.untold();
+        drop(state);
+        if let Some(fd) = untold {
+            register(epoll, fd);
         }
     }
 
@@ -347,30 +470,37 @@ impl Instance {
         let _errno = Kept::new();
         let mut state = self.state.lock();
         let Some(watch) = state.watches.get_mut(&fd) else { return };
-        watch.edge = true;
         let socket = watch.socket;
-        if socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None {
+        let carriers = (socket.sending.carrier(), socket.receiving.carrier());
+        if carriers.1 == Carrier::Ring && socket.end() == End::None {
             kernel::drain(socket, fd);
         }
-        state.heat(fd);
+        // A wake byte is no news by itself: what has come stands in the ring.
+        watch.edge |= carriers != (Carrier::Ring, Carrier::Ring) || socket.end() != End::None;
+        if !watch.is_absent {
+            state.heat(fd);
+        }
     }
+}
+
+/// Whether the program has taken a socket out of an instance.
+enum Taken {
+    /// Now.
+    Out,
+    /// It had before.
+    OutBefore,
+    /// Its registration is the program's, or there is none.
+    Not,
 }
 
 impl State {
     /// This socket's ring is looked at from now on.
     fn heat(&mut self, fd: c_int) {
-        if let Some(watch) = self.watches.get_mut(&fd)
-            && !std::mem::replace(&mut watch.is_hot, true)
-        {
-            self.hot.push(fd);
-        }
-    }
-
-    /// All are armed: none needs to be looked at.
-    fn cool(&mut self) {
-        for fd in self.hot.drain(..) {
-            if let Some(watch) = self.watches.get_mut(&fd) {
-                watch.is_hot = false;
+        if let Some(watch) = self.watches.get_mut(&fd) {
+            watch.misses = 0;
+            if !std::mem::replace(&mut watch.is_hot, true) {
+                watch.rise();
+                self.hot.push(fd);
             }
         }
     }
@@ -379,16 +509,28 @@ impl State {
     fn arm(&mut self) -> bool {
         let mut all = true;
         for fd in &self.hot {
-            let Some(watch) = self.watches.get(fd) else { continue };
-            if watch.is_spent {
-                continue;
+            if let Some(watch) = self.watches.get_mut(fd).filter(|watch| !watch.is_silent()) {
+                all &= watch.arm();
             }
-            let interest = watch.events as c_short;
-            poll::arm(watch.socket, interest);
-            // Who waits for room only when there is none needs no waking now.
-            all &= poll::can_be_woken(watch.socket, interest);
         }
         all
+    }
+
+    /// They need not any more.
+    fn rise(&mut self) {
+        for fd in &self.hot {
+            if let Some(watch) = self.watches.get_mut(fd) {
+                watch.rise();
+            }
+        }
+    }
+
+    /// A hot one that has something of which the last call has not told.
+    fn untold(&mut self) -> Option<c_int> {
+        let (watches, told) = (&mut self.watches, self.told);
+        self.hot.iter().copied().find(|fd| {
+            watches.get_mut(fd).is_some_and(|watch| watch.told != told && watch.ready(*fd, true) != 0)
+        })
     }
 
     fn is_kernel_due(&mut self) -> bool {
@@ -406,17 +548,28 @@ impl State {
     fn collect(&mut self, events: &mut [epoll_event], only_look: bool) -> usize {
         let mut n = 0;
         let mut i = 0;
+        self.told += u64::from(!only_look);
         while i < self.hot.len() && (only_look || n < events.len()) {
             let fd = self.hot[i];
             i += 1;
             let Some(watch) = self.watches.get_mut(&fd) else { continue };
             let ready = watch.ready(fd, only_look);
-            if ready == 0 {
+            if only_look {
+                if ready != 0 {
+                    return 1;
+                }
                 continue;
             }
-            if only_look {
-                return 1;
+            if ready == 0 {
+                watch.misses += 1;
+                if watch.misses >= LOOKS && watch.rests(fd) {
+                    i -= 1;
+                    self.hot.swap_remove(i);
+                }
+                continue;
             }
+            watch.misses = 0;
+            watch.told = self.told;
             events[n] = epoll_event { events: ready, u64: watch.data };
             n += 1;
             if watch.events & libc::EPOLLONESHOT as u32 != 0 {
@@ -432,9 +585,45 @@ impl State {
 }
 
 impl Watch {
+    /// Whether it is for this socket, not for an earlier one of the same descriptor.
+    fn is_of(&self, socket: &'static Socket) -> bool {
+        std::ptr::eq(self.socket, socket) && self.life == socket.life.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is told of it.
+    fn is_silent(&self) -> bool {
+        self.is_spent || self.is_absent
+    }
+
+    /// Makes the peer wake this side. True if it can.
+    fn arm(&mut self) -> bool {
+        let interest = self.events as c_short;
+        poll::arm_more(self.socket, interest, &mut self.armed);
+        // Who waits for room only when there is none needs no waking now.
+        poll::can_be_woken(self.socket, interest)
+    }
+
+    /// The peer need not wake this side any more.
+    fn rise(&mut self) {
+        if self.is_of(self.socket) {
+            poll::rise(self.socket, &mut self.armed);
+        }
+    }
+
+    /// From now on the peer wakes this side instead. False if it cannot, or if there is something.
+    fn rests(&mut self, fd: c_int) -> bool {
+        let rests = self.is_silent() || (self.arm() && self.ready(fd, true) == 0);
+        if rests {
+            self.is_hot = false;
+        } else {
+            self.rise();
+        }
+        rests
+    }
+
     /// What is to be told of it.
     fn ready(&mut self, fd: c_int, only_look: bool) -> u32 {
-        if self.is_spent {
+        if self.is_silent() {
             return 0;
         }
         let ready = poll::readiness(self.socket, fd, self.events as c_short) as u16 as u32;
@@ -461,7 +650,7 @@ fn has_changed(socket: &'static Socket) -> bool {
 
 /// A direction of the socket has changed over: all instances that watch it tell its events from now on.
 pub fn changed(socket: &'static Socket) {
-    socket.watchers.each(|instance, fd| instance.take_over(instance.fd.load(Ordering::Relaxed), fd));
+    socket.watchers.each(|instance, fd| instance.take_over(instance.fd.load(Ordering::Relaxed), fd, socket));
 }
 
 /// In the kernel, our events and data instead of the program's. The kernel tells at once, because the socket can be written: so a thread
@@ -472,7 +661,12 @@ fn register(epoll: c_int, fd: c_int) {
     let mut event = epoll_event { events: events as u32, u64: cookie() | fd as u64 };
     #[expect(unsafe_code, reason = "a call of the kernel")]
     // SAFETY: one event.
-    let _ = unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
+    let mut set = |operation| unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) };
+    if set(libc::EPOLL_CTL_MOD) != 0 && Errno::last() == Errno(libc::EINVAL) {
+        // What was added with EPOLLEXCLUSIVE cannot be changed.
+        set(libc::EPOLL_CTL_DEL);
+        set(libc::EPOLL_CTL_ADD);
+    }
 }
 
 /// The bits that tell our registrations from the program's: a number that no program uses.
@@ -492,47 +686,85 @@ fn descriptor(data: u64) -> Option<c_int> {
     (data >> FD_BITS == cookie() >> FD_BITS).then_some((data & ((1 << FD_BITS) - 1)) as c_int)
 }
 
-/// The instances that watch a socket.
-pub struct Watchers(Lock<Vec<(&'static Instance, c_int)>>, AtomicU32);
+/// Spreads descriptors over a table.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_i32(i32::from(*byte)));
+    }
+    fn write_i32(&mut self, fd: i32) {
+        // A table takes its place from the low bits, and a mark from the high ones.
+        self.0 = (self.0 ^ fd as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
+/// The instances that watch a socket: which, under which descriptor, and whether the program has it in there.
+pub struct Watchers(Lock<Vec<Watcher>>, AtomicU32);
+
+struct Watcher {
+    instance: &'static Instance,
+    fd: c_int,
+    is_active: bool,
+}
+
+impl Watcher {
+    fn is(&self, instance: &Instance, fd: c_int) -> bool {
+        std::ptr::eq(self.instance, instance) && self.fd == fd
+    }
+}
 
 impl Watchers {
     pub const fn new() -> Self {
         Self(Lock::new(Vec::new()), AtomicU32::new(0))
     }
 
-    /// Whether there are none.
+    /// Whether no program waits for it there.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.1.load(Ordering::Relaxed) == 0
     }
 
     fn add(&self, instance: &'static Instance, fd: c_int) {
-        let mut list = self.0.lock();
-        list.push((instance, fd));
-        self.1.store(list.len() as u32, Ordering::Relaxed);
+        self.update(|list| list.push(Watcher { instance, fd, is_active: true }));
     }
 
     fn remove(&self, instance: &Instance, fd: c_int) {
+        self.update(|list| list.retain(|other| !other.is(instance, fd)));
+    }
+
+    fn set_active(&self, instance: &Instance, fd: c_int, is_active: bool) {
+        self.update(|list| {
+            list.iter_mut()
+                .filter(|other| other.is(instance, fd))
+                .for_each(|other| other.is_active = is_active);
+        });
+    }
+
+    fn update(&self, work: impl FnOnce(&mut Vec<Watcher>)) {
         let mut list = self.0.lock();
-        list.retain(|(other, of)| !std::ptr::eq(*other, instance) || *of != fd);
-        self.1.store(list.len() as u32, Ordering::Relaxed);
+        work(&mut list);
+        self.1.store(list.iter().filter(|watcher| watcher.is_active).count() as u32, Ordering::Relaxed);
     }
 
     fn each(&self, mut work: impl FnMut(&'static Instance, c_int)) {
-        let list: Vec<_> = self.0.lock().clone();
+        let list: Vec<_> = self.0.lock().iter().map(|watcher| (watcher.instance, watcher.fd)).collect();
         list.into_iter().for_each(|(instance, fd)| work(instance, fd));
     }
 
     /// The socket ends: the kernel takes it out of its instances.
-    pub fn close(&self, _socket: &'static Socket) {
-        self.each(|instance, fd| instance.remove(fd));
+    pub fn close(&self, socket: &'static Socket) {
+        self.each(|instance, fd| instance.remove(fd, Some(socket)));
         self.clear();
     }
 
     /// As new.
     pub fn clear(&self) {
-        self.0.lock().clear();
-        self.1.store(0, Ordering::Relaxed);
+        self.update(Vec::clear);
     }
 }
 

@@ -48,6 +48,12 @@ pub fn tell_int(result: Result<c_int>) -> c_int {
     })
 }
 
+/// The result of a call that fails with this errno.
+pub fn fail(errno: c_int) -> c_int {
+    Errno(errno).set();
+    -1
+}
+
 /// Restores errno when it is dropped: for work that the program must not notice.
 pub struct Kept(Errno);
 

@@ -316,6 +316,9 @@ fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
         return;
     }
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
+    if channel.is_peer_elsewhere() {
+        crate::wait::note_peer_elsewhere();
+    }
     let (sender, receiver) = channel.split();
     // Another program that got the descriptor would take wake bytes for the peer's, and its own bytes would be taken for wake bytes.
     for fd in SOCKETS.used(0, u32::MAX) {

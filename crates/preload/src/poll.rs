@@ -45,13 +45,44 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     events
 }
 
-/// Makes the peer wake this side for what is of interest. The caller has to look once more before it sleeps.
-pub fn arm(socket: &'static Socket, interest: c_short) {
+/// What a sleeper waits for: the peer wakes it until [`rise`].
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Armed {
+    data: bool,
+    space: bool,
+}
+
+/// Makes the peer wake a sleeper for what is of interest. The caller has to look once more before it sleeps.
+pub fn arm(socket: &'static Socket, interest: c_short) -> Armed {
+    let mut armed = Armed::default();
+    arm_more(socket, interest, &mut armed);
+    armed
+}
+
+/// The same for a sleeper that may wait already.
+pub fn arm_more(socket: &'static Socket, interest: c_short, armed: &mut Armed) {
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
-        receive::arm_only(socket);
+        match std::mem::replace(&mut armed.data, true) {
+            false => receive::arm(socket),
+            true => receive::arm_again(socket),
+        }
     }
     if interest & (libc::POLLOUT | libc::POLLWRNORM) != 0 && socket.sending.carrier() == Carrier::Ring {
-        send::arm_only(socket);
+        match std::mem::replace(&mut armed.space, true) {
+            false => send::arm(socket),
+            true => send::arm_again(socket),
+        }
+    }
+}
+
+/// The sleeper is awake.
+pub fn rise(socket: &'static Socket, armed: &mut Armed) {
+    let armed = std::mem::take(armed);
+    if armed.data {
+        receive::rise(socket);
+    }
+    if armed.space {
+        send::rise(socket);
     }
 }
 
@@ -116,9 +147,10 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
             continue;
         }
         let mut left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let mut sleepers = Vec::new();
         for poll in fds.iter() {
             if let Some(socket) = joined(poll.fd) {
-                arm(socket, poll.events);
+                sleepers.push((socket, arm(socket, poll.events)));
                 if !can_be_woken(socket, poll.events) {
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
                 }
@@ -126,13 +158,12 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
                 instance.arm();
             }
         }
-        if any_ready(fds) {
-            continue;
-        }
-        let slept = native.poll(&mut asked, left);
+        let slept = if any_ready(fds) { None } else { Some(native.poll(&mut asked, left)) };
+        sleepers.iter_mut().for_each(|(socket, armed)| rise(socket, armed));
+        let Some(slept) = slept else { continue };
         for (poll, asked) in fds.iter().zip(&asked) {
             if let Some(socket) = joined(poll.fd) {
-                rise(socket, poll.fd, asked.revents);
+                take_wakes(socket, poll.fd, asked.revents);
             }
         }
         if slept? == 0 && deadline.is_some_and(|at| Instant::now() >= at) {
@@ -143,7 +174,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
 }
 
 /// After a sleep: takes the wake bytes.
-fn rise(socket: &'static Socket, fd: c_int, revents: c_short) {
+fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
     let _errno = Kept::new();
     if revents != 0
         && socket.receiving.carrier() == Carrier::Ring
@@ -176,7 +207,7 @@ fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
     for (poll, asked) in fds.iter_mut().zip(asked) {
         poll.revents = match joined(poll.fd) {
             Some(socket) => {
-                rise(socket, poll.fd, asked.revents);
+                take_wakes(socket, poll.fd, asked.revents);
                 readiness(socket, poll.fd, poll.events)
             }
             None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {

@@ -333,23 +333,35 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     }
 }
 
-/// Says "wake me" to the peer. False if there is something already.
-pub fn arm(socket: &'static Socket) -> bool {
+/// Says "wake me" to the peer, for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is awake.
+pub fn arm(socket: &'static Socket) {
     let mut ring = socket.receiving.ring.lock();
-    let Some(receiver) = ring.as_mut() else { return false };
-    receiver.ring.arm();
-    if receiver.ring.ready() {
-        receiver.ring.disarm();
-        return false;
+    socket.receiving.waiting.fetch_add(1, Ordering::Relaxed);
+    if let Some(receiver) = ring.as_mut() {
+        receiver.ring.arm();
     }
-    true
 }
 
-/// The same without a look: whoever calls it looks afterwards.
-pub fn arm_only(socket: &'static Socket) {
+/// Says it again, for the same sleeper: the peer may have woken it.
+pub fn arm_again(socket: &'static Socket) {
     if let Some(receiver) = socket.receiving.ring.lock().as_mut() {
         receiver.ring.arm();
     }
+}
+
+/// The sleeper is awake. The peer is told when there is no other.
+pub fn rise(socket: &'static Socket) {
+    let mut ring = socket.receiving.ring.lock();
+    if socket.receiving.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+        && let Some(receiver) = ring.as_mut()
+    {
+        receiver.ring.disarm();
+    }
+}
+
+/// Whether the ring has something, or has ended.
+pub fn is_ready(socket: &'static Socket) -> bool {
+    socket.receiving.ring.lock().as_mut().is_none_or(|receiver| receiver.ring.ready())
 }
 
 /// The position in the ring up to which bytes have come.
@@ -363,13 +375,6 @@ pub fn position(socket: &'static Socket) -> u64 {
         Ok(n) => position + n as u64,
         Err(RecvError::Empty) => position,
         Err(_) => u64::MAX,
-    }
-}
-
-/// Says "I am awake".
-pub fn disarm(socket: &'static Socket) {
-    if let Some(receiver) = socket.receiving.ring.lock().as_mut() {
-        receiver.ring.disarm();
     }
 }
 

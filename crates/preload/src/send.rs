@@ -124,10 +124,30 @@ pub fn is_ready(socket: &'static Socket) -> bool {
     ring.as_mut().is_none_or(|sender| sender.ring.ready())
 }
 
-/// Says "wake me when there is room". Whoever calls it looks afterwards.
-pub fn arm_only(socket: &'static Socket) {
+/// Says "wake me when there is room", for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is
+/// awake.
+pub fn arm(socket: &'static Socket) {
+    let mut ring = socket.sending.ring.lock();
+    socket.sending.waiting.fetch_add(1, Ordering::Relaxed);
+    if let Some(sender) = ring.as_mut() {
+        sender.ring.arm();
+    }
+}
+
+/// Says it again, for the same sleeper: the peer may have woken it.
+pub fn arm_again(socket: &'static Socket) {
     if let Some(sender) = socket.sending.ring.lock().as_mut() {
         sender.ring.arm();
+    }
+}
+
+/// The sleeper is awake. The peer is told when there is no other.
+pub fn rise(socket: &'static Socket) {
+    let mut ring = socket.sending.ring.lock();
+    if socket.sending.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+        && let Some(sender) = ring.as_mut()
+    {
+        sender.ring.disarm();
     }
 }
 

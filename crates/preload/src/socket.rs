@@ -71,6 +71,8 @@ pub struct Direction<R> {
     /// Microseconds from the begin of the connection to the change.
     pub changed_after: AtomicU64,
     carrier: AtomicU8,
+    /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
+    pub waiting: AtomicU32,
     /// The end of the ring, while there is one.
     pub ring: Lock<Option<R>>,
 }
@@ -84,12 +86,14 @@ impl<R> Direction<R> {
             wakes: AtomicU64::new(0),
             changed_after: AtomicU64::new(0),
             carrier: AtomicU8::new(Carrier::Kernel as u8),
+            waiting: AtomicU32::new(0),
             ring: Lock::new(None),
         }
     }
 
     fn reset(&self) {
         self.inside.store(0, Ordering::Relaxed);
+        self.waiting.store(0, Ordering::Relaxed);
         for count in [&self.native, &self.shared, &self.wakes, &self.changed_after] {
             count.store(0, Ordering::Relaxed);
         }

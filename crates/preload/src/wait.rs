@@ -4,10 +4,10 @@
 //! kernel's socket, where a byte from the peer, or its end, wakes it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ginnel_ring::wait::{Waitable, Watchable};
+use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
@@ -48,11 +48,9 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
             }
         }
     }
-    if !receive::arm(socket) {
-        return Ok(());
-    }
-    let slept = sleep_for_data(socket, fd, deadline);
-    receive::disarm(socket);
+    receive::arm(socket);
+    let slept = if receive::is_ready(socket) { Ok(()) } else { sleep_for_data(socket, fd, deadline) };
+    receive::rise(socket);
     slept
 }
 
@@ -82,26 +80,10 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
     {
         return Ok(());
     }
-    if !arm_space(socket) {
-        return Ok(());
-    }
-    let slept = sleep_for_space(socket, fd, deadline);
-    if let Some(sender) = socket.sending.ring.lock().as_mut() {
-        sender.ring.disarm();
-    }
+    send::arm(socket);
+    let slept = if send::is_ready(socket) { Ok(()) } else { sleep_for_space(socket, fd, deadline) };
+    send::rise(socket);
     slept
-}
-
-/// Says "wake me when there is room". False if there is.
-pub fn arm_space(socket: &'static Socket) -> bool {
-    let mut ring = socket.sending.ring.lock();
-    let Some(sender) = ring.as_mut() else { return false };
-    sender.ring.arm();
-    if sender.ring.ready() {
-        sender.ring.disarm();
-        return false;
-    }
-    true
 }
 
 fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
@@ -132,6 +114,14 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) 
 /// Threads of this process that look.
 static LOOKING: AtomicU32 = AtomicU32::new(0);
 
+/// A peer runs in another VM: it needs none of the CPUs here.
+static ELSEWHERE: AtomicBool = AtomicBool::new(false);
+
+/// A connection has such a peer.
+pub fn note_peer_elsewhere() {
+    ELSEWHERE.store(true, Ordering::Relaxed);
+}
+
 fn cpus() -> u32 {
     static CPUS: OnceLock<u32> = OnceLock::new();
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
@@ -151,7 +141,9 @@ fn now() -> u64 {
 /// Whether one more thread may look: somebody else has to have a CPU to do what is looked for.
 pub fn may_look() -> bool {
     let cpus = cpus();
-    cpus > 1 && LOOKING.load(Ordering::Relaxed) < cpus.div_ceil(2) && now() >= CROWDED.load(Ordering::Relaxed)
+    (cpus > 1 || ELSEWHERE.load(Ordering::Relaxed))
+        && LOOKING.load(Ordering::Relaxed) < cpus.div_ceil(2)
+        && now() >= CROWDED.load(Ordering::Relaxed)
 }
 
 /// A look, with the time that it may take.
