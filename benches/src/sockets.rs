@@ -36,7 +36,7 @@ fn rows() -> Vec<Row> {
         better: Better::Lower,
         target,
         server: SOCKPERF,
-        client: format!("sockperf pp --tcp -i 127.0.0.1 -m 64 -t {SECONDS} -p"),
+        client: format!("sockperf pp --tcp -i 127.0.0.1 -m 64 --mps 100000 -t {SECONDS} -p"),
         figure,
     };
     let iperf = |case, target, options: &str| Row {
