@@ -1,5 +1,8 @@
 //! Programs of the distribution, unmodified, under `ginnel run`: their connections change over, and their data are right.
 
+mod memcached;
+mod netpipe;
+
 use std::fs;
 
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};

@@ -1,0 +1,69 @@
+//! memcached with libmemcached's tools, and with a client in Python.
+
+use std::fs;
+
+use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
+
+/// Sets and gets values until the connection has changed over, and a number of them afterwards.
+const PYMEMCACHE: &str = r#"
+import os, random, sys
+from pymemcache.client.base import Client
+def has_changed():
+    words = ['"pid":%d,' % os.getpid(), '"sent_after_us"', '"received_after_us"']
+    return any(all(word in line for word in words) for line in open(os.environ['GINNEL_SOCKETS_REPORT']))
+client = Client(('127.0.0.1', int(sys.argv[1])), timeout=60)
+r = random.Random(1)
+def talk(turn):
+    values = {'%d-%d' % (turn, i): r.randbytes(r.choice([0, 1, 100, 10000, 900000])) for i in range(5)}
+    for key, value in values.items():
+        assert client.set(key, value, noreply=False)
+    assert client.get_many(values) == values, turn
+    assert client.delete_many(values)
+turn = 0
+while not has_changed():
+    turn += 1
+    talk(turn)
+for turn in range(turn, turn + 20):
+    talk(turn)
+client.close()
+"#;
+
+#[test]
+fn memcached() {
+    if !have(&["memcached", "memccapable", "memccp", "memccat", "memcslap", "memcaslap", PYTHON]) {
+        return;
+    }
+    for mode in MODES {
+        let mut stage = Stage::new(mode);
+        let port = free_port();
+        let at = port.to_string();
+        let server = format!("127.0.0.1:{at}");
+        stage.serve(port, &["memcached", "-u", "root", "-l", "127.0.0.1", "-p", &at, "-U", "0", "-t", "2"]);
+        // All commands of both protocols. It says of each whether the server does what it is to do.
+        let out = stage.client(&["memccapable", "-h", "127.0.0.1", "-p", &at]);
+        assert!(out.contains("All tests passed"), "{mode}: {out}");
+        // Each of a number of threads has a connection.
+        stage.client(&["memcslap", "-s", &server, "-t", "get", "-c", "3", "-e", "3000"]);
+        // Looks at each value that it gets.
+        let out = stage.client(&["memcaslap", "-s", &server, "-t", "1s", "-T", "2", "-c", "8", "-v", "1"]);
+        assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{mode}: {out}");
+        // One connection for one value: it stays on TCP or changes over, as it comes.
+        let folder = stage.world.files();
+        let value: String = (0..900_000_u32)
+            .map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8))
+            .collect();
+        fs::write(folder.join("value"), &value).unwrap();
+        stage.client(&["memccp", "-s", &server, "value"]);
+        stage.client(&["memccat", "-s", &server, "--file=back", "value"]);
+        let back = fs::read_to_string(folder.join("back")).unwrap();
+        assert!(back.trim_end() == value, "{mode}: {} bytes come back", back.len());
+        stage.client(&[PYTHON, "-c", PYMEMCACHE, &at]);
+        let connections = stage.end();
+        for (program, least) in
+            [("memccapable", 2), ("memcslap", 3), ("memcaslap", 8), ("python3", 1), ("memcached", 14)]
+        {
+            let n = changed(&connections, program).len();
+            assert!(n >= least, "{mode}: {n} of {program}: {connections:#?}");
+        }
+    }
+}
