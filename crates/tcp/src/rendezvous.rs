@@ -176,6 +176,16 @@ impl<T> Rendezvous<T> {
         self.reports.is_empty()
     }
 
+    /// The socket that had the addresses of this one in its namespace before it. One socket at a time has them there, so the earlier
+    /// one is gone, and nobody has said so yet: it is to be withdrawn before this one is reported.
+    pub fn predecessor(&self, report: &Report) -> Option<Socket> {
+        let Identity { local, remote, namespace, cookie } = report.identity;
+        self.addresses.get(&(local, remote))?.iter().copied().find(|socket| {
+            let is_in_namespace = self.reports[socket].report.identity.namespace == namespace;
+            socket.0 == report.member && socket.1 != cookie && is_in_namespace
+        })
+    }
+
     /// A report has come at `now`, a time that only grows. An earlier one of the same socket is replaced. The work is bounded by
     /// the number of members.
     pub fn report(&mut self, now: Duration, report: Report, what: T) -> Outcome<T> {

@@ -264,10 +264,11 @@ impl Broker {
     fn look_for_other_end(&mut self, world: &mut dyn World, client: ClientId, key: u64, report: Report) {
         let now = self.sockets.begun.elapsed();
         let waiting = Waiting { client, key };
-        // This report takes the place of an earlier one with its key, or of its socket.
+        // This report takes the place of an earlier one with its key, of its socket, or of a socket that had its addresses.
         let earlier =
             self.sockets.sessions.get(&client).and_then(|session| session.waiting.get(&key).copied());
-        for socket in earlier.into_iter().chain([report.socket()]) {
+        let predecessor = self.sockets.rendezvous.predecessor(&report);
+        for socket in earlier.into_iter().chain([report.socket()]).chain(predecessor) {
             if let Some(old) = self.sockets.rendezvous.withdraw(socket)
                 && old != waiting
             {

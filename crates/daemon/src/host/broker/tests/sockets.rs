@@ -247,6 +247,23 @@ fn a_report_takes_the_place_of_an_earlier_one() {
 }
 
 #[test]
+fn a_socket_with_the_addresses_of_another_takes_its_place() {
+    let mut bench = Bench::new(Limits::default());
+    let guest = bench.client(VM, 0);
+    // One that has ended without a word. Its port was given to the next one.
+    let ended = facts(SocketRole::CONNECTOR, 1, 777);
+    assert_eq!(bench.relay(guest, &ended), []);
+    let next = SocketFacts { cookie: 5_000, ..facts(SocketRole::CONNECTOR, 2, 777) };
+    assert_eq!(bench.relay(guest, &next), [(guest, Told::Stays(1, StaysReason::TOO_MANY))]);
+    let told = bench.relay(guest, &facts(SocketRole::ACCEPTOR, 3, 777));
+    assert!(matches!(&told[..], [(_, Told::Matched(3, ..)), (_, Told::Matched(2, ..))]), "{told:?}");
+    // In another namespace it may be there at the same time.
+    assert_eq!(bench.relay(guest, &ended), []);
+    let elsewhere = SocketFacts { namespace: 2, ..next };
+    assert_eq!(bench.relay(guest, &elsewhere), []);
+}
+
+#[test]
 fn names_for_sockets_are_for_nothing_else() {
     let mut bench = Bench::new(Limits::default());
     let (id, _) = bench.attach(HOST_MEMBER, "own");
