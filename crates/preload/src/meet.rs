@@ -73,6 +73,9 @@ struct Meet {
 
 static MEET: Mutex<Option<Meet>> = Mutex::new(None);
 
+/// Somebody could not withdraw a report, because another thread was at work here.
+static SOME_ARE_STALE: AtomicBool = AtomicBool::new(false);
+
 /// There was no daemon when it was last looked for.
 static NO_DAEMON: AtomicBool = AtomicBool::new(false);
 
@@ -143,18 +146,43 @@ pub fn withdraw(socket: &Socket) {
     if report == 0 {
         return;
     }
-    // If somebody else has the lock, the answer finds a socket of another life.
-    with(|meet| {
-        if meet.reports.remove(&report).is_some()
-            && let Some(daemon) = &mut meet.daemon
+    let withdrawn = with(|meet| meet.withdraw(report, socket));
+    if withdrawn.is_none() {
+        SOME_ARE_STALE.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Meet {
+    /// Nothing is to come of a report: neither at the daemon, nor of what it has led to here.
+    fn withdraw(&mut self, report: u64, socket: &Socket) {
+        if self.reports.remove(&report).is_some()
+            && let Some(daemon) = &mut self.daemon
         {
             // If that cannot be told, the daemon finds a socket that has ended.
             let _ = daemon.withdraw(report);
         }
-    });
-}
+        self.matched.retain(|(pending, ..)| !std::ptr::eq(pending.socket, socket));
+        self.openings.retain(|(pending, ..)| !std::ptr::eq(pending.socket, socket));
+    }
 
-impl Meet {
+    /// The same for those that could not say so.
+    #[cold]
+    fn withdraw_stale(&mut self) {
+        let is_stale = |(key, pending): (&u64, &Pending)| {
+            let socket = pending.socket;
+            let is_current =
+                socket.life.load(Ordering::Relaxed) == pending.life && socket.facts.lock().report == *key;
+            (!is_current).then_some(*key)
+        };
+        let stale: Vec<u64> = self.reports.iter().filter_map(is_stale).collect();
+        for report in stale {
+            self.reports.remove(&report);
+            if let Some(daemon) = &mut self.daemon {
+                let _ = daemon.withdraw(report);
+            }
+        }
+    }
+
     fn report(&mut self, socket: &'static Socket, fd: c_int) {
         if self.daemon.is_none() && !self.begin() {
             return;
@@ -213,6 +241,9 @@ impl Meet {
             return;
         }
         self.look_at = Some(now + LOOK);
+        if SOME_ARE_STALE.swap(false, Ordering::Relaxed) {
+            self.withdraw_stale();
+        }
         while let Some(daemon) = &mut self.daemon {
             match daemon.poll() {
                 Ok(None) => break,
