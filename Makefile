@@ -8,7 +8,7 @@ BENCHES = channel memory farm volume daemon ready sockets
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets lint doc install clean
 
 all: build
 
@@ -55,12 +55,16 @@ bench: build
 	scripts/setup bench
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
-# Hours: 10^9 messages of each size over a ring (soak-ring), then the VM tests at length.
-soak: build soak-ring
+# Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), then the VM
+# tests at length.
+soak: build soak-ring soak-sockets
 	GINNEL_SOAK=1 $(VMTEST)
 
 soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
+
+soak-sockets:
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command load:: -- --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -5,6 +5,7 @@ mod epoll;
 mod farm;
 mod farm_library;
 mod liars;
+mod load;
 mod measure;
 mod operate;
 mod programs;
