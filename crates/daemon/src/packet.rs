@@ -4,6 +4,7 @@
 //! that is full the peer is given up.
 #![allow(unsafe_code)] // Socket options and credentials that no safe crate offers, or not soundly.
 
+use crate::closer::Closer;
 pub use ginnel_fdpass::MAX_FDS;
 use ginnel_fdpass::{self as fdpass, Received, RecvFlags, SendFlags};
 use rustix::io::Errno;
@@ -13,6 +14,7 @@ use rustix::net::{
 };
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +55,9 @@ pub enum Gone {
 /// A connected, non-blocking socket.
 #[derive(Debug)]
 pub struct PacketSocket {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
+    /// Who closes it, and for which user.
+    closer: Option<(Closer, u32)>,
     queue: VecDeque<(Vec<u8>, Vec<Arc<OwnedFd>>)>,
     queued: usize,
     limit: usize,
@@ -64,7 +68,15 @@ pub struct PacketSocket {
 impl PacketSocket {
     /// Takes over a connected non-blocking socket. While more than `limit` bytes wait for the peer, sending fails.
     pub fn new(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
+        let fd = ManuallyDrop::new(fd);
+        Self { fd, closer: None, queue: VecDeque::new(), queued: 0, limit, peer_closed: false }
+    }
+
+    /// The same for a program of this user, who may have sent what it takes a [`Closer`] to close.
+    pub fn to_program(fd: OwnedFd, limit: usize, closer: &Closer, uid: u32) -> Self {
+        let mut socket = Self::new(fd, limit);
+        socket.closer = Some((closer.clone(), uid));
+        socket
     }
 
     /// The next packet of at most `max` bytes and `max_fds` descriptors; `None` if there is none now. Descriptors that
@@ -142,6 +154,16 @@ impl PacketSocket {
     /// Bytes that wait for the peer; more than zero: call [`PacketSocket::flush`] when the socket has room.
     pub fn queued(&self) -> usize {
         self.queued
+    }
+}
+
+impl Drop for PacketSocket {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it after this.
+        let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
+        if let Some((closer, uid)) = &self.closer {
+            closer.close(*uid, [fd]);
+        }
     }
 }
 

@@ -6,8 +6,11 @@ use ginnel_daemon::packet;
 use ginnel_layout::wire::{
     self, Header, Kind, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason, features,
 };
+use rustix::net::sockopt;
+use rustix::process::Signal;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 use support::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -99,4 +102,72 @@ fn the_configuration_leaves_out_all_or_some() {
     assert_eq!(stays(&Daemon::start_new(&excluding)), StaysReason::EXCLUDED);
     let disabling = format!("[sockets]\nenabled = false\n{SEGMENTS}");
     assert_eq!(stays(&Daemon::start_new(&disabling)), StaysReason::DISABLED);
+}
+
+/// A connection whose last close waits for a day, and its other end, which never reads.
+fn lingering() -> (OwnedFd, OwnedFd) {
+    let (near, far) = pair();
+    sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
+    rustix::io::ioctl_fionbio(&near, true).unwrap();
+    while rustix::io::write(&near, &[0; 65536]).is_ok() {}
+    (near, far)
+}
+
+/// Descriptors of TCP sockets that a process has.
+fn tcp_sockets(pid: u32) -> usize {
+    let tcp = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap();
+    let inodes: Vec<_> = tcp.lines().skip(1).filter_map(|line| line.split_whitespace().nth(9)).collect();
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let links = links.filter_map(|entry| entry.path().read_link().ok());
+    links
+        .filter(|link| inodes.iter().any(|inode| link.as_os_str() == format!("socket:[{inode}]").as_str()))
+        .count()
+}
+
+/// Sends sockets that linger, while the daemon is stopped: so it is the daemon that has them last. Their other ends.
+fn send_lingering(daemon: &Daemon, client: &Client, kind: Kind, count: usize) -> Vec<OwnedFd> {
+    let facts = SocketReport { key: 1, role: SocketRole::CONNECTOR, ..FromZeros::new_zeroed() };
+    let (near, far): (Vec<_>, Vec<_>) = (0..count).map(|_| lingering()).unzip();
+    daemon.signal(Signal::STOP);
+    wait_for("the daemon to stop", || daemon.is_stopped().then_some(()));
+    send(client, kind, facts.as_bytes(), &near.iter().collect::<Vec<_>>());
+    drop(near);
+    far
+}
+
+#[test]
+fn nobody_waits_for_a_socket_that_lingers() {
+    let daemon = Daemon::start_new(SEGMENTS);
+    let mut other = daemon.client();
+    let mut far = Vec::new();
+    // With a report, and with packets that take none, or take fewer.
+    for (kind, count) in [(Kind::SOCK_REPORT, 1), (Kind::INSPECT, 1), (Kind::SOCK_REPORT, 20)] {
+        let client = daemon.client();
+        far.extend(send_lingering(&daemon, &client, kind, count));
+        daemon.signal(Signal::CONT);
+        other.status();
+    }
+    // Not received at all, because the connection ends before.
+    let client = daemon.client();
+    far.extend(send_lingering(&daemon, &client, Kind::INSPECT, 1));
+    far.extend(send_lingering(&daemon, &client, Kind::SOCK_REPORT, 1));
+    drop(client);
+    daemon.signal(Signal::CONT);
+    other.status();
+    wait_for("the daemon to have closed them all", || (tcp_sockets(daemon.pid()) == 0).then_some(()));
+}
+
+#[test]
+fn other_files_are_closed_as_well() {
+    let daemon = Daemon::start_new(SEGMENTS);
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let client = daemon.client();
+    report(&client, &write, SocketRole::CONNECTOR, 1);
+    drop(write);
+    let SocketStays { reason, .. } = event(&client, Kind::SOCK_STAYS);
+    assert_eq!(reason, StaysReason::NOT_TCP);
+    assert!(readable(&read, WATCHDOG), "the pipe has no writer any more");
+    report(&client, &pair().0, SocketRole::CONNECTOR, 2);
+    let mut other = daemon.client();
+    other.status();
 }

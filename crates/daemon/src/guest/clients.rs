@@ -1,11 +1,12 @@
 //! The programs of this guest that have connected.
 
 use super::sockets::Allowance;
-use crate::packet::{self, Gone, Packet, PacketSocket};
+use crate::closer::{Closer, HELD_UP};
+use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};
 use crate::poller::{Interest, Poller, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ginnel_layout::relay;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,8 @@ pub struct Client {
     pub process: Process,
     /// The program that it ran then.
     pub image: Option<Image>,
-    uid: u32,
+    /// Its user.
+    pub uid: u32,
     gid: u32,
     interest: Interest,
     /// Requests that the host has not answered yet.
@@ -70,15 +72,16 @@ impl Client {
         relay::Open { pid, uid: self.uid, gid: self.gid, reserved: 0, started }
     }
 
-    /// The next packet, if there is one. Longer than any packet may be, or with more than one descriptor: `truncated`.
+    /// The next packet, if there is one, with all its descriptors: the kernel would close others here and now.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, Gone> {
-        self.socket.receive_from(buffer, 1)
+        self.socket.receive_from(buffer, MAX_FDS)
     }
 }
 
 /// All of them, by the number that the host knows them by.
 pub struct Clients {
     poller: Rc<Poller>,
+    closer: Closer,
     most: Most,
     all: BTreeMap<u32, Client>,
     by_user: UserConnections<u32>,
@@ -99,9 +102,10 @@ fn token(client: u32) -> u64 {
 
 impl Clients {
     /// None yet, and at most so many.
-    pub fn new(poller: Rc<Poller>, most: Most) -> Self {
+    pub fn new(poller: Rc<Poller>, closer: Closer, most: Most) -> Self {
         Self {
             poller,
+            closer,
             most,
             all: BTreeMap::new(),
             by_user: UserConnections::default(),
@@ -142,6 +146,12 @@ impl Clients {
 
     /// Takes in a program that has connected, for which there is room. An error means that it was turned away.
     pub fn admit(&mut self, fd: OwnedFd, peer: &packet::Peer) -> Result<()> {
+        let (uid, gid) = (peer.uid, peer.gid);
+        let mut socket = PacketSocket::to_program(fd, OUT_LIMIT, &self.closer, uid);
+        if self.closer.is_held_up_by(uid) {
+            let _ = socket.send(refusal(0, ErrorCode::PROTOCOL, HELD_UP).0, Vec::new());
+            bail!("files that user {uid} has sent are not closed yet");
+        }
         ensure!(
             peer.pid != 0,
             "a program in another process namespace has connected, which cannot be watched"
@@ -150,9 +160,7 @@ impl Clients {
             Process::of(peer.pid).with_context(|| format!("process {} has ended already", peer.pid))?;
         let id = self.free_number();
         let interest = Interest::READ;
-        self.poller.add(&fd, token(id), interest).context("cannot watch a connection")?;
-        let socket = PacketSocket::new(fd, OUT_LIMIT);
-        let (uid, gid) = (peer.uid, peer.gid);
+        self.poller.add(&socket, token(id), interest).context("cannot watch a connection")?;
         let client = Client {
             socket,
             process,
@@ -321,7 +329,11 @@ mod tests {
 
     /// Two clients, and their ends of the connections.
     fn two() -> (Clients, [PacketSocket; 2]) {
-        let mut clients = Clients::new(Rc::new(Poller::new().unwrap()), Most { all: 8, per_user: 8 });
+        let mut clients = Clients::new(
+            Rc::new(Poller::new().unwrap()),
+            Closer::start().unwrap(),
+            Most { all: 8, per_user: 8 },
+        );
         let me = packet::Peer { pid: std::process::id(), uid: 0, gid: 0, groups: Vec::new() };
         let ends = [ONE, TWO].map(|id| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

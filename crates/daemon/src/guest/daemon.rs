@@ -7,6 +7,7 @@ use super::policy::Policy;
 use super::segments::Segments;
 use super::sockets::Syns;
 use super::vfio::Interrupts;
+use crate::closer::Closer;
 use crate::keeper::Keeper;
 use crate::link::GuestLink;
 use crate::pidwatch::{Image, Process};
@@ -48,6 +49,7 @@ pub struct Daemon {
     /// There is a session with the host's daemon.
     pub(super) up: bool,
     pub(super) clients: Clients,
+    pub(super) closer: Closer,
     pub(super) segments: Segments,
     /// What the link's ring has not taken. While there is something, no program is read from.
     pub(super) outbox: VecDeque<(RelayKind, u32, Vec<u8>)>,
@@ -86,9 +88,11 @@ impl Daemon {
         if let Some(connection) = keeper.as_ref().and_then(Keeper::connection) {
             poller.add(connection, KEEPER, Interest::READ).context("cannot watch the keeper")?;
         }
+        let closer = Closer::start().context("cannot start a thread")?;
         let link = GuestLink::new(control.memory.clone(), boot_id, interrupts.is_some());
         Ok(Self {
-            clients: Clients::new(poller.clone(), most),
+            clients: Clients::new(poller.clone(), closer.clone(), most),
+            closer,
             // Processes outlive their connections, and have children that join.
             owners: Owners::new(poller.clone(), 2 * most.all),
             departed: BTreeMap::new(),

@@ -8,6 +8,7 @@ use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
 use super::sockets::stays;
+use crate::closer::{HELD_UP, NOBODY};
 use crate::link::{Event, SendRefused};
 use crate::packet::{self, Packet, accept};
 use crate::pidwatch::Process;
@@ -75,12 +76,19 @@ impl Daemon {
 
     /// Takes in a program, at the cost of another if there is no room.
     fn admit(&mut self, fd: OwnedFd) -> Result<()> {
-        let peer = packet::peer(fd.as_fd()).context("cannot see who has connected")?;
+        let peer = match packet::peer(fd.as_fd()) {
+            Ok(peer) => peer,
+            Err(error) => {
+                self.closer.close(NOBODY, [fd]);
+                return Err(error).context("cannot see who has connected");
+            }
+        };
         match self.clients.given_up_for(peer.uid) {
             Ok(given_up) => given_up.into_iter().for_each(|id| self.drop_client(id)),
             Err(error) => {
                 let (bytes, _) = refusal(0, ErrorCode::LIMIT, &error.to_string());
                 let _ = packet::send::<OwnedFd>(fd.as_fd(), &bytes, &[]);
+                self.closer.close(peer.uid, [fd]);
                 return Err(error);
             }
         }
@@ -94,22 +102,30 @@ impl Daemon {
                 return self.clients.pause(id);
             }
             let Some(client) = self.clients.get(id) else { return };
+            let uid = client.uid;
+            if self.closer.is_held_up_by(uid) {
+                return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, HELD_UP));
+            }
             match client.receive(&mut self.packet) {
                 Ok(None) => return,
                 Ok(Some(packet)) if packet.truncated || !may_carry(&packet) => {
+                    self.closer.close(uid, packet.fds);
                     let text = format!(
                         "a packet is at most {} bytes, and carries no descriptor unless it reports a socket",
                         wire::MAX_PACKET
                     );
                     return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
                 }
-                Ok(Some(packet)) => self.client_says(id, packet),
+                Ok(Some(packet)) => {
+                    self.client_says(id, &packet);
+                    self.closer.close(uid, packet.fds);
+                }
                 Err(_) => return self.drop_client(id),
             }
         }
     }
 
-    fn client_says(&mut self, id: u32, packet: Packet) {
+    fn client_says(&mut self, id: u32, packet: &Packet) {
         let Some(client) = self.clients.get(id) else { return };
         let Some((header, body)) = wire::split(&packet.bytes) else {
             return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, "a packet shorter than its header"));
@@ -127,7 +143,7 @@ impl Daemon {
             }
             Kind::SOCK_REPORT => {
                 let report = wire::body(body);
-                return self.reports(id, header, report, packet.fds);
+                return self.reports(id, header, report, &packet.fds);
             }
             Kind::SOCK_WITHDRAW => {
                 if self.up {
@@ -191,10 +207,10 @@ impl Daemon {
 
     /// A program has an end of a TCP connection. The host is told what the kernel says of it, never what the program says: so a
     /// report without a socket is none.
-    fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, mut sockets: Vec<OwnedFd>) {
+    fn reports(&mut self, id: u32, header: Header, report: Option<SocketReport>, sockets: &[OwnedFd]) {
         let Some(client) = self.clients.get(id) else { return };
-        let (Some(report), Some(socket)) = (report, sockets.pop()) else {
-            let text = "a report of a socket that has another length, or no socket";
+        let (Some(report), [socket]) = (report, sockets) else {
+            let text = "a report of a socket that has another length, or other than one socket";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
         let facts = if !client.reports.take(Instant::now()) {

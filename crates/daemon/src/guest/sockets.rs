@@ -45,10 +45,10 @@ impl Syns {
         Some(syn)
     }
 
-    /// Reads what the kernel says of a socket that a program has reported, and closes it. Does not wait.
-    pub fn read(&mut self, report: SocketReport, socket: OwnedFd) -> Result<SocketFacts, StaysReason> {
+    /// Reads what the kernel says of a socket that a program has reported. Does not wait.
+    pub fn read(&mut self, report: SocketReport, socket: &OwnedFd) -> Result<SocketFacts, StaysReason> {
         let Identity { local, remote, cookie, namespace } =
-            Identity::of(&socket).map_err(|error| match error {
+            Identity::of(socket).map_err(|error| match error {
                 NotTcp::Kernel => StaysReason::KERNEL,
                 _ => StaysReason::NOT_TCP,
             })?;
@@ -67,19 +67,19 @@ impl Syns {
             clock_after: 0,
         };
         // Who cannot be told to be the system is an ordinary user.
-        if Owner::of(&socket) != Ok(Owner::System) {
+        if Owner::of(socket) != Ok(Owner::System) {
             facts.flags |= SocketFacts::USER;
         }
         match report.role {
             SocketRole::CONNECTOR => {
-                if let Ok(Some(clock)) = Clock::of(&socket) {
+                if let Ok(Some(clock)) = Clock::of(socket) {
                     facts.flags |= SocketFacts::CLOCK;
                     facts.clock = clock.value;
                     (facts.clock_before, facts.clock_after) = (nanos(clock.before), nanos(clock.after));
                 }
             }
             SocketRole::ACCEPTOR => {
-                let told = SynTime::of(&socket).ok().flatten();
+                let told = SynTime::of(socket).ok().flatten();
                 if let Some(SynTime(syn)) = self.recall((namespace, cookie), told) {
                     facts.flags |= SocketFacts::SYN;
                     facts.syn = syn;

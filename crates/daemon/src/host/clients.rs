@@ -3,7 +3,8 @@
 use super::broker::{ClientId, Who};
 use super::reply::{self, Refusal};
 use super::server::{Server, Token};
-use crate::packet::{self, Gone, Packet, PacketSocket};
+use crate::closer::{HELD_UP, NOBODY};
+use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
 use crate::user_connections::{Full, Limit, Most, UserConnections};
@@ -42,10 +43,7 @@ struct Connection {
     blocked: bool,
 }
 
-/// Descriptors that a packet may bring: the socket of a report.
-const MAX_FDS: usize = 1;
-
-/// Whether a packet has as many descriptors as its kind takes.
+/// Whether a packet has as many descriptors as its kind takes: a report has one.
 fn takes_descriptors(packet: &Packet) -> bool {
     let is_report = wire::split(&packet.bytes).is_some_and(|(header, _)| header.kind == Kind::SOCK_REPORT);
     packet.fds.len() == usize::from(is_report)
@@ -98,7 +96,9 @@ impl Server {
                     }
                     self.clients.refused += 1;
                     self.clients.spare = None;
-                    drop(packet::accept(listener.as_fd()));
+                    if let Ok(Some(refused)) = packet::accept(listener.as_fd()) {
+                        self.closer.close(NOBODY, [refused]);
+                    }
                     self.clients.spare = File::open("/dev/null").ok();
                     if self.clients.spare.is_none() {
                         return;
@@ -113,8 +113,13 @@ impl Server {
     }
 
     fn accept_client(&mut self, fd: OwnedFd) {
-        let Ok(peer) = packet::peer(fd.as_fd()) else { return };
-        let mut socket = PacketSocket::new(fd, self.config.limits.queue as usize);
+        let Ok(peer) = packet::peer(fd.as_fd()) else { return self.closer.close(NOBODY, [fd]) };
+        let queue = self.config.limits.queue as usize;
+        let mut socket = PacketSocket::to_program(fd, queue, &self.closer, peer.uid);
+        if self.closer.is_held_up_by(peer.uid) {
+            let _ = socket.send(reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, HELD_UP)), vec![]);
+            return;
+        }
         let limits = self.config.limits;
         let most = Most { all: limits.max_clients as usize, per_user: limits.clients_per_user as usize };
         let room = self.clients.by_user.room(peer.uid, most, |id| self.broker.is_attached(id));
@@ -175,9 +180,20 @@ impl Server {
             if connection.blocked {
                 return;
             }
+            let uid = connection.uid;
+            if self.closer.is_held_up_by(uid) {
+                self.send_client(
+                    id,
+                    vec![(reply::refusal(0, &Refusal::new(ErrorCode::PROTOCOL, HELD_UP)), vec![])],
+                );
+                self.end_client(id);
+                return;
+            }
+            // All that come are taken: the kernel would close the others here and now.
             match connection.socket.receive_from(&mut self.packet, MAX_FDS) {
                 Ok(None) => return,
                 Ok(Some(packet)) if packet.truncated || !takes_descriptors(&packet) => {
+                    self.closer.close(uid, packet.fds);
                     let text = format!(
                         "a packet over {MAX_PACKET} bytes, or with descriptors that its kind does not take: neither is in the \
                          protocol"
@@ -189,6 +205,7 @@ impl Server {
                 }
                 Ok(Some(packet)) => {
                     self.client_says(id, &packet);
+                    self.closer.close(uid, packet.fds);
                     self.run_effects();
                 }
                 Err(Gone::Closed) => {

@@ -13,6 +13,7 @@ use super::reply;
 use super::restoring::Files;
 use super::segments::Segments;
 use super::vms::Vm;
+use crate::closer::Closer;
 use crate::keeper::{Held, Keeper};
 use crate::pidwatch::{Doubts, Process};
 use crate::poller::{Interest, Poller, Ready};
@@ -159,6 +160,8 @@ pub struct Server {
     pub(super) segments: Segments,
     pub(super) members: Members,
     pub(super) clients: Clients,
+    /// Closes their connections, and what they send.
+    pub(super) closer: Closer,
     pub(super) vms: BTreeMap<u32, Vm>,
     /// Programs in VMs: the VM, and the number that its daemon has given them.
     pub(super) relayed: BTreeMap<ClientId, (u32, u32)>,
@@ -219,6 +222,7 @@ impl Server {
             segments,
             members: Members::default(),
             clients: Clients::default(),
+            closer: Closer::start()?,
             vms: BTreeMap::new(),
             relayed: BTreeMap::new(),
             poller,

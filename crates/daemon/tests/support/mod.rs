@@ -194,6 +194,15 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Whether all its threads are stopped.
+    pub fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+        let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+        stats
+            .filter_map(|stat| stat.rsplit(") ").next().map(|rest| rest.starts_with('T')))
+            .all(|stopped| stopped)
+    }
+
     /// Waits for its end.
     pub fn ended(&mut self) -> std::process::ExitStatus {
         let mut child = self.child.take().unwrap();
