@@ -200,6 +200,12 @@ impl Endpoint {
 }
 
 impl OpeningSocket {
+    /// Whether the daemon has been asked for something and has not answered. To be dropped before, it leaves what comes of that to the next
+    /// call that asks the daemon for something in this segment.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.step, Step::Listening(_) | Step::Connecting { request: Some(_), .. })
+    }
+
     /// The channel, or `None` if it is not there yet. After the channel or an error there is nothing more to come.
     pub fn poll(&mut self) -> Result<Option<SocketChannel>, Error> {
         loop {

@@ -140,7 +140,7 @@ pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
 
 /// The socket's last descriptor is about to be closed: ends what it has in rings. The kernel's close, which follows, wakes the peer.
 pub fn close(socket: &'static Socket, fd: c_int) {
-    crate::meet::withdraw(socket);
+    let was_reported = crate::meet::withdraw(socket);
     socket.watchers.close(socket);
     let was_joined = {
         // Whoever brings rings takes the same lock first.
@@ -151,6 +151,8 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     };
     if was_joined {
         end(socket, fd);
+    } else if was_reported {
+        crate::meet::tidy();
     }
     crate::report::ended(socket);
 }

@@ -140,29 +140,34 @@ pub fn why_not_joined() -> &'static str {
     }
 }
 
-/// Nothing is to come of the report of a socket any more.
-pub fn withdraw(socket: &Socket) {
+/// A socket that was reported is closed: gives back what that has led to, as far as the daemon has answered. The rest is given back with
+/// the next call that looks at the daemon.
+pub fn tidy() {
+    drop(with(Meet::open));
+}
+
+/// Nothing is to come of the report of a socket any more. False if it has none.
+pub fn withdraw(socket: &Socket) -> bool {
     let report = std::mem::take(&mut socket.facts.lock().report);
     if report == 0 {
-        return;
+        return false;
     }
-    let withdrawn = with(|meet| meet.withdraw(report, socket));
+    let withdrawn = with(|meet| meet.withdraw(report));
     if withdrawn.is_none() {
         SOME_ARE_STALE.store(true, Ordering::Relaxed);
     }
+    true
 }
 
 impl Meet {
-    /// Nothing is to come of a report: neither at the daemon, nor of what it has led to here.
-    fn withdraw(&mut self, report: u64, socket: &Socket) {
+    /// To be told to the daemon, unless it has answered.
+    fn withdraw(&mut self, report: u64) {
         if self.reports.remove(&report).is_some()
             && let Some(daemon) = &mut self.daemon
         {
             // If that cannot be told, the daemon finds a socket that has ended.
             let _ = daemon.withdraw(report);
         }
-        self.matched.retain(|(pending, ..)| !std::ptr::eq(pending.socket, socket));
-        self.openings.retain(|(pending, ..)| !std::ptr::eq(pending.socket, socket));
     }
 
     /// The same for those that could not say so.
@@ -175,12 +180,7 @@ impl Meet {
             (!is_current).then_some(*key)
         };
         let stale: Vec<u64> = self.reports.iter().filter_map(is_stale).collect();
-        for report in stale {
-            self.reports.remove(&report);
-            if let Some(daemon) = &mut self.daemon {
-                let _ = daemon.withdraw(report);
-            }
-        }
+        stale.into_iter().for_each(|report| self.withdraw(report));
     }
 
     fn report(&mut self, socket: &'static Socket, fd: c_int) {
@@ -313,14 +313,18 @@ impl Meet {
         }
     }
 
-    /// Takes the rings that have been opened.
+    /// Takes the rings that have been opened. Those of a socket that was closed meanwhile are taken too, because nobody else gives
+    /// them back.
     fn open(&mut self) {
         self.openings.retain_mut(|(pending, segment, opening)| {
-            let Some(socket) = pending.current() else { return false };
-            match opening.poll() {
-                Ok(None) => return true,
-                Ok(Some(channel)) => join(*pending, segment, channel),
-                Err(_) => socket.stays("the daemon did not open the rings"),
+            if pending.current().is_none() && !opening.is_asking() {
+                return false;
+            }
+            match (opening.poll(), pending.current()) {
+                (Ok(None), _) => return true,
+                (Ok(Some(channel)), _) => join(*pending, segment, channel),
+                (Err(_), Some(socket)) => socket.stays("the daemon did not open the rings"),
+                (Err(_), None) => {}
             }
             false
         });

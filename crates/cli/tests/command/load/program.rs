@@ -64,9 +64,18 @@ fn program() {
         // Until it is allowed to go on.
         while !Path::new(&format!("go.{phase}")).exists() {
             assert!(Path::new("port").exists(), "the test is over");
+            look_at_daemon();
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Something that makes the library see what the daemon has said: a connection that is worth a report, and leads to nothing.
+fn look_at_daemon() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    drop(listener.accept().unwrap());
+    let _ = stream.write_all(b"x");
 }
 
 fn talk(port: u16, number: u64) -> Sums {
