@@ -109,16 +109,17 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 }
 
 /// Sleeps until the kernel's socket has bytes, has ended, or the socket's own timeout for receiving has passed; as `recv` does,
-/// with its rules for signals and cancellation.
-pub fn sleep_as_recv(socket: &'static Socket, fd: c_int) -> Result<(), Errno> {
+/// with its rules for signals and cancellation. If it `takes`, the byte is a wake byte, and is taken away.
+pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<(), Errno> {
     let mut byte = 0u8;
+    // Not more than one byte, or SO_RCVLOWAT could make it wait for more of them.
     // SAFETY: room for one byte.
     let got = unsafe {
         real::recvfrom(
             fd,
             (&raw mut byte).cast(),
             1,
-            libc::MSG_PEEK,
+            if takes { 0 } else { libc::MSG_PEEK },
             std::ptr::null_mut(),
             std::ptr::null_mut(),
         )
@@ -128,7 +129,12 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int) -> Result<(), Errno> {
             socket.set_end(End::Fin);
             Ok(())
         }
-        Ok(_) => Ok(()),
+        Ok(n) => {
+            if takes {
+                socket.receiving.wakes.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
+            }
+            Ok(())
+        }
         Err(errno @ Errno(libc::EAGAIN | libc::EINTR | libc::EBADF)) => Err(errno),
         Err(Errno(_)) => {
             socket.set_end(End::Reset);
@@ -143,6 +149,17 @@ pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     // SAFETY: one pollfd.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
     check(ready as isize).map(|n| n > 0)
+}
+
+/// How often this thread has been taken off its CPU because others wanted it, or to sleep.
+pub fn switches() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: room for what the kernel says; zeros are valid if it says nothing.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_nvcsw + usage.ru_nivcsw
 }
 
 /// What the kernel says of a socket at this moment.

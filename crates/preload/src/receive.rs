@@ -54,6 +54,7 @@ fn counted<'a>(
     }
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut got = 0;
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
     let mut deadline = Deadline::default();
     for piece in pieces {
         let mut at = 0;
@@ -65,7 +66,7 @@ fn counted<'a>(
             } else {
                 How::Take
             };
-            match some(socket, fd, &mut piece[at..], how) {
+            match some(socket, fd, &mut piece[at..], how, waits) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
                 Ok(n) => {
@@ -81,13 +82,11 @@ fn counted<'a>(
                     }
                 }
                 Err(Errno(libc::EAGAIN)) if got > 0 && !all => return Ok(got),
-                Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
-                    match wait::for_data(socket, fd, &mut deadline) {
-                        Ok(()) => {}
-                        Err(_) if got > 0 => return Ok(got),
-                        Err(errno) => return Err(errno),
-                    }
-                }
+                Err(Errno(libc::EAGAIN)) if waits => match wait::for_data(socket, fd, &mut deadline) {
+                    Ok(()) => {}
+                    Err(_) if got > 0 => return Ok(got),
+                    Err(errno) => return Err(errno),
+                },
                 Err(_) if got > 0 => return Ok(got),
                 Err(errno) => return Err(errno),
             }
@@ -106,8 +105,8 @@ enum How {
     Discard,
 }
 
-/// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now.
-fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result<usize> {
+/// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now, and the caller waits if it has said so.
+fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
     if !crate::family::may_use(socket) {
         return Err(Errno(libc::ECONNRESET));
     }
@@ -120,7 +119,7 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Result
             None => begin_ring(socket),
         }
     }
-    from_ring(socket, fd, receiver, into, how)
+    from_ring(socket, fd, receiver, into, how, waits)
 }
 
 /// All that the kernel carries has been received.
@@ -210,6 +209,7 @@ fn from_ring(
     receiver: &mut SocketReceiver,
     into: &mut [u8],
     how: How,
+    waits: bool,
 ) -> Result<usize> {
     let wake = || kernel::wake_back(socket, fd);
     let mut ended = None;
@@ -233,7 +233,9 @@ fn from_ring(
                 }
                 // "Nothing" is not said for long without a look at the kernel's socket, which knows whether the peer lives.
                 // Who waits looks there before it sleeps. If the peer has ended, it may have written before.
-                if socket.end() == End::None && (!socket.is_look_due() || !look_at_kernel(socket, fd)) {
+                if socket.end() == End::None
+                    && (waits || !socket.is_look_due() || !look_at_kernel(socket, fd))
+                {
                     return Err(Errno(libc::EAGAIN));
                 }
                 ended = how_ended(socket);

@@ -58,14 +58,21 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -
     let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
     // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
+    // What wakes this thread is for nobody else: the call that sleeps takes it too.
+    let takes = alone
+        && wakes_only
+        && socket.end() == End::None
+        && socket.watchers.is_empty()
+        && socket.receiving.waiting.load(Ordering::Relaxed) == 1;
     let result = if alone || !wakes_only {
-        kernel::sleep_as_recv(socket, fd)
+        kernel::sleep_as_recv(socket, fd, takes)
     } else {
         // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
         deadline.left(fd, libc::SO_RCVTIMEO).map(|_| std::thread::sleep(Duration::from_millis(STEP as u64)))
     };
     let alone = socket.sleepers.fetch_sub(1, Ordering::AcqRel) == 1;
-    if alone && wakes_only && result.is_ok() && socket.end() == End::None && socket.watchers.is_empty() {
+    let is_there = !takes && alone && wakes_only && result.is_ok();
+    if is_there && socket.end() == End::None && socket.watchers.is_empty() {
         kernel::drain(socket, fd);
     }
     result
@@ -129,10 +136,12 @@ fn cpus() -> u32 {
 
 /// Until when nobody looks, in nanoseconds of CLOCK_MONOTONIC: others want the CPUs.
 static CROWDED: AtomicU64 = AtomicU64::new(0);
-/// A round of looks that took so long was interrupted by somebody else who had the CPU.
-const INTERRUPTED: Duration = Duration::from_micros(200);
-/// How long nobody looks then. Whoever looks uses up the share of the CPU by which a sleeper gets it at once when it is woken.
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long nobody looks after the next look that others have interrupted, in nanoseconds. Whoever looks takes the CPU from them, and uses up the share
+/// of it by which a sleeper gets it at once when it is woken.
+static PAUSE: AtomicU64 = AtomicU64::new(SHORTEST_PAUSE);
+/// It is doubled by each such look, and halved by each that has found something.
+const SHORTEST_PAUSE: u64 = 500_000;
+const LONGEST_PAUSE: u64 = 32_000_000;
 
 fn now() -> u64 {
     Connecting::now().as_nanos() as u64
@@ -146,27 +155,45 @@ pub fn may_look() -> bool {
         && now() >= CROWDED.load(Ordering::Relaxed)
 }
 
+/// Rounds after which others are let onto the CPU between two looks.
+const ROUNDS_ALONE: u32 = 16;
+
 /// A look, with the time that it may take.
 struct Spin {
     begun: Instant,
-    last: Duration,
+    rounds: u32,
+    /// How often this thread had been taken off its CPU before.
+    switches: Option<i64>,
 }
 
 impl Spin {
     fn begin() -> Self {
         LOOKING.fetch_add(1, Ordering::Relaxed);
-        Self { begun: Instant::now(), last: Duration::ZERO }
+        Self { begun: Instant::now(), rounds: 0, switches: None }
     }
 
     /// After a round. False if that was enough.
     fn goes_on(&mut self) -> bool {
-        let elapsed = self.begun.elapsed();
-        if elapsed - self.last >= INTERRUPTED {
-            CROWDED.store(now() + PAUSE.as_nanos() as u64, Ordering::Relaxed);
-            return false;
+        self.rounds += 1;
+        if self.rounds > ROUNDS_ALONE {
+            let before = *self.switches.get_or_insert_with(kernel::switches);
+            std::thread::yield_now();
+            if kernel::switches() != before {
+                let pause = PAUSE.load(Ordering::Relaxed);
+                CROWDED.store(now() + pause, Ordering::Relaxed);
+                PAUSE.store((pause * 2).min(LONGEST_PAUSE), Ordering::Relaxed);
+                return false;
+            }
         }
-        self.last = elapsed;
-        elapsed < BUDGET
+        self.begun.elapsed() < BUDGET
+    }
+
+    /// It was worth it.
+    fn found(&self) {
+        let pause = PAUSE.load(Ordering::Relaxed);
+        if pause > SHORTEST_PAUSE {
+            PAUSE.store(pause / 2, Ordering::Relaxed);
+        }
     }
 }
 
@@ -209,23 +236,17 @@ pub fn learn(socket: &'static Socket, found: bool) {
 
 /// Glances between two looks at the clock.
 const GLANCES: u32 = 512;
-/// Rounds after which others are let onto the CPU between two looks.
-const ROUNDS_ALONE: u32 = 16;
 
 /// Looks again and again, until something is found or [`BUDGET`] is used up.
 pub fn spin(mut look: impl FnMut() -> bool) -> bool {
     let mut spin = Spin::begin();
-    let mut rounds = 0;
     loop {
         if (0..GLANCES).any(|_| look()) {
+            spin.found();
             return true;
         }
         if !spin.goes_on() {
             return false;
-        }
-        rounds += 1;
-        if rounds > ROUNDS_ALONE {
-            std::thread::yield_now();
         }
     }
 }
@@ -239,6 +260,7 @@ pub fn spin_between(mut look: impl FnMut() -> bool, mut ask: impl FnMut() -> boo
     let mut spin = Spin::begin();
     loop {
         if (0..BETWEEN).any(|_| look()) {
+            spin.found();
             return true;
         }
         if !spin.goes_on() || ask() {
