@@ -4,7 +4,7 @@
 //! them: a call on a socket that is not where it is to be looks whether something has come. The lock is only tried: who does not get
 //! it comes back with the next call.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ struct Meet {
     segments: HashMap<String, Segment>,
     reports: HashMap<u64, Pending>,
     /// Reports whose other end was found, and who wait for an endpoint.
-    matched: Vec<(Pending, String, Meeting)>,
+    matched: VecDeque<(Pending, String, Meeting)>,
     openings: Vec<(Pending, &'static str, OpeningSocket)>,
     last: u64,
     look_at: Option<Instant>,
@@ -143,7 +143,7 @@ pub fn why_not_joined() -> &'static str {
 /// A socket that was reported is closed: gives back what that has led to, as far as the daemon has answered. The rest is given back with
 /// the next call that looks at the daemon.
 pub fn tidy() {
-    drop(with(Meet::open));
+    let _ = with(Meet::open);
 }
 
 /// Nothing is to come of the report of a socket any more. False if it has none.
@@ -249,7 +249,7 @@ impl Meet {
                 Ok(None) => break,
                 Ok(Some(SocketEvent::Matched { key, segment, meeting })) => {
                     if let Some(pending) = self.reports.remove(&key) {
-                        self.matched.push((pending, segment, meeting));
+                        self.matched.push_back((pending, segment, meeting));
                     }
                 }
                 Ok(Some(SocketEvent::Stays { key, reason })) => {
@@ -277,16 +277,11 @@ impl Meet {
         }
     }
 
-    /// Asks for rings for those whose other end was found, where there is an endpoint.
+    /// Asks for rings for those whose other end was found, where there is an endpoint. In the order in which the daemon has matched
+    /// them, which is the order of the processes at the other ends too: if two asked for different ones first, each would wait for
+    /// the other one.
     fn attach(&mut self) {
-        for (pending, name, meeting) in std::mem::take(&mut self.matched) {
-            let Some(socket) = pending.current() else { continue };
-            let segment = self.segments.entry(name.clone()).or_insert_with(|| {
-                match Endpoint::begin_attach(&name, settings::attach()) {
-                    Ok(opening) => Segment::Attaching(Box::new(opening)),
-                    Err(_) => Segment::Failed,
-                }
-            });
+        for (name, segment) in &mut self.segments {
             if let Segment::Attaching(opening) = segment {
                 match opening.poll() {
                     Ok(Some(endpoint)) => *segment = Segment::Attached(endpoint, name.clone().leak()),
@@ -294,11 +289,20 @@ impl Meet {
                     Err(_) => *segment = Segment::Failed,
                 }
             }
-            match segment {
-                Segment::Attaching(_) => self.matched.push((pending, name, meeting)),
-                Segment::Attached(..) if self.openings.len() >= OPENINGS => {
-                    self.matched.push((pending, name, meeting));
+        }
+        let mut later = VecDeque::new();
+        while self.openings.len() < OPENINGS
+            && let Some((pending, name, meeting)) = self.matched.pop_front()
+        {
+            let Some(socket) = pending.current() else { continue };
+            let segment = self.segments.entry(name.clone()).or_insert_with(|| {
+                match Endpoint::begin_attach(&name, settings::attach()) {
+                    Ok(opening) => Segment::Attaching(Box::new(opening)),
+                    Err(_) => Segment::Failed,
                 }
+            });
+            match segment {
+                Segment::Attaching(_) => later.push_back((pending, name, meeting)),
                 Segment::Attached(endpoint, name) => {
                     match endpoint.begin_open_socket(&meeting, end_of(socket), CAPACITY) {
                         Ok(opening) => self.openings.push((pending, name, opening)),
@@ -311,6 +315,8 @@ impl Meet {
                 }
             }
         }
+        later.append(&mut self.matched);
+        self.matched = later;
     }
 
     /// Takes the rings that have been opened. Those of a socket that was closed meanwhile are taken too, because nobody else gives
