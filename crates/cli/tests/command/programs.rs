@@ -1,7 +1,12 @@
 //! Programs of the distribution, unmodified, under `ginnel run`: their connections change over, and their data are right.
 
+mod asyncio;
+mod java;
 mod memcached;
 mod netpipe;
+mod nginx;
+mod node;
+mod postgresql;
 
 use std::fs;
 
@@ -83,105 +88,6 @@ fn sockperf() {
         );
         let connections = stage.end();
         assert_eq!(changed(&connections, "sockperf").len(), 2, "{mode}: {connections:#?}");
-    }
-}
-
-#[test]
-fn nginx_and_curl() {
-    if !have(&["nginx", "curl"]) {
-        return;
-    }
-    for sendfile in ["on", "off"] {
-        let mut stage = Stage::new("auto");
-        let folder = stage.world.files();
-        let at = folder.display().to_string();
-        let port = free_port();
-        let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
-        let configuration = format!(
-            "{user} daemon off; worker_processes 1; pid {at}/pid; error_log {at}/error; events {{}} http {{ access_log off; \
-             client_body_temp_path {at}/a; proxy_temp_path {at}/b; fastcgi_temp_path {at}/c; uwsgi_temp_path {at}/d; \
-             scgi_temp_path {at}/e; sendfile {sendfile}; tcp_nopush on; server {{ listen 127.0.0.1:{port}; root {at}; }} }}"
-        );
-        fs::write(folder.join("nginx.conf"), configuration).unwrap();
-        let bytes: Vec<u8> = (0..16_u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        fs::write(folder.join("large"), &bytes).unwrap();
-        stage.serve(
-            port,
-            &["nginx", "-p", &at, "-c", &format!("{at}/nginx.conf"), "-e", &format!("{at}/error")],
-        );
-        let url = format!("http://127.0.0.1:{port}/large");
-        // Three times over one connection.
-        let out = ["one", "two", "three"].map(|name| format!("{at}/{name}"));
-        stage.client(&[
-            "curl",
-            "-sS",
-            "--limit-rate",
-            "24M",
-            "-o",
-            &out[0],
-            &url,
-            "-o",
-            &out[1],
-            &url,
-            "-o",
-            &out[2],
-            &url,
-        ]);
-        for file in &out {
-            assert!(fs::read(file).unwrap() == bytes, "{file} is not what nginx was to send");
-        }
-        let connections = stage.end();
-        let curl = changed(&connections, "curl");
-        assert!(
-            curl.len() == 1 && curl[0].shared_received > 16 << 20,
-            "sendfile {sendfile}: {connections:#?}"
-        );
-    }
-}
-
-/// Many connections at once, with random pieces of data.
-const ECHO: &str = r#"
-import asyncio, random, sys
-port = int(sys.argv[2])
-async def serve(reader, writer):
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-async def talk(seed):
-    r = random.Random(seed)
-    reader, writer = await asyncio.open_connection('127.0.0.1', port)
-    for turn in range(30):
-        data = r.randbytes(r.choice([1, 10, 1000, 10000, 400000]) if turn % 9 == 0 else r.randint(1, 3000))
-        writer.write(data)
-        await writer.drain()
-        assert await reader.readexactly(len(data)) == data, (seed, turn)
-    writer.write_eof()
-    assert await reader.read() == b''
-    writer.close()
-    await writer.wait_closed()
-async def main():
-    if sys.argv[1] == 'serve':
-        server = await asyncio.start_server(serve, '127.0.0.1', port, backlog=500)
-        await server.serve_forever()
-    await asyncio.gather(*[talk(seed) for seed in range(100)])
-asyncio.run(main())
-"#;
-
-#[test]
-fn python_asyncio_with_many_connections() {
-    if !have(&[PYTHON]) {
-        return;
-    }
-    for mode in MODES {
-        let mut stage = Stage::new(mode);
-        let port = free_port();
-        let at = port.to_string();
-        stage.serve(port, &[PYTHON, "-c", ECHO, "serve", &at]);
-        stage.client(&[PYTHON, "-c", ECHO, "talk", &at]);
-        let connections = stage.end();
-        let n = changed(&connections, "python3").len();
-        assert!(n >= 10, "{mode}: {n} ends of 200 have changed over");
     }
 }
 

@@ -1,10 +1,11 @@
 //! A server and its clients under `ginnel run`, and what their report says.
 
 use std::cell::Cell;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::world::{World, built_library, signal, wait_for};
@@ -51,6 +52,10 @@ pub fn listens(port: u16) -> bool {
 pub struct Stage {
     pub world: World,
     mode: &'static str,
+    /// The library that is loaded into programs.
+    library: PathBuf,
+    /// Reports are of programs of any user.
+    is_open: bool,
     server: Option<Child>,
     /// Each run writes a report of its own.
     runs: Cell<u32>,
@@ -58,17 +63,42 @@ pub struct Stage {
 
 impl Stage {
     pub fn new(mode: &'static str) -> Self {
-        Self { world: World::new(), mode, server: None, runs: Cell::new(0) }
+        Self::in_world(mode, World::new())
+    }
+
+    pub fn in_world(mode: &'static str, world: World) -> Self {
+        let library = built_library("ginnel-preload", "libginnel_preload.so");
+        Self { world, mode, library, is_open: false, server: None, runs: Cell::new(0) }
+    }
+
+    /// One for programs that give up root's rights and go on as this user.
+    pub fn for_user(mode: &'static str, user: u32) -> Self {
+        let world = World::with(&format!("size = '64M'\nallow_users = [{user}]"));
+        let mut stage = Self::in_world(mode, world);
+        let files = stage.world.files();
+        for folder in [stage.world.path(), &files] {
+            fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+        }
+        // That user may not be allowed to enter the folder of the build.
+        let library = files.join("libginnel_preload.so");
+        fs::copy(&stage.library, &library).unwrap();
+        (stage.library, stage.is_open) = (library, true);
+        stage
     }
 
     pub fn command(&self, program: &[&str]) -> Command {
         let mut command = self.world.command("run");
         self.runs.set(self.runs.get() + 1);
+        let report = format!("report.{}", self.runs.get());
+        if self.is_open {
+            let file = fs::File::create(self.world.files().join(&report)).unwrap();
+            file.set_permissions(Permissions::from_mode(0o666)).unwrap();
+        }
         command
-            .arg(format!("--report=report.{}", self.runs.get()))
+            .arg(format!("--report={report}"))
             .args(["--mode", self.mode, "--"])
             .args(program)
-            .env("GINNEL_PRELOAD", built_library("ginnel-preload", "libginnel_preload.so"))
+            .env("GINNEL_PRELOAD", &self.library)
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -91,20 +121,46 @@ impl Stage {
         out
     }
 
-    pub fn client_with(&self, program: &[&str], input: Stdio) -> (bool, String, String) {
-        let mut child = self.command(program).stdin(input).spawn().unwrap();
+    /// The same for one that ends after a time. How far its connections come until then is up to the machine, so it runs
+    /// again until this many of one run have changed over, and as many of the server's.
+    pub fn client_until_changed(&self, program: &[&str], least: usize, server: &str) -> String {
+        let name = program[0].rsplit('/').next().unwrap();
+        let before = changed(&self.connections(1), server).len();
         let end = Instant::now() + PATIENCE;
-        // Its output fits into the pipes.
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() > end {
-                child.kill().unwrap();
-                panic!("{program:?} hangs: {:?}\n{}", child.wait_with_output(), self.log());
+        loop {
+            let out = self.client(program);
+            let (own, servers) = (self.connections(self.runs.get()), self.connections(1));
+            if changed(&own, name).len() >= least && changed(&servers, server).len() >= before + least {
+                return out;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            assert!(Instant::now() < end, "{} of {name}: {own:#?}", changed(&own, name).len());
         }
-        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        (status.success(), text(stdout), text(stderr))
+    }
+
+    /// What is known at this moment of the connections of a run.
+    fn connections(&self, run: u32) -> Vec<Record<'static>> {
+        let report = fs::read(self.world.files().join(format!("report.{run}"))).unwrap();
+        Report::read(&report[..]).unwrap().connections
+    }
+
+    pub fn client_with(&self, program: &[&str], input: Stdio) -> (bool, String, String) {
+        let files = ["stdout", "stderr"].map(|name| self.world.files().join(name));
+        let [out, err] = files.each_ref().map(|path| fs::File::create(path).unwrap());
+        let mut child = self.command(program).stdin(input).stdout(out).stderr(err).spawn().unwrap();
+        let end = Instant::now() + PATIENCE;
+        let ended = loop {
+            match child.try_wait().unwrap() {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                ended => break ended,
+            }
+        };
+        let [out, err] = files.map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
+        let Some(status) = ended else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{program:?} hangs: {out}\n{err}\n{}", self.log());
+        };
+        (status.success(), out, err)
     }
 
     pub fn log(&self) -> String {
@@ -123,8 +179,7 @@ impl Stage {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        let file = |run| fs::read(self.world.files().join(format!("report.{run}"))).unwrap();
-        (1..=self.runs.get()).flat_map(|run| Report::read(&file(run)[..]).unwrap().connections).collect()
+        (1..=self.runs.get()).flat_map(|run| self.connections(run)).collect()
     }
 }
 

@@ -71,11 +71,16 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
+        Self::with("size = '64M'")
+    }
+
+    /// The same, where these lines of the configuration say what `web` is like.
+    pub fn with(web: &str) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let at = folder.path().display();
         let text = format!(
             "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n[vm.vm-a]\n\
-             [segment.web]\nsize = '64M'\nmembers = ['host']\n\
+             [segment.web]\n{web}\nmembers = ['host']\n\
              [segment.shared]\nsize = '4M'\nmembers = ['host', 'vm-a']\n"
         );
         for part in ["run", "state", "shm", "files"] {

@@ -1,0 +1,24 @@
+//! Java's channels, selectors and streams.
+
+use crate::stage::{MODES, Stage, changed, free_port, have};
+
+/// `java` compiles it.
+const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/programs/Echo.java");
+
+#[test]
+fn java() {
+    if !have(&["java"]) {
+        return;
+    }
+    for mode in MODES {
+        let mut stage = Stage::new(mode);
+        let port = free_port();
+        let at = port.to_string();
+        let java = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", ECHO];
+        stage.serve(port, &[&java[..], &["serve", &at]].concat());
+        stage.client(&[&java[..], &["talk", &at]].concat());
+        let connections = stage.end();
+        // Both ends of eight.
+        assert_eq!(changed(&connections, "java").len(), 16, "{mode}: {connections:#?}");
+    }
+}

@@ -1,0 +1,66 @@
+//! nginx with curl and wrk.
+
+use std::fs;
+
+use crate::stage::{Stage, changed, free_port, have};
+
+#[test]
+fn nginx() {
+    if !have(&["nginx", "curl", "wrk"]) {
+        return;
+    }
+    for (mode, sendfile) in [("auto", "on"), ("auto", "off"), ("eager", "on")] {
+        let mut stage = Stage::new(mode);
+        let folder = stage.world.files();
+        let at = folder.display().to_string();
+        let port = free_port();
+        let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
+        let configuration = format!(
+            "{user} daemon off; worker_processes 1; pid {at}/pid; error_log {at}/error; events {{}} http {{ access_log off; \
+             client_body_temp_path {at}/a; proxy_temp_path {at}/b; fastcgi_temp_path {at}/c; uwsgi_temp_path {at}/d; \
+             scgi_temp_path {at}/e; sendfile {sendfile}; tcp_nopush on; server {{ listen 127.0.0.1:{port}; root {at}; }} }}"
+        );
+        fs::write(folder.join("nginx.conf"), configuration).unwrap();
+        let bytes: Vec<u8> = (0..16_u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        fs::write(folder.join("large"), &bytes).unwrap();
+        stage.serve(
+            port,
+            &["nginx", "-p", &at, "-c", &format!("{at}/nginx.conf"), "-e", &format!("{at}/error")],
+        );
+        let url = format!("http://127.0.0.1:{port}/large");
+        // Three times over one connection.
+        let out = ["one", "two", "three"].map(|name| format!("{at}/{name}"));
+        stage.client(&[
+            "curl",
+            "-sS",
+            "--limit-rate",
+            "24M",
+            "-o",
+            &out[0],
+            &url,
+            "-o",
+            &out[1],
+            &url,
+            "-o",
+            &out[2],
+            &url,
+        ]);
+        for file in &out {
+            assert!(fs::read(file).unwrap() == bytes, "{file} is not what nginx was to send");
+        }
+        // Pages over several connections, each of which stays for the next one.
+        fs::write(folder.join("small"), &bytes[..700]).unwrap();
+        let url = format!("http://127.0.0.1:{port}/small");
+        let out = stage.client_until_changed(&["wrk", "-t", "2", "-c", "10", "-d", "1s", &url], 10, "nginx");
+        assert!(
+            out.contains("requests in") && !out.contains("Socket errors") && !out.contains("Non-2xx"),
+            "{mode}, sendfile {sendfile}: {out}"
+        );
+        let connections = stage.end();
+        let curl = changed(&connections, "curl");
+        assert!(
+            curl.len() == 1 && curl[0].shared_received > 16 << 20,
+            "{mode}, sendfile {sendfile}: {connections:#?}"
+        );
+    }
+}
