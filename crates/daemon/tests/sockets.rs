@@ -40,6 +40,13 @@ fn event<T: FromBytes>(client: &Client, expect: Kind) -> T {
     wire::body(body).unwrap()
 }
 
+/// Says `HELLO`. The features that the daemon has.
+fn features(client: &mut Client) -> u64 {
+    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
+    let ok: wire::HelloOk = client.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
+    ok.features
+}
+
 /// Why a socket that can be matched stays on TCP.
 fn stays(daemon: &Daemon) -> StaysReason {
     let client = daemon.client();
@@ -53,9 +60,7 @@ fn stays(daemon: &Daemon) -> StaysReason {
 fn two_ends_of_a_connection_meet_where_nobody_sees_them() {
     let daemon = Daemon::start_new(SEGMENTS);
     let mut one = Client::raw(&daemon.socket());
-    let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: features::SOCKETS };
-    let ok: wire::HelloOk = one.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
-    assert_eq!(ok.features, features::SOCKETS);
+    assert_eq!(features(&mut one), features::SOCKETS);
     let other = daemon.client();
     let (connector, acceptor) = pair();
     report(&one, &connector, SocketRole::CONNECTOR, 1);
@@ -101,7 +106,9 @@ fn the_configuration_leaves_out_all_or_some() {
     let excluding = format!("[sockets]\nexclude = [{:?}]\n{SEGMENTS}", comm.trim_end());
     assert_eq!(stays(&Daemon::start_new(&excluding)), StaysReason::EXCLUDED);
     let disabling = format!("[sockets]\nenabled = false\n{SEGMENTS}");
-    assert_eq!(stays(&Daemon::start_new(&disabling)), StaysReason::DISABLED);
+    let daemon = Daemon::start_new(&disabling);
+    assert_eq!(features(&mut Client::raw(&daemon.socket())), 0);
+    assert_eq!(stays(&daemon), StaysReason::DISABLED);
 }
 
 /// A connection whose last close waits for a day, and its other end, which never reads.

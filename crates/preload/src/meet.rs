@@ -190,7 +190,7 @@ impl Meet {
         let Some(daemon) = &mut self.daemon else { return };
         match daemon.is_supported() {
             Ok(None) => return,
-            Ok(Some(false)) => return socket.stays("the daemon does not know sockets"),
+            Ok(Some(false)) => return socket.stays("the daemon takes no connections: it is too old, or its configuration says so"),
             Ok(Some(true)) => {}
             Err(_) => return self.lose_daemon(),
         }

@@ -37,7 +37,7 @@ impl Broker {
         client.greeted = true;
         let member = client.who.member;
         let name = self.books.members.get(&member).map_or(Name::NONE, |m| m.name);
-        let features = hello.features & wire::features::SOCKETS;
+        let features = hello.features & self.features();
         let answer = wire::HelloOk { version: wire::VERSION, member, features, name };
         self.send(id, reply::packet(Kind::HELLO_OK, request, answer.as_bytes()), vec![]);
         Ok(())

@@ -237,6 +237,11 @@ impl Broker {
         self.sockets.policy = policy;
     }
 
+    /// What this daemon does beyond what every daemon of its version does.
+    pub(super) fn features(&self) -> u64 {
+        if self.sockets.policy.enabled { wire::features::SOCKETS } else { 0 }
+    }
+
     /// Why a session's report is not looked at, if that is so. Which programs a VM leaves out is its own daemon's affair.
     fn turned_away(&mut self, client: ClientId) -> Option<StaysReason> {
         if !self.may_report(client) {
