@@ -139,7 +139,7 @@ impl SocketSession {
     }
 }
 
-/// How long the end that connects waits for the other one to listen.
+/// How long the end that connects waits for the other one to listen, and how long that one waits for it then.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between its tries, from the first to the last, doubling.
 const FIRST_TRY: Duration = Duration::from_micros(200);
@@ -157,6 +157,7 @@ enum Step {
     /// The other end has not come.
     Waiting {
         listener: u32,
+        until: Instant,
     },
     /// Tries to connect: the request that is under way, or when the next one is due.
     Connecting {
@@ -207,6 +208,7 @@ impl OpeningSocket {
     }
 
     /// The channel, or `None` if it is not there yet. After the channel or an error there is nothing more to come.
+    /// [`Error::TimedOut`] if the other end has not come for some seconds.
     pub fn poll(&mut self) -> Result<Option<SocketChannel>, Error> {
         loop {
             match &mut self.step {
@@ -215,11 +217,20 @@ impl OpeningSocket {
                     self.step = Step::Over;
                     let (answer, _) =
                         answer?.into_body::<wire::Listening>(Kind::LISTENING, &self.endpoint.path)?;
-                    self.step = Step::Waiting { listener: answer.listener };
+                    // The other end may come, and give up, after this one has listened: then it has seen this listener.
+                    self.step = Step::Waiting { listener: answer.listener, until: Instant::now() + PATIENCE };
                 }
-                Step::Waiting { listener } => {
-                    let Some(incoming) = self.endpoint.take_incoming(*listener)? else { return Ok(None) };
-                    let (channel, listener) = (incoming.channel.channel, *listener);
+                Step::Waiting { listener, until } => {
+                    let (listener, until) = (*listener, *until);
+                    let Some(incoming) = self.endpoint.take_incoming(listener)? else {
+                        if Instant::now() < until {
+                            return Ok(None);
+                        }
+                        self.step = Step::Over;
+                        self.endpoint.unlisten(listener);
+                        return Err(Error::TimedOut);
+                    };
+                    let channel = incoming.channel.channel;
                     self.step = Step::Over;
                     let pipe = Pipe::new(self.endpoint.clone(), &incoming.channel, incoming.fds);
                     match &pipe {
@@ -275,7 +286,7 @@ impl Drop for OpeningSocket {
             Step::Listening(request) | Step::Connecting { request: Some(request), .. } => {
                 self.endpoint.abandon(request);
             }
-            Step::Waiting { listener } => self.endpoint.unlisten(listener),
+            Step::Waiting { listener, .. } => self.endpoint.unlisten(listener),
             Step::Connecting { request: None, .. } | Step::Over => {}
         }
     }

@@ -190,7 +190,10 @@ impl Meet {
         let Some(daemon) = &mut self.daemon else { return };
         match daemon.is_supported() {
             Ok(None) => return,
-            Ok(Some(false)) => return socket.stays("the daemon takes no connections: it is too old, or its configuration says so"),
+            Ok(Some(false)) => {
+                return socket
+                    .stays("the daemon takes no connections: it is too old, or its configuration says so");
+            }
             Ok(Some(true)) => {}
             Err(_) => return self.lose_daemon(),
         }
@@ -259,7 +262,7 @@ impl Meet {
                     }
                 }
                 Err(_) => {
-                    self.give_up("the daemon is gone");
+                    self.report_again();
                     self.lose_daemon();
                 }
             }
@@ -268,12 +271,10 @@ impl Meet {
         self.open();
     }
 
-    fn give_up(&mut self, why: &'static str) {
+    /// The daemon is gone, and what it was told with it. Its successor is told anew, with a later call on each socket.
+    fn report_again(&mut self) {
         for (_, pending) in self.reports.drain() {
-            if let Some(socket) = pending.current() {
-                socket.facts.lock().report = 0;
-                socket.stays(why);
-            }
+            is_native_again(pending);
         }
     }
 
@@ -329,11 +330,20 @@ impl Meet {
             match (opening.poll(), pending.current()) {
                 (Ok(None), _) => return true,
                 (Ok(Some(channel)), _) => join(*pending, segment, channel),
+                (Err(ginnel::Error::NoDaemon { .. }), _) => is_native_again(*pending),
                 (Err(_), Some(socket)) => socket.stays("the daemon did not open the rings"),
                 (Err(_), None) => {}
             }
             false
         });
+    }
+}
+
+/// A socket whose report has led to nothing is as if it had not been reported.
+fn is_native_again(pending: Pending) {
+    if let Some(socket) = pending.current() {
+        socket.facts.lock().report = 0;
+        socket.set_stage(Stage::Native);
     }
 }
 
