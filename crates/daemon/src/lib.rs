@@ -3,6 +3,7 @@
 //!
 //! A library only so that tests and fuzzers can reach the parsers; the program is `ginneld`.
 
+pub mod allowance;
 pub mod closer;
 pub mod guest;
 pub mod host;

@@ -19,13 +19,13 @@ use std::time::Duration;
 use crate::identity::{Identity, Owner};
 use crate::proof::{Clock, Connecting, SynTime};
 
-/// Reports that are kept for a member. One more pushes the member's oldest out.
+/// Reports that are kept for a member. One more pushes out the oldest of that user of the member who has most.
 pub const REPORTS_PER_MEMBER: usize = 4096;
 
 /// Reports of one connection that a member may have: a kernel has one in each namespace. One more pushes the oldest of them out.
 const SAME_ADDRESSES: usize = 4;
 
-/// So many wrong proofs between two members within a minute, and they are not joined for ten.
+/// So many wrong proofs between two accounts (users of members) within a minute, and they are not joined for ten.
 const WRONG_PROOFS: u32 = 8;
 const MINUTE: Duration = Duration::from_secs(60);
 const DISTRUST: Duration = Duration::from_secs(600);
@@ -52,6 +52,8 @@ pub enum Side {
 pub struct Report {
     /// Whose kernel it is.
     pub member: u32,
+    /// The user there at whose expense it is kept; who cannot be believed about its users has one only.
+    pub user: u32,
     /// Which connection.
     pub identity: Identity,
     /// Whose network namespace it is in.
@@ -60,6 +62,9 @@ pub struct Report {
     pub side: Side,
 }
 
+/// A member, and a user there.
+type Account = (u32, u32);
+
 /// A socket's name among all: its member, and its cookie there.
 pub type Socket = (u32, u64);
 
@@ -67,6 +72,10 @@ impl Report {
     /// The socket.
     pub fn socket(&self) -> Socket {
         (self.member, self.identity.cookie)
+    }
+
+    fn account(&self) -> Account {
+        (self.member, self.user)
     }
 
     /// What the two sockets have to prove beside mirrored addresses.
@@ -116,11 +125,11 @@ pub struct Rendezvous<T> {
     reports: HashMap<Socket, Entry<T>>,
     /// By local and remote address, oldest first.
     addresses: HashMap<(SocketAddr, SocketAddr), Vec<Socket>>,
-    /// By member, in the order in which they came.
-    order: BTreeMap<(u32, u64), Socket>,
-    counts: HashMap<u32, usize>,
+    /// By account, in the order in which they came.
+    order: BTreeMap<(Account, u64), Socket>,
+    counts: BTreeMap<Account, usize>,
     next: u64,
-    suspicions: HashMap<(u32, u32), Suspicion>,
+    suspicions: HashMap<(Account, Account), Suspicion>,
 }
 
 #[derive(Debug)]
@@ -158,7 +167,7 @@ impl<T> Default for Rendezvous<T> {
             reports: HashMap::new(),
             addresses: HashMap::new(),
             order: BTreeMap::new(),
-            counts: HashMap::new(),
+            counts: BTreeMap::new(),
             next: 0,
             suspicions: HashMap::new(),
         }
@@ -218,7 +227,7 @@ impl<T> Rendezvous<T> {
     /// Forgets a socket; returns what was remembered with it.
     pub fn withdraw(&mut self, socket: Socket) -> Option<T> {
         let Entry { report, number, what } = self.reports.remove(&socket)?;
-        self.order.remove(&(report.member, number));
+        self.order.remove(&(report.account(), number));
         let key = (report.identity.local, report.identity.remote);
         if let Some(sockets) = self.addresses.get_mut(&key) {
             sockets.retain(|other| *other != socket);
@@ -226,10 +235,10 @@ impl<T> Rendezvous<T> {
                 self.addresses.remove(&key);
             }
         }
-        if let Some(count) = self.counts.get_mut(&report.member) {
+        if let Some(count) = self.counts.get_mut(&report.account()) {
             *count -= 1;
             if *count == 0 {
-                self.counts.remove(&report.member);
+                self.counts.remove(&report.account());
             }
         }
         Some(what)
@@ -237,8 +246,9 @@ impl<T> Rendezvous<T> {
 
     /// Forgets all of a member, whose kernel has gone.
     pub fn withdraw_member(&mut self, member: u32) -> Vec<T> {
-        let sockets: Vec<_> = self.order.range((member, 0)..=(member, u64::MAX)).map(|(_, s)| *s).collect();
-        self.suspicions.retain(|(one, other), _| *one != member && *other != member);
+        let all = ((member, 0), 0)..=((member, u32::MAX), u64::MAX);
+        let sockets: Vec<_> = self.order.range(all).map(|(_, socket)| *socket).collect();
+        self.suspicions.retain(|(one, other), _| one.0 != member && other.0 != member);
         sockets.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
     }
 
@@ -255,7 +265,8 @@ impl<T> Rendezvous<T> {
                 Relation::Same => true,
                 Relation::None => false,
                 Relation::ByProof => {
-                    let pair = (report.member.min(other.member), report.member.max(other.member));
+                    let (ours, theirs) = (report.account(), other.account());
+                    let pair = (ours.min(theirs), ours.max(theirs));
                     let trusted = self.suspicions.get(&pair).is_none_or(|s| now >= s.until);
                     match report.proves(other) {
                         Some(true) => trusted,
@@ -282,25 +293,35 @@ impl<T> Rendezvous<T> {
         let mut victims = Vec::new();
         if same.len() >= SAME_ADDRESSES {
             victims.push(same[0]);
-        } else if self.counts.get(&report.member).is_some_and(|count| *count >= REPORTS_PER_MEMBER) {
-            let mut own = self.order.range((report.member, 0)..=(report.member, u64::MAX));
-            victims.extend(own.next().map(|(_, socket)| *socket));
+        } else {
+            victims.extend(self.oldest_of_who_has_most(report));
         }
         victims.into_iter().filter_map(|socket| self.withdraw(socket)).collect()
+    }
+
+    /// The report that makes room for another one, if there is none. So nobody is pushed out by users who have more.
+    fn oldest_of_who_has_most(&self, report: &Report) -> Option<Socket> {
+        let member = report.member;
+        let users = self.counts.range((member, 0)..=(member, u32::MAX));
+        if users.clone().map(|(_, count)| count).sum::<usize>() < REPORTS_PER_MEMBER {
+            return None;
+        }
+        let (account, _) = users.max_by_key(|(account, count)| (**count, **account == report.account()))?;
+        self.order.range((*account, 0)..=(*account, u64::MAX)).next().map(|(_, socket)| *socket)
     }
 
     fn insert(&mut self, report: Report, what: T) {
         let (socket, number) = (report.socket(), self.next);
         self.next += 1;
-        self.order.insert((report.member, number), socket);
+        self.order.insert((report.account(), number), socket);
         self.addresses.entry((report.identity.local, report.identity.remote)).or_default().push(socket);
-        *self.counts.entry(report.member).or_default() += 1;
+        *self.counts.entry(report.account()).or_default() += 1;
         self.reports.insert(socket, Entry { report, number, what });
     }
 }
 
-/// Counts a wrong proof between two members. Neither can keep a third one from being believed.
-fn suspect(suspicions: &mut HashMap<(u32, u32), Suspicion>, pair: (u32, u32), now: Duration) {
+/// Counts a wrong proof between two accounts. Neither can keep a third one from being believed.
+fn suspect(suspicions: &mut HashMap<(Account, Account), Suspicion>, pair: (Account, Account), now: Duration) {
     let suspicion =
         suspicions.entry(pair).or_insert(Suspicion { since: now, wrong: 0, until: Duration::ZERO });
     if now.saturating_sub(suspicion.since) > MINUTE {

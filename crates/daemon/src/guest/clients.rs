@@ -1,6 +1,6 @@
 //! The programs of this guest that have connected.
 
-use super::sockets::Allowance;
+use crate::allowance::Allowance;
 use crate::closer::{Closer, HELD_UP};
 use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
 use crate::pidwatch::{Image, Process};

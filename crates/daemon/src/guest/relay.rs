@@ -8,6 +8,7 @@ use super::clients::{self, Answer, Attaching, refusal};
 use super::daemon::Daemon;
 use super::owners::{Watch, owner};
 use super::sockets::stays;
+use crate::allowance::REPORTS_OF_PROCESS;
 use crate::closer::{HELD_UP, NOBODY};
 use crate::link::{Event, SendRefused};
 use crate::packet::{self, Packet, accept};
@@ -213,7 +214,7 @@ impl Daemon {
             let text = "a report of a socket that has another length, or other than one socket";
             return self.end_client(id, refusal(header.request, ErrorCode::PROTOCOL, text));
         };
-        let facts = if !client.reports.take(Instant::now()) {
+        let facts = if !client.reports.take(REPORTS_OF_PROCESS, Instant::now()) {
             Err(StaysReason::TOO_MANY)
         } else if !self.up {
             Err(StaysReason::DISABLED)

@@ -9,15 +9,11 @@ use ginnel_tcp::{Clock, Identity, NotTcp, Owner, SynTime};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// SYNs that are remembered.
 const SYNS: usize = 4096;
-/// A session may report one connection in this time, ...
-const INTERVAL: Duration = Duration::from_millis(1);
-/// ... and that many at once.
-const BURST: u32 = 2000;
 
 /// A socket's name in this kernel: the cookies of its namespace and its own.
 type Socket = (u64, u64);
@@ -108,44 +104,9 @@ pub fn stays(key: u64, reason: StaysReason) -> Answer {
     clients::packet(Kind::SOCK_STAYS, 0, SocketStays { key, reason, reserved: 0 }.as_bytes())
 }
 
-/// How many more reports a session may send: a token bucket, kept as the time at which it is full again.
-pub struct Allowance(Instant);
-
-impl Allowance {
-    /// A full one.
-    pub fn new(now: Instant) -> Self {
-        Self(now)
-    }
-
-    /// Whether there is one left at `now`, which only grows. It is taken then.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let full = self.0.max(now);
-        if full - now > INTERVAL * (BURST - 1) {
-            return false;
-        }
-        self.0 = full + INTERVAL;
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_session_has_a_burst_and_then_one_report_each_interval() {
-        let start = Instant::now();
-        let mut allowance = Allowance::new(start);
-        let taken = |allowance: &mut Allowance, now| (0..2 * BURST).filter(|_| allowance.take(now)).count();
-        assert_eq!(taken(&mut allowance, start), BURST as usize);
-        assert_eq!(taken(&mut allowance, start + 5 * INTERVAL), 5);
-        assert_eq!(taken(&mut allowance, start + 5 * INTERVAL), 0);
-        assert_eq!(
-            taken(&mut allowance, start + Duration::from_secs(3600)),
-            BURST as usize,
-            "no more than that"
-        );
-    }
 
     #[test]
     fn a_syn_is_remembered_until_there_are_too_many() {

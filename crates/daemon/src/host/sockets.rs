@@ -10,6 +10,8 @@
 use super::broker::{Broker, ClientId, Who, World};
 use super::config::SocketsSpec;
 use super::reply::{self, Refusal};
+use crate::allowance::{Allowance, REPORTS_OF_PROCESS, Rate};
+use crate::pidwatch::Process;
 use ginnel_layout::wire::{
     self, ErrorCode, Kind, SocketFacts, SocketMatched, SocketReport, SocketRole, SocketStays, StaysReason,
 };
@@ -24,8 +26,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Reports that a session may make at once, and a second later again.
-const REPORTS: u32 = 2000;
+/// How often all processes of a user of the host, or of a VM, may report.
+const REPORTS_OF_ALL: Rate = Rate { burst: 8000, interval: Duration::from_micros(250) };
+/// Between two looks for allowances that nobody needs to keep.
+const TIDY: Duration = Duration::from_secs(1);
 /// SYNs that are kept, because the kernel tells each only once.
 const SYNS: usize = 4096;
 
@@ -37,14 +41,49 @@ pub struct Sockets {
     /// The sockets of each session that wait for their other end, by its own numbers.
     sessions: BTreeMap<ClientId, Session>,
     syns: Syns,
+    allowances: Allowances,
     policy: SocketsSpec,
+}
+
+/// How often each may still report.
+#[derive(Debug)]
+struct Allowances {
+    of: BTreeMap<Reporter, Allowance>,
+    tidied: Instant,
+}
+
+/// Who reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reporter {
+    /// A process of a member.
+    Process(u32, Process),
+    /// All of a member that report at one account's expense ([`account`]).
+    All(u32, u32),
+}
+
+/// The user at whose expense a program reports. A VM's daemon is not believed about users, so a VM's programs have one account.
+fn account(who: &Who) -> u32 {
+    if who.is_relayed() { 0 } else { who.uid }
+}
+
+impl Allowances {
+    /// Whether a program may report once more.
+    fn take(&mut self, who: &Who, now: Instant) -> bool {
+        if now - self.tidied >= TIDY {
+            self.tidied = now;
+            self.of.retain(|_, allowance| !allowance.is_full(now));
+        }
+        let all = Reporter::All(who.member, account(who));
+        let process = Reporter::Process(who.member, who.process);
+        [(process, REPORTS_OF_PROCESS), (all, REPORTS_OF_ALL)].into_iter().all(|(reporter, rate)| {
+            self.of.entry(reporter).or_insert_with(|| Allowance::new(now)).take(rate, now)
+        })
+    }
 }
 
 #[derive(Debug, Default)]
 struct Session {
     waiting: HashMap<u64, Socket>,
-    /// Reports since the time.
-    reports: (u32, Duration),
 }
 
 /// Who waits for the other end of a socket.
@@ -86,6 +125,7 @@ impl Default for Sockets {
             rendezvous: Rendezvous::default(),
             sessions: BTreeMap::new(),
             syns: Syns::default(),
+            allowances: Allowances { of: BTreeMap::new(), tidied: Instant::now() },
             policy: SocketsSpec::default(),
         }
     }
@@ -100,7 +140,7 @@ impl Sockets {
 }
 
 /// What the kernel says of a socket of this host.
-fn read(syns: &mut Syns, socket: &OwnedFd, report: &SocketReport) -> Result<Report, StaysReason> {
+fn read(syns: &mut Syns, user: u32, socket: &OwnedFd, report: &SocketReport) -> Result<Report, StaysReason> {
     let identity = Identity::of(socket).map_err(|why| match why {
         NotTcp::Kernel => StaysReason::KERNEL,
         _ => StaysReason::NOT_TCP,
@@ -113,7 +153,7 @@ fn read(syns: &mut Syns, socket: &OwnedFd, report: &SocketReport) -> Result<Repo
     };
     // Whoever may not ask is not to be believed more for it.
     let owner = Owner::of(socket).unwrap_or(Owner::User);
-    Ok(Report { member: HOST_MEMBER, identity, owner, side })
+    Ok(Report { member: HOST_MEMBER, user, identity, owner, side })
 }
 
 /// What a VM's daemon says of a socket there. Its programs are its own affair.
@@ -139,7 +179,7 @@ fn believe(member: u32, facts: &SocketFacts) -> Report {
         _ => Side::Acceptor { syn: has(SocketFacts::SYN).then_some(SynTime(facts.syn)) },
     };
     let owner = if has(SocketFacts::USER) { Owner::User } else { Owner::System };
-    Report { member, identity, owner, side }
+    Report { member, user: 0, identity, owner, side }
 }
 
 fn connecting(report: &SocketReport) -> Connecting {
@@ -178,7 +218,8 @@ impl Broker {
             self.stays(client, report.key, reason);
             return Ok(());
         }
-        match read(&mut self.sockets.syns, socket, &report) {
+        let Some(user) = self.who(client).map(account) else { return Ok(()) };
+        match read(&mut self.sockets.syns, user, socket, &report) {
             Ok(read) => self.look_for_other_end(world, client, report.key, read),
             Err(reason) => self.stays(client, report.key, reason),
         }
@@ -244,26 +285,16 @@ impl Broker {
 
     /// Why a session's report is not looked at, if that is so. Which programs a VM leaves out is its own daemon's affair.
     fn turned_away(&mut self, client: ClientId) -> Option<StaysReason> {
-        if !self.may_report(client) {
+        let who = self.clients.get(&client).map(|client| &client.who)?;
+        if !self.sockets.allowances.take(who, Instant::now()) {
             return Some(StaysReason::TOO_MANY);
         }
         let policy = &self.sockets.policy;
         if !policy.enabled {
             return Some(StaysReason::DISABLED);
         }
-        let who = self.who(client).filter(|who| !who.is_relayed())?;
-        policy.excludes(&who.process).then_some(StaysReason::EXCLUDED)
-    }
-
-    /// Whether a session has not reported too much of late.
-    fn may_report(&mut self, client: ClientId) -> bool {
-        let now = self.sockets.begun.elapsed();
-        let (count, since) = &mut self.sockets.sessions.entry(client).or_default().reports;
-        if now - *since >= Duration::from_secs(1) {
-            (*count, *since) = (0, now);
-        }
-        *count += 1;
-        *count <= REPORTS
+        let excluded = !who.is_relayed() && policy.excludes(&who.process);
+        excluded.then_some(StaysReason::EXCLUDED)
     }
 
     fn look_for_other_end(&mut self, world: &mut dyn World, client: ClientId, key: u64, report: Report) {
@@ -370,4 +401,34 @@ fn secret(random: [u8; 16]) -> Option<Name> {
         let _ = write!(name, "{byte:02x}");
     }
     Name::new(&name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(member: u32, pid: u32, uid: u32) -> Who {
+        Who { member, process: Process { pid, started: 1 }, image: None, uid, groups: Vec::new() }
+    }
+
+    #[test]
+    fn a_process_and_all_of_an_account_report_so_often() {
+        let now = Instant::now();
+        let mut allowances = Allowances { of: BTreeMap::new(), tidied: now };
+        let of_process = REPORTS_OF_PROCESS.burst as usize;
+        let of_all = REPORTS_OF_ALL.burst as usize;
+        let mut taken = |who: Who, at| (0..2 * of_process).filter(|_| allowances.take(&who, at)).count();
+        let processes = (of_all / of_process) as u32;
+        for pid in 1..=processes {
+            assert_eq!(taken(who(HOST_MEMBER, pid, 1000), now), of_process);
+        }
+        assert_eq!(taken(who(HOST_MEMBER, processes + 1, 1000), now), 0, "its user has reported enough");
+        assert_eq!(taken(who(HOST_MEMBER, processes + 2, 1001), now), of_process, "another has not");
+        // A VM's daemon may say that its programs run as anybody.
+        let vm: usize = (1..=2 * processes).map(|n| taken(who(3, n, n), now)).sum();
+        assert_eq!(vm, of_all);
+        let later = now + Duration::from_secs(3600);
+        assert_eq!(taken(who(HOST_MEMBER, 1, 1000), later), of_process);
+        assert_eq!(allowances.of.len(), 2, "the others are as good as new");
+    }
 }

@@ -19,6 +19,7 @@ fn connector(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
         Clock { value: SECRET.wrapping_add(at as u32 + 500), before: ms(at + 500), after: ms(at + 500) };
     Report {
         member,
+        user: 0,
         identity: Identity { local: address(a), remote: address(b), cookie, namespace: 1 },
         owner: Owner::System,
         side: Side::Connector { connecting, clock: Some(clock) },
@@ -29,6 +30,7 @@ fn connector(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
 fn acceptor(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
     Report {
         member,
+        user: 0,
         identity: Identity { local: address(b), remote: address(a), cookie, namespace: 1 },
         owner: Owner::System,
         side: Side::Acceptor { syn: Some(SynTime(SECRET.wrapping_add(at as u32))) },
@@ -199,6 +201,56 @@ fn a_member_pushes_out_its_own_only() {
     assert_eq!(reports.withdraw_member(3).len(), REPORTS_PER_MEMBER);
     assert!(reports.is_empty() && reports.order.is_empty() && reports.addresses.is_empty());
     assert!(reports.counts.is_empty() && reports.suspicions.is_empty());
+}
+
+#[test]
+fn a_user_makes_room_at_the_expense_of_who_has_most() {
+    let mut reports = Rendezvous::default();
+    let of =
+        |user: u32, n: u64| Report { user, ..connector(0, n, &format!("10.0.0.3:{}", 1 + n), B, 40_000) };
+    let few = 7;
+    for n in 0..few {
+        let _ = reports.report(NOW, of(1, n), n);
+    }
+    // One who has most pushes out its own, and so does everybody else.
+    for n in few..3 * REPORTS_PER_MEMBER as u64 {
+        let Outcome::Waits { dropped } = reports.report(NOW, of(2, n), n) else { panic!("{n}") };
+        assert!(dropped.iter().all(|n| *n >= few), "{dropped:?}");
+    }
+    let oldest = 2 * REPORTS_PER_MEMBER as u64 + few;
+    assert_eq!(reports.report(NOW, of(1, 60_000), 60_000), Outcome::Waits { dropped: vec![oldest] });
+    assert_eq!((reports.counts[&(0, 1)], reports.len()), (few as usize + 1, REPORTS_PER_MEMBER));
+    // Of two who have as many, the one who wants more.
+    let mut reports = Rendezvous::default();
+    for n in 0..REPORTS_PER_MEMBER as u64 {
+        let _ = reports.report(NOW, of((n % 2) as u32, n), n);
+    }
+    assert_eq!(reports.report(NOW, of(0, 60_000), 60_000), Outcome::Waits { dropped: vec![0] });
+}
+
+#[test]
+fn wrong_proofs_of_a_user_are_not_held_against_others() {
+    let mut reports = Rendezvous::default();
+    let of = |user: u32, report: Report| Report {
+        user,
+        identity: Identity { namespace: u64::from(user), ..report.identity },
+        ..report
+    };
+    let waits = Outcome::Waits { dropped: vec![] };
+    for n in 0..u64::from(WRONG_PROOFS) {
+        assert_eq!(reports.report(NOW, of(1, connector(0, 100 + n, A, B, 40_000)), 'a'), waits);
+        assert_eq!(reports.report(NOW, of(2, acceptor(0, 200 + n, A, B, 70_000)), 'b'), waits);
+        reports.withdraw((0, 100 + n));
+        reports.withdraw((0, 200 + n));
+    }
+    let mut joins = |one: u32, other: u32| {
+        assert_eq!(reports.report(NOW, of(one, connector(0, 1, A, B, 40_000)), 'a'), waits);
+        let outcome = reports.report(NOW, of(other, acceptor(0, 2, A, B, 40_000)), 'b');
+        reports.withdraw((0, 1));
+        reports.withdraw((0, 2));
+        matches!(outcome, Outcome::Joined(..))
+    };
+    assert!(!joins(1, 2) && joins(1, 3) && joins(4, 2));
 }
 
 proptest! {
