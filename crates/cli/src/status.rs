@@ -49,6 +49,7 @@ fn page(inspect: &Inspect, member: &str) -> String {
         endpoints(inspect),
         listeners(inspect),
         channels(inspect),
+        reports(inspect),
     ] {
         if !table.is_empty() {
             parts.push(table.to_string());
@@ -222,6 +223,21 @@ fn channels(inspect: &Inspect) -> Table {
     table
 }
 
+/// Half of TCP connections under `ginnel run`.
+fn reports(inspect: &Inspect) -> Table {
+    let mut table = Table::new(&["TCP CONNECTION", "TO", "PROCESS", "WAITS FOR"]);
+    for report in &inspect.reports {
+        let other = if report.role == "connector" { "acceptor" } else { "connector" };
+        table.row([
+            report.local.clone(),
+            report.remote.clone(),
+            format!("{} ({})", report.pid, report.member),
+            format!("the {other}'s report"),
+        ]);
+    }
+    table
+}
+
 /// What somebody should look at, each with its remedy.
 fn warnings(inspect: &Inspect) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -340,6 +356,7 @@ mod tests {
             {"name": "news", "size": 4194304, "members": ["host"], "readers": ["vm-a"], "memory": "dax", "page": 2097152,
              "info_block_repairs": 2, "header_repairs": 1,
              "mappings": [{"member": "vm-a", "kind": "dax", "trusts_members": true, "read_mb_s": 9000, "write_mb_s": 0}]}],
+        "reports": [{"member": "vm-a", "pid": 77, "local": "10.0.0.2:40000", "remote": "10.0.0.1:6379", "role": "connector"}],
         "channels": [{"id": 1, "segment": "web", "kind": "message", "capacity": 262144, "state": "open",
              "initiator": {"endpoint": 1, "epoch": 1, "member": "host", "closed": false},
              "acceptor": {"endpoint": 2, "epoch": 2, "member": "vm-a", "closed": false}},
@@ -366,6 +383,7 @@ mod tests {
             "news     vm-a   DAX (virtio-pmem)    2 MiB  read   9000 MB/s  -",
             "1        web      message  256 KiB       open   1 (host)  2 (vm-a)",
             "2        web      stream   4 KiB, 1 MiB  open   1 (host)  2 (vm-a)",
+            "10.0.0.2:40000  10.0.0.1:6379  77 (vm-a)  the acceptor's report",
             "TCP connections over shared memory: 1 (`ginnel sockets` shows them)",
         ] {
             assert!(page.lines().any(|l| l == line), "{line:?} is missing in\n{page}");

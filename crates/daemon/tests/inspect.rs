@@ -97,7 +97,7 @@ fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
 
     let nobody = status_as(&daemon, STRANGER + 1);
     assert_eq!(names(&nobody, "members", "name"), ["host"]);
-    for list in ["segments", "endpoints", "listeners", "channels", "blocks", "locks"] {
+    for list in ["segments", "endpoints", "listeners", "channels", "reports", "blocks", "locks"] {
         assert_eq!(nobody[list], json!([]), "{list}");
     }
 }

@@ -178,3 +178,19 @@ fn other_files_are_closed_as_well() {
     let mut other = daemon.client();
     other.status();
 }
+
+#[test]
+fn the_status_shows_who_waits_for_its_other_end() {
+    let daemon = Daemon::start_new(SEGMENTS);
+    let client = daemon.client();
+    let (connector, acceptor) = pair();
+    report(&client, &connector, SocketRole::CONNECTOR, 1);
+    let address =
+        |socket: &OwnedFd| TcpStream::from(socket.try_clone().unwrap()).local_addr().unwrap().to_string();
+    let shown = serde_json::json!([{"member": "host", "pid": std::process::id(), "local": address(&connector),
+        "remote": address(&acceptor), "role": "connector"}]);
+    wait_for("the report", || (daemon.inspect()["reports"] == shown).then_some(()));
+    report(&client, &acceptor, SocketRole::ACCEPTOR, 2);
+    let _: SocketMatched = event(&client, Kind::SOCK_MATCHED);
+    assert_eq!(daemon.inspect()["reports"], serde_json::json!([]));
+}

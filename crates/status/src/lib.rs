@@ -22,6 +22,8 @@ pub struct Inspect {
     pub listeners: Vec<Listener>,
     /// Channels.
     pub channels: Vec<Channel>,
+    /// TCP connections that were reported, and whose other end was not.
+    pub reports: Vec<Report>,
     /// Blocks of memory.
     pub blocks: Vec<Block>,
     /// How many there are.
@@ -230,6 +232,22 @@ pub struct Listener {
     pub backlog: u32,
     /// How many wait.
     pub waiting: u32,
+}
+
+/// A TCP connection of a program under `ginnel run` that waits for its other end to be reported.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// Where the program runs.
+    pub member: String,
+    /// Its process there.
+    pub pid: u32,
+    /// Its end's address.
+    pub local: String,
+    /// The other end's.
+    pub remote: String,
+    /// `connector` or `acceptor`.
+    pub role: String,
 }
 
 /// A channel.

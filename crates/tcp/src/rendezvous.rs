@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::ops::Bound;
 use std::time::Duration;
 
 use crate::identity::{Identity, Owner};
@@ -127,6 +128,8 @@ pub struct Rendezvous<T> {
     addresses: HashMap<(SocketAddr, SocketAddr), Vec<Socket>>,
     /// By account, in the order in which they came.
     order: BTreeMap<(Account, u64), Socket>,
+    /// All, in that order.
+    numbers: BTreeMap<u64, Socket>,
     counts: BTreeMap<Account, usize>,
     next: u64,
     suspicions: HashMap<(Account, Account), Suspicion>,
@@ -167,8 +170,9 @@ impl<T> Default for Rendezvous<T> {
             reports: HashMap::new(),
             addresses: HashMap::new(),
             order: BTreeMap::new(),
+            numbers: BTreeMap::new(),
             counts: BTreeMap::new(),
-            next: 0,
+            next: 1,
             suspicions: HashMap::new(),
         }
     }
@@ -192,6 +196,13 @@ impl<T> Rendezvous<T> {
         self.addresses.get(&(local, remote))?.iter().copied().find(|socket| {
             let is_in_namespace = self.reports[socket].report.identity.namespace == namespace;
             socket.0 == report.member && socket.1 != cookie && is_in_namespace
+        })
+    }
+
+    /// Those that wait and have come after the one with this number, oldest first, each with its number. Numbers begin with 1.
+    pub fn waiting(&self, after: u64) -> impl Iterator<Item = (u64, &Report, &T)> {
+        self.numbers.range((Bound::Excluded(after), Bound::Unbounded)).filter_map(|(number, socket)| {
+            self.reports.get(socket).map(|entry| (*number, &entry.report, &entry.what))
         })
     }
 
@@ -228,6 +239,7 @@ impl<T> Rendezvous<T> {
     pub fn withdraw(&mut self, socket: Socket) -> Option<T> {
         let Entry { report, number, what } = self.reports.remove(&socket)?;
         self.order.remove(&(report.account(), number));
+        self.numbers.remove(&number);
         let key = (report.identity.local, report.identity.remote);
         if let Some(sockets) = self.addresses.get_mut(&key) {
             sockets.retain(|other| *other != socket);
@@ -314,6 +326,7 @@ impl<T> Rendezvous<T> {
         let (socket, number) = (report.socket(), self.next);
         self.next += 1;
         self.order.insert((report.account(), number), socket);
+        self.numbers.insert(number, socket);
         self.addresses.entry((report.identity.local, report.identity.remote)).or_default().push(socket);
         *self.counts.entry(report.account()).or_default() += 1;
         self.reports.insert(socket, Entry { report, number, what });

@@ -16,6 +16,7 @@ use ginnel_layout::relay::{Mapped, MappingKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_layout::{HOST_MEMBER, Name};
 use ginnel_status::{self as status, User};
+use ginnel_tcp::Side;
 use serde::Serialize;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::path::Path;
@@ -30,8 +31,18 @@ const LOOKS: usize = 1000;
 pub(super) const MOST: usize = 64;
 
 /// The object's keys, in their order. A cursor's `section` counts them from 1.
-const SECTIONS: [&str; 9] =
-    ["blocks", "channels", "daemon", "endpoints", "limits", "listeners", "locks", "members", "segments"];
+const SECTIONS: [&str; 10] = [
+    "blocks",
+    "channels",
+    "daemon",
+    "endpoints",
+    "limits",
+    "listeners",
+    "locks",
+    "members",
+    "reports",
+    "segments",
+];
 
 /// A page that is being written.
 struct Page {
@@ -189,6 +200,20 @@ impl Server {
                     )
                 }))
             }
+            "reports" => page.fill(self.broker.reports(after).map(|(number, who, report)| {
+                let shown = viewer.knows(who.member, who.uid).then(|| status::Report {
+                    member: member_name(books, who.member),
+                    pid: who.process.pid,
+                    local: report.identity.local.to_string(),
+                    remote: report.identity.remote.to_string(),
+                    role: match report.side {
+                        Side::Connector { .. } => "connector",
+                        Side::Acceptor { .. } => "acceptor",
+                    }
+                    .to_owned(),
+                });
+                (number, Name::NONE, shown)
+            })),
             _ => page.fill(books.segments.range((Excluded(after_name), Unbounded)).map(|(name, segment)| {
                 let shown = viewer.sees(name).then(|| {
                     let repairs = self.segments.repairs(name);

@@ -278,6 +278,12 @@ impl Broker {
         self.sockets.policy = policy;
     }
 
+    /// Reports whose other end has not come, behind the one with this number: its number, who has made it, and what it says.
+    pub(super) fn reports(&self, after: u64) -> impl Iterator<Item = (u64, &Who, &Report)> {
+        let waiting = self.sockets.rendezvous.waiting(after);
+        waiting.filter_map(|(number, report, who)| Some((number, self.who(who.client)?, report)))
+    }
+
     /// What this daemon does beyond what every daemon of its version does.
     pub(super) fn features(&self) -> u64 {
         if self.sockets.policy.enabled { wire::features::SOCKETS } else { 0 }

@@ -200,6 +200,7 @@ fn a_member_pushes_out_its_own_only() {
     assert_eq!(reports.report(NOW, connector(1, 1, A, B, 40_000), 8), Outcome::Joined(8, 0), "still there");
     assert_eq!(reports.withdraw_member(3).len(), REPORTS_PER_MEMBER);
     assert!(reports.is_empty() && reports.order.is_empty() && reports.addresses.is_empty());
+    assert_eq!(reports.waiting(0).count(), 0);
     assert!(reports.counts.is_empty() && reports.suspicions.is_empty());
 }
 
