@@ -176,11 +176,12 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
 /// After a sleep: takes the wake bytes.
 fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
     let _errno = Kept::new();
+    let sleeper = wait::Sleeper::begin(socket);
     if revents != 0
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None
         && socket.watchers.is_empty()
-        && socket.sleepers.load(std::sync::atomic::Ordering::Relaxed) == 0
+        && sleeper.is_alone
     {
         kernel::drain(socket, fd);
     }

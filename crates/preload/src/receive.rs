@@ -267,8 +267,8 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
 /// True if the connection has ended.
 fn look_at_kernel(socket: &'static Socket, fd: c_int) -> bool {
     // Whoever sleeps in epoll_wait for this socket has to find the wake bytes.
-    if socket.end() == End::None && socket.watchers.is_empty() && socket.sleepers.load(Ordering::Relaxed) == 0
-    {
+    let sleeper = wait::Sleeper::begin(socket);
+    if socket.end() == End::None && socket.watchers.is_empty() && sleeper.is_alone {
         kernel::drain(socket, fd);
     } else if socket.end() == End::None {
         kernel::look_for_end(socket, fd);

@@ -36,6 +36,28 @@ impl Deadline {
     }
 }
 
+/// A thread that may sleep for a socket, or takes its wake bytes.
+///
+/// The first one sleeps in the kernel, and takes the bytes that wake it. Who comes meanwhile sleeps by the clock, because what wakes
+/// it may be taken by the first. So each is counted before it says in a ring that it sleeps, and until it has taken the bytes: no
+/// byte that is meant for a later one is among them.
+pub struct Sleeper {
+    socket: &'static Socket,
+    pub is_alone: bool,
+}
+
+impl Sleeper {
+    pub fn begin(socket: &'static Socket) -> Self {
+        Self { socket, is_alone: socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0 }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.socket.sleepers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Waits until another try to receive is worth it.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     if looks_pay(socket) {
@@ -48,14 +70,17 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
             }
         }
     }
+    let sleeper = Sleeper::begin(socket);
     receive::arm(socket);
-    let slept = if receive::is_ready(socket) { Ok(()) } else { sleep_for_data(socket, fd, deadline) };
+    let slept = match receive::is_ready(socket) {
+        true => Ok(()),
+        false => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
+    };
     receive::rise(socket);
     slept
 }
 
-fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
+fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
     // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
     // What wakes this thread is for nobody else: the call that sleeps takes it too.
@@ -70,7 +95,6 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -
         // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
         deadline.left(fd, libc::SO_RCVTIMEO).map(|_| std::thread::sleep(Duration::from_millis(STEP as u64)))
     };
-    let alone = socket.sleepers.fetch_sub(1, Ordering::AcqRel) == 1;
     let is_there = !takes && alone && wakes_only && result.is_ok();
     if is_there && socket.end() == End::None && socket.watchers.is_empty() {
         kernel::drain(socket, fd);
@@ -87,16 +111,19 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
     {
         return Ok(());
     }
+    let sleeper = Sleeper::begin(socket);
     send::arm(socket);
-    let slept = if send::is_ready(socket) { Ok(()) } else { sleep_for_space(socket, fd, deadline) };
+    let slept = match send::is_ready(socket) {
+        true => Ok(()),
+        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone),
+    };
     send::rise(socket);
     slept
 }
 
-fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
+fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
-    let alone = socket.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.
     let can_be_woken = alone && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
@@ -107,8 +134,7 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) 
         std::thread::sleep(Duration::from_millis(STEP as u64));
         Ok(())
     };
-    let alone = socket.sleepers.fetch_sub(1, Ordering::AcqRel) == 1;
-    if can_be_woken && alone && socket.watchers.is_empty() {
+    if can_be_woken && socket.watchers.is_empty() {
         kernel::drain(socket, fd);
     }
     // What ended may have released room before, or never will.
