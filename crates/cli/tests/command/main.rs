@@ -1,6 +1,7 @@
 //! The command against a real daemon, each test with one of its own.
 
 mod cp;
+mod daemons;
 mod epoll;
 mod farm;
 mod farm_library;

@@ -137,9 +137,9 @@ impl Stage {
         }
     }
 
-    /// What is known at this moment of the connections of a run.
+    /// What is known at this moment of the connections of a run; nothing if it has not begun.
     fn connections(&self, run: u32) -> Vec<Record<'static>> {
-        let report = fs::read(self.world.files().join(format!("report.{run}"))).unwrap();
+        let report = fs::read(self.world.files().join(format!("report.{run}"))).unwrap_or_default();
         Report::read(&report[..]).unwrap().connections
     }
 
@@ -179,6 +179,11 @@ impl Stage {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+        self.all_connections()
+    }
+
+    /// What is known at this moment of the connections of all runs.
+    pub fn all_connections(&self) -> Vec<Record<'static>> {
         (1..=self.runs.get()).flat_map(|run| self.connections(run)).collect()
     }
 }
