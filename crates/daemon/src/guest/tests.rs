@@ -864,8 +864,10 @@ fn connections_that_attach_to_nothing_keep_nobody_out() {
         (0..flood).map(|n| if n % 100 == 0 { bed.program() } else { Program::connect(&bed) }).collect();
     // The oldest have made room for those that came after them, and for one more.
     let newcomer = bed.program();
+    let expected = flood + 2 - bed.most.all;
+    assert!(held[expected - 1].is_closed());
     let ended = held.iter().take_while(|program| program.has_something()).count();
-    assert_eq!(ended, flood + 2 - bed.most.all);
+    assert_eq!(ended, expected);
     assert!(held[0].is_closed() && !held[flood - 1].has_something());
     // Who is attached is not among them.
     for (n, program) in [attached_first, newcomer].iter().enumerate() {
