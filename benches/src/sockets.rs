@@ -291,7 +291,7 @@ impl Sockets<'_> {
     pub fn host(&mut self) -> Result<()> {
         let bed = Bed::new("bench-sockets")?;
         let ginnel = Plan::new(&bed)
-            .config("[segment.local]\nsize = \"512M\"\nmembers = [\"host\"]\nallow_users = [\"postgres\"]")
+            .config("[segment.local]\nsize = \"512M\"\nmembers = [\"host\"]\nallow_users = [\"postgres\"]\nsockets = true")
             .start()?;
         let folder = tempfile::Builder::new().prefix("bench-sockets.").tempdir()?;
         let dir = folder.path().display().to_string();
