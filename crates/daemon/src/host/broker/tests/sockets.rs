@@ -7,6 +7,8 @@ use ginnel_layout::wire::{
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
+mod forged;
+
 fn pair() -> (OwnedFd, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
