@@ -29,8 +29,11 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)
     };
-    let receiving = receive_counted(socket, fd, role);
-    let sending = change_sending(socket, fd, role);
+    let (receiving, sending) = match socket.sending.is_untouched() || socket.receiving.is_untouched() {
+        // Another process may be the one that sends, or receives: if this one changed over, the bytes of that one would be lost.
+        true => (Change::No, Change::No),
+        false => (receive_counted(socket, fd, role), change_sending(socket, fd, role)),
+    };
     if sending == Change::Done {
         note_time(&socket.sending, begun);
         crate::epoll::changed(socket);

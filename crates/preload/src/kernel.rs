@@ -69,6 +69,9 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
 /// Takes the wake bytes away, and notes if the connection has ended. Only where all that the program is to get from the kernel has
 /// been taken.
 pub fn drain(socket: &'static Socket, fd: c_int) {
+    if !crate::family::may_drain(socket) {
+        return look_for_end(socket, fd);
+    }
     let _errno = Kept::new();
     let mut bytes = [0u8; 256];
     // More than one call can take is left for the next time.

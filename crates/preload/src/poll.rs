@@ -10,7 +10,7 @@ use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
 use crate::socket::{Carrier, End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
-use crate::wait;
+use crate::{family, wait};
 
 /// How often somebody looks who cannot be woken.
 const STEP: Duration = Duration::from_millis(1);
@@ -90,7 +90,10 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
-    !output || socket.sending.carrier() != Carrier::Ring || socket.receiving.carrier() == Carrier::Ring
+    if !output || socket.sending.carrier() != Carrier::Ring {
+        return family::may_drain(socket);
+    }
+    family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
 /// A call of the kernel: the descriptors, and how long it may take.
@@ -193,7 +196,10 @@ fn question(poll: &pollfd) -> pollfd {
     // What wakes: bytes and ends. A socket that has ended would wake without end.
     let mut events = 0;
     if socket.end() == End::None && poll.events != 0 {
-        events |= libc::POLLIN | libc::POLLRDHUP;
+        // Bytes that another process takes away, or will, are not for this one.
+        let receives = poll.events & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
+        let input = if receives || family::is_woken(socket) { libc::POLLIN } else { 0 };
+        events |= input | libc::POLLRDHUP;
     }
     if socket.sending.carrier() != Carrier::Ring {
         events |= poll.events & (libc::POLLOUT | libc::POLLWRNORM);

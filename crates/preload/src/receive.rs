@@ -107,7 +107,7 @@ enum How {
 
 /// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now, and the caller waits if it has said so.
 fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
-    if !crate::family::may_use(socket) {
+    if !crate::family::may_use(socket, crate::family::Way::Receiving) {
         return Err(Errno(libc::ECONNRESET));
     }
     let mut ring = socket.receiving.ring.lock();
@@ -225,10 +225,6 @@ fn from_ring(
                     socket.receiving.shared.fetch_add(n as u64, Ordering::Relaxed);
                 }
                 return Ok(n);
-            }
-            // Nothing will ever come.
-            Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
-                return Err(Errno(libc::ECONNRESET));
             }
             Err(RecvError::Empty) => {
                 // The kernel's end was seen before the ring was found empty, so nothing can have come between.

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use ginnel_ring::SendError;
 use ginnel_ring::wait::Waitable;
-use ginnel_shmem::Memory;
 use libc::c_int;
 
 use crate::errno::{Errno, Kept, Result, tell};
@@ -109,15 +108,12 @@ fn into_ring<'a>(
 /// Puts some of the bytes into the ring, and wakes the peer if it sleeps.
 #[inline]
 fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::result::Result<usize, SendError> {
-    if !family::may_use(socket) {
+    if !family::may_use(socket, family::Way::Sending) {
         return Err(SendError::Aborted);
     }
     let mut ring = socket.sending.ring.lock();
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let n = sender.ring.write(bytes, || kernel::wake(socket, fd))?;
-    if sender.ring.memory().is_broken() {
-        return Err(SendError::Aborted);
-    }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
     Ok(n)
 }
@@ -172,7 +168,7 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     if socket.sending.carrier() != Carrier::Ring {
         return false;
     }
-    if !family::may_use(socket) {
+    if !family::may_use(socket, family::Way::Sending) {
         return true;
     }
     if let Some(sender) = ring.as_mut()

@@ -71,6 +71,8 @@ pub struct Direction<R> {
     /// Microseconds from the begin of the connection to the change.
     pub changed_after: AtomicU64,
     carrier: AtomicU8,
+    /// This process has moved no bytes since a fork: that may be for the other process to do.
+    is_untouched: AtomicBool,
     /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
     pub waiting: AtomicU32,
     /// The end of the ring, while there is one.
@@ -86,6 +88,7 @@ impl<R> Direction<R> {
             wakes: AtomicU64::new(0),
             changed_after: AtomicU64::new(0),
             carrier: AtomicU8::new(Carrier::Kernel as u8),
+            is_untouched: AtomicBool::new(false),
             waiting: AtomicU32::new(0),
             ring: Lock::new(None),
         }
@@ -97,6 +100,7 @@ impl<R> Direction<R> {
         for count in [&self.native, &self.shared, &self.wakes, &self.changed_after] {
             count.store(0, Ordering::Relaxed);
         }
+        self.is_untouched.store(false, Ordering::Relaxed);
         self.set_carrier(Carrier::Kernel);
     }
 
@@ -130,10 +134,24 @@ impl<R> Direction<R> {
             return None;
         }
         let result = call();
-        self.native.fetch_add(moved(&result) as u64, Ordering::Relaxed);
+        let moved = moved(&result) as u64;
+        self.native.fetch_add(moved, Ordering::Relaxed);
+        if moved > 0 && self.is_untouched.load(Ordering::Relaxed) {
+            self.is_untouched.store(false, Ordering::Relaxed);
+        }
         // ORDER preload.counted: the count before this thread is outside. Pairs with: `Direction::begin_change`.
         self.inside.fetch_sub(1, Ordering::SeqCst);
         Some(result)
+    }
+
+    /// Another process is to get this socket too.
+    pub fn forks(&self) {
+        self.is_untouched.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this process has moved no bytes since the last fork.
+    pub fn is_untouched(&self) -> bool {
+        self.is_untouched.load(Ordering::Relaxed)
     }
 
     /// Keeps others out of the kernel, and says how many bytes the program has moved there; `None` if somebody is inside. To be

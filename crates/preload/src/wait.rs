@@ -126,7 +126,9 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
     receive::begin_ring_if_due(socket);
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.
-    let can_be_woken = alone && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
+    let is_woken = crate::family::is_woken(socket);
+    let can_be_woken =
+        alone && is_woken && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
     let result = if can_be_woken {
         let milliseconds = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as c_int);
         kernel::poll_readable(fd, milliseconds).map(drop)
@@ -134,7 +136,9 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
         std::thread::sleep(Duration::from_millis(STEP as u64));
         Ok(())
     };
-    if can_be_woken && socket.watchers.is_empty() {
+    if !is_woken {
+        kernel::look_for_end(socket, fd);
+    } else if can_be_woken && socket.watchers.is_empty() {
         kernel::drain(socket, fd);
     }
     // What ended may have released room before, or never will.

@@ -28,7 +28,6 @@
 mod areas;
 mod copy;
 pub mod device;
-mod fault_in;
 mod guard;
 #[cfg(loom)]
 mod loom_memory;

@@ -99,6 +99,8 @@ impl Stage {
             .args(["--mode", self.mode, "--"])
             .args(program)
             .env("GINNEL_PRELOAD", &self.library)
+            // Nobody's own settings, and no traces there.
+            .env("HOME", self.world.files())
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
