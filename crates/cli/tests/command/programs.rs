@@ -2,6 +2,7 @@
 
 mod asyncio;
 mod fork;
+mod go;
 mod java;
 mod memcached;
 mod netpipe;
