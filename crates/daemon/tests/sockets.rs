@@ -10,6 +10,7 @@ use rustix::net::sockopt;
 use rustix::process::Signal;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 use support::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -193,4 +194,26 @@ fn the_status_shows_who_waits_for_its_other_end() {
     report(&client, &acceptor, SocketRole::ACCEPTOR, 2);
     let _: SocketMatched = event(&client, Kind::SOCK_MATCHED);
     assert_eq!(daemon.inspect()["reports"], serde_json::json!([]));
+}
+
+#[test]
+fn the_programs_of_a_user_meet_in_a_segment_of_that_user() {
+    let daemon = Daemon::start_new("[sockets]\nusers = [4711, \"root\"]\nuser_segment = \"8M\"\n");
+    let segments = daemon.inspect()["segments"].clone();
+    let of_user =
+        segments.as_array().unwrap().iter().find(|segment| segment["name"] == "sockets.4711").unwrap();
+    assert_eq!(
+        (&of_user["size"], &of_user["members"]),
+        (&serde_json::json!(8 << 20), &serde_json::json!(["host"]))
+    );
+    let mode = std::fs::metadata(daemon.shm("sockets.4711")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let taken =
+        "[segment.\"sockets.4711\"]\nsize = \"8M\"\nmembers = [\"host\"]\n[sockets]\nusers = [4711]\n";
+    let refused = Daemon::prepare("", taken).output(&["--check"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && said.contains("sockets.users: there is another segment sockets.4711"),
+        "{said}"
+    );
 }

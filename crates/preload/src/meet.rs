@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ginnel::{
     Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketSession,
 };
+use ginnel_shmem::{Mapping, Memory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
@@ -371,6 +372,15 @@ fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
         crate::wait::note_peer_elsewhere();
     }
     let (sender, receiver) = channel.split();
+    let is_there = |memory: &Mapping| {
+        memory.load_relaxed_u64(0);
+        !memory.is_broken()
+    };
+    if !is_there(sender.ring.memory()) || !is_there(receiver.ring.memory()) {
+        drop(facts);
+        socket.stays("the segment's memory is gone");
+        return;
+    }
     // Another program that got the descriptor would take wake bytes for the peer's, and its own bytes would be taken for wake bytes.
     for fd in SOCKETS.used(0, u32::MAX) {
         if SOCKETS.get(fd).is_some_and(|other| std::ptr::eq(other, socket)) {

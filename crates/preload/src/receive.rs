@@ -226,6 +226,10 @@ fn from_ring(
                 }
                 return Ok(n);
             }
+            // Nothing will ever come.
+            Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
+                return Err(Errno(libc::ECONNRESET));
+            }
             Err(RecvError::Empty) => {
                 // The kernel's end was seen before the ring was found empty, so nothing can have come between.
                 if let Some(end) = ended {

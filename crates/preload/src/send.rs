@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ginnel_ring::SendError;
 use ginnel_ring::wait::Waitable;
+use ginnel_shmem::Memory;
 use libc::c_int;
 
 use crate::errno::{Errno, Kept, Result, tell};
@@ -114,6 +115,9 @@ fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::resu
     let mut ring = socket.sending.ring.lock();
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let n = sender.ring.write(bytes, || kernel::wake(socket, fd))?;
+    if sender.ring.memory().is_broken() {
+        return Err(SendError::Aborted);
+    }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
     Ok(n)
 }

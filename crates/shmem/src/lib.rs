@@ -28,6 +28,7 @@
 mod areas;
 mod copy;
 pub mod device;
+mod fault_in;
 mod guard;
 #[cfg(loom)]
 mod loom_memory;

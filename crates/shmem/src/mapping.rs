@@ -1,6 +1,7 @@
 //! A real mapping: a file's pages, or anonymous ones.
 
 use crate::copy::{self, wordwise};
+use crate::fault_in::fault_in;
 use crate::guard;
 use crate::memory::Memory;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
@@ -70,8 +71,10 @@ impl Mapping {
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, offset) }?;
-        Self::wrap(start.cast(), len, true, protection)
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, offset) }?;
+        let mapping = Self::wrap(start.cast(), len, true, protection)?;
+        fault_in(&mapping, file);
+        Ok(mapping)
     }
 
     /// Plain private memory, zeroed; for tests, and for rings within one process.

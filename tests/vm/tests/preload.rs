@@ -40,8 +40,9 @@ fn changed(connections: &[Value]) -> (usize, u64) {
 
 #[test]
 fn programs_of_the_distribution_between_two_vms() -> Result<()> {
-    let tools = ["/usr/bin/iperf3", "/usr/bin/sockperf"];
-    if let Some(missing) = tools.iter().find(|tool| !std::path::Path::new(tool).exists()) {
+    let tools =
+        ["iperf3", "sockperf", "redis-server", "redis-benchmark"].map(|tool| format!("/usr/bin/{tool}"));
+    if let Some(missing) = tools.iter().find(|tool| !std::path::Path::new(*tool).exists()) {
         println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
         return Ok(());
     }
@@ -60,15 +61,30 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
     }
     let at = b.address()?;
     let runs = [
-        ("iperf3", format!("iperf3 -s -1 -B {at} -p"), format!("iperf3 -c {at} -t 3 -p"), "receiver"),
         (
+            "iperf3",
+            "iperf3",
+            format!("iperf3 -s -1 -B {at} -p"),
+            format!("iperf3 -c {at} -t 3 -p"),
+            "receiver",
+        ),
+        (
+            "sockperf",
             "sockperf",
             format!("sockperf sr --tcp -i {at} -p"),
             format!("sockperf pp --tcp -i {at} -t 2 -p"),
             "percentile 50",
         ),
+        // It asks the kernel for no huge pages, of which the segment's memory is made.
+        (
+            "redis-benchmark",
+            "redis-server",
+            format!("redis-server --save '' --appendonly no --protected-mode no --bind {at} --port"),
+            format!("redis-benchmark --csv -t get -c 5 -n 20000 -h {at} -p"),
+            "GET",
+        ),
     ];
-    for (i, (name, server, client, figure)) in runs.iter().enumerate() {
+    for (i, (name, of_server, server, client, figure)) in runs.iter().enumerate() {
         // First over TCP, to see what shared memory is worth.
         for (j, prefix) in
             ["", &format!("LD_PRELOAD={LIBRARY} GINNEL_SOCKETS_REPORT={REPORT}")].iter().enumerate()
@@ -83,7 +99,7 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
             serving.kill(15)?;
             serving.wait(PROMPT)?;
         }
-        for vm in [&a, &b] {
+        for (vm, name) in [(&a, name), (&b, of_server)] {
             let connections = connections(vm, name)?;
             let (n, bytes) = changed(&connections);
             ensure!(

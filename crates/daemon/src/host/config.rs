@@ -391,6 +391,18 @@ impl Config {
                 }
             }
         }
+        for (name, spec) in config.sockets.user_segments() {
+            let place = place("sockets.users");
+            let segment = config.segment(&name, &spec, &place)?;
+            if config.segments.insert(segment.name, segment).is_some() {
+                let what = format!("there is another segment {name}");
+                return Err(Problem::new(
+                    place,
+                    what,
+                    "name each user once, and rename [segment.sockets.USER]",
+                ));
+            }
+        }
         for vm in config.vms.keys() {
             let n = config.segments.values().filter(|s| s.sharers().any(|m| m == vm)).count();
             if n > MAX_SEGMENTS_PER_MEMBER {

@@ -205,9 +205,13 @@ impl Broker {
     /// Whether a user of the host may attach to a segment.
     pub(super) fn may_attach(&self, segment: &Name, uid: u32, groups: &[u32]) -> bool {
         let access = self.access.get(segment);
-        uid == 0
-            || uid == self.own_uid
+        self.is_root(uid)
             || access.is_some_and(|a| a.users.contains(&uid) || groups.iter().any(|g| a.groups.contains(g)))
+    }
+
+    /// Whether a user of the host may attach everywhere.
+    pub(super) fn is_root(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
     }
 
     fn bell_request(&mut self, caller: &Caller, wish: &wire::BellOf) -> Result<(), Refusal> {

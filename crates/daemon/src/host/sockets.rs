@@ -8,7 +8,7 @@
 //! All of this is in private memory: programs report again to a daemon's successor.
 
 use super::broker::{Broker, ClientId, Who, World};
-use super::config::SocketsSpec;
+use super::config::{Access, SocketsSpec};
 use super::reply::{self, Refusal};
 use crate::allowance::{Allowance, REPORTS_OF_PROCESS, Rate};
 use crate::pidwatch::Process;
@@ -355,10 +355,13 @@ impl Broker {
         }
     }
 
-    /// The narrowest segment that allows sockets and that both may attach to and write.
+    /// The narrowest segment that allows sockets and that both may attach to and write. Of those of as few members, one that no further
+    /// users may attach to.
     fn segment_for(&self, world: &mut dyn World, one: ClientId, other: ClientId) -> Option<Name> {
         let (one, other) = (self.who(one)?, self.who(other)?);
         let may = |who: &Who, name: &Name| who.is_relayed() || self.may_attach(name, who.uid, &who.groups);
+        // Root may attach everywhere, but others are not to see what its programs say to each other.
+        let of_root = [one, other].iter().all(|who| !who.is_relayed() && self.is_root(who.uid));
         let mut segments: Vec<_> = self
             .books
             .segments
@@ -369,11 +372,21 @@ impl Broker {
                         && !segment.readers.contains(&who.member)
                         && may(who, &segment.name)
                 }) && self.allows_sockets(&segment.name, segment.members.len())
+                    && !(of_root && self.others_see(&segment.name))
             })
-            .map(|segment| (segment.members.len(), segment.name))
+            .map(|segment| (segment.members.len(), self.others_see(&segment.name), segment.name))
             .collect();
         segments.sort_unstable();
-        segments.into_iter().map(|(_, name)| name).find(|name| !world.is_broken(name))
+        segments.into_iter().map(|(.., name)| name).find(|name| !world.is_broken(name))
+    }
+
+    /// Whether users of the host other than root may attach to a segment that is not said to be for sockets.
+    fn others_see(&self, segment: &Name) -> bool {
+        let seen = |access: &Access| {
+            let others = access.users.iter().any(|uid| !self.is_root(*uid)) || !access.groups.is_empty();
+            others && access.sockets != Some(true)
+        };
+        self.access.get(segment).is_some_and(seen)
     }
 
     /// Whether a segment of so many members is for sockets. Unless that is configured, it is if no third member sees the bytes.

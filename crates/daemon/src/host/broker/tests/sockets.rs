@@ -289,3 +289,28 @@ fn a_flood_of_reports_is_not_looked_at() {
         told.iter().filter(|(_, told)| matches!(told, Told::Stays(_, StaysReason::NOT_TCP))).count();
     assert!(told.len() == 5000 && looked_at <= 2000 * (seconds + 1), "{looked_at} in {seconds} s");
 }
+
+#[test]
+fn connections_of_root_do_not_go_where_other_users_see_them() {
+    let mut bench = Bench::new(Limits::default());
+    let names: Vec<_> = bench.broker.books().segments.keys().copied().collect();
+    let mut meet = |one: u32, other: u32, access: &Access| {
+        names.iter().for_each(|name| bench.broker.set_access(*name, access.clone()));
+        let (one, other) = (bench.client(HOST_MEMBER, one), bench.client(HOST_MEMBER, other));
+        let (connector, acceptor) = pair();
+        bench.report(one, &connector, SocketRole::CONNECTOR, 1);
+        let told = bench.report(other, &acceptor, SocketRole::ACCEPTOR, 2);
+        assert_eq!(told.len(), 2, "{told:?}");
+        told.iter().all(|(_, told)| matches!(told, Told::Matched(..)))
+    };
+    let of = |users: &[u32], sockets| Access {
+        users: users.iter().copied().collect(),
+        sockets,
+        ..Access::default()
+    };
+    let open = of(&[1000], None);
+    assert!(!meet(0, 0, &open) && meet(0, 1000, &open) && meet(1000, 1000, &open));
+    assert!(meet(0, 0, &of(&[1000], Some(true))), "the operator has said so");
+    assert!(meet(0, 0, &of(&[0], None)) && meet(0, 0, &of(&[], None)));
+    assert!(!meet(1000, 1001, &open) && !meet(0, 1001, &of(&[], None)), "as before");
+}
