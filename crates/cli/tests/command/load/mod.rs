@@ -214,10 +214,17 @@ fn change_over(first: u64, count: u64) {
     load.go(0);
     assert_eq!(load.phase(1), count);
     let took = begun.elapsed();
-    let (used_after, after) = load.footprints();
+    // While the programs wait they make a connection now and then, whose descriptors come and go.
+    let end = Instant::now() + WATCHDOG;
+    let (used_after, after) = loop {
+        let (used, after) = load.footprints();
+        if before.iter().zip(&after).all(|(before, after)| after.fds <= before.fds) {
+            break (used, after);
+        }
+        assert!(Instant::now() < end, "descriptors: {before:?}, then {after:?}");
+    };
     assert_eq!(used_after, used, "bytes of segments");
     for (before, after) in before.iter().zip(&after) {
-        assert_eq!(after.fds, before.fds, "descriptors");
         assert!(after.memory < before.memory + (4 << 10), "from {before:?} to {after:?}");
     }
     load.go(1);
