@@ -8,6 +8,8 @@ use vmtest::{Bed, HOST_ADDRESS, Vm};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const COPY_MIB: u64 = 256;
+/// Programs of the distribution.
+const PROGRAMS: [&str; 3] = ["/usr/bin/sockperf", "/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 
 fn main() -> Result<()> {
     let begin = Instant::now();
@@ -19,13 +21,18 @@ fn main() -> Result<()> {
         "guests run under {accel:?}{}",
         if format!("{accel:?}") == "Tcg" { " (emulation: KVM does not boot a stock guest here)" } else { "" }
     );
-    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
+    let ginnel =
+        Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).with_sockets().start()?;
     println!(
         "$ ginnel qemu-args a\n{}",
         bed.host(&ginnel.on_host("ginnel qemu-args a")?)?.ok()?.stdout.trim()
     );
     let booting = Instant::now();
-    let vm = |name| -> Result<Vm> { ginnel.vm(name)?.memory_mib(1024).program(program("load")?).start() };
+    let vm = |name| -> Result<Vm> {
+        let vm = ginnel.vm(name)?.memory_mib(1024).program(program("load")?);
+        let vm = vm.library(program("libginnel_preload.so")?);
+        PROGRAMS.iter().fold(vm, |vm, program| vm.program(program)).start()
+    };
     let (a, b) = (vm("a")?, vm("b")?);
     a.wait_ready()?;
     b.wait_ready()?;
@@ -77,6 +84,9 @@ fn main() -> Result<()> {
         table.row(&format!("64 KiB writes, {kind}"), "GB/s", ours, theirs, ours / theirs);
     }
     println!("done; the table is at the end");
+
+    step("Unmodified TCP programs of the distribution: the same two over TCP, then under `ginnel run`");
+    unmodified(&a, &b, &mut table)?;
 
     step("Copy: a file from the host to VM a, checksummed, beside nc over TCP");
     let file = bed.dir().join("file");
@@ -133,6 +143,56 @@ fn main() -> Result<()> {
         begin.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// Servers in VM b and clients in VM a.
+fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
+    const RUN: &str = "GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so ginnel run --report --";
+    let at = b.address()?;
+    let redis = format!("redis-server --save '' --appendonly no --protected-mode no --bind {at} --port");
+    let runs = [
+        (
+            "sockperf, ping-pong, median one way",
+            "us",
+            format!("sockperf sr --tcp -i {at} -p"),
+            format!("sockperf pp --tcp -i {at} -m 64 --mps 100000 -t 2 -p"),
+        ),
+        (
+            "redis-benchmark, GET, 1 connection",
+            "k/s",
+            redis,
+            format!("redis-benchmark --csv -t get -n 5000 -c 1 -h {at} -p"),
+        ),
+    ];
+    for (i, (what, unit, server, client)) in runs.iter().enumerate() {
+        let mut figures = Vec::new();
+        for (j, prefix) in ["env", RUN].iter().enumerate() {
+            let port = 5300 + 2 * i + j;
+            let serving = b.spawn(&format!("exec env {prefix} {server} {port}"))?;
+            b.run_within(LIMIT, &format!("until netstat -ltn | grep -q :{port}; do usleep 20000; done"))?
+                .ok()?;
+            let out = a.run_within(LIMIT, &format!("env {prefix} {client} {port}"))?.ok()?;
+            serving.kill(15)?;
+            serving.wait(LIMIT)?;
+            figures.push(figure(&out.stdout).with_context(|| format!("`{client}` says {out:?}"))?);
+            if j == 1 {
+                println!("$ ginnel run --report -- {client} {port}\n{}", out.stderr.trim());
+            }
+        }
+        let (theirs, ours) = (figures[0], figures[1]);
+        let times = if *unit == "us" { theirs / ours } else { ours / theirs };
+        table.row(what, unit, ours, theirs, times);
+    }
+    Ok(())
+}
+
+/// The median that sockperf says, or the thousands of requests per second that redis-benchmark says.
+fn figure(out: &str) -> Option<f64> {
+    if let Some(line) = out.lines().find(|line| line.contains("percentile 50.000 =")) {
+        return line.rsplit('=').next()?.trim().parse().ok();
+    }
+    let rate: f64 = out.lines().last()?.split(',').nth(1)?.trim_matches('"').parse().ok()?;
+    Some(rate / 1000.0)
 }
 
 fn step(what: &str) {

@@ -79,6 +79,7 @@ struct Segment {
     memory: Memory,
     members: Vec<String>,
     readers: Vec<String>,
+    sockets: bool,
 }
 
 /// What an installation consists of, before it starts.
@@ -123,7 +124,22 @@ impl<'b> Plan<'b> {
     pub fn segment_with_readers(mut self, name: &str, mib: u64, members: &[&str], readers: &[&str]) -> Self {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let (members, readers) = (names(members), names(readers));
-        self.segments.push(Segment { name: name.into(), mib, memory: self.memory, members, readers });
+        self.segments.push(Segment {
+            name: name.into(),
+            mib,
+            memory: self.memory,
+            members,
+            readers,
+            sockets: false,
+        });
+        self
+    }
+
+    /// TCP connections of unmodified programs may use the last segment, also if it has more than two members.
+    pub fn with_sockets(mut self) -> Self {
+        if let Some(segment) = self.segments.last_mut() {
+            segment.sockets = true;
+        }
         self
     }
 
@@ -151,13 +167,16 @@ impl<'b> Plan<'b> {
         for (vm, lines) in &self.vms {
             writeln!(text, "[vm.{vm}]\n{lines}")?;
         }
-        for Segment { name, mib, memory, members, readers } in &self.segments {
+        for Segment { name, mib, memory, members, readers, sockets } in &self.segments {
             writeln!(
                 text,
                 "[segment.{name}]\nsize = \"{mib}M\"\nmemory = \"{memory}\"\nmembers = {members:?}"
             )?;
             if !readers.is_empty() {
                 writeln!(text, "readers = {readers:?}")?;
+            }
+            if *sockets {
+                writeln!(text, "sockets = true")?;
             }
         }
         text += &self.more;
