@@ -13,6 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use ginnel_ring::carrier;
+use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
 
@@ -172,6 +173,7 @@ fn end(socket: &'static Socket, fd: c_int) {
     let unread = receiver.is_some_and(|mut receiver| {
         let unread = matches!(receiver.ring.poll(), Ok(n) if n > 0);
         if receiver.is_ours() {
+            receiver.ring.disarm();
             let _ = if unread { receiver.ring.abort() } else { receiver.ring.finish() };
         }
         unread
@@ -181,5 +183,8 @@ fn end(socket: &'static Socket, fd: c_int) {
         && socket.sending.carrier() == Carrier::Ring
     {
         let _ = if unread || kernel::lingers_not(fd) { sender.ring.abort() } else { sender.ring.finish() };
+    } else if !unread && socket.receiving.carrier() == Carrier::Ring {
+        // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.
+        kernel::drain(socket, fd);
     }
 }
