@@ -1,6 +1,5 @@
 //! The project's own programs and libraries, built for a test that puts them into a guest.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -8,33 +7,33 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Builds a package of this workspace, in the profile of the test, and says where `file` of it is: a program such as
-/// `ginneld`, or a library such as `libginnel.so`.
+/// Builds this workspace, in the profile of the test, and says where `file` of it is: a program such as `ginneld`, or a library such
+/// as `libginnel.so`.
 ///
-/// A test that only looked into the target folder would run whatever was built there last, or find nothing. Blocks
-/// while cargo builds; what is up to date takes a moment, once per process.
-pub fn artifact(package: &str, file: &str) -> Result<PathBuf> {
-    static BUILT: Mutex<Option<HashMap<String, Vec<PathBuf>>>> = Mutex::new(None);
+/// A test that only looked into the target folder would run whatever was built there last, or find nothing. Blocks while cargo
+/// builds; what is up to date takes a moment, once per process. The whole workspace is built, as `make build` does, because cargo
+/// compiles the dependencies of a single package anew if that package alone needs fewer of their features.
+pub fn artifact(file: &str) -> Result<PathBuf> {
+    static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    let built = built.get_or_insert_default();
-    if !built.contains_key(package) {
-        built.insert(package.to_owned(), build(package)?);
+    if built.is_none() {
+        *built = Some(build()?);
     }
-    let found = built[package].iter().find(|path| path.file_name().is_some_and(|name| name == file));
-    found.cloned().with_context(|| format!("the package {package} builds no {file}"))
+    let found = built.iter().flatten().find(|path| path.file_name().is_some_and(|name| name == file));
+    found.cloned().with_context(|| format!("the workspace builds no {file}"))
 }
 
-fn build(package: &str) -> Result<Vec<PathBuf>> {
+fn build() -> Result<Vec<PathBuf>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--message-format=json", "--package", package]);
+    command.args(["build", "--quiet", "--message-format=json", "--workspace"]);
     command.arg("--manifest-path").arg(manifest).stderr(Stdio::inherit());
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
     let output = command.output().context("cannot run cargo")?;
-    ensure!(output.status.success(), "the package {package} does not build");
+    ensure!(output.status.success(), "the workspace does not build");
     let messages = String::from_utf8_lossy(&output.stdout);
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let files = artifacts.flat_map(|message| match message["filenames"].as_array() {
@@ -50,10 +49,9 @@ mod tests {
 
     #[test]
     fn a_program_is_built_and_found() {
-        let agent = artifact("vmtest", "vm-agent").unwrap();
+        let agent = artifact("vm-agent").unwrap();
         assert!(std::fs::read(agent).unwrap().starts_with(b"\x7fELF"));
-        let error = artifact("vmtest", "no-such-program").unwrap_err().to_string();
+        let error = artifact("no-such-program").unwrap_err().to_string();
         assert!(error.contains("builds no no-such-program"), "{error}");
-        assert!(artifact("no-such-package", "x").is_err());
     }
 }

@@ -26,8 +26,7 @@ impl<'b> Systemd<'b> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let built = ["ginneld", "ginnel", "ginnel-volume"]
             .into_iter()
-            .zip(["ginnel-daemon", "ginnel-cli", "ginnel-volume"])
-            .map(|(program, package)| artifact(package, program))
+            .map(artifact)
             .collect::<Result<Vec<_>>>()?;
         let place = bed.dir().join("systemd");
         fs::create_dir(&place)?;
@@ -210,7 +209,7 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
 
     // A front end sees its disk over a kill, and over a stop and a start.
     let socket = format!("/proc/{}/root/run/ginnel/volumes/data.sock", systemd.pid);
-    let bench = artifact("ginnel-volume-client", "ginnel-volume-bench")?;
+    let bench = artifact("ginnel-volume-bench")?;
     let seconds = 8;
     let load = systemd.bed.host_spawn(&format!(
         "exec {} --socket {socket} --rw randrw --verify --flush-every 64 --reconnect 30 --seconds {seconds}",

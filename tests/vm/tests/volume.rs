@@ -31,7 +31,7 @@ struct Volume<'b> {
 
 impl<'b> Volume<'b> {
     fn start(bed: &'b Bed, name: &str, queues: u16, flags: &str) -> Result<Self> {
-        let program = artifact("ginnel-volume", "ginnel-volume")?;
+        let program = artifact("ginnel-volume")?;
         let socket = bed.dir().join(format!("{name}.sock"));
         let command = format!(
             "exec {} {name} --socket {} --queues {queues} {flags}",
@@ -452,8 +452,8 @@ fn a_disk_whose_completions_are_polled() -> Result<()> {
         .cpus(2)
         .module("nvme")
         .kernel_arg("nvme.poll_queues=1")
-        .program(artifact("ginnel-volume", "ginnel-volume")?)
-        .program(artifact("ginnel-volume-client", "ginnel-volume-bench")?)
+        .program(artifact("ginnel-volume")?)
+        .program(artifact("ginnel-volume-bench")?)
         .content("/etc/v.toml", 0o644, config)
         .qemu_args(&format!("-drive if=none,id=d,format=raw,file={}", disk.display()))
         .qemu_args("-device nvme,serial=polled,drive=d")

@@ -9,7 +9,7 @@ const THREADS: u64 = 8;
 
 /// A volume as the configuration `data`, which several may serve, with its socket in a folder of its own.
 fn serve<'b>(bed: &'b Bed, folder: &str) -> Result<Volume<'b>> {
-    let program = artifact("ginnel-volume", "ginnel-volume")?;
+    let program = artifact("ginnel-volume")?;
     let socket = bed.dir().join(folder).join("data.sock");
     std::fs::create_dir(bed.dir().join(folder))?;
     let config = bed.dir().join("data.toml");
@@ -25,7 +25,7 @@ fn serve<'b>(bed: &'b Bed, folder: &str) -> Result<Volume<'b>> {
 
 /// What `ginnel qemu-args` prints for the newer QEMU, with `inflight-migration=on` added.
 fn arguments(bed: &Bed, qemu: &Path, volume: &Volume<'_>) -> Result<String> {
-    let ginnel = artifact("ginnel-cli", "ginnel")?;
+    let ginnel = artifact("ginnel")?;
     let (ginnel, qemu, configurations) = (ginnel.display(), qemu.display(), bed.dir().display());
     let sockets = volume.socket.parent().context("a folder")?.display();
     let command = format!(
@@ -70,7 +70,7 @@ fn migrates_with_requests_in_flight(packed: bool) -> Result<()> {
     let (mut here, there) = (serve(&bed, "here")?, serve(&bed, "there")?);
     let qemu = newer_qemu()?;
     let guest = |name: &str, volume: &Volume<'_>| -> Result<VmBuilder> {
-        let vm = vm(&bed, name).program(artifact("vmtest", "blocks")?);
+        let vm = vm(&bed, name).program(artifact("blocks")?);
         Ok(vm.qemu(&qemu).qemu_args(&arguments(&bed, &qemu, volume)?))
     };
     let source = guest("source", &here)?.boot()?;

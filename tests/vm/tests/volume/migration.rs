@@ -37,7 +37,7 @@ impl<'b> End<'b> {
             .module("ext4")
             .program("/usr/sbin/e2fsck")
             .program("/usr/bin/fio")
-            .program(artifact("vmtest", "blocks")?)
+            .program(artifact("blocks")?)
             .qemu_args(&device(&self.blocks, "vd0", ""))
             .qemu_args(&device(&self.files, "vd1", ",packed=on"))
             .qemu_args(&device(&self.cached, "vd2", "")))

@@ -32,7 +32,7 @@ fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
         "loop=$(losetup --find --show {file}) && exec 9<>$loop && losetup -d $loop && {environment} \
          exec {volume} thin --socket {socket} --path $loop --direct on",
         file = file.display(),
-        volume = artifact("ginnel-volume", "ginnel-volume")?.display(),
+        volume = artifact("ginnel-volume")?.display(),
         socket = socket.display(),
     );
     let job = run(&bed, &command)?;
@@ -82,8 +82,8 @@ fn a_thin_pool_shrinks() -> Result<()> {
         .module("dm_thin_pool")
         .module("crc32c_generic")
         .module("ext4")
-        .program(artifact("ginnel-volume", "ginnel-volume")?)
-        .program(artifact("ginnel-volume-client", "ginnel-volume-bench")?)
+        .program(artifact("ginnel-volume")?)
+        .program(artifact("ginnel-volume-bench")?)
         .program("/usr/sbin/dmsetup")
         .program("/usr/sbin/mkfs.ext4")
         .program("/usr/sbin/e2fsck")
