@@ -24,10 +24,8 @@ struct Systemd<'b> {
 impl<'b> Systemd<'b> {
     fn start(bed: &'b Bed) -> Result<Self> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let built = ["ginneld", "ginnel", "ginnel-volume"]
-            .into_iter()
-            .map(artifact)
-            .collect::<Result<Vec<_>>>()?;
+        let built =
+            ["ginneld", "ginnel", "ginnel-volume"].into_iter().map(artifact).collect::<Result<Vec<_>>>()?;
         let place = bed.dir().join("systemd");
         fs::create_dir(&place)?;
         let cgroup = cgroups().context("a hierarchy")?.join(format!("ginnel-units-{}", std::process::id()));
