@@ -82,12 +82,19 @@ impl SocketSession {
 
     /// Whether the daemon takes reports; `None` as long as it has not answered.
     pub fn is_supported(&mut self) -> Result<Option<bool>, Error> {
-        while self.supported.is_none() {
-            let Some(packet) = self.receive()? else { break };
-            let (hello, _) = packet.into_body::<wire::HelloOk>(Kind::HELLO_OK, &self.path)?;
-            self.supported = Some(hello.features & features::SOCKETS != 0);
+        if self.supported.is_none()
+            && let Some(packet) = self.receive()?
+        {
+            self.take_hello(packet)?;
         }
         Ok(self.supported)
+    }
+
+    /// The daemon's first answer says what it can do.
+    fn take_hello(&mut self, packet: Packet) -> Result<(), Error> {
+        let (hello, _) = packet.into_body::<wire::HelloOk>(Kind::HELLO_OK, &self.path)?;
+        self.supported = Some(hello.features & features::SOCKETS != 0);
+        Ok(())
     }
 
     /// Reports a connection. The daemon reads from `socket` what the kernel knows of it. `key` is the caller's number for the report, by
@@ -116,6 +123,10 @@ impl SocketSession {
     /// What has come of a report; `None` if nothing has just now. An error ends the session.
     pub fn poll(&mut self) -> Result<Option<SocketEvent>, Error> {
         while let Some(packet) = self.receive()? {
+            if self.supported.is_none() {
+                self.take_hello(packet)?;
+                continue;
+            }
             let event = match packet.header.kind {
                 Kind::SOCK_MATCHED => {
                     wire::body::<wire::SocketMatched>(&packet.body).map(|matched| SocketEvent::Matched {
@@ -377,5 +388,44 @@ impl Drop for SocketReceiver {
         if self.is_ours() {
             let _ = self.ring.finish();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ginnel_fdpass as fdpass;
+    use rustix::net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with,
+    };
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn whoever_polls_first_hears_what_the_daemon_can_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("daemon");
+        let daemon =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&daemon, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&daemon, 1).unwrap();
+        let mut session = SocketSession::begin(&path).unwrap();
+        let daemon = accept(&daemon).unwrap();
+        let say = |kind, request, body: &[u8]| {
+            let mut packet = wire::Header { kind, flags: 0, request }.as_bytes().to_vec();
+            packet.extend_from_slice(body);
+            fdpass::send::<BorrowedFd<'_>>(daemon.as_fd(), &packet, &[], SendFlags::empty()).unwrap();
+        };
+        assert!(session.poll().unwrap().is_none());
+        assert_eq!(session.is_supported().unwrap(), None);
+        let hello = wire::HelloOk { features: features::SOCKETS, ..FromZeros::new_zeroed() };
+        say(Kind::HELLO_OK, HELLO, hello.as_bytes());
+        assert!(session.poll().unwrap().is_none());
+        assert_eq!(session.is_supported().unwrap(), Some(true));
+        let stays = wire::SocketStays { key: 7, reason: StaysReason::EXCLUDED, reserved: 0 };
+        say(Kind::SOCK_STAYS, 0, stays.as_bytes());
+        assert!(matches!(
+            session.poll().unwrap(),
+            Some(SocketEvent::Stays { key: 7, reason: StaysReason::EXCLUDED })
+        ));
     }
 }
