@@ -54,9 +54,17 @@ pub enum SocketEvent {
 }
 
 /// Where the two ends of a connection meet: a name that nobody else knows.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Meeting {
     name: Name,
+}
+
+impl Meeting {
+    /// Where they meet once more, for another channel of the same connection: each number is a place of its own, and nobody else knows
+    /// it either. [`Error::Name`] if the name gets too long.
+    pub fn again(&self, number: u32) -> Result<Self, Error> {
+        Ok(Self { name: parse_name(&format!("{}.{number}", self.name.as_str()))? })
+    }
 }
 
 /// A session with the daemon of this host or VM for reports of TCP connections. It belongs to the process that has begun it. When the

@@ -10,8 +10,9 @@
 //! 0x0c8    consumer   data_notify u64  where it sleeps (board::Place), 0 = at its doorbell
 //! 0x100    producer*  producer_state u32 (SideState)
 //! 0x140    consumer*  consumer_state u32 (SideState)
-//! 0x180    producer   base     u64  sockets only: bytes that the kernel has carried before this ring, + 1; 0 = not known yet
-//! 0x1c0    consumer   ready    u32  sockets only: 1 = counts what the kernel carries, and looks at base; 0 = not yet
+//! 0x180    producer   base     u64  sockets only: bytes that the carrier before this ring has carried, + 1; 0 = not known yet
+//! 0x188    producer   wanted   u32  sockets only: 1 = would rather have a larger ring; 0 = not
+//! 0x1c0    consumer   ready    u32  sockets only: 1 = counts what the carrier before carries, and looks at base; 0 = not yet
 //! 0x200               data[capacity]
 //! ```
 //!
@@ -44,6 +45,8 @@ pub const PRODUCER_STATE: usize = 0x100;
 pub const CONSUMER_STATE: usize = 0x140;
 /// Offset, in a ring of a socket, of the producer's word that says where the ring begins.
 pub const BASE: usize = 0x180;
+/// Offset, in a ring of a socket, of the producer's word that says that the ring is too small for it.
+pub const WANTED: usize = 0x188;
 /// Offset, in a ring of a socket, of the consumer's word that says that it looks at [`BASE`].
 pub const READY: usize = 0x1c0;
 /// Bytes in front of the data.

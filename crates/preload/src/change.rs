@@ -12,13 +12,14 @@
 
 use std::sync::atomic::Ordering;
 
+use ginnel::SocketReceiver;
 use ginnel_ring::carrier;
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
 
 use crate::kernel;
-use crate::socket::{Carrier, Direction, Socket, Stage};
+use crate::socket::{Carrier, Direction, Growth, Socket, Stage};
 
 /// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;
@@ -54,8 +55,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         }
     }
     crate::receive::begin_ring_if_due(socket);
-    if socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Ring {
-        socket.leave_alone();
+    if crate::grow::may_begin(socket) {
+        crate::grow::attend(socket, fd);
     }
 }
 
@@ -155,35 +156,33 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     };
     if was_joined {
         end(socket, fd);
-    } else if was_reported {
+    }
+    if was_reported || socket.growth() == Growth::Asked {
         crate::meet::tidy();
     }
     crate::report::ended(socket);
 }
 
 fn end(socket: &'static Socket, fd: c_int) {
-    let receiver = socket.receiving.ring.lock().take();
-    let sender = socket.sending.ring.lock().take();
+    let receivers = socket.receiving.ring.lock().take();
+    let senders = socket.sending.ring.lock().take();
     if socket.claim.load(Ordering::Relaxed) != crate::family::ALONE {
         // Another process may go on with them. The kernel tells the peer when the last one has closed the socket.
-        std::mem::forget((receiver, sender));
+        std::mem::forget((receivers, senders));
         return;
     }
     // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it.
-    let unread = receiver.is_some_and(|mut receiver| {
-        let unread = matches!(receiver.ring.poll(), Ok(n) if n > 0);
-        if receiver.is_ours() {
-            receiver.ring.disarm();
-            let _ = if unread { receiver.ring.abort() } else { receiver.ring.finish() };
-        }
-        unread
-    });
-    if let Some(mut sender) = sender
-        && sender.is_ours()
-        && socket.sending.carrier() == Carrier::Ring
-    {
+    let mut receivers: Vec<_> = receivers.collect();
+    let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
+    for mut receiver in receivers.into_iter().filter(SocketReceiver::is_ours) {
+        receiver.ring.disarm();
+        let _ = if unread { receiver.ring.abort() } else { receiver.ring.finish() };
+    }
+    let carries = socket.sending.carrier() == Carrier::Ring;
+    for mut sender in senders.filter(|sender| carries && sender.is_ours()) {
         let _ = if unread || kernel::lingers_not(fd) { sender.ring.abort() } else { sender.ring.finish() };
-    } else if !unread && socket.receiving.carrier() == Carrier::Ring {
+    }
+    if !carries && !unread && socket.receiving.carrier() == Carrier::Ring {
         // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.
         kernel::drain(socket, fd);
     }

@@ -27,6 +27,7 @@ mod errno;
 #[cfg(not(test))]
 mod exports;
 mod family;
+mod grow;
 mod kernel;
 mod lock;
 mod meet;
@@ -34,6 +35,7 @@ mod poll;
 mod real;
 mod receive;
 mod report;
+mod rings;
 mod send;
 mod settings;
 mod socket;

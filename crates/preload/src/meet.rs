@@ -16,9 +16,10 @@ use ginnel_shmem::{Mapping, Memory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
+use crate::grow;
 use crate::kernel;
 use crate::settings::{self, Mode};
-use crate::socket::{Socket, Stage};
+use crate::socket::{Growth, Socket, Stage};
 use crate::table::SOCKETS;
 
 /// What a connection has to have done before it is reported: so many calls that sent,
@@ -27,28 +28,42 @@ const SENDS: u32 = 4;
 const BYTES: u64 = 32 << 10;
 /// or this age.
 const AGE: Duration = Duration::from_millis(10);
-/// Data bytes of a ring.
-const CAPACITY: usize = 256 << 10;
 /// Channels that are being opened at a time. Each takes a listener of the endpoint, which may have 64 by default.
 const OPENINGS: usize = 32;
+/// After that, larger rings are given up: the other end does not ask for them.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at the daemon.
 const LOOK: Duration = Duration::from_micros(50);
 /// After a daemon was not there, before it is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A socket whose report is under way.
+/// A socket that waits for something of the daemon.
 #[derive(Clone, Copy)]
 struct Pending {
     socket: &'static Socket,
     life: u64,
+    /// Its stage as long as it does.
+    stage: Stage,
 }
 
 impl Pending {
-    /// The socket, if it is still the one that was reported.
+    fn new(socket: &'static Socket, stage: Stage) -> Self {
+        Self { socket, life: socket.life.load(Ordering::Relaxed), stage }
+    }
+
+    /// The socket, if it is still that one and waits.
     fn current(self) -> Option<&'static Socket> {
-        let is =
-            self.socket.life.load(Ordering::Relaxed) == self.life && self.socket.stage() == Stage::Reported;
+        let is = self.socket.life.load(Ordering::Relaxed) == self.life && self.socket.stage() == self.stage;
         is.then_some(self.socket)
+    }
+
+    /// There are no rings for it.
+    fn fail(self) {
+        match (self.current(), self.stage) {
+            (Some(socket), Stage::Joined) => socket.set_growth(Growth::Over),
+            (Some(socket), _) => socket.stays("the daemon did not open the rings"),
+            (None, _) => {}
+        }
     }
 }
 
@@ -59,6 +74,16 @@ enum Segment {
     Failed,
 }
 
+/// Rings that the daemon makes.
+struct OpeningRings {
+    pending: Pending,
+    segment: &'static str,
+    meeting: Meeting,
+    opening: OpeningSocket,
+    /// When they are given up, for rings that a connection can do without.
+    until: Option<Instant>,
+}
+
 #[derive(Default)]
 struct Meet {
     process: i32,
@@ -67,7 +92,7 @@ struct Meet {
     reports: HashMap<u64, Pending>,
     /// Reports whose other end was found, and who wait for an endpoint.
     matched: VecDeque<(Pending, String, Meeting)>,
-    openings: Vec<(Pending, &'static str, OpeningSocket)>,
+    openings: Vec<OpeningRings>,
     last: u64,
     look_at: Option<Instant>,
 }
@@ -110,6 +135,11 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     match socket.stage() {
         Stage::Native if is_alive(socket) => drop(with(|meet| meet.report(socket, fd))),
         Stage::Reported => drop(with(|meet| meet.look())),
+        Stage::Joined => match socket.growth() {
+            Growth::Wanted if grow::may_begin(socket) => drop(with(|meet| meet.grow(socket))),
+            Growth::Asked => drop(with(|meet| meet.look())),
+            _ => {}
+        },
         _ => {}
     }
 }
@@ -202,7 +232,7 @@ impl Meet {
         let key = self.last;
         match daemon.report(kernel::borrow(fd), end_of(socket), key) {
             Ok(()) => {
-                self.reports.insert(key, Pending { socket, life: socket.life.load(Ordering::Relaxed) });
+                self.reports.insert(key, Pending::new(socket, Stage::Reported));
                 socket.facts.lock().report = key;
                 socket.set_stage(Stage::Reported);
                 self.look_at = None;
@@ -306,9 +336,12 @@ impl Meet {
             match segment {
                 Segment::Attaching(_) => later.push_back((pending, name, meeting)),
                 Segment::Attached(endpoint, name) => {
-                    match endpoint.begin_open_socket(&meeting, end_of(socket), CAPACITY) {
-                        Ok(opening) => self.openings.push((pending, name, opening)),
-                        Err(_) => socket.stays("the daemon did not open the rings"),
+                    match endpoint.begin_open_socket(&meeting, end_of(socket), grow::SMALLEST) {
+                        Ok(opening) => {
+                            let (segment, until) = (*name, None);
+                            self.openings.push(OpeningRings { pending, segment, meeting, opening, until });
+                        }
+                        Err(_) => pending.fail(),
                     }
                 }
                 Segment::Failed => {
@@ -324,19 +357,54 @@ impl Meet {
     /// Takes the rings that have been opened. Those of a socket that was closed meanwhile are taken too, because nobody else gives
     /// them back.
     fn open(&mut self) {
-        self.openings.retain_mut(|(pending, segment, opening)| {
-            if pending.current().is_none() && !opening.is_asking() {
+        self.openings.retain_mut(|rings| {
+            let OpeningRings { pending, segment, meeting, opening, until } = rings;
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if (pending.current().is_none() || is_late) && !opening.is_asking() {
+                pending.fail();
                 return false;
             }
-            match (opening.poll(), pending.current()) {
-                (Ok(None), _) => return true,
-                (Ok(Some(channel)), _) => join(*pending, segment, channel),
-                (Err(ginnel::Error::NoDaemon { .. }), _) => is_native_again(*pending),
-                (Err(_), Some(socket)) => socket.stays("the daemon did not open the rings"),
-                (Err(_), None) => {}
+            match opening.poll() {
+                Ok(None) => return true,
+                Ok(Some(channel)) if pending.stage == Stage::Joined => take_larger(*pending, channel),
+                Ok(Some(channel)) => join(*pending, segment, *meeting, channel),
+                Err(ginnel::Error::NoDaemon { .. }) if pending.stage == Stage::Reported => {
+                    is_native_again(*pending);
+                }
+                Err(_) => pending.fail(),
             }
             false
         });
+    }
+
+    /// Asks for larger rings for a socket that has some. The other end does the same.
+    fn grow(&mut self, socket: &'static Socket) {
+        // Those that have none come first.
+        if self.openings.len() >= OPENINGS / 2 {
+            return self.look();
+        }
+        let (meeting, channels, segment) = {
+            let facts = socket.facts.lock();
+            (facts.meeting, facts.channels, facts.segment)
+        };
+        let pending = Pending::new(socket, Stage::Joined);
+        let opening = match (self.segments.get(segment), meeting, grow::next_capacity(socket)) {
+            (Some(Segment::Attached(endpoint, _)), Some(meeting), Some(capacity)) => meeting
+                .again(channels)
+                .and_then(|again| endpoint.begin_open_socket(&again, end_of(socket), capacity))
+                .map(|opening| (meeting, opening)),
+            _ => return pending.fail(),
+        };
+        match opening {
+            Ok((meeting, opening)) => {
+                socket.set_growth(Growth::Asked);
+                let until = Instant::now().checked_add(PATIENCE);
+                self.openings.push(OpeningRings { pending, segment, meeting, opening, until });
+                self.look_at = None;
+                self.look();
+            }
+            Err(_) => pending.fail(),
+        }
     }
 }
 
@@ -360,7 +428,7 @@ fn end_of(socket: &Socket) -> SocketEnd {
 }
 
 /// The socket has its rings, unless it was closed meanwhile.
-fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
+fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: SocketChannel) {
     let Pending { socket, .. } = pending;
     // Who closes it takes the same lock first.
     let mut facts = socket.facts.lock();
@@ -368,9 +436,11 @@ fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
         return;
     }
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
+    (facts.meeting, facts.channels) = (Some(meeting), 1);
     if channel.is_peer_elsewhere() {
         crate::wait::note_peer_elsewhere();
     }
+    let capacity = channel.info().capacity;
     let (sender, receiver) = channel.split();
     let is_there = |memory: &Mapping| {
         memory.load_relaxed_u64(0);
@@ -387,7 +457,19 @@ fn join(pending: Pending, segment: &'static str, channel: SocketChannel) {
             kernel::close_on_exec(fd);
         }
     }
-    *socket.sending.ring.lock() = Some(sender);
-    *socket.receiving.ring.lock() = Some(receiver);
+    socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
+    socket.sending.ring.lock().begin(sender);
+    socket.receiving.ring.lock().begin(receiver);
     socket.set_stage(Stage::Joined);
+}
+
+/// The socket has larger rings, unless it was closed meanwhile. Each direction goes on in its own when it can.
+fn take_larger(pending: Pending, channel: SocketChannel) {
+    let id = channel.info().id;
+    // Whoever brings a socket's first rings holds its facts' lock meanwhile, and who has them may take that lock.
+    if grow::take(pending.socket, channel, || pending.current().is_some()) {
+        let mut facts = pending.socket.facts.lock();
+        facts.channel = id;
+        facts.channels += 1;
+    }
 }

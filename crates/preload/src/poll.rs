@@ -89,6 +89,10 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 /// Whether a peer that was told to can wake this side for all that is of interest.
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
+    // The daemon wakes nobody.
+    if crate::grow::attend_waiting(socket) {
+        return false;
+    }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
     if !output || socket.sending.carrier() != Carrier::Ring {
         return family::may_drain(socket);

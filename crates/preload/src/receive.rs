@@ -10,8 +10,10 @@ use ginnel_shmem::Memory;
 use libc::c_int;
 
 use crate::errno::{Errno, Result, check, tell};
+use crate::grow;
 use crate::kernel;
 use crate::real;
+use crate::rings::Rings;
 use crate::send::attend_if_needed;
 use crate::socket::{Carrier, End, Socket};
 use crate::wait::{self, Deadline};
@@ -110,16 +112,16 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
     if !crate::family::may_use(socket, crate::family::Way::Receiving) {
         return Err(Errno(libc::ECONNRESET));
     }
-    let mut ring = socket.receiving.ring.lock();
-    // Closed by another thread.
-    let receiver = ring.as_mut().ok_or(Errno(libc::EBADF))?;
+    let mut rings = socket.receiving.ring.lock();
     if socket.receiving.carrier() == Carrier::Counted {
+        // Closed by another thread.
+        let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
         match from_kernel(socket, fd, receiver, into, how)? {
             Some(n) => return Ok(n),
             None => begin_ring(socket),
         }
     }
-    from_ring(socket, fd, receiver, into, how, waits)
+    from_ring(socket, fd, &mut rings, into, how, waits)
 }
 
 /// All that the kernel carries has been received.
@@ -143,8 +145,8 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
     }
 }
 
-/// How many bytes of the stream the kernel still has, if the sender has said so.
-fn left(receiver: &SocketReceiver, received: u64) -> Result<Option<u64>> {
+/// How many bytes of the stream the carrier before this ring still has, if the sender has said so.
+pub fn left(receiver: &SocketReceiver, received: u64) -> Result<Option<u64>> {
     // A position that was received before it was named: the peer is no library of ours.
     carrier::left(receiver.ring.memory(), received).map_err(|_| Errno(libc::ECONNRESET))
 }
@@ -206,7 +208,7 @@ fn within(len: usize, left: Option<u64>) -> usize {
 fn from_ring(
     socket: &'static Socket,
     fd: c_int,
-    receiver: &mut SocketReceiver,
+    rings: &mut Rings<SocketReceiver>,
     into: &mut [u8],
     how: How,
     waits: bool,
@@ -214,6 +216,11 @@ fn from_ring(
     let wake = || kernel::wake_back(socket, fd);
     let mut ended = None;
     loop {
+        if rings.is_ahead() {
+            grow::step_receiving(socket, rings)?;
+        }
+        // Closed by another thread.
+        let receiver = rings.as_mut().ok_or(Errno(libc::EBADF))?;
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
             How::Peek => peek(receiver, into),
@@ -223,6 +230,9 @@ fn from_ring(
             Ok(n) => {
                 if how != How::Peek {
                     socket.receiving.shared.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                if carrier::wants_more(receiver.ring.memory()) {
+                    socket.grow();
                 }
                 return Ok(n);
             }
@@ -244,6 +254,9 @@ fn from_ring(
                 }
                 ended = how_ended(socket);
             }
+            // A ring that was left is finished too.
+            Err(RecvError::Finished | RecvError::PeerDead)
+                if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
             Err(RecvError::Finished) => return Ok(0),
             Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
@@ -320,8 +333,8 @@ pub enum Found {
 /// What a call that receives would find, if the kernel does not carry this direction alone. `kernel` says whether the kernel's socket is readable; it
 /// is asked only where that matters.
 pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
-    let mut ring = socket.receiving.ring.lock();
-    let Some(receiver) = ring.as_mut() else { return Found::Something };
+    let mut rings = socket.receiving.ring.lock();
+    let Some(receiver) = rings.as_ref() else { return Found::Something };
     // (Not the kernel's alone, so the carrier is one of the two.)
     if socket.receiving.carrier() == Carrier::Counted {
         let received = socket.receiving.native.load(Ordering::Relaxed);
@@ -331,11 +344,31 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
             Ok(_) => return if kernel() { Found::Something } else { Found::Nothing },
         }
     }
-    match receiver.ring.poll() {
+    match poll(socket, &mut rings) {
         Ok(_) => Found::Something,
         Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
         Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
         Err(_) => Found::Something,
+    }
+}
+
+/// What the ring has that carries now.
+fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::result::Result<usize, RecvError> {
+    loop {
+        if rings.is_ahead() && grow::step_receiving(socket, rings).is_err() {
+            // The call that receives says which.
+            return Err(RecvError::Aborted);
+        }
+        let Some(receiver) = rings.as_mut() else { return Err(RecvError::Aborted) };
+        if carrier::wants_more(receiver.ring.memory()) {
+            socket.grow();
+        }
+        let found = receiver.ring.poll();
+        // A ring that was left is finished too.
+        let is_over = matches!(found, Err(RecvError::Finished | RecvError::PeerDead));
+        if !(is_over && rings.is_ahead() && grow::step_receiving(socket, rings) == Ok(true)) {
+            return found;
+        }
     }
 }
 
@@ -367,15 +400,15 @@ pub fn rise(socket: &'static Socket) {
 
 /// Whether the ring has something, or has ended.
 pub fn is_ready(socket: &'static Socket) -> bool {
-    socket.receiving.ring.lock().as_mut().is_none_or(|receiver| receiver.ring.ready())
+    poll(socket, &mut socket.receiving.ring.lock()) != Err(RecvError::Empty)
 }
 
 /// The position in the ring up to which bytes have come.
 pub fn position(socket: &'static Socket) -> u64 {
     let mut ring = socket.receiving.ring.lock();
-    let Some(receiver) = ring.as_mut() else { return u64::MAX };
-    let available = receiver.ring.poll();
-    let position = receiver.ring.cursor().position;
+    let available = poll(socket, &mut ring);
+    let Some(receiver) = ring.as_ref() else { return u64::MAX };
+    let position = ring.before() + receiver.ring.cursor().position;
     // The end is news too.
     match available {
         Ok(n) => position + n as u64,
@@ -389,5 +422,5 @@ pub fn available(socket: &'static Socket) -> Option<usize> {
     if socket.receiving.carrier() != Carrier::Ring {
         return None;
     }
-    Some(socket.receiving.ring.lock().as_mut().map_or(0, |receiver| receiver.ring.poll().unwrap_or(0)))
+    Some(poll(socket, &mut socket.receiving.ring.lock()).unwrap_or(0))
 }

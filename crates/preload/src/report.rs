@@ -115,6 +115,7 @@ fn tell(socket: &Socket, event: Event) {
         }),
         segment: facts.segment.into(),
         channel: facts.channel,
+        ring_bytes: count(&socket.ring_bytes),
         sent_after_us: after(&socket.sending),
         received_after_us: after(&socket.receiving),
         tcp_sent: count(&socket.sending.native),

@@ -11,7 +11,7 @@ use crate::errno::{Errno, Kept, Result, tell};
 use crate::kernel;
 use crate::socket::{Carrier, Socket};
 use crate::wait::{self, Deadline};
-use crate::{change, family, meet};
+use crate::{change, family, grow, meet};
 
 /// Flags after which a connection is left to the kernel, if it still is the kernel's.
 const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -113,8 +113,15 @@ fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::resu
         return Err(SendError::Aborted);
     }
     let mut ring = socket.sending.ring.lock();
+    if ring.is_ahead() {
+        grow::step_sending(socket, fd, &mut ring);
+    }
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
-    let n = sender.ring.write(bytes, || kernel::wake(socket, fd))?;
+    let written = sender.ring.write(bytes, || kernel::wake(socket, fd));
+    if written == Err(SendError::Full) {
+        grow::note_full(socket, fd, sender);
+    }
+    let n = written?;
     if sender.ring.memory().is_broken() {
         return Err(SendError::Aborted);
     }
@@ -175,6 +182,8 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
     if !family::may_use(socket, family::Way::Sending) {
         return true;
     }
+    // The end is where the receiver looks for it.
+    drop(ring.stay());
     if let Some(sender) = ring.as_mut()
         && sender.ring.finish()
     {

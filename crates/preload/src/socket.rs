@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ginnel::{SocketReceiver, SocketSender};
+use ginnel::{Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
 use crate::epoll::Watchers;
 use crate::lock::Lock;
+use crate::rings::Rings;
 
 /// How far a socket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,22 @@ pub enum Carrier {
     Counted,
     /// The ring.
     Ring,
+}
+
+/// Whether a connection goes on in larger rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Growth {
+    /// Nobody has asked for it.
+    None,
+    /// One of its rings is too small.
+    Wanted,
+    /// The daemon has been asked for larger ones.
+    Asked,
+    /// They are there. Each direction goes on in its own when it can.
+    Begun,
+    /// There will be none.
+    Over,
 }
 
 /// How the peer's end of the kernel's connection has ended, once it was seen.
@@ -76,7 +93,7 @@ pub struct Direction<R> {
     /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
     pub waiting: AtomicU32,
     /// The end of the ring, while there is one.
-    pub ring: Lock<Option<R>>,
+    pub ring: Lock<Rings<R>>,
 }
 
 impl<R> Direction<R> {
@@ -90,7 +107,7 @@ impl<R> Direction<R> {
             carrier: AtomicU8::new(Carrier::Kernel as u8),
             is_untouched: AtomicBool::new(false),
             waiting: AtomicU32::new(0),
-            ring: Lock::new(None),
+            ring: Lock::new(Rings::new()),
         }
     }
 
@@ -180,6 +197,11 @@ pub struct Facts {
     /// Tries to change over that failed because the kernel counts otherwise.
     pub mismatches: u32,
     pub reason: &'static str,
+    /// Where its ends meet for their channels.
+    pub meeting: Option<Meeting>,
+    /// Channels that it has had.
+    pub channels: u32,
+    /// Its channel, the newest if there are two.
     pub channel: u64,
     /// The segment that its rings lie in.
     pub segment: &'static str,
@@ -199,6 +221,7 @@ pub struct Socket {
     stage: AtomicU8,
     /// Calls have more to do than the kernel or the ring does: to report, to join, to change over.
     attention: AtomicBool,
+    growth: AtomicU8,
     /// Calls that have sent.
     pub sends: AtomicU32,
     pub facts: Lock<Facts>,
@@ -221,6 +244,10 @@ pub struct Socket {
     nonblocking: AtomicU8,
     /// What the last waits were like.
     pub patience: AtomicU32,
+    /// Data bytes of the ring that it sends into.
+    pub ring_bytes: AtomicU64,
+    /// How often its ring had no room for what it sends.
+    pub fulls: AtomicU32,
     /// The last descriptor that it was seen by, for who has none at hand.
     pub fd: AtomicI32,
 }
@@ -232,6 +259,7 @@ impl Socket {
             fds: AtomicU32::new(0),
             stage: AtomicU8::new(Stage::New as u8),
             attention: AtomicBool::new(false),
+            growth: AtomicU8::new(Growth::None as u8),
             sends: AtomicU32::new(0),
             facts: Lock::new(NO_FACTS),
             sending: Direction::new(),
@@ -245,6 +273,8 @@ impl Socket {
             watchers: Watchers::new(),
             nonblocking: AtomicU8::new(0),
             patience: AtomicU32::new(0),
+            ring_bytes: AtomicU64::new(0),
+            fulls: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
         }
     }
@@ -253,6 +283,7 @@ impl Socket {
     pub fn begin(&self, fd: c_int) {
         self.life.fetch_add(1, Ordering::Relaxed);
         *self.facts.lock() = NO_FACTS;
+        self.set_growth(Growth::None);
         self.sends.store(0, Ordering::Relaxed);
         self.sending.reset();
         self.receiving.reset();
@@ -263,6 +294,8 @@ impl Socket {
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);
         self.patience.store(0, Ordering::Relaxed);
+        self.ring_bytes.store(0, Ordering::Relaxed);
+        self.fulls.store(0, Ordering::Relaxed);
         self.set_stage(Stage::New);
         self.fd.store(fd, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);
@@ -295,6 +328,42 @@ impl Socket {
     /// Both directions are where they are to be.
     pub fn leave_alone(&self) {
         self.attention.store(false, Ordering::Release);
+    }
+
+    /// Its rings are too small: calls attend to that from now on.
+    #[cold]
+    pub fn grow(&self) {
+        let (none, wanted) = (Growth::None as u8, Growth::Wanted as u8);
+        // ORDER preload.growth: either this thread's attention is the last, or whoever leaves the socket alone sees the wish, because both
+        // write before they read. Pairs with: `Socket::leave_grown`.
+        if self.growth.compare_exchange(none, wanted, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            self.attention.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Its rings are as large as they are to be, unless somebody has just said otherwise.
+    pub fn leave_grown(&self) {
+        self.attention.store(false, Ordering::SeqCst);
+        // ORDER preload.growth: see `Socket::grow`.
+        if self.growth.load(Ordering::SeqCst) == Growth::Wanted as u8 {
+            self.attention.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// How far it has come with larger rings.
+    #[inline]
+    pub fn growth(&self) -> Growth {
+        match self.growth.load(Ordering::Relaxed) {
+            0 => Growth::None,
+            1 => Growth::Wanted,
+            2 => Growth::Asked,
+            3 => Growth::Begun,
+            _ => Growth::Over,
+        }
+    }
+
+    pub fn set_growth(&self, growth: Growth) {
+        self.growth.store(growth as u8, Ordering::Relaxed);
     }
 
     /// Whether either direction is not the kernel's alone.
@@ -369,6 +438,8 @@ const NO_FACTS: Facts = Facts {
     report: 0,
     mismatches: 0,
     reason: "",
+    meeting: None,
+    channels: 0,
     channel: 0,
     segment: "",
     number: 0,

@@ -127,8 +127,11 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.
     let is_woken = crate::family::is_woken(socket);
-    let can_be_woken =
-        alone && is_woken && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
+    let can_be_woken = !crate::grow::attend_waiting(socket)
+        && alone
+        && is_woken
+        && socket.receiving.carrier() == Carrier::Ring
+        && socket.end() == End::None;
     let result = if can_be_woken {
         let milliseconds = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as c_int);
         kernel::poll_readable(fd, milliseconds).map(drop)

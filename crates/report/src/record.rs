@@ -42,6 +42,9 @@ pub struct Record<'a> {
     /// The channel's number in that segment, as `ginnel sockets` shows it.
     #[serde(skip_serializing_if = "is_zero")]
     pub channel: u64,
+    /// Data bytes of the ring that this end sends into.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ring_bytes: u64,
     /// Microseconds from the connection's begin until what this end sends changed over to shared memory. `None`: it has not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_after_us: Option<u64>,
@@ -153,6 +156,7 @@ mod tests {
             role: Some(Role::Acceptor),
             segment: "web".into(),
             channel: 12,
+            ring_bytes: 4096,
             sent_after_us: Some(0),
             received_after_us: Some(900),
             tcp_sent: 1,
@@ -165,8 +169,8 @@ mod tests {
         };
         let expected = concat!(
             r#"{"event":"joined","pid":7,"program":"redis-server","connection":3,"local":"10.0.0.1:6379","#,
-            r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"sent_after_us":0,"#,
-            r#""received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
+            r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"ring_bytes":4096,"#,
+            r#""sent_after_us":0,"received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
             r#""wakes_sent":5,"wakes_received":6,"reason":"x"}"#,
             "\n"
         );
@@ -199,6 +203,7 @@ mod tests {
             role: Some(Role::Connector),
             segment: text.clone(),
             channel: most,
+            ring_bytes: most,
             sent_after_us: Some(most),
             received_after_us: Some(most),
             tcp_sent: most,

@@ -1,7 +1,7 @@
 //! A ring that takes over from another carrier in the middle of a stream of bytes.
 //!
-//! A connection that began on the kernel's TCP goes on in a ring from a byte that the producer names. Nothing is agreed on beforehand,
-//! and nobody waits:
+//! A connection that began on the kernel's TCP goes on in a ring from a byte that the producer names, and later perhaps in a larger ring
+//! in the same way. Nothing is agreed on beforehand, and nobody waits:
 //!
 //! | producer | consumer |
 //! |---|---|
@@ -9,15 +9,36 @@
 //! | | [`count`]: says that it counts, and asks [`left`] before and after each receive from the earlier carrier from then on |
 //! | once the consumer [counts](is_counted), [`begin`]: names its count, and sends into the ring from then on | receives so many bytes from the earlier carrier, then from the ring |
 //!
-//! Once the producer has begun, what it sends over the earlier carrier means nothing but "wake up". The consumer drops it.
+//! The words are those of the ring that takes over. Once the producer has begun, what it sends over the kernel's connection means nothing
+//! but "wake up", and the consumer drops it.
+//!
+//! If the earlier carrier is a ring, both sides count in it, from its first byte. The producer publishes nothing more there, and may
+//! finish it. A consumer that finds it finished or its producer dead asks [`left`] again before it believes that this was the end: the
+//! producer has begun before. A sleeper has armed the ring that it knows, so the producer wakes the consumer once after it has begun,
+//! whether it is armed or not.
+//!
+//! A producer says by [`want_more`] that its ring is too small. That is a hint: whoever says it needlessly gets a ring that it does not need.
 
-use ginnel_layout::ring::{BASE, READY};
+use ginnel_layout::ring::{BASE, READY, WANTED};
 use ginnel_shmem::Memory;
 
 use crate::error::Corrupt;
 
 /// What READY says.
 const COUNTS: u32 = 1;
+/// What WANTED says.
+const WANTS: u32 = 1;
+
+/// The producer would rather have a larger ring.
+pub fn want_more<M: Memory>(memory: &M) {
+    memory.store_relaxed_u32(WANTED, WANTS);
+}
+
+/// Whether the producer has said so. One load of a line that nobody writes while data flows.
+#[inline]
+pub fn wants_more<M: Memory>(memory: &M) -> bool {
+    memory.load_relaxed_u32(WANTED) == WANTS
+}
 
 /// The consumer says that it counts. From now on it must not take a byte from the earlier carrier without [`left`].
 pub fn count<M: Memory>(memory: &M) {

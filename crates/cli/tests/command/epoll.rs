@@ -3,7 +3,7 @@
 use crate::stage::{PYTHON, Stage, changed, have};
 
 /// What the programs have in common: connections with both ends in one process, which have changed over.
-const PAIRS: &str = r#"
+pub const PAIRS: &str = r#"
 import errno, os, select, socket, struct, sys, threading, time
 listener = socket.create_server(('127.0.0.1', 0))
 def receive(c, n):

@@ -5,6 +5,7 @@ mod daemons;
 mod epoll;
 mod farm;
 mod farm_library;
+mod growth;
 mod liars;
 mod load;
 mod measure;

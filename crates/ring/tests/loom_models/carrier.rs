@@ -220,3 +220,122 @@ fn without_a_fence_the_sleeper_at_the_kernel_is_forgotten() {
         change(2, 0, false, &memory, &memory.without(Order::Fence));
     });
 }
+
+/// The receiving side of a stream that leaves one ring for another. It sleeps at the kernel's connection, which carries wakes.
+struct Grower {
+    kernel: Kernel,
+    rings: [stream::Consumer<LoomMemory>; 2],
+    at: usize,
+    armed: bool,
+}
+
+impl Grower {
+    /// Goes on in the second ring, if that is due. True if it does.
+    fn step(&mut self) -> bool {
+        let due = self.at == 0
+            && carrier::left(self.rings[1].memory(), self.rings[0].cursor().position).unwrap() == Some(0);
+        if due {
+            self.at = 1;
+            if self.armed {
+                self.rings[1].arm();
+            }
+        }
+        due
+    }
+
+    /// A word, or `None` if there is none now.
+    fn recv(&mut self) -> Option<u64> {
+        loop {
+            self.step();
+            let mut word = [0; 8];
+            let error = match self.rings[self.at].peek() {
+                Ok(bytes) => {
+                    bytes.slice().read(0, &mut word);
+                    let _ = bytes.release(8);
+                    return Some(u64::from_ne_bytes(word));
+                }
+                Err(error) => error,
+            };
+            match error {
+                RecvError::Empty => return None,
+                // A ring that was left is finished: the other one has begun.
+                RecvError::Finished if self.step() => {}
+                error => panic!("{error}"),
+            }
+        }
+    }
+}
+
+impl Waitable for Grower {
+    fn ready(&mut self) -> bool {
+        self.step();
+        self.rings[self.at].ready()
+    }
+
+    fn arm(&mut self) {
+        self.step();
+        self.kernel.recv(u64::MAX);
+        self.armed = true;
+        self.rings[self.at].arm();
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+        self.rings[self.at].disarm();
+    }
+}
+
+/// Words 1 to `count` arrive once and in order, whichever ring carries them; the consumer counts from word `count_at` on.
+fn grow(count: u64, count_at: u64, wakes: bool) {
+    let (small, large, kernel) = (memory(), memory(), Kernel::new());
+    let consumer = |memory: &LoomMemory| stream::Consumer::new(memory.clone(), CAPACITY);
+    let mut grower =
+        Grower { kernel: kernel.clone(), rings: [consumer(&small), consumer(&large)], at: 0, armed: false };
+    let mut bed = kernel.clone();
+    let mut producers = [&small, &large].map(|memory| stream::Producer::new(memory.clone(), CAPACITY));
+    let sender = thread::spawn(move || {
+        let mut at = 0;
+        for word in 1..=count {
+            if at == 0 && carrier::is_counted(producers[1].memory()) {
+                carrier::begin(producers[1].memory(), producers[0].cursor().position);
+                at = 1;
+                if wakes {
+                    kernel.send(WAKE);
+                }
+                let _ = producers[0].finish();
+            }
+            let room = producers[at].claim(8).unwrap();
+            room.slice().write(0, &word.to_ne_bytes());
+            if room.publish(8) {
+                kernel.send(WAKE);
+            }
+        }
+    });
+    let mut next = 1;
+    while next <= count {
+        if next > count_at {
+            carrier::count(grower.rings[1].memory());
+        }
+        match grower.recv() {
+            Some(word) => {
+                assert_eq!(word, next, "out of order");
+                next += 1;
+            }
+            None => assert!(wait(&mut grower, WaitMode::Interrupt, &mut bed, None).unwrap()),
+        }
+    }
+    sender.join().unwrap();
+    assert_eq!(grower.recv(), None, "more than was sent");
+}
+
+#[test]
+fn a_stream_leaves_a_ring_for_another_at_any_word() {
+    for (count, count_at) in [(1, 0), (2, 0), (2, 1)] {
+        explore(2, move || grow(count, count_at, true));
+    }
+}
+
+#[test]
+fn who_begins_another_ring_and_wakes_nobody_is_not_heard() {
+    must_fail(ASLEEP, || grow(2, 0, false));
+}

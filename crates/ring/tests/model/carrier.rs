@@ -1,8 +1,9 @@
-//! A stream that leaves another carrier for a ring, against a queue; and somebody who scribbles on the words of the change-over.
+//! A stream that leaves the kernel's connection for a ring, and that for larger ones, against a queue; and somebody who scribbles on the
+//! words of the change-over.
 //!
 //! Without scribbles each byte arrives once, in order, by whichever carrier. With them anything may arrive, but the receiver never takes
 //! more from the earlier carrier than the word allows at that moment, a position that has passed is [`Corrupt`], and nothing
-//! outside the ring changes.
+//! outside the rings changes.
 
 use super::{Arena, Op, size};
 use ginnel_layout::ring::{BASE, MIN_CAPACITY, READY};
@@ -10,10 +11,13 @@ use ginnel_ring::{Corrupt, RecvError, SendError, carrier, stream};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::VecDeque;
 
+/// Rings, each larger than the one before.
+const RINGS: usize = 3;
+
 /// Operations of both sides, and scribbles (those whose code has the top bit) between them.
 pub fn run(ops: impl IntoIterator<Item = Op>) {
-    let arena = Arena::new(MIN_CAPACITY);
-    let mut world = World::new(&arena.ring);
+    let arenas: [Arena; RINGS] = std::array::from_fn(|i| Arena::new(MIN_CAPACITY << i));
+    let mut world = World::new(&arenas);
     for op in ops {
         if op.code & 0x80 != 0 {
             world.scribble(op);
@@ -27,17 +31,24 @@ pub fn run(ops: impl IntoIterator<Item = Op>) {
     }
 }
 
-struct World {
+struct Ring {
     memory: Mapping,
-    /// The earlier carrier: bytes of the stream, and wakes.
-    earlier: VecDeque<u8>,
     producer: stream::Producer<Mapping>,
     consumer: stream::Consumer<Mapping>,
+}
+
+struct World {
+    /// The first carrier: bytes of the stream, and wakes.
+    kernel: VecDeque<u8>,
+    rings: Vec<Ring>,
+    /// Rings that the producer has begun, and bytes that it has sent over the kernel's connection.
+    begun: usize,
     sent: u64,
-    begun: bool,
+    /// Rings that the consumer goes on from, the next included if it counts for that, and those that it has come to.
+    counts: usize,
+    come: usize,
+    /// What it has received over the kernel's connection.
     received: u64,
-    counts: bool,
-    in_ring: bool,
     /// What has been sent and has not been received.
     under_way: VecDeque<u8>,
     next: u8,
@@ -45,17 +56,20 @@ struct World {
 }
 
 impl World {
-    fn new(memory: &Mapping) -> Self {
+    fn new(arenas: &[Arena; RINGS]) -> Self {
+        let ring = |(i, arena): (usize, &Arena)| Ring {
+            memory: arena.ring.clone(),
+            producer: stream::Producer::new(arena.ring.clone(), MIN_CAPACITY << i),
+            consumer: stream::Consumer::new(arena.ring.clone(), MIN_CAPACITY << i),
+        };
         Self {
-            memory: memory.clone(),
-            earlier: VecDeque::new(),
-            producer: stream::Producer::new(memory.clone(), MIN_CAPACITY),
-            consumer: stream::Consumer::new(memory.clone(), MIN_CAPACITY),
+            kernel: VecDeque::new(),
+            rings: arenas.iter().enumerate().map(ring).collect(),
+            begun: 0,
             sent: 0,
-            begun: false,
+            counts: 0,
+            come: 0,
             received: 0,
-            counts: false,
-            in_ring: false,
             under_way: VecDeque::new(),
             next: 0,
             scribbled: false,
@@ -66,17 +80,23 @@ impl World {
         match op.code % 5 {
             0 => self.send(size(op.a, 3000)),
             1 => self.receive(size(op.a, 3000))?,
-            2 if !self.counts => {
-                carrier::count(&self.memory);
-                self.counts = true;
+            2 if self.counts == self.come && self.counts < RINGS => {
+                carrier::count(&self.rings[self.counts].memory);
+                self.counts += 1;
             }
-            3 if !self.begun && carrier::is_counted(&self.memory) => {
-                assert!(self.counts || self.scribbled);
-                carrier::begin(&self.memory, self.sent);
-                self.begun = true;
+            3 if self.begun < RINGS && carrier::is_counted(&self.rings[self.begun].memory) => {
+                assert!(self.counts > self.begun || self.scribbled);
+                let (earlier, later) = self.rings.split_at_mut(self.begun);
+                let sent = earlier.last().map_or(self.sent, |ring| ring.producer.cursor().position);
+                carrier::begin(&later[0].memory, sent);
+                // The ring that was left may be finished.
+                if let Some(ring) = earlier.last_mut().filter(|_| op.a.is_multiple_of(2)) {
+                    let _ = ring.producer.finish();
+                }
+                self.begun += 1;
             }
             // A wake.
-            4 if self.begun => self.earlier.push_back(0xff),
+            4 if self.begun > 0 => self.kernel.push_back(0xff),
             _ => {}
         }
         Ok(())
@@ -84,39 +104,49 @@ impl World {
 
     fn send(&mut self, len: usize) {
         let bytes: Vec<u8> = (0..len).map(|n| self.next.wrapping_add(n as u8)).collect();
-        let sent = if self.begun {
-            match self.producer.write(&bytes, || {}) {
+        let sent = match self.begun.checked_sub(1) {
+            Some(ring) => match self.rings[ring].producer.write(&bytes, || {}) {
                 Ok(sent) => sent,
                 Err(SendError::Full) => 0,
                 Err(error) => panic!("{error}"),
+            },
+            None => {
+                self.kernel.extend(&bytes);
+                self.sent += len as u64;
+                len
             }
-        } else {
-            self.earlier.extend(&bytes);
-            self.sent += len as u64;
-            len
         };
         self.under_way.extend(&bytes[..sent]);
         self.next = self.next.wrapping_add(sent as u8);
     }
 
+    /// What the consumer has received from the carrier that it is at.
+    fn received(&self) -> u64 {
+        self.come.checked_sub(1).map_or(self.received, |ring| self.rings[ring].consumer.cursor().position)
+    }
+
     fn receive(&mut self, len: usize) -> Result<(), Corrupt> {
-        if !self.in_ring {
-            let most = if self.counts { carrier::left(&self.memory, self.received)? } else { None };
-            if most != Some(0) {
-                let n = len
-                    .min(self.earlier.len())
-                    .min(most.unwrap_or(u64::MAX).try_into().unwrap_or(usize::MAX));
-                let bytes: Vec<u8> = self.earlier.drain(..n).collect();
-                self.received += n as u64;
-                self.arrived(&bytes);
-                return Ok(());
+        let mut left = None;
+        while self.counts > self.come {
+            left = carrier::left(&self.rings[self.come].memory, self.received())?;
+            if left != Some(0) {
+                break;
             }
-            self.in_ring = true;
+            (self.come, left) = (self.come + 1, None);
         }
+        let Some(ring) = self.come.checked_sub(1) else {
+            let most = left.unwrap_or(u64::MAX).try_into().unwrap_or(usize::MAX);
+            let n = len.min(self.kernel.len()).min(most);
+            let bytes: Vec<u8> = self.kernel.drain(..n).collect();
+            self.received += n as u64;
+            self.arrived(&bytes);
+            return Ok(());
+        };
         let mut bytes = vec![0; len];
-        match self.consumer.read(&mut bytes, || {}) {
+        match self.rings[ring].consumer.read(&mut bytes, || {}) {
             Ok(n) => self.arrived(&bytes[..n]),
             Err(RecvError::Empty) => {}
+            Err(RecvError::Finished) => assert!(self.scribbled, "the end of a ring is the end of the stream"),
             Err(error) => panic!("{error}"),
         }
         Ok(())
@@ -131,22 +161,24 @@ impl World {
 
     fn scribble(&mut self, op: Op) {
         self.scribbled = true;
-        let near = self.received.wrapping_add(u64::from(op.a)).wrapping_sub(u64::from(op.b % 64));
+        let received = self.received();
+        let memory = &self.rings[self.come.min(RINGS - 1)].memory;
+        let near = received.wrapping_add(u64::from(op.a)).wrapping_sub(u64::from(op.b % 64));
         match op.code % 4 {
-            0 => self.memory.store_relaxed_u64(BASE, near),
-            1 => self.memory.store_relaxed_u64(BASE, u64::from(op.a) << (op.b % 64)),
-            2 => self.memory.store_relaxed_u32(READY, op.b.into()),
-            _ => self.memory.store_relaxed_u64(BASE, 0),
+            0 => memory.store_relaxed_u64(BASE, near),
+            1 => memory.store_relaxed_u64(BASE, u64::from(op.a) << (op.b % 64)),
+            2 => memory.store_relaxed_u32(READY, op.b.into()),
+            _ => memory.store_relaxed_u64(BASE, 0),
         }
         // What the words say now is what counts.
-        if self.counts && !self.in_ring {
-            let base = self.memory.load_relaxed_u64(BASE);
-            match carrier::left(&self.memory, self.received) {
+        if self.counts > self.come {
+            let base = memory.load_relaxed_u64(BASE);
+            match carrier::left(memory, received) {
                 Ok(None) => assert_eq!(base, 0),
-                Ok(Some(left)) => assert_eq!(self.received + left + 1, base),
+                Ok(Some(left)) => assert_eq!(received + left + 1, base),
                 Err(error) => {
-                    assert!(base != 0 && base - 1 < self.received);
-                    assert_eq!(error, Corrupt::Base { base: base - 1, received: self.received });
+                    assert!(base != 0 && base - 1 < received);
+                    assert_eq!(error, Corrupt::Base { base: base - 1, received });
                 }
             }
         }

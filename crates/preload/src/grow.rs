@@ -1,0 +1,179 @@
+//! Larger rings.
+//!
+//! A connection begins with small rings, so that one which is mostly idle takes less of its segment. They take as much as TCP's window
+//! at first, because programs write so much before they read. Once a sender has found its ring full twice, both ends ask the daemon for a second channel with larger ones, at a name that follows from the first one's,
+//! and go on in the meantime. Then each direction leaves its ring for the larger one as it has left the kernel
+//! ([`ginnel_ring::carrier`]):
+//!
+//! | sender | receiver |
+//! |---|---|
+//! | finds its ring full twice: says WANTED in it, wakes the receiver, and asks for larger ones | sees WANTED when it receives or waits: asks too |
+//! | has the larger ring | has the larger ring: says READY there, and looks at BASE there from now on |
+//! | sees READY: BASE := bytes that the smaller ring has carried; sends into the larger one, and wakes the receiver | takes the smaller ring's bytes up to BASE, then the larger one's |
+//! | gives the smaller ring up | gives it up |
+//!
+//! The sender may wait for room meanwhile, and the receiver for something else of the same socket. Neither would ever go on if the
+//! receiver only receives once the sender has sent more. So who waits looks every millisecond until the larger rings are there.
+//!
+//! What can go wrong:
+//!
+//! | | |
+//! |---|---|
+//! | the segment is full, or the daemon is gone | the end that is told so stays with its rings; the other gives up after a while, and does too |
+//! | the peer does not ask | the same |
+//! | a side dies or closes | as ever; bytes that it has sent before are received from both rings |
+//! | the sender finishes before it has begun the larger ring | the smaller one is the last |
+//! | BASE lies before what was received | ECONNRESET |
+//! | BASE lies beyond what the smaller ring gets | the receiver waits, as with TCP |
+//! | WANTED without need | a larger ring |
+//! | a fork | no new rings from then on, because only one of the processes could use them |
+
+use std::sync::atomic::Ordering;
+
+use ginnel::{SocketChannel, SocketReceiver, SocketSender};
+use ginnel_layout::ring::HEADER;
+use ginnel_ring::carrier;
+use ginnel_ring::wait::Waitable;
+use ginnel_shmem::Memory;
+use libc::c_int;
+
+use crate::errno::{Kept, Result};
+use crate::family::ALONE;
+use crate::kernel;
+use crate::receive;
+use crate::rings::Rings;
+use crate::socket::{Carrier, Growth, Socket};
+
+/// Data bytes of the rings that a connection begins with.
+pub const SMALLEST: usize = 64 << 10;
+/// Those of the largest.
+const LARGEST: usize = 256 << 10;
+/// So many times as large is the next one.
+const FACTOR: usize = 4;
+/// So often a ring has to be full.
+const FULLS: u32 = 2;
+
+fn capacity(ring: &impl Memory) -> usize {
+    ring.len() - HEADER
+}
+
+/// Data bytes of the rings that come next; `None` if there are none.
+pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
+    let rings = socket.sending.ring.lock();
+    let now = capacity(rings.as_ref()?.ring.memory());
+    (socket.claim.load(Ordering::Relaxed) == ALONE && now < LARGEST).then(|| (now * FACTOR).min(LARGEST))
+}
+
+/// A ring had no room.
+#[cold]
+pub fn note_full(socket: &'static Socket, fd: c_int, sender: &SocketSender) {
+    let fulls = socket.fulls.fetch_add(1, Ordering::Relaxed) + 1;
+    let memory = sender.ring.memory();
+    if fulls >= FULLS && socket.growth() == Growth::None && capacity(memory) < LARGEST {
+        carrier::want_more(memory);
+        socket.grow();
+        kernel::wake(socket, fd);
+    }
+}
+
+/// Brings a socket further whose calls wait. True if that may have to be done again: its rings are about to become larger.
+#[inline]
+pub fn attend_waiting(socket: &'static Socket) -> bool {
+    let is_growing = || matches!(socket.growth(), Growth::Wanted | Growth::Asked | Growth::Begun);
+    is_growing() && may_begin(socket) && {
+        let _errno = Kept::new();
+        let fd = socket.fd.load(Ordering::Relaxed);
+        crate::meet::attend(socket, fd);
+        attend(socket, fd);
+        is_growing()
+    }
+}
+
+/// Whether larger rings may be asked for: both directions have left the kernel.
+pub fn may_begin(socket: &'static Socket) -> bool {
+    socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Ring
+}
+
+/// The larger rings are there. `is_current` says whether the socket has not been closed; whoever closes it says so before taking the
+/// locks of its rings. False if it was.
+pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn() -> bool) -> bool {
+    let (sender, receiver) = channel.split();
+    let mut sending = socket.sending.ring.lock();
+    if !is_current() {
+        return false;
+    }
+    if socket.claim.load(Ordering::Relaxed) != ALONE {
+        socket.set_growth(Growth::Over);
+        return false;
+    }
+    // What is not taken is closed here.
+    let _ = sending.offer(sender);
+    drop(sending);
+    let mut receiving = socket.receiving.ring.lock();
+    if is_current()
+        && receiving.offer(receiver).is_ok()
+        && let Some(next) = receiving.next()
+    {
+        carrier::count(next.ring.memory());
+    }
+    socket.set_growth(Growth::Begun);
+    true
+}
+
+/// Brings a socket whose rings carry both directions further. Called at the beginning of each call.
+pub fn attend(socket: &'static Socket, fd: c_int) {
+    if socket.growth() == Growth::Begun && socket.claim.load(Ordering::Relaxed) == ALONE {
+        let mut sending = socket.sending.ring.lock();
+        step_sending(socket, fd, &mut sending);
+        let (left_sender, sending_is_ahead) = (sending.take_left(), sending.is_ahead());
+        drop(sending);
+        let mut receiving = socket.receiving.ring.lock();
+        // If the peer lies, the call that receives says so.
+        let _ = step_receiving(socket, &mut receiving);
+        let (left_receiver, receiving_is_ahead) = (receiving.take_left(), receiving.is_ahead());
+        drop(receiving);
+        drop((left_sender, left_receiver));
+        if !sending_is_ahead && !receiving_is_ahead {
+            socket.fulls.store(0, Ordering::Relaxed);
+            socket.set_growth(Growth::None);
+            crate::report::changed(socket);
+        }
+    }
+    if !matches!(socket.growth(), Growth::Wanted | Growth::Asked | Growth::Begun) {
+        socket.leave_grown();
+    }
+}
+
+/// The sender goes on in the larger ring, if the receiver counts.
+#[cold]
+pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketSender>) {
+    if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
+        && carrier::is_counted(next.ring.memory())
+    {
+        let sent = now.ring.cursor().position;
+        carrier::begin(next.ring.memory(), sent);
+        let capacity = capacity(next.ring.memory());
+        rings.step(sent);
+        socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
+        // The receiver may sleep, and has armed the other ring.
+        kernel::wake(socket, fd);
+    }
+}
+
+/// The receiver goes on in the larger ring, if it has all that the smaller one carries. True if it does.
+#[cold]
+pub fn step_receiving(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> Result<bool> {
+    let (Some(now), Some(next)) = (rings.as_ref(), rings.next()) else { return Ok(false) };
+    let received = now.ring.cursor().position;
+    let is_due = receive::left(next, received)? == Some(0);
+    if is_due {
+        rings.step(received);
+        // Who is about to sleep has armed the other ring.
+        if socket.receiving.waiting.load(Ordering::Relaxed) > 0
+            && let Some(receiver) = rings.as_mut()
+        {
+            receiver.ring.arm();
+        }
+    }
+    Ok(is_due)
+}

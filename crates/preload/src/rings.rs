@@ -1,0 +1,135 @@
+//! The rings of a direction: the one that carries, and beside it one that is to take over or has been left.
+//!
+//! Whoever finds the lock taken by its own thread goes on, so the ring that carries changes with a single store.
+
+/// Two places.
+pub struct Rings<R> {
+    rings: [Option<R>; 2],
+    /// Which of them carries, and [`AHEAD`] if the other is to take over: one word, as both change at once.
+    state: usize,
+    /// Nothing takes over from what carries now.
+    is_last: bool,
+    /// Bytes that rings before this one have carried.
+    before: u64,
+}
+
+const AHEAD: usize = 2;
+
+impl<R> Rings<R> {
+    pub const fn new() -> Self {
+        Self { rings: [None, None], state: 0, is_last: false, before: 0 }
+    }
+
+    /// The first ring of a connection.
+    pub fn begin(&mut self, ring: R) {
+        *self = Self { rings: [Some(ring), None], ..Self::new() };
+    }
+
+    /// What carries.
+    #[inline]
+    pub fn as_ref(&self) -> Option<&R> {
+        self.rings[self.state & 1].as_ref()
+    }
+
+    /// What carries.
+    #[inline]
+    pub fn as_mut(&mut self) -> Option<&mut R> {
+        self.rings[self.state & 1].as_mut()
+    }
+
+    /// A ring that is to take over. Given back if there is none from which it could, nothing takes over any more, or the place is taken.
+    pub fn offer(&mut self, ring: R) -> Result<(), R> {
+        let is_closed = self.as_ref().is_none();
+        let place = &mut self.rings[!self.state & 1];
+        if is_closed || self.is_last || place.is_some() {
+            return Err(ring);
+        }
+        *place = Some(ring);
+        self.state |= AHEAD;
+        Ok(())
+    }
+
+    /// Whether a ring is to take over.
+    #[inline]
+    pub fn is_ahead(&self) -> bool {
+        self.state & AHEAD != 0
+    }
+
+    /// The ring that is to take over.
+    pub fn next(&self) -> Option<&R> {
+        self.rings[!self.state & 1].as_ref().filter(|_| self.is_ahead())
+    }
+
+    /// It takes over; the one that has carried until now has carried so many bytes.
+    pub fn step(&mut self, carried: u64) {
+        if self.is_ahead() {
+            self.before += carried;
+            self.state = !self.state & 1;
+        }
+    }
+
+    /// Bytes that rings before the one that carries have carried.
+    pub fn before(&self) -> u64 {
+        self.before
+    }
+
+    /// Nothing takes over any more. Returns the ring that was to.
+    pub fn stay(&mut self) -> Option<R> {
+        self.is_last = true;
+        if !self.is_ahead() {
+            return None;
+        }
+        self.state &= 1;
+        self.rings[!self.state & 1].take()
+    }
+
+    /// A ring that has been left.
+    pub fn take_left(&mut self) -> Option<R> {
+        if self.is_ahead() { None } else { self.rings[!self.state & 1].take() }
+    }
+
+    /// All of them, the one that carries first.
+    pub fn take(&mut self) -> impl Iterator<Item = R> + use<R> {
+        let Self { mut rings, state, .. } = std::mem::replace(self, Self::new());
+        rings.rotate_left(state & 1);
+        rings.into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rings;
+
+    #[test]
+    fn one_ring_follows_the_other() {
+        let mut rings = Rings::new();
+        assert_eq!(rings.offer("small"), Err("small"));
+        rings.begin("small");
+        assert_eq!((rings.as_ref(), rings.next(), rings.is_ahead()), (Some(&"small"), None, false));
+        assert_eq!(rings.offer("larger"), Ok(()));
+        assert_eq!(rings.take_left(), None);
+        assert_eq!((rings.as_ref(), rings.next()), (Some(&"small"), Some(&"larger")));
+        rings.step(10);
+        assert_eq!(rings.as_mut(), Some(&mut "larger"));
+        assert_eq!((rings.next(), rings.before()), (None, 10));
+        // The place is free once the one that was left is gone.
+        assert_eq!(rings.offer("largest"), Err("largest"));
+        assert_eq!(rings.take_left(), Some("small"));
+        assert_eq!(rings.offer("largest"), Ok(()));
+        assert_eq!(rings.take().collect::<Vec<_>>(), ["larger", "largest"]);
+        assert_eq!((rings.as_ref(), rings.before()), (None, 0));
+    }
+
+    #[test]
+    fn nothing_follows_the_last() {
+        let mut rings = Rings::new();
+        rings.begin("small");
+        assert_eq!(rings.offer("larger"), Ok(()));
+        assert_eq!(rings.stay(), Some("larger"));
+        assert_eq!((rings.is_ahead(), rings.next(), rings.as_ref()), (false, None, Some(&"small")));
+        assert_eq!(rings.offer("larger"), Err("larger"));
+        // Another connection.
+        rings.begin("small");
+        assert_eq!(rings.offer("larger"), Ok(()));
+    }
+}
