@@ -33,8 +33,16 @@ pub const NOBODY: u32 = u32::MAX;
 /// The threads. Clones share them; they end with the last one.
 #[derive(Clone, Debug)]
 pub struct Closer {
-    sockets: SyncSender<Vec<OwnedFd>>,
+    sockets: SyncSender<Sockets>,
     strays: Strays,
+}
+
+/// Sockets to be closed.
+#[derive(Debug)]
+struct Sockets {
+    fds: Vec<OwnedFd>,
+    /// Only after those before them.
+    later: bool,
 }
 
 /// Packets of each user that are being closed, other than sockets.
@@ -50,11 +58,20 @@ impl Closer {
 
     /// Closes what a user has sent with a packet, and connections.
     pub fn close(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>) {
+        self.close_in_order(uid, fds, false);
+    }
+
+    /// The same, for sockets only after all sockets that were to be closed before.
+    pub fn close_later(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>) {
+        self.close_in_order(uid, fds, true);
+    }
+
+    fn close_in_order(&self, uid: u32, fds: impl IntoIterator<Item = OwnedFd>, later: bool) {
         let is_socket = |fd: &OwnedFd| sockopt::socket_domain(fd).is_ok();
         let (sockets, strays): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
             // Without the thread, which ends with the last sender only, they are closed here.
-            let _ = self.sockets.send(sockets);
+            let _ = self.sockets.send(Sockets { fds: sockets, later });
         }
         if !strays.is_empty() {
             self.close_strays(uid, strays);
@@ -100,34 +117,52 @@ impl Drop for Stray {
     }
 }
 
-fn close_sockets(queue: &Receiver<Vec<OwnedFd>>) {
+fn close_sockets(queue: &Receiver<Sockets>) {
     let interrupter = Interrupter::new();
     if let Err(error) = &interrupter {
         tracing::warn!(%error, "no timer: programs can delay what other programs have sent from being closed");
     }
     let interrupt = |every| interrupter.iter().for_each(|timer| timer.set(every));
-    while let Ok(first) = queue.recv() {
+    let mut next = None;
+    while let Some(Sockets { fds, .. }) = next.take().or_else(|| queue.recv().ok()) {
         interrupt(PATIENCE);
-        close_together(first, queue);
+        next = close_together(fds, queue);
         interrupt(Duration::ZERO);
     }
 }
 
 /// Closes these, and those that wait, with a single call as far as possible: a signal that comes meanwhile counts for all of them.
-/// They lie in the queue of a socket that is closed.
-fn close_together(first: Vec<OwnedFd>, queue: &Receiver<Vec<OwnedFd>>) {
-    let Ok((near, far)) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-    else {
-        return;
-    };
-    let mut next = Some(first);
-    while let Some(fds) = next {
+/// They lie in the queue of a socket that is closed. Returns those that are to be closed after them.
+fn close_together(first: Vec<OwnedFd>, queue: &Receiver<Sockets>) -> Option<Sockets> {
+    let (near, far) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
+    let mut fds = first;
+    let later = loop {
         let taken = send(near.as_fd(), &[0], &fds, SendFlags::DONTWAIT).is_ok();
         // Not the last close if they were taken.
         drop(fds);
-        next = taken.then(|| queue.try_recv().ok()).flatten();
-    }
+        match queue.try_recv() {
+            Ok(next) if next.later || !taken => break Some(next),
+            Ok(next) => fds = next.fds,
+            Err(_) => break None,
+        }
+    };
     drop((near, far));
+    later
+}
+
+thread_local! {
+    static INTERRUPTER: Option<Interrupter> = Interrupter::new().ok();
+}
+
+/// Calls the kernel about what a program has sent. If that closes something which keeps the call waiting, it does so for about
+/// [`PATIENCE`].
+pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
+    let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
+    interrupt(PATIENCE);
+    let result = call();
+    interrupt(Duration::ZERO);
+    result
 }
 
 /// Interrupts what the thread that has made it waits for.
@@ -216,6 +251,21 @@ mod tests {
             poll(&mut [PollFd::new(&peer, PollFlags::IN)], Some(&Timespec { tv_sec: 20, tv_nsec: 0 }));
         assert_eq!(hung_up, Ok(1), "it waits");
         assert!(!closer.is_held_up_by(1));
+    }
+
+    #[test]
+    fn the_kernel_closes_what_finds_no_room_without_waiting() {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let mut ends = Vec::new();
+        for _ in 0..3 {
+            let (socket, end) = lingering();
+            ends.push(end);
+            send(near.as_fd(), &[0], &[socket], SendFlags::empty()).unwrap();
+            let flags = ginnel_fdpass::RecvFlags::DONTWAIT;
+            let got = interrupted(|| ginnel_fdpass::receive(far.as_fd(), &mut [0], 0, flags)).unwrap();
+            assert!(got.fds_lost && got.fds.is_empty());
+        }
     }
 
     #[test]

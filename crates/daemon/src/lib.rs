@@ -9,6 +9,7 @@ pub mod guest;
 pub mod host;
 pub mod keeper;
 pub mod link;
+pub mod loan;
 pub mod logging;
 pub mod packet;
 pub mod pidwatch;

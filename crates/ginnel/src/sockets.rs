@@ -6,6 +6,7 @@ use crate::channel::{ChannelInfo, Pipe, Shared};
 use crate::connection::{Connection, Packet, protocol};
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
+use crate::loan::Loan;
 use ginnel_layout::Name;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::wire::{self, ErrorCode, Kind, SocketRole, StaysReason, features};
@@ -105,15 +106,19 @@ impl SocketSession {
         Ok(())
     }
 
-    /// Reports a connection. The daemon reads from `socket` what the kernel knows of it. `key` is the caller's number for the report, by
-    /// which [`SocketSession::poll`] says what has come of it. [`Error::WouldBlock`] if there is no room for it just now.
-    pub fn report(&self, socket: BorrowedFd<'_>, end: SocketEnd, key: u64) -> Result<(), Error> {
+    /// Reports a connection. The daemon reads from `socket`, which it is lent for that, what the kernel knows of it. `key` is the caller's
+    /// number for the report, by which [`SocketSession::poll`] says what has come of it. [`Error::WouldBlock`] if there is no room for
+    /// it just now, or no descriptor.
+    pub fn report(&self, socket: BorrowedFd<'_>, end: SocketEnd, key: u64) -> Result<Loan, Error> {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut report = wire::SocketReport { key, role: SocketRole::ACCEPTOR, ..FromZeros::new_zeroed() };
         if let SocketEnd::Connector { before, after } = end {
             (report.role, report.before, report.after) = (SocketRole::CONNECTOR, nanos(before), nanos(after));
         }
-        self.sent(self.connection.send_with(Kind::SOCK_REPORT, 0, report.as_bytes(), &[socket]))
+        let loan = Loan::new(socket).map_err(|_| Error::WouldBlock)?;
+        let lent = loan.to_send().ok_or(Error::WouldBlock)?;
+        self.sent(self.connection.send_with(Kind::SOCK_REPORT, 0, report.as_bytes(), &[lent]))?;
+        Ok(loan)
     }
 
     /// Nothing is to come of a report any more.

@@ -32,6 +32,10 @@ const AGE: Duration = Duration::from_millis(10);
 const OPENINGS: usize = 32;
 /// After that, larger rings are given up: the other end does not ask for them.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Reports whose sockets the daemon may have at a time. Each takes two descriptors meanwhile.
+const LOANS: usize = 8;
+/// How long a socket that is closed waits for a daemon that has just taken its copy, and looks at it for some microseconds.
+const RETURN: Duration = Duration::from_millis(20);
 /// Between two looks at the daemon.
 const LOOK: Duration = Duration::from_micros(50);
 /// After a daemon was not there, before it is asked again.
@@ -93,6 +97,8 @@ struct Meet {
     /// Reports whose other end was found, and who wait for an endpoint.
     matched: VecDeque<(Pending, String, Meeting)>,
     openings: Vec<OpeningRings>,
+    /// Whose copies the daemon may have.
+    lent: Vec<&'static Socket>,
     last: u64,
     look_at: Option<Instant>,
 }
@@ -179,6 +185,7 @@ pub fn tidy() {
 
 /// Nothing is to come of the report of a socket any more. False if it has none.
 pub fn withdraw(socket: &Socket) -> bool {
+    take_back(socket);
     let report = std::mem::take(&mut socket.facts.lock().report);
     if report == 0 {
         return false;
@@ -188,6 +195,38 @@ pub fn withdraw(socket: &Socket) -> bool {
         SOME_ARE_STALE.store(true, Ordering::Relaxed);
     }
     true
+}
+
+/// Takes the daemon's copy of a socket back. As long as there is one, the kernel does not tell the peer that the program has closed the
+/// socket.
+fn take_back(socket: &Socket) {
+    let loan = socket.loan.lock().take();
+    if let Some(loan) = loan {
+        loan.end(RETURN);
+    }
+}
+
+/// Whether the daemon may have a copy of a socket.
+fn is_lent(socket: &Socket) -> bool {
+    let mut loan = socket.loan.lock();
+    let is_lent = loan.as_mut().is_some_and(|loan| !loan.is_over());
+    if !is_lent {
+        *loan = None;
+    }
+    is_lent
+}
+
+/// A program that ends closes its sockets.
+#[expect(unsafe_code, reason = "atexit")]
+fn take_back_at_exit() {
+    extern "C" fn at_exit() {
+        SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).for_each(take_back);
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: a function of this library that takes no argument.
+        unsafe { libc::atexit(at_exit) };
+    });
 }
 
 impl Meet {
@@ -218,6 +257,10 @@ impl Meet {
         if self.daemon.is_none() && !self.begin() {
             return;
         }
+        self.lent.retain(|socket| is_lent(socket));
+        if self.lent.len() >= LOANS {
+            return;
+        }
         let Some(daemon) = &mut self.daemon else { return };
         match daemon.is_supported() {
             Ok(None) => return,
@@ -230,8 +273,14 @@ impl Meet {
         }
         self.last += 1;
         let key = self.last;
-        match daemon.report(kernel::borrow(fd), end_of(socket), key) {
+        let end = end_of(socket);
+        // Whoever closes the socket takes the loan, once it is there.
+        let mut loan = socket.loan.lock();
+        let reported = daemon.report(kernel::borrow(fd), end, key).map(|lent| *loan = Some(lent));
+        drop(loan);
+        match reported {
             Ok(()) => {
+                self.lent.push(socket);
                 self.reports.insert(key, Pending::new(socket, Stage::Reported));
                 socket.facts.lock().report = key;
                 socket.set_stage(Stage::Reported);
@@ -253,6 +302,7 @@ impl Meet {
         NO_DAEMON.store(begun.is_err(), Ordering::Relaxed);
         match begun {
             Ok(daemon) => {
+                take_back_at_exit();
                 self.daemon = Some(daemon);
                 true
             }
@@ -275,6 +325,7 @@ impl Meet {
             return;
         }
         self.look_at = Some(now + LOOK);
+        self.lent.retain(|socket| is_lent(socket));
         if SOME_ARE_STALE.swap(false, Ordering::Relaxed) {
             self.withdraw_stale();
         }

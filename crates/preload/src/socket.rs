@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ginnel::{Meeting, SocketReceiver, SocketSender};
+use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
@@ -225,6 +225,8 @@ pub struct Socket {
     /// Calls that have sent.
     pub sends: AtomicU32,
     pub facts: Lock<Facts>,
+    /// The copy that the daemon was lent with a report, as long as it may have it.
+    pub loan: Lock<Option<Loan>>,
     pub sending: Direction<SocketSender>,
     pub receiving: Direction<SocketReceiver>,
     end: AtomicU8,
@@ -262,6 +264,7 @@ impl Socket {
             growth: AtomicU8::new(Growth::None as u8),
             sends: AtomicU32::new(0),
             facts: Lock::new(NO_FACTS),
+            loan: Lock::new(None),
             sending: Direction::new(),
             receiving: Direction::new(),
             end: AtomicU8::new(End::None as u8),
@@ -283,6 +286,7 @@ impl Socket {
     pub fn begin(&self, fd: c_int) {
         self.life.fetch_add(1, Ordering::Relaxed);
         *self.facts.lock() = NO_FACTS;
+        *self.loan.lock() = None;
         self.set_growth(Growth::None);
         self.sends.store(0, Ordering::Relaxed);
         self.sending.reset();

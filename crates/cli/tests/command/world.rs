@@ -109,6 +109,10 @@ impl World {
         });
     }
 
+    pub fn daemon(&self) -> &Child {
+        &self.daemon
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("run/ginnel.sock")
     }

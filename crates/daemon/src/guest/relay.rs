@@ -11,6 +11,7 @@ use super::sockets::stays;
 use crate::allowance::REPORTS_OF_PROCESS;
 use crate::closer::{HELD_UP, NOBODY};
 use crate::link::{Event, SendRefused};
+use crate::loan;
 use crate::packet::{self, Packet, accept};
 use crate::pidwatch::Process;
 use anyhow::{Context, Result};
@@ -117,9 +118,11 @@ impl Daemon {
                     );
                     return self.end_client(id, refusal(0, ErrorCode::PROTOCOL, &text));
                 }
-                Ok(Some(packet)) => {
+                Ok(Some(mut packet)) => {
+                    let rest = loan::open(&mut packet.fds);
                     self.client_says(id, &packet);
                     self.closer.close(uid, packet.fds);
+                    self.closer.close_later(uid, rest);
                 }
                 Err(_) => return self.drop_client(id),
             }

@@ -708,6 +708,14 @@ fn a_reported_socket_becomes_what_the_kernel_says_of_it_and_the_events_come_back
         (client, Kind::SOCK_WITHDRAW, 3)
     );
 
+    // A socket that is lent is the same socket, and once the daemon has closed it, it closes what it was lent in.
+    let (own, lent_in) = UnixStream::pair().unwrap();
+    ginnel_fdpass::send(own.as_fd(), &[0], &[&connector], ginnel_fdpass::SendFlags::empty()).unwrap();
+    program.reports(report(4, wire::SocketRole::CONNECTOR), &[lent_in]);
+    let lent = next_facts(&mut host, client);
+    assert_eq!((lent.report.key, lent.cookie), (4, identity.cookie));
+    assert_eq!(std::io::Read::read(&mut &own, &mut [0]).unwrap(), 0);
+
     // The daemon has kept none of the descriptors: the other end sees the connection end.
     drop(connector);
     assert_eq!(std::io::Read::read(&mut &acceptor, &mut [0]).unwrap(), 0);

@@ -4,6 +4,7 @@ use super::broker::{ClientId, Who};
 use super::reply::{self, Refusal};
 use super::server::{Server, Token};
 use crate::closer::{HELD_UP, NOBODY};
+use crate::loan;
 use crate::packet::{self, Gone, MAX_FDS, Packet, PacketSocket};
 use crate::pidwatch::Process;
 use crate::poller::{Interest, Ready};
@@ -203,9 +204,11 @@ impl Server {
                     self.end_client(id);
                     return;
                 }
-                Ok(Some(packet)) => {
+                Ok(Some(mut packet)) => {
+                    let rest = loan::open(&mut packet.fds);
                     self.client_says(id, &packet);
                     self.closer.close(uid, packet.fds);
+                    self.closer.close_later(uid, rest);
                     self.run_effects();
                 }
                 Err(Gone::Closed) => {

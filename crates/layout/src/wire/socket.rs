@@ -15,8 +15,10 @@ impl SocketRole {
     pub const ACCEPTOR: Self = Self(2);
 }
 
-/// Asks for the other end of a TCP connection. Comes with one descriptor, the socket; the daemon reads from it what the kernel knows,
-/// and closes it. There is no answer: what comes of it is an event, [`SocketMatched`] or [`SocketStays`], at any later time or never.
+/// Asks for the other end of a TCP connection. Comes with one descriptor; the daemon reads from the socket what the kernel knows, and
+/// closes it. The descriptor is the socket, or a Unix socket in whose queue lies a message of one byte with it: whoever keeps a copy
+/// of that Unix socket can take the message back as long as the daemon has not, and else sees by its end (`POLLHUP` at the other socket of the
+/// pair) that the daemon has closed the TCP socket. There is no answer: what comes of it is an event, [`SocketMatched`] or [`SocketStays`], at any later time or never.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct SocketReport {

@@ -1,0 +1,76 @@
+//! A descriptor that a program has lent with a report: it lies in the queue of a Unix socket, of which the program has kept a copy. So
+//! the program can take it back until it was taken here, and sees by the end of that socket when it has been closed here.
+
+use crate::closer::interrupted;
+use ginnel_fdpass::{MAX_FDS, RecvFlags, receive_from};
+use rustix::net::{AddressFamily, sockopt};
+use std::mem::replace;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Puts the descriptor that was lent in the place of the socket that it lay in. Returns what is to be closed after it, by
+/// [`Closer::close_later`](crate::closer::Closer::close_later). If nothing was lent, because it was taken back, or more than one descriptor, the packet
+/// keeps the socket, which is none of TCP. Does not wait for longer than the closer does.
+#[must_use]
+pub fn open(fds: &mut Vec<OwnedFd>) -> Vec<OwnedFd> {
+    let [socket] = &fds[..] else { return Vec::new() };
+    if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
+        return Vec::new();
+    }
+    // The program has this socket too, and may set options that leave no room for descriptors: the kernel closes those here and now.
+    let got = interrupted(|| receive_from(socket.as_fd(), &mut [0], MAX_FDS, RecvFlags::DONTWAIT));
+    match got.map(|got| got.fds) {
+        Ok(lent) if lent.len() == 1 => replace(fds, lent),
+        Ok(others) => others,
+        Err(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::closer::Closer;
+    use ginnel_fdpass::{SendFlags, send};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::{SocketFlags, SocketType, socketpair};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn what_was_lent_is_closed_before_the_program_sees_that() {
+        let closer = Closer::start().unwrap();
+        for _ in 0..200 {
+            let (near, far) = pair();
+            let (socket, peer) = pair();
+            send(near.as_fd(), &[0], &[&socket], SendFlags::empty()).unwrap();
+            drop(socket);
+            let mut fds = vec![far];
+            let rest = open(&mut fds);
+            assert_eq!((fds.len(), rest.len()), (1, 1));
+            closer.close(7, fds);
+            closer.close_later(7, rest);
+            assert_eq!(rustix::io::read(&near, &mut [0]), Ok(0));
+            let ended =
+                poll(&mut [PollFd::new(&peer, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+            assert_eq!(ended, Ok(1));
+        }
+    }
+
+    #[test]
+    fn other_than_one_descriptor_is_nothing_lent() {
+        let closer = Closer::start().unwrap();
+        for count in [0, 2, 20] {
+            let (near, far) = pair();
+            let (socket, peer) = pair();
+            send(near.as_fd(), &[0], &vec![&socket; count], SendFlags::empty()).unwrap();
+            drop(socket);
+            let mut fds = vec![far];
+            let rest = open(&mut fds);
+            assert_eq!((fds.len(), rest.len()), (1, count));
+            closer.close_later(7, rest);
+            assert_eq!(rustix::io::read(&peer, &mut [0]), Ok(0), "all are closed");
+            assert_eq!(open(&mut fds).len(), 0, "there is no more");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A descriptor that is lent to the daemon.
+//!
+//! A descriptor on its way to another process keeps its file open, and so does the other process: a connection of which the daemon had
+//! been sent a copy would end, for its peer, only when the daemon has closed that copy. So the daemon is not sent the descriptor, but
+//! one end of a pair of Unix sockets in which a message with the descriptor lies. This side keeps that end too:
+//!
+//! - As long as the daemon has not taken the message, this side can take it back, whatever the daemon does.
+//! - Once it has, the daemon reads what it needs and closes the descriptor, and after that its end of the pair, which this side sees.
+
+use crate::connection::wait;
+use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
+use rustix::event::PollFlags;
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// A descriptor that is lent to the daemon. It belongs to the process that has made it: in a fork's child it only closes its own
+/// descriptors. Dropping it leaves the descriptor to the daemon.
+#[derive(Debug)]
+pub struct Loan {
+    process: u32,
+    /// The end that the daemon has too, until it has taken the message.
+    shared: Option<Hidden>,
+    /// The other end, which hangs up when the daemon has closed what it was lent.
+    own: Hidden,
+}
+
+impl Loan {
+    /// Prepares to lend a descriptor; nobody has it before [`Loan::to_send`] was sent.
+    pub(crate) fn new(lent: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (own, shared) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        fdpass::send(own.as_fd(), &[0], &[lent], SendFlags::DONTWAIT)?;
+        Ok(Self { process: std::process::id(), shared: Some(Hidden::new(shared)?), own: Hidden::new(own)? })
+    }
+
+    /// What the daemon is sent.
+    pub(crate) fn to_send(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.as_ref()?.get()
+    }
+
+    /// Whether the daemon has closed the descriptor. Does not wait.
+    pub fn is_over(&mut self) -> bool {
+        self.ends_by(Instant::now())
+    }
+
+    /// Takes the descriptor back. If the daemon has it in its hands, waits until it has closed it, but no longer than `patience`.
+    /// False if the daemon has it still.
+    pub fn end(mut self, patience: Duration) -> bool {
+        if self.process != std::process::id() {
+            return true;
+        }
+        if let Some(shared) = self.shared.as_ref().and_then(Hidden::get)
+            && fdpass::receive(shared, &mut [0], 1, RecvFlags::DONTWAIT).is_ok()
+        {
+            return true;
+        }
+        self.ends_by(Instant::now() + patience)
+    }
+
+    fn ends_by(&mut self, deadline: Instant) -> bool {
+        if let Some(shared) = self.shared.as_ref().and_then(Hidden::get)
+            && wait(shared, PollFlags::IN, Some(Instant::now()))
+        {
+            return false;
+        }
+        self.shared = None;
+        self.own.get().is_none_or(|own| wait(own, PollFlags::IN, Some(deadline)))
+    }
+}
+
+/// A descriptor of which the program knows nothing. A program that closes all that it does not know closes this one as well, and its
+/// number may be another file's afterwards.
+#[derive(Debug)]
+struct Hidden {
+    fd: ManuallyDrop<OwnedFd>,
+    inode: u64,
+}
+
+impl Hidden {
+    fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        let inode = fstat(&fd)?.st_ino;
+        Ok(Self { fd: ManuallyDrop::new(fd), inode })
+    }
+
+    /// The descriptor, if it is still this one.
+    fn get(&self) -> Option<BorrowedFd<'_>> {
+        let is_ours = fstat(&*self.fd).is_ok_and(|stat| stat.st_ino == self.inode);
+        is_ours.then(|| self.fd.as_fd())
+    }
+}
+
+impl Drop for Hidden {
+    #[expect(unsafe_code, reason = "whether the descriptor is closed is decided here")]
+    fn drop(&mut self) {
+        if self.get().is_some() {
+            // SAFETY: it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::pipe;
+
+    /// A loan of one end of a pipe, what the daemon has of it, and the pipe's other end.
+    fn lent() -> (Loan, OwnedFd, OwnedFd) {
+        let (read, write) = pipe().unwrap();
+        let loan = Loan::new(write.as_fd()).unwrap();
+        let daemons = loan.to_send().unwrap().try_clone_to_owned().unwrap();
+        (loan, daemons, read)
+    }
+
+    /// Whether no copy of a pipe's end is open any more.
+    fn is_closed(read: &OwnedFd) -> bool {
+        wait(read.as_fd(), PollFlags::IN, Some(Instant::now()))
+    }
+
+    fn take(daemons: &OwnedFd) -> OwnedFd {
+        fdpass::receive(daemons.as_fd(), &mut [0], 1, RecvFlags::DONTWAIT).unwrap().fds.pop().unwrap()
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_the_daemon_has_not_taken_comes_back_at_once() {
+        let (mut loan, daemons, read) = lent();
+        assert!(!loan.is_over() && !is_closed(&read));
+        assert!(loan.end(Duration::ZERO));
+        assert!(is_closed(&read));
+        let nothing = fdpass::receive(daemons.as_fd(), &mut [0], 1, RecvFlags::DONTWAIT).unwrap();
+        assert_eq!((nothing.len, nothing.fds.len()), (0, 0), "the daemon finds the end of the pair");
+    }
+
+    #[test]
+    fn what_the_daemon_has_taken_is_waited_for() {
+        let (mut loan, daemons, read) = lent();
+        let taken = take(&daemons);
+        assert!(!loan.is_over(), "it has it");
+        let closing = std::thread::spawn(move || drop((taken, daemons)));
+        assert!(loan.end(PATIENCE));
+        assert!(is_closed(&read));
+        closing.join().unwrap();
+
+        let (mut loan, daemons, _read) = lent();
+        drop(take(&daemons));
+        drop(daemons);
+        assert!(loan.is_over());
+
+        let (loan, daemons, read) = lent();
+        let taken = take(&daemons);
+        assert!(!loan.end(Duration::from_millis(1)), "no longer than it was told");
+        drop((taken, daemons));
+        assert!(is_closed(&read));
+    }
+
+    #[test]
+    fn a_daemon_that_dies_has_nothing() {
+        let (mut loan, daemons, read) = lent();
+        drop((take(&daemons), daemons));
+        assert!(loan.is_over() && is_closed(&read));
+        // Before it has taken it.
+        let (loan, daemons, read) = lent();
+        drop(daemons);
+        assert!(loan.end(PATIENCE) && is_closed(&read));
+    }
+}
