@@ -171,16 +171,18 @@ fn end(socket: &'static Socket, fd: c_int) {
         std::mem::forget((receivers, senders));
         return;
     }
-    // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it.
+    // Who closes with bytes unread has broken the connection, as with TCP; and who asks for it. The peer is told by the ring in which it
+    // sends, because what it was sent is still its own: TCP too hands out what has come before the reset.
     let mut receivers: Vec<_> = receivers.collect();
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
+    let is_broken = unread || kernel::lingers_not(fd);
     for mut receiver in receivers.into_iter().filter(SocketReceiver::is_ours) {
         receiver.ring.disarm();
-        let _ = if unread { receiver.ring.abort() } else { receiver.ring.finish() };
+        let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
     }
     let carries = socket.sending.carrier() == Carrier::Ring;
     for mut sender in senders.filter(|sender| carries && sender.is_ours()) {
-        let _ = if unread || kernel::lingers_not(fd) { sender.ring.abort() } else { sender.ring.finish() };
+        let _ = sender.ring.finish();
     }
     if !carries && !unread && socket.receiving.carrier() == Carrier::Ring {
         // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.

@@ -90,7 +90,12 @@ fn counted<'a>(
                     Err(errno) => return Err(errno),
                 },
                 Err(_) if got > 0 => return Ok(got),
-                Err(errno) => return Err(errno),
+                Err(errno) => {
+                    if errno == Errno(libc::ECONNRESET) {
+                        socket.said.reset.store(true, Ordering::Relaxed);
+                    }
+                    return Err(errno);
+                }
             }
         }
     }
@@ -257,11 +262,19 @@ fn from_ring(
             // A ring that was left is finished too.
             Err(RecvError::Finished | RecvError::PeerDead)
                 if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
+            Err(RecvError::Finished) if is_broken(socket) => return Err(Errno(libc::ECONNRESET)),
             Err(RecvError::Finished) => return Ok(0),
             Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
         }
     }
+}
+
+/// Whether the peer has broken the connection, and the program was not told so.
+fn is_broken(socket: &'static Socket) -> bool {
+    let ring = socket.sending.ring.lock();
+    let is_broken = ring.as_ref().is_some_and(|sender| sender.ring.is_aborted());
+    is_broken && !socket.said.reset.load(Ordering::Relaxed)
 }
 
 /// The peer's process has ended without a word in the ring, as the kernel says. `None` if it has not.
@@ -270,12 +283,11 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
         End::None => None,
         End::Fin => Some(Ok(0)),
         End::Reset => {
-            // Said once, as by the kernel.
-            socket.set_end(End::Fin);
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.
             let ring = socket.sending.ring.lock();
-            let lost = ring.as_ref().is_some_and(|sender| sender.ring.in_flight() > 0);
+            let lost = ring.as_ref().is_some_and(|sender| sender.ring.in_flight() > 0)
+                && !socket.said.reset.load(Ordering::Relaxed);
             Some(if lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }

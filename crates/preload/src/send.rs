@@ -75,7 +75,7 @@ fn into_ring<'a>(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let mut sent = 0;
+    let (mut sent, mut in_vain) = (0, false);
     let mut deadline = Deadline::default();
     for piece in pieces {
         let mut rest = piece;
@@ -98,8 +98,14 @@ fn into_ring<'a>(
                         Err(errno) => return Err(errno),
                     }
                 }
+                // TCP takes what is sent to a peer that has closed its end, and is told thereby.
+                Err(SendError::Closed) if in_vain || !socket.said.closed.swap(true, Ordering::Relaxed) => {
+                    in_vain = true;
+                    sent += rest.len();
+                    rest = &[];
+                }
                 Err(_) if sent > 0 => return Ok(sent),
-                Err(error) => return Err(broken(error, flags)),
+                Err(error) => return Err(broken(socket, error, flags)),
             }
         }
     }
@@ -194,15 +200,20 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
 
 /// What the kernel would say to a program that sends over a broken connection.
 #[cold]
-fn broken(error: SendError, flags: c_int) -> Errno {
-    match error {
-        SendError::Closed | SendError::AfterFinish | SendError::PeerDead => {
+fn broken(socket: &Socket, error: SendError, flags: c_int) -> Errno {
+    let is_reset = match error {
+        SendError::Closed | SendError::AfterFinish | SendError::PeerDead => false,
+        // Said once, by the call that comes first.
+        _ => !socket.said.reset.swap(true, Ordering::Relaxed),
+    };
+    match is_reset {
+        false => {
             if flags & libc::MSG_NOSIGNAL == 0 {
                 raise_sigpipe();
             }
             Errno(libc::EPIPE)
         }
-        _ => Errno(libc::ECONNRESET),
+        true => Errno(libc::ECONNRESET),
     }
 }
 

@@ -185,6 +185,15 @@ impl<R> Direction<R> {
     }
 }
 
+/// What the kernel says once.
+#[derive(Default)]
+pub struct Said {
+    /// The peer has closed its end: the first bytes that are sent afterwards are lost, without an error.
+    pub closed: AtomicBool,
+    /// The peer has broken the connection: ECONNRESET.
+    pub reset: AtomicBool,
+}
+
 /// What the daemon has to know.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
@@ -236,6 +245,8 @@ pub struct Socket {
     pub sleepers: AtomicU32,
     /// A call that does not wait has found no room.
     pub was_full: AtomicBool,
+    /// What the program was told of the connection's end.
+    pub said: Said,
     /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
     pub delays: [AtomicBool; 2],
     /// Who goes on with its rings after a fork; see `family`.
@@ -271,6 +282,7 @@ impl Socket {
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
+            said: Said::default(),
             delays: [const { AtomicBool::new(false) }; 2],
             claim: AtomicU32::new(crate::family::ALONE),
             watchers: Watchers::new(),
@@ -294,6 +306,8 @@ impl Socket {
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
+        self.said.closed.store(false, Ordering::Relaxed);
+        self.said.reset.store(false, Ordering::Relaxed);
         self.claim.store(crate::family::ALONE, Ordering::Relaxed);
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);

@@ -188,6 +188,11 @@ impl<M: Memory> Producer<M> {
         &self.memory
     }
 
+    /// Whether the consumer has aborted: it takes nothing more.
+    pub fn is_aborted(&self) -> bool {
+        side::consumer_ended(&self.memory) == Err(SendError::Aborted)
+    }
+
     /// Bytes published and not yet released by the consumer, as last seen.
     pub fn in_flight(&self) -> usize {
         (self.tail - self.head) as usize
