@@ -11,6 +11,7 @@
 //! poll, epoll, wait     sleeping until something is ready
 //! send, receive         what the two directions of a socket do
 //! change                from the kernel to a ring
+//! settle                waiting for that, in tests
 //! meet                  the daemon: reports, matches, channels
 //! table, socket         descriptors and what is known of them
 //! kernel, real          what the kernel and the C library do without us
@@ -38,6 +39,7 @@ mod report;
 mod rings;
 mod send;
 mod settings;
+mod settle;
 mod socket;
 mod table;
 mod wait;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ginnel::{
     Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketSession,
 };
+use ginnel_ring::wait::Waitable;
 use ginnel_shmem::{Mapping, Memory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
@@ -492,7 +493,7 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
         crate::wait::note_peer_elsewhere();
     }
     let capacity = channel.info().capacity;
-    let (sender, receiver) = channel.split();
+    let (sender, mut receiver) = channel.split();
     let is_there = |memory: &Mapping| {
         memory.load_relaxed_u64(0);
         !memory.is_broken()
@@ -508,6 +509,9 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
             kernel::close_on_exec(fd);
         }
     }
+    // Another thread may sleep in a call of the kernel that began before there were rings (poll, select): a wake byte for it comes with
+    // the first bytes.
+    receiver.ring.arm();
     socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
     socket.sending.ring.lock().begin(sender);
     socket.receiving.ring.lock().begin(receiver);

@@ -14,7 +14,7 @@ use crate::grow;
 use crate::kernel;
 use crate::real;
 use crate::rings::Rings;
-use crate::send::attend_if_needed;
+use crate::send::attend_or_wait;
 use crate::socket::{Carrier, End, Socket};
 use crate::wait::{self, Deadline};
 
@@ -27,7 +27,7 @@ pub fn receive<'a>(
     pieces: impl Iterator<Item = &'a mut [u8]>,
     native: impl FnOnce() -> isize,
 ) -> isize {
-    attend_if_needed(socket, fd);
+    attend_or_wait(socket, fd);
     let mut native = Some(native);
     let mut call = || native.take().map_or(-1, |native| native());
     // Errors of earlier sends are not in the stream.
@@ -148,6 +148,13 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
     {
         begin_ring(socket);
     }
+}
+
+/// Whether the sender has named the byte from which on the ring carries.
+pub fn is_named(socket: &'static Socket) -> bool {
+    let ring = socket.receiving.ring.lock();
+    let received = socket.receiving.native.load(Ordering::Relaxed);
+    ring.as_ref().is_some_and(|receiver| left(receiver, received) != Ok(None))
 }
 
 /// How many bytes of the stream the carrier before this ring still has, if the sender has said so.

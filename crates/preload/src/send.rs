@@ -37,7 +37,7 @@ pub fn send<'a>(
 /// Sends by a call of the kernel; `None` if the kernel does not carry this direction any more.
 #[inline]
 pub fn through_kernel(socket: &'static Socket, fd: c_int, native: impl FnOnce() -> isize) -> Option<isize> {
-    attend_if_needed(socket, fd);
+    attend_or_wait(socket, fd);
     if socket.sending.carrier() != Carrier::Kernel {
         return None;
     }
@@ -55,6 +55,15 @@ fn attend(socket: &'static Socket, fd: c_int) {
     meet::attend(socket, fd);
     if socket.is_joined() {
         change::attend(socket, fd);
+    }
+}
+
+/// What has to be done before a call moves bytes.
+#[inline]
+pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
+    if socket.needs_attention() {
+        crate::settle::wait(socket);
+        attend(socket, fd);
     }
 }
 

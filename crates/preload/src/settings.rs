@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use ginnel::AttachOptions;
 
@@ -30,6 +31,7 @@ pub fn load() {
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();
+    wait();
     crate::report::load();
 }
 
@@ -43,6 +45,15 @@ fn is_privileged() -> bool {
 pub fn attach() -> &'static AttachOptions {
     static ATTACH: OnceLock<AttachOptions> = OnceLock::new();
     ATTACH.get_or_init(AttachOptions::default)
+}
+
+/// `GINNEL_SOCKETS_WAIT`: for how many milliseconds `settle` waits, if it does.
+pub fn wait() -> Option<Duration> {
+    static WAIT: OnceLock<Option<Duration>> = OnceLock::new();
+    *WAIT.get_or_init(|| {
+        let value = std::env::var("GINNEL_SOCKETS_WAIT").ok()?;
+        value.parse().ok().filter(|wait| *wait > 0).map(Duration::from_millis)
+    })
 }
 
 /// What is set.

@@ -247,6 +247,8 @@ pub struct Socket {
     pub was_full: AtomicBool,
     /// What the program was told of the connection's end.
     pub said: Said,
+    /// It has waited in `settle`.
+    pub has_settled: AtomicBool,
     /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
     pub delays: [AtomicBool; 2],
     /// Who goes on with its rings after a fork; see `family`.
@@ -283,6 +285,7 @@ impl Socket {
             sleepers: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
             said: Said::default(),
+            has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
             claim: AtomicU32::new(crate::family::ALONE),
             watchers: Watchers::new(),
@@ -308,6 +311,7 @@ impl Socket {
         self.was_full.store(false, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
+        self.has_settled.store(false, Ordering::Relaxed);
         self.claim.store(crate::family::ALONE, Ordering::Relaxed);
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A connection that is closed right after it was reported ends for its peer as it does without the library.
+//! Connections end for their peers as they do without the library.
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs;
@@ -89,4 +89,68 @@ fn the_peer_sees_the_end_whatever_the_daemon_does() {
     });
     kill_process(daemon, Signal::CONT).unwrap();
     stage.world.good("status");
+}
+
+/// What the two ends of a connection that is closed are told. Each pair has changed over when `pair` returns.
+const ENDS: &str = r#"
+import errno, socket, struct
+listener = socket.create_server(('127.0.0.1', 0))
+def pair():
+    a = socket.create_connection(listener.getsockname())
+    return a, listener.accept()[0]
+def fails(number, call, *arguments):
+    try:
+        got = call(*arguments)
+    except OSError as error:
+        assert error.errno == number, error
+    else:
+        assert False, got
+def abort(a):
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    a.close()
+# What was sent before a reset is received before it, and the reset is said once.
+a, b = pair()
+a.sendall(b'data')
+abort(a)
+assert b.recv(2) == b'da'
+assert b.recv(100) == b'ta'
+fails(errno.ECONNRESET, b.recv, 100)
+assert b.recv(100) == b''
+# Likewise if the reset comes because something was not read.
+a, b = pair()
+a.sendall(b'data')
+b.sendall(b'unread')
+assert a.recv(1) == b'u'
+a.close()
+assert b.recv(100) == b'data'
+fails(errno.ECONNRESET, b.recv, 100)
+assert b.recv(100) == b''
+fails(errno.EPIPE, b.send, b'more')
+# What is sent first to a peer that has closed its end is lost.
+a, b = pair()
+a.close()
+assert b.recv(100) == b''
+assert b.sendmsg([b'lost', b'too']) == 7
+fails(errno.EPIPE, b.send, b'more')
+fails(errno.EPIPE, b.send, b'more')
+assert b.recv(100) == b''
+# After its own end, nothing is sent at all.
+a, b = pair()
+b.shutdown(socket.SHUT_WR)
+a.close()
+fails(errno.EPIPE, b.send, b'more')
+"#;
+
+#[test]
+fn both_ends_are_told_what_tcp_tells_them() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for (mode, ends) in [("off", 0), ("eager", 8)] {
+        let stage = Stage::new(mode).settling();
+        stage.client(&[PYTHON, "-c", ENDS]);
+        let connections = stage.end();
+        let over = connections.iter().filter(|one| one.sent_after_us.is_some()).count();
+        assert_eq!(over, ends, "{mode}: {connections:#?}");
+    }
 }

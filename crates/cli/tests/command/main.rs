@@ -14,6 +14,7 @@ mod operate;
 mod programs;
 mod readers;
 mod run;
+mod settling;
 mod stage;
 mod volume;
 mod world;

@@ -56,6 +56,8 @@ pub struct Stage {
     library: PathBuf,
     /// Reports are of programs of any user.
     is_open: bool,
+    /// Connections wait until they have changed over.
+    settles: bool,
     server: Option<Child>,
     /// Each run writes a report of its own.
     runs: Cell<u32>,
@@ -68,7 +70,7 @@ impl Stage {
 
     pub fn in_world(mode: &'static str, world: World) -> Self {
         let library = built_library("ginnel-preload", "libginnel_preload.so");
-        Self { world, mode, library, is_open: false, server: None, runs: Cell::new(0) }
+        Self { world, mode, library, is_open: false, settles: false, server: None, runs: Cell::new(0) }
     }
 
     /// One for programs that give up root's rights and go on as this user.
@@ -84,6 +86,12 @@ impl Stage {
         fs::copy(&stage.library, &library).unwrap();
         (stage.library, stage.is_open) = (library, true);
         stage
+    }
+
+    /// The same, where connections wait until they have changed over: for programs that have both ends.
+    pub fn settling(mut self) -> Self {
+        self.settles = true;
+        self
     }
 
     pub fn command(&self, program: &[&str]) -> Command {
@@ -104,6 +112,9 @@ impl Stage {
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if self.settles {
+            command.env("GINNEL_SOCKETS_WAIT", PATIENCE.as_millis().to_string());
+        }
         command
     }
 

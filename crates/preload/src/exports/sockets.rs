@@ -107,6 +107,7 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
         socket.set_nonblocking(Some(flags & libc::SOCK_NONBLOCK != 0));
         let now = Connecting::now();
         socket.connected(Role::Acceptor, Connecting { before: now, after: now });
+        crate::settle::wait(socket);
     } else {
         table::forget(fd);
     }
