@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, Step, TRUNCATE, fd};
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
+use ginnel_fuzz::vhost_user::{ACK, MEMORY, RESIZE, RUN, SCRIBBLE, Step, TRUNCATE, fd};
 use ginnel_layout::vhost_user::Header;
 use ginnel_shmem::Mapping;
 use ginnel_virtqueue::Chain;

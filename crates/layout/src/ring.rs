@@ -12,7 +12,10 @@
 //! 0x140    consumer*  consumer_state u32 (SideState)
 //! 0x180    producer   base     u64  sockets only: bytes that the carrier before this ring has carried, + 1; 0 = not known yet
 //! 0x188    producer   wanted   u32  sockets only: 1 = would rather have a larger ring; 0 = not
-//! 0x1c0    consumer   ready    u32  sockets only: 1 = counts what the carrier before carries, and looks at base; 0 = not yet
+//! 0x190    producer   end      u64  sockets only: bytes that this ring has carried when the kernel carries again, + 1; 0 = it does not
+//! 0x198    producer   resume   u64  sockets only: bytes that the kernel has carried until then, wake bytes included
+//! 0x1c0    consumer   ready    u32  sockets only: counts what the carrier before carries, and looks at base: 1 = the kernel,
+//!                                   2 = a ring; 0 = not yet
 //! 0x200               data[capacity]
 //! ```
 //!
@@ -47,6 +50,10 @@ pub const CONSUMER_STATE: usize = 0x140;
 pub const BASE: usize = 0x180;
 /// Offset, in a ring of a socket, of the producer's word that says that the ring is too small for it.
 pub const WANTED: usize = 0x188;
+/// Offset, in a ring of a socket, of the producer's word that says where the kernel carries again.
+pub const END: usize = 0x190;
+/// Offset, in a ring of a socket, of the producer's word that says what the kernel has carried by then.
+pub const RESUME: usize = 0x198;
 /// Offset, in a ring of a socket, of the consumer's word that says that it looks at [`BASE`].
 pub const READY: usize = 0x1c0;
 /// Bytes in front of the data.

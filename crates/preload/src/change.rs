@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use ginnel::SocketReceiver;
-use ginnel_ring::carrier;
+use ginnel_ring::carrier::{self, Earlier};
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
@@ -79,7 +79,8 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let Some(received) = direction.begin_change() else { return Change::No };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.received == received => {
-            carrier::count(receiver.ring.memory());
+            carrier::count(receiver.ring.memory(), Earlier::Kernel);
+            direction.set_returned(false);
             direction.set_carrier(Carrier::Counted);
             Change::Done
         }
@@ -100,7 +101,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let mut ring = direction.ring.lock();
     let Some(sender) = ring.as_mut() else { return Change::No };
     let memory = sender.ring.memory();
-    if direction.carrier() != Carrier::Kernel || !carrier::is_counted(memory) {
+    if direction.carrier() != Carrier::Kernel || !carrier::is_counted(memory, Earlier::Kernel) {
         return Change::No;
     }
     let Some(sent) = direction.begin_change() else { return Change::No };
@@ -108,6 +109,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
         Ok(Some(counts)) if counts.sent == sent => {
             hurry(socket, fd);
             carrier::begin(memory, sent);
+            direction.set_returned(false);
             direction.set_carrier(Carrier::Ring);
             // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.
             Change::Done
@@ -137,8 +139,21 @@ fn hurry(socket: &Socket, fd: c_int) {
     }
 }
 
-/// Notes how long the connection took to change over.
+/// What the program has set is the kernel's again.
+pub fn relax(socket: &Socket, fd: c_int) {
+    for (i, (option, at_once)) in DELAYS.into_iter().enumerate() {
+        let set = socket.delays[i].load(Ordering::Relaxed);
+        if set != at_once {
+            kernel::set_tcp_flag(fd, option, set);
+        }
+    }
+}
+
+/// Notes how long the connection took to change over at first.
 pub fn note_time<R>(direction: &Direction<R>, begun: std::time::Duration) {
+    if direction.changed_after.load(Ordering::Relaxed) != 0 {
+        return;
+    }
     let after = Connecting::now().saturating_sub(begun).as_micros() as u64;
     direction.changed_after.store(after.max(1), Ordering::Relaxed);
 }
@@ -184,8 +199,13 @@ fn end(socket: &'static Socket, fd: c_int) {
     for mut sender in senders.filter(|sender| carries && sender.is_ours()) {
         let _ = sender.ring.finish();
     }
-    if !carries && !unread && socket.receiving.carrier() == Carrier::Ring {
+    if !carries && unread {
+        // The kernel knows nothing of these bytes.
+        kernel::linger_not(fd);
+    }
+    let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
+    if !carries && !unread && wakes_come && crate::family::may_drain(socket) {
         // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.
-        kernel::drain(socket, fd);
+        kernel::take(socket, fd, &mut [0; 256]);
     }
 }

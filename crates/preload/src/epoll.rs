@@ -25,7 +25,7 @@ use crate::receive;
 use crate::send;
 use crate::socket::{Carrier, End, Socket};
 use crate::table::SOCKETS;
-use crate::{kernel, wait};
+use crate::{returning, wait};
 
 /// After so many calls that have found something in rings, the kernel is asked too.
 const CALLS: u32 = 64;
@@ -473,10 +473,12 @@ impl Instance {
         let socket = watch.socket;
         let carriers = (socket.sending.carrier(), socket.receiving.carrier());
         if carriers.1 == Carrier::Ring && socket.end() == End::None {
-            kernel::drain(socket, fd);
+            returning::drain(socket, fd);
         }
-        // A wake byte is no news by itself: what has come stands in the ring.
-        watch.edge |= carriers != (Carrier::Ring, Carrier::Ring) || socket.end() != End::None;
+        // A wake byte is no news by itself: what has come stands in the ring. Unless it was none.
+        watch.edge |= carriers != (Carrier::Ring, Carrier::Ring)
+            || socket.end() != End::None
+            || !socket.stash.lock().is_empty();
         if !watch.is_absent {
             state.heat(fd);
         }

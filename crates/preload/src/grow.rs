@@ -1,9 +1,8 @@
 //! Larger rings.
 //!
-//! A connection begins with small rings, so that one which is mostly idle takes less of its segment. They take as much as TCP's window
-//! at first, because programs write so much before they read. Once a sender has found its ring full twice, both ends ask the daemon for a second channel with larger ones, at a name that follows from the first one's,
-//! and go on in the meantime. Then each direction leaves its ring for the larger one as it has left the kernel
-//! ([`ginnel_ring::carrier`]):
+//! A connection begins with small rings, so that one which is mostly idle takes little of its segment. Once a sender has found its ring full
+//! twice, both ends ask the daemon for a second channel with larger ones, at a name that follows from the first one's, and go on in the
+//! meantime. Then each direction leaves its ring for the larger one as it has left the kernel ([`ginnel_ring::carrier`]):
 //!
 //! | sender | receiver |
 //! |---|---|
@@ -26,13 +25,14 @@
 //! | BASE lies before what was received | ECONNRESET |
 //! | BASE lies beyond what the smaller ring gets | the receiver waits, as with TCP |
 //! | WANTED without need | a larger ring |
+//! | the sender goes back to the kernel (`returning`) | the larger ring takes over from the kernel |
 //! | a fork | no new rings from then on, because only one of the processes could use them |
 
 use std::sync::atomic::Ordering;
 
 use ginnel::{SocketChannel, SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
-use ginnel_ring::carrier;
+use ginnel_ring::carrier::{self, Earlier};
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::Memory;
 use libc::c_int;
@@ -45,11 +45,11 @@ use crate::rings::Rings;
 use crate::socket::{Carrier, Growth, Socket};
 
 /// Data bytes of the rings that a connection begins with.
-pub const SMALLEST: usize = 64 << 10;
+pub const SMALLEST: usize = 4 << 10;
 /// Those of the largest.
-const LARGEST: usize = 256 << 10;
+pub const LARGEST: usize = 256 << 10;
 /// So many times as large is the next one.
-const FACTOR: usize = 4;
+const FACTOR: usize = 16;
 /// So often a ring has to be full.
 const FULLS: u32 = 2;
 
@@ -59,9 +59,16 @@ fn capacity(ring: &impl Memory) -> usize {
 
 /// Data bytes of the rings that come next; `None` if there are none.
 pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
+    if socket.claim.load(Ordering::Relaxed) != ALONE {
+        return None;
+    }
+    // What has gone back to the kernel was too small in any case.
+    if socket.has_returned() {
+        return Some(LARGEST);
+    }
     let rings = socket.sending.ring.lock();
     let now = capacity(rings.as_ref()?.ring.memory());
-    (socket.claim.load(Ordering::Relaxed) == ALONE && now < LARGEST).then(|| (now * FACTOR).min(LARGEST))
+    (now < LARGEST).then(|| (now * FACTOR).min(LARGEST))
 }
 
 /// A ring had no room.
@@ -89,15 +96,17 @@ pub fn attend_waiting(socket: &'static Socket) -> bool {
     }
 }
 
-/// Whether larger rings may be asked for: both directions have left the kernel.
+/// Whether larger rings may be asked for: both directions have left the kernel, or have gone back to it.
 pub fn may_begin(socket: &'static Socket) -> bool {
-    socket.sending.carrier() == Carrier::Ring && socket.receiving.carrier() == Carrier::Ring
+    let has_left = |carrier, returned| carrier == Carrier::Ring || carrier == Carrier::Kernel && returned;
+    has_left(socket.sending.carrier(), socket.sending.has_returned())
+        && has_left(socket.receiving.carrier(), socket.receiving.has_returned())
 }
 
 /// The larger rings are there. `is_current` says whether the socket has not been closed; whoever closes it says so before taking the
 /// locks of its rings. False if it was.
 pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn() -> bool) -> bool {
-    let (sender, receiver) = channel.split();
+    let (sender, mut receiver) = channel.split();
     let mut sending = socket.sending.ring.lock();
     if !is_current() {
         return false;
@@ -106,18 +115,35 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
         socket.set_growth(Growth::Over);
         return false;
     }
-    // What is not taken is closed here.
-    let _ = sending.offer(sender);
+    // What is not taken is closed here. In a direction that the kernel carries, `change` goes on with it.
+    let _ = match socket.sending.has_returned() {
+        true => {
+            socket.ring_bytes.store(capacity(sender.ring.memory()) as u64, Ordering::Relaxed);
+            sending.begin_again(sender)
+        }
+        false => sending.offer(sender),
+    };
     drop(sending);
     let mut receiving = socket.receiving.ring.lock();
-    if is_current()
-        && receiving.offer(receiver).is_ok()
+    if !is_current() {
+        return false;
+    }
+    if socket.receiving.has_returned() {
+        // As when a connection changes over at first: another thread may sleep.
+        receiver.ring.arm();
+        let _ = receiving.begin_again(receiver);
+    } else if receiving.offer(receiver).is_ok()
         && let Some(next) = receiving.next()
     {
-        carrier::count(next.ring.memory());
+        carrier::count(next.ring.memory(), Earlier::Ring);
     }
     socket.set_growth(Growth::Begun);
     true
+}
+
+/// Whether there is a ring that is to take over.
+fn is_ahead<R>(rings: &Rings<R>, carrier: Carrier) -> bool {
+    rings.is_ahead() || carrier != Carrier::Ring && rings.as_ref().is_some()
 }
 
 /// Brings a socket whose rings carry both directions further. Called at the beginning of each call.
@@ -125,12 +151,14 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     if socket.growth() == Growth::Begun && socket.claim.load(Ordering::Relaxed) == ALONE {
         let mut sending = socket.sending.ring.lock();
         step_sending(socket, fd, &mut sending);
-        let (left_sender, sending_is_ahead) = (sending.take_left(), sending.is_ahead());
+        let (left_sender, sending_is_ahead) =
+            (sending.take_left(), is_ahead(&sending, socket.sending.carrier()));
         drop(sending);
         let mut receiving = socket.receiving.ring.lock();
         // If the peer lies, the call that receives says so.
         let _ = step_receiving(socket, &mut receiving);
-        let (left_receiver, receiving_is_ahead) = (receiving.take_left(), receiving.is_ahead());
+        let (left_receiver, receiving_is_ahead) =
+            (receiving.take_left(), is_ahead(&receiving, socket.receiving.carrier()));
         drop(receiving);
         drop((left_sender, left_receiver));
         if !sending_is_ahead && !receiving_is_ahead {
@@ -148,7 +176,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 #[cold]
 pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketSender>) {
     if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
-        && carrier::is_counted(next.ring.memory())
+        && carrier::is_counted(next.ring.memory(), Earlier::Ring)
     {
         let sent = now.ring.cursor().position;
         carrier::begin(next.ring.memory(), sent);
@@ -164,6 +192,10 @@ pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<Socket
 #[cold]
 pub fn step_receiving(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> Result<bool> {
     let (Some(now), Some(next)) = (rings.as_ref(), rings.next()) else { return Ok(false) };
+    // What the next ring says then is meant for one that goes on from the kernel.
+    if carrier::given_back(now.ring.memory()).is_some() {
+        return Ok(false);
+    }
     let received = now.ring.cursor().position;
     let is_due = receive::left(next, received)? == Some(0);
     if is_due {

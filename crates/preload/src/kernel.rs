@@ -15,26 +15,25 @@ pub fn borrow(fd: c_int) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
-/// Wakes a peer that sleeps: a byte that means nothing. If there is no room for it, others are on their way.
+/// Wakes a peer that sleeps: a byte that means nothing. If there is no room for it, others are on their way. Only in a direction that a
+/// ring carries; else the peer looks by itself now and then.
 #[cold]
 pub fn wake(socket: &'static Socket, fd: c_int) {
     let _errno = Kept::new();
-    // SAFETY: one byte to read.
-    let sent = unsafe {
-        real::sendto(fd, c"".as_ptr().cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL, std::ptr::null(), 0)
-    };
-    if sent == 1 {
-        socket.sending.wakes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    }
+    socket.sending.wake(|| send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 1);
 }
 
-/// Wakes a peer that sleeps because its ring was full. Only in a direction that has changed over; else the peer looks by itself now and
-/// then.
-#[cold]
-pub fn wake_back(socket: &'static Socket, fd: c_int) {
-    if socket.sending.carrier() == crate::socket::Carrier::Ring {
-        wake(socket, fd);
-    }
+/// Sends bytes of the program.
+pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
+    // SAFETY: as many bytes to read.
+    unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, std::ptr::null(), 0) }
+}
+
+/// Receives bytes of the program, or of the library.
+pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
+    let (none, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: room for as many bytes.
+    unsafe { real::recvfrom(fd, into.as_mut_ptr().cast(), into.len(), flags, none, len) }
 }
 
 /// A socket option of TCP that is on or off.
@@ -66,34 +65,16 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     }
 }
 
-/// Takes the wake bytes away, and notes if the connection has ended. Only where all that the program is to get from the kernel has
-/// been taken.
-pub fn drain(socket: &'static Socket, fd: c_int) {
-    if !crate::family::may_drain(socket) {
-        return look_for_end(socket, fd);
-    }
+/// Takes what there is, and notes if the connection has ended. Returns how many bytes there were.
+pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
     let _errno = Kept::new();
-    let mut bytes = [0u8; 256];
-    // More than one call can take is left for the next time.
-    // SAFETY: room for as many bytes.
-    let got = unsafe {
-        real::recvfrom(
-            fd,
-            bytes.as_mut_ptr().cast(),
-            bytes.len(),
-            libc::MSG_DONTWAIT,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        )
-    };
-    match check(got) {
+    match check(receive(fd, into, libc::MSG_DONTWAIT)) {
         Ok(0) => socket.set_end(End::Fin),
-        Ok(n) => {
-            socket.receiving.wakes.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
-        }
+        Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
         Err(Errno(_)) => socket.set_end(End::Reset),
     }
+    0
 }
 
 /// Programs that are executed do not get this descriptor.
@@ -112,36 +93,20 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 }
 
 /// Sleeps until the kernel's socket has bytes, has ended, or the socket's own timeout for receiving has passed; as `recv` does,
-/// with its rules for signals and cancellation. If it `takes`, the byte is a wake byte, and is taken away.
-pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<(), Errno> {
-    let mut byte = 0u8;
+/// with its rules for signals and cancellation. If it `takes`, the first byte is taken away, and returned.
+pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<Option<u8>, Errno> {
     // Not more than one byte, or SO_RCVLOWAT could make it wait for more of them.
-    // SAFETY: room for one byte.
-    let got = unsafe {
-        real::recvfrom(
-            fd,
-            (&raw mut byte).cast(),
-            1,
-            if takes { 0 } else { libc::MSG_PEEK },
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        )
-    };
-    match check(got) {
+    let mut byte = [0];
+    match check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK })) {
         Ok(0) => {
             socket.set_end(End::Fin);
-            Ok(())
+            Ok(None)
         }
-        Ok(n) => {
-            if takes {
-                socket.receiving.wakes.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
-            }
-            Ok(())
-        }
+        Ok(_) => Ok(takes.then_some(byte[0])),
         Err(errno @ Errno(libc::EAGAIN | libc::EINTR | libc::EBADF)) => Err(errno),
         Err(Errno(_)) => {
             socket.set_end(End::Reset);
-            Ok(())
+            Ok(None)
         }
     }
 }
@@ -198,6 +163,15 @@ pub fn lingers_not(fd: c_int) -> bool {
         real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut value).cast(), &raw mut len)
     };
     result == 0 && value.l_onoff != 0 && value.l_linger == 0
+}
+
+/// A close aborts.
+pub fn linger_not(fd: c_int) {
+    let _errno = Kept::new();
+    let value = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: a linger, and its length.
+    unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const value).cast(), len) };
 }
 
 /// Whether a socket that was made elsewhere is one of TCP.

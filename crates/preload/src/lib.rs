@@ -36,6 +36,7 @@ mod poll;
 mod real;
 mod receive;
 mod report;
+mod returning;
 mod rings;
 mod send;
 mod settings;

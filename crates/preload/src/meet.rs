@@ -65,6 +65,10 @@ impl Pending {
     /// There are no rings for it.
     fn fail(self) {
         match (self.current(), self.stage) {
+            (Some(socket), Stage::Joined) if socket.has_returned() => {
+                socket.pause();
+                socket.set_growth(Growth::None);
+            }
             (Some(socket), Stage::Joined) => socket.set_growth(Growth::Over),
             (Some(socket), _) => socket.stays("the daemon did not open the rings"),
             (None, _) => {}
@@ -145,6 +149,10 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         Stage::Joined => match socket.growth() {
             Growth::Wanted if grow::may_begin(socket) => drop(with(|meet| meet.grow(socket))),
             Growth::Asked => drop(with(|meet| meet.look())),
+            Growth::None if socket.is_again_due() => {
+                socket.pause();
+                socket.grow();
+            }
             _ => {}
         },
         _ => {}

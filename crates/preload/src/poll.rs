@@ -10,7 +10,7 @@ use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
 use crate::socket::{Carrier, End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
-use crate::{family, wait};
+use crate::{family, returning, wait};
 
 /// How often somebody looks who cannot be woken.
 const STEP: Duration = Duration::from_millis(1);
@@ -34,8 +34,8 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND);
     if output != 0 {
         match socket.sending.carrier() {
-            Carrier::Ring if send::is_ready(socket) => events |= output,
-            Carrier::Ring => {}
+            Carrier::Ring if returning::is_full(socket, fd) => {}
+            Carrier::Ring if socket.sending.carrier() == Carrier::Ring => events |= output,
             _ => events |= kernel::poll_now(fd, output),
         }
     }
@@ -97,7 +97,8 @@ pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     if !output || socket.sending.carrier() != Carrier::Ring {
         return family::may_drain(socket);
     }
-    family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
+    // Nobody tells that there will be no room.
+    send::is_ready(socket) && family::is_woken(socket) && socket.receiving.carrier() == Carrier::Ring
 }
 
 /// A call of the kernel: the descriptors, and how long it may take.
@@ -190,7 +191,7 @@ fn take_wakes(socket: &'static Socket, fd: c_int, revents: c_short) {
         && socket.watchers.is_empty()
         && sleeper.is_alone
     {
-        kernel::drain(socket, fd);
+        returning::drain(socket, fd);
     }
 }
 

@@ -12,7 +12,7 @@ use libc::c_int;
 use crate::errno::{Errno, Result, check, tell};
 use crate::grow;
 use crate::kernel;
-use crate::real;
+use crate::returning;
 use crate::rings::Rings;
 use crate::send::attend_or_wait;
 use crate::socket::{Carrier, End, Socket};
@@ -112,21 +112,64 @@ enum How {
     Discard,
 }
 
+impl How {
+    fn flags(self) -> c_int {
+        match self {
+            Self::Take => 0,
+            Self::Peek => libc::MSG_PEEK,
+            Self::Discard => libc::MSG_TRUNC,
+        }
+    }
+}
+
 /// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now, and the caller waits if it has said so.
 fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
     if !crate::family::may_use(socket, crate::family::Way::Receiving) {
         return Err(Errno(libc::ECONNRESET));
     }
-    let mut rings = socket.receiving.ring.lock();
-    if socket.receiving.carrier() == Carrier::Counted {
-        // Closed by another thread.
-        let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
-        match from_kernel(socket, fd, receiver, into, how)? {
-            Some(n) => return Ok(n),
-            None => begin_ring(socket),
+    loop {
+        let mut rings = socket.receiving.ring.lock();
+        match socket.receiving.carrier() {
+            Carrier::Kernel | Carrier::Changing => {
+                drop(rings);
+                if let Some(got) = natively(socket, fd, into, how, waits) {
+                    return got;
+                }
+            }
+            Carrier::Counted => match from_kernel(socket, fd, &rings, into, how)? {
+                Some(n) => return Ok(n),
+                None => begin_ring(socket),
+            },
+            Carrier::Ring => {
+                if let Some(n) = from_ring(socket, fd, &mut rings, into, how, waits)? {
+                    return Ok(n);
+                }
+            }
+            Carrier::Returning => {
+                if returning::settle(socket, fd, &mut rings) {
+                    continue;
+                }
+                if let Some(n) = returning::from_stash(socket, into, how == How::Peek) {
+                    return Ok(n);
+                }
+                let is_over = socket.receiving.kernels() < socket.resume.load(Ordering::Relaxed);
+                return how_ended(socket).filter(|_| is_over).unwrap_or(Err(Errno(libc::EAGAIN)));
+            }
         }
     }
-    from_ring(socket, fd, &mut rings, into, how, waits)
+}
+
+/// By a call of the kernel. `None` if it does not carry any more.
+fn natively(
+    socket: &'static Socket,
+    fd: c_int,
+    into: &mut [u8],
+    how: How,
+    waits: bool,
+) -> Option<Result<usize>> {
+    let flags = how.flags() | if waits { 0 } else { libc::MSG_DONTWAIT };
+    let moved = |got: &isize| if how == How::Peek { 0 } else { usize::try_from(*got).unwrap_or(0) };
+    socket.receiving.through_kernel(|| kernel::receive(fd, into, flags), moved).map(check)
 }
 
 /// All that the kernel carries has been received.
@@ -144,7 +187,7 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
     let ring = socket.receiving.ring.lock();
     if let Some(receiver) = ring.as_ref()
         && socket.receiving.carrier() == Carrier::Counted
-        && left(receiver, socket.receiving.native.load(Ordering::Relaxed)) == Ok(Some(0))
+        && left(receiver, socket.receiving.kernels()) == Ok(Some(0))
     {
         begin_ring(socket);
     }
@@ -153,8 +196,7 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
 /// Whether the sender has named the byte from which on the ring carries.
 pub fn is_named(socket: &'static Socket) -> bool {
     let ring = socket.receiving.ring.lock();
-    let received = socket.receiving.native.load(Ordering::Relaxed);
-    ring.as_ref().is_some_and(|receiver| left(receiver, received) != Ok(None))
+    ring.as_ref().is_some_and(|receiver| left(receiver, socket.receiving.kernels()) != Ok(None))
 }
 
 /// How many bytes of the stream the carrier before this ring still has, if the sender has said so.
@@ -167,47 +209,40 @@ pub fn left(receiver: &SocketReceiver, received: u64) -> Result<Option<u64>> {
 fn from_kernel(
     socket: &'static Socket,
     fd: c_int,
-    receiver: &SocketReceiver,
+    rings: &Rings<SocketReceiver>,
     into: &mut [u8],
     how: How,
 ) -> Result<Option<usize>> {
-    let received = socket.receiving.native.load(Ordering::Relaxed);
+    // Closed by another thread.
+    let receiver = rings.as_ref().ok_or(Errno(libc::EBADF))?;
+    let received = socket.receiving.kernels();
     let len = match left(receiver, received)? {
         Some(0) => return Ok(None),
         left => within(into.len(), left),
     };
-    let flags = match how {
-        How::Take => 0,
-        How::Peek => libc::MSG_PEEK,
-        How::Discard => libc::MSG_TRUNC,
+    // What is dropped is looked at too: it may be more than is to be dropped.
+    let mut dropped = [0; 4096];
+    let bytes = match how {
+        How::Discard => &mut dropped[..len.min(4096)],
+        _ => &mut into[..len],
     };
-    #[expect(unsafe_code, reason = "a call of the kernel")]
-    // SAFETY: room for as many bytes.
-    let got = unsafe {
-        real::recvfrom(
-            fd,
-            into.as_mut_ptr().cast(),
-            len,
-            flags | libc::MSG_DONTWAIT,
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-        )
-    };
-    let got = check(got);
+    let peeks = if how == How::Peek { libc::MSG_PEEK } else { 0 };
+    let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
     // The sender may have named the byte meanwhile: what is behind it are wake bytes, and the end of the kernel's stream is not the
     // end of the connection's.
     let left = left(receiver, received)?;
     match got {
-        _ if left == Some(0) => Ok(None),
         // It ended before the byte that the sender has named.
-        Ok(0) if left.is_some() => Err(Errno(libc::ECONNRESET)),
+        Ok(0) if left.is_some_and(|left| left > 0) => Err(Errno(libc::ECONNRESET)),
         Ok(n) => {
-            let n = within(n, left);
+            let ours = within(n, left);
             if how != How::Peek {
-                socket.receiving.native.fetch_add(n as u64, Ordering::Relaxed);
+                socket.receiving.native.fetch_add(ours as u64, Ordering::Relaxed);
+                returning::sort(socket, rings, &bytes[ours..n]);
             }
-            Ok(Some(n))
+            Ok((left != Some(0)).then_some(ours))
         }
+        Err(_) if left == Some(0) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
@@ -217,6 +252,7 @@ fn within(len: usize, left: Option<u64>) -> usize {
     left.and_then(|left| usize::try_from(left).ok()).map_or(len, |left| len.min(left))
 }
 
+/// `None`: the kernel carries again.
 fn from_ring(
     socket: &'static Socket,
     fd: c_int,
@@ -224,15 +260,20 @@ fn from_ring(
     into: &mut [u8],
     how: How,
     waits: bool,
-) -> Result<usize> {
-    let wake = || kernel::wake_back(socket, fd);
-    let mut ended = None;
+) -> Result<Option<usize>> {
+    let mut ended: Option<Result<usize>> = None;
     loop {
         if rings.is_ahead() {
             grow::step_receiving(socket, rings)?;
         }
         // Closed by another thread.
         let receiver = rings.as_mut().ok_or(Errno(libc::EBADF))?;
+        let left = carrier::given_back(receiver.ring.memory()).is_some();
+        let wake = || {
+            if !left {
+                kernel::wake(socket, fd)
+            }
+        };
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
             How::Peek => peek(receiver, into),
@@ -246,21 +287,27 @@ fn from_ring(
                 if carrier::wants_more(receiver.ring.memory()) {
                     socket.grow();
                 }
-                return Ok(n);
+                return Ok(Some(n));
             }
             // Nothing will ever come.
             Err(RecvError::Empty) if receiver.ring.memory().is_broken() => {
                 return Err(Errno(libc::ECONNRESET));
             }
+            // It is finished too.
+            Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead)
+                if returning::begin_if_due(socket, fd, rings)? =>
+            {
+                return Ok(None);
+            }
             Err(RecvError::Empty) => {
                 // The kernel's end was seen before the ring was found empty, so nothing can have come between.
                 if let Some(end) = ended {
-                    return end;
+                    return end.map(Some);
                 }
                 // "Nothing" is not said for long without a look at the kernel's socket, which knows whether the peer lives.
                 // Who waits looks there before it sleeps. If the peer has ended, it may have written before.
                 if socket.end() == End::None
-                    && (waits || !socket.is_look_due() || !look_at_kernel(socket, fd))
+                    && (waits || !socket.is_look_due() || !look_at_kernel(socket, fd, rings))
                 {
                     return Err(Errno(libc::EAGAIN));
                 }
@@ -270,8 +317,8 @@ fn from_ring(
             Err(RecvError::Finished | RecvError::PeerDead)
                 if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
             Err(RecvError::Finished) if is_broken(socket) => return Err(Errno(libc::ECONNRESET)),
-            Err(RecvError::Finished) => return Ok(0),
-            Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)),
+            Err(RecvError::Finished) => return Ok(Some(0)),
+            Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)).map(Some),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
         }
     }
@@ -301,11 +348,11 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
 }
 
 /// True if the connection has ended.
-fn look_at_kernel(socket: &'static Socket, fd: c_int) -> bool {
+fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> bool {
     // Whoever sleeps in epoll_wait for this socket has to find the wake bytes.
     let sleeper = wait::Sleeper::begin(socket);
     if socket.end() == End::None && socket.watchers.is_empty() && sleeper.is_alone {
-        kernel::drain(socket, fd);
+        returning::drain_ring(socket, fd, rings);
     } else if socket.end() == End::None {
         kernel::look_for_end(socket, fd);
     }
@@ -352,23 +399,39 @@ pub enum Found {
 /// What a call that receives would find, if the kernel does not carry this direction alone. `kernel` says whether the kernel's socket is readable; it
 /// is asked only where that matters.
 pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
+    let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
+    let fd = socket.fd.load(Ordering::Relaxed);
     let mut rings = socket.receiving.ring.lock();
-    let Some(receiver) = rings.as_ref() else { return Found::Something };
-    // (Not the kernel's alone, so the carrier is one of the two.)
-    if socket.receiving.carrier() == Carrier::Counted {
-        let received = socket.receiving.native.load(Ordering::Relaxed);
-        match left(receiver, received) {
-            Ok(Some(0)) => {}
+    match socket.receiving.carrier() {
+        Carrier::Kernel | Carrier::Changing => return readable(kernel()),
+        Carrier::Counted => {
+            let Some(receiver) = rings.as_ref() else { return Found::Something };
+            match left(receiver, socket.receiving.kernels()) {
+                Ok(Some(0)) => {}
+                Err(_) => return Found::Something,
+                Ok(_) => return readable(kernel()),
+            }
+        }
+        Carrier::Ring | Carrier::Returning => {}
+    }
+    if socket.receiving.carrier() != Carrier::Returning {
+        let found = match poll(socket, &mut rings) {
+            Ok(_) => return Found::Something,
+            Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
+            Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
             Err(_) => return Found::Something,
-            Ok(_) => return if kernel() { Found::Something } else { Found::Nothing },
+        };
+        match returning::begin_if_due(socket, fd, &rings) {
+            Ok(false) => return found,
+            // The call that receives says which.
+            Err(_) => return Found::Something,
+            Ok(true) => {}
         }
     }
-    match poll(socket, &mut rings) {
-        Ok(_) => Found::Something,
-        Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
-        Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
-        Err(_) => Found::Something,
+    if returning::settle(socket, fd, &mut rings) {
+        return readable(kernel());
     }
+    readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
 }
 
 /// What the ring has that carries now.
@@ -417,16 +480,22 @@ pub fn rise(socket: &'static Socket) {
     }
 }
 
-/// Whether the ring has something, or has ended.
+/// Whether the ring has something, or has ended, or does not carry any more.
 pub fn is_ready(socket: &'static Socket) -> bool {
-    poll(socket, &mut socket.receiving.ring.lock()) != Err(RecvError::Empty)
+    match socket.receiving.carrier() {
+        Carrier::Ring | Carrier::Returning => {
+            let fd = socket.fd.load(Ordering::Relaxed);
+            look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0) != Found::Nothing
+        }
+        _ => poll(socket, &mut socket.receiving.ring.lock()) != Err(RecvError::Empty),
+    }
 }
 
 /// The position in the ring up to which bytes have come.
 pub fn position(socket: &'static Socket) -> u64 {
     let mut ring = socket.receiving.ring.lock();
     let available = poll(socket, &mut ring);
-    let Some(receiver) = ring.as_ref() else { return u64::MAX };
+    let Some(receiver) = ring.as_ref() else { return ring.before() };
     let position = ring.before() + receiver.ring.cursor().position;
     // The end is news too.
     match available {
@@ -438,8 +507,9 @@ pub fn position(socket: &'static Socket) -> u64 {
 
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.
 pub fn available(socket: &'static Socket) -> Option<usize> {
-    if socket.receiving.carrier() != Carrier::Ring {
-        return None;
+    match socket.receiving.carrier() {
+        Carrier::Ring => Some(poll(socket, &mut socket.receiving.ring.lock()).unwrap_or(0)),
+        Carrier::Returning => Some(socket.stash.lock().len()),
+        _ => None,
     }
-    Some(poll(socket, &mut socket.receiving.ring.lock()).unwrap_or(0))
 }

@@ -73,6 +73,27 @@ impl<R> Rings<R> {
         self.before
     }
 
+    /// The kernel carries again. What was to take over is there for when it does not any more. Returns what has carried until now, so
+    /// many bytes.
+    pub fn give_back(&mut self, carried: u64) -> Option<R> {
+        let left = self.rings[self.state & 1].take();
+        self.before += carried;
+        self.is_last = false;
+        if self.is_ahead() {
+            self.state = !self.state & 1;
+        }
+        left
+    }
+
+    /// A ring for when the kernel does not carry any more. Given back if there is one.
+    pub fn begin_again(&mut self, ring: R) -> Result<(), R> {
+        if self.as_ref().is_some() {
+            return Err(ring);
+        }
+        self.rings[self.state & 1] = Some(ring);
+        Ok(())
+    }
+
     /// Nothing takes over any more. Returns the ring that was to.
     pub fn stay(&mut self) -> Option<R> {
         self.is_last = true;
@@ -88,7 +109,12 @@ impl<R> Rings<R> {
         if self.is_ahead() { None } else { self.rings[!self.state & 1].take() }
     }
 
-    /// All of them, the one that carries first.
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &R> {
+        self.rings.iter().flatten()
+    }
+
+    /// Takes all of them, the one that carries first.
     pub fn take(&mut self) -> impl Iterator<Item = R> + use<R> {
         let Self { mut rings, state, .. } = std::mem::replace(self, Self::new());
         rings.rotate_left(state & 1);
@@ -118,6 +144,22 @@ mod tests {
         assert_eq!(rings.offer("largest"), Ok(()));
         assert_eq!(rings.take().collect::<Vec<_>>(), ["larger", "largest"]);
         assert_eq!((rings.as_ref(), rings.before()), (None, 0));
+    }
+
+    #[test]
+    fn the_kernel_carries_in_between() {
+        let mut rings = Rings::new();
+        rings.begin("small");
+        assert_eq!(rings.offer("larger"), Ok(()));
+        assert_eq!(rings.give_back(3), Some("small"));
+        assert_eq!((rings.as_ref(), rings.is_ahead(), rings.before()), (Some(&"larger"), false, 3));
+        assert_eq!(rings.begin_again("other"), Err("other"));
+        assert_eq!(rings.give_back(4), Some("larger"));
+        assert_eq!(rings.take_left(), None);
+        assert_eq!((rings.as_ref(), rings.before()), (None, 7));
+        assert_eq!(rings.offer("other"), Err("other"));
+        assert_eq!(rings.begin_again("other"), Ok(()));
+        assert_eq!(rings.take().collect::<Vec<_>>(), ["other"]);
     }
 
     #[test]

@@ -2,16 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
+use ginnel::SocketSender;
 use ginnel_ring::SendError;
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::Memory;
 use libc::c_int;
 
-use crate::errno::{Errno, Kept, Result, tell};
+use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
+use crate::rings::Rings;
 use crate::socket::{Carrier, Socket};
 use crate::wait::{self, Deadline};
-use crate::{change, family, grow, meet};
+use crate::{change, family, grow, meet, returning};
 
 /// Flags after which a connection is left to the kernel, if it still is the kernel's.
 const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -89,7 +91,18 @@ fn into_ring<'a>(
     for piece in pieces {
         let mut rest = piece;
         while !rest.is_empty() {
-            match some_into_ring(socket, fd, rest) {
+            let Some(result) = some_into_ring(socket, fd, rest) else {
+                match natively(socket, fd, rest, flags) {
+                    Ok(n) => {
+                        rest = &rest[n..];
+                        sent += n;
+                        continue;
+                    }
+                    Err(_) if sent > 0 => return Ok(sent),
+                    Err(errno) => return Err(errno),
+                }
+            };
+            match result {
                 Ok(n) => {
                     rest = &rest[n..];
                     sent += n;
@@ -97,7 +110,10 @@ fn into_ring<'a>(
                 Err(SendError::Full) => {
                     let result = if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
                         socket.was_full.store(true, Ordering::Relaxed);
-                        Err(Errno(libc::EAGAIN))
+                        match returning::is_full(socket, fd) {
+                            true => Err(Errno(libc::EAGAIN)),
+                            false => Ok(()),
+                        }
                     } else {
                         wait::for_space(socket, fd, &mut deadline)
                     };
@@ -121,22 +137,49 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Puts some of the bytes into the ring, and wakes the peer if it sleeps.
+/// Sends some of the bytes by a call of the kernel: it carries again, or still.
+#[cold]
+fn natively(socket: &'static Socket, fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
+    let sent = socket.sending.through_kernel(
+        || kernel::send(fd, bytes, flags),
+        |sent: &isize| usize::try_from(*sent).unwrap_or(0),
+    );
+    // A ring carries, or is about to.
+    sent.map_or(Ok(0), check)
+}
+
+/// Puts some of the bytes into the ring, and wakes the peer if it sleeps. `None` if it does not carry.
 #[inline]
-fn some_into_ring(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> std::result::Result<usize, SendError> {
+fn some_into_ring(
+    socket: &'static Socket,
+    fd: c_int,
+    bytes: &[u8],
+) -> Option<std::result::Result<usize, SendError>> {
+    let mut ring = socket.sending.ring.lock();
+    (socket.sending.carrier() == Carrier::Ring).then(|| write(socket, fd, &mut ring, bytes))
+}
+
+#[inline]
+fn write(
+    socket: &'static Socket,
+    fd: c_int,
+    ring: &mut Rings<SocketSender>,
+    bytes: &[u8],
+) -> std::result::Result<usize, SendError> {
     if !family::may_use(socket, family::Way::Sending) {
         return Err(SendError::Aborted);
     }
-    let mut ring = socket.sending.ring.lock();
     if ring.is_ahead() {
-        grow::step_sending(socket, fd, &mut ring);
+        grow::step_sending(socket, fd, ring);
     }
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let written = sender.ring.write(bytes, || kernel::wake(socket, fd));
     if written == Err(SendError::Full) {
         grow::note_full(socket, fd, sender);
+        returning::note_full(socket);
     }
     let n = written?;
+    returning::note_room(socket);
     if sender.ring.memory().is_broken() {
         return Err(SendError::Aborted);
     }

@@ -42,6 +42,8 @@ pub enum Carrier {
     Counted,
     /// The ring.
     Ring,
+    /// Receiving: the kernel again, once what is left of the wake bytes has been dropped.
+    Returning,
 }
 
 /// Whether a connection goes on in larger rings.
@@ -75,6 +77,15 @@ pub enum End {
 /// Microseconds between two looks at the kernel's socket.
 const LOOK: u64 = 100;
 
+/// How long the kernel carries after a ring, before rings are asked for again, in microseconds. It is doubled each time.
+const FIRST_PAUSE: u64 = 25_000;
+const LONGEST_PAUSE: u64 = 10_000_000;
+
+/// Microseconds of CLOCK_MONOTONIC.
+pub fn now() -> u64 {
+    Connecting::now().as_micros() as u64
+}
+
 /// One direction.
 pub struct Direction<R> {
     /// Threads that are in a call of the kernel that moves bytes in this direction.
@@ -88,6 +99,8 @@ pub struct Direction<R> {
     /// Microseconds from the begin of the connection to the change.
     pub changed_after: AtomicU64,
     carrier: AtomicU8,
+    /// The kernel carries it again, after a ring did.
+    returned: AtomicBool,
     /// This process has moved no bytes since a fork: that may be for the other process to do.
     is_untouched: AtomicBool,
     /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
@@ -105,6 +118,7 @@ impl<R> Direction<R> {
             wakes: AtomicU64::new(0),
             changed_after: AtomicU64::new(0),
             carrier: AtomicU8::new(Carrier::Kernel as u8),
+            returned: AtomicBool::new(false),
             is_untouched: AtomicBool::new(false),
             waiting: AtomicU32::new(0),
             ring: Lock::new(Rings::new()),
@@ -119,6 +133,7 @@ impl<R> Direction<R> {
         }
         self.is_untouched.store(false, Ordering::Relaxed);
         self.set_carrier(Carrier::Kernel);
+        self.returned.store(false, Ordering::Relaxed);
     }
 
     /// What carries it.
@@ -129,8 +144,36 @@ impl<R> Direction<R> {
             0 => Carrier::Kernel,
             1 => Carrier::Changing,
             2 => Carrier::Counted,
-            _ => Carrier::Ring,
+            3 => Carrier::Ring,
+            _ => Carrier::Returning,
         }
+    }
+
+    /// Whether the ring carries it.
+    pub fn is_ring(&self) -> bool {
+        // ORDER preload.takers: see `Taker::begin`.
+        self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
+    }
+
+    /// The kernel is about to carry it again. To be called with the ring's lock held.
+    pub fn begin_return(&self) {
+        // ORDER preload.takers: before `settle` looks who takes. Pairs with: `Taker::begin`.
+        self.carrier.store(Carrier::Returning as u8, Ordering::SeqCst);
+    }
+
+    /// Whether the kernel carries it again, after a ring did.
+    pub fn has_returned(&self) -> bool {
+        self.returned.load(Ordering::Relaxed)
+    }
+
+    /// To be called with the ring's lock held.
+    pub fn set_returned(&self, returned: bool) {
+        self.returned.store(returned, Ordering::Relaxed);
+    }
+
+    /// Bytes of the kernel's stream that this side has sent or received: of the program, and such that wake.
+    pub fn kernels(&self) -> u64 {
+        self.native.load(Ordering::Relaxed) + self.wakes.load(Ordering::Relaxed)
     }
 
     /// To be called with the ring's lock held.
@@ -171,17 +214,28 @@ impl<R> Direction<R> {
         self.is_untouched.load(Ordering::Relaxed)
     }
 
-    /// Keeps others out of the kernel, and says how many bytes the program has moved there; `None` if somebody is inside. To be
+    /// Sends a wake byte, unless the ring does not carry this direction: then it would be taken for the program's.
+    pub fn wake(&self, send: impl FnOnce() -> bool) {
+        // ORDER preload.inside: see `Direction::through_kernel`.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && send() {
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Keeps others out of the kernel, and says how many bytes have gone through it; `None` if somebody is inside. To be
     /// called with the ring's lock held, and followed by [`Direction::set_carrier`].
     pub fn begin_change(&self) -> Option<u64> {
+        let before = self.carrier();
         // ORDER preload.inside: see `Direction::through_kernel`.
         self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
         // ORDER preload.counted: with nobody inside, what all have counted. Pairs with: `Direction::through_kernel`.
         if self.inside.load(Ordering::SeqCst) != 0 {
-            self.set_carrier(Carrier::Kernel);
+            self.set_carrier(before);
             return None;
         }
-        Some(self.native.load(Ordering::Relaxed))
+        Some(self.kernels())
     }
 }
 
@@ -241,8 +295,10 @@ pub struct Socket {
     end: AtomicU8,
     /// When the kernel was asked last whether it has, in microseconds.
     looked: AtomicU64,
-    /// Threads that sleep at the kernel's socket in calls that take its bytes away.
+    /// Threads that sleep at the kernel's socket, or take its wake bytes away.
     pub sleepers: AtomicU32,
+    /// Threads that sleep in a call that takes one away.
+    pub takers: AtomicU32,
     /// A call that does not wait has found no room.
     pub was_full: AtomicBool,
     /// What the program was told of the connection's end.
@@ -263,6 +319,15 @@ pub struct Socket {
     pub ring_bytes: AtomicU64,
     /// How often its ring had no room for what it sends.
     pub fulls: AtomicU32,
+    /// Since when it has had none, in microseconds; 0: it has some.
+    pub full_since: AtomicU64,
+    /// How often a direction has gone back to the kernel, and when rings may be asked for after that, in microseconds.
+    pub returns: AtomicU32,
+    again_at: AtomicU64,
+    /// What the kernel has carried at the end of the wake bytes, while it is about to carry again.
+    pub resume: AtomicU64,
+    /// Bytes of the program that were received among wake bytes.
+    pub stash: Lock<Vec<u8>>,
     /// The last descriptor that it was seen by, for who has none at hand.
     pub fd: AtomicI32,
 }
@@ -283,6 +348,7 @@ impl Socket {
             end: AtomicU8::new(End::None as u8),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
+            takers: AtomicU32::new(0),
             was_full: AtomicBool::new(false),
             said: Said::default(),
             has_settled: AtomicBool::new(false),
@@ -293,6 +359,11 @@ impl Socket {
             patience: AtomicU32::new(0),
             ring_bytes: AtomicU64::new(0),
             fulls: AtomicU32::new(0),
+            full_since: AtomicU64::new(0),
+            returns: AtomicU32::new(0),
+            again_at: AtomicU64::new(0),
+            resume: AtomicU64::new(0),
+            stash: Lock::new(Vec::new()),
             fd: AtomicI32::new(-1),
         }
     }
@@ -308,6 +379,7 @@ impl Socket {
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
+        self.takers.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
@@ -318,6 +390,9 @@ impl Socket {
         self.patience.store(0, Ordering::Relaxed);
         self.ring_bytes.store(0, Ordering::Relaxed);
         self.fulls.store(0, Ordering::Relaxed);
+        self.full_since.store(0, Ordering::Relaxed);
+        self.returns.store(0, Ordering::Relaxed);
+        self.stash.lock().clear();
         self.set_stage(Stage::New);
         self.fd.store(fd, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);
@@ -363,13 +438,37 @@ impl Socket {
         }
     }
 
-    /// Its rings are as large as they are to be, unless somebody has just said otherwise.
+    /// Its rings are as large as they are to be, unless somebody has just said otherwise, or the kernel carries again.
     pub fn leave_grown(&self) {
         self.attention.store(false, Ordering::SeqCst);
         // ORDER preload.growth: see `Socket::grow`.
-        if self.growth.load(Ordering::SeqCst) == Growth::Wanted as u8 {
+        if self.growth.load(Ordering::SeqCst) == Growth::Wanted as u8 || self.has_returned() {
             self.attention.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Whether the kernel carries a direction again, after a ring did.
+    pub fn has_returned(&self) -> bool {
+        self.sending.has_returned() || self.receiving.has_returned()
+    }
+
+    /// The kernel carries a direction again. After a while, which is longer each time, calls ask for rings again.
+    pub fn returned(&self) {
+        self.returns.fetch_add(1, Ordering::Relaxed);
+        self.pause();
+        self.attention.store(true, Ordering::SeqCst);
+    }
+
+    /// Rings are not asked for again for a while.
+    pub fn pause(&self) {
+        let returns = self.returns.load(Ordering::Relaxed);
+        let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
+        self.again_at.store(now() + pause, Ordering::Relaxed);
+    }
+
+    /// Whether rings may be asked for again.
+    pub fn is_again_due(&self) -> bool {
+        self.has_returned() && now() >= self.again_at.load(Ordering::Relaxed)
     }
 
     /// How far it has come with larger rings.
@@ -396,7 +495,7 @@ impl Socket {
 
     /// Whether the kernel has not been asked for a while whether the connection has ended.
     pub fn is_look_due(&self) -> bool {
-        let now = Connecting::now().as_micros() as u64;
+        let now = now();
         let due = now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= LOOK;
         if due {
             self.looked.store(now, Ordering::Relaxed);

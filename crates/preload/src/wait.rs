@@ -13,6 +13,7 @@ use libc::c_int;
 
 use crate::errno::{Errno, Result};
 use crate::kernel;
+use crate::returning::{self, Taker};
 use crate::socket::{Carrier, End, Socket};
 use crate::{receive, send};
 
@@ -60,7 +61,7 @@ impl Drop for Sleeper {
 
 /// Waits until another try to receive is worth it.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    if looks_pay(socket) {
+    if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
         let what = socket.receiving.ring.lock().as_ref().map(|receiver| receiver.ring.watch().look);
         if let Some(what) = what {
             let found = spin(|| what.has_changed());
@@ -84,20 +85,26 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
     // What wakes this thread is for nobody else: the call that sleeps takes it too.
-    let takes = alone
+    let may_take = alone
         && wakes_only
         && socket.end() == End::None
         && socket.watchers.is_empty()
         && socket.receiving.waiting.load(Ordering::Relaxed) == 1;
+    let taker = may_take.then(|| Taker::begin(socket)).flatten();
+    let takes = taker.is_some();
     let result = if alone || !wakes_only {
-        kernel::sleep_as_recv(socket, fd, takes)
+        kernel::sleep_as_recv(socket, fd, takes).map(|byte| {
+            if let (Some(taker), Some(byte)) = (&taker, byte) {
+                taker.took(byte);
+            }
+        })
     } else {
         // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
         deadline.left(fd, libc::SO_RCVTIMEO).map(|_| std::thread::sleep(Duration::from_millis(STEP as u64)))
     };
     let is_there = !takes && alone && wakes_only && result.is_ok();
     if is_there && socket.end() == End::None && socket.watchers.is_empty() {
-        kernel::drain(socket, fd);
+        returning::drain(socket, fd);
     }
     result
 }
@@ -124,6 +131,9 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
 fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
+    if !returning::is_full(socket, fd) {
+        return Ok(());
+    }
     // The peer can send a wake byte only once its direction has changed over; and while bytes of the program wait in the kernel,
     // a wake byte is not seen behind them.
     let is_woken = crate::family::is_woken(socket);
@@ -133,7 +143,9 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None;
     let result = if can_be_woken {
-        let milliseconds = left.map_or(-1, |left| left.as_millis().clamp(1, 1 << 30) as c_int);
+        // Nobody tells that there will be no room.
+        let most = returning::STEP;
+        let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
         kernel::poll_readable(fd, milliseconds).map(drop)
     } else {
         std::thread::sleep(Duration::from_millis(STEP as u64));
@@ -142,7 +154,7 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
     if !is_woken {
         kernel::look_for_end(socket, fd);
     } else if can_be_woken && socket.watchers.is_empty() {
-        kernel::drain(socket, fd);
+        returning::drain(socket, fd);
     }
     // What ended may have released room before, or never will.
     if socket.end() != End::None && !send::is_ready(socket) {

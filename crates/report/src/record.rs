@@ -69,6 +69,12 @@ pub struct Record<'a> {
     /// How often this end was woken.
     #[serde(skip_serializing_if = "is_zero")]
     pub wakes_received: u64,
+    /// How often TCP has carried a direction again, because the other end did not receive for a while.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub returns: u64,
+    /// Directions that TCP carries again now, until they change over once more.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub returned: u64,
     /// Why the connection stays on TCP or has ended, or why the whole process uses nothing but TCP. For people.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut")]
     pub reason: Cow<'a, str>,
@@ -165,13 +171,15 @@ mod tests {
             shared_received: 4,
             wakes_sent: 5,
             wakes_received: 6,
+            returns: 8,
+            returned: 1,
             reason: "x".into(),
         };
         let expected = concat!(
             r#"{"event":"joined","pid":7,"program":"redis-server","connection":3,"local":"10.0.0.1:6379","#,
             r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"ring_bytes":4096,"#,
             r#""sent_after_us":0,"received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
-            r#""wakes_sent":5,"wakes_received":6,"reason":"x"}"#,
+            r#""wakes_sent":5,"wakes_received":6,"returns":8,"returned":1,"reason":"x"}"#,
             "\n"
         );
         assert_eq!(line(&record), expected);
@@ -212,6 +220,8 @@ mod tests {
             shared_received: most,
             wakes_sent: most,
             wakes_received: most,
+            returns: most,
+            returned: most,
             reason: text,
         };
         assert!(address.is_some());

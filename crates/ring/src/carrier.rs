@@ -1,4 +1,4 @@
-//! A ring that takes over from another carrier in the middle of a stream of bytes.
+//! A ring that takes over from another carrier in the middle of a stream of bytes, and gives back to it.
 //!
 //! A connection that began on the kernel's TCP goes on in a ring from a byte that the producer names, and later perhaps in a larger ring
 //! in the same way. Nothing is agreed on beforehand, and nobody waits:
@@ -6,11 +6,11 @@
 //! | producer | consumer |
 //! |---|---|
 //! | counts the bytes that it sends over the earlier carrier | counts those that it receives |
-//! | | [`count`]: says that it counts, and asks [`left`] before and after each receive from the earlier carrier from then on |
+//! | | [`count`]: says that it counts, and in which carrier, and asks [`left`] before and after each receive from that one |
 //! | once the consumer [counts](is_counted), [`begin`]: names its count, and sends into the ring from then on | receives so many bytes from the earlier carrier, then from the ring |
 //!
 //! The words are those of the ring that takes over. Once the producer has begun, what it sends over the kernel's connection means nothing
-//! but "wake up", and the consumer drops it.
+//! but "wake up", and the consumer drops it. The kernel's count includes these bytes.
 //!
 //! If the earlier carrier is a ring, both sides count in it, from its first byte. The producer publishes nothing more there, and may
 //! finish it. A consumer that finds it finished or its producer dead asks [`left`] again before it believes that this was the end: the
@@ -18,16 +18,35 @@
 //! whether it is armed or not.
 //!
 //! A producer says by [`want_more`] that its ring is too small. That is a hint: whoever says it needlessly gets a ring that it does not need.
+//!
+//! A producer may go back to the kernel's connection at any time, without the consumer's help:
+//!
+//! | producer | consumer |
+//! |---|---|
+//! | sends no more wake bytes. [`give_back`]: names what the ring and the kernel have carried, and sends over the kernel's connection from then on | |
+//! | | finds the ring empty, finished or its producer dead, and [`given_back`] names this place: drops what it has not dropped of the wake bytes, then receives from the kernel |
+//!
+//! A consumer that drops wake bytes asks [`given_back`] after each receive: what is beyond the place that the producer names is the
+//! stream's. (What the producer sent before it has named a place is a wake byte, and it is named before the first byte of the stream is
+//! sent. So no byte of the stream is received by somebody who does not see the place afterwards.)
 
-use ginnel_layout::ring::{BASE, READY, WANTED};
+use ginnel_layout::ring::{BASE, END, READY, RESUME, WANTED};
 use ginnel_shmem::Memory;
 
 use crate::error::Corrupt;
 
-/// What READY says.
-const COUNTS: u32 = 1;
 /// What WANTED says.
 const WANTS: u32 = 1;
+
+/// The carrier before a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Earlier {
+    /// The kernel's connection.
+    Kernel = 1,
+    /// Another ring.
+    Ring = 2,
+}
 
 /// The producer would rather have a larger ring.
 pub fn want_more<M: Memory>(memory: &M) {
@@ -40,17 +59,17 @@ pub fn wants_more<M: Memory>(memory: &M) -> bool {
     memory.load_relaxed_u32(WANTED) == WANTS
 }
 
-/// The consumer says that it counts. From now on it must not take a byte from the earlier carrier without [`left`].
-pub fn count<M: Memory>(memory: &M) {
+/// The consumer says that it counts what the earlier carrier carries. From now on it must not take a byte from there without [`left`].
+pub fn count<M: Memory>(memory: &M, earlier: Earlier) {
     memory.attend();
     // ORDER carrier.ready: what the consumer has received without looking. Pairs with: `is_counted`.
-    memory.store_release_u32(READY, COUNTS);
+    memory.store_release_u32(READY, earlier as u32);
 }
 
-/// Whether the producer may [`begin`].
-pub fn is_counted<M: Memory>(memory: &M) -> bool {
+/// Whether the producer may [`begin`], by its count in this carrier.
+pub fn is_counted<M: Memory>(memory: &M, earlier: Earlier) -> bool {
     // ORDER carrier.ready: see `count`.
-    memory.load_acquire_u32(READY) == COUNTS
+    memory.load_acquire_u32(READY) == earlier as u32
 }
 
 /// The producer has sent `sent` bytes over the earlier carrier and sends no more there. To be called before anything is
@@ -70,4 +89,29 @@ pub fn left<M: Memory>(memory: &M, received: u64) -> Result<Option<u64>, Corrupt
     // ORDER carrier.base: see `begin`.
     let Some(base) = memory.load_acquire_u64(BASE).checked_sub(1) else { return Ok(None) };
     base.checked_sub(received).map(Some).ok_or(Corrupt::Base { base, received })
+}
+
+/// Where a stream goes on over the kernel's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes that the ring has carried.
+    pub ring: u64,
+    /// Bytes that the kernel has carried, wake bytes included.
+    pub kernel: u64,
+}
+
+/// The producer sends no more into the ring. To be called after its last publish and its last wake byte, and before it sends over the
+/// kernel's connection.
+pub fn give_back<M: Memory>(memory: &M, place: Place) {
+    memory.attend();
+    memory.store_relaxed_u64(RESUME, place.kernel);
+    // ORDER carrier.end: the other word, and all that was published. Pairs with: `given_back`.
+    memory.store_release_u64(END, place.ring.saturating_add(1));
+}
+
+/// Where the producer has left the ring for the kernel's connection; `None` if it has not.
+pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
+    // ORDER carrier.end: see `give_back`.
+    let ring = memory.load_acquire_u64(END).checked_sub(1)?;
+    Some(Place { ring, kernel: memory.load_relaxed_u64(RESUME) })
 }

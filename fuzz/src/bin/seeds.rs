@@ -105,10 +105,15 @@ fn carriers() -> impl Iterator<Item = Seed> {
     let op = |code: u8, a: u16, b: u16| Op { code, a, b };
     let well = [op(0, 400, 0), op(1, 80, 0), op(2, 0, 0), op(0, 404, 0), op(3, 0, 0), op(4, 0, 0)]
         .into_iter()
-        .chain((0..20).flat_map(|n| [op(0, 40 * n, 0), op(1, 60, 0), op(4, 0, 0), op(1, 404, 0)]));
+        .chain((0..20).flat_map(|n| [op(0, 40 * n, 0), op(1, 60, 0), op(4, 0, 0), op(1, 404, 0)]))
+        // Back to the kernel, and into the next ring, with bytes under way.
+        .chain((0..4).flat_map(|n| {
+            [op(4, 0, 0), op(5, n, 0), op(0, 80, 0), op(6, 40, 0), op(1, 404, 0), op(1, 404, 0)]
+        }))
+        .chain([op(1, 404, 0), op(2, 0, 0), op(0, 80, 0), op(3, 0, 0), op(0, 400, 0), op(1, 404, 0)]);
     let lies = (0..64u16).flat_map(|n| {
-        let scribble = op(0x80 | n as u8 % 4, n, n);
-        [op(0, 80, 0), op(n as u8 % 4, 40, 0), scribble, op(1, 8, 0), op(1, 400, 0)]
+        let scribble = op(0x80 | n as u8 % 6, n, n);
+        [op(0, 80, 0), op(n as u8 % 7, 40, 0), scribble, op(1, 8, 0), op(1, 400, 0)]
     });
     [("well", well.collect::<Vec<_>>()), ("lies", lies.collect())]
         .into_iter()

@@ -4,11 +4,11 @@ use crate::epoll::PAIRS;
 use crate::stage::{PYTHON, Stage, changed, have};
 
 /// Data bytes of the rings that a connection begins with, and of the largest.
-const SMALLEST: u64 = 64 << 10;
+const SMALLEST: u64 = 4 << 10;
 const LARGEST: u64 = 256 << 10;
 
 /// Streams between the ends of a pair. An end goes on until the report says that all have the largest rings.
-const STREAMS: &str = r#"
+pub const STREAMS: &str = r#"
 import hashlib, json, random, selectors
 def largest():
     ends = {}

@@ -13,6 +13,7 @@ mod measure;
 mod operate;
 mod programs;
 mod readers;
+mod returning;
 mod run;
 mod settling;
 mod stage;

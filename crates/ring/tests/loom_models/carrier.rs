@@ -4,8 +4,10 @@
 
 use super::{ASLEEP, CAPACITY, explore, must_fail};
 use ginnel_layout::ring::{
-    BASE, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, READY, SPACE_ARMED, TAIL, footprint,
+    BASE, CONSUMER_STATE, DATA_ARMED, END, HEAD, HEADER, PRODUCER_STATE, READY, RESUME, SPACE_ARMED, TAIL,
+    footprint,
 };
+use ginnel_ring::carrier::{Earlier, Place};
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{Corrupt, RecvError, carrier, stream};
 use ginnel_shmem::{LoomMemory, Order};
@@ -59,7 +61,7 @@ impl Sleeper for Kernel {
 fn send(count: u64, kernel: &Kernel, producer: &mut stream::Producer<LoomMemory>) {
     let (mut sent, mut begun) = (0, false);
     for word in 1..=count {
-        if !begun && carrier::is_counted(producer.memory()) {
+        if !begun && carrier::is_counted(producer.memory(), Earlier::Kernel) {
             carrier::begin(producer.memory(), sent);
             begun = true;
         }
@@ -93,7 +95,7 @@ impl Receiver {
     /// What there is.
     fn recv(&mut self) -> Result<Vec<u64>, Corrupt> {
         if !self.counts && self.received >= self.count_at {
-            carrier::count(self.ring.memory());
+            carrier::count(self.ring.memory(), Earlier::Kernel);
             self.counts = true;
         }
         if self.in_ring {
@@ -186,7 +188,8 @@ fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, cons
 }
 
 fn memory() -> LoomMemory {
-    let control = [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE, BASE, READY];
+    let control =
+        [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE, BASE, END, RESUME, READY];
     let data = (0..4).map(|word| HEADER + 8 * word);
     LoomMemory::new(footprint(CAPACITY), control.into_iter().chain(data))
 }
@@ -296,7 +299,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
     let sender = thread::spawn(move || {
         let mut at = 0;
         for word in 1..=count {
-            if at == 0 && carrier::is_counted(producers[1].memory()) {
+            if at == 0 && carrier::is_counted(producers[1].memory(), Earlier::Ring) {
                 carrier::begin(producers[1].memory(), producers[0].cursor().position);
                 at = 1;
                 if wakes {
@@ -314,7 +317,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
     let mut next = 1;
     while next <= count {
         if next > count_at {
-            carrier::count(grower.rings[1].memory());
+            carrier::count(grower.rings[1].memory(), Earlier::Ring);
         }
         match grower.recv() {
             Some(word) => {
@@ -338,4 +341,155 @@ fn a_stream_leaves_a_ring_for_another_at_any_word() {
 #[test]
 fn who_begins_another_ring_and_wakes_nobody_is_not_heard() {
     must_fail(ASLEEP, || grow(2, 0, false));
+}
+
+/// The receiving side of a stream that goes back to the kernel. It sleeps at the kernel's connection, which carries wakes until then.
+struct Returner {
+    kernel: Kernel,
+    ring: stream::Consumer<LoomMemory>,
+    /// Words that it has taken from the kernel, and how many of them come before the stream's.
+    taken: u64,
+    resume: Option<u64>,
+    /// Words of the stream that it has taken for wakes.
+    stash: VecDeque<u64>,
+    sorted: u64,
+    in_kernel: bool,
+    /// Takes whatever comes for wakes.
+    careless: bool,
+}
+
+impl Returner {
+    /// Takes wakes away, and sorts out what is none.
+    fn drain(&mut self) {
+        let left =
+            carrier::given_back(self.ring.memory()).map(|place| place.kernel.saturating_sub(self.taken));
+        let words = self.kernel.recv(left.unwrap_or(u64::MAX));
+        self.taken += words.len() as u64;
+        let place = carrier::given_back(self.ring.memory()).filter(|_| !self.careless);
+        let beyond = place.map_or(0, |place| self.taken.saturating_sub(place.kernel)) as usize;
+        let words = &words[words.len() - beyond.min(words.len())..];
+        self.sorted += words.len() as u64;
+        self.stash.extend(words);
+    }
+
+    /// Goes on with the kernel if the ring has nothing more. True if it does.
+    fn settle(&mut self) -> bool {
+        let Some(resume) = self.resume else {
+            let place = carrier::given_back(self.ring.memory());
+            let due = place.filter(|place| place.ring == self.ring.cursor().position);
+            self.resume = due.map(|place| place.kernel);
+            return self.resume.is_some() && self.settle();
+        };
+        let wakes = self.kernel.recv(resume.saturating_sub(self.taken));
+        assert!(wakes.iter().all(|word| *word == WAKE), "out of order");
+        self.taken += wakes.len() as u64;
+        assert!(self.taken <= resume + self.sorted, "a word was taken for a wake");
+        self.in_kernel = self.taken >= resume && self.stash.is_empty();
+        true
+    }
+
+    /// A word, or `None` if there is none now.
+    fn recv(&mut self) -> Option<u64> {
+        if self.resume.is_none() {
+            let mut word = [0; 8];
+            if let Ok(bytes) = self.ring.peek() {
+                bytes.slice().read(0, &mut word);
+                let _ = bytes.release(8);
+                return Some(u64::from_ne_bytes(word));
+            }
+        }
+        if !self.in_kernel && !self.settle() {
+            return None;
+        }
+        match self.in_kernel {
+            true => self.kernel.recv(1).pop(),
+            false => self.stash.pop_front(),
+        }
+    }
+}
+
+impl Waitable for Returner {
+    fn ready(&mut self) -> bool {
+        if !self.in_kernel && (self.resume.is_some() || !self.ring.ready()) && !self.settle() {
+            return false;
+        }
+        if self.resume.is_none() { true } else { !self.stash.is_empty() || self.kernel.has_any() }
+    }
+
+    fn arm(&mut self) {
+        if self.resume.is_none() {
+            self.drain();
+        }
+        self.ring.arm();
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+}
+
+/// Words 1 to `count` arrive once and in order; from word `back_at` on the kernel carries them again.
+fn give_back(count: u64, back_at: u64, careless: bool, producer: &LoomMemory, consumer: &LoomMemory) {
+    let kernel = Kernel::new();
+    let mut returner = Returner {
+        kernel: kernel.clone(),
+        ring: stream::Consumer::new(consumer.clone(), CAPACITY),
+        taken: 0,
+        resume: None,
+        stash: VecDeque::new(),
+        sorted: 0,
+        in_kernel: false,
+        careless,
+    };
+    let (mut bed, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
+    let sender = thread::spawn(move || {
+        let mut sent = 0;
+        for word in 1..=count {
+            if word == back_at {
+                let place = Place { ring: ring.cursor().position, kernel: sent };
+                carrier::give_back(ring.memory(), place);
+                let _ = ring.finish();
+            }
+            if word >= back_at {
+                kernel.send(word);
+                continue;
+            }
+            let room = ring.claim(8).unwrap();
+            room.slice().write(0, &word.to_ne_bytes());
+            if room.publish(8) {
+                kernel.send(WAKE);
+                sent += 1;
+            }
+        }
+    });
+    let mut next = 1;
+    while next <= count {
+        match returner.recv() {
+            Some(word) => {
+                assert_eq!(word, next, "out of order");
+                next += 1;
+            }
+            None => assert!(wait(&mut returner, WaitMode::Interrupt, &mut bed, None).unwrap()),
+        }
+    }
+    sender.join().unwrap();
+    assert_eq!(returner.recv(), None, "more than was sent");
+}
+
+#[test]
+fn a_stream_goes_back_to_the_kernel_at_any_word() {
+    for (count, back_at) in [(1, 1), (2, 2), (3, 2)] {
+        explore(2, move || {
+            let memory = memory();
+            give_back(count, back_at, false, &memory, &memory);
+        });
+    }
+}
+
+#[test]
+fn who_takes_what_comes_for_wakes_loses_words() {
+    must_fail(&["a word was taken for a wake"], || {
+        let memory = memory();
+        give_back(2, 2, true, &memory, &memory);
+    });
 }

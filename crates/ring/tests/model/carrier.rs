@@ -1,22 +1,25 @@
-//! A stream that leaves the kernel's connection for a ring, and that for larger ones, against a queue; and somebody who scribbles on the
-//! words of the change-over.
+//! A stream that leaves the kernel's connection for a ring, that for larger ones, and goes back to the kernel's connection in between,
+//! against a queue; and somebody who scribbles on the words of the change-over.
 //!
 //! Without scribbles each byte arrives once, in order, by whichever carrier. With them anything may arrive, but the receiver never takes
 //! more from the earlier carrier than the word allows at that moment, a position that has passed is [`Corrupt`], and nothing
 //! outside the rings changes.
 
 use super::{Arena, Op, size};
-use ginnel_layout::ring::{BASE, MIN_CAPACITY, READY};
-use ginnel_ring::{Corrupt, RecvError, SendError, carrier, stream};
+use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RESUME};
+use ginnel_ring::carrier::{self, Earlier, Place};
+use ginnel_ring::{Corrupt, RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::VecDeque;
 
-/// Rings, each larger than the one before.
-const RINGS: usize = 3;
+/// Rings, one after the other.
+const RINGS: usize = 6;
+/// A byte that means nothing.
+const WAKE: u8 = 0xff;
 
 /// Operations of both sides, and scribbles (those whose code has the top bit) between them.
 pub fn run(ops: impl IntoIterator<Item = Op>) {
-    let arenas: [Arena; RINGS] = std::array::from_fn(|i| Arena::new(MIN_CAPACITY << i));
+    let arenas: [Arena; RINGS] = std::array::from_fn(|i| Arena::new(MIN_CAPACITY << (i % 3)));
     let mut world = World::new(&arenas);
     for op in ops {
         if op.code & 0x80 != 0 {
@@ -37,18 +40,39 @@ struct Ring {
     consumer: stream::Consumer<Mapping>,
 }
 
+/// How far a side has come.
+#[derive(Default)]
+struct Side {
+    /// Rings that it has come to.
+    rings: usize,
+    /// The last of them carries; if not, the kernel does.
+    in_ring: bool,
+    /// Bytes that have gone through the kernel, wake bytes included.
+    kernel: u64,
+}
+
+impl Side {
+    fn ring(&self) -> Option<usize> {
+        self.in_ring.then(|| self.rings - 1)
+    }
+
+    fn earlier(&self) -> Earlier {
+        if self.in_ring { Earlier::Ring } else { Earlier::Kernel }
+    }
+}
+
 struct World {
-    /// The first carrier: bytes of the stream, and wakes.
+    /// The kernel's connection: bytes of the stream, and wake bytes.
     kernel: VecDeque<u8>,
     rings: Vec<Ring>,
-    /// Rings that the producer has begun, and bytes that it has sent over the kernel's connection.
-    begun: usize,
-    sent: u64,
-    /// Rings that the consumer goes on from, the next included if it counts for that, and those that it has come to.
-    counts: usize,
-    come: usize,
-    /// What it has received over the kernel's connection.
-    received: u64,
+    producer: Side,
+    consumer: Side,
+    /// It counts in this carrier, for the next ring.
+    counts: Option<Earlier>,
+    /// It is about to receive from the kernel again, once so much has gone through it.
+    resume: Option<u64>,
+    /// Bytes that it has taken for wake bytes.
+    stash: VecDeque<u8>,
     /// What has been sent and has not been received.
     under_way: VecDeque<u8>,
     next: u8,
@@ -59,17 +83,17 @@ impl World {
     fn new(arenas: &[Arena; RINGS]) -> Self {
         let ring = |(i, arena): (usize, &Arena)| Ring {
             memory: arena.ring.clone(),
-            producer: stream::Producer::new(arena.ring.clone(), MIN_CAPACITY << i),
-            consumer: stream::Consumer::new(arena.ring.clone(), MIN_CAPACITY << i),
+            producer: stream::Producer::new(arena.ring.clone(), MIN_CAPACITY << (i % 3)),
+            consumer: stream::Consumer::new(arena.ring.clone(), MIN_CAPACITY << (i % 3)),
         };
         Self {
             kernel: VecDeque::new(),
             rings: arenas.iter().enumerate().map(ring).collect(),
-            begun: 0,
-            sent: 0,
-            counts: 0,
-            come: 0,
-            received: 0,
+            producer: Side::default(),
+            consumer: Side::default(),
+            counts: None,
+            resume: None,
+            stash: VecDeque::new(),
             under_way: VecDeque::new(),
             next: 0,
             scribbled: false,
@@ -77,34 +101,63 @@ impl World {
     }
 
     fn step(&mut self, op: Op) -> Result<(), Corrupt> {
-        match op.code % 5 {
+        match op.code % 7 {
             0 => self.send(size(op.a, 3000)),
             1 => self.receive(size(op.a, 3000))?,
-            2 if self.counts == self.come && self.counts < RINGS => {
-                carrier::count(&self.rings[self.counts].memory);
-                self.counts += 1;
+            2 => self.count(),
+            3 => self.begin(op.a.is_multiple_of(2)),
+            4 if self.producer.in_ring => {
+                self.kernel.push_back(WAKE);
+                self.producer.kernel += 1;
             }
-            3 if self.begun < RINGS && carrier::is_counted(&self.rings[self.begun].memory) => {
-                assert!(self.counts > self.begun || self.scribbled);
-                let (earlier, later) = self.rings.split_at_mut(self.begun);
-                let sent = earlier.last().map_or(self.sent, |ring| ring.producer.cursor().position);
-                carrier::begin(&later[0].memory, sent);
-                // The ring that was left may be finished.
-                if let Some(ring) = earlier.last_mut().filter(|_| op.a.is_multiple_of(2)) {
-                    let _ = ring.producer.finish();
-                }
-                self.begun += 1;
-            }
-            // A wake.
-            4 if self.begun > 0 => self.kernel.push_back(0xff),
+            5 => self.give_back(op.a.is_multiple_of(2)),
+            6 => self.drain(size(op.a, 300)),
             _ => {}
         }
         Ok(())
     }
 
+    /// The consumer says that it counts.
+    fn count(&mut self) {
+        let earlier = self.consumer.earlier();
+        if self.consumer.rings < RINGS && self.resume.is_none() && self.counts != Some(earlier) {
+            carrier::count(&self.rings[self.consumer.rings].memory, earlier);
+            self.counts = Some(earlier);
+        }
+    }
+
+    /// The producer goes on in the next ring.
+    fn begin(&mut self, finishes: bool) {
+        let at = self.producer.rings;
+        if at >= RINGS || !carrier::is_counted(&self.rings[at].memory, self.producer.earlier()) {
+            return;
+        }
+        let (earlier, later) = self.rings.split_at_mut(at);
+        let last = earlier.last_mut().filter(|_| self.producer.in_ring);
+        let sent = last.as_ref().map_or(self.producer.kernel, |ring| ring.producer.cursor().position);
+        carrier::begin(&later[0].memory, sent);
+        // The ring that was left may be finished.
+        if let Some(ring) = last.filter(|_| finishes) {
+            let _ = ring.producer.finish();
+        }
+        (self.producer.rings, self.producer.in_ring) = (at + 1, true);
+    }
+
+    /// The producer goes on over the kernel's connection.
+    fn give_back(&mut self, finishes: bool) {
+        let Some(at) = self.producer.ring() else { return };
+        let ring = &mut self.rings[at];
+        let place = Place { ring: ring.producer.cursor().position, kernel: self.producer.kernel };
+        carrier::give_back(&ring.memory, place);
+        if finishes {
+            let _ = ring.producer.finish();
+        }
+        self.producer.in_ring = false;
+    }
+
     fn send(&mut self, len: usize) {
         let bytes: Vec<u8> = (0..len).map(|n| self.next.wrapping_add(n as u8)).collect();
-        let sent = match self.begun.checked_sub(1) {
+        let sent = match self.producer.ring() {
             Some(ring) => match self.rings[ring].producer.write(&bytes, || {}) {
                 Ok(sent) => sent,
                 Err(SendError::Full) => 0,
@@ -112,7 +165,7 @@ impl World {
             },
             None => {
                 self.kernel.extend(&bytes);
-                self.sent += len as u64;
+                self.producer.kernel += len as u64;
                 len
             }
         };
@@ -122,33 +175,92 @@ impl World {
 
     /// What the consumer has received from the carrier that it is at.
     fn received(&self) -> u64 {
-        self.come.checked_sub(1).map_or(self.received, |ring| self.rings[ring].consumer.cursor().position)
+        self.consumer.ring().map_or(self.consumer.kernel, |ring| self.rings[ring].consumer.cursor().position)
+    }
+
+    fn take(&mut self, most: usize) -> Vec<u8> {
+        let n = most.min(self.kernel.len());
+        self.consumer.kernel += n as u64;
+        self.kernel.drain(..n).collect()
+    }
+
+    /// Where the producer has left the ring that the consumer is at, or the next one, for the kernel.
+    fn place(&self) -> Option<Place> {
+        let at = self.consumer.rings;
+        let rings = self.rings[at.saturating_sub(1)..RINGS.min(at + 1)].iter();
+        rings.filter_map(|ring| carrier::given_back(&ring.memory)).next()
+    }
+
+    /// What the consumer has just taken, and takes for wake bytes.
+    fn sort(&mut self, bytes: &[u8]) {
+        let beyond = self.place().map_or(0, |place| self.consumer.kernel.saturating_sub(place.kernel));
+        let data = bytes.len().min(usize::try_from(beyond).unwrap_or(usize::MAX));
+        self.stash.extend(&bytes[bytes.len() - data..]);
+        assert!(self.scribbled || bytes[..bytes.len() - data].iter().all(|byte| *byte == WAKE));
+    }
+
+    /// The consumer drops wake bytes.
+    fn drain(&mut self, most: usize) {
+        if self.consumer.in_ring && self.resume.is_none() {
+            let left = self.place().map(|place| place.kernel.saturating_sub(self.consumer.kernel));
+            let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(most);
+            let bytes = self.take(most.min(left));
+            self.sort(&bytes);
+        }
     }
 
     fn receive(&mut self, len: usize) -> Result<(), Corrupt> {
-        let mut left = None;
-        while self.counts > self.come {
-            left = carrier::left(&self.rings[self.come].memory, self.received())?;
-            if left != Some(0) {
+        if let Some(resume) = self.resume {
+            let left = resume.saturating_sub(self.consumer.kernel).try_into().unwrap_or(usize::MAX);
+            let wakes = self.take(left);
+            assert!(self.scribbled || wakes.iter().all(|byte| *byte == WAKE));
+            if wakes.len() < left {
+                return Ok(());
+            }
+            let stash: Vec<u8> = self.stash.drain(..).collect();
+            self.arrived(&stash);
+            (self.resume, self.consumer.in_ring) = (None, false);
+        }
+        // The next ring goes on from here, if it was counted for this carrier.
+        while self.counts == Some(self.consumer.earlier()) {
+            let gone_back = self
+                .consumer
+                .ring()
+                .is_some_and(|ring| carrier::given_back(&self.rings[ring].memory).is_some());
+            let received = self.received();
+            if gone_back || carrier::left(&self.rings[self.consumer.rings].memory, received)? != Some(0) {
                 break;
             }
-            (self.come, left) = (self.come + 1, None);
+            (self.consumer.rings, self.consumer.in_ring, self.counts) = (self.consumer.rings + 1, true, None);
         }
-        let Some(ring) = self.come.checked_sub(1) else {
-            let most = left.unwrap_or(u64::MAX).try_into().unwrap_or(usize::MAX);
-            let n = len.min(self.kernel.len()).min(most);
-            let bytes: Vec<u8> = self.kernel.drain(..n).collect();
-            self.received += n as u64;
-            self.arrived(&bytes);
-            return Ok(());
-        };
+        let Some(ring) = self.consumer.ring() else { return self.receive_from_kernel(len) };
         let mut bytes = vec![0; len];
         match self.rings[ring].consumer.read(&mut bytes, || {}) {
-            Ok(n) => self.arrived(&bytes[..n]),
-            Err(RecvError::Empty) => {}
-            Err(RecvError::Finished) => assert!(self.scribbled, "the end of a ring is the end of the stream"),
+            Ok(n) => {
+                self.arrived(&bytes[..n]);
+                return Ok(());
+            }
+            Err(RecvError::Empty | RecvError::Finished) => {}
             Err(error) => panic!("{error}"),
         }
+        match carrier::given_back(&self.rings[ring].memory) {
+            Some(place) if place.ring == self.received() => self.resume = Some(place.kernel),
+            Some(place) => assert!(self.scribbled || place.ring > self.received()),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn receive_from_kernel(&mut self, len: usize) -> Result<(), Corrupt> {
+        let left = match self.counts {
+            Some(Earlier::Kernel) => {
+                carrier::left(&self.rings[self.consumer.rings].memory, self.consumer.kernel)?
+            }
+            _ => None,
+        };
+        let most = left.map_or(len, |left| len.min(left.try_into().unwrap_or(usize::MAX)));
+        let bytes = self.take(most);
+        self.arrived(&bytes);
         Ok(())
     }
 
@@ -162,34 +274,41 @@ impl World {
     fn scribble(&mut self, op: Op) {
         self.scribbled = true;
         let received = self.received();
-        let memory = &self.rings[self.come.min(RINGS - 1)].memory;
+        let memory = &self.rings[self.consumer.rings.min(RINGS - 1)].memory;
         let near = received.wrapping_add(u64::from(op.a)).wrapping_sub(u64::from(op.b % 64));
-        match op.code % 4 {
+        match op.code % 6 {
             0 => memory.store_relaxed_u64(BASE, near),
             1 => memory.store_relaxed_u64(BASE, u64::from(op.a) << (op.b % 64)),
             2 => memory.store_relaxed_u32(READY, op.b.into()),
+            3 => memory.store_relaxed_u64(END, near),
+            4 => memory.store_relaxed_u64(RESUME, u64::from(op.a) << (op.b % 64)),
             _ => memory.store_relaxed_u64(BASE, 0),
         }
         // What the words say now is what counts.
-        if self.counts > self.come {
-            let base = memory.load_relaxed_u64(BASE);
-            match carrier::left(memory, received) {
-                Ok(None) => assert_eq!(base, 0),
-                Ok(Some(left)) => assert_eq!(received + left + 1, base),
-                Err(error) => {
-                    assert!(base != 0 && base - 1 < received);
-                    assert_eq!(error, Corrupt::Base { base: base - 1, received });
-                }
+        let base = memory.load_relaxed_u64(BASE);
+        match carrier::left(memory, received) {
+            Ok(None) => assert_eq!(base, 0),
+            Ok(Some(left)) => assert_eq!(received + left + 1, base),
+            Err(error) => {
+                assert!(base != 0 && base - 1 < received);
+                assert_eq!(error, Corrupt::Base { base: base - 1, received });
             }
         }
+        let end = memory.load_relaxed_u64(END);
+        assert_eq!(carrier::given_back(memory).map_or(0, |place| place.ring.wrapping_add(1)), end);
     }
 
     /// All that is under way arrives.
     fn finish(&mut self) {
-        while !self.under_way.is_empty() {
-            let before = self.under_way.len();
-            assert_eq!(self.receive(1000), Ok(()));
-            assert!(self.under_way.len() < before, "stuck");
+        for _ in 0..2 * RINGS + 2 {
+            if self.under_way.is_empty() {
+                return;
+            }
+            // What is beyond the carriers' bounds comes with the next call.
+            for _ in 0..200 {
+                assert_eq!(self.receive(3000), Ok(()));
+            }
         }
+        panic!("stuck");
     }
 }

@@ -1,0 +1,254 @@
+//! From a ring back to the kernel.
+//!
+//! A ring takes less than TCP's buffers do, and a receiver may not receive for a while. A program that counts on TCP's buffers, because it
+//! sends much before it receives, or before it tells the receiver to receive, would wait for ever. So a sender whose ring has had no room
+//! for a while goes back to the kernel ([`ginnel_ring::carrier`]), and asks for rings again later.
+//!
+//! | sender | receiver |
+//! |---|---|
+//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: names what the ring and the kernel have carried; sends through the kernel | |
+//! | | has received all that the ring has: drops the wake bytes that are left, receives what it has taken for wake bytes and was none, then through the kernel |
+//! | asks for rings after a pause, which is longer each time | does so too |
+//! | changes over as at first | changes over as at first |
+//!
+//! What can go wrong:
+//!
+//! | | |
+//! |---|---|
+//! | bytes went past the library | the sender stays with its ring |
+//! | another process may send or receive on the socket, after a fork | the sender stays with its ring; a receiver believes what is named only if the kernel has counted as much |
+//! | a side dies | as ever; what it has sent is in the ring and in the kernel |
+//! | larger rings were about to take over | they wait for the next change |
+//! | what is named lies before what was received | ECONNRESET |
+//! | what is named lies beyond what the ring gets | the receiver waits, as with TCP |
+//! | what is named of the kernel is wrong | wake bytes are taken for data, or data for wake bytes |
+//! | the sender goes back and closes while the receiver is about to wake it | that byte resets the connection, as one of the program would: what the sender's kernel has not sent is lost |
+
+use std::sync::atomic::Ordering;
+
+use ginnel::SocketReceiver;
+use ginnel_ring::carrier::{self, Place};
+use ginnel_ring::wait::Waitable;
+use ginnel_tcp::Counts;
+use libc::c_int;
+
+use crate::errno::{Errno, Kept, Result};
+use crate::family::{self, ALONE};
+use crate::rings::Rings;
+use crate::socket::{Carrier, Socket, now};
+use crate::{change, grow, kernel, report, send};
+
+/// A ring is left when it has had no room for so long, in microseconds. TCP's buffers would have taken more than a small ring.
+const STUCK: u64 = 20_000;
+/// The same of one of the largest. A receiver that only rests makes room within that time.
+const STUCK_LARGE: u64 = 1_000_000;
+/// How often somebody looks who waits for room, in milliseconds.
+pub const STEP: c_int = 20;
+
+/// The ring has no room.
+pub fn note_full(socket: &Socket) {
+    if socket.full_since.load(Ordering::Relaxed) == 0 {
+        socket.full_since.store(now(), Ordering::Relaxed);
+    }
+}
+
+/// It has some.
+#[inline]
+pub fn note_room(socket: &Socket) {
+    if socket.full_since.load(Ordering::Relaxed) != 0 {
+        socket.full_since.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Whether the ring into which this side sends has no room. If it has had none for long, the kernel carries from now on.
+pub fn is_full(socket: &'static Socket, fd: c_int) -> bool {
+    if socket.sending.carrier() != Carrier::Ring || send::is_ready(socket) {
+        note_room(socket);
+        return false;
+    }
+    note_full(socket);
+    !leave_if_stuck(socket, fd)
+}
+
+/// Goes back to the kernel if the ring has had no room for long. True if it has.
+pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
+    let since = socket.full_since.load(Ordering::Relaxed);
+    let patience = match socket.ring_bytes.load(Ordering::Relaxed) < grow::LARGEST as u64 {
+        true => STUCK,
+        false => STUCK_LARGE,
+    };
+    let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
+    is_stuck && socket.claim.load(Ordering::Relaxed) == ALONE && leave(socket, fd)
+}
+
+#[cold]
+fn leave(socket: &'static Socket, fd: c_int) -> bool {
+    let _errno = Kept::new();
+    let role = socket.facts.lock().role;
+    let direction = &socket.sending;
+    let mut rings = direction.ring.lock();
+    if direction.carrier() != Carrier::Ring {
+        return true;
+    }
+    let Some(sender) = rings.as_mut() else { return false };
+    if sender.ring.ready() {
+        return false;
+    }
+    let (position, memory) = (sender.ring.cursor().position, sender.ring.memory());
+    let Some(sent) = direction.begin_change() else { return false };
+    match Counts::of(kernel::borrow(fd), role) {
+        Ok(Some(counts)) if counts.sent == sent => {}
+        _ => {
+            direction.set_carrier(Carrier::Ring);
+            socket.full_since.store(now(), Ordering::Relaxed);
+            return false;
+        }
+    }
+    carrier::give_back(memory, Place { ring: position, kernel: sent });
+    // Room is of no use any more, and a byte that comes after a close would break the connection.
+    sender.ring.disarm();
+    change::relax(socket, fd);
+    let left = rings.give_back(position);
+    direction.set_returned(true);
+    direction.set_carrier(Carrier::Kernel);
+    drop(rings);
+    drop(left);
+    note_room(socket);
+    socket.fulls.store(0, Ordering::Relaxed);
+    socket.returned();
+    report::changed(socket);
+    true
+}
+
+/// Where the sender has left a ring for the kernel, if it has.
+fn place(rings: &Rings<SocketReceiver>) -> Option<Place> {
+    rings.all().find_map(|receiver| carrier::given_back(receiver.ring.memory()))
+}
+
+/// Takes the wake bytes away, and notes if the connection has ended.
+pub fn drain(socket: &'static Socket, fd: c_int) {
+    let rings = socket.receiving.ring.lock();
+    if socket.receiving.carrier() == Carrier::Ring {
+        drain_ring(socket, fd, &rings);
+    }
+}
+
+/// The same with the lock held, where the ring carries.
+pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
+    // More than one call can take is left for the next time. What is behind a place that is known is not touched.
+    let mut bytes = [0; 256];
+    let most = place(rings).map_or(bytes.len(), |place| {
+        usize::try_from(place.kernel.saturating_sub(socket.receiving.kernels()))
+            .map_or(bytes.len(), |left| left.min(bytes.len()))
+    });
+    if most == 0 || !family::may_drain(socket) {
+        return kernel::look_for_end(socket, fd);
+    }
+    let n = kernel::take(socket, fd, &mut bytes[..most]);
+    sort(socket, rings, &bytes[..n]);
+}
+
+/// Bytes have been taken from the kernel for wake bytes. Those beyond the place that the sender has named meanwhile are none.
+pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]) {
+    let direction = &socket.receiving;
+    let taken = direction.kernels() + bytes.len() as u64;
+    let beyond = place(rings).map_or(0, |place| taken.saturating_sub(place.kernel));
+    let data = usize::try_from(beyond).map_or(bytes.len(), |beyond| beyond.min(bytes.len()));
+    direction.wakes.fetch_add((bytes.len() - data) as u64, Ordering::Relaxed);
+    if data > 0 {
+        direction.native.fetch_add(data as u64, Ordering::Relaxed);
+        socket.stash.lock().extend_from_slice(&bytes[bytes.len() - data..]);
+    }
+}
+
+/// A thread that sleeps in a call that takes what wakes it. Until it is dropped, the kernel does not carry again.
+pub struct Taker(&'static Socket);
+
+impl Taker {
+    /// `None` if what comes next may be the program's.
+    pub fn begin(socket: &'static Socket) -> Option<Self> {
+        // ORDER preload.takers: either this thread sees that the ring does not carry any more, or whoever is about to let the kernel
+        // carry sees this thread, because both write before they read. Pairs with: `settle`.
+        socket.takers.fetch_add(1, Ordering::SeqCst);
+        let taker = Self(socket);
+        socket.receiving.is_ring().then_some(taker)
+    }
+
+    /// It has taken a byte.
+    pub fn took(&self, byte: u8) {
+        sort(self.0, &self.0.receiving.ring.lock(), &[byte]);
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        self.0.takers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The ring has nothing now, or nothing any more. True if the sender has left it for the kernel.
+pub fn begin_if_due(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<bool> {
+    let Some(receiver) = rings.as_ref() else { return Ok(false) };
+    let Some(place) = carrier::given_back(receiver.ring.memory()) else { return Ok(false) };
+    let received = receiver.ring.cursor().position;
+    if place.ring != received {
+        // Bytes that were received before are not sent again; others come, or never do.
+        return if place.ring < received { Err(Errno(libc::ECONNRESET)) } else { Ok(false) };
+    }
+    if socket.claim.load(Ordering::Relaxed) != ALONE && !is_as_the_kernel_says(socket, fd) {
+        return Err(Errno(libc::ECONNRESET));
+    }
+    socket.resume.store(place.kernel, Ordering::Relaxed);
+    socket.receiving.begin_return();
+    Ok(true)
+}
+
+/// Whether this process alone has taken what the kernel has received. (It counts a FIN as a byte.)
+fn is_as_the_kernel_says(socket: &'static Socket, fd: c_int) -> bool {
+    let role = socket.facts.lock().role;
+    let taken = socket.receiving.kernels();
+    matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received.wrapping_sub(taken) <= 1)
+}
+
+/// Brings a socket further whose kernel is about to carry again. True if it does.
+pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
+    let direction = &socket.receiving;
+    let mut bytes = [0; 256];
+    loop {
+        let left = socket.resume.load(Ordering::Relaxed).saturating_sub(direction.kernels());
+        if left == 0 {
+            break;
+        }
+        let most = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+        let n = match family::may_drain(socket) {
+            true => kernel::take(socket, fd, &mut bytes[..most]),
+            false => 0,
+        };
+        direction.wakes.fetch_add(n as u64, Ordering::Relaxed);
+        if n == 0 {
+            return false;
+        }
+    }
+    // ORDER preload.takers: see `Taker::begin`.
+    if !socket.stash.lock().is_empty() || socket.takers.load(Ordering::SeqCst) > 0 {
+        return false;
+    }
+    let received = rings.as_ref().map_or(0, |receiver| receiver.ring.cursor().position);
+    drop(rings.give_back(received));
+    direction.set_returned(true);
+    direction.set_carrier(Carrier::Kernel);
+    socket.returned();
+    report::changed(socket);
+    true
+}
+
+/// Receives what was taken for wake bytes and is data. `None` if there is nothing.
+pub fn from_stash(socket: &'static Socket, into: &mut [u8], stays: bool) -> Option<usize> {
+    let mut stash = socket.stash.lock();
+    let n = stash.len().min(into.len());
+    into[..n].copy_from_slice(&stash[..n]);
+    if !stays {
+        stash.drain(..n);
+    }
+    (n > 0).then_some(n)
+}
