@@ -17,5 +17,6 @@ mod returning;
 mod run;
 mod settling;
 mod stage;
+mod traps;
 mod volume;
 mod world;

@@ -313,6 +313,86 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     done
 }
 
+/// The flags for `recv` and `send` that mean what those of `preadv2` and `pwritev2` mean on a socket, where all but RWF_NOWAIT are
+/// ignored. EOPNOTSUPP for those that this library does not know.
+fn flags_of_socket(flags: c_int) -> Result<c_int, Errno> {
+    let ignored = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
+    match flags & !ignored {
+        0 => Ok(0),
+        libc::RWF_NOWAIT => Ok(libc::MSG_DONTWAIT),
+        _ => Err(Errno(libc::EOPNOTSUPP)),
+    }
+}
+
+/// A connection, unless the call gives an offset: the kernel refuses that.
+fn connection_at(fd: c_int, offset: off64_t) -> Option<&'static Socket> {
+    if offset == -1 { connection(fd) } else { None }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn preadv64v2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::preadv64v2(fd, iov, count, offset, flags) };
+    let Some(socket) = connection_at(fd, offset) else { return native() };
+    let flags = match flags_of_socket(flags) {
+        Ok(flags) => flags,
+        Err(errno) => return tell(Err(errno)),
+    };
+    // SAFETY: as above.
+    let rooms = unsafe { rooms(vectors(iov, usize::try_from(count).unwrap_or(0))) };
+    receive::receive(socket, fd, flags, rooms, native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn preadv2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the two functions are one where an offset has 64 bits.
+    unsafe { preadv64v2(fd, iov, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev64v2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let native = || unsafe { real::pwritev64v2(fd, iov, count, offset, flags) };
+    let Some(socket) = connection_at(fd, offset) else { return native() };
+    let flags = match flags_of_socket(flags) {
+        Ok(flags) => flags,
+        Err(errno) => return tell(Err(errno)),
+    };
+    // SAFETY: as above.
+    let pieces = unsafe { pieces(vectors(iov, usize::try_from(count).unwrap_or(0))) };
+    send::send(socket, fd, flags, pieces, native)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the two functions are one where an offset has 64 bits.
+    unsafe { pwritev64v2(fd, iov, count, offset, flags) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile(
     out: c_int,
