@@ -156,7 +156,7 @@ thread_local! {
 }
 
 /// Calls the kernel about what a program has sent. If that closes something which keeps the call waiting, it does so for about
-/// [`PATIENCE`].
+/// `PATIENCE`.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let interrupt = |every| INTERRUPTER.with(|timer| timer.iter().for_each(|timer| timer.set(every)));
     interrupt(PATIENCE);
