@@ -10,7 +10,8 @@ use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use ginnel::{
-    Endpoint, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketSession,
+    Endpoint, ErrorCode, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
+    SocketSession,
 };
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::{Mapping, Memory};
@@ -37,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOANS: usize = 8;
 /// How long a socket that is closed waits for a daemon that has just taken its copy, and looks at it for some microseconds.
 const RETURN: Duration = Duration::from_millis(20);
+/// Why a connection stays on TCP of which nothing more is known.
+const NO_RINGS: &str = "the daemon did not open the rings";
 /// Between two looks at the daemon.
 const LOOK: Duration = Duration::from_micros(50);
 /// After a daemon was not there, before it is asked again.
@@ -62,15 +65,15 @@ impl Pending {
         is.then_some(self.socket)
     }
 
-    /// There are no rings for it.
-    fn fail(self) {
+    /// There are no rings for it, for this reason.
+    fn fail(self, reason: &'static str) {
         match (self.current(), self.stage) {
             (Some(socket), Stage::Joined) if socket.has_returned() => {
                 socket.pause();
                 socket.set_growth(Growth::None);
             }
             (Some(socket), Stage::Joined) => socket.set_growth(Growth::Over),
-            (Some(socket), _) => socket.stays("the daemon did not open the rings"),
+            (Some(socket), _) => socket.stays(reason),
             (None, _) => {}
         }
     }
@@ -401,7 +404,7 @@ impl Meet {
                             let (segment, until) = (*name, None);
                             self.openings.push(OpeningRings { pending, segment, meeting, opening, until });
                         }
-                        Err(_) => pending.fail(),
+                        Err(error) => pending.fail(why_no_rings(&error)),
                     }
                 }
                 Segment::Failed => {
@@ -421,7 +424,7 @@ impl Meet {
             let OpeningRings { pending, segment, meeting, opening, until } = rings;
             let is_late = until.is_some_and(|until| Instant::now() >= until);
             if (pending.current().is_none() || is_late) && !opening.is_asking() {
-                pending.fail();
+                pending.fail(NO_RINGS);
                 return false;
             }
             match opening.poll() {
@@ -431,7 +434,7 @@ impl Meet {
                 Err(ginnel::Error::NoDaemon { .. }) if pending.stage == Stage::Reported => {
                     is_native_again(*pending);
                 }
-                Err(_) => pending.fail(),
+                Err(error) => pending.fail(why_no_rings(&error)),
             }
             false
         });
@@ -453,7 +456,7 @@ impl Meet {
                 .again(channels)
                 .and_then(|again| endpoint.begin_open_socket(&again, end_of(socket), capacity))
                 .map(|opening| (meeting, opening)),
-            _ => return pending.fail(),
+            _ => return pending.fail(NO_RINGS),
         };
         match opening {
             Ok((meeting, opening)) => {
@@ -463,8 +466,16 @@ impl Meet {
                 self.look_at = None;
                 self.look();
             }
-            Err(_) => pending.fail(),
+            Err(error) => pending.fail(why_no_rings(&error)),
         }
+    }
+}
+
+/// Why a connection stays on TCP whose rings the daemon did not open.
+fn why_no_rings(error: &ginnel::Error) -> &'static str {
+    match error.code() {
+        Some(ErrorCode::NO_MEMORY) => "the segment has no room for its rings",
+        _ => NO_RINGS,
     }
 }
 

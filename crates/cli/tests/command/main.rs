@@ -6,6 +6,7 @@ mod daemons;
 mod epoll;
 mod farm;
 mod farm_library;
+mod full;
 mod growth;
 mod liars;
 mod load;
