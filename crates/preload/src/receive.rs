@@ -68,7 +68,9 @@ fn counted<'a>(
             } else {
                 How::Take
             };
-            match some(socket, fd, &mut piece[at..], how, waits) {
+            // The kernel may carry again meanwhile: its call must not wait for more than there is.
+            let waits_now = waits && (got == 0 || all);
+            match some(socket, fd, &mut piece[at..], how, waits_now) {
                 // The end of the stream.
                 Ok(0) => return Ok(got),
                 Ok(n) => {
