@@ -42,8 +42,12 @@ for turn in range(3):
         data = content[turn:turn + 700000]
         one.sendall(data)
         one.sendall(b'and more')
-        assert receive(other, len(data)) == data
-        assert receive(other, 8) == b'and more'
+        # Calls that have room for more than comes return what there is.
+        rest = data + b'and more'
+        while rest:
+            part = other.recv(1 << 20)
+            assert part and rest.startswith(part)
+            rest = rest[len(part):]
     # Until they have changed over again.
     while returned():
         for one, other in ((a, b), (b, a)):
