@@ -241,6 +241,10 @@ fn from_kernel(
             if how != How::Peek {
                 socket.receiving.native.fetch_add(ours as u64, Ordering::Relaxed);
                 returning::sort(socket, rings, &bytes[ours..n]);
+                // That was all that the kernel carries. (What is counted of it from now on is no part of the stream.)
+                if 0 < ours && ours < n {
+                    begin_ring(socket);
+                }
             }
             Ok((left != Some(0)).then_some(ours))
         }
