@@ -28,11 +28,15 @@ impl<M: Memory> Areas<M> {
         Ok(Self { descriptors, driver, device })
     }
 
-    /// Whether the device has once gone through the whole ring: it gives back in the first descriptor before it comes to any other, and
-    /// the driver sets USED too when it uses that one again. A base of 0 means this, without either wrap counter. But some front ends, such
-    /// as the crate `virtio-driver`, give 0 for a fresh ring, where no USED can be.
-    fn is_used_up(&self) -> bool {
-        flags(self.descriptors.load_relaxed_u64(8)).has(DescriptorFlags::USED)
+    /// Whether the device has gone through the whole ring at least once. A base of 0 says so: it is the first descriptor of a lap with both
+    /// wrap counters 0. But some front ends, such as the crate `virtio-driver`, also give 0 for a fresh ring.
+    ///
+    /// In every lap the device sets USED in at least one descriptor, and a driver that uses that one again in a lap with the wrap counter 0
+    /// sets USED too. In a fresh ring no descriptor has USED. Which one has it cannot be said: where a chain goes past the end of the ring,
+    /// its part at the beginning keeps the flags of the driver.
+    fn is_used_up(&self, size: u16) -> bool {
+        (0..usize::from(size))
+            .any(|i| flags(self.descriptors.load_relaxed_u64(i * DESCRIPTOR + 8)).has(DescriptorFlags::USED))
     }
 }
 

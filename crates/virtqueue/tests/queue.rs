@@ -233,6 +233,28 @@ fn a_base_of_zero_is_the_beginning_of_a_ring_that_was_never_used() {
     }
 }
 
+/// The device does not write to the first descriptor in a lap that begins in the middle of a chain.
+#[test]
+fn a_base_of_zero_after_a_chain_went_past_the_end_is_not_the_beginning() {
+    const SIZE: u16 = 4;
+    let mut p = Pair::new(Kind::Packed, SIZE, false);
+    let memory = p.guest.regions()[0].memory.clone();
+    // Chains of three descriptors in a ring of four: one is at the beginning of the ring after every third lap.
+    let mut at_zero = 0;
+    for n in 0..12 * usize::from(SIZE) {
+        let id = p.driver.add(&p.request(n % 100), false).unwrap();
+        let _ = p.driver.publish();
+        assert_eq!(p.serve(), 1);
+        let _ = p.device.publish();
+        assert_eq!(p.driver.poll(), Ok(Some((id, 257))));
+        let base = p.device.base();
+        at_zero += usize::from(base == 0);
+        p.device = DeviceQueue::new(p.rig.setup(&memory, base, None)).unwrap();
+        assert_eq!(p.device.base(), base);
+    }
+    assert_eq!(at_zero, 6);
+}
+
 #[test]
 fn what_is_there_is_known_before_it_is_taken() {
     for kind in KINDS {

@@ -45,7 +45,7 @@ impl<M: Memory> Device<M> {
         let areas = Areas::new(size, setup.descriptors, setup.driver, setup.device)?;
         let (mut next, mut used) =
             (Position::from_word(base as u16), Position::from_word((base >> 16) as u16));
-        if base == 0 && !areas.is_used_up() {
+        if base == 0 && !areas.is_used_up(size) {
             (next, used) = (Position::START, Position::START);
         }
         if next.index >= size || used.index >= size {
