@@ -41,6 +41,7 @@ mod rings;
 mod send;
 mod settings;
 mod settle;
+mod signals;
 mod socket;
 mod table;
 mod wait;

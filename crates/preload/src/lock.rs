@@ -35,7 +35,7 @@ fn thread_number() -> i32 {
 /// Whether there is a thread of this number in this process.
 #[cold]
 #[expect(unsafe_code, reason = "asks about a thread")]
-fn is_alive(tid: i32) -> bool {
+pub fn is_alive(tid: i32) -> bool {
     // SAFETY: signal 0 does nothing.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, 0) == 0 }
 }

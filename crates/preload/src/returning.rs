@@ -36,7 +36,7 @@ use crate::errno::{Errno, Kept, Result};
 use crate::family::{self, ALONE};
 use crate::rings::Rings;
 use crate::socket::{Carrier, Socket, now};
-use crate::{change, grow, kernel, report, send};
+use crate::{change, grow, kernel, lock, report, send};
 
 /// A ring is left when it has had no room for so long, in microseconds. TCP's buffers would have taken more than a small ring.
 const STUCK: u64 = 20_000;
@@ -167,9 +167,9 @@ pub struct Taker(&'static Socket);
 impl Taker {
     /// `None` if what comes next may be the program's.
     pub fn begin(socket: &'static Socket) -> Option<Self> {
-        // ORDER preload.takers: either this thread sees that the ring does not carry any more, or whoever is about to let the kernel
-        // carry sees this thread, because both write before they read. Pairs with: `settle`.
-        socket.takers.fetch_add(1, Ordering::SeqCst);
+        // ORDER preload.taker: either this thread sees that the ring does not carry any more, or whoever is about to let the kernel
+        // carry sees this thread, because both write before they read. Pairs with: `is_taken`.
+        socket.taker.store(lock::tid(), Ordering::SeqCst);
         let taker = Self(socket);
         socket.receiving.is_ring().then_some(taker)
     }
@@ -182,7 +182,7 @@ impl Taker {
 
 impl Drop for Taker {
     fn drop(&mut self) {
-        self.0.takers.fetch_sub(1, Ordering::SeqCst);
+        let _ = self.0.taker.compare_exchange(lock::tid(), 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 }
 
@@ -210,6 +210,14 @@ fn is_as_the_kernel_says(socket: &'static Socket, fd: c_int) -> bool {
     matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received.wrapping_sub(taken) <= 1)
 }
 
+/// Whether another thread sleeps in a call that takes a byte. (One that has left such a call without returning from it, as `longjmp`
+/// does, or has been cancelled in it, does not.)
+fn is_taken(socket: &Socket) -> bool {
+    // ORDER preload.taker: see `Taker::begin`.
+    let taker = socket.taker.load(Ordering::SeqCst);
+    taker != 0 && taker != lock::tid() && lock::is_alive(taker)
+}
+
 /// Brings a socket further whose kernel is about to carry again. True if it does.
 pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiver>) -> bool {
     let direction = &socket.receiving;
@@ -229,8 +237,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             return false;
         }
     }
-    // ORDER preload.takers: see `Taker::begin`.
-    if !socket.stash.lock().is_empty() || socket.takers.load(Ordering::SeqCst) > 0 {
+    if is_taken(socket) || !socket.stash.lock().is_empty() {
         return false;
     }
     let received = rings.as_ref().map_or(0, |receiver| receiver.ring.cursor().position);

@@ -151,13 +151,13 @@ impl<R> Direction<R> {
 
     /// Whether the ring carries it.
     pub fn is_ring(&self) -> bool {
-        // ORDER preload.takers: see `Taker::begin`.
+        // ORDER preload.taker: see `Taker::begin`.
         self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
     }
 
     /// The kernel is about to carry it again. To be called with the ring's lock held.
     pub fn begin_return(&self) {
-        // ORDER preload.takers: before `settle` looks who takes. Pairs with: `Taker::begin`.
+        // ORDER preload.taker: before `is_taken` looks who takes. Pairs with: `Taker::begin`.
         self.carrier.store(Carrier::Returning as u8, Ordering::SeqCst);
     }
 
@@ -297,8 +297,8 @@ pub struct Socket {
     looked: AtomicU64,
     /// Threads that sleep at the kernel's socket, or take its wake bytes away.
     pub sleepers: AtomicU32,
-    /// Threads that sleep in a call that takes one away.
-    pub takers: AtomicU32,
+    /// The thread that sleeps in a call that takes one away; 0: none.
+    pub taker: AtomicI32,
     /// A call that does not wait has found no room.
     pub was_full: AtomicBool,
     /// What the program was told of the connection's end.
@@ -348,7 +348,7 @@ impl Socket {
             end: AtomicU8::new(End::None as u8),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
-            takers: AtomicU32::new(0),
+            taker: AtomicI32::new(0),
             was_full: AtomicBool::new(false),
             said: Said::default(),
             has_settled: AtomicBool::new(false),
@@ -379,7 +379,7 @@ impl Socket {
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
-        self.takers.store(0, Ordering::Relaxed);
+        self.taker.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);

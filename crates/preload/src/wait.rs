@@ -15,7 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::kernel;
 use crate::returning::{self, Taker};
 use crate::socket::{Carrier, End, Socket};
-use crate::{receive, send};
+use crate::{receive, send, signals};
 
 /// How long a look takes at most: about the cost of a sleep.
 pub const BUDGET: Duration = Duration::from_micros(100);
@@ -100,7 +100,8 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
         })
     } else {
         // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
-        deadline.left(fd, libc::SO_RCVTIMEO).map(|_| std::thread::sleep(Duration::from_millis(STEP as u64)))
+        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
+        signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
     };
     let is_there = !takes && alone && wakes_only && result.is_ok();
     if is_there && socket.end() == End::None && socket.watchers.is_empty() {
@@ -148,9 +149,12 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
         kernel::poll_readable(fd, milliseconds).map(drop)
     } else {
-        std::thread::sleep(Duration::from_millis(STEP as u64));
-        Ok(())
+        signals::sleep(STEP)
     };
+    let result = result.or_else(|errno| match errno {
+        Errno(libc::EINTR) => signals::interrupted(left.is_some()),
+        errno => Err(errno),
+    });
     if !is_woken {
         kernel::look_for_end(socket, fd);
     } else if can_be_woken && socket.watchers.is_empty() {

@@ -1,0 +1,41 @@
+//! Signals that end a call which waits.
+//!
+//! The kernel restarts a `recv` or `send` without a timeout after a handler with SA_RESTART, and ends one after any other handler. It
+//! never restarts `poll`, in which this library waits for such calls now and then; so what that call would have done is decided here. A
+//! program with some handlers of either kind has to expect EINTR, so it is told.
+#![allow(unsafe_code)] // Asks the kernel what handlers there are.
+
+use crate::errno::{Errno, Kept, Result};
+use crate::real;
+
+/// A handler has run while a call waited in `poll`. EINTR if the call that the program made ends by that.
+#[cold]
+pub fn interrupted(has_timeout: bool) -> Result<()> {
+    let _errno = Kept::new();
+    if has_timeout || (1..=libc::SIGRTMAX()).any(ends_calls) { Err(Errno(libc::EINTR)) } else { Ok(()) }
+}
+
+/// Signals of a thread's own faults. None comes while the thread waits, and this library and runtimes have handlers for them.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+
+/// Whether a signal has a handler without SA_RESTART that may have run while a call waited.
+fn ends_calls(signal: libc::c_int) -> bool {
+    // SAFETY: room for what is there now; it is valid as zeros, and nothing is changed.
+    let (result, now) = unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        (libc::sigaction(signal, std::ptr::null(), &raw mut now), now)
+    };
+    let has_handler = now.sa_sigaction != libc::SIG_DFL && now.sa_sigaction != libc::SIG_IGN;
+    result == 0 && !FAULTS.contains(&signal) && has_handler && now.sa_flags & libc::SA_RESTART == 0
+}
+
+/// Sleeps for some milliseconds, in a call of the kernel that a handler ends.
+pub fn sleep(milliseconds: libc::c_int) -> Result<()> {
+    let _errno = Kept::new();
+    // SAFETY: no descriptors.
+    match unsafe { real::poll(std::ptr::null_mut(), 0, milliseconds) } {
+        -1 => Err(Errno::last()),
+        _ => Ok(()),
+    }
+}
