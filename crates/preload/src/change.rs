@@ -18,8 +18,9 @@ use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
 
+use crate::direction::{Carrier, Direction};
 use crate::kernel;
-use crate::socket::{Carrier, Direction, Growth, Socket, Stage};
+use crate::socket::{Growth, Socket, Stage};
 
 /// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;
@@ -31,8 +32,8 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)
     };
-    let (receiving, sending) = match socket.sending.is_untouched() || socket.receiving.is_untouched() {
-        // Another process may be the one that sends, or receives: if this one changed over, the bytes of that one would be lost.
+    let (receiving, sending) = match crate::family::is_shared(socket) {
+        // Another process may send or receive through the kernel: if this one changed over, the bytes of that one would be lost.
         true => (Change::No, Change::No),
         false => (receive_counted(socket, fd, role), change_sending(socket, fd, role)),
     };
@@ -71,7 +72,7 @@ enum Change {
 /// The receiver says that it counts.
 fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let direction = &socket.receiving;
-    let mut ring = direction.ring.lock();
+    let mut ring = direction.lock();
     let Some(receiver) = ring.as_mut() else { return Change::No };
     if direction.carrier() != Carrier::Kernel {
         return Change::No;
@@ -98,7 +99,7 @@ fn receive_counted(socket: &'static Socket, fd: c_int, role: Role) -> Change {
 /// The sender names the byte from which on the ring carries.
 fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     let direction = &socket.sending;
-    let mut ring = direction.ring.lock();
+    let mut ring = direction.lock();
     let Some(sender) = ring.as_mut() else { return Change::No };
     let memory = sender.ring.memory();
     if direction.carrier() != Carrier::Kernel || !carrier::is_counted(memory, Earlier::Kernel) {
@@ -172,6 +173,7 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     if was_joined {
         end(socket, fd);
     }
+    crate::family::leave(socket);
     if was_reported || socket.growth() == Growth::Asked {
         crate::meet::tidy();
     }
@@ -179,9 +181,12 @@ pub fn close(socket: &'static Socket, fd: c_int) {
 }
 
 fn end(socket: &'static Socket, fd: c_int) {
-    let receivers = socket.receiving.ring.lock().take();
-    let senders = socket.sending.ring.lock().take();
-    if socket.claim.load(Ordering::Relaxed) != crate::family::ALONE {
+    let is_shared = crate::family::is_shared(socket);
+    socket.sending.detach();
+    socket.receiving.detach();
+    let receivers = socket.receiving.lock().take();
+    let senders = socket.sending.lock().take();
+    if is_shared {
         // Another process may go on with them. The kernel tells the peer when the last one has closed the socket.
         std::mem::forget((receivers, senders));
         return;

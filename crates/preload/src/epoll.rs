@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, epoll_event};
 
+use crate::direction::Carrier;
 use crate::errno::{self, Errno, Kept, Result, check};
 use crate::lock::{Guard, Lock};
 use crate::poll::{self, Armed};
 use crate::real;
 use crate::receive;
 use crate::send;
-use crate::socket::{Carrier, End, Socket};
+use crate::socket::{End, Socket};
 use crate::table::SOCKETS;
 use crate::{returning, wait};
 

@@ -1,36 +1,175 @@
 //! Sockets that several processes have, after `fork`.
 //!
-//! Each of them has copies of the cursors of a ring, so only one may go on with it. That is whoever uses that direction of the socket
-//! first after the fork: it claims it in memory that all of them share. One process may receive and another one send. The others are
-//! told that the connection is broken (ECONNRESET), which is better than to mix up its bytes. None of them ends the ring when it closes
-//! the socket, because another one may go on; the kernel tells the peer when the last one has closed it.
+//! Each of them may send and receive, as over TCP. What one has to know to go on where another one has stopped lies in memory that they
+//! share: the place in each ring ([`Common`]), and who has the socket ([`Entry`]). Before a process uses a ring of such a socket it takes
+//! the lock there, and goes on at that place; before it gives the lock back it says how far it has come.
 //!
-//! Wake bytes are for whoever receives. A process that only sends leaves them alone, and looks for room by the clock.
+//! As long as several processes have a socket, what carries it stays as it is: it does not change over, its rings do not grow, and this side
+//! does not give them back. A process learns that it is the only one left when the others have closed the socket, have executed another
+//! program, or have ended. From then on the socket is as if there had been no fork.
+//!
+//! Wake bytes are for the process that was the last to receive, or to wait for something to receive. Others leave them alone, and look
+//! for room by the clock. None of them ends a ring when it closes the socket; the kernel tells the peer when the last one has closed it.
+//!
+//! What can go wrong:
+//!
+//! | | |
+//! |---|---|
+//! | a process is killed in a call | the others go on where the call began; if the call had moved the ring further, they get ECONNRESET, or EPIPE |
+//! | a process takes bytes of TCP's for wake bytes, because the peer goes back to TCP | only that process has them: the others get ECONNRESET |
+//! | there are too many such sockets, or processes that have one | the child gets ECONNRESET; the socket stays as it is |
+//! | what a relative writes there is wrong | it breaks its relatives' connections, and nothing else: a place is checked as a peer's words are |
 #![allow(unsafe_code)] // Memory that is shared over fork.
 
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::socket::Socket;
+use ginnel_ring::Cursor;
+use libc::c_int;
+
+use crate::direction::Carrier;
+use crate::kernel;
+use crate::lock;
+use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 
-/// Sockets that can be claimed. After that many, a socket is its parent's.
-const CLAIMS: usize = 1 << 20;
-const LEN: usize = (1 + CLAIMS * WAYS) * size_of::<AtomicI32>();
+/// No fork has happened, or no other process has the socket any more.
+pub const ALONE: u32 = 0;
+/// There was no entry for it: this process goes on with it alone.
+const NONE_FREE: u32 = u32::MAX;
 
-/// A direction of a socket.
-#[derive(Clone, Copy, Debug)]
-pub enum Way {
-    Sending,
-    Receiving,
+/// Sockets that processes can have in common. Numbers are indices, from 1 on.
+const ENTRIES: usize = 1 << 16;
+/// Processes that can have a socket.
+const HOLDERS: usize = 14;
+/// A child that `fork` is about to make.
+const UNBORN: i32 = -1;
+
+/// What the processes that have a socket have to know of a direction.
+#[repr(C, align(64))]
+pub struct Common {
+    /// The thread that works on it; 0: none.
+    owner: AtomicI32,
+    /// The process that was the last to use it; 0: none since the fork.
+    user: AtomicI32,
+    /// Counts what is said here.
+    version: AtomicU32,
+    carrier: AtomicU8,
+    /// Nobody knows where it is.
+    is_lost: AtomicBool,
+    token: AtomicU32,
+    rung: AtomicU32,
+    position: AtomicU64,
+    released: AtomicU64,
+    /// Bytes that rings before this one have carried.
+    before: AtomicU64,
+    /// Bytes of the kernel's stream that were sent or received.
+    pub kernels: AtomicU64,
 }
 
-const WAYS: usize = 2;
+/// Where a direction is.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub carrier: Carrier,
+    pub cursor: Cursor,
+    pub before: u64,
+}
 
-/// The process that goes on with each direction; 0: whoever uses it first.
-static CLAIMED: AtomicPtr<AtomicI32> = AtomicPtr::new(std::ptr::null_mut());
+impl Common {
+    /// Waits for the lock, which nobody holds for long.
+    pub fn enter(&self) {
+        let me = lock::tid();
+        let mut looks = 0;
+        // ORDER family.lock: what the last owner said. Pairs with: `Common::leave`.
+        while let Err(owner) = self.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            if owner == me {
+                return;
+            }
+            looks += 1;
+            std::thread::yield_now();
+            if looks % 1000 == 0
+                && !exists(owner)
+                && self.owner.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                // It was killed. Whoever goes on does so where it began, and finds out whether that is where the ring is.
+                self.version.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
 
-/// No fork has happened while the socket had rings.
-pub const ALONE: u32 = 0;
+    pub fn leave(&self) {
+        // ORDER family.lock: what was said under the lock. Pairs with: `Common::enter`.
+        self.owner.store(0, Ordering::Release);
+    }
+
+    /// Says how far this process has come, with the lock held. Returns the count.
+    pub fn say(&self, place: Place) -> u32 {
+        let Place { carrier, cursor, before } = place;
+        self.carrier.store(carrier as u8, Ordering::Relaxed);
+        self.token.store(cursor.token, Ordering::Relaxed);
+        self.rung.store(cursor.rung, Ordering::Relaxed);
+        self.position.store(cursor.position, Ordering::Relaxed);
+        self.released.store(cursor.released, Ordering::Relaxed);
+        self.before.store(before, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// How far the family has come, with the lock held. `None` if nobody knows.
+    pub fn place(&self) -> Option<Place> {
+        let cursor = Cursor {
+            position: self.position.load(Ordering::Relaxed),
+            pending: 0,
+            released: self.released.load(Ordering::Relaxed),
+            token: self.token.load(Ordering::Relaxed),
+            rung: self.rung.load(Ordering::Relaxed),
+        };
+        let carrier = Carrier::from_byte(self.carrier.load(Ordering::Relaxed));
+        let before = self.before.load(Ordering::Relaxed);
+        (!self.is_lost.load(Ordering::Relaxed)).then_some(Place { carrier, cursor, before })
+    }
+
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Only this process can go on.
+    pub fn keep_to_oneself(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// This process is the one that goes on.
+    pub fn use_it(&self) {
+        self.user.store(process(), Ordering::Relaxed);
+    }
+
+    /// The process that was the last to use it; 0: none since the fork.
+    fn user(&self) -> i32 {
+        self.user.load(Ordering::Relaxed)
+    }
+
+    /// For another socket.
+    pub fn begin(&self, kernels: u64) {
+        self.owner.store(0, Ordering::Relaxed);
+        self.user.store(0, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+        self.kernels.store(kernels, Ordering::Relaxed);
+    }
+}
+
+/// A socket that several processes have.
+#[repr(C, align(64))]
+struct Entry {
+    sending: Common,
+    receiving: Common,
+    /// Counts how often it was taken and freed: even if it is free.
+    life: AtomicU32,
+    /// There were more processes than have room here.
+    has_more: AtomicBool,
+    /// Who has the socket; 0: nobody.
+    holders: [AtomicI32; HOLDERS],
+}
+
+static MEMORY: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Makes the shared memory. Runs when the library is loaded.
 pub fn load() {
@@ -38,7 +177,7 @@ pub fn load() {
     let memory = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
-            LEN,
+            ENTRIES * size_of::<Entry>(),
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
             -1,
@@ -46,97 +185,332 @@ pub fn load() {
         )
     };
     if memory != libc::MAP_FAILED {
-        CLAIMED.store(memory.cast(), Ordering::Release);
+        MEMORY.store(memory.cast(), Ordering::Release);
     }
 }
 
-/// The word of a direction of a socket that was assigned a number, from 1.
-fn claim(number: u32, way: Way) -> Option<&'static AtomicI32> {
-    let i = number as usize - 1;
-    (i < CLAIMS).then(|| word(1 + i * WAYS + way as usize)).flatten()
+/// The entry of a number.
+fn entry(number: u32) -> Option<&'static Entry> {
+    let entries = MEMORY.load(Ordering::Acquire);
+    let i = (number as usize).checked_sub(1).filter(|i| *i < ENTRIES && !entries.is_null())?;
+    // SAFETY: memory of so many entries, for as long as the process runs; all of it is atomics, for which zeros are valid.
+    Some(unsafe { &*entries.add(i) })
 }
 
-/// A number that no socket of any of these processes has.
-fn fresh_number() -> u32 {
-    word(0).map_or(u32::MAX, |used| used.fetch_add(1, Ordering::Relaxed).saturating_add(1) as u32)
+impl Entry {
+    /// From now on this process has the socket too.
+    fn add(&self, holder: i32) {
+        if self.holders.iter().any(|word| word.load(Ordering::Acquire) == holder && holder != UNBORN) {
+            return;
+        }
+        let is_added = holder != UNBORN && self.replace(UNBORN, holder) || self.replace(0, holder);
+        if !is_added {
+            self.has_more.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A child is this process.
+    fn name(&self, child: i32) {
+        let is_known = self.holders.iter().any(|word| word.load(Ordering::Acquire) == child);
+        if !is_known {
+            self.replace(UNBORN, child);
+        }
+    }
+
+    /// There is no child.
+    fn unname(&self) {
+        self.replace(UNBORN, 0);
+    }
+
+    fn replace(&self, from: i32, to: i32) -> bool {
+        self.holders
+            .iter()
+            .any(|word| word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok())
+    }
+
+    /// A process does not have the socket any more. Whoever is the last frees the entry.
+    fn remove(&self, holder: i32) {
+        let life = self.life.load(Ordering::Acquire);
+        for word in &self.holders {
+            let _ = word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        if life % 2 == 1 && self.holders.iter().all(|word| word.load(Ordering::Acquire) == 0) {
+            // Two may find that they were the last, and one of them late, when the entry has been taken again.
+            let _ =
+                self.life.compare_exchange(life, life.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes it if it is free.
+    fn take(&self) -> bool {
+        let life = self.life.load(Ordering::Acquire);
+        if life % 2 == 1 {
+            return false;
+        }
+        self.life.compare_exchange(life, life.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Forgets those who have ended. True if nobody is left but this process.
+    fn is_left_to(&self, me: i32) -> bool {
+        for word in &self.holders {
+            let holder = word.load(Ordering::Acquire);
+            if holder > 0 && holder != me && !exists(holder) {
+                let _ = word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+        !self.has_more.load(Ordering::Relaxed)
+            && self.holders.iter().all(|word| [0, me].contains(&word.load(Ordering::Acquire)))
+    }
 }
 
-/// A word of the shared memory: the first counts the numbers, the others are claims.
-fn word(i: usize) -> Option<&'static AtomicI32> {
-    let words = CLAIMED.load(Ordering::Acquire);
-    // SAFETY: memory of so many words, for as long as the process runs.
-    (!words.is_null() && i < LEN / size_of::<AtomicI32>()).then(|| unsafe { &*words.add(i) })
+/// A free entry, taken for this process.
+fn take_entry() -> Option<u32> {
+    /// Where the next free one may be.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let from = NEXT.load(Ordering::Relaxed) as usize;
+    let numbers = || (0..ENTRIES).map(|i| ((from + i) % ENTRIES) as u32 + 1);
+    let free = |number: &u32| entry(*number).is_some_and(Entry::take);
+    let found = numbers().find(free).or_else(|| {
+        // Those of processes that were killed.
+        numbers().filter_map(entry).for_each(|entry| {
+            if entry.life.load(Ordering::Acquire) % 2 == 1 && entry.is_left_to(0) {
+                entry.remove(0);
+            }
+        });
+        numbers().find(free)
+    })?;
+    NEXT.store(found, Ordering::Relaxed);
+    let entry = entry(found)?;
+    entry.has_more.store(false, Ordering::Relaxed);
+    entry.add(process());
+    Some(found)
 }
+
+/// This process's number, which is asked for with every call.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
 
 fn process() -> i32 {
-    // SAFETY: it cannot fail.
-    unsafe { libc::getpid() }
+    match PROCESS.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: it cannot fail.
+            let process = unsafe { libc::getpid() };
+            PROCESS.store(process, Ordering::Relaxed);
+            process
+        }
+        process => process,
+    }
 }
 
-/// `fork` is about to be called: sockets with rings are everybody's until one claims them. Takes no lock.
-///
-/// Those that the kernel carries change over only in a process that has both sent and received since then, because another one may be
-/// who does what this one does not (`change`).
+/// Whether there is a process, or a thread, of this number.
+#[cold]
+fn exists(number: i32) -> bool {
+    let _errno = crate::errno::Kept::new();
+    // SAFETY: signal 0 does nothing.
+    unsafe { libc::kill(number, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
+}
+
+/// All connected sockets of this process, some more than once.
+fn connected() -> impl Iterator<Item = &'static Socket> {
+    let is_connected =
+        |socket: &&Socket| matches!(socket.stage(), Stage::Native | Stage::Reported | Stage::Joined);
+    SOCKETS.used(0, u32::MAX).filter_map(|fd| SOCKETS.get(fd)).filter(is_connected)
+}
+
+/// Counts forks: even before, odd in the child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// `fork` is about to be called: from now on the child has the connected sockets too. Allocates nothing, because an allocator may already
+/// have made itself ready for the fork.
 pub fn before_fork() {
-    for fd in SOCKETS.used(0, u32::MAX) {
-        let Some(socket) = SOCKETS.get(fd) else { continue };
-        socket.sending.forks();
-        socket.receiving.forks();
-        if !socket.is_joined() {
-            continue;
+    let fork = FORKS.fetch_add(2, Ordering::Relaxed) + 2;
+    for socket in connected().filter(|socket| socket.fork.swap(fork, Ordering::Relaxed) != fork) {
+        if socket.family.load(Ordering::Relaxed) == ALONE {
+            share(socket);
         }
-        match socket.claim.load(Ordering::Relaxed) {
-            ALONE => {
-                socket.claim.store(fresh_number(), Ordering::Relaxed);
-            }
-            number => {
-                for claim in [Way::Sending, Way::Receiving].into_iter().filter_map(|way| claim(number, way)) {
-                    let _ = claim.compare_exchange(process(), 0, Ordering::AcqRel, Ordering::Relaxed);
-                }
-            }
+        if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
+            entry.add(UNBORN);
         }
     }
 }
 
-/// Whether this process may go on with the ring of a direction. Claims it if nobody has.
+fn share(socket: &Socket) {
+    let Some((number, entry)) = take_entry().and_then(|number| Some((number, entry(number)?))) else {
+        return socket.family.store(NONE_FREE, Ordering::Relaxed);
+    };
+    socket.family.store(number, Ordering::Relaxed);
+    socket.sending.share(&entry.sending);
+    socket.receiving.share(&entry.receiving);
+}
+
+/// `fork` has been called, and this is the child, which has one thread.
+pub fn in_child() {
+    // SAFETY: it cannot fail.
+    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    let fork = FORKS.fetch_add(1, Ordering::Relaxed);
+    for socket in connected() {
+        let before = socket.fork.swap(fork + 1, Ordering::Relaxed);
+        if before != fork + 1 {
+            crate::meet::forget_report(socket);
+        }
+        match entry(socket.family.load(Ordering::Relaxed)) {
+            _ if before == fork + 1 => {}
+            Some(entry) if before == fork => entry.add(process()),
+            // It was connected by another thread when the fork had begun, or there was no room to share it.
+            _ => {
+                socket.sending.lose();
+                socket.receiving.lose();
+            }
+        }
+    }
+    FORKS.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// `fork` has made this child, or none (`None`). The child may have been killed before it could say that it has the sockets.
+pub fn forked(child: Option<i32>) {
+    for socket in connected() {
+        let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) else { continue };
+        match child {
+            Some(child) => entry.name(child),
+            None => entry.unname(),
+        }
+    }
+}
+
+/// Whether other processes may have the socket too. If none has any more, it is this process's alone from now on. To be called without
+/// the locks of its directions.
 #[inline]
-pub fn may_use(socket: &Socket, way: Way) -> bool {
-    match socket.claim.load(Ordering::Relaxed) {
-        ALONE => true,
-        number => claims(number, way),
+pub fn is_shared(socket: &Socket) -> bool {
+    socket.family.load(Ordering::Relaxed) != ALONE && is_still_shared(socket)
+}
+
+/// Looks now and then whether other processes still have the socket. To be called as [`is_shared`].
+#[inline]
+pub fn attend(socket: &Socket) {
+    // Some calls in a hundred; each of them counts a few times.
+    let is_due = |common: &Common| common.version() % 512 < 8;
+    if socket.sending.common().is_some_and(is_due) {
+        is_still_shared(socket);
+    }
+}
+
+#[cold]
+fn is_still_shared(socket: &Socket) -> bool {
+    let number = socket.family.load(Ordering::Relaxed);
+    let Some(entry) = entry(number) else { return true };
+    let me = process();
+    if !entry.is_left_to(me) {
+        return true;
+    }
+    socket.sending.detach();
+    socket.receiving.detach();
+    if socket.family.compare_exchange(number, ALONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        entry.remove(me);
+    }
+    false
+}
+
+/// This process closes the socket. Others may go on with it.
+pub fn leave(socket: &Socket) {
+    if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
+        entry.remove(process());
+    }
+}
+
+/// This process is about to execute another program. If that fails, it has those of its sockets no more that the kernel would have closed.
+pub fn execute(fd: c_int, socket: &Socket) {
+    let of_this = |fd: &c_int| SOCKETS.get(*fd).is_some_and(|other| std::ptr::eq(other, socket));
+    let is_only_one = || socket.fds.load(Ordering::Relaxed) == 1;
+    if socket.family.load(Ordering::Relaxed) != ALONE
+        && kernel::closes_on_exec(fd)
+        && (is_only_one() || SOCKETS.used(0, u32::MAX).filter(of_this).all(kernel::closes_on_exec))
+        && is_still_shared(socket)
+    {
+        leave(socket);
+        socket.sending.lose();
+        socket.receiving.lose();
     }
 }
 
 /// Whether this process may take away the wake bytes that come: not if another one receives.
 #[inline]
 pub fn may_drain(socket: &Socket) -> bool {
-    match socket.claim.load(Ordering::Relaxed) {
-        ALONE => true,
-        number => matches!(receiver(number), Some(owner) if owner == 0 || owner == process()),
-    }
+    socket.receiving.common().is_none_or(|common| [0, process()].contains(&common.user()))
 }
 
-/// Whether no other process can take them away, so that one who waits for room is woken for certain.
+/// Whether no other process takes them away, so that one that waits for room is woken for certain.
 #[inline]
 pub fn is_woken(socket: &Socket) -> bool {
-    match socket.claim.load(Ordering::Relaxed) {
-        ALONE => true,
-        number => receiver(number) == Some(process()),
+    socket.receiving.common().is_none_or(|common| common.user() == process())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_free_when_nobody_has_its_socket() {
+        load();
+        let me = process();
+        let number = take_entry().unwrap();
+        let entry = entry(number).unwrap();
+        assert!(!entry.take() && entry.is_left_to(me));
+        // A child that has ended, and one that was killed before it could say anything.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let ended = child.id() as i32;
+        child.wait().unwrap();
+        entry.add(UNBORN);
+        assert!(!entry.is_left_to(me));
+        entry.name(ended);
+        assert!(entry.is_left_to(me));
+        // The parent of this process lives.
+        entry.add(UNBORN);
+        // SAFETY: it cannot fail.
+        let parent = unsafe { libc::getppid() };
+        entry.add(parent);
+        entry.name(parent);
+        assert!(!entry.is_left_to(me));
+        entry.remove(me);
+        assert!(!entry.take());
+        entry.remove(parent);
+        assert!(entry.take());
+        entry.remove(0);
     }
-}
 
-/// Who receives.
-#[cold]
-fn receiver(number: u32) -> Option<i32> {
-    claim(number, Way::Receiving).map(|claim| claim.load(Ordering::Acquire))
-}
+    #[test]
+    fn more_processes_than_have_room_are_not_forgotten() {
+        load();
+        let number = take_entry().unwrap();
+        let entry = entry(number).unwrap();
+        for _ in 0..HOLDERS {
+            entry.add(UNBORN);
+        }
+        entry.unname();
+        for _ in 0..HOLDERS {
+            entry.unname();
+        }
+        assert!(!entry.is_left_to(process()));
+        entry.remove(process());
+    }
 
-#[cold]
-fn claims(number: u32, way: Way) -> bool {
-    let Some(claim) = claim(number, way) else { return false };
-    let me = process();
-    match claim.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => true,
-        Err(owner) => owner == me,
+    #[test]
+    fn a_place_is_what_was_said_last() {
+        load();
+        let number = take_entry().unwrap();
+        let common = &entry(number).unwrap().sending;
+        common.begin(7);
+        common.enter();
+        let cursor = Cursor { position: 5, pending: 0, released: 3, token: 2, rung: 1 };
+        let version = common.say(Place { carrier: Carrier::Ring, cursor, before: 9 });
+        common.leave();
+        let place = common.place().unwrap();
+        assert_eq!((place.carrier, place.cursor, place.before), (Carrier::Ring, cursor, 9));
+        assert_eq!((common.version(), common.kernels.load(Ordering::Relaxed)), (version, 7));
+        common.keep_to_oneself();
+        assert!(common.place().is_none());
+        leave_entry(number);
+    }
+
+    fn leave_entry(number: u32) {
+        entry(number).unwrap().remove(process());
     }
 }

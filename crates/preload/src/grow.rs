@@ -26,7 +26,7 @@
 //! | BASE lies beyond what the smaller ring gets | the receiver waits, as with TCP |
 //! | WANTED without need | a larger ring |
 //! | the sender goes back to the kernel (`returning`) | the larger ring takes over from the kernel |
-//! | a fork | no new rings from then on, because only one of the processes could use them |
+//! | a fork | no new rings as long as several processes have the socket (`family`) |
 
 use std::sync::atomic::Ordering;
 
@@ -37,12 +37,13 @@ use ginnel_ring::wait::Waitable;
 use ginnel_shmem::Memory;
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::{Kept, Result};
-use crate::family::ALONE;
+use crate::family;
 use crate::kernel;
 use crate::receive;
 use crate::rings::Rings;
-use crate::socket::{Carrier, Growth, Socket};
+use crate::socket::{Growth, Socket};
 
 /// Data bytes of the rings that a connection begins with.
 pub const SMALLEST: usize = 4 << 10;
@@ -59,14 +60,14 @@ fn capacity(ring: &impl Memory) -> usize {
 
 /// Data bytes of the rings that come next; `None` if there are none.
 pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
-    if socket.claim.load(Ordering::Relaxed) != ALONE {
+    if family::is_shared(socket) {
         return None;
     }
     // What has gone back to the kernel was too small in any case.
     if socket.has_returned() {
         return Some(LARGEST);
     }
-    let rings = socket.sending.ring.lock();
+    let rings = socket.sending.lock();
     let now = capacity(rings.as_ref()?.ring.memory());
     (now < LARGEST).then(|| (now * FACTOR).min(LARGEST))
 }
@@ -107,11 +108,12 @@ pub fn may_begin(socket: &'static Socket) -> bool {
 /// locks of its rings. False if it was.
 pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn() -> bool) -> bool {
     let (sender, mut receiver) = channel.split();
-    let mut sending = socket.sending.ring.lock();
+    let is_shared = family::is_shared(socket);
+    let mut sending = socket.sending.lock();
     if !is_current() {
         return false;
     }
-    if socket.claim.load(Ordering::Relaxed) != ALONE {
+    if is_shared {
         socket.set_growth(Growth::Over);
         return false;
     }
@@ -124,7 +126,7 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
         false => sending.offer(sender),
     };
     drop(sending);
-    let mut receiving = socket.receiving.ring.lock();
+    let mut receiving = socket.receiving.lock();
     if !is_current() {
         return false;
     }
@@ -148,13 +150,13 @@ fn is_ahead<R>(rings: &Rings<R>, carrier: Carrier) -> bool {
 
 /// Brings a socket whose rings carry both directions further. Called at the beginning of each call.
 pub fn attend(socket: &'static Socket, fd: c_int) {
-    if socket.growth() == Growth::Begun && socket.claim.load(Ordering::Relaxed) == ALONE {
-        let mut sending = socket.sending.ring.lock();
+    if socket.growth() == Growth::Begun && !family::is_shared(socket) {
+        let mut sending = socket.sending.lock();
         step_sending(socket, fd, &mut sending);
         let (left_sender, sending_is_ahead) =
             (sending.take_left(), is_ahead(&sending, socket.sending.carrier()));
         drop(sending);
-        let mut receiving = socket.receiving.ring.lock();
+        let mut receiving = socket.receiving.lock();
         // If the peer lies, the call that receives says so.
         let _ = step_receiving(socket, &mut receiving);
         let (left_receiver, receiving_is_ahead) =

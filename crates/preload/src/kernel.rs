@@ -111,6 +111,13 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     }
 }
 
+/// Whether the kernel closes a descriptor when the program executes another one.
+pub fn closes_on_exec(fd: c_int) -> bool {
+    // SAFETY: it takes numbers.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFD, std::ptr::null_mut()) };
+    flags >= 0 && flags & libc::FD_CLOEXEC != 0
+}
+
 /// Waits for bytes or an end for at most so many milliseconds; for ever, if negative.
 pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };

@@ -18,6 +18,7 @@ use ginnel_shmem::{Mapping, Memory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
+use crate::family;
 use crate::grow;
 use crate::kernel;
 use crate::settings::{self, Mode};
@@ -147,7 +148,10 @@ fn process() -> i32 {
 #[cold]
 pub fn attend(socket: &'static Socket, fd: c_int) {
     match socket.stage() {
-        Stage::Native if is_alive(socket) => drop(with(|meet| meet.report(socket, fd))),
+        // Of several processes, none can say whether it is the one that goes on.
+        Stage::Native if is_alive(socket) && !family::is_shared(socket) => {
+            let _ = with(|meet| meet.report(socket, fd));
+        }
         Stage::Reported => drop(with(|meet| meet.look())),
         Stage::Joined => match socket.growth() {
             Growth::Wanted if grow::may_begin(socket) => drop(with(|meet| meet.grow(socket))),
@@ -207,6 +211,15 @@ pub fn withdraw(socket: &Socket) -> bool {
         SOME_ARE_STALE.store(true, Ordering::Relaxed);
     }
     true
+}
+
+/// In the child of a fork: what was reported is the parent's.
+pub fn forget_report(socket: &Socket) {
+    std::mem::forget(socket.loan.lock().take());
+    socket.facts.lock().report = 0;
+    if socket.stage() == Stage::Reported {
+        socket.set_stage(Stage::Native);
+    }
 }
 
 /// Takes the daemon's copy of a socket back. As long as there is one, the kernel does not tell the peer that the program has closed the
@@ -532,8 +545,8 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     // the first bytes.
     receiver.ring.arm();
     socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);
-    socket.sending.ring.lock().begin(sender);
-    socket.receiving.ring.lock().begin(receiver);
+    socket.sending.lock().begin(sender);
+    socket.receiving.lock().begin(receiver);
     socket.set_stage(Stage::Joined);
 }
 

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, pollfd};
 
+use crate::direction::Carrier;
 use crate::errno::{Kept, Result};
 use crate::kernel;
 use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
-use crate::socket::{Carrier, End, Socket};
+use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
 use crate::{family, returning, wait};
 

@@ -88,6 +88,12 @@ real! {
     PREADV64V2: preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     PWRITEV64V2: pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     SENDFILE64: sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t = SYS_sendfile;
+    FORK: fork() -> libc::pid_t;
+    EXECVE: execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = SYS_execve;
+    EXECV: execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
+    EXECVP: execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
+    EXECVPE: execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    FEXECVE: fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     SPLICE: splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t = SYS_splice;
     SOCKET: socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket;
     CONNECT: connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int = SYS_connect;

@@ -9,13 +9,14 @@ use ginnel_ring::{RecvError, carrier};
 use ginnel_shmem::Memory;
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::{Errno, Result, check, tell};
 use crate::grow;
 use crate::kernel;
 use crate::returning;
 use crate::rings::Rings;
 use crate::send::attend_or_wait;
-use crate::socket::{Carrier, End, Socket};
+use crate::socket::{End, Socket};
 use crate::wait::{self, Deadline};
 
 /// Receives into the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
@@ -54,6 +55,7 @@ fn counted<'a>(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EINVAL));
     }
+    crate::family::attend(socket);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut got = 0;
     let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
@@ -126,11 +128,11 @@ impl How {
 
 /// Receives what is there, at least one byte. `Ok(0)` is the end; EAGAIN: nothing is there now, and the caller waits if it has said so.
 fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bool) -> Result<usize> {
-    if !crate::family::may_use(socket, crate::family::Way::Receiving) {
-        return Err(Errno(libc::ECONNRESET));
-    }
     loop {
-        let mut rings = socket.receiving.ring.lock();
+        let mut rings = socket.receiving.lock();
+        if !socket.receiving.uses() {
+            return Err(Errno(libc::ECONNRESET));
+        }
         match socket.receiving.carrier() {
             Carrier::Kernel | Carrier::Changing => {
                 drop(rings);
@@ -186,7 +188,7 @@ fn begin_ring(socket: &'static Socket) {
 /// Goes on with the ring if all that the kernel carries has been received: for programs that receive nothing for a while, and yet
 /// need to know what bytes in the kernel's socket mean.
 pub fn begin_ring_if_due(socket: &'static Socket) {
-    let ring = socket.receiving.ring.lock();
+    let ring = socket.receiving.lock();
     if let Some(receiver) = ring.as_ref()
         && socket.receiving.carrier() == Carrier::Counted
         && left(receiver, socket.receiving.kernels()) == Ok(Some(0))
@@ -197,7 +199,7 @@ pub fn begin_ring_if_due(socket: &'static Socket) {
 
 /// Whether the sender has named the byte from which on the ring carries.
 pub fn is_named(socket: &'static Socket) -> bool {
-    let ring = socket.receiving.ring.lock();
+    let ring = socket.receiving.lock();
     ring.as_ref().is_some_and(|receiver| left(receiver, socket.receiving.kernels()) != Ok(None))
 }
 
@@ -239,7 +241,7 @@ fn from_kernel(
         Ok(n) => {
             let ours = within(n, left);
             if how != How::Peek {
-                socket.receiving.native.fetch_add(ours as u64, Ordering::Relaxed);
+                socket.receiving.count_native(ours as u64);
                 returning::sort(socket, rings, &bytes[ours..n]);
                 // That was all that the kernel carries. (What is counted of it from now on is no part of the stream.)
                 if 0 < ours && ours < n {
@@ -332,7 +334,7 @@ fn from_ring(
 
 /// Whether the peer has broken the connection, and the program was not told so.
 fn is_broken(socket: &'static Socket) -> bool {
-    let ring = socket.sending.ring.lock();
+    let ring = socket.sending.lock();
     let is_broken = ring.as_ref().is_some_and(|sender| sender.ring.is_aborted());
     is_broken && !socket.said.reset.load(Ordering::Relaxed)
 }
@@ -345,7 +347,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
         End::Reset => {
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.
-            let ring = socket.sending.ring.lock();
+            let ring = socket.sending.lock();
             let lost = ring.as_ref().is_some_and(|sender| sender.ring.in_flight() > 0)
                 && !socket.said.reset.load(Ordering::Relaxed);
             Some(if lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
@@ -407,7 +409,7 @@ pub enum Found {
 pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     let readable = |kernel: bool| if kernel { Found::Something } else { Found::Nothing };
     let fd = socket.fd.load(Ordering::Relaxed);
-    let mut rings = socket.receiving.ring.lock();
+    let mut rings = socket.receiving.lock();
     match socket.receiving.carrier() {
         Carrier::Kernel | Carrier::Changing => return readable(kernel()),
         Carrier::Counted => {
@@ -462,7 +464,8 @@ fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::resu
 
 /// Says "wake me" to the peer, for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is awake.
 pub fn arm(socket: &'static Socket) {
-    let mut ring = socket.receiving.ring.lock();
+    let mut ring = socket.receiving.lock();
+    socket.receiving.uses();
     socket.receiving.waiting.fetch_add(1, Ordering::Relaxed);
     if let Some(receiver) = ring.as_mut() {
         receiver.ring.arm();
@@ -471,15 +474,16 @@ pub fn arm(socket: &'static Socket) {
 
 /// Says it again, for the same sleeper: the peer may have woken it.
 pub fn arm_again(socket: &'static Socket) {
-    if let Some(receiver) = socket.receiving.ring.lock().as_mut() {
+    if let Some(receiver) = socket.receiving.lock().as_mut() {
         receiver.ring.arm();
     }
 }
 
-/// The sleeper is awake. The peer is told when there is no other.
+/// The sleeper is awake. The peer is told when there is no other, in no process.
 pub fn rise(socket: &'static Socket) {
-    let mut ring = socket.receiving.ring.lock();
+    let mut ring = socket.receiving.lock();
     if socket.receiving.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+        && socket.receiving.common().is_none()
         && let Some(receiver) = ring.as_mut()
     {
         receiver.ring.disarm();
@@ -493,13 +497,13 @@ pub fn is_ready(socket: &'static Socket) -> bool {
             let fd = socket.fd.load(Ordering::Relaxed);
             look(socket, || kernel::poll_now(fd, libc::POLLIN) != 0) != Found::Nothing
         }
-        _ => poll(socket, &mut socket.receiving.ring.lock()) != Err(RecvError::Empty),
+        _ => poll(socket, &mut socket.receiving.lock()) != Err(RecvError::Empty),
     }
 }
 
 /// The position in the ring up to which bytes have come.
 pub fn position(socket: &'static Socket) -> u64 {
-    let mut ring = socket.receiving.ring.lock();
+    let mut ring = socket.receiving.lock();
     let available = poll(socket, &mut ring);
     let Some(receiver) = ring.as_ref() else { return ring.before() };
     let position = ring.before() + receiver.ring.cursor().position;
@@ -514,7 +518,7 @@ pub fn position(socket: &'static Socket) -> u64 {
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.
 pub fn available(socket: &'static Socket) -> Option<usize> {
     match socket.receiving.carrier() {
-        Carrier::Ring => Some(poll(socket, &mut socket.receiving.ring.lock()).unwrap_or(0)),
+        Carrier::Ring => Some(poll(socket, &mut socket.receiving.lock()).unwrap_or(0)),
         Carrier::Returning => Some(socket.stash.lock().len()),
         _ => None,
     }

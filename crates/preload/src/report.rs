@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ginnel_report::{Event, Record};
 
+use crate::direction::Direction;
 use crate::errno::Kept;
 use crate::real;
-use crate::socket::{Direction, Socket};
+use crate::socket::Socket;
 use crate::{kernel, meet, table};
 
 static FILE: OnceLock<CString> = OnceLock::new();

@@ -16,7 +16,7 @@
 //! | | |
 //! |---|---|
 //! | bytes went past the library | the sender stays with its ring |
-//! | another process may send or receive on the socket, after a fork | the sender stays with its ring; a receiver believes what is named only if the kernel has counted as much |
+//! | another process has the socket too, after a fork | the sender stays with its ring; a receiver believes what is named only if the kernel has counted as much |
 //! | a side dies | as ever; what it has sent is in the ring and in the kernel |
 //! | larger rings were about to take over | they wait for the next change |
 //! | what is named lies before what was received | ECONNRESET |
@@ -32,10 +32,11 @@ use ginnel_ring::wait::Waitable;
 use ginnel_tcp::Counts;
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result};
-use crate::family::{self, ALONE};
+use crate::family;
 use crate::rings::Rings;
-use crate::socket::{Carrier, Socket, now};
+use crate::socket::{Socket, now};
 use crate::{change, grow, kernel, lock, report, send};
 
 /// A ring is left when it has had no room for so long, in microseconds. TCP's buffers would have taken more than a small ring.
@@ -78,7 +79,7 @@ pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
         false => STUCK_LARGE,
     };
     let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
-    is_stuck && socket.claim.load(Ordering::Relaxed) == ALONE && leave(socket, fd)
+    is_stuck && !family::is_shared(socket) && leave(socket, fd)
 }
 
 #[cold]
@@ -86,7 +87,7 @@ fn leave(socket: &'static Socket, fd: c_int) -> bool {
     let _errno = Kept::new();
     let role = socket.facts.lock().role;
     let direction = &socket.sending;
-    let mut rings = direction.ring.lock();
+    let mut rings = direction.lock();
     if direction.carrier() != Carrier::Ring {
         return true;
     }
@@ -127,7 +128,7 @@ fn place(rings: &Rings<SocketReceiver>) -> Option<Place> {
 
 /// Takes the wake bytes away, and notes if the connection has ended.
 pub fn drain(socket: &'static Socket, fd: c_int) {
-    let rings = socket.receiving.ring.lock();
+    let rings = socket.receiving.lock();
     if socket.receiving.carrier() == Carrier::Ring {
         drain_ring(socket, fd, &rings);
     }
@@ -154,9 +155,12 @@ pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]
     let taken = direction.kernels() + bytes.len() as u64;
     let beyond = place(rings).map_or(0, |place| taken.saturating_sub(place.kernel));
     let data = usize::try_from(beyond).map_or(bytes.len(), |beyond| beyond.min(bytes.len()));
-    direction.wakes.fetch_add((bytes.len() - data) as u64, Ordering::Relaxed);
+    direction.count_wakes((bytes.len() - data) as u64);
     if data > 0 {
-        direction.native.fetch_add(data as u64, Ordering::Relaxed);
+        direction.count_native(data as u64);
+        if let Some(common) = direction.common() {
+            common.keep_to_oneself();
+        }
         socket.stash.lock().extend_from_slice(&bytes[bytes.len() - data..]);
     }
 }
@@ -176,7 +180,7 @@ impl Taker {
 
     /// It has taken a byte.
     pub fn took(&self, byte: u8) {
-        sort(self.0, &self.0.receiving.ring.lock(), &[byte]);
+        sort(self.0, &self.0.receiving.lock(), &[byte]);
     }
 }
 
@@ -195,7 +199,7 @@ pub fn begin_if_due(socket: &'static Socket, fd: c_int, rings: &Rings<SocketRece
         // Bytes that were received before are not sent again; others come, or never do.
         return if place.ring < received { Err(Errno(libc::ECONNRESET)) } else { Ok(false) };
     }
-    if socket.claim.load(Ordering::Relaxed) != ALONE && !is_as_the_kernel_says(socket, fd) {
+    if socket.receiving.common().is_some() && !is_as_the_kernel_says(socket, fd) {
         return Err(Errno(libc::ECONNRESET));
     }
     socket.resume.store(place.kernel, Ordering::Relaxed);
@@ -232,7 +236,7 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             true => kernel::take(socket, fd, &mut bytes[..most]),
             false => 0,
         };
-        direction.wakes.fetch_add(n as u64, Ordering::Relaxed);
+        direction.count_wakes(n as u64);
         if n == 0 {
             return false;
         }

@@ -8,12 +8,13 @@ use ginnel_ring::wait::Waitable;
 use ginnel_shmem::Memory;
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
 use crate::rings::Rings;
-use crate::socket::{Carrier, Socket};
+use crate::socket::Socket;
 use crate::wait::{self, Deadline};
-use crate::{change, family, grow, meet, returning};
+use crate::{change, grow, meet, returning};
 
 /// Flags after which a connection is left to the kernel, if it still is the kernel's.
 const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
@@ -86,6 +87,7 @@ fn into_ring<'a>(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
+    crate::family::attend(socket);
     let (mut sent, mut in_vain) = (0, false);
     let mut deadline = Deadline::default();
     for piece in pieces {
@@ -155,7 +157,7 @@ fn some_into_ring(
     fd: c_int,
     bytes: &[u8],
 ) -> Option<std::result::Result<usize, SendError>> {
-    let mut ring = socket.sending.ring.lock();
+    let mut ring = socket.sending.lock();
     (socket.sending.carrier() == Carrier::Ring).then(|| write(socket, fd, &mut ring, bytes))
 }
 
@@ -166,7 +168,7 @@ fn write(
     ring: &mut Rings<SocketSender>,
     bytes: &[u8],
 ) -> std::result::Result<usize, SendError> {
-    if !family::may_use(socket, family::Way::Sending) {
+    if !socket.sending.uses() {
         return Err(SendError::Aborted);
     }
     if ring.is_ahead() {
@@ -189,14 +191,14 @@ fn write(
 
 /// Whether a call that sends would not have to wait, or would fail. The direction must be a ring's.
 pub fn is_ready(socket: &'static Socket) -> bool {
-    let mut ring = socket.sending.ring.lock();
+    let mut ring = socket.sending.lock();
     ring.as_mut().is_none_or(|sender| sender.ring.ready())
 }
 
 /// Says "wake me when there is room", for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is
 /// awake.
 pub fn arm(socket: &'static Socket) {
-    let mut ring = socket.sending.ring.lock();
+    let mut ring = socket.sending.lock();
     socket.sending.waiting.fetch_add(1, Ordering::Relaxed);
     if let Some(sender) = ring.as_mut() {
         sender.ring.arm();
@@ -205,15 +207,16 @@ pub fn arm(socket: &'static Socket) {
 
 /// Says it again, for the same sleeper: the peer may have woken it.
 pub fn arm_again(socket: &'static Socket) {
-    if let Some(sender) = socket.sending.ring.lock().as_mut() {
+    if let Some(sender) = socket.sending.lock().as_mut() {
         sender.ring.arm();
     }
 }
 
-/// The sleeper is awake. The peer is told when there is no other.
+/// The sleeper is awake. The peer is told when there is no other, in no process.
 pub fn rise(socket: &'static Socket) {
-    let mut ring = socket.sending.ring.lock();
+    let mut ring = socket.sending.lock();
     if socket.sending.waiting.fetch_sub(1, Ordering::Relaxed) == 1
+        && socket.sending.common().is_none()
         && let Some(sender) = ring.as_mut()
     {
         sender.ring.disarm();
@@ -233,11 +236,11 @@ pub fn has_room_again(socket: &'static Socket, only_look: bool) -> bool {
 
 /// The program says that it sends no more. False if that is the kernel's to do.
 pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
-    let mut ring = socket.sending.ring.lock();
+    let mut ring = socket.sending.lock();
     if socket.sending.carrier() != Carrier::Ring {
         return false;
     }
-    if !family::may_use(socket, family::Way::Sending) {
+    if !socket.sending.uses() {
         return true;
     }
     // The end is where the receiver looks for it.

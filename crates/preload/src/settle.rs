@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::Kept;
-use crate::socket::{Carrier, Socket, Stage};
+use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
 use crate::{change, kernel, meet, settings};
 

@@ -8,9 +8,9 @@ use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
+use crate::direction::Direction;
 use crate::epoll::Watchers;
 use crate::lock::Lock;
-use crate::rings::Rings;
 
 /// How far a socket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,22 +28,6 @@ pub enum Stage {
     Joined,
     /// It stays on TCP.
     Stays,
-}
-
-/// What carries a direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Carrier {
-    /// The kernel.
-    Kernel,
-    /// Somebody looks whether it can change over, or is about to.
-    Changing,
-    /// Receiving: the kernel, up to the byte that the sender will name.
-    Counted,
-    /// The ring.
-    Ring,
-    /// Receiving: the kernel again, once what is left of the wake bytes has been dropped.
-    Returning,
 }
 
 /// Whether a connection goes on in larger rings.
@@ -84,159 +68,6 @@ const LONGEST_PAUSE: u64 = 10_000_000;
 /// Microseconds of CLOCK_MONOTONIC.
 pub fn now() -> u64 {
     Connecting::now().as_micros() as u64
-}
-
-/// One direction.
-pub struct Direction<R> {
-    /// Threads that are in a call of the kernel that moves bytes in this direction.
-    inside: AtomicU32,
-    /// Bytes that the program has moved over TCP.
-    pub native: AtomicU64,
-    /// Bytes that it has moved over the ring.
-    pub shared: AtomicU64,
-    /// Wake bytes that this side has sent in this direction, or received.
-    pub wakes: AtomicU64,
-    /// Microseconds from the begin of the connection to the change.
-    pub changed_after: AtomicU64,
-    carrier: AtomicU8,
-    /// The kernel carries it again, after a ring did.
-    returned: AtomicBool,
-    /// This process has moved no bytes since a fork: that may be for the other process to do.
-    is_untouched: AtomicBool,
-    /// Sleepers that the peer has to wake: while there are some, nobody says that this side is awake. Written with the ring's lock held.
-    pub waiting: AtomicU32,
-    /// The end of the ring, while there is one.
-    pub ring: Lock<Rings<R>>,
-}
-
-impl<R> Direction<R> {
-    const fn new() -> Self {
-        Self {
-            inside: AtomicU32::new(0),
-            native: AtomicU64::new(0),
-            shared: AtomicU64::new(0),
-            wakes: AtomicU64::new(0),
-            changed_after: AtomicU64::new(0),
-            carrier: AtomicU8::new(Carrier::Kernel as u8),
-            returned: AtomicBool::new(false),
-            is_untouched: AtomicBool::new(false),
-            waiting: AtomicU32::new(0),
-            ring: Lock::new(Rings::new()),
-        }
-    }
-
-    fn reset(&self) {
-        self.inside.store(0, Ordering::Relaxed);
-        self.waiting.store(0, Ordering::Relaxed);
-        for count in [&self.native, &self.shared, &self.wakes, &self.changed_after] {
-            count.store(0, Ordering::Relaxed);
-        }
-        self.is_untouched.store(false, Ordering::Relaxed);
-        self.set_carrier(Carrier::Kernel);
-        self.returned.store(false, Ordering::Relaxed);
-    }
-
-    /// What carries it.
-    #[inline]
-    pub fn carrier(&self) -> Carrier {
-        // ORDER preload.carrier: with the carrier, the counts of the one before. Pairs with: `Direction::set_carrier`.
-        match self.carrier.load(Ordering::Acquire) {
-            0 => Carrier::Kernel,
-            1 => Carrier::Changing,
-            2 => Carrier::Counted,
-            3 => Carrier::Ring,
-            _ => Carrier::Returning,
-        }
-    }
-
-    /// Whether the ring carries it.
-    pub fn is_ring(&self) -> bool {
-        // ORDER preload.taker: see `Taker::begin`.
-        self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8
-    }
-
-    /// The kernel is about to carry it again. To be called with the ring's lock held.
-    pub fn begin_return(&self) {
-        // ORDER preload.taker: before `is_taken` looks who takes. Pairs with: `Taker::begin`.
-        self.carrier.store(Carrier::Returning as u8, Ordering::SeqCst);
-    }
-
-    /// Whether the kernel carries it again, after a ring did.
-    pub fn has_returned(&self) -> bool {
-        self.returned.load(Ordering::Relaxed)
-    }
-
-    /// To be called with the ring's lock held.
-    pub fn set_returned(&self, returned: bool) {
-        self.returned.store(returned, Ordering::Relaxed);
-    }
-
-    /// Bytes of the kernel's stream that this side has sent or received: of the program, and such that wake.
-    pub fn kernels(&self) -> u64 {
-        self.native.load(Ordering::Relaxed) + self.wakes.load(Ordering::Relaxed)
-    }
-
-    /// To be called with the ring's lock held.
-    pub fn set_carrier(&self, carrier: Carrier) {
-        // ORDER preload.carrier: what was counted before. Pairs with: `Direction::carrier`.
-        self.carrier.store(carrier as u8, Ordering::Release);
-    }
-
-    /// Calls the kernel while it carries this direction; `None` if it does not. `moved` says how many bytes of the program's
-    /// a result stands for.
-    #[inline]
-    pub fn through_kernel<T>(&self, call: impl FnOnce() -> T, moved: impl FnOnce(&T) -> usize) -> Option<T> {
-        // ORDER preload.inside: either this thread sees that the carrier changes, or the changer sees this thread, because
-        // both write before they read and all four are sequentially consistent. Pairs with: `Direction::begin_change`.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        if self.carrier.load(Ordering::SeqCst) != Carrier::Kernel as u8 {
-            self.inside.fetch_sub(1, Ordering::SeqCst);
-            return None;
-        }
-        let result = call();
-        let moved = moved(&result) as u64;
-        self.native.fetch_add(moved, Ordering::Relaxed);
-        if moved > 0 && self.is_untouched.load(Ordering::Relaxed) {
-            self.is_untouched.store(false, Ordering::Relaxed);
-        }
-        // ORDER preload.counted: the count before this thread is outside. Pairs with: `Direction::begin_change`.
-        self.inside.fetch_sub(1, Ordering::SeqCst);
-        Some(result)
-    }
-
-    /// Another process is to get this socket too.
-    pub fn forks(&self) {
-        self.is_untouched.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether this process has moved no bytes since the last fork.
-    pub fn is_untouched(&self) -> bool {
-        self.is_untouched.load(Ordering::Relaxed)
-    }
-
-    /// Sends a wake byte, unless the ring does not carry this direction: then it would be taken for the program's.
-    pub fn wake(&self, send: impl FnOnce() -> bool) {
-        // ORDER preload.inside: see `Direction::through_kernel`.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        if self.carrier.load(Ordering::SeqCst) == Carrier::Ring as u8 && send() {
-            self.wakes.fetch_add(1, Ordering::Relaxed);
-        }
-        self.inside.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Keeps others out of the kernel, and says how many bytes have gone through it; `None` if somebody is inside. To be
-    /// called with the ring's lock held, and followed by [`Direction::set_carrier`].
-    pub fn begin_change(&self) -> Option<u64> {
-        let before = self.carrier();
-        // ORDER preload.inside: see `Direction::through_kernel`.
-        self.carrier.store(Carrier::Changing as u8, Ordering::SeqCst);
-        // ORDER preload.counted: with nobody inside, what all have counted. Pairs with: `Direction::through_kernel`.
-        if self.inside.load(Ordering::SeqCst) != 0 {
-            self.set_carrier(before);
-            return None;
-        }
-        Some(self.kernels())
-    }
 }
 
 /// What the kernel says once.
@@ -307,8 +138,9 @@ pub struct Socket {
     pub has_settled: AtomicBool,
     /// What the program has set of `change::DELAYS`, once the kernel's values are this library's.
     pub delays: [AtomicBool; 2],
-    /// Who goes on with its rings after a fork; see `family`.
-    pub claim: AtomicU32,
+    /// The number under which relatives have it too, after a fork, and that fork; see `family`.
+    pub family: AtomicU32,
+    pub fork: AtomicU32,
     /// Epoll instances that watch it.
     pub watchers: Watchers,
     /// 0: not known; 1: calls wait; 2: they do not.
@@ -353,7 +185,8 @@ impl Socket {
             said: Said::default(),
             has_settled: AtomicBool::new(false),
             delays: [const { AtomicBool::new(false) }; 2],
-            claim: AtomicU32::new(crate::family::ALONE),
+            family: AtomicU32::new(crate::family::ALONE),
+            fork: AtomicU32::new(0),
             watchers: Watchers::new(),
             nonblocking: AtomicU8::new(0),
             patience: AtomicU32::new(0),
@@ -384,7 +217,8 @@ impl Socket {
         self.said.closed.store(false, Ordering::Relaxed);
         self.said.reset.store(false, Ordering::Relaxed);
         self.has_settled.store(false, Ordering::Relaxed);
-        self.claim.store(crate::family::ALONE, Ordering::Relaxed);
+        self.family.store(crate::family::ALONE, Ordering::Relaxed);
+        self.fork.store(0, Ordering::Relaxed);
         self.watchers.clear();
         self.nonblocking.store(0, Ordering::Relaxed);
         self.patience.store(0, Ordering::Relaxed);

@@ -11,10 +11,11 @@ use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
+use crate::direction::Carrier;
 use crate::errno::{Errno, Result};
 use crate::kernel;
 use crate::returning::{self, Taker};
-use crate::socket::{Carrier, End, Socket};
+use crate::socket::{End, Socket};
 use crate::{receive, send, signals};
 
 /// How long a look takes at most: about the cost of a sleep.
@@ -62,7 +63,7 @@ impl Drop for Sleeper {
 /// Waits until another try to receive is worth it.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
-        let what = socket.receiving.ring.lock().as_ref().map(|receiver| receiver.ring.watch().look);
+        let what = socket.receiving.lock().as_ref().map(|receiver| receiver.ring.watch().look);
         if let Some(what) = what {
             let found = spin(|| what.has_changed());
             learn(socket, found);
@@ -87,12 +88,22 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     // What wakes this thread is for nobody else: the call that sleeps takes it too.
     let may_take = alone
         && wakes_only
+        && socket.receiving.common().is_none()
         && socket.end() == End::None
         && socket.watchers.is_empty()
         && socket.receiving.waiting.load(Ordering::Relaxed) == 1;
     let taker = may_take.then(|| Taker::begin(socket)).flatten();
     let takes = taker.is_some();
-    let result = if alone || !wakes_only {
+    let result = if wakes_only && socket.receiving.common().is_some() {
+        // Another process may take what wakes this one.
+        let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
+        let most = returning::STEP;
+        let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
+        kernel::poll_readable(fd, milliseconds).map(drop).or_else(|errno| match errno {
+            Errno(libc::EINTR) => signals::interrupted(left.is_some()),
+            errno => Err(errno),
+        })
+    } else if alone || !wakes_only {
         kernel::sleep_as_recv(socket, fd, takes).map(|byte| {
             if let (Some(taker), Some(byte)) = (&taker, byte) {
                 taker.took(byte);
@@ -112,7 +123,7 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
 
 /// Waits until another try to send is worth it.
 pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
-    let what = socket.sending.ring.lock().as_ref().map(|sender| sender.ring.watch().look);
+    let what = socket.sending.lock().as_ref().map(|sender| sender.ring.watch().look);
     if may_look()
         && let Some(what) = what
         && spin(|| what.has_changed())

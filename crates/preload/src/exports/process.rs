@@ -1,6 +1,12 @@
-//! fork and what follows.
+//! fork, exec, and what follows.
 
 use std::sync::atomic::{AtomicI32, Ordering};
+
+use libc::{c_char, c_int};
+
+use crate::errno::Kept;
+use crate::real;
+use crate::table::SOCKETS;
 
 /// The process whose tables these are.
 static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -30,6 +36,53 @@ extern "C" fn in_child() {
     // SAFETY: it cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     crate::lock::forget_tid();
+    crate::family::in_child();
     crate::table::SOCKETS.free_in_child();
     crate::table::EPOLLS.free_in_child();
+}
+
+/// Says who the child is: it may be killed before it can say so itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fork() -> libc::pid_t {
+    owns_tables();
+    // SAFETY: it takes nothing.
+    let child = unsafe { real::fork() };
+    if child != 0 {
+        let _errno = Kept::new();
+        crate::family::forked((child > 0).then_some(child));
+    }
+    child
+}
+
+/// This process is about to execute another program. Its relatives then have those of its connections alone that the kernel closes.
+fn executing() {
+    if owns_tables() {
+        let _errno = Kept::new();
+        for fd in SOCKETS.used(0, u32::MAX) {
+            if let Some(socket) = SOCKETS.get(fd) {
+                crate::family::execute(fd, socket);
+            }
+        }
+    }
+}
+
+macro_rules! exec {
+    ($($name:ident($($arg:ident: $t:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($arg: $t),*) -> c_int {
+            executing();
+            // SAFETY: the caller keeps the rules of that function.
+            unsafe { real::$name($($arg),*) }
+        }
+    )*};
+}
+
+type Strings = *const *const c_char;
+
+exec! {
+    execve(path: *const c_char, arguments: Strings, environment: Strings);
+    execv(path: *const c_char, arguments: Strings);
+    execvp(file: *const c_char, arguments: Strings);
+    execvpe(file: *const c_char, arguments: Strings, environment: Strings);
+    fexecve(fd: c_int, arguments: Strings, environment: Strings);
 }

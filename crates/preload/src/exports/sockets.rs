@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 
+use crate::direction::Carrier;
 use crate::errno::{Errno, Kept};
-use crate::socket::{Carrier, Socket, Stage};
+use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
 use crate::{kernel, meet, real, send, settings};
 
@@ -218,7 +219,7 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     match request {
         libc::FIONREAD => crate::receive::available(socket),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
-            Some(socket.sending.ring.lock().as_mut().map_or(0, |sender| sender.ring.in_flight()))
+            Some(socket.sending.lock().as_mut().map_or(0, |sender| sender.ring.in_flight()))
         }
         _ => None,
     }

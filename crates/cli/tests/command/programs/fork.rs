@@ -120,3 +120,111 @@ fn trap_1_one_process_sends_and_another_one_receives() {
         stage.end();
     }
 }
+
+/// Processes of a server that have a connection in common send and receive in turn.
+const TURNS: &str = r#"
+import os, random, signal, socket, sys
+port, when = int(sys.argv[2]), sys.argv[3]
+def receive(c, n):
+    data = b''
+    while len(data) < n:
+        more = c.recv(n - len(data))
+        assert more, 'the end came too early'
+        data += more
+    return data
+def changed():
+    words = ['"pid":%d,' % os.getpid(), '"sent_after_us"', '"received_after_us"']
+    return any(all(word in line for word in words) for line in open(os.environ['GINNEL_SOCKETS_REPORT']))
+def echo(c):
+    n = int(receive(c, 8))
+    c.sendall(receive(c, n))
+def echo_until_changed(c):
+    while True:
+        has = changed()
+        receive(c, 100)
+        c.sendall((b'!' if has else b'?') * 100)
+        if has:
+            break
+if sys.argv[1] == 'serve':
+    s = socket.create_server(('127.0.0.1', port))
+    c, _ = s.accept()
+    if when == 'after':
+        echo_until_changed(c)
+    # Each waits until the one before it is done.
+    pipes = [os.pipe() for _ in range(3)]
+    children = []
+    for i in range(1, 3):
+        child = os.fork()
+        if child == 0:
+            for turn in range(20):
+                os.read(pipes[i][0], 1)
+                echo(c)
+                os.write(pipes[(i + 1) % 3][1], b'.')
+            os._exit(0)
+        children.append(child)
+    for turn in range(20):
+        echo(c)
+        os.write(pipes[1][1], b'.')
+        os.read(pipes[0][0], 1)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    # Now it has the connection alone, because a program that is executed does not get it.
+    sleeper = os.fork()
+    if sleeper == 0:
+        os.execvp('sleep', ['sleep', '100'])
+    if when == 'before':
+        assert not changed()
+        echo_until_changed(c)
+    for turn in range(20):
+        echo(c)
+    # One that is killed while it waits is no loss.
+    child = os.fork()
+    if child == 0:
+        c.recv(1)
+        os._exit(1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    c.sendall(b'+')
+    echo(c)
+    os.kill(sleeper, signal.SIGKILL)
+else:
+    c = socket.create_connection(('127.0.0.1', port))
+    def ask_until_changed():
+        while True:
+            c.sendall(b'.' * 100)
+            if receive(c, 100) == b'!' * 100:
+                break
+    def ask(turns):
+        for turn in range(turns):
+            data = random.randbytes(random.choice([1, 100, 3000, 5000]))
+            c.sendall(b'%8d' % len(data) + data)
+            assert receive(c, len(data)) == data, turn
+    if when == 'after':
+        ask_until_changed()
+    ask(60)
+    if when == 'before':
+        ask_until_changed()
+    ask(20)
+    assert receive(c, 1) == b'+'
+    ask(1)
+    assert c.recv(1) == b''
+"#;
+
+#[test]
+fn trap_1_processes_use_a_connection_in_turn() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for mode in MODES {
+        for when in ["before", "after"] {
+            let mut stage = Stage::new(mode);
+            let port = free_port();
+            let at = port.to_string();
+            stage.serve(port, &[PYTHON, "-c", TURNS, "serve", &at, when]);
+            stage.client(&[PYTHON, "-c", TURNS, "talk", &at, when]);
+            let log = stage.log();
+            let connections = stage.end();
+            assert!(changed(&connections, "python3").len() >= 2, "{mode} {when}: {connections:#?} {log}");
+        }
+    }
+}
