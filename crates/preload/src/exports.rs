@@ -6,12 +6,17 @@
 #![allow(clippy::missing_safety_doc, reason = "the rules are those of the C function of the same name")]
 #![allow(missing_docs, reason = "see the C function of the same name")]
 
+mod aio;
+mod aliases;
 mod descriptors;
+mod formatted;
 mod io;
 mod polling;
 mod process;
 mod sockets;
 mod streams;
+#[cfg(target_arch = "x86_64")]
+mod system_calls;
 
 /// Runs when the library is loaded.
 pub fn load() {

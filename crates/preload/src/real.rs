@@ -107,6 +107,14 @@ real! {
     FCNTL: fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
     FCNTL64: fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int = SYS_fcntl;
     FDOPEN: fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    VDPRINTF: vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    VDPRINTF_CHK: __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    AIO_READ: aio_read(control: *mut libc::aiocb) -> c_int;
+    AIO_WRITE: aio_write(control: *mut libc::aiocb) -> c_int;
+    AIO_READ64: aio_read64(control: *mut libc::aiocb) -> c_int;
+    AIO_WRITE64: aio_write64(control: *mut libc::aiocb) -> c_int;
+    LIO_LISTIO: lio_listio(mode: c_int, list: *const *mut libc::aiocb, count: c_int, event: *mut libc::sigevent) -> c_int;
+    LIO_LISTIO64: lio_listio64(mode: c_int, list: *const *mut libc::aiocb, count: c_int, event: *mut libc::sigevent) -> c_int;
     CLOSE: close(fd: c_int) -> c_int = SYS_close;
     CLOSE_RANGE: close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = SYS_close_range;
     DUP: dup(fd: c_int) -> c_int = SYS_dup;
@@ -129,7 +137,50 @@ real! {
 unsafe fn early(number: c_long, arguments: &[c_long]) -> c_long {
     let at = |i: usize| arguments.get(i).copied().unwrap_or(0);
     // SAFETY: the caller has the system call's arguments; further ones are ignored.
-    unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
+    unsafe { system_call(number, [at(0), at(1), at(2), at(3), at(4), at(5)]) }
+}
+
+/// A system call, as the C library's `syscall` makes it, which this library stands in front of.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
+    let [a, b, c, d, e, f] = arguments;
+    let result: c_long;
+    // SAFETY: the caller keeps the rules of the system call. The kernel changes RCX and R11 beside the result (the x86-64 psABI, A.2.1).
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") a,
+            in("rsi") b,
+            in("rdx") c,
+            in("r10") d,
+            in("r8") e,
+            in("r9") f,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    told(result)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub unsafe fn system_call(number: c_long, arguments: [c_long; 6]) -> c_long {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the caller keeps the rules of the system call.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+/// What the kernel says, as C has it.
+#[cfg(target_arch = "x86_64")]
+pub extern "C" fn told(result: c_long) -> c_long {
+    match result {
+        -4095..0 => {
+            crate::errno::Errno(-result as c_int).set();
+            -1
+        }
+        result => result,
+    }
 }
 
 /// Looks a function up behind this library; what is not there is said to be missing by the kernel, as on an older system.

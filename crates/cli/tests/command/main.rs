@@ -4,6 +4,7 @@ mod closing;
 mod cp;
 mod daemons;
 mod epoll;
+mod exports;
 mod farm;
 mod farm_library;
 mod full;

@@ -1,0 +1,208 @@
+/* Bytes that take an unusual way to a socket, and whether they are in the stream. Both ends are here. */
+#define _GNU_SOURCE
+#include <aio.h>
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(what)                                                                                                    \
+	do {                                                                                                           \
+		if (!(what)) {                                                                                         \
+			fprintf(stderr, "line %d: %s: errno %d\n", __LINE__, #what, errno);                            \
+			exit(1);                                                                                       \
+		}                                                                                                      \
+	} while (0)
+
+ssize_t __read(int, void *, size_t);
+ssize_t __write(int, const void *, size_t);
+ssize_t __send(int, const void *, size_t, int);
+int __close(int);
+int __dup2(int, int);
+int __poll(struct pollfd *, nfds_t, int);
+int __fcntl(int, int, ...);
+
+static int a, b;
+
+static void connection(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(listener >= 0 && !bind(listener, (void *)&address, len) && !listen(listener, 1));
+	CHECK(!getsockname(listener, (void *)&address, &len));
+	a = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!connect(a, (void *)&address, len));
+	b = accept(listener, NULL, NULL);
+	CHECK(b >= 0 && !close(listener));
+	/* Both directions change over before they carry anything. */
+	CHECK(write(a, "begin", 5) == 5);
+	CHECK(write(b, "begin", 5) == 5);
+	char bytes[5];
+	CHECK(recv(a, bytes, 5, MSG_WAITALL) == 5 && recv(b, bytes, 5, MSG_WAITALL) == 5);
+}
+
+/* What has come at the other end has to be this, and nothing else. */
+static void comes(const char *text)
+{
+	char bytes[4096];
+	size_t len = strlen(text);
+	CHECK(recv(b, bytes, len, MSG_WAITALL) == (ssize_t)len);
+	if (memcmp(bytes, text, len)) {
+		fprintf(stderr, "%.*s instead of %s\n", (int)len, bytes, text);
+		exit(1);
+	}
+	CHECK(recv(b, bytes, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+}
+
+__attribute__((format(printf, 2, 3))) static int by_list(int fd, const char *format, ...)
+{
+	va_list list;
+	va_start(list, format);
+	int len = vdprintf(fd, format, list);
+	va_end(list);
+	return len;
+}
+
+static void formatted(void)
+{
+	const char *words[] = {"one", "two", "three", "four", "five", "six", "seven", "eight"};
+	const char *expected = "one 1 1.5 two 2 2.5 three 3 3.5 four 4 4.5 five 5.5 6.5 7.5 8.5 9.5 -1";
+	connection();
+	CHECK(dprintf(a, "plain\n") == 6);
+	comes("plain\n");
+	/* More than fits into registers, of both kinds, in turn. */
+	CHECK(dprintf(a, "%s %d %.1f %s %d %.1f %s %d %.1f %s %d %.1f %s %.1f %.1f %.1f %.1f %.1f %ld", words[0], 1, 1.5,
+	              words[1], 2, 2.5, words[2], 3, 3.5, words[3], 4, 4.5, words[4], 5.5, 6.5, 7.5, 8.5, 9.5,
+	              -1L) == (int)strlen(expected));
+	comes(expected);
+}
+
+static void lists(void)
+{
+	connection();
+	CHECK(by_list(a, "%s %d %.1f %Lf", "list", 7, 7.5, 1.0L) == 19);
+	comes("list 7 7.5 1.000000");
+	/* Not ours. */
+	int pipes[2];
+	char bytes[16];
+	CHECK(!pipe(pipes) && dprintf(pipes[1], "%d", 42) == 2 && read(pipes[0], bytes, 16) == 2);
+	CHECK(!memcmp(bytes, "42", 2));
+}
+
+static void aliases(void)
+{
+	char bytes[16];
+	connection();
+	CHECK(__write(a, "one", 3) == 3 && __send(a, "two", 3, 0) == 3);
+	CHECK(__read(b, bytes, 6) == 6 && !memcmp(bytes, "onetwo", 6));
+	struct pollfd poll = {.fd = b, .events = POLLIN};
+	CHECK(__poll(&poll, 1, 0) == 0);
+	CHECK(__fcntl(b, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(__read(b, bytes, 1) == -1 && errno == EAGAIN);
+	int copy = open("/dev/null", O_RDONLY);
+	CHECK(__dup2(a, copy) == copy && !__close(a) && __write(copy, "three", 5) == 5);
+	CHECK(__poll(&poll, 1, -1) == 1 && __read(b, bytes, 16) == 5 && !__close(copy));
+	CHECK(__poll(&poll, 1, -1) == 1 && __read(b, bytes, 16) == 0);
+}
+
+static void system_calls(void)
+{
+	char bytes[64];
+	connection();
+	CHECK(syscall(SYS_write, a, "one", 3) == 3);
+	comes("one");
+	struct iovec pieces[2] = {{"two", 3}, {"three", 5}};
+	CHECK(syscall(SYS_writev, a, pieces, 2) == 8);
+	comes("twothree");
+	CHECK(syscall(SYS_sendto, a, "four", 4, MSG_NOSIGNAL, NULL, 0) == 4);
+	struct pollfd poll = {.fd = b, .events = POLLIN};
+	CHECK(syscall(SYS_poll, &poll, 1, -1) == 1 && poll.revents == POLLIN);
+	CHECK(syscall(SYS_recvfrom, b, bytes, 64, MSG_PEEK, NULL, NULL) == 4);
+	CHECK(syscall(SYS_read, b, bytes, 64) == 4 && !memcmp(bytes, "four", 4));
+	struct timespec none = {0, 0};
+	CHECK(syscall(SYS_ppoll, &poll, 1, &none, NULL, 8) == 0);
+	fd_set set;
+	FD_ZERO(&set);
+	FD_SET(b, &set);
+	sigset_t mask;
+	struct {
+		const void *mask;
+		size_t len;
+	} masked = {&mask, 8};
+	sigemptyset(&mask);
+	CHECK(syscall(SYS_pselect6, b + 1, &set, NULL, NULL, &none, &masked) == 0);
+	int epoll = syscall(SYS_epoll_create1, 0);
+	struct epoll_event event = {.events = EPOLLIN, .data.fd = b};
+	CHECK(epoll >= 0 && !syscall(SYS_epoll_ctl, epoll, EPOLL_CTL_ADD, b, &event));
+	CHECK(syscall(SYS_epoll_pwait, epoll, &event, 1, 0, NULL, 8) == 0);
+	CHECK(syscall(SYS_pwritev2, a, pieces, 2, -1L, -1L, 0) == 8);
+	CHECK(syscall(SYS_epoll_wait, epoll, &event, 1, -1) == 1 && event.data.fd == b);
+	comes("twothree");
+	CHECK(syscall(SYS_fcntl, b, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(syscall(SYS_read, b, bytes, 1) == -1 && errno == EAGAIN);
+	/* Those that do not concern sockets, with six arguments, and with errors. */
+	CHECK(syscall(SYS_getpid) == getpid());
+	char *memory = (char *)syscall(SYS_mmap, NULL, 8192L, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+	CHECK(memory != MAP_FAILED && (memory[8191] = 1));
+	CHECK(syscall(SYS_munmap, memory + 1, 1) == -1 && errno == EINVAL);
+	CHECK(syscall(SYS_io_uring_setup, 1, NULL) == -1 && errno == ENOSYS);
+	/* A call that returns twice. */
+	long child = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+	if (child == 0)
+		_exit(7);
+	int status;
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+	CHECK(syscall(SYS_dup3, a, epoll, 0) == epoll && !syscall(SYS_close, a) && syscall(SYS_write, epoll, "end", 3) == 3);
+	CHECK(syscall(SYS_poll, &poll, 1, -1) == 1);
+	comes("end");
+}
+
+static void asynchronous(void)
+{
+	char bytes[3] = "aio";
+	connection();
+	struct aiocb control = {.aio_fildes = a, .aio_buf = bytes, .aio_nbytes = 3};
+	struct aiocb *list[] = {&control};
+	CHECK(aio_write(&control) == -1 && errno == ENOSYS);
+	CHECK(aio_read(&control) == -1 && errno == ENOSYS);
+	control.aio_lio_opcode = LIO_WRITE;
+	CHECK(lio_listio(LIO_WAIT, list, 1, NULL) == -1 && errno == ENOSYS);
+	CHECK(write(a, "end", 3) == 3);
+	comes("end");
+	/* Not ours. */
+	FILE *file = tmpfile();
+	control.aio_fildes = fileno(file);
+	CHECK(!aio_write(&control));
+	const struct aiocb *wait[] = {&control};
+	CHECK(!aio_suspend(wait, 1, NULL) && aio_return(&control) == 3);
+}
+
+int main(int count, char **arguments)
+{
+	struct {
+		const char *name;
+		void (*run)(void);
+	} traps[] = {{"formatted", formatted},       {"lists", lists},
+	             {"aliases", aliases},           {"system_calls", system_calls},
+	             {"asynchronous", asynchronous}};
+	for (size_t i = 0; count == 2 && i < sizeof traps / sizeof *traps; i++)
+		if (!strcmp(arguments[1], traps[i].name)) {
+			traps[i].run();
+			return 0;
+		}
+	return 2;
+}

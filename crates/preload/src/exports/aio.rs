@@ -1,0 +1,68 @@
+//! POSIX asynchronous I/O.
+//!
+//! The C library does it in threads of its own, which call the kernel. A connection that has not changed over stays on TCP; on one that
+//! has, there is none (ENOSYS).
+
+use libc::{aiocb, c_int, sigevent};
+
+use crate::errno::fail;
+use crate::real;
+use crate::table::SOCKETS;
+
+/// Whether the kernel may read from the descriptor, or write to it.
+fn is_the_kernels(fd: c_int) -> bool {
+    SOCKETS.get(fd).is_none_or(|socket| {
+        crate::meet::stays(socket, "asynchronous I/O (aio_read, aio_write)");
+        !socket.is_joined()
+    })
+}
+
+macro_rules! aio {
+    ($($name:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(control: *mut aiocb) -> c_int {
+            // SAFETY: the program keeps the rules.
+            match unsafe { is_the_kernels((*control).aio_fildes) } {
+                // SAFETY: as above.
+                true => unsafe { real::$name(control) },
+                false => fail(libc::ENOSYS),
+            }
+        }
+    )*};
+}
+
+aio! {
+    aio_read;
+    aio_write;
+    aio_read64;
+    aio_write64;
+}
+
+macro_rules! lists {
+    ($($name:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            mode: c_int,
+            list: *const *mut aiocb,
+            count: c_int,
+            event: *mut sigevent,
+        ) -> c_int {
+            for i in 0..usize::try_from(count).unwrap_or(0) {
+                // SAFETY: the program keeps the rules; null is none.
+                if let Some(control) = unsafe { (*list.add(i)).as_ref() }
+                    && control.aio_lio_opcode != libc::LIO_NOP
+                    && !is_the_kernels(control.aio_fildes)
+                {
+                    return fail(libc::ENOSYS);
+                }
+            }
+            // SAFETY: as above.
+            unsafe { real::$name(mode, list, count, event) }
+        }
+    )*};
+}
+
+lists! {
+    lio_listio;
+    lio_listio64;
+}

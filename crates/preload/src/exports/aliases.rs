@@ -1,0 +1,33 @@
+//! Further names of functions that this library has in front of the C library's.
+
+use std::ffi::c_void;
+
+use libc::{c_char, c_int, fd_set, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+
+macro_rules! aliases {
+    ($($alias:ident = $module:ident::$name:ident($($arg:ident: $t:ty),*) -> $r:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $alias($($arg: $t),*) -> $r {
+            // SAFETY: the rules are the same.
+            unsafe { super::$module::$name($($arg),*) }
+        }
+    )*};
+}
+
+aliases! {
+    __read = io::read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    __write = io::write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    __recv = io::recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    __send = io::send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    __socket = sockets::socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    __connect = sockets::connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    __close = descriptors::close(fd: c_int) -> c_int;
+    __dup2 = descriptors::dup2(from: c_int, to: c_int) -> c_int;
+    __fcntl = descriptors::fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    __libc_fcntl64 = descriptors::fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
+    __poll = polling::poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    __select = polling::select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    _IO_fdopen = streams::fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    __fork = process::fork() -> libc::pid_t;
+    __libc_fork = process::fork() -> libc::pid_t;
+}
