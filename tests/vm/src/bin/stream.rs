@@ -1,0 +1,104 @@
+//! A program under test that knows nothing of Ginnel: TCP streams whose bytes are checked. Prints lines that tests wait for.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::{env, thread};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const USAGE: &str = "stream serve ADDRESS | stream drive ADDRESS FILE (it ends when there is that file)";
+const LONGEST: usize = 40_000;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let arg = |n: usize| args.get(n).map(String::as_str).context(USAGE);
+    match arg(0)? {
+        "serve" => {
+            let listener = TcpListener::bind(arg(1)?)?;
+            say(format_args!("listening"));
+            loop {
+                let socket = listener.accept()?.0;
+                thread::spawn(move || match echo(&socket) {
+                    Ok(line) => say(format_args!("{line}")),
+                    Err(error) => say(format_args!("FAILED: {error:#}")),
+                });
+            }
+        }
+        "drive" => match drive(&TcpStream::connect(arg(1)?)?, Path::new(arg(2)?)) {
+            Ok(line) => say(format_args!("{line}")),
+            Err(error) => bail!("FAILED: {error:#}"),
+        },
+        _ => bail!(USAGE),
+    }
+    Ok(())
+}
+
+/// Prints without panicking when the test no longer listens.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+/// The byte that is sent at this place of a stream.
+fn byte_at(place: u64) -> u8 {
+    (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+fn check(bytes: &[u8], place: u64) -> Result<()> {
+    let wrong = bytes.iter().zip(place..).find(|(byte, place)| **byte != byte_at(*place));
+    ensure!(wrong.is_none(), "a wrong byte at {}", wrong.map_or(0, |(_, place)| place));
+    Ok(())
+}
+
+/// How a connection has ended: as TCP says that a peer is gone, and not otherwise.
+fn ended(error: &std::io::Error, place: u64) -> Result<String> {
+    ensure!(
+        matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof),
+        "{error} after {place} bytes"
+    );
+    Ok(format!("ended after {place} bytes: {:?}", error.kind()))
+}
+
+/// Sends back what comes, until the end.
+fn echo(mut socket: &TcpStream) -> Result<String> {
+    let mut bytes = vec![0; LONGEST];
+    let mut place = 0;
+    loop {
+        let n = match socket.read(&mut bytes) {
+            Ok(0) => return Ok(format!("ended after {place} bytes: EOF")),
+            Ok(n) => n,
+            Err(error) => return ended(&error, place),
+        };
+        check(&bytes[..n], place)?;
+        if let Err(error) = socket.write_all(&bytes[..n]) {
+            return ended(&error, place);
+        }
+        place += n as u64;
+    }
+}
+
+/// Sends pieces and receives each again, until there is the file.
+fn drive(mut socket: &TcpStream, stop: &Path) -> Result<String> {
+    let mut place = 0;
+    for turn in 0u64.. {
+        let len =
+            1 + (turn.wrapping_mul(7919) % LONGEST as u64) as usize / if turn % 5 == 0 { 1 } else { 100 };
+        let sent: Vec<u8> = (place..).take(len).map(byte_at).collect();
+        let mut back = vec![0; len];
+        let result = socket.write_all(&sent).and_then(|()| socket.read_exact(&mut back));
+        if let Err(error) = result {
+            return ended(&error, place);
+        }
+        check(&back, place)?;
+        place += len as u64;
+        if turn == 0 {
+            say(format_args!("driving"));
+        }
+        if turn % 64 == 0 && stop.exists() {
+            break;
+        }
+    }
+    socket.shutdown(Shutdown::Write)?;
+    ensure!(socket.read(&mut [0])? == 0, "something comes after the last byte");
+    Ok(format!("done after {place} bytes"))
+}

@@ -1,0 +1,95 @@
+//! What survives of connections between two VMs that have changed over, when programs and daemons are killed.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use vmtest::installation::{Plan, program};
+use vmtest::{Bed, Job, Vm};
+
+const PROMPT: Duration = Duration::from_secs(60);
+const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
+/// The daemons are killed so often, in turn.
+const KILLS: u32 = 6;
+
+fn start(vm: &Vm, what: &str, report: &str) -> Result<Job> {
+    let set = format!("LD_PRELOAD={LIBRARY} GINNEL_SOCKETS_REPORT=/tmp/{report}");
+    vm.spawn(&format!("exec env {set} stream {what}"))
+}
+
+fn serve(vm: &Vm, port: u16, report: &str) -> Result<Job> {
+    let job = start(vm, &format!("serve {}:{port}", vm.address()?), report)?;
+    job.wait_for_line("listening", PROMPT)?;
+    Ok(job)
+}
+
+/// A connection that has changed over both ways. Its file in the VM where it begins has its name.
+fn drive(from: &Vm, to: &Vm, port: u16, name: &str) -> Result<Job> {
+    let job = start(from, &format!("drive {}:{port} /tmp/stop-{name}", to.address()?), name)?;
+    job.wait_for_line("driving", PROMPT)?;
+    let look = format!("grep -c 'sent_after_us.*received_after_us' /tmp/{name}");
+    let end = Instant::now() + PROMPT;
+    while from.run(&look)?.code() != Some(0) {
+        let report = || from.run(&format!("cat /tmp/{name}")).map(|output| output.stdout);
+        ensure!(job.is_running(), "{name} ended: {:?}", job.said());
+        ensure!(Instant::now() < end, "{name} does not change over: {:?}", report());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(job)
+}
+
+/// Ends it in order: everything that was sent has come back.
+fn finish(vm: &Vm, job: &Job, name: &str) -> Result<()> {
+    vm.run(&format!("touch /tmp/stop-{name}"))?.ok()?;
+    let said = job.wait(PROMPT)?.ok()?.stdout;
+    ensure!(said.contains("done after"), "{name}: {said}");
+    Ok(())
+}
+
+#[test]
+fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
+    let bed = Bed::new("preload-kills")?;
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
+    let boot = |name| {
+        let vm = ginnel.vm(name)?.network().memory_mib(512);
+        vm.program(program("stream")?).library(program("libginnel_preload.so")?).start()
+    };
+    let (a, b) = (boot("a")?, boot("b")?);
+    a.wait_ready()?;
+    b.wait_ready()?;
+    let (mut daemon, _daemon_b) = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
+
+    // The program that connects.
+    let server = serve(&b, 7200, "server-1")?;
+    let client = drive(&a, &b, 7200, "killed-client")?;
+    client.kill_process(9)?;
+    println!("client killed: the server's connection {}", server.wait_for_line("ended after", PROMPT)?);
+
+    // The one that accepts.
+    let client = drive(&a, &b, 7200, "killed-server")?;
+    server.kill_process(9)?;
+    let line = client.wait_for_line("ended after", PROMPT)?;
+    println!("server killed: the client's connection {line}");
+    client.wait(PROMPT)?.ok()?;
+    ensure!(!server.said().0.contains("FAILED"), "{:?}", server.said());
+
+    // Daemons, while bytes flow.
+    let server = serve(&b, 7201, "server-2")?;
+    let client = drive(&a, &b, 7201, "daemons")?;
+    for turn in 0..KILLS {
+        if turn % 2 == 0 {
+            ginnel.kill_daemon()?;
+            ginnel.start_daemon()?;
+        } else {
+            daemon.kill_process(9)?;
+            daemon.wait(PROMPT)?;
+            daemon = ginnel.start_guest(&a)?;
+        }
+        ensure!(client.is_running(), "the client ended: {:?}", client.said());
+    }
+    // Connections change over again, and nothing was lost.
+    let after = drive(&a, &b, 7201, "after")?;
+    finish(&a, &client, "daemons")?;
+    finish(&a, &after, "after")?;
+    ensure!(!server.said().0.contains("FAILED"), "{:?}", server.said());
+    Ok(())
+}
