@@ -18,6 +18,7 @@ use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
 
+use crate::confined::is_confined;
 use crate::direction::{Carrier, Direction};
 use crate::kernel;
 use crate::socket::{Growth, Socket, Stage};
@@ -32,7 +33,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)
     };
-    let (receiving, sending) = match crate::family::is_shared(socket) {
+    let (receiving, sending) = match is_confined() || crate::family::is_shared(socket) {
         // Another process may send or receive through the kernel: if this one changed over, the bytes of that one would be lost.
         true => (Change::No, Change::No),
         false => (receive_counted(socket, fd, role), change_sending(socket, fd, role)),
@@ -180,6 +181,13 @@ pub fn close(socket: &'static Socket, fd: c_int) {
     crate::report::ended(socket);
 }
 
+/// The end of a ring is given back to the daemon, unless the program may not talk to it any more.
+fn keep_if_confined<R>(side: R) {
+    if is_confined() {
+        std::mem::forget(side);
+    }
+}
+
 fn end(socket: &'static Socket, fd: c_int) {
     let is_shared = crate::family::is_shared(socket);
     socket.sending.detach();
@@ -195,14 +203,16 @@ fn end(socket: &'static Socket, fd: c_int) {
     // sends, because what it was sent is still its own: TCP too hands out what has come before the reset.
     let mut receivers: Vec<_> = receivers.collect();
     let unread = receivers.iter_mut().any(|receiver| matches!(receiver.ring.poll(), Ok(n) if n > 0));
-    let is_broken = unread || kernel::lingers_not(fd);
+    let is_broken = unread || !is_confined() && kernel::lingers_not(fd);
     for mut receiver in receivers.into_iter().filter(SocketReceiver::is_ours) {
         receiver.ring.disarm();
         let _ = if is_broken { receiver.ring.abort() } else { receiver.ring.finish() };
+        keep_if_confined(receiver);
     }
     let carries = socket.sending.carrier() == Carrier::Ring;
     for mut sender in senders.filter(|sender| carries && sender.is_ours()) {
         let _ = sender.ring.finish();
+        keep_if_confined(sender);
     }
     if !carries && unread {
         // The kernel knows nothing of these bytes.

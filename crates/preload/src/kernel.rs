@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use libc::c_int;
 
+use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, check};
 use crate::real;
 use crate::socket::{End, Socket};
@@ -23,14 +24,30 @@ pub fn wake(socket: &'static Socket, fd: c_int) {
     socket.sending.wake(|| send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 1);
 }
 
-/// Sends bytes of the program.
+/// Sends bytes of the program, or of the library.
 pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
+    if is_confined() && flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0 {
+        if flags & libc::MSG_DONTWAIT != 0 && poll_now(fd, libc::POLLOUT) == 0 {
+            Errno(libc::EAGAIN).set();
+            return -1;
+        }
+        // SAFETY: as many bytes to read.
+        return unsafe { real::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+    }
     // SAFETY: as many bytes to read.
     unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, std::ptr::null(), 0) }
 }
 
 /// Receives bytes of the program, or of the library.
 pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
+    if is_confined() && flags & !libc::MSG_DONTWAIT == 0 {
+        if flags & libc::MSG_DONTWAIT != 0 && poll_now(fd, libc::POLLIN) == 0 {
+            Errno(libc::EAGAIN).set();
+            return -1;
+        }
+        // SAFETY: room for as many bytes.
+        return unsafe { real::read(fd, into.as_mut_ptr().cast(), into.len()) };
+    }
     let (none, len) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: room for as many bytes.
     unsafe { real::recvfrom(fd, into.as_mut_ptr().cast(), into.len(), flags, none, len) }
@@ -95,6 +112,12 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 /// Sleeps until the kernel's socket has bytes, has ended, or the socket's own timeout for receiving has passed; as `recv` does,
 /// with its rules for signals and cancellation. If it `takes`, the first byte is taken away, and returned.
 pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<Option<u8>, Errno> {
+    if is_confined() && !takes {
+        return poll_readable(fd, -1).map(|_| {
+            look_for_end(socket, fd);
+            None
+        });
+    }
     // Not more than one byte, or SO_RCVLOWAT could make it wait for more of them.
     let mut byte = [0];
     match check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK })) {
@@ -146,8 +169,11 @@ pub fn poll_now(fd: c_int, events: i16) -> i16 {
     if ready > 0 { poll.revents } else { 0 }
 }
 
-/// A socket option that is a `struct timeval`; `None` means for ever.
+/// A socket option that is a `struct timeval`; `None` means for ever. A program that has confined itself may not be asked.
 pub fn timeout(fd: c_int, name: c_int) -> Option<std::time::Duration> {
+    if is_confined() {
+        return None;
+    }
     let _errno = Kept::new();
     let mut value = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let mut len = size_of::<libc::timeval>() as libc::socklen_t;

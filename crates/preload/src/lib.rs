@@ -23,6 +23,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
 mod change;
+mod confined;
 mod direction;
 mod epoll;
 mod errno;

@@ -8,6 +8,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use crate::confined::is_confined;
+
 thread_local! {
     static TID: Cell<i32> = const { Cell::new(0) };
 }
@@ -74,7 +76,7 @@ impl<T> Lock<T> {
                 break;
             }
             looks += 1;
-            if looks < LOOKS {
+            if looks < LOOKS || is_confined() {
                 std::hint::spin_loop();
             } else {
                 std::thread::yield_now();

@@ -18,6 +18,7 @@ use ginnel_shmem::{Mapping, Memory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
+use crate::confined::is_confined;
 use crate::family;
 use crate::grow;
 use crate::kernel;
@@ -147,6 +148,9 @@ fn process() -> i32 {
 /// Brings a socket further on its way to its rings. Never waits.
 #[cold]
 pub fn attend(socket: &'static Socket, fd: c_int) {
+    if is_confined() {
+        return;
+    }
     match socket.stage() {
         // Of several processes, none can say whether it is the one that goes on.
         Stage::Native if is_alive(socket) && !family::is_shared(socket) => {
@@ -196,11 +200,16 @@ pub fn why_not_joined() -> &'static str {
 /// A socket that was reported is closed: gives back what that has led to, as far as the daemon has answered. The rest is given back with
 /// the next call that looks at the daemon.
 pub fn tidy() {
-    let _ = with(Meet::open);
+    if !is_confined() {
+        let _ = with(Meet::open);
+    }
 }
 
 /// Nothing is to come of the report of a socket any more. False if it has none.
 pub fn withdraw(socket: &Socket) -> bool {
+    if is_confined() {
+        return false;
+    }
     take_back(socket);
     let report = std::mem::take(&mut socket.facts.lock().report);
     if report == 0 {
@@ -225,6 +234,9 @@ pub fn forget_report(socket: &Socket) {
 /// Takes the daemon's copy of a socket back. As long as there is one, the kernel does not tell the peer that the program has closed the
 /// socket.
 fn take_back(socket: &Socket) {
+    if is_confined() {
+        return;
+    }
     let loan = socket.loan.lock().take();
     if let Some(loan) = loan {
         loan.end(RETURN);

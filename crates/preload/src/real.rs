@@ -88,6 +88,7 @@ real! {
     PREADV64V2: preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     PWRITEV64V2: pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     SENDFILE64: sendfile64(out: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t = SYS_sendfile;
+    PRCTL: prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = SYS_prctl;
     FORK: fork() -> libc::pid_t;
     EXECVE: execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = SYS_execve;
     EXECV: execv(path: *const c_char, arguments: *const *const c_char) -> c_int;

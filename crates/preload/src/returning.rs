@@ -32,6 +32,7 @@ use ginnel_ring::wait::Waitable;
 use ginnel_tcp::Counts;
 use libc::c_int;
 
+use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result};
 use crate::family;
@@ -79,7 +80,7 @@ pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
         false => STUCK_LARGE,
     };
     let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
-    is_stuck && !family::is_shared(socket) && leave(socket, fd)
+    is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
 }
 
 #[cold]

@@ -11,6 +11,7 @@ use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
+use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Result};
 use crate::kernel;
@@ -209,6 +210,9 @@ fn now() -> u64 {
 
 /// Whether one more thread may look: somebody else has to have a CPU to do what is looked for.
 pub fn may_look() -> bool {
+    if is_confined() {
+        return false;
+    }
     let cpus = cpus();
     (cpus > 1 || ELSEWHERE.load(Ordering::Relaxed))
         && LOOKING.load(Ordering::Relaxed) < cpus.div_ceil(2)

@@ -114,8 +114,20 @@ fn prepare(kinds: u32) {
     }
 }
 
+/// The handlers stay as they are.
+static LEFT_ALONE: AtomicBool = AtomicBool::new(false);
+
+/// Says whether signal handlers are left alone from now on: nobody looks whether the program has replaced those of this library. For programs
+/// that may make no such calls any more, because of a seccomp filter.
+pub fn leave_handlers_alone(leave: bool) {
+    LEFT_ALONE.store(leave, Ordering::Relaxed);
+}
+
 /// Puts our handlers back where the program has replaced them.
 pub(crate) fn look_after() {
+    if LEFT_ALONE.load(Ordering::Relaxed) {
+        return;
+    }
     for table in [&TRUNCATION, &STORES] {
         if table.is_installed() {
             // It has been done before, so it can be done; and if not, then this occasion has passed.

@@ -36,6 +36,7 @@ mod mapping;
 mod memory;
 mod placed;
 
+pub use guard::leave_handlers_alone;
 #[cfg(loom)]
 pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};

@@ -4,15 +4,20 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -171,6 +176,68 @@ static void system_calls(void)
 	comes("end");
 }
 
+/* A child that may do nothing but what its connection needs, and dies of anything else. The parent talks to it. */
+static void confined(void)
+{
+	static char sent[200000], got[200000];
+	const int allowed[] = {SYS_read, SYS_write, SYS_poll, SYS_ppoll, SYS_futex, SYS_clock_gettime, SYS_close, SYS_exit_group,
+	                       SYS_rt_sigreturn, SYS_brk, SYS_mmap, SYS_munmap, SYS_getpid};
+	struct sock_filter filter[2 * sizeof allowed / sizeof *allowed + 2];
+	size_t len = 0;
+	filter[len++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+		filter[len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], 0, 1);
+		filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	}
+	filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	struct sock_fprog program = {.len = len, .filter = filter};
+	int pipes[2];
+	connection();
+	for (size_t i = 0; i < sizeof sent; i++)
+		sent[i] = (char)(i * 7 + (i >> 8));
+	CHECK(!pipe(pipes));
+	pid_t child = fork();
+	if (child == 0) {
+		close(a);
+		CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+		for (;;) {
+			/* A length, and as many bytes, which go back. */
+			uint32_t n = 0;
+			for (size_t at = 0; at < sizeof n;) {
+				ssize_t some = read(b, (char *)&n + at, sizeof n - at);
+				if (some <= 0)
+					_exit(some == 0 && at == 0 ? 0 : 2);
+				at += some;
+			}
+			for (size_t at = 0; at < n;) {
+				ssize_t some = read(b, got + at, n - at);
+				if (some <= 0)
+					_exit(3);
+				at += some;
+			}
+			for (size_t at = 0; at < n;) {
+				ssize_t some = write(b, got + at, n - at);
+				if (some <= 0)
+					_exit(4);
+				at += some;
+			}
+		}
+	}
+	CHECK(child > 0 && !close(b));
+	const uint32_t lens[] = {1, 10, 1000, 3000, 4096, 5000, 60000, 200000};
+	for (size_t turn = 0; turn < 40; turn++) {
+		uint32_t n = lens[turn % 8];
+		CHECK(write(a, &n, sizeof n) == sizeof n && write(a, sent, n) == (ssize_t)n);
+		CHECK(recv(a, got, n, MSG_WAITALL) == (ssize_t)n && !memcmp(got, sent, n));
+	}
+	int status;
+	CHECK(!close(a) && waitpid(child, &status, 0) == child);
+	if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+		fprintf(stderr, "the child has ended by signal %d, or with %d\n", WTERMSIG(status), WEXITSTATUS(status));
+		exit(1);
+	}
+}
+
 static void asynchronous(void)
 {
 	char bytes[3] = "aio";
@@ -198,7 +265,7 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} traps[] = {{"formatted", formatted},       {"lists", lists},
 	             {"aliases", aliases},           {"system_calls", system_calls},
-	             {"asynchronous", asynchronous}};
+	             {"asynchronous", asynchronous}, {"confined", confined}};
 	for (size_t i = 0; count == 2 && i < sizeof traps / sizeof *traps; i++)
 		if (!strcmp(arguments[1], traps[i].name)) {
 			traps[i].run();

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use libc::{c_char, c_int};
+use libc::{c_char, c_int, c_long, c_ulong};
 
+use crate::confined;
 use crate::errno::Kept;
 use crate::real;
 use crate::table::SOCKETS;
@@ -85,4 +86,29 @@ exec! {
     execvp(file: *const c_char, arguments: Strings);
     execvpe(file: *const c_char, arguments: Strings, environment: Strings);
     fexecve(fd: c_int, arguments: Strings, environment: Strings);
+}
+
+/// Runs a call by which the program may confine itself.
+pub fn confining(confines: bool, call: impl FnOnce() -> c_long) -> c_long {
+    if !confines || confined::is_confined() {
+        return call();
+    }
+    confined::set(true);
+    let result = call();
+    confined::set(result >= 0);
+    result
+}
+
+/// The C function takes any arguments; on this machine's calling convention, further ones are where they would be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn prctl(
+    option: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
+    // SAFETY: the program keeps the rules.
+    let call = || unsafe { real::prctl(option, a, b, c, d) }.into();
+    confining(option == libc::PR_SET_SECCOMP, call) as c_int
 }

@@ -129,6 +129,13 @@ extern "C-unwind" fn call(
             Errno(libc::ENOSYS).set();
             -1
         }
+        libc::SYS_prctl => to!(words, process::prctl(0: _, 1: _, 2: _, 3: _, 4: _)),
+        libc::SYS_seccomp => {
+            let installs = [libc::SECCOMP_SET_MODE_STRICT, libc::SECCOMP_SET_MODE_FILTER];
+            // SAFETY: the program keeps the rules of the system call.
+            let call = || unsafe { real::system_call(number, words) };
+            process::confining(installs.contains(&(a as libc::c_uint)), call)
+        }
         // SAFETY: the program keeps the rules of the system call.
         _ => unsafe { real::system_call(number, words) },
     }
