@@ -22,4 +22,5 @@ mod system_calls;
 pub fn load() {
     process::owns_tables();
     crate::family::load();
+    crate::exec::load();
 }

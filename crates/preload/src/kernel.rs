@@ -141,6 +141,17 @@ pub fn closes_on_exec(fd: c_int) -> bool {
     flags >= 0 && flags & libc::FD_CLOEXEC != 0
 }
 
+/// The kernel's number for a socket, which no other one ever has.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    let _errno = Kept::new();
+    let (mut value, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: room for a word, and its length.
+    let result = unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut value).cast(), &raw mut len)
+    };
+    (result == 0).then_some(value)
+}
+
 /// Waits for bytes or an end for at most so many milliseconds; for ever, if negative.
 pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };

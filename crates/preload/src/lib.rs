@@ -27,6 +27,7 @@ mod confined;
 mod direction;
 mod epoll;
 mod errno;
+mod exec;
 #[cfg(not(test))]
 mod exports;
 mod family;

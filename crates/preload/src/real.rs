@@ -91,8 +91,6 @@ real! {
     PRCTL: prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int = SYS_prctl;
     FORK: fork() -> libc::pid_t;
     EXECVE: execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = SYS_execve;
-    EXECV: execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
-    EXECVP: execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
     EXECVPE: execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     FEXECVE: fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     SPLICE: splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t = SYS_splice;

@@ -10,6 +10,7 @@ mod nginx;
 mod node;
 mod postgresql;
 mod rsync;
+mod ssh;
 
 use std::fs;
 

@@ -12,7 +12,7 @@ use crate::world::{World, built_library, signal, wait_for};
 use ginnel_report::{Record, Report};
 
 /// How long a program may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Modes of the library in which programs are tried.
 pub const MODES: [&str; 2] = ["auto", "eager"];

@@ -76,12 +76,17 @@ impl World {
 
     /// The same, where these lines of the configuration say what `web` is like.
     pub fn with(web: &str) -> Self {
+        Self::configured(web, "")
+    }
+
+    /// The same, with further tables of the configuration.
+    pub fn configured(web: &str, tables: &str) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let at = folder.path().display();
         let text = format!(
             "[daemon]\nruntime_dir = '{at}/run'\nstate_dir = '{at}/state'\nshm_dir = '{at}/shm'\n[vm.vm-a]\n\
              [segment.web]\n{web}\nmembers = ['host']\n\
-             [segment.shared]\nsize = '4M'\nmembers = ['host', 'vm-a']\n"
+             [segment.shared]\nsize = '4M'\nmembers = ['host', 'vm-a']\n{tables}"
         );
         for part in ["run", "state", "shm", "files"] {
             fs::create_dir(folder.path().join(part)).unwrap();

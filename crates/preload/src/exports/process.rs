@@ -6,6 +6,7 @@ use libc::{c_char, c_int, c_long, c_ulong};
 
 use crate::confined;
 use crate::errno::Kept;
+use crate::exec::Environment;
 use crate::real;
 use crate::table::SOCKETS;
 
@@ -67,25 +68,61 @@ fn executing() {
     }
 }
 
-macro_rules! exec {
-    ($($name:ident($($arg:ident: $t:ty),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($arg: $t),*) -> c_int {
-            executing();
-            // SAFETY: the caller keeps the rules of that function.
-            unsafe { real::$name($($arg),*) }
-        }
-    )*};
-}
-
 type Strings = *const *const c_char;
 
-exec! {
-    execve(path: *const c_char, arguments: Strings, environment: Strings);
-    execv(path: *const c_char, arguments: Strings);
-    execvp(file: *const c_char, arguments: Strings);
-    execvpe(file: *const c_char, arguments: Strings, environment: Strings);
-    fexecve(fd: c_int, arguments: Strings, environment: Strings);
+/// Executes another program, with what it has to know of the connections that it gets.
+unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
+    executing();
+    // A child of `vfork` has its parent's tables, and its memory.
+    // SAFETY: the program keeps the rules of the functions below.
+    let with = if owns_tables() { unsafe { Environment::with_connections(environment) } } else { None };
+    call(with.as_ref().map_or(environment, Environment::as_ptr))
+}
+
+fn environment() -> Strings {
+    unsafe extern "C" {
+        static environ: Strings;
+    }
+    // SAFETY: the C library's.
+    unsafe { environ }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execve(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: here and below: the program keeps the rules of the function that it calls.
+    unsafe { execute(environment, |environment| real::execve(path, arguments, environment)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: as above.
+    unsafe { execute(environment(), |environment| real::execve(path, arguments, environment)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: as above.
+    unsafe { execute(environment(), |environment| real::execvpe(file, arguments, environment)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execvpe(
+    file: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { execute(environment, |environment| real::execvpe(file, arguments, environment)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: as above.
+    unsafe { execute(environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
 /// Runs a call by which the program may confine itself.
