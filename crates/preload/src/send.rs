@@ -1,5 +1,6 @@
 //! Sending.
 
+use std::iter::Peekable;
 use std::sync::atomic::Ordering;
 
 use ginnel::SocketSender;
@@ -78,6 +79,29 @@ pub fn attend_if_needed(socket: &'static Socket, fd: c_int) {
     }
 }
 
+/// Small pieces of a call are put into the ring together, so that the peer gets them together, and is woken once.
+const TOGETHER: usize = 4096;
+
+/// The piece, or a copy of it and of those that follow, as many as there is room for.
+fn gather<'p: 'r, 'r>(
+    piece: &'p [u8],
+    rest: &mut Peekable<impl Iterator<Item = &'p [u8]>>,
+    room: &'r mut Option<[u8; TOGETHER]>,
+) -> &'r [u8] {
+    let fits = |at: usize, next: &[u8]| at.saturating_add(next.len()) <= TOGETHER;
+    let mut at = piece.len();
+    if rest.peek().is_none_or(|next| !fits(at, next)) {
+        return piece;
+    }
+    let room = room.get_or_insert([0; TOGETHER]);
+    room[..at].copy_from_slice(piece);
+    while let Some(next) = rest.next_if(|next| fits(at, next)) {
+        room[at..at + next.len()].copy_from_slice(next);
+        at += next.len();
+    }
+    &room[..at]
+}
+
 fn into_ring<'a>(
     socket: &'static Socket,
     fd: c_int,
@@ -90,8 +114,10 @@ fn into_ring<'a>(
     crate::family::attend(socket);
     let (mut sent, mut in_vain) = (0, false);
     let mut deadline = Deadline::default();
-    for piece in pieces {
-        let mut rest = piece;
+    let mut pieces = pieces.peekable();
+    let mut room = None;
+    while let Some(piece) = pieces.next() {
+        let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
             let Some(result) = some_into_ring(socket, fd, rest) else {
                 match natively(socket, fd, rest, flags) {
@@ -277,4 +303,30 @@ fn broken(socket: &Socket, error: SendError, flags: c_int) -> Errno {
 fn raise_sigpipe() {
     // SAFETY: both numbers are this thread's.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGPIPE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TOGETHER, gather};
+
+    #[test]
+    fn small_pieces_go_together() {
+        let (large, larger) = ([7; TOGETHER], [7; TOGETHER + 1]);
+        let pieces: [&[u8]; 10] = [b"a", b"bc", b"", &large, b"d", &large[1..], b"", &larger, b"", b"e"];
+        let (mut pieces, mut room) = (pieces.into_iter().peekable(), None);
+        let mut sent = Vec::new();
+        while let Some(piece) = pieces.next() {
+            sent.push(gather(piece, &mut pieces, &mut room).to_vec());
+        }
+        let second = [b"d", &large[1..]].concat();
+        assert_eq!(sent, [b"abc".to_vec(), large.to_vec(), second, larger.to_vec(), b"e".to_vec()]);
+    }
+
+    #[test]
+    fn one_piece_is_not_copied() {
+        let piece: &[u8] = b"one";
+        let mut room = None;
+        assert_eq!(gather(piece, &mut std::iter::empty().peekable(), &mut room).as_ptr(), piece.as_ptr());
+        assert!(room.is_none());
+    }
 }

@@ -2,6 +2,7 @@
 
 mod closing;
 mod cp;
+mod cpython;
 mod daemons;
 mod epoll;
 mod exports;
