@@ -11,9 +11,9 @@ use std::time::Duration;
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_char, c_int};
 
-use crate::kernel;
 use crate::socket::{Socket, Stage};
 use crate::table::{self, SOCKETS};
+use crate::{family, kernel};
 
 const VARIABLE: &str = "GINNEL_SOCKETS_INHERITED=";
 
@@ -91,6 +91,8 @@ impl Environment {
             let Some(socket) = SOCKETS.get(fd) else { continue };
             if matches!(socket.stage(), Stage::Native | Stage::Reported)
                 && !kernel::closes_on_exec(fd)
+                // Else another process may go on with it on TCP.
+                && !family::is_shared(socket)
                 && let Some(item) = Item::of(fd, socket)
             {
                 item.write(&mut value);

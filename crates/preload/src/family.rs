@@ -358,8 +358,9 @@ pub fn in_child() {
         match entry(socket.family.load(Ordering::Relaxed)) {
             _ if before == fork + 1 => {}
             Some(entry) if before == fork => entry.add(process()),
-            // It was connected by another thread when the fork had begun, or there was no room to share it.
+            // It was connected by another thread when the fork had begun, or there was no room to share it: if it is on TCP, it stays there.
             _ => {
+                socket.family.store(NONE_FREE, Ordering::Relaxed);
                 socket.sending.lose();
                 socket.receiving.lose();
             }
@@ -415,6 +416,9 @@ fn is_still_shared(socket: &Socket) -> bool {
 /// This process closes the socket. Others may go on with it.
 pub fn leave(socket: &Socket) {
     if let Some(entry) = entry(socket.family.load(Ordering::Relaxed)) {
+        // A thread may still be in a call on it.
+        socket.sending.detach();
+        socket.receiving.detach();
         entry.remove(process());
     }
 }
