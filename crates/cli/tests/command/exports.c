@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -238,6 +239,23 @@ static void confined(void)
 	}
 }
 
+static void spawned(void)
+{
+	char *arguments[] = {"sh", "-c", "echo spawned", NULL}, *environment[] = {NULL}, bytes[16];
+	posix_spawn_file_actions_t actions;
+	pid_t child;
+	int pipes[2], status;
+	connection();
+	CHECK(!pipe(pipes) && !posix_spawn_file_actions_init(&actions));
+	CHECK(posix_spawn_file_actions_adddup2(&actions, a, 1) == EINVAL);
+	CHECK(!posix_spawn_file_actions_adddup2(&actions, pipes[1], 1));
+	CHECK(!posix_spawn(&child, "/bin/sh", &actions, NULL, arguments, environment));
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(read(pipes[0], bytes, 16) == 8 && !memcmp(bytes, "spawned\n", 8));
+	CHECK(write(a, "end", 3) == 3);
+	comes("end");
+}
+
 static void asynchronous(void)
 {
 	char bytes[3] = "aio";
@@ -265,7 +283,8 @@ int main(int count, char **arguments)
 		void (*run)(void);
 	} traps[] = {{"formatted", formatted},       {"lists", lists},
 	             {"aliases", aliases},           {"system_calls", system_calls},
-	             {"asynchronous", asynchronous}, {"confined", confined}};
+	             {"asynchronous", asynchronous}, {"confined", confined},
+	             {"spawned", spawned}};
 	for (size_t i = 0; count == 2 && i < sizeof traps / sizeof *traps; i++)
 		if (!strcmp(arguments[1], traps[i].name)) {
 			traps[i].run();

@@ -55,3 +55,8 @@ fn trap_9_asynchronous_io_is_refused() {
 fn trap_20_a_program_that_confines_itself_is_not_killed() {
     run("confined", &[PLAIN]);
 }
+
+#[test]
+fn trap_4_a_file_action_of_posix_spawn_does_not_pass_a_connection_on() {
+    run("spawned", &[PLAIN]);
+}

@@ -5,13 +5,13 @@
 
 use libc::{aiocb, c_int, sigevent};
 
+use super::io::connection;
 use crate::errno::fail;
 use crate::real;
-use crate::table::SOCKETS;
 
 /// Whether the kernel may read from the descriptor, or write to it.
 fn is_the_kernels(fd: c_int) -> bool {
-    SOCKETS.get(fd).is_none_or(|socket| {
+    connection(fd).is_none_or(|socket| {
         crate::meet::stays(socket, "asynchronous I/O (aio_read, aio_write)");
         !socket.is_joined()
     })

@@ -15,7 +15,7 @@ use crate::{receive, send};
 
 /// A socket that is or was connected.
 #[inline]
-fn connection(fd: c_int) -> Option<&'static Socket> {
+pub fn connection(fd: c_int) -> Option<&'static Socket> {
     SOCKETS.get(fd).filter(|socket| !matches!(socket.stage(), Stage::New | Stage::Listening))
 }
 

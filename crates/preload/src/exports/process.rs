@@ -125,6 +125,24 @@ pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environme
     unsafe { execute(environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
+/// A program that is executed takes wake bytes for the peer's, so it does not get a connection that has changed over. Returns the error, as
+/// the C library's function does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
+    actions: *mut libc::posix_spawn_file_actions_t,
+    from: c_int,
+    to: c_int,
+) -> c_int {
+    if let Some(socket) = super::io::connection(from) {
+        crate::meet::stays(socket, "its descriptor was passed on");
+        if socket.is_joined() {
+            return libc::EINVAL;
+        }
+    }
+    // SAFETY: the program keeps the rules.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
+}
+
 /// Runs a call by which the program may confine itself.
 pub fn confining(confines: bool, call: impl FnOnce() -> c_long) -> c_long {
     if !confines || confined::is_confined() {
