@@ -1,6 +1,7 @@
 //! The program that is killed: a child that does what it is told, one thing at a time, and is stopped at each of its system calls.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use ginnel_shmem::{Mapping, Memory, Protection};
 
@@ -95,6 +96,9 @@ impl Victim {
                 // The connection waits in the queue until the child accepts it.
                 let stream = TcpStream::connect(address).unwrap();
                 let process = Stepper::fork(|| {
+                    // As long as two processes have a connection, it does not change over.
+                    // SAFETY: the parent's end, which nothing here uses.
+                    drop(unsafe { OwnedFd::from_raw_fd(stream.as_raw_fd()) });
                     stepper::start();
                     let stream = listener.accept().unwrap().0;
                     obey(&far, stream, side);
