@@ -84,6 +84,8 @@ struct Watch {
     edge: bool,
     /// Edge-triggered: the position in the stream up to which was told.
     seen: u64,
+    /// Edge-triggered: what carried what is received then.
+    carrier: Carrier,
     is_hot: bool,
     /// Looks in a row that have found nothing while it was hot.
     misses: u32,
@@ -197,6 +199,7 @@ impl Instance {
             is_spent: false,
             edge: true,
             seen: 0,
+            carrier: Carrier::Kernel,
             is_hot: false,
             misses: 0,
             armed: Armed::default(),
@@ -634,12 +637,16 @@ impl Watch {
             return ready;
         }
         let position = receive::position(self.socket);
-        let news = self.edge || position != self.seen || send::has_room_again(self.socket, only_look);
+        // What TCP has when it carries again may have come, and woken this side, while the ring still carried.
+        let carrier = self.socket.receiving.carrier();
+        let news = self.edge
+            || (position, carrier) != (self.seen, self.carrier)
+            || send::has_room_again(self.socket, only_look);
         if !news {
             return 0;
         }
         if !only_look {
-            (self.edge, self.seen) = (false, position);
+            (self.edge, self.seen, self.carrier) = (false, position, carrier);
         }
         ready
     }
