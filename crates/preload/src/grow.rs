@@ -65,7 +65,9 @@ pub fn next_capacity(socket: &'static Socket) -> Option<usize> {
     }
     // What has gone back to the kernel was too small in any case.
     if socket.has_returned() {
-        return Some(LARGEST);
+        return Some(
+            (socket.ring_bytes.load(Ordering::Relaxed) as usize * FACTOR).clamp(SMALLEST * FACTOR, LARGEST),
+        );
     }
     let rings = socket.sending.lock();
     let now = capacity(rings.as_ref()?.ring.memory());

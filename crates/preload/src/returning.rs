@@ -11,6 +11,8 @@
 //! | asks for rings after a pause, which is longer each time | does so too |
 //! | changes over as at first | changes over as at first |
 //!
+//! A call that does not wait goes back at once if the ring is one of the smallest and the message is short.
+//!
 //! What can go wrong:
 //!
 //! | | |
@@ -44,6 +46,8 @@ use crate::{change, grow, kernel, lock, report, send};
 const STUCK: u64 = 20_000;
 /// The same of one of the largest. A receiver that only rests makes room within that time.
 const STUCK_LARGE: u64 = 1_000_000;
+/// Bytes that TCP's buffer takes at least of an idle connection, as it is configured by default (`net.ipv4.tcp_wmem`).
+pub const TCP_TAKES: usize = 16 << 10;
 /// How often somebody looks who waits for room, in milliseconds.
 pub const STEP: c_int = 20;
 
@@ -81,6 +85,13 @@ pub fn leave_if_stuck(socket: &'static Socket, fd: c_int) -> bool {
     };
     let is_stuck = since != 0 && now().saturating_sub(since) >= patience;
     is_stuck && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
+}
+
+/// The same at once, if the ring is smaller than TCP's buffer would be: programs do not expect a call that does not wait to take less of a
+/// short message than all of it.
+pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
+    let is_small = socket.ring_bytes.load(Ordering::Relaxed) < TCP_TAKES as u64;
+    is_small && !is_confined() && !family::is_shared(socket) && leave(socket, fd)
 }
 
 #[cold]

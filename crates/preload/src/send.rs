@@ -138,7 +138,10 @@ fn into_ring<'a>(
                 Err(SendError::Full) => {
                     let result = if flags & libc::MSG_DONTWAIT != 0 || socket.is_nonblocking(fd) {
                         socket.was_full.store(true, Ordering::Relaxed);
-                        match returning::is_full(socket, fd) {
+                        let is_small = sent + rest.len() <= returning::TCP_TAKES;
+                        match returning::is_full(socket, fd)
+                            && !(is_small && returning::leave_if_small(socket, fd))
+                        {
                             true => Err(Errno(libc::EAGAIN)),
                             false => Ok(()),
                         }

@@ -171,3 +171,25 @@ while over < len(streams):
 for stream in streams:
     stream.check()
 "#;
+
+#[test]
+fn a_call_that_does_not_wait_takes_all_of_a_short_message() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    // TCP's buffers take this much, and programs count on it.
+    run(
+        r#"
+for lens in ([5000], [16000], [1000] * 16, [4096, 1, 10000]):
+    a, b = pair()
+    a.setblocking(False)
+    for n in lens:
+        assert a.send(content[:n]) == n, (lens, n)
+    assert receive(b, sum(lens)) == b''.join(content[:n] for n in lens)
+    b.sendall(b'back')
+    a.setblocking(True)
+    assert receive(a, 4) == b'back'
+"#,
+        8,
+    );
+}
