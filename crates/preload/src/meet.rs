@@ -534,7 +534,8 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
     (facts.meeting, facts.channels) = (Some(meeting), 1);
     if channel.is_peer_elsewhere() {
-        crate::wait::note_peer_elsewhere();
+        let fd = socket.fd.load(Ordering::Relaxed);
+        crate::wait::note_peer_elsewhere(ginnel_tcp::round_trip(kernel::borrow(fd)).unwrap_or_default());
     }
     let capacity = channel.info().capacity;
     let (sender, mut receiver) = channel.split();

@@ -19,8 +19,6 @@ use crate::returning::{self, Taker};
 use crate::socket::{End, Socket};
 use crate::{receive, send, signals};
 
-/// How long a look takes at most: about the cost of a sleep.
-pub const BUDGET: Duration = Duration::from_micros(100);
 /// How often somebody looks who cannot be woken.
 const STEP: c_int = 1;
 
@@ -185,17 +183,30 @@ static LOOKING: AtomicU32 = AtomicU32::new(0);
 /// A peer runs in another VM: it needs none of the CPUs here.
 static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// A connection has such a peer.
-pub fn note_peer_elsewhere() {
+/// How long a look takes at most, in nanoseconds: about the cost of a sleep.
+static BUDGET: AtomicU64 = AtomicU64::new(SHORTEST_BUDGET);
+const SHORTEST_BUDGET: u64 = 100_000;
+const LONGEST_BUDGET: u64 = 2_000_000;
+
+/// A connection has such a peer, to which a TCP segment and its acknowledgement take this long.
+///
+/// A sleeper there is woken by a byte over TCP. Whoever looks for its answer sees it only after that, and a shorter look would have been
+/// in vain each time: both sides would go on to sleep. So a look takes as long as a few such trips.
+pub fn note_peer_elsewhere(round_trip: Duration) {
     ELSEWHERE.store(true, Ordering::Relaxed);
+    let budget = (round_trip.as_nanos() as u64).saturating_mul(TRIPS).clamp(SHORTEST_BUDGET, LONGEST_BUDGET);
+    BUDGET.fetch_max(budget, Ordering::Relaxed);
 }
+
+/// Times that a TCP segment to the peer and its acknowledgement take, in which a sleeper there is awake and has answered.
+const TRIPS: u64 = 2;
 
 fn cpus() -> u32 {
     static CPUS: OnceLock<u32> = OnceLock::new();
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
 }
 
-/// Until when nobody looks, in nanoseconds of CLOCK_MONOTONIC: others want the CPUs.
+/// Until when nobody looks, in nanoseconds of CLOCK_MONOTONIC: others want the CPUs. 0: nobody does.
 static CROWDED: AtomicU64 = AtomicU64::new(0);
 /// How long nobody looks after the next look that others have interrupted, in nanoseconds. Whoever looks takes the CPU from them, and uses up the share
 /// of it by which a sleeper gets it at once when it is woken.
@@ -216,7 +227,20 @@ pub fn may_look() -> bool {
     let cpus = cpus();
     (cpus > 1 || ELSEWHERE.load(Ordering::Relaxed))
         && LOOKING.load(Ordering::Relaxed) < cpus.div_ceil(2)
-        && now() >= CROWDED.load(Ordering::Relaxed)
+        && !is_crowded()
+}
+
+/// Whether others have wanted the CPUs a short while ago. The clock, which is slow in some guests, is asked only if they have.
+fn is_crowded() -> bool {
+    let until = CROWDED.load(Ordering::Relaxed);
+    if until == 0 {
+        return false;
+    }
+    let is_crowded = now() < until;
+    if !is_crowded {
+        let _ = CROWDED.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    is_crowded
 }
 
 /// Rounds after which others are let onto the CPU between two looks.
@@ -224,7 +248,8 @@ const ROUNDS_ALONE: u32 = 16;
 
 /// A look, with the time that it may take.
 struct Spin {
-    begun: Instant,
+    /// When its first round had ended. A peer that is at work answers before that, and before the clock is worth a look.
+    begun: Option<Instant>,
     rounds: u32,
     /// How often this thread had been taken off its CPU before.
     switches: Option<i64>,
@@ -233,7 +258,7 @@ struct Spin {
 impl Spin {
     fn begin() -> Self {
         LOOKING.fetch_add(1, Ordering::Relaxed);
-        Self { begun: Instant::now(), rounds: 0, switches: None }
+        Self { begun: None, rounds: 0, switches: None }
     }
 
     /// After a round. False if that was enough.
@@ -249,7 +274,9 @@ impl Spin {
                 return false;
             }
         }
-        self.begun.elapsed() < BUDGET
+        let now = Instant::now();
+        let begun = *self.begun.get_or_insert(now);
+        (now - begun).as_nanos() < u128::from(BUDGET.load(Ordering::Relaxed))
     }
 
     /// It was worth it.
@@ -301,7 +328,7 @@ pub fn learn(socket: &'static Socket, found: bool) {
 /// Glances between two looks at the clock.
 const GLANCES: u32 = 512;
 
-/// Looks again and again, until something is found or [`BUDGET`] is used up.
+/// Looks again and again, until something is found or as long as it may take ([`BUDGET`]).
 pub fn spin(mut look: impl FnMut() -> bool) -> bool {
     let mut spin = Spin::begin();
     loop {

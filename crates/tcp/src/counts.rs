@@ -8,8 +8,9 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 
 use crate::identity::TCP_INFO;
 use crate::option;
@@ -21,6 +22,7 @@ const OUTQ: rustix::ioctl::Opcode = 0x5411;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
 const LEN: usize = 136;
+const MIN_RTT: usize = 148;
 
 /// How often counts are read that move under the reader.
 const TRIES: usize = 3;
@@ -86,6 +88,20 @@ impl Totals {
     }
 }
 
+/// The shortest time that a segment and its acknowledgement have taken lately. (`tcpi_min_rtt`, Linux 4.6.)
+pub fn round_trip(socket: impl AsFd) -> Result<Duration> {
+    let mut info = [0; MIN_RTT + 4];
+    let len = option::get(socket, option::TCP, TCP_INFO, &mut info)?;
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&info[MIN_RTT..]);
+    match u32::from_ne_bytes(bytes) {
+        // An older kernel, or no segment has been acknowledged.
+        _ if len < info.len() => Err(Errno::NOPROTOOPT),
+        u32::MAX => Err(Errno::AGAIN),
+        microseconds => Ok(Duration::from_micros(microseconds.into())),
+    }
+}
+
 /// Bytes that were written and are not acknowledged.
 fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u64> {
     // SAFETY: SIOCOUTQ fills a C `int`.
@@ -103,6 +119,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connector = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (connector, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_round_trip_takes_some_time() {
+        let (mut connector, mut acceptor) = pair();
+        connector.write_all(b"x").unwrap();
+        acceptor.read_exact(&mut [0]).unwrap();
+        let time = round_trip(&connector).unwrap();
+        assert!(time > Duration::ZERO && time < Duration::from_secs(1), "{time:?}");
     }
 
     /// Acknowledgements may move the counts while they are read.

@@ -7,7 +7,8 @@
 //! - [`Identity`]: addresses, state, the socket's cookie and its network namespace;
 //! - [`Clock`], [`SynTime`] and [`Connecting`]: the proof that one socket sent the SYN that the other received;
 //! - [`Rendezvous`]: which two of the sockets that kernels report are the two ends of a connection;
-//! - [`Counts`]: how many bytes the programs have received and sent, as the kernel counts them.
+//! - [`Counts`]: how many bytes the programs have received and sent, as the kernel counts them;
+//! - [`round_trip`]: how long a segment and its acknowledgement take.
 //!
 //! Nothing that asks the kernel blocks, allocates or holds state; any number of threads may ask about one socket. All calls are raw
 //! system calls, so that a library that interposes `getsockopt` and `ioctl` can use them. Sources: `tcp(7)`, `socket(7)`,
@@ -19,7 +20,7 @@ mod option;
 mod proof;
 mod rendezvous;
 
-pub use counts::{Counts, Role};
+pub use counts::{Counts, Role, round_trip};
 pub use identity::{Identity, NotTcp, Owner, addresses};
 pub use proof::{Clock, Connecting, MAX_WINDOW, SynTime, save_syn};
 pub use rendezvous::{Outcome, REPORTS_PER_MEMBER, Rendezvous, Report, Side, Socket};
