@@ -26,6 +26,7 @@ use crate::receive;
 use crate::send;
 use crate::socket::{End, Socket};
 use crate::table::SOCKETS;
+use crate::wait::Limit;
 use crate::{returning, wait};
 
 /// After so many calls that have found something in rings, the kernel is asked too.
@@ -322,12 +323,11 @@ impl Instance {
         timeout: Option<Duration>,
         mut native: impl FnMut(&mut [epoll_event], Option<Duration>) -> Result<usize>,
     ) -> Result<usize> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut limit = Limit::new(timeout);
         let mut may_look = true;
         loop {
             if !self.has_joined() {
-                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                let n = native(events, left.or(timeout))?;
+                let n = native(events, limit.left())?;
                 // One may have changed over while this thread slept.
                 let told = self.translate(&mut events[..n]);
                 if told > 0 || n == 0 {
@@ -359,8 +359,8 @@ impl Instance {
                 self.hand_over(epoll, self.state.lock());
                 return Ok(found);
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left.or(timeout) == Some(Duration::ZERO) {
+            let mut left = limit.left();
+            if left == Some(Duration::ZERO) {
                 return Ok(0);
             }
             if std::mem::take(&mut may_look) && self.looks_pay() {
@@ -385,6 +385,7 @@ impl Instance {
                 if found {
                     continue;
                 }
+                left = limit.left();
             }
             let can_be_woken = {
                 let mut state = self.state.lock();
@@ -396,7 +397,7 @@ impl Instance {
                 self.sleeping.fetch_add(1, Ordering::Relaxed);
                 can_be_woken
             };
-            let left = match (left.or(timeout), can_be_woken) {
+            let left = match (left, can_be_woken) {
                 (left, true) => left,
                 (left, false) => Some(left.map_or(STEP, |left| left.min(STEP))),
             };
@@ -413,7 +414,7 @@ impl Instance {
                 return Ok(told);
             }
             may_look = n > 0;
-            if n == 0 && deadline.is_some_and(|at| Instant::now() >= at) {
+            if n == 0 && limit.left() == Some(Duration::ZERO) {
                 return Ok(self.state.lock().collect(events, false));
             }
         }

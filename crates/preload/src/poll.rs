@@ -1,6 +1,6 @@
 //! `poll` and `select`, in all their spellings.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{c_int, c_short, pollfd};
 
@@ -11,6 +11,7 @@ use crate::receive::{self, Found};
 use crate::send::{self, attend_if_needed};
 use crate::socket::{End, Socket};
 use crate::table::{EPOLLS, SOCKETS};
+use crate::wait::Limit;
 use crate::{family, returning, wait};
 
 /// How often somebody looks who cannot be woken.
@@ -132,8 +133,7 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
 }
 
 /// As `poll`, for descriptors of which some are not the kernel's alone.
-pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Native) -> Result<usize> {
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
     // What the kernel is asked.
     let mut asked: Vec<pollfd> = fds.to_vec();
     let mut may_look = wait::may_look();
@@ -144,18 +144,19 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
         // The kernel is always asked too: all that is ready has to be told.
         native.poll(&mut asked, Some(Duration::ZERO))?;
         let ready = answer(fds, &asked);
-        if ready > 0 || timeout == Some(Duration::ZERO) {
+        if ready > 0 || limit.is_zero() {
             return Ok(ready);
         }
-        if std::mem::take(&mut may_look)
-            && wait::spin_between(
+        let mut left = limit.left();
+        if std::mem::take(&mut may_look) {
+            if wait::spin_between(
                 || any_ready(fds),
                 || native.poll(&mut asked, Some(Duration::ZERO)) != Ok(0),
-            )
-        {
-            continue;
+            ) {
+                continue;
+            }
+            left = limit.left();
         }
-        let mut left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let mut sleepers = Vec::new();
         for poll in fds.iter() {
             if let Some(socket) = joined(poll.fd) {
@@ -175,7 +176,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mut native: impl Nati
                 take_wakes(socket, poll.fd, asked.revents);
             }
         }
-        if slept? == 0 && deadline.is_some_and(|at| Instant::now() >= at) {
+        if slept? == 0 && limit.left() == Some(Duration::ZERO) {
             let ready = answer(fds, &asked);
             return Ok(ready);
         }

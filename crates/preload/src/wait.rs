@@ -37,6 +37,43 @@ impl Deadline {
     }
 }
 
+/// How long a call of `poll` or `epoll_wait` may take; `None` is for ever. Its clock is not asked before the call is about to wait, because
+/// most calls do not, and in some guests the clock is slow.
+pub struct Limit {
+    timeout: Option<Duration>,
+    end: Option<Instant>,
+}
+
+impl Limit {
+    pub fn new(timeout: Option<Duration>) -> Self {
+        Self { timeout, end: None }
+    }
+
+    /// Whether the call may not wait at all.
+    pub fn is_zero(&self) -> bool {
+        self.timeout == Some(Duration::ZERO)
+    }
+
+    /// What is left, counted from the first time that this was asked.
+    pub fn left(&mut self) -> Option<Duration> {
+        let timeout = self.timeout?;
+        if timeout.is_zero() {
+            return Some(timeout);
+        }
+        let now = Instant::now();
+        if self.end.is_none() {
+            self.end = now.checked_add(timeout);
+        }
+        // A time beyond what the clock can say does not end.
+        Some(self.end.map_or(timeout, |end| end.saturating_duration_since(now)))
+    }
+
+    /// The same for a call that has ended. The clock is not asked if it has not waited.
+    pub fn rest(&mut self) -> Option<Duration> {
+        if self.end.is_some() { self.left() } else { self.timeout }
+    }
+}
+
 /// A thread that may sleep for a socket, or takes its wake bytes.
 ///
 /// The first one sleeps in the kernel, and takes the bytes that wake it. Who comes meanwhile sleeps by the clock, because what wakes

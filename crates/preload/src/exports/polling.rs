@@ -6,6 +6,7 @@ use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timev
 
 use crate::errno::{Errno, Result, check, tell_int};
 use crate::table::{self, EPOLLS};
+use crate::wait::Limit;
 use crate::{epoll, poll as polling, real, settings};
 
 /// A time in milliseconds; negative is for ever.
@@ -56,7 +57,10 @@ pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
         // SAFETY: as above.
         return unsafe { real::poll(fds, count, timeout) };
     }
-    tell_int(polling::poll(list, milliseconds(timeout), native(std::ptr::null())).map(|n| n as c_int))
+    tell_int(
+        polling::poll(list, &mut Limit::new(milliseconds(timeout)), native(std::ptr::null()))
+            .map(|n| n as c_int),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -89,7 +93,9 @@ pub unsafe extern "C-unwind" fn ppoll(
     }
     // SAFETY: as above.
     let time = unsafe { time(timeout) };
-    tell_int(time.and_then(|time| polling::poll(list, time, native(mask))).map(|n| n as c_int))
+    tell_int(
+        time.and_then(|time| polling::poll(list, &mut Limit::new(time), native(mask))).map(|n| n as c_int),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -125,10 +131,9 @@ pub unsafe extern "C-unwind" fn select(
     let time = unsafe { timeout.as_ref() }.map(|time| {
         Duration::new(time.tv_sec.unsigned_abs(), (time.tv_usec.unsigned_abs() as u32).min(999_999) * 1000)
     });
-    let begun = std::time::Instant::now();
-    let ready = polling::poll(&mut list, time, native(std::ptr::null()));
-    if let (Some(time), false) = (time, timeout.is_null()) {
-        let left = time.saturating_sub(begun.elapsed());
+    let mut limit = Limit::new(time);
+    let ready = polling::poll(&mut list, &mut limit, native(std::ptr::null()));
+    if let (Some(left), false) = (limit.rest(), timeout.is_null()) {
         // SAFETY: as above. Linux says how much time is left.
         unsafe {
             *timeout = timeval { tv_sec: left.as_secs() as i64, tv_usec: i64::from(left.subsec_micros()) }
@@ -154,7 +159,7 @@ pub unsafe extern "C-unwind" fn pselect(
     };
     // SAFETY: as above.
     let time = unsafe { time(timeout) };
-    let ready = time.and_then(|time| polling::poll(&mut list, time, native(mask)));
+    let ready = time.and_then(|time| polling::poll(&mut list, &mut Limit::new(time), native(mask)));
     // SAFETY: as above.
     tell_int(ready.and_then(|_| unsafe { select_result(&list, count, read, write, except) }))
 }
