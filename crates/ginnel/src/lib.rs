@@ -129,7 +129,7 @@ pub use opening::Opening;
 pub use ready::ReadySet;
 pub use sockets::{
     Meeting, OpeningSocket, SocketChannel, SocketEnd, SocketEvent, SocketReceiver, SocketSender,
-    SocketSession,
+    SocketSession, SocketWaker,
 };
 pub use stream::{Bytes, Room, StreamChannel, StreamReceiver, StreamSender};
 

@@ -4,16 +4,19 @@
 
 use crate::channel::{ChannelInfo, Pipe, Shared};
 use crate::connection::{Connection, Packet, protocol};
+use crate::doorbell::Doorbell;
 use crate::endpoint::{Endpoint, Inner, parse_name};
 use crate::error::Error;
 use crate::loan::Loan;
-use ginnel_layout::Name;
+use ginnel_layout::board::Place;
 use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::wire::{self, ErrorCode, Kind, SocketRole, StaysReason, features};
+use ginnel_layout::{Name, ring};
 use ginnel_ring::stream;
+use ginnel_ring::wait::notified_at;
 use ginnel_shmem::Mapping;
 use rustix::io::Errno;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -324,16 +327,45 @@ pub struct SocketChannel {
 
 /// The ring into which this side sends. Dropping it finishes, except in a fork's child whose parent lives.
 pub struct SocketSender {
-    /// The ring. Whoever is to be woken is woken by the caller.
+    /// The ring. Whoever is to be woken is woken by the caller, with `waker`.
     pub ring: stream::Producer<Mapping>,
+    /// How the other side is woken.
+    pub waker: SocketWaker,
     shared: Arc<Shared>,
 }
 
 /// The ring from which this side receives. Dropping it closes, except in a fork's child whose parent lives.
 pub struct SocketReceiver {
-    /// The ring. Whoever is to be woken is woken by the caller.
+    /// The ring. Whoever is to be woken is woken by the caller, with `waker`.
     pub ring: stream::Consumer<Mapping>,
+    /// How the other side is woken.
+    pub waker: SocketWaker,
     shared: Arc<Shared>,
+}
+
+/// How the other side of a socket's ring is woken.
+pub struct SocketWaker {
+    memory: Mapping,
+    /// Its wake word.
+    armed: usize,
+    doorbell: Arc<Doorbell>,
+}
+
+impl SocketWaker {
+    fn new(memory: &Mapping, armed: usize, shared: &Shared) -> Self {
+        Self { memory: memory.clone(), armed, doorbell: shared.doorbell.clone() }
+    }
+
+    /// After the ring has said that the other side is to be woken: rings its doorbell, if it sleeps there. False if a byte on the kernel's
+    /// connection is to wake it. Never waits.
+    pub fn ring(&self) -> bool {
+        let sleeps_there = notified_at(&self.memory, self.armed) == Place::DOORBELL
+            && !matches!(*self.doorbell, Doorbell::None);
+        if sleeps_there {
+            self.doorbell.ring();
+        }
+        sleeps_there
+    }
 }
 
 impl SocketChannel {
@@ -342,8 +374,16 @@ impl SocketChannel {
         let output = stream::Producer::new(pipe.output.clone(), capacity);
         let input = stream::Consumer::new(pipe.input.clone(), input_capacity);
         Self {
-            sender: SocketSender { ring: output, shared: pipe.shared.clone() },
-            receiver: SocketReceiver { ring: input, shared: pipe.shared },
+            sender: SocketSender {
+                ring: output,
+                waker: SocketWaker::new(&pipe.output, ring::DATA_ARMED, &pipe.shared),
+                shared: pipe.shared.clone(),
+            },
+            receiver: SocketReceiver {
+                ring: input,
+                waker: SocketWaker::new(&pipe.input, ring::SPACE_ARMED, &pipe.shared),
+                shared: pipe.shared,
+            },
         }
     }
 
@@ -373,14 +413,15 @@ impl SocketSender {
     pub fn is_ours(&self) -> bool {
         self.shared.is_ours()
     }
-
-    /// Rings the peer's doorbell. Never waits.
-    pub fn ring_doorbell(&self) {
-        self.shared.doorbell.ring();
-    }
 }
 
 impl SocketReceiver {
+    /// The eventfd on which this side's doorbell rings; `None` in a VM without interrupts. Nobody may read it: other sleepers wait for it
+    /// too, each with an edge-triggered epoll of its own.
+    pub fn doorbell_event(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.endpoint.event.as_ref().map(|event| event.as_fd())
+    }
+
     /// Whether it is for this process to end it: not in a fork's child whose parent lives.
     pub fn is_ours(&self) -> bool {
         self.shared.is_ours()

@@ -52,6 +52,10 @@ impl Place {
     /// No slot: the doorbell is to be rung.
     pub const NONE: Self = Self(0);
 
+    /// The same, said by a side of a socket's ring, which otherwise is woken by a byte on the kernel's connection. (Where this slot would be
+    /// lies the segment's header, so it is none.)
+    pub const DOORBELL: Self = Self(1);
+
     const SLOT_BITS: u32 = SLOTS.trailing_zeros();
 
     /// The slot of the lane at this offset of the segment, which is a multiple of a cache line.

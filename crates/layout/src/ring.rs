@@ -19,6 +19,9 @@
 //! 0x200               data[capacity]
 //! ```
 //!
+//! In a ring of a socket, a notify word of 0 means a byte on the kernel's connection instead, and [`crate::board::Place::DOORBELL`] the
+//! doorbell. Whoever sleeps at its doorbell watches the connection too, so a byte wakes it as well.
+//!
 //! `*` the daemon also writes [`SideState::DEAD`] there when it knows that the side has died, or [`SideState::LOST`] when
 //! the memory was lost. Every hot word has one writer and a cache line of its own.
 //!

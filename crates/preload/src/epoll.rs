@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, epoll_event};
 
+use crate::bell::{self, Wake};
 use crate::direction::Carrier;
 use crate::errno::{self, Errno, Kept, Result, check};
 use crate::lock::{Guard, Lock};
@@ -41,7 +42,9 @@ const LOOKS: u32 = 64;
 const EVENTS: usize = 64;
 
 /// Bits of the data of our own registrations that are the descriptor.
-const FD_BITS: u32 = 20;
+const FD_BITS: u32 = 21;
+/// These bits in the registration of a doorbell. No descriptor of a socket that is known has this number.
+const RUNG: u64 = (1 << FD_BITS) - 1;
 
 /// An epoll instance.
 pub struct Instance {
@@ -67,6 +70,8 @@ struct State {
     failures: u32,
     /// Calls that have told the program something.
     told: u64,
+    /// Doorbells in it.
+    bells: bell::Events,
 }
 
 struct Watch {
@@ -105,6 +110,7 @@ impl Instance {
             asked: None,
             failures: 0,
             told: 0,
+            bells: bell::Events::new(),
         };
         Self {
             fds: AtomicU32::new(0),
@@ -130,6 +136,7 @@ impl Instance {
             watch.socket.watchers.remove(self, fd);
         }
         state.hot.clear();
+        bell::unwatch(&mut state.bells);
         self.joined.store(0, Ordering::Relaxed);
     }
 
@@ -149,7 +156,7 @@ impl Instance {
         if self.has_joined() {
             // That sleeper does not say when it is awake again: from now on there is always one.
             self.sleeping.fetch_or(1 << 31, Ordering::Relaxed);
-            self.state.lock().arm();
+            self.state.lock().arm(self.fd.load(Ordering::Relaxed));
         }
     }
 
@@ -389,7 +396,7 @@ impl Instance {
             }
             let can_be_woken = {
                 let mut state = self.state.lock();
-                let can_be_woken = state.arm();
+                let can_be_woken = state.arm(epoll);
                 if state.collect(&mut [], true) > 0 {
                     self.rise(&mut state);
                     continue;
@@ -432,7 +439,7 @@ impl Instance {
         if self.sleeping.load(Ordering::Relaxed) == 0 {
             return;
         }
-        state.arm();
+        state.arm(epoll);
         let untold = state.untold();
         drop(state);
         if let Some(fd) = untold {
@@ -464,6 +471,8 @@ impl Instance {
                     events[kept] = event;
                     kept += 1;
                 }
+                // The hot ones are looked at next.
+                Some(fd) if fd as u64 == RUNG => {}
                 Some(fd) => self.woken(fd),
             }
         }
@@ -513,11 +522,12 @@ impl State {
     }
 
     /// Makes the peers of the hot ones wake this side. True if all of them can.
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, epoll: c_int) -> bool {
         let mut all = true;
         for fd in &self.hot {
             if let Some(watch) = self.watches.get_mut(fd).filter(|watch| !watch.is_silent()) {
-                all &= watch.arm();
+                let how = bell::watch(&mut self.bells, epoll, watch.socket, cookie() | RUNG);
+                all &= watch.arm(how);
             }
         }
         all
@@ -603,9 +613,9 @@ impl Watch {
     }
 
     /// Makes the peer wake this side. True if it can.
-    fn arm(&mut self) -> bool {
+    fn arm(&mut self, how: Wake) -> bool {
         let interest = self.events as c_short;
-        poll::arm_more(self.socket, interest, &mut self.armed);
+        poll::arm_more(self.socket, interest, how, &mut self.armed);
         // Who waits for room only when there is none needs no waking now.
         poll::can_be_woken(self.socket, interest)
     }
@@ -619,7 +629,8 @@ impl Watch {
 
     /// From now on the peer wakes this side instead. False if it cannot, or if there is something.
     fn rests(&mut self, fd: c_int) -> bool {
-        let rests = self.is_silent() || (self.arm() && self.ready(fd, true) == 0);
+        // A byte says which socket it is for.
+        let rests = self.is_silent() || (self.arm(Wake::Byte) && self.ready(fd, true) == 0);
         if rests {
             self.is_hot = false;
         } else {

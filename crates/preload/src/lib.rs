@@ -11,6 +11,7 @@
 //! poll, epoll, wait     sleeping until something is ready
 //! send, receive         what the two directions of a socket do
 //! change                from the kernel to a ring
+//! bell                  doorbells, by which peers are woken
 //! settle                waiting for that, in tests
 //! meet                  the daemon: reports, matches, channels
 //! table, socket         descriptors and what is known of them
@@ -22,6 +23,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
+mod bell;
 mod change;
 mod confined;
 mod direction;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use libc::{c_int, c_short, pollfd};
 
+use crate::bell::{Bed, Wake};
+use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Kept, Result};
 use crate::kernel;
@@ -55,24 +57,24 @@ pub struct Armed {
 }
 
 /// Makes the peer wake a sleeper for what is of interest. The caller has to look once more before it sleeps.
-pub fn arm(socket: &'static Socket, interest: c_short) -> Armed {
+pub fn arm(socket: &'static Socket, interest: c_short, how: Wake) -> Armed {
     let mut armed = Armed::default();
-    arm_more(socket, interest, &mut armed);
+    arm_more(socket, interest, how, &mut armed);
     armed
 }
 
 /// The same for a sleeper that may wait already.
-pub fn arm_more(socket: &'static Socket, interest: c_short, armed: &mut Armed) {
+pub fn arm_more(socket: &'static Socket, interest: c_short, how: Wake, armed: &mut Armed) {
     if interest & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) != 0 {
         match std::mem::replace(&mut armed.data, true) {
-            false => receive::arm(socket),
-            true => receive::arm_again(socket),
+            false => receive::arm(socket, how),
+            true => receive::arm_again(socket, how),
         }
     }
     if interest & (libc::POLLOUT | libc::POLLWRNORM) != 0 && socket.sending.carrier() == Carrier::Ring {
         match std::mem::replace(&mut armed.space, true) {
-            false => send::arm(socket),
-            true => send::arm_again(socket),
+            false => send::arm(socket, how),
+            true => send::arm_again(socket, how),
         }
     }
 }
@@ -134,8 +136,9 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
 
 /// As `poll`, for descriptors of which some are not the kernel's alone.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
-    // What the kernel is asked.
-    let mut asked: Vec<pollfd> = fds.to_vec();
+    // What the kernel is asked, and last, while this thread sleeps, its place at the doorbell.
+    let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+    let mut asked: Vec<pollfd> = fds.iter().copied().chain([nothing]).collect();
     let mut may_look = wait::may_look();
     loop {
         for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
@@ -158,9 +161,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             left = limit.left();
         }
         let mut sleepers = Vec::new();
+        let bed = if is_confined() { None } else { Bed::take() };
         for poll in fds.iter() {
             if let Some(socket) = joined(poll.fd) {
-                sleepers.push((socket, arm(socket, poll.events)));
+                let how = bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket));
+                sleepers.push((socket, arm(socket, poll.events, how)));
                 if !can_be_woken(socket, poll.events) {
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
                 }
@@ -168,7 +173,16 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 instance.arm();
             }
         }
+        if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
+            last.fd = bed.epoll();
+        }
         let slept = if any_ready(fds) { None } else { Some(native.poll(&mut asked, left)) };
+        if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
+            if slept.is_some() && last.revents != 0 {
+                bed.rise();
+            }
+            *last = nothing;
+        }
         sleepers.iter_mut().for_each(|(socket, armed)| rise(socket, armed));
         let Some(slept) = slept else { continue };
         for (poll, asked) in fds.iter().zip(&asked) {

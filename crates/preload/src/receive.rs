@@ -4,11 +4,13 @@ use std::sync::atomic::Ordering;
 
 use ginnel::SocketReceiver;
 use ginnel_layout::ring::HEADER;
+use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, carrier};
-use ginnel_shmem::Memory;
+use ginnel_shmem::{Mapping, Memory};
 use libc::c_int;
 
+use crate::bell::{self, Wake};
 use crate::direction::Carrier;
 use crate::errno::{Errno, Result, check, tell};
 use crate::grow;
@@ -277,15 +279,16 @@ fn from_ring(
         // Closed by another thread.
         let receiver = rings.as_mut().ok_or(Errno(libc::EBADF))?;
         let left = carrier::given_back(receiver.ring.memory()).is_some();
+        let waker = &receiver.waker;
         let wake = || {
             if !left {
-                kernel::wake(socket, fd)
+                bell::wake(socket, fd, waker)
             }
         };
         let got = match how {
             How::Take => receiver.ring.read(into, wake),
-            How::Peek => peek(receiver, into),
-            How::Discard => discard(receiver, into.len(), wake),
+            How::Peek => peek(&mut receiver.ring, into),
+            How::Discard => discard(&mut receiver.ring, into.len(), wake),
         };
         match got {
             Ok(n) => {
@@ -368,11 +371,11 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
 }
 
 /// Copies out without taking.
-fn peek(receiver: &mut SocketReceiver, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
-    let n = receiver.ring.poll()?.min(into.len());
-    let memory = receiver.ring.memory();
+fn peek(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
+    let n = ring.poll()?.min(into.len());
+    let memory = ring.memory();
     let capacity = memory.len() - HEADER;
-    let start = receiver.ring.cursor().position as usize & (capacity - 1);
+    let start = ring.cursor().position as usize & (capacity - 1);
     let first = n.min(capacity - start);
     memory.read(HEADER + start, &mut into[..first]);
     memory.read(HEADER, &mut into[first..n]);
@@ -381,11 +384,11 @@ fn peek(receiver: &mut SocketReceiver, into: &mut [u8]) -> std::result::Result<u
 
 /// Takes without copying.
 fn discard(
-    receiver: &mut SocketReceiver,
+    ring: &mut Consumer<Mapping>,
     len: usize,
     wake: impl Fn(),
 ) -> std::result::Result<usize, RecvError> {
-    let bytes = receiver.ring.peek()?;
+    let bytes = ring.peek()?;
     let n = len.min(bytes.len());
     if bytes.release(n) {
         wake();
@@ -463,18 +466,22 @@ fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::resu
 }
 
 /// Says "wake me" to the peer, for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is awake.
-pub fn arm(socket: &'static Socket) {
+pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.receiving.lock();
     socket.receiving.uses();
-    socket.receiving.waiting.fetch_add(1, Ordering::Relaxed);
+    let is_first = socket.receiving.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(receiver) = ring.as_mut() {
+        bell::wish(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
     }
 }
 
 /// Says it again, for the same sleeper: the peer may have woken it.
-pub fn arm_again(socket: &'static Socket) {
-    if let Some(receiver) = socket.receiving.lock().as_mut() {
+pub fn arm_again(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.receiving.lock();
+    let is_alone = socket.receiving.waiting.load(Ordering::Relaxed) == 1;
+    if let Some(receiver) = ring.as_mut() {
+        bell::wish(&mut receiver.ring, how, is_alone);
         receiver.ring.arm();
     }
 }

@@ -125,6 +125,7 @@ fn tell(socket: &Socket, event: Event) {
         shared_received: count(&socket.receiving.shared),
         wakes_sent: count(&socket.sending.wakes),
         wakes_received: count(&socket.receiving.wakes),
+        rings_sent: count(&socket.rings),
         returns: socket.returns.load(Ordering::Relaxed).into(),
         returned: u64::from(socket.sending.has_returned()) + u64::from(socket.receiving.has_returned()),
         reason: facts.reason.into(),

@@ -9,6 +9,7 @@ use ginnel_ring::wait::Waitable;
 use ginnel_shmem::Memory;
 use libc::c_int;
 
+use crate::bell::{self, Wake};
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
@@ -204,7 +205,7 @@ fn write(
         grow::step_sending(socket, fd, ring);
     }
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
-    let written = sender.ring.write(bytes, || kernel::wake(socket, fd));
+    let written = sender.ring.write(bytes, || bell::wake(socket, fd, &sender.waker));
     if written == Err(SendError::Full) {
         grow::note_full(socket, fd, sender);
         returning::note_full(socket);
@@ -226,17 +227,21 @@ pub fn is_ready(socket: &'static Socket) -> bool {
 
 /// Says "wake me when there is room", for a sleeper more. The caller looks once more before it sleeps, and calls [`rise`] when it is
 /// awake.
-pub fn arm(socket: &'static Socket) {
+pub fn arm(socket: &'static Socket, how: Wake) {
     let mut ring = socket.sending.lock();
-    socket.sending.waiting.fetch_add(1, Ordering::Relaxed);
+    let is_first = socket.sending.waiting.fetch_add(1, Ordering::Relaxed) == 0;
     if let Some(sender) = ring.as_mut() {
+        bell::wish(&mut sender.ring, how, is_first);
         sender.ring.arm();
     }
 }
 
 /// Says it again, for the same sleeper: the peer may have woken it.
-pub fn arm_again(socket: &'static Socket) {
-    if let Some(sender) = socket.sending.lock().as_mut() {
+pub fn arm_again(socket: &'static Socket, how: Wake) {
+    let mut ring = socket.sending.lock();
+    let is_alone = socket.sending.waiting.load(Ordering::Relaxed) == 1;
+    if let Some(sender) = ring.as_mut() {
+        bell::wish(&mut sender.ring, how, is_alone);
         sender.ring.arm();
     }
 }

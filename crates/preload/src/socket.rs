@@ -118,6 +118,8 @@ pub struct Socket {
     growth: AtomicU8,
     /// Calls that have sent.
     pub sends: AtomicU32,
+    /// How often the peer's doorbell was rung.
+    pub rings: AtomicU64,
     pub facts: Lock<Facts>,
     /// The copy that the daemon was lent with a report, as long as it may have it.
     pub loan: Lock<Option<Loan>>,
@@ -173,6 +175,7 @@ impl Socket {
             attention: AtomicBool::new(false),
             growth: AtomicU8::new(Growth::None as u8),
             sends: AtomicU32::new(0),
+            rings: AtomicU64::new(0),
             facts: Lock::new(NO_FACTS),
             loan: Lock::new(None),
             sending: Direction::new(),
@@ -208,6 +211,7 @@ impl Socket {
         *self.loan.lock() = None;
         self.set_growth(Growth::None);
         self.sends.store(0, Ordering::Relaxed);
+        self.rings.store(0, Ordering::Relaxed);
         self.sending.reset();
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use ginnel_ring::wait::Watchable;
 use ginnel_tcp::Connecting;
 use libc::c_int;
 
+use crate::bell::{Bed, Wake};
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Errno, Result};
@@ -109,13 +110,40 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
         }
     }
     let sleeper = Sleeper::begin(socket);
-    receive::arm(socket);
+    let bed = bed(socket, sleeper.is_alone);
+    receive::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
     let slept = match receive::is_ready(socket) {
         true => Ok(()),
-        false => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
+        false => match &bed {
+            Some(bed) => sleep_in_bed(socket, fd, deadline, bed),
+            None => sleep_for_data(socket, fd, deadline, sleeper.is_alone),
+        },
     };
     receive::rise(socket);
     slept
+}
+
+/// A place at the doorbell for a thread that waits for what a ring carries.
+fn bed(socket: &'static Socket, is_alone: bool) -> Option<Bed> {
+    let may_have_it = is_alone && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
+    if may_have_it && socket.receiving.common().is_none() && !is_confined() { Bed::take() } else { None }
+}
+
+fn sleep_in_bed(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, bed: &Bed) -> Result<()> {
+    let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
+    match bed.sleep(fd, milliseconds(left)) {
+        Ok(true) if socket.end() == End::None && socket.watchers.is_empty() => {
+            returning::drain(socket, fd);
+            Ok(())
+        }
+        Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some()),
+        result => result.map(drop),
+    }
+}
+
+/// For `poll`, which does not end too early; negative is for ever.
+fn milliseconds(left: Option<Duration>) -> c_int {
+    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int)
 }
 
 fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
@@ -167,16 +195,23 @@ pub fn for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) ->
         return Ok(());
     }
     let sleeper = Sleeper::begin(socket);
-    send::arm(socket);
+    let bed = bed(socket, sleeper.is_alone);
+    send::arm(socket, bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket)));
     let slept = match send::is_ready(socket) {
         true => Ok(()),
-        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone),
+        false => sleep_for_space(socket, fd, deadline, sleeper.is_alone, bed.as_ref()),
     };
     send::rise(socket);
     slept
 }
 
-fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
+fn sleep_for_space(
+    socket: &'static Socket,
+    fd: c_int,
+    deadline: &mut Deadline,
+    alone: bool,
+    bed: Option<&Bed>,
+) -> Result<()> {
     let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
     receive::begin_ring_if_due(socket);
     if !returning::is_full(socket, fd) {
@@ -194,17 +229,22 @@ fn sleep_for_space(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, 
         // Nobody tells that there will be no room.
         let most = returning::STEP;
         let milliseconds = left.map_or(most, |left| left.as_millis().clamp(1, most as u128) as c_int);
-        kernel::poll_readable(fd, milliseconds).map(drop)
+        match bed {
+            Some(bed) => bed.sleep(fd, milliseconds),
+            None => kernel::poll_readable(fd, milliseconds),
+        }
     } else {
-        signals::sleep(STEP)
+        signals::sleep(STEP).map(|()| false)
     };
-    let result = result.or_else(|errno| match errno {
+    // Without a place at the doorbell, what has woken this thread is a byte.
+    let has_bytes = result != Ok(false) || bed.is_none();
+    let result = result.map(drop).or_else(|errno| match errno {
         Errno(libc::EINTR) => signals::interrupted(left.is_some()),
         errno => Err(errno),
     });
     if !is_woken {
         kernel::look_for_end(socket, fd);
-    } else if can_be_woken && socket.watchers.is_empty() {
+    } else if can_be_woken && has_bytes && socket.watchers.is_empty() {
         returning::drain(socket, fd);
     }
     // What ended may have released room before, or never will.

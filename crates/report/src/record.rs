@@ -63,12 +63,15 @@ pub struct Record<'a> {
     /// Bytes that it has received over shared memory.
     #[serde(skip_serializing_if = "is_zero")]
     pub shared_received: u64,
-    /// How often this end has woken the other one.
+    /// How often this end has woken the other one by a byte on the connection.
     #[serde(skip_serializing_if = "is_zero")]
     pub wakes_sent: u64,
-    /// How often this end was woken.
+    /// How often this end was woken so.
     #[serde(skip_serializing_if = "is_zero")]
     pub wakes_received: u64,
+    /// How often this end has woken the other one by its doorbell.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub rings_sent: u64,
     /// How often TCP has carried a direction again, because the other end did not receive for a while.
     #[serde(skip_serializing_if = "is_zero")]
     pub returns: u64,
@@ -171,6 +174,7 @@ mod tests {
             shared_received: 4,
             wakes_sent: 5,
             wakes_received: 6,
+            rings_sent: 7,
             returns: 8,
             returned: 1,
             reason: "x".into(),
@@ -179,7 +183,7 @@ mod tests {
             r#"{"event":"joined","pid":7,"program":"redis-server","connection":3,"local":"10.0.0.1:6379","#,
             r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"ring_bytes":4096,"#,
             r#""sent_after_us":0,"received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
-            r#""wakes_sent":5,"wakes_received":6,"returns":8,"returned":1,"reason":"x"}"#,
+            r#""wakes_sent":5,"wakes_received":6,"rings_sent":7,"returns":8,"returned":1,"reason":"x"}"#,
             "\n"
         );
         assert_eq!(line(&record), expected);
@@ -220,6 +224,7 @@ mod tests {
             shared_received: most,
             wakes_sent: most,
             wakes_received: most,
+            rings_sent: most,
             returns: most,
             returned: most,
             reason: text,

@@ -79,6 +79,7 @@ pub fn page(report: &Report) -> String {
         "TCP",
         "SHARED MEMORY",
         "WAKES",
+        "RINGS",
         "WHY",
     ]);
     for record in &report.connections {
@@ -93,13 +94,14 @@ pub fn page(report: &Report) -> String {
             pair(bytes(record.tcp_sent), bytes(record.tcp_received)),
             pair(bytes(record.shared_sent), bytes(record.shared_received)),
             pair(count(record.wakes_sent), count(record.wakes_received)),
+            or_dash(count(record.rings_sent).unwrap_or_default()),
             or_dash(plain(&record.reason)),
         ]);
     }
     let mut parts = Vec::new();
     if !table.is_empty() {
         parts.push(table.to_string());
-        parts.push("(pairs: sent, received; AFTER: when that way changed over)".into());
+        parts.push("(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells)".into());
     }
     parts.extend(report.processes.iter().filter(|process| !process.reason.is_empty()).map(|process| {
         format!("process {} ({}): {}", process.pid, plain(&process.program), plain(&process.reason))
@@ -196,7 +198,7 @@ mod tests {
             concat!(
                 r#"{"event":"process","pid":7,"program":"redis-server"}"#,
                 "\n",
-                r#"{"event":"joined","pid":7,"program":"redis-server","connection":1,"local":"10.0.0.1:6379","remote":"10.0.0.2:40000","role":"acceptor","sent_after_us":900,"received_after_us":1200,"tcp_sent":10,"shared_sent":2048,"shared_received":1024,"wakes_sent":3}"#,
+                r#"{"event":"joined","pid":7,"program":"redis-server","connection":1,"local":"10.0.0.1:6379","remote":"10.0.0.2:40000","role":"acceptor","sent_after_us":900,"received_after_us":1200,"tcp_sent":10,"shared_sent":2048,"shared_received":1024,"wakes_sent":3,"rings_sent":9}"#,
                 "\n",
                 r#"{"event":"stays","pid":7,"program":"redis-server","connection":2,"local":"10.0.0.1:6379","remote":"10.0.0.9:40000","role":"acceptor","tcp_sent":6,"reason":"no\u001b report"}"#,
                 "\n",
@@ -216,10 +218,10 @@ mod tests {
                 .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect::<Vec<_>>(),
             [
-                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.2:40000 shared memory, open 900 us, 1.2 ms 10 B, - 2 KiB, 1 KiB 3, - -",
-                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - no? report",
-                "7 - - - - TCP, receives shared -, 2.5 s - - - -",
-                "(pairs: sent, received; AFTER: when that way changed over)",
+                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.2:40000 shared memory, open 900 us, 1.2 ms 10 B, - 2 KiB, 1 KiB 3, - 9 -",
+                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - - no? report",
+                "7 - - - - TCP, receives shared -, 2.5 s - - - - -",
+                "(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells)",
                 "process 8 (sh): no daemon",
                 "ginnel: 2 programs, 3 connections: 1 changed over to shared memory, 1 in one direction only, 1 on TCP; sent \
                  2 KiB over shared memory and 16 B over TCP, received 1 KiB and 0 B; 1 line of the report not readable",

@@ -22,4 +22,5 @@ mod settling;
 mod stage;
 mod traps;
 mod volume;
+mod waking;
 mod world;

@@ -39,6 +39,7 @@ extern "C" fn in_child() {
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     crate::lock::forget_tid();
     crate::family::in_child();
+    crate::bell::in_child();
     crate::table::SOCKETS.free_in_child();
     crate::table::EPOLLS.free_in_child();
 }
