@@ -26,4 +26,12 @@ for share in $VM_SHARES; do
     modprobe -a 9pnet_virtio 9p
     mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 "${share%%:*}" "${share#*:}"
 done
+if [ -n "$VM_HOST_FILES" ]; then
+    mkdir -p /host
+    modprobe -a 9pnet_virtio 9p
+    mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=262144,cache=loose "$VM_HOST_FILES" /host
+    for own in dev proc run sys tmp usr/local; do
+        mount -o rbind "/$own" "/host/$own"
+    done
+fi
 exec /sbin/init

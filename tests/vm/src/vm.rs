@@ -47,6 +47,7 @@ pub struct VmBuilder {
     overlay: Overlay,
     load: Vec<String>,
     shares: Vec<(PathBuf, String)>,
+    host_files: bool,
     kernel_args: Vec<String>,
     qemu_args: Vec<String>,
     incoming: bool,
@@ -68,6 +69,7 @@ impl VmBuilder {
             overlay: Overlay::default(),
             load: Vec::new(),
             shares: Vec::new(),
+            host_files: false,
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             incoming: false,
@@ -156,6 +158,13 @@ impl VmBuilder {
     /// A host folder, mounted at boot through 9p.
     pub fn share(mut self, host: impl Into<PathBuf>, guest: &str) -> VmBuilder {
         self.shares.push((host.into(), guest.to_owned()));
+        self
+    }
+
+    /// All files of the host below `/host`, which cannot be written, so that a program of the host runs by `chroot /host`
+    /// without a copy of it and of what it needs. `/dev`, `/proc`, `/run`, `/sys`, `/tmp` and `/usr/local` are the guest's own there.
+    pub fn host_files(mut self) -> VmBuilder {
+        self.host_files = true;
         self
     }
 
@@ -257,6 +266,7 @@ impl VmBuilder {
         conf += &format!("VM_ADDRESS='{address}'\n");
         let shares = self.shares.iter().enumerate().map(|(n, (_, guest))| format!("share{n}:{guest}"));
         conf += &format!("VM_SHARES='{}'\n", shares.collect::<Vec<_>>().join(" "));
+        conf += &format!("VM_HOST_FILES='{}'\n", if self.host_files { "host" } else { "" });
         let mut overlay = self.overlay.clone();
         overlay.contents.push(("/etc/vm.conf".into(), 0o644, conf.into_bytes()));
         overlay.contents.push(("/etc/hosts".into(), 0o644, self.bed.hosts().into_bytes()));
@@ -295,6 +305,11 @@ impl VmBuilder {
             let host = host.display();
             command.arg("-fsdev").arg(format!("local,id=share{n},path={host},security_model=none"));
             command.arg("-device").arg(format!("virtio-9p-pci,fsdev=share{n},mount_tag=share{n}"));
+        }
+        if self.host_files {
+            // Files of several file systems, whose numbers may be the same.
+            command.args(["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"]);
+            command.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
         }
         if self.incoming {
             command.arg("-incoming").arg(format!("unix:{}", paths.incoming.display()));

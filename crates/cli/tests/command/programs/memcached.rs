@@ -5,28 +5,7 @@ use std::fs;
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
 /// Sets and gets values until the connection has changed over, and a number of them afterwards.
-const PYMEMCACHE: &str = r#"
-import os, random, sys
-from pymemcache.client.base import Client
-def has_changed():
-    words = ['"pid":%d,' % os.getpid(), '"sent_after_us"', '"received_after_us"']
-    return any(all(word in line for word in words) for line in open(os.environ['GINNEL_SOCKETS_REPORT']))
-client = Client(('127.0.0.1', int(sys.argv[1])), timeout=60)
-r = random.Random(1)
-def talk(turn):
-    values = {'%d-%d' % (turn, i): r.randbytes(r.choice([0, 1, 100, 10000, 900000])) for i in range(5)}
-    for key, value in values.items():
-        assert client.set(key, value, noreply=False)
-    assert client.get_many(values) == values, turn
-    assert client.delete_many(values)
-turn = 0
-while not has_changed():
-    turn += 1
-    talk(turn)
-for turn in range(turn, turn + 20):
-    talk(turn)
-client.close()
-"#;
+const PYMEMCACHE: &str = include_str!("values.py");
 
 #[test]
 fn memcached() {
@@ -60,7 +39,7 @@ fn memcached() {
         stage.client(&["memccat", "-s", &server, "--file=back", "value"]);
         let back = fs::read_to_string(folder.join("back")).unwrap();
         assert!(back.trim_end() == value, "{mode}: {} bytes come back", back.len());
-        stage.client(&[PYTHON, "-c", PYMEMCACHE, &at]);
+        stage.client(&[PYTHON, "-c", PYMEMCACHE, "127.0.0.1", &at]);
         let connections = stage.end();
         assert_eq!(changed(&connections, "python3").len(), 1, "{mode}: {connections:#?}");
     }

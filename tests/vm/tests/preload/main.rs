@@ -1,0 +1,51 @@
+//! Unmodified programs of the distribution in two VMs: their TCP connections change over to a segment that the VMs share.
+
+mod programs;
+mod stage;
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use vmtest::Bed;
+
+use crate::programs::PROGRAMS;
+use crate::stage::{MODES, Stage, missing};
+
+#[test]
+fn programs_of_the_distribution_between_two_vms() -> Result<()> {
+    // Parts of names, if not all programs are to be tried.
+    let wanted = std::env::var("GINNEL_PROGRAMS").unwrap_or_default();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.split(',').any(|part| name.contains(part));
+    let mut programs = Vec::new();
+    for program in PROGRAMS.iter().filter(|program| is_wanted(program.name)) {
+        match missing(program.needs) {
+            None => programs.push(program),
+            Some(what) => {
+                println!(
+                    "SKIPPED {}: {what} is not installed: `scripts/setup test` installs it",
+                    program.name
+                );
+            }
+        }
+    }
+    if programs.is_empty() {
+        return Ok(());
+    }
+    let bed = Bed::new("preload")?;
+    // They boot once for all programs.
+    let mut stage = Stage::new(&bed)?;
+    let mut failed = Vec::new();
+    for program in programs {
+        for mode in MODES {
+            let begun = Instant::now();
+            let result = stage.play(mode, program.play);
+            println!("{}, {mode}: {:.1} s", program.name, begun.elapsed().as_secs_f64());
+            if let Err(error) = result {
+                println!("FAILED: {error:#}");
+                failed.push(format!("{}, {mode}", program.name));
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {failed:?}");
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! The programs. Amounts are small: the VMs are emulated on many machines.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+
+use crate::stage::{PYTHON, Play, changed, ensure_changed};
+
+pub struct Program {
+    pub name: &'static str,
+    /// What the host must have.
+    pub needs: &'static [&'static str],
+    pub play: fn(&mut Play<'_, '_>) -> Result<()>,
+}
+
+pub const PROGRAMS: &[Program] = &[
+    Program { name: "iperf3", needs: &["iperf3"], play: iperf3 },
+    Program { name: "sockperf", needs: &["sockperf"], play: sockperf },
+    Program { name: "redis", needs: &["redis-server", "redis-benchmark", "redis-cli"], play: redis },
+    Program {
+        name: "memcached",
+        needs: &["memcached", "memcslap", "memccp", "memccat", "python3"],
+        play: memcached,
+    },
+];
+
+/// Text in which no part is like another one.
+fn text(len: u32) -> String {
+    (0..len).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect()
+}
+
+fn iperf3(play: &mut Play<'_, '_>) -> Result<()> {
+    for direction in ["", "-R", "-P 3"] {
+        let (host, port) = (play.host(), play.port());
+        play.serve(port, &format!("iperf3 -s -1 -B {host} -p {port}"))?;
+        play.client(&format!("iperf3 -c {host} -t 1 -p {port} {direction}"))?;
+        play.end()?;
+        for connections in [play.of_clients()?, play.of_server()?] {
+            let bytes: u64 =
+                changed(&connections, "iperf3").iter().map(|c| c.shared_sent + c.shared_received).sum();
+            ensure!(bytes > 1 << 20, "{direction}: {bytes} bytes over shared memory: {connections:#?}");
+        }
+    }
+    Ok(())
+}
+
+fn sockperf(play: &mut Play<'_, '_>) -> Result<()> {
+    let (host, port) = (play.host(), play.port());
+    play.serve(port, &format!("sockperf sr --tcp -i {host} -p {port}"))?;
+    let out = play.client(&format!("sockperf pp --tcp -i {host} -t 1 -p {port}"))?.stdout;
+    let good = "dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0";
+    ensure!(out.contains(good), "{out}");
+    play.end()?;
+    ensure_changed(&play.of_clients()?, "sockperf", 1)?;
+    ensure_changed(&play.of_server()?, "sockperf", 1)
+}
+
+fn redis(play: &mut Play<'_, '_>) -> Result<()> {
+    let (host, port) = (play.host(), play.port());
+    play.serve(
+        port,
+        &format!("redis-server --port {port} --bind {host} --protected-mode no --save '' --appendonly no"),
+    )?;
+    for (load, least) in [("-c 1 -n 500", 1), ("-c 50 -n 3000", 30), ("-c 5 -n 4000 -P 16", 3)] {
+        let benchmark = format!("redis-benchmark -h {host} -p {port} -q -t set,get {load}");
+        play.client_until_changed(&benchmark, "redis-benchmark", least, "redis-server")?;
+    }
+    // A value that does not fit into the ring, and what comes back of it.
+    let value = text(1_000_000);
+    fs::write(play.files().join("value"), &value)?;
+    let out = play.client(&format!("redis-cli -h {host} -p {port} -x SET key < value"))?.stdout;
+    ensure!(out.trim() == "OK", "{out}");
+    let back = play.client(&format!("redis-cli -h {host} -p {port} GET key"))?.stdout;
+    ensure!(back.trim() == value, "{} bytes come back", back.len());
+    play.end()
+}
+
+/// Sets and gets values until the connection has changed over, and a number of them afterwards.
+const PYMEMCACHE: &str = include_str!("../../../../crates/cli/tests/command/programs/values.py");
+
+fn memcached(play: &mut Play<'_, '_>) -> Result<()> {
+    let (host, port) = (play.host(), play.port());
+    play.serve(port, &format!("memcached -u root -l {host} -p {port} -U 0 -t 2"))?;
+    // Each of a number of threads has a connection.
+    let memcslap = format!("memcslap -s {host}:{port} -t get -c 3 -e 1000");
+    play.client_until_changed(&memcslap, "memcslap", 3, "memcached")?;
+    // One connection for one value: it stays on TCP or changes over, as it comes.
+    let value = text(900_000);
+    fs::write(play.files().join("value"), &value)?;
+    play.client(&format!("memccp -s {host}:{port} value"))?;
+    play.client(&format!("memccat -s {host}:{port} --file=back value"))?;
+    let back = fs::read_to_string(play.files().join("back"))?;
+    ensure!(back.trim_end() == value, "{} bytes come back", back.len());
+    fs::write(play.files().join("values.py"), PYMEMCACHE)?;
+    play.client(&format!("{PYTHON} values.py {host} {port}"))?;
+    play.end()?;
+    ensure_changed(&play.of_clients()?, "python3", 1)
+}

@@ -1,0 +1,207 @@
+//! Two VMs that run the host's programs: a server in one, its clients in the other one, and what their reports say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ginnel_report::{Record, Report};
+use vmtest::installation::{Installation, Plan, program};
+use vmtest::{Bed, Job, Output, Vm};
+
+/// How long a program may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Modes of the library in which programs are tried.
+pub const MODES: [&str; 2] = ["auto", "eager"];
+/// The distribution's, whatever else is in the path.
+pub const PYTHON: &str = "/usr/bin/python3";
+/// Where both VMs have the stage's folder. Reports are not there: each VM has its own.
+pub const FILES: &str = "/tmp/files";
+
+/// Which of these programs the host does not have: the VMs run the host's.
+pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
+    let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
+    programs.iter().copied().find(|name| !is_there(name))
+}
+
+/// The VMs.
+pub struct Stage<'b> {
+    clients: Vm,
+    servers: Vm,
+    files: PathBuf,
+    /// Each run of a program has a report of its own, and each server a port.
+    runs: u32,
+    ports: u16,
+    _daemons: [Job; 2],
+    _ginnel: Installation<'b>,
+}
+
+impl<'b> Stage<'b> {
+    pub fn new(bed: &'b Bed) -> Result<Self> {
+        let ginnel = Plan::new(bed).vm("a").vm("b").segment("web", 128, &["a", "b"]).start()?;
+        let files = bed.dir().join("files");
+        fs::create_dir(&files)?;
+        let start = |name| {
+            let vm = ginnel.vm(name)?.memory_mib(1024).host_files().share(&files, FILES);
+            vm.library(program("libginnel_preload.so")?).start()
+        };
+        let (clients, servers) = (start("a")?, start("b")?);
+        clients.wait_ready()?;
+        servers.wait_ready()?;
+        let daemons = [ginnel.start_guest(&clients)?, ginnel.start_guest(&servers)?];
+        Ok(Self { clients, servers, files, runs: 0, ports: 7100, _daemons: daemons, _ginnel: ginnel })
+    }
+
+    /// Runs a server and its clients.
+    pub fn play(&mut self, mode: &'static str, play: fn(&mut Play<'_, '_>) -> Result<()>) -> Result<()> {
+        let mut scene = Play { stage: self, mode, server: None, clients: Vec::new() };
+        let result = play(&mut scene);
+        let Play { server, .. } = scene;
+        // After an error it still runs.
+        if let Some((job, _)) = server {
+            let _ = job.kill(9);
+            if result.is_err() {
+                println!("the server has said: {:?}", job.said());
+            }
+        }
+        result
+    }
+}
+
+/// A server and its clients.
+pub struct Play<'s, 'b> {
+    stage: &'s mut Stage<'b>,
+    pub mode: &'static str,
+    server: Option<(Job, u32)>,
+    /// Their runs.
+    clients: Vec<u32>,
+}
+
+impl Play<'_, '_> {
+    /// The folder that VMs have as [`FILES`].
+    pub fn files(&self) -> &Path {
+        &self.stage.files
+    }
+
+    /// The server's address.
+    pub fn host(&self) -> String {
+        self.stage.servers.address().map(|address| address.to_string()).unwrap_or_default()
+    }
+
+    /// The number of the next run, and what runs a shell's command line in the stage's folder.
+    fn run(&mut self, command: &str) -> Result<(u32, String)> {
+        self.stage.runs += 1;
+        let n = self.stage.runs;
+        let script = format!(
+            "cd {FILES} && > /tmp/report.{n} && chmod 666 /tmp/report.{n} || exit\n\
+             export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so\n\
+             exec ginnel run --mode {} --report=/tmp/report.{n} -- {command}\n",
+            self.mode
+        );
+        fs::write(self.files().join(format!("run.{n}")), script)?;
+        Ok((n, format!("exec chroot /host sh {FILES}/run.{n}")))
+    }
+
+    /// Starts a server and waits until it listens at this port.
+    pub fn serve(&mut self, port: u16, command: &str) -> Result<()> {
+        let (n, line) = self.run(command)?;
+        let job = self.stage.servers.spawn(&line)?;
+        self.server = Some((job, n));
+        let listens = format!(
+            "until netstat -ltn | grep -q :{port}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
+            self.job()?.pid()
+        );
+        let output = self.stage.servers.run_within(PATIENCE, &listens)?;
+        ensure!(output.code() == Some(0), "{command} does not listen: {:?}", self.job()?.said());
+        Ok(())
+    }
+
+    /// A port that no server had before.
+    pub fn port(&mut self) -> u16 {
+        self.stage.ports += 1;
+        self.stage.ports
+    }
+
+    fn job(&self) -> Result<&Job> {
+        Ok(&self.server.as_ref().context("there is no server")?.0)
+    }
+
+    /// Runs a client to its end.
+    pub fn client(&mut self, command: &str) -> Result<Output> {
+        let (n, line) = self.run(command)?;
+        self.clients.push(n);
+        let output = self.stage.clients.run_within(PATIENCE, &line)?;
+        output.ok().with_context(|| command.to_owned())
+    }
+
+    /// The same for one that ends after a time. How far its connections come until then is up to the machine, so it runs
+    /// again until this many of one run have changed over, and as many of the server's.
+    pub fn client_until_changed(
+        &mut self,
+        command: &str,
+        name: &str,
+        least: usize,
+        server: &str,
+    ) -> Result<Output> {
+        let before = changed(&self.of_server()?, server).len();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let out = self.client(command)?;
+            let own = self.report(&self.stage.clients, self.stage.runs)?;
+            let servers = changed(&self.of_server()?, server).len();
+            if changed(&own, name).len() >= least && servers >= before + least {
+                return Ok(out);
+            }
+            ensure!(
+                Instant::now() < end,
+                "{} of {name} and {} of {server} have changed over: {own:#?}",
+                changed(&own, name).len(),
+                servers - before
+            );
+        }
+    }
+
+    fn report(&self, vm: &Vm, n: u32) -> Result<Vec<Record<'static>>> {
+        Ok(Report::read(&vm.read(&format!("/tmp/report.{n}"))?[..])?.connections)
+    }
+
+    /// What is known at this moment of the server's connections.
+    pub fn of_server(&self) -> Result<Vec<Record<'static>>> {
+        let n = self.server.as_ref().context("there is no server")?.1;
+        self.report(&self.stage.servers, n)
+    }
+
+    /// What is known at this moment of the clients' connections.
+    pub fn of_clients(&self) -> Result<Vec<Record<'static>>> {
+        let mut all = Vec::new();
+        for n in &self.clients {
+            all.extend(self.report(&self.stage.clients, *n)?);
+        }
+        Ok(all)
+    }
+
+    /// Ends the server, and waits for that. Its report is complete then.
+    pub fn end(&mut self) -> Result<()> {
+        let job = self.job()?;
+        job.kill_process(15)?;
+        job.wait(PATIENCE).map(drop)
+    }
+}
+
+/// The connections that have changed over both ways, of a program.
+pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
+    let of = |record: &&Record<'_>| {
+        record.program == program
+            && record.sent_after_us.is_some()
+            && record.received_after_us.is_some()
+            && record.shared_sent + record.shared_received > 0
+    };
+    connections.iter().filter(of).collect()
+}
+
+/// So many of a program's have changed over.
+pub fn ensure_changed(connections: &[Record<'static>], program: &str, least: usize) -> Result<()> {
+    let n = changed(connections, program).len();
+    ensure!(n >= least, "{n} of {program} have changed over: {connections:#?}");
+    Ok(())
+}
