@@ -372,7 +372,7 @@ fn look_at_kernel(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
 
 /// Copies out without taking.
 fn peek(ring: &mut Consumer<Mapping>, into: &mut [u8]) -> std::result::Result<usize, RecvError> {
-    let n = ring.poll()?.min(into.len());
+    let n = ring.poll_all()?.min(into.len());
     let memory = ring.memory();
     let capacity = memory.len() - HEADER;
     let start = ring.cursor().position as usize & (capacity - 1);
@@ -445,8 +445,24 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
     readable(!socket.stash.lock().is_empty() || socket.end() != End::None)
 }
 
-/// What the ring has that carries now.
+/// What the ring has that carries now: some of it, or nothing.
 fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::result::Result<usize, RecvError> {
+    poll_by(socket, rings, Consumer::poll)
+}
+
+/// All that the ring has that carries now.
+fn poll_all(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+) -> std::result::Result<usize, RecvError> {
+    poll_by(socket, rings, Consumer::poll_all)
+}
+
+fn poll_by(
+    socket: &'static Socket,
+    rings: &mut Rings<SocketReceiver>,
+    poll: impl Fn(&mut Consumer<Mapping>) -> std::result::Result<usize, RecvError>,
+) -> std::result::Result<usize, RecvError> {
     loop {
         if rings.is_ahead() && grow::step_receiving(socket, rings).is_err() {
             // The call that receives says which.
@@ -456,7 +472,7 @@ fn poll(socket: &'static Socket, rings: &mut Rings<SocketReceiver>) -> std::resu
         if carrier::wants_more(receiver.ring.memory()) {
             socket.grow();
         }
-        let found = receiver.ring.poll();
+        let found = poll(&mut receiver.ring);
         // A ring that was left is finished too.
         let is_over = matches!(found, Err(RecvError::Finished | RecvError::PeerDead));
         if !(is_over && rings.is_ahead() && grow::step_receiving(socket, rings) == Ok(true)) {
@@ -511,7 +527,7 @@ pub fn is_ready(socket: &'static Socket) -> bool {
 /// The position in the ring up to which bytes have come.
 pub fn position(socket: &'static Socket) -> u64 {
     let mut ring = socket.receiving.lock();
-    let available = poll(socket, &mut ring);
+    let available = poll_all(socket, &mut ring);
     let Some(receiver) = ring.as_ref() else { return ring.before() };
     let position = ring.before() + receiver.ring.cursor().position;
     // The end is news too.
@@ -525,7 +541,7 @@ pub fn position(socket: &'static Socket) -> u64 {
 /// Bytes that can be received without waiting; `None` if that is the kernel's to say.
 pub fn available(socket: &'static Socket) -> Option<usize> {
     match socket.receiving.carrier() {
-        Carrier::Ring => Some(poll(socket, &mut socket.receiving.lock()).unwrap_or(0)),
+        Carrier::Ring => Some(poll_all(socket, &mut socket.receiving.lock()).unwrap_or(0)),
         Carrier::Returning => Some(socket.stash.lock().len()),
         _ => None,
     }

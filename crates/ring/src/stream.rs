@@ -334,6 +334,17 @@ impl<M: Memory> Consumer<M> {
         Ok((self.tail - self.head) as usize)
     }
 
+    /// The same, with those that have come since bytes were seen that are not taken yet.
+    pub fn poll_all(&mut self) -> Result<usize, RecvError> {
+        let seen = self.poll()?;
+        match self.look() {
+            // What was seen before the end is there.
+            Ok(()) | Err(RecvError::Finished | RecvError::PeerDead) => Ok((self.tail - self.head) as usize),
+            Err(RecvError::Empty) => Ok(seen),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Nothing comes after this, and nothing that is there is taken.
     #[cold]
     fn end(&mut self, why: RecvError) {

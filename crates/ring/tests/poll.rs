@@ -1,0 +1,35 @@
+//! What a consumer of bytes is told that looks before it receives.
+#![cfg(not(loom))]
+
+use ginnel_layout::ring::footprint;
+use ginnel_ring::{RecvError, stream};
+use ginnel_shmem::Mapping;
+
+const CAPACITY: usize = 4096;
+
+#[test]
+fn what_comes_behind_bytes_that_were_seen_is_counted_too() {
+    let memory = Mapping::anonymous(footprint(CAPACITY)).unwrap();
+    let mut producer = stream::Producer::new(memory.clone(), CAPACITY);
+    let mut consumer = stream::Consumer::new(memory, CAPACITY);
+    assert_eq!(consumer.poll_all(), Err(RecvError::Empty));
+    producer.write(b"two", || {}).unwrap();
+    assert_eq!((consumer.poll(), consumer.poll_all()), (Ok(3), Ok(3)));
+    producer.write(b" more", || {}).unwrap();
+    assert_eq!((consumer.poll(), consumer.poll_all()), (Ok(3), Ok(8)));
+    let _ = producer.finish();
+    assert_eq!(consumer.poll_all(), Ok(8));
+    assert_eq!(consumer.read(&mut [0; 100], || {}), Ok(8));
+    assert_eq!(consumer.poll_all(), Err(RecvError::Finished));
+}
+
+#[test]
+fn an_abort_takes_away_what_was_seen() {
+    let memory = Mapping::anonymous(footprint(CAPACITY)).unwrap();
+    let mut producer = stream::Producer::new(memory.clone(), CAPACITY);
+    let mut consumer = stream::Consumer::new(memory, CAPACITY);
+    producer.write(b"two", || {}).unwrap();
+    assert_eq!(consumer.poll_all(), Ok(3));
+    let _ = producer.abort();
+    assert_eq!(consumer.poll_all(), Err(RecvError::Aborted));
+}
