@@ -1,5 +1,6 @@
 //! The socket to the daemon: packets in, packets out. Nothing here waits, except [`wait`].
 
+use crate::descriptor::kept;
 use crate::error::Error;
 use crate::fork::Inheritance;
 use ginnel_fdpass::{self as fdpass, RecvFlags, SendFlags};
@@ -80,7 +81,7 @@ impl Connection {
             None,
         )?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { _inheritance: None, socket })
+        Ok(Self { _inheritance: None, socket: kept(socket) })
     }
 
     /// Children of a fork join over this connection from now on.
@@ -118,7 +119,8 @@ impl Connection {
         match bytes.get(..got.len).and_then(wire::split) {
             // Without its descriptors, if they were lost: whoever needs them says that they are missing.
             Some((header, body)) if !got.truncated => {
-                Ok(Some(Packet { header, body: body.to_vec(), fds: got.fds }))
+                let fds = got.fds.into_iter().map(kept).collect();
+                Ok(Some(Packet { header, body: body.to_vec(), fds }))
             }
             // Too long or too short for this protocol: whoever is there, it is no daemon of ours.
             _ => Err(Errno::PROTO),

@@ -9,6 +9,7 @@
 //! has it, edge-triggered: a [`Bed`], or the program's own ([`watch`]).
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use ginnel::{SocketReceiver, SocketWaker};
@@ -18,6 +19,7 @@ use libc::{c_int, epoll_event, pollfd};
 
 use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result, check};
+use crate::hidden;
 use crate::kernel;
 use crate::lock::Lock;
 use crate::real;
@@ -95,7 +97,6 @@ impl Events {
 
 /// The eventfd on which a socket's peer rings; `None` if it does not, or another process may have the socket too.
 fn event_of(socket: &Socket) -> Option<c_int> {
-    use std::os::fd::AsRawFd;
     if is_confined() || socket.receiving.common().is_some() {
         return None;
     }
@@ -137,7 +138,9 @@ impl Bed {
             if epoll < 0 {
                 return None;
             }
-            bed.0.epoll.store(epoll, Ordering::Relaxed);
+            // SAFETY: new, and nobody else's.
+            let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
+            bed.0.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
         }
         Some(bed)
     }

@@ -21,6 +21,7 @@ mod system_calls;
 /// Runs when the library is loaded.
 pub fn load() {
     process::owns_tables();
+    ginnel::keep_descriptors(crate::hidden::hide);
     crate::family::load();
     crate::exec::load();
 }

@@ -15,6 +15,7 @@
 //! settle                waiting for that, in tests
 //! meet                  the daemon: reports, matches, channels
 //! table, socket         descriptors and what is known of them
+//! hidden                this library's own descriptors
 //! kernel, real          what the kernel and the C library do without us
 //! ```
 //!
@@ -34,6 +35,7 @@ mod exec;
 mod exports;
 mod family;
 mod grow;
+mod hidden;
 mod kernel;
 mod lock;
 mod meet;

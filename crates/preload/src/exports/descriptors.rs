@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong};
 
-use crate::errno::Kept;
-use crate::real;
+use crate::errno::{self, Kept};
 use crate::table::{self, EPOLLS, SOCKETS};
+use crate::{hidden, real};
 
 /// Before the kernel closes a descriptor. The table of a child of `vfork` is its parent's, and stays as it is.
 fn closing(fd: c_int) {
@@ -29,6 +29,9 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if hidden::is_hidden(fd) {
+        return errno::fail(libc::EBADF);
+    }
     closing(fd);
     // SAFETY: it takes a number.
     unsafe { real::close(fd) }
@@ -41,8 +44,18 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         SOCKETS.used(first, last).for_each(closing);
         EPOLLS.used(first, last).for_each(closing);
     }
-    // SAFETY: it takes numbers.
-    unsafe { real::close_range(first, last, flags) }
+    if first > last {
+        // SAFETY: it takes numbers.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    for (first, last) in hidden::others(first, last) {
+        // SAFETY: as above.
+        let result = unsafe { real::close_range(first, last, flags) };
+        if result != 0 {
+            return result;
+        }
+    }
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -59,6 +72,9 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
+    if hidden::is_hidden(to) {
+        return errno::fail(libc::EBUSY);
+    }
     if from != to {
         closing(to);
     }
@@ -68,6 +84,9 @@ pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if hidden::is_hidden(to) {
+        return errno::fail(libc::EBUSY);
+    }
     if from != to {
         closing(to);
     }
