@@ -103,3 +103,280 @@ for restarts, ends in ((True, {(1, 0)}), (False, {(1, 0), (-1, errno.EINTR)})):
     stage.client(&[PYTHON, "-c", &format!("{PAIRS}{program}")]);
     assert_eq!(changed(&stage.end(), "python3").len(), 4);
 }
+
+/// Runs a program whose connections have both ends in it, all of which change over.
+fn run(program: &str, ends: usize) {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let stage = Stage::new("eager");
+    stage.client(&[PYTHON, "-c", &format!("{PAIRS}{CHECKS}{program}")]);
+    let connections = stage.end();
+    assert_eq!(changed(&connections, "python3").len(), ends, "{connections:#?}");
+}
+
+/// What programs do to see that a connection still works.
+const CHECKS: &str = r#"
+def works(a, b):
+    for turn in range(50):
+        for one, other in ((a, b), (b, a)):
+            data = os.urandom(1 + turn * 7)
+            one.sendall(data)
+            assert receive(other, len(data)) == data, turn
+def is_asleep(thread):
+    return open(f'/proc/self/task/{thread.native_id}/stat').read().rpartition(')')[2].split()[0] == 'S'
+def sleeps(thread):
+    # Once may be on the way to where it sleeps.
+    for _ in range(3):
+        while not is_asleep(thread):
+            time.sleep(0.0005)
+        time.sleep(0.0005)
+"#;
+
+#[test]
+fn trap_2_a_daemon_goes_on_after_the_processes_that_started_it() {
+    run(
+        r#"
+import subprocess
+a, b = pair()
+subprocess.run(['true'], check=True)
+assert os.system('exit 7') == 7 << 8
+works(a, b)
+# As `daemon` does: the grandchild goes on, its parents end.
+there, here = os.pipe()
+child = os.fork()
+if child == 0:
+    os.setsid()
+    if os.fork() == 0:
+        works(a, b)
+        subprocess.run(['true'], check=True)
+        works(a, b)
+        os.write(here, b'worked')
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+a.close()
+b.close()
+os.close(here)
+assert os.read(there, 100) == b'worked'
+"#,
+        2,
+    );
+}
+
+#[test]
+fn trap_3_the_child_of_vfork_changes_nothing_for_its_parent() {
+    run(
+        r#"
+import subprocess
+a, b = pair()
+for turn in range(20):
+    # This Python's subprocesses are made by vfork, and close, or replace by dup2, what they do not get.
+    said = subprocess.run(['cat'], input=b'%d' % turn, stdout=subprocess.PIPE, close_fds=True, check=True)
+    assert said.stdout == b'%d' % turn
+    works(a, b)
+"#,
+        2,
+    );
+}
+
+#[test]
+fn trap_5_a_program_that_closes_all_that_it_does_not_know() {
+    run(
+        r#"
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+a, b = pair()
+def opened():
+    return {int(name) for name in os.listdir('/proc/self/fd')}
+known = {0, 1, 2, listener.fileno(), a.fileno(), b.fileno()}
+hidden = {fd for fd in opened() if fd > 900}
+assert 0 < len(hidden) <= 8, hidden
+first = max(known) + 1
+ways = [lambda: os.closerange(first, 70000),
+        lambda: libc.closefrom(first),
+        lambda: libc.close_range(first, 0xffffffff, 0),
+        lambda: [libc.close(fd) for fd in sorted(opened()) if fd >= first]]
+for turn, way in enumerate(ways):
+    way()
+    assert hidden <= opened(), turn
+    # What is opened now has the lowest numbers, and is nobody else's.
+    files = [open(f'file.{turn}.{n}', 'w+b', buffering=0) for n in range(20)]
+    assert [file.fileno() for file in files] == list(range(first, first + 20))
+    works(a, b)
+    c, d = pair()
+    works(c, d)
+    c.close()
+    d.close()
+    for n, file in enumerate(files):
+        file.write(b'%d' % n)
+    for n, file in enumerate(files):
+        file.seek(0)
+        assert file.read() == b'%d' % n
+        file.close()
+for fd in hidden:
+    fails(errno.EBADF, os.close, fd)
+    fails(errno.EBUSY, os.dup2, 0, fd)
+works(a, b)
+"#,
+        10,
+    );
+}
+
+#[test]
+fn trap_12_an_epoll_instance_in_another_one() {
+    run(
+        r#"
+a, b = pair()
+inner, outer = select.epoll(), select.epoll()
+inner.register(b, select.EPOLLIN)
+outer.register(inner, select.EPOLLIN)
+poll = select.poll()
+poll.register(inner, select.POLLIN)
+ways = [lambda: outer.poll(60), lambda: poll.poll(60000), lambda: select.select([inner], [], [], 60)[0]]
+def wait(way, into):
+    # The inner one may be said to have something when it has not, but not for ever.
+    for tries in range(10):
+        assert way()
+        found = inner.poll(0)
+        if found:
+            return into.append(found)
+for turn in range(30):
+    found = []
+    thread = threading.Thread(target=wait, args=(ways[turn % 3], found))
+    thread.start()
+    if turn % 2:
+        sleeps(thread)
+    a.sendall(b'x')
+    thread.join()
+    assert found == [[(b.fileno(), select.EPOLLIN)]], (turn, found)
+    assert b.recv(10) == b'x'
+"#,
+        2,
+    );
+}
+
+#[test]
+fn trap_13_an_event_is_told_once_where_the_program_wants_it_once() {
+    run(
+        r#"
+a, b = pair()
+epoll = select.epoll()
+epoll.register(b, select.EPOLLIN | select.EPOLLONESHOT)
+for turn in range(20):
+    a.sendall(b'xy')
+    assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
+    # Not again, though there is something, and more comes.
+    a.sendall(b'z')
+    assert epoll.poll(0.002) == []
+    assert receive(b, 3) == b'xyz'
+    epoll.modify(b, select.EPOLLIN | select.EPOLLONESHOT)
+    assert epoll.poll(0.002) == []
+epoll.modify(b, select.EPOLLIN | select.EPOLLET)
+epoll.poll(0)
+for turn in range(20):
+    a.sendall(b'xy')
+    assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
+    assert epoll.poll(0.002) == []
+    # Once more for what comes then, though the rest was not received.
+    a.sendall(b'z')
+    assert epoll.poll(60) == [(b.fileno(), select.EPOLLIN)]
+    assert epoll.poll(0.002) == []
+    assert receive(b, 3) == b'xyz'
+# One of several threads is told, not all, and not none.
+found = []
+epoll.modify(b, select.EPOLLIN | select.EPOLLET)
+epoll.poll(0)
+threads = [threading.Thread(target=lambda: found.append(epoll.poll(60))) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    sleeps(thread)
+for turn in range(3):
+    a.sendall(b'x')
+    while len(found) <= turn:
+        time.sleep(0.0005)
+    assert receive(b, 1) == b'x'
+for thread in threads:
+    thread.join()
+assert found == [[(b.fileno(), select.EPOLLIN)]] * 3, found
+"#,
+        2,
+    );
+}
+
+#[test]
+fn trap_14_what_another_thread_adds_wakes_a_thread_that_waits_already() {
+    run(
+        r#"
+a, b = pair()
+for turn in range(20):
+    epoll = select.epoll()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(epoll.poll(60)))
+    thread.start()
+    sleeps(thread)
+    if turn % 2:
+        # Nothing yet; then it is wanted for what is there.
+        epoll.register(b, 0)
+        a.sendall(b'x')
+        sleeps(thread)
+        epoll.modify(b, select.EPOLLIN)
+    else:
+        a.sendall(b'x')
+        epoll.register(b, select.EPOLLIN)
+    thread.join()
+    assert found == [[(b.fileno(), select.EPOLLIN)]], found
+    assert receive(b, 1) == b'x'
+    # What was taken out is not told.
+    thread = threading.Thread(target=lambda: found.append(epoll.poll(0.02)))
+    thread.start()
+    sleeps(thread)
+    epoll.unregister(b)
+    a.sendall(b'x')
+    thread.join()
+    assert found[1] == []
+    assert receive(b, 1) == b'x'
+    epoll.close()
+"#,
+        2,
+    );
+}
+
+#[test]
+fn trap_17_who_waits_uses_no_cpu() {
+    run(
+        r#"
+ends = [pair() for _ in range(40)]
+def used():
+    times = os.times()
+    return times.user + times.system
+def idle(what):
+    # Threads that have just begun look for a while before they sleep.
+    end = time.monotonic() + 60
+    while True:
+        before = used()
+        time.sleep(0.5)
+        if used() - before <= 0.02:
+            return
+        assert time.monotonic() < end, (what, used() - before)
+epoll = select.epoll()
+for a, b in ends:
+    epoll.register(b, select.EPOLLIN)
+waiting = threading.Thread(target=lambda: epoll.poll(60))
+waiting.start()
+idle('epoll')
+ends[0][0].sendall(b'x')
+waiting.join()
+assert receive(ends[0][1], 1) == b'x'
+threads = [threading.Thread(target=receive, args=(b, 1)) for a, b in ends]
+for thread in threads:
+    thread.start()
+idle('a thread for each')
+for a, b in ends:
+    a.sendall(b'x')
+for thread in threads:
+    thread.join()
+"#,
+        80,
+    );
+}
