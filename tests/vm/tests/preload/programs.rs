@@ -4,6 +4,11 @@ use std::fs;
 
 use anyhow::{Result, ensure};
 
+mod database;
+mod login;
+mod runtimes;
+mod web;
+
 use crate::stage::{PYTHON, Play, changed, ensure_changed};
 
 pub struct Program {
@@ -22,7 +27,21 @@ pub const PROGRAMS: &[Program] = &[
         needs: &["memcached", "memcslap", "memccp", "memccat", "python3"],
         play: memcached,
     },
+    Program { name: "netpipe", needs: &["NPtcp"], play: netpipe },
+    Program { name: "nginx", needs: &["nginx", "curl", "wrk"], play: web::nginx },
+    Program { name: "caddy", needs: &["caddy", "curl"], play: web::caddy },
+    Program { name: "postgresql", needs: &[database::POSTGRES, "pgbench"], play: database::postgresql },
+    Program { name: "asyncio", needs: &[PYTHON], play: runtimes::asyncio },
+    Program { name: "node", needs: &["node"], play: runtimes::node },
+    Program { name: "java", needs: &["java", "javac"], play: runtimes::java },
+    Program { name: "ssh", needs: &["sshd", "ssh", "ssh-keygen", "rsync"], play: login::ssh },
+    Program { name: "rsync", needs: &["rsync"], play: login::rsync },
 ];
+
+/// Bytes among which none is where it would be after a byte was lost.
+fn bytes(len: u32) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
 
 /// Text in which no part is like another one.
 fn text(len: u32) -> String {
@@ -88,11 +107,25 @@ fn memcached(play: &mut Play<'_, '_>) -> Result<()> {
     let value = text(900_000);
     fs::write(play.files().join("value"), &value)?;
     play.client(&format!("memccp -s {host}:{port} value"))?;
-    play.client(&format!("memccat -s {host}:{port} --file=back value"))?;
-    let back = fs::read_to_string(play.files().join("back"))?;
+    play.client(&format!("memccat -s {host}:{port} --file=got value"))?;
+    let back = fs::read_to_string(play.files().join("got"))?;
     ensure!(back.trim_end() == value, "{} bytes come back", back.len());
     fs::write(play.files().join("values.py"), PYMEMCACHE)?;
     play.client(&format!("{PYTHON} values.py {host} {port}"))?;
     play.end()?;
     ensure_changed(&play.of_clients()?, "python3", 1)
+}
+
+/// Messages of 1 byte to 100 kB go back and forth, and each is compared with what was sent.
+fn netpipe(play: &mut Play<'_, '_>) -> Result<()> {
+    let (host, port) = (play.host(), play.port());
+    let options = format!("-i -n 10 -u 100000 -P {port}");
+    play.serve(port, &format!("NPtcp -o /dev/null {options}"))?;
+    let out = play.client(&format!("NPtcp -h {host} -o /dev/null {options}"))?.stderr;
+    // It ends with an error at the first message that is not what was sent. One line for each size.
+    let sizes = out.matches("Integrity check passed").count();
+    ensure!(sizes >= 25, "{sizes} sizes: {out}");
+    play.end()?;
+    ensure_changed(&play.of_clients()?, "NPtcp", 1)?;
+    ensure_changed(&play.of_server()?, "NPtcp", 1)
 }

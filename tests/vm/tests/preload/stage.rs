@@ -49,6 +49,8 @@ impl<'b> Stage<'b> {
         clients.wait_ready()?;
         servers.wait_ready()?;
         let daemons = [ginnel.start_guest(&clients)?, ginnel.start_guest(&servers)?];
+        // Not root alone: PostgreSQL refuses to run as root.
+        servers.run("chmod 666 /run/ginnel/ginnel.sock")?.ok()?;
         Ok(Self { clients, servers, files, runs: 0, ports: 7100, _daemons: daemons, _ginnel: ginnel })
     }
 
@@ -126,6 +128,17 @@ impl Play<'_, '_> {
         Ok(&self.server.as_ref().context("there is no server")?.0)
     }
 
+    /// What the server has said.
+    pub fn said(&self) -> Result<String> {
+        let (out, err) = self.job()?.said();
+        Ok(out + &err)
+    }
+
+    /// Gets something ready in the server's VM.
+    pub fn on_server(&self, command: &str) -> Result<()> {
+        self.stage.servers.run_within(PATIENCE, command)?.ok().map(drop)
+    }
+
     /// Runs a client to its end.
     pub fn client(&mut self, command: &str) -> Result<Output> {
         let (n, line) = self.run(command)?;
@@ -148,15 +161,14 @@ impl Play<'_, '_> {
         loop {
             let out = self.client(command)?;
             let own = self.report(&self.stage.clients, self.stage.runs)?;
-            let servers = changed(&self.of_server()?, server).len();
-            if changed(&own, name).len() >= least && servers >= before + least {
+            let servers = self.of_server()?;
+            let (n, m) = (changed(&own, name).len(), changed(&servers, server).len() - before);
+            if n >= least && m >= least {
                 return Ok(out);
             }
             ensure!(
                 Instant::now() < end,
-                "{} of {name} and {} of {server} have changed over: {own:#?}",
-                changed(&own, name).len(),
-                servers - before
+                "{n} of {name} and {m} of {server} have changed over: {own:#?} {servers:#?}"
             );
         }
     }

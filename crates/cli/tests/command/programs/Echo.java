@@ -1,4 +1,5 @@
-// A server with one selector, and clients with a thread for each connection, over channels and over streams.
+// A server with one selector, and clients with a thread for each connection, over channels and over streams. Its arguments are
+// "serve" or "talk", and the server's address and port.
 
 import java.io.DataInputStream;
 import java.net.InetSocketAddress;
@@ -19,14 +20,14 @@ class Echo {
     static final int CLIENTS = 8;
 
     public static void main(String[] arguments) throws Exception {
-        int port = Integer.parseInt(arguments[1]);
-        if (arguments[0].equals("serve")) serve(port); else talk(port);
+        InetSocketAddress at = new InetSocketAddress(arguments[1], Integer.parseInt(arguments[2]));
+        if (arguments[0].equals("serve")) serve(at); else talk(at);
     }
 
-    static void serve(int port) throws Exception {
+    static void serve(InetSocketAddress at) throws Exception {
         Selector selector = Selector.open();
         ServerSocketChannel listener = ServerSocketChannel.open();
-        listener.bind(new InetSocketAddress("127.0.0.1", port));
+        listener.bind(at);
         listener.configureBlocking(false);
         listener.register(selector, SelectionKey.OP_ACCEPT);
         while (true) {
@@ -63,14 +64,14 @@ class Echo {
         byte[] send(byte[] bytes) throws Exception;
     }
 
-    static void talk(int port) throws Exception {
+    static void talk(InetSocketAddress at) throws Exception {
         List<Thread> threads = new ArrayList<>();
         List<Throwable> failures = new ArrayList<>();
         for (int i = 0; i < CLIENTS; i++) {
             int number = i;
             Thread thread = new Thread(() -> {
                 try {
-                    if (number % 2 == 0) channel(port, number); else stream(port, number);
+                    if (number % 2 == 0) channel(at, number); else stream(at, number);
                 } catch (Throwable failure) {
                     synchronized (failures) { failures.add(failure); }
                 }
@@ -83,8 +84,8 @@ class Echo {
         System.exit(failures.isEmpty() ? 0 : 1);
     }
 
-    static void channel(int port, int seed) throws Exception {
-        try (SocketChannel channel = SocketChannel.open(new InetSocketAddress("127.0.0.1", port))) {
+    static void channel(InetSocketAddress at, int seed) throws Exception {
+        try (SocketChannel channel = SocketChannel.open(at)) {
             turns(seed, bytes -> {
                 ByteBuffer out = ByteBuffer.wrap(bytes), in = ByteBuffer.allocate(bytes.length);
                 while (out.hasRemaining()) channel.write(out);
@@ -98,8 +99,8 @@ class Echo {
         }
     }
 
-    static void stream(int port, int seed) throws Exception {
-        try (Socket socket = new Socket("127.0.0.1", port)) {
+    static void stream(InetSocketAddress at, int seed) throws Exception {
+        try (Socket socket = new Socket(at.getAddress(), at.getPort())) {
             socket.setTcpNoDelay(true);
             socket.setSoTimeout(60_000);
             DataInputStream input = new DataInputStream(socket.getInputStream());

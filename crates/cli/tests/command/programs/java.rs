@@ -15,8 +15,8 @@ fn java() {
         let port = free_port();
         let at = port.to_string();
         let java = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", ECHO];
-        stage.serve(port, &[&java[..], &["serve", &at]].concat());
-        stage.client(&[&java[..], &["talk", &at]].concat());
+        stage.serve(port, &[&java[..], &["serve", "127.0.0.1", &at]].concat());
+        stage.client(&[&java[..], &["talk", "127.0.0.1", &at]].concat());
         let connections = stage.end();
         // Both ends of eight.
         assert_eq!(changed(&connections, "java").len(), 16, "{mode}: {connections:#?}");
