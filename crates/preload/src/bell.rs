@@ -10,7 +10,7 @@
 #![allow(unsafe_code)] // Calls of the kernel with descriptors of this library.
 
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use ginnel::{SocketReceiver, SocketWaker};
 use ginnel_layout::board;
@@ -21,7 +21,7 @@ use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result, check};
 use crate::hidden;
 use crate::kernel;
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::real;
 use crate::socket::Socket;
 
@@ -110,14 +110,15 @@ fn event_of(socket: &Socket) -> Option<c_int> {
 
 /// Where a thread sleeps that waits for one call.
 struct Place {
-    is_taken: AtomicBool,
+    /// The thread that has it; 0: none.
+    owner: AtomicI32,
     /// An epoll instance of this library; -1: none yet.
     epoll: AtomicI32,
     events: Lock<Events>,
 }
 
 static PLACES: [Place; MOST] = [const {
-    Place { is_taken: AtomicBool::new(false), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
+    Place { owner: AtomicI32::new(0), epoll: AtomicI32::new(-1), events: Lock::new(Events::new()) }
 }; MOST];
 
 /// A thread's place at a doorbell, until it is dropped.
@@ -127,9 +128,15 @@ impl Bed {
     /// `None` if all are taken.
     pub fn take() -> Option<Self> {
         let _errno = Kept::new();
-        let place = PLACES.iter().find(|place| {
-            // ORDER preload.bed: what the one before has added. Pairs with: `Bed::drop`.
-            place.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let me = lock::tid();
+        // A place that is this thread's already is that of a call which a handler has interrupted, for a while or for good. (The interrupted
+        // call looks again before it sleeps on.)
+        let own = PLACES.iter().find(|place| place.owner.load(Ordering::Relaxed) == me);
+        let place = own.or_else(|| {
+            PLACES.iter().find(|place| {
+                // ORDER preload.bed: what the one before has added. Pairs with: `Bed::drop`.
+                place.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            })
         })?;
         let bed = Self(place);
         if bed.0.epoll.load(Ordering::Relaxed) < 0 {
@@ -183,7 +190,7 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         // ORDER preload.bed: see `Bed::take`.
-        self.0.is_taken.store(false, Ordering::Release);
+        self.0.owner.store(0, Ordering::Release);
     }
 }
 
@@ -225,7 +232,7 @@ pub fn in_child() {
             unsafe { real::close(epoll) };
         }
         *place.events.lock() = Events::new();
-        place.is_taken.store(false, Ordering::Relaxed);
+        place.owner.store(0, Ordering::Relaxed);
     }
     WATCHING.store(0, Ordering::Relaxed);
 }

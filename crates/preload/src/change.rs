@@ -21,6 +21,7 @@ use libc::c_int;
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Direction};
 use crate::kernel;
+use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 
 /// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
@@ -29,6 +30,8 @@ const MISMATCHES: u32 = 3;
 /// Brings a socket with rings further, if it can be. Called at the beginning of each call.
 #[cold]
 pub fn attend(socket: &'static Socket, fd: c_int) {
+    // Whoever is about to change over keeps others out of the kernel: nobody may leave in the middle of that.
+    let _blocked = Blocked::new();
     let (role, begun) = {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)

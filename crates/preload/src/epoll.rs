@@ -691,6 +691,11 @@ fn register(epoll: c_int, fd: c_int) {
     }
 }
 
+/// Makes [`cookie`]. Runs when the library is loaded.
+pub fn load() {
+    cookie();
+}
+
 /// The bits that tell our registrations from the program's: a number that no program uses.
 fn cookie() -> u64 {
     static COOKIE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();

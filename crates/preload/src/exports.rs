@@ -21,6 +21,8 @@ mod system_calls;
 /// Runs when the library is loaded.
 pub fn load() {
     process::owns_tables();
+    crate::wait::load();
+    crate::epoll::load();
     ginnel::keep_descriptors(crate::hidden::hide);
     crate::family::load();
     crate::exec::load();

@@ -23,6 +23,7 @@ use crate::family;
 use crate::grow;
 use crate::kernel;
 use crate::settings::{self, Mode};
+use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
 use crate::table::SOCKETS;
 
@@ -123,6 +124,7 @@ static NO_DAEMON: AtomicBool = AtomicBool::new(false);
 
 /// Works on what is there, if nobody else does. Never waits.
 fn with<R>(work: impl FnOnce(&mut Meet) -> R) -> Option<R> {
+    let _blocked = Blocked::new();
     let mut meet = match MEET.try_lock() {
         Ok(meet) => meet,
         Err(TryLockError::Poisoned(meet)) => meet.into_inner(),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use libc::{c_int, c_short, pollfd};
+use smallvec::SmallVec;
 
 use crate::bell::{Bed, Wake};
 use crate::confined::is_confined;
@@ -18,6 +19,10 @@ use crate::{family, returning, wait};
 
 /// How often somebody looks who cannot be woken.
 const STEP: Duration = Duration::from_millis(1);
+
+/// Descriptors of a call. An allocator is not asked for a few: a handler may jump out of `poll`, but not out of an allocator.
+pub type List = SmallVec<[pollfd; FEW]>;
+const FEW: usize = 32;
 
 /// Events of a socket that is not the kernel's alone, out of those of `poll`.
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
@@ -138,7 +143,7 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
     // What the kernel is asked, and last, while this thread sleeps, its place at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
-    let mut asked: Vec<pollfd> = fds.iter().copied().chain([nothing]).collect();
+    let mut asked: List = fds.iter().copied().chain([nothing]).collect();
     let mut may_look = wait::may_look();
     loop {
         for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
@@ -160,7 +165,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             }
             left = limit.left();
         }
-        let mut sleepers = Vec::new();
+        let mut sleepers = SmallVec::<[_; FEW]>::new();
         let bed = if is_confined() { None } else { Bed::take() };
         for poll in fds.iter() {
             if let Some(socket) = joined(poll.fd) {

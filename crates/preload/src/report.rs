@@ -14,6 +14,7 @@ use ginnel_report::{Event, Record};
 use crate::direction::Direction;
 use crate::errno::Kept;
 use crate::real;
+use crate::signals::Blocked;
 use crate::socket::Socket;
 use crate::{kernel, meet, table};
 
@@ -97,6 +98,7 @@ fn tell(socket: &Socket, event: Event) {
     if FILE.get().is_none() || crate::confined::is_confined() {
         return;
     }
+    let _blocked = Blocked::new();
     let facts = {
         let mut facts = socket.facts.lock();
         if facts.addresses.is_none() {

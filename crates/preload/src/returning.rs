@@ -39,6 +39,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result};
 use crate::family;
 use crate::rings::Rings;
+use crate::signals::Blocked;
 use crate::socket::{Socket, now};
 use crate::{change, grow, kernel, lock, report, send};
 
@@ -96,7 +97,7 @@ pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
 
 #[cold]
 fn leave(socket: &'static Socket, fd: c_int) -> bool {
-    let _errno = Kept::new();
+    let (_errno, _blocked) = (Kept::new(), Blocked::new());
     let role = socket.facts.lock().role;
     let direction = &socket.sending;
     let mut rings = direction.lock();
@@ -226,6 +227,14 @@ fn is_as_the_kernel_says(socket: &'static Socket, fd: c_int) -> bool {
     matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received.wrapping_sub(taken) <= 1)
 }
 
+/// Whether this process has taken as much as the kernel carries until it carries again, as the kernel says.
+#[cold]
+fn has_taken(socket: &'static Socket, fd: c_int) -> bool {
+    let role = socket.facts.lock().role;
+    let resume = socket.resume.load(Ordering::Relaxed);
+    matches!(Counts::of(kernel::borrow(fd), role), Ok(Some(counts)) if counts.received == resume)
+}
+
 /// Whether another thread sleeps in a call that takes a byte. (One that has left such a call without returning from it, as `longjmp`
 /// does, or has been cancelled in it, does not.)
 fn is_taken(socket: &Socket) -> bool {
@@ -249,6 +258,11 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             false => 0,
         };
         direction.count_wakes(n as u64);
+        if n == 0 && left > 0 && has_taken(socket, fd) {
+            // A handler has left a call that had taken them and not counted them yet.
+            direction.count_wakes(left);
+            break;
+        }
         if n == 0 {
             return false;
         }

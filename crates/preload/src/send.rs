@@ -207,6 +207,10 @@ fn write(
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
     let written = sender.ring.write(bytes, || bell::wake(socket, fd, &sender.waker));
     if written == Err(SendError::Full) {
+        // By a call that a handler has left.
+        if sender.ring.take_owed() {
+            bell::wake(socket, fd, &sender.waker);
+        }
         grow::note_full(socket, fd, sender);
         returning::note_full(socket);
     }

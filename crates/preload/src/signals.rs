@@ -3,6 +3,10 @@
 //! The kernel restarts a `recv` or `send` without a timeout after a handler with SA_RESTART, and ends one after any other handler. It
 //! never restarts `poll`, in which this library waits for such calls now and then; so what that call would have done is decided here. A
 //! program with some handlers of either kind has to expect EINTR, so it is told.
+//!
+//! A handler may leave the call that it interrupts without returning to it (`longjmp`): what that call had locked stays locked. The locks of
+//! directions know that ([`crate::lock`]). What takes another lock, or allocates, runs with [`Blocked`] signals, and what is made once is
+//! made when the library is loaded.
 #![allow(unsafe_code)] // Asks the kernel what handlers there are.
 
 use crate::errno::{Errno, Kept, Result};
@@ -28,6 +32,31 @@ fn ends_calls(signal: libc::c_int) -> bool {
     };
     let has_handler = now.sa_sigaction != libc::SIG_DFL && now.sa_sigaction != libc::SIG_IGN;
     result == 0 && !FAULTS.contains(&signal) && has_handler && now.sa_flags & libc::SA_RESTART == 0
+}
+
+/// No handler runs in this thread until it is dropped.
+pub struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    pub fn new() -> Self {
+        // SAFETY: room for two sets; zeros are valid ones. A fault of this thread's own would kill it, as it should.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            for fault in FAULTS {
+                libc::sigdelset(&raw mut all, fault);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: what was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
 }
 
 /// Sleeps for some milliseconds, in a call of the kernel that a handler ends.

@@ -278,6 +278,11 @@ pub fn note_peer_elsewhere(round_trip: Duration) {
 /// Times that a TCP segment to the peer and its acknowledgement take, in which a sleeper there is awake and has answered.
 const TRIPS: u64 = 2;
 
+/// Counts the CPUs: a handler may jump out of a call that does so at its first need. Runs when the library is loaded.
+pub fn load() {
+    cpus();
+}
+
 fn cpus() -> u32 {
     static CPUS: OnceLock<u32> = OnceLock::new();
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))

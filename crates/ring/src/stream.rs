@@ -150,8 +150,11 @@ impl<M: Memory> Producer<M> {
             match self.claim(piece) {
                 Ok(room) => {
                     let n = room.slice().write(0, &from[sent..]);
-                    if room.publish(n) {
+                    room.advance(n);
+                    // A signal handler may leave this call for good at any instruction: then the next one rings.
+                    if let Some(token) = self.bell.asked(&self.memory) {
                         ring();
+                        self.bell.answered(token);
                     }
                     sent += n;
                 }
@@ -237,7 +240,7 @@ pub struct Room<'p, M: Memory> {
     len: usize,
 }
 
-impl<M: Memory> Room<'_, M> {
+impl<'p, M: Memory> Room<'p, M> {
     /// The bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
@@ -254,11 +257,17 @@ impl<M: Memory> Room<'_, M> {
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
+        let producer = self.advance(len);
+        producer.bell.needed(&producer.memory)
+    }
+
+    #[inline]
+    fn advance(self, len: usize) -> &'p mut Producer<M> {
         let producer = self.producer;
         producer.tail += len.min(self.len) as u64;
         // ORDER stream.publish: the bytes before the counter. Pairs with: `Consumer::poll`.
         producer.memory.store_release_u64(TAIL, producer.tail);
-        producer.bell.needed(&producer.memory)
+        producer
     }
 }
 

@@ -295,14 +295,24 @@ impl Bell {
 
     /// After something was published: whether the doorbell must be rung for it.
     pub fn needed<M: Memory>(&mut self, memory: &M) -> bool {
+        let token = self.asked(memory);
+        if let Some(token) = token {
+            self.answered(token);
+        }
+        token.is_some()
+    }
+
+    /// The same for a waker that may be stopped before it has rung: asked again, it is told so again until it says that it has.
+    pub fn asked<M: Memory>(&self, memory: &M) -> Option<u32> {
         // ORDER wait.fence: what was published before the coming look at the token. Pairs with: `Armed::arm`.
         memory.full_fence();
         let token = memory.load_relaxed_u32(self.at);
-        if token == 0 || token == self.rung {
-            return false;
-        }
+        (token != 0 && token != self.rung).then_some(token)
+    }
+
+    /// The doorbell was rung for this token.
+    pub fn answered(&mut self, token: u32) {
         self.rung = token;
-        true
     }
 }
 

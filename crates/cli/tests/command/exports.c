@@ -2,12 +2,15 @@
 #define _GNU_SOURCE
 #include <aio.h>
 #include <assert.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -21,6 +24,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -276,6 +280,207 @@ static void asynchronous(void)
 	CHECK(!aio_suspend(wait, 1, NULL) && aio_return(&control) == 3);
 }
 
+/* A stream of the C library over a connection that has changed over; its close is one too, and the number is free then. */
+static void streams(void)
+{
+	char line[100], path[] = "streamXXXXXX";
+	connection();
+	FILE *in = fdopen(dup(b), "r"), *out = fdopen(a, "w");
+	CHECK(in && out && fileno(out) == a);
+	for (int turn = 0; turn < 200; turn++) {
+		CHECK(fprintf(out, "line %d\n", turn) > 0 && !fflush(out));
+		CHECK(fgets(line, sizeof line, in) && atoi(line + 5) == turn);
+	}
+	CHECK(!fclose(out));
+	/* What has the number now is no connection. */
+	int file = mkstemp(path);
+	CHECK(file == a && write(file, "in the file", 11) == 11);
+	CHECK(pread(file, line, sizeof line, 0) == 11 && !memcmp(line, "in the file", 11));
+	CHECK(!fgets(line, sizeof line, in) && feof(in));
+	CHECK(!fclose(in) && !close(file));
+	/* The same with a connection that the C library has closed by itself. */
+	connection();
+	CHECK(send(a, "x", 1, 0) == 1);
+	comes("x");
+	FILE *other = fdopen(dup(0), "r");
+	CHECK(other && !fclose(other));
+	CHECK(send(a, "y", 1, 0) == 1);
+	comes("y");
+}
+
+static sigjmp_buf back;
+static volatile sig_atomic_t may_jump;
+
+static void jump(int signal)
+{
+	(void)signal;
+	if (may_jump)
+		siglongjmp(back, 1);
+}
+
+static void *drain(void *end)
+{
+	/* Up to this mark. */
+	static char bytes[1 << 16];
+	size_t marks = 0;
+	while (marks < 64) {
+		ssize_t n = recv(b, bytes, sizeof bytes, 0);
+		CHECK(n > 0);
+		for (ssize_t i = 0; i < n; i++)
+			marks = bytes[i] == '!' ? marks + 1 : 0;
+	}
+	return end;
+}
+
+/* A handler jumps out of calls that send, and that wait, wherever they are. */
+static void jumps(void)
+{
+	static char block[8000];
+	pthread_t reader;
+	struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
+	memset(block, '.', sizeof block);
+	connection();
+	signal(SIGALRM, jump);
+	sigset_t alarm;
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+	CHECK(!pthread_create(&reader, NULL, drain, NULL));
+	pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+	CHECK(!setitimer(ITIMER_REAL, &often, NULL));
+	for (volatile int turn = 0; turn < 400; turn++) {
+		if (sigsetjmp(back, 1) == 0) {
+			may_jump = 1;
+			for (;;) {
+				CHECK(send(a, block, sizeof block, 0) > 0);
+				struct pollfd poll_one = {.fd = a, .events = turn % 2 ? POLLIN : POLLOUT};
+				poll(&poll_one, 1, turn % 4 == 1 ? 2 : 0);
+			}
+		}
+		may_jump = 0;
+	}
+	CHECK(!setitimer(ITIMER_REAL, &never, NULL));
+	memset(block, '!', 64);
+	CHECK(send(a, block, 64, 0) == 64);
+	CHECK(!pthread_join(reader, NULL));
+	for (int turn = 0; turn < 1000; turn++) {
+		CHECK(send(a, "after", 5, 0) == 5);
+		comes("after");
+	}
+}
+
+static void *sends(void *unused)
+{
+	static const char block[5000];
+	for (;;)
+		send(a, block, sizeof block, MSG_NOSIGNAL);
+	return unused;
+}
+
+static void *receives(void *unused)
+{
+	static char block[5000];
+	for (;;)
+		recv(b, block, sizeof block, 0);
+	return unused;
+}
+
+/* The program ends while threads are in calls. */
+static void exits(void)
+{
+	connection();
+	for (int i = 0; i < 3; i++) {
+		pthread_t thread;
+		CHECK(!pthread_create(&thread, NULL, sends, NULL) && !pthread_create(&thread, NULL, receives, NULL));
+	}
+	usleep(20000);
+	exit(0);
+}
+
+/* This program's own allocator asks the dynamic linker for the C library's, and counts. */
+static __thread int allocations;
+static void *(*next_malloc)(size_t);
+static char early[1 << 16];
+static size_t early_used;
+
+void *malloc(size_t size)
+{
+	static int asking;
+	allocations++;
+	if (!next_malloc) {
+		if (asking) {
+			/* dlsym allocates. */
+			void *piece = early + early_used;
+			early_used += (size + 15) / 16 * 16;
+			return early_used <= sizeof early ? piece : NULL;
+		}
+		asking = 1;
+		*(void **)&next_malloc = dlsym(RTLD_NEXT, "malloc");
+		asking = 0;
+		/* Calls of the library before it is ready, maybe. */
+		if (write(-1, "", 0) != -1)
+			abort();
+	}
+	return next_malloc(size);
+}
+
+void free(void *piece)
+{
+	static void (*next_free)(void *);
+	if ((char *)piece >= early && (char *)piece < early + sizeof early)
+		return;
+	if (!next_free)
+		*(void **)&next_free = dlsym(RTLD_NEXT, "free");
+	next_free(piece);
+}
+
+static void allocates(void)
+{
+	char bytes[100] = "", got[100];
+	connection();
+	for (int turn = 0; turn < 2000; turn++) {
+		if (turn == 1000)
+			allocations = 0;
+		CHECK(send(a, bytes, 1 + turn % 100, 0) == 1 + turn % 100);
+		CHECK(recv(b, got, 1 + turn % 100, MSG_WAITALL) == 1 + turn % 100);
+		CHECK(recv(b, got, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	}
+	if (allocations) {
+		fprintf(stderr, "%d allocations in 1,000 round trips\n", allocations);
+		exit(1);
+	}
+}
+
+static volatile sig_atomic_t faults;
+static char *missing;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)context;
+	CHECK(info->si_addr == missing);
+	faults++;
+	mmap(missing, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
+/* The program's own handler for memory that is gone, which it sets when the library has one already, is called for the program's. */
+static void faulting(void)
+{
+	char path[] = "faultXXXXXX";
+	connection();
+	int file = mkstemp(path);
+	CHECK(file >= 0);
+	missing = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+	CHECK(missing != MAP_FAILED && !sigaction(SIGBUS, &action, NULL));
+	for (int turn = 0; turn < 100; turn++) {
+		CHECK(send(a, "before", 6, 0) == 6);
+		comes("before");
+		if (turn == 50)
+			*(volatile char *)missing = 1;
+	}
+	CHECK(faults == 1);
+}
+
 int main(int count, char **arguments)
 {
 	struct {
@@ -284,7 +489,9 @@ int main(int count, char **arguments)
 	} traps[] = {{"formatted", formatted},       {"lists", lists},
 	             {"aliases", aliases},           {"system_calls", system_calls},
 	             {"asynchronous", asynchronous}, {"confined", confined},
-	             {"spawned", spawned}};
+	             {"spawned", spawned},           {"streams", streams},
+	             {"jumps", jumps},               {"exits", exits},
+	             {"allocates", allocates},       {"faulting", faulting}};
 	for (size_t i = 0; count == 2 && i < sizeof traps / sizeof *traps; i++)
 		if (!strcmp(arguments[1], traps[i].name)) {
 			traps[i].run();

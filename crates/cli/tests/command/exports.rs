@@ -18,7 +18,14 @@ fn run(part: &str, ways: &[&[&str]]) {
     for way in ways {
         let stage = Stage::new("eager").settling();
         let program = stage.world.files().join("exports");
-        let compiled = Command::new("cc").args(*way).arg("-o").arg(&program).arg(&source).status().unwrap();
+        let compiled = Command::new("cc")
+            .args(*way)
+            .arg("-pthread")
+            .arg("-o")
+            .arg(&program)
+            .arg(&source)
+            .status()
+            .unwrap();
         assert!(compiled.success());
         stage.client(&[program.to_str().unwrap(), part]);
         let connections = stage.end();
@@ -59,4 +66,29 @@ fn trap_20_a_program_that_confines_itself_is_not_killed() {
 #[test]
 fn trap_4_a_file_action_of_posix_spawn_does_not_pass_a_connection_on() {
     run("spawned", &[PLAIN]);
+}
+
+#[test]
+fn traps_6_and_7_streams_of_the_c_library_read_write_and_close_connections() {
+    run("streams", &[PLAIN, FORTIFIED]);
+}
+
+#[test]
+fn trap_16_a_handler_may_jump_out_of_any_call() {
+    run("jumps", &[PLAIN]);
+}
+
+#[test]
+fn trap_18_the_data_path_does_not_allocate_and_an_allocator_may_be_the_programs() {
+    run("allocates", &[PLAIN]);
+}
+
+#[test]
+fn trap_19_a_program_may_exit_while_other_threads_send() {
+    run("exits", &[PLAIN; 5]);
+}
+
+#[test]
+fn a_program_may_handle_its_own_faults() {
+    run("faulting", &[PLAIN]);
 }

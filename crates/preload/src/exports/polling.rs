@@ -173,7 +173,7 @@ unsafe fn selected(
     read: *mut fd_set,
     write: *mut fd_set,
     except: *mut fd_set,
-) -> Option<Vec<pollfd>> {
+) -> Option<polling::List> {
     if !settings::is_on() || count <= 0 {
         return None;
     }
@@ -181,7 +181,7 @@ unsafe fn selected(
         // SAFETY: null, or the program's, with room for all numbers below `count`.
         !set.is_null() && unsafe { word(set, fd).read() } >> (fd % 64) & 1 != 0
     };
-    let list: Vec<pollfd> = (0..count)
+    let list: polling::List = (0..count)
         .filter_map(|fd| {
             let mut events = 0;
             for (set, event) in [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)] {

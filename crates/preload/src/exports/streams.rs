@@ -16,6 +16,9 @@ struct Functions {
     close: extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
+/// Where a stream of glibc has its descriptor, which `fileno` returns (`_fileno` of `struct _IO_FILE`, `bits/types/struct_FILE.h`; 64 bits).
+const FILENO: usize = 112;
+
 unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
 }
@@ -32,7 +35,12 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
                 close: stream_close,
             };
             // SAFETY: functions of this library; the cookie is the number.
-            return unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+            let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+            if !stream.is_null() {
+                // SAFETY: a stream's structure has an int there.
+                unsafe { stream.cast::<u8>().add(FILENO).cast::<c_int>().write(fd) };
+            }
+            return stream;
         }
     }
     // SAFETY: the program keeps the rules.
