@@ -2,7 +2,9 @@
 #![allow(unsafe_code)] // Calls with descriptors of the program.
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use ginnel_tcp::Connecting;
 use libc::c_int;
 
 use crate::confined::is_confined;
@@ -79,6 +81,33 @@ pub fn look_for_end(socket: &'static Socket, fd: c_int) {
         socket.set_end(End::Reset);
     } else if ready & libc::POLLRDHUP != 0 {
         socket.set_end(End::Fin);
+    }
+}
+
+/// Milliseconds in which the end of a dead peer's connection arrives, even if TCP has to send it a second time.
+const LATE: c_int = 300;
+
+/// The same for a connection whose peer is dead. Its end may be under way, so it is waited for. When one has not come, the next ones
+/// of this process are not waited for: a VM that is gone has left all of its connections at once.
+pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
+    /// In milliseconds of CLOCK_MONOTONIC.
+    static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
+    let _errno = Kept::new();
+    let now = || Connecting::now().as_millis() as u64;
+    let begun = now();
+    let end = if begun < IN_VAIN_UNTIL.load(Ordering::Relaxed) { begun } else { begun + LATE as u64 };
+    loop {
+        let left = end.saturating_sub(now()) as c_int;
+        let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one pollfd.
+        let ready = unsafe { real::poll(&raw mut poll, 1, left) };
+        if ready >= 0 || left == 0 {
+            break;
+        }
+    }
+    look_for_end(socket, fd);
+    if socket.end() == End::None {
+        IN_VAIN_UNTIL.store(now() + LATE as u64, Ordering::Relaxed);
     }
 }
 

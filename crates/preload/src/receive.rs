@@ -329,7 +329,7 @@ fn from_ring(
                 if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
             Err(RecvError::Finished) if is_broken(socket) => return Err(Errno(libc::ECONNRESET)),
             Err(RecvError::Finished) => return Ok(Some(0)),
-            Err(RecvError::PeerDead) => return how_ended(socket).unwrap_or(Ok(0)).map(Some),
+            Err(RecvError::PeerDead) => return how_died(socket, fd).map(Some),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
         }
     }
@@ -356,6 +356,19 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             Some(if lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }
+}
+
+/// The daemon says that the peer's process is dead. If it has ended, however, its kernel says so too, now or soon. If that says nothing,
+/// its VM is gone, and the connection is broken: what came may be any part of what was to come.
+#[cold]
+fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
+    if socket.end() == End::None {
+        kernel::wait_for_end(socket, fd);
+    }
+    how_ended(socket).unwrap_or_else(|| match socket.said.reset.swap(true, Ordering::Relaxed) {
+        false => Err(Errno(libc::ECONNRESET)),
+        true => Ok(0),
+    })
 }
 
 /// True if the connection has ended.

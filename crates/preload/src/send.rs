@@ -14,7 +14,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
 use crate::rings::Rings;
-use crate::socket::Socket;
+use crate::socket::{End, Socket};
 use crate::wait::{self, Deadline};
 use crate::{change, grow, meet, returning};
 
@@ -162,7 +162,7 @@ fn into_ring<'a>(
                     rest = &[];
                 }
                 Err(_) if sent > 0 => return Ok(sent),
-                Err(error) => return Err(broken(socket, error, flags)),
+                Err(error) => return Err(broken(socket, fd, error, flags)),
             }
         }
     }
@@ -293,8 +293,13 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
 
 /// What the kernel would say to a program that sends over a broken connection.
 #[cold]
-fn broken(socket: &Socket, error: SendError, flags: c_int) -> Errno {
+fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) -> Errno {
+    if error == SendError::PeerDead && socket.end() == End::None {
+        kernel::look_for_end(socket, fd);
+    }
     let is_reset = match error {
+        // Its VM is gone: no kernel has said that it ends.
+        SendError::PeerDead if socket.end() == End::None => !socket.said.reset.swap(true, Ordering::Relaxed),
         SendError::Closed | SendError::AfterFinish | SendError::PeerDead => false,
         // Said once, by the call that comes first.
         _ => !socket.said.reset.swap(true, Ordering::Relaxed),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use vmtest::installation::{Plan, program};
+use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Bed, Job, Vm};
 
 const PROMPT: Duration = Duration::from_secs(60);
@@ -24,7 +24,11 @@ fn serve(vm: &Vm, port: u16, report: &str) -> Result<Job> {
 
 /// A connection that has changed over both ways. Its file in the VM where it begins has its name.
 fn drive(from: &Vm, to: &Vm, port: u16, name: &str) -> Result<Job> {
-    let job = start(from, &format!("drive {}:{port} /tmp/stop-{name}", to.address()?), name)?;
+    drive_as("drive", from, to, port, name)
+}
+
+fn drive_as(role: &str, from: &Vm, to: &Vm, port: u16, name: &str) -> Result<Job> {
+    let job = start(from, &format!("{role} {}:{port} /tmp/stop-{name}", to.address()?), name)?;
     job.wait_for_line("driving", PROMPT)?;
     let look = format!("grep -c 'sent_after_us.*received_after_us' /tmp/{name}");
     let end = Instant::now() + PROMPT;
@@ -45,17 +49,23 @@ fn finish(vm: &Vm, job: &Job, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Both VMs.
+fn boot(ginnel: &Installation<'_>) -> Result<(Vm, Vm)> {
+    let start = |name| {
+        let vm = ginnel.vm(name)?.network().memory_mib(512);
+        vm.program(program("stream")?).library(program("libginnel_preload.so")?).start()
+    };
+    let (a, b) = (start("a")?, start("b")?);
+    a.wait_ready()?;
+    b.wait_ready()?;
+    Ok((a, b))
+}
+
 #[test]
 fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
     let bed = Bed::new("preload-kills")?;
     let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
-    let boot = |name| {
-        let vm = ginnel.vm(name)?.network().memory_mib(512);
-        vm.program(program("stream")?).library(program("libginnel_preload.so")?).start()
-    };
-    let (a, b) = (boot("a")?, boot("b")?);
-    a.wait_ready()?;
-    b.wait_ready()?;
+    let (a, b) = boot(&ginnel)?;
     let (mut daemon, _daemon_b) = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
 
     // The program that connects.
@@ -91,5 +101,31 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
     finish(&a, &client, "daemons")?;
     finish(&a, &after, "after")?;
     ensure!(!server.said().0.contains("FAILED"), "{:?}", server.said());
+    Ok(())
+}
+
+/// The other VM's kernel says nothing then, so what has come is not taken for all that there was.
+#[test]
+fn a_vm_that_is_killed_resets_its_connections() -> Result<()> {
+    let bed = Bed::new("preload-vm-kill")?;
+    let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
+    let (a, b) = boot(&ginnel)?;
+    let _daemons = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
+
+    // In the VM that goes on, one end has accepted, and the others have connected. Some never wait for long.
+    let server = serve(&b, 7210, "server-b")?;
+    let _server = serve(&a, 7211, "server-a")?;
+    let _client = drive(&a, &b, 7210, "accepted")?;
+    let restless = drive_as("restless", &b, &a, 7211, "restless")?;
+    let polls = drive_as("poll", &b, &a, 7211, "polls")?;
+    // This one may be in a call that has no end. It waits at its process's doorbell, which the daemon rings.
+    let sleeper = drive(&b, &a, 7211, "sleeper")?;
+    a.kill_qemu()?;
+    for (name, job) in
+        [("restless", &restless), ("polls", &polls), ("sleeper", &sleeper), ("server", &server)]
+    {
+        let line = job.wait_for_line("ended after", PROMPT)?;
+        ensure!(line.contains("ConnectionReset"), "{name}: {line}");
+    }
     Ok(())
 }

@@ -1,13 +1,20 @@
 //! A program under test that knows nothing of Ginnel: TCP streams whose bytes are checked. Prints lines that tests wait for.
+#![allow(unsafe_code)] // The C library's `poll`: crates that call the kernel by themselves would pass by a library that is preloaded.
 
+use std::ffi::{c_int, c_ulong};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 use std::{env, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 
-const USAGE: &str = "stream serve ADDRESS | stream drive ADDRESS FILE (it ends when there is that file)";
+const USAGE: &str =
+    "stream serve ADDRESS | stream drive|restless|poll ADDRESS FILE (it ends when there is that file)";
+/// How long one call of a driver that is restless or polls waits at most.
+const SHORT: Duration = Duration::from_millis(20);
 const LONGEST: usize = 40_000;
 
 fn main() -> Result<()> {
@@ -25,10 +32,16 @@ fn main() -> Result<()> {
                 });
             }
         }
-        "drive" => match drive(&TcpStream::connect(arg(1)?)?, Path::new(arg(2)?)) {
-            Ok(line) => say(format_args!("{line}")),
-            Err(error) => bail!("FAILED: {error:#}"),
-        },
+        role @ ("drive" | "restless" | "poll") => {
+            let socket = TcpStream::connect(arg(1)?)?;
+            if role == "restless" {
+                socket.set_read_timeout(Some(SHORT))?;
+            }
+            match drive(&socket, Path::new(arg(2)?), role == "poll") {
+                Ok(line) => say(format_args!("{line}")),
+                Err(error) => bail!("FAILED: {error:#}"),
+            }
+        }
         _ => bail!(USAGE),
     }
     Ok(())
@@ -77,15 +90,50 @@ fn echo(mut socket: &TcpStream) -> Result<String> {
     }
 }
 
+#[repr(C)]
+struct PollFd {
+    fd: c_int,
+    events: i16,
+    revents: i16,
+}
+
+unsafe extern "C" {
+    fn poll(fds: *mut PollFd, count: c_ulong, timeout_ms: c_int) -> c_int;
+}
+
+/// Waits until a socket has something. Each call waits for a short time.
+fn poll_until_readable(socket: &TcpStream) {
+    const POLLIN: i16 = 1;
+    let mut set = PollFd { fd: socket.as_raw_fd(), events: POLLIN, revents: 0 };
+    // SAFETY: one structure, which outlives the call.
+    while unsafe { poll(&raw mut set, 1, SHORT.as_millis() as c_int) } <= 0 {}
+}
+
+/// Fills all of it, with as many calls as that takes.
+fn receive(mut socket: &TcpStream, mut bytes: &mut [u8], polls: bool) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        if polls {
+            poll_until_readable(socket);
+        }
+        match socket.read(bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => bytes = &mut bytes[n..],
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Sends pieces and receives each again, until there is the file.
-fn drive(mut socket: &TcpStream, stop: &Path) -> Result<String> {
+fn drive(mut socket: &TcpStream, stop: &Path, polls: bool) -> Result<String> {
     let mut place = 0;
     for turn in 0u64.. {
         let len =
             1 + (turn.wrapping_mul(7919) % LONGEST as u64) as usize / if turn % 5 == 0 { 1 } else { 100 };
         let sent: Vec<u8> = (place..).take(len).map(byte_at).collect();
         let mut back = vec![0; len];
-        let result = socket.write_all(&sent).and_then(|()| socket.read_exact(&mut back));
+        let result = socket.write_all(&sent).and_then(|()| receive(socket, &mut back, polls));
         if let Err(error) = result {
             return ended(&error, place);
         }
@@ -99,6 +147,9 @@ fn drive(mut socket: &TcpStream, stop: &Path) -> Result<String> {
         }
     }
     socket.shutdown(Shutdown::Write)?;
-    ensure!(socket.read(&mut [0])? == 0, "something comes after the last byte");
+    match receive(socket, &mut [0], polls) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {}
+        other => bail!("after the last byte there is no end: {other:?}"),
+    }
     Ok(format!("done after {place} bytes"))
 }
