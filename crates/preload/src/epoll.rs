@@ -26,7 +26,7 @@ use crate::real;
 use crate::receive;
 use crate::send;
 use crate::socket::{End, Socket};
-use crate::table::SOCKETS;
+use crate::table::{EPOLLS, SOCKETS};
 use crate::wait::Limit;
 use crate::{returning, wait};
 
@@ -45,6 +45,9 @@ const EVENTS: usize = 64;
 const FD_BITS: u32 = 21;
 /// These bits in the registration of a doorbell. No descriptor of a socket that is known has this number.
 const RUNG: u64 = (1 << FD_BITS) - 1;
+
+/// One who sleeps elsewhere, and does not say when it is awake again: from now on there is always one.
+const WATCHED: u32 = 1 << 31;
 
 /// An epoll instance.
 pub struct Instance {
@@ -151,13 +154,18 @@ impl Instance {
         self.has_joined() && self.state.lock().collect(&mut [], true) > 0
     }
 
-    /// Makes all peers wake this side: for a wait in another instance, or in `poll`.
+    /// Makes all peers wake this side: for a wait in `poll`.
     pub fn arm(&self) {
         if self.has_joined() {
-            // That sleeper does not say when it is awake again: from now on there is always one.
-            self.sleeping.fetch_or(1 << 31, Ordering::Relaxed);
+            self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
             self.state.lock().arm(self.fd.load(Ordering::Relaxed));
         }
+    }
+
+    /// Another instance watches this one: whoever waits there sleeps in the kernel, and knows nothing of rings.
+    fn is_watched(&self) {
+        self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
+        self.hand_over(self.fd.load(Ordering::Relaxed), self.state.lock());
     }
 
     /// `epoll_ctl`.
@@ -169,7 +177,16 @@ impl Instance {
         event: Option<epoll_event>,
         native: impl FnOnce() -> c_int,
     ) -> c_int {
-        let Some(socket) = SOCKETS.get(fd) else { return native() };
+        let Some(socket) = SOCKETS.get(fd) else {
+            let result = native();
+            if result == 0
+                && operation == libc::EPOLL_CTL_ADD
+                && let Some(inner) = EPOLLS.get(fd)
+            {
+                inner.is_watched();
+            }
+            return result;
+        };
         match (operation, event) {
             (libc::EPOLL_CTL_ADD, Some(event)) => {
                 if self.add_again(epoll, fd, socket, event) {
@@ -368,6 +385,7 @@ impl Instance {
             }
             let mut left = limit.left();
             if left == Some(Duration::ZERO) {
+                self.hand_over(epoll, self.state.lock());
                 return Ok(0);
             }
             if std::mem::take(&mut may_look) && self.looks_pay() {
@@ -422,7 +440,9 @@ impl Instance {
             }
             may_look = n > 0;
             if n == 0 && limit.left() == Some(Duration::ZERO) {
-                return Ok(self.state.lock().collect(events, false));
+                let found = self.state.lock().collect(events, false);
+                self.hand_over(epoll, self.state.lock());
+                return Ok(found);
             }
         }
     }

@@ -23,6 +23,7 @@ pub fn load() {
     process::owns_tables();
     crate::wait::load();
     crate::epoll::load();
+    crate::hidden::load();
     ginnel::keep_descriptors(crate::hidden::hide);
     crate::family::load();
     crate::exec::load();

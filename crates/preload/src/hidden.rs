@@ -6,8 +6,9 @@
 //! program asks for, if it sent any. So there is no list that could be wrong.
 #![allow(unsafe_code)] // fcntl, with numbers.
 
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use libc::c_int;
 
@@ -30,7 +31,7 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 
 fn fcntl(fd: c_int, command: c_int, argument: c_int) -> c_int {
     // SAFETY: these commands take a number.
-    unsafe { real::fcntl(fd, command, argument as usize as *mut std::ffi::c_void) }
+    unsafe { real::fcntl(fd, command, argument as usize as *mut c_void) }
 }
 
 fn first() -> c_int {
@@ -40,8 +41,43 @@ fn first() -> c_int {
     c_int::try_from(limit.rlim_cur).map_or(FIRST, |limit| FIRST.min(limit - ROOM)).max(3)
 }
 
+/// Where the code of this library lies.
+static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Finds out where this library's code lies. Runs when the library is loaded.
+pub fn load() {
+    extern "C" fn look(info: *mut libc::dl_phdr_info, _: libc::size_t, _: *mut c_void) -> c_int {
+        // SAFETY: valid for this call, with so many headers.
+        let (base, headers) = unsafe {
+            let info = &*info;
+            (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()))
+        };
+        let here = load as fn() as usize;
+        let code = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).find_map(|header| {
+            let begin = base + header.p_vaddr as usize;
+            let end = begin + header.p_memsz as usize;
+            (begin..end).contains(&here).then_some([begin, end])
+        });
+        let Some(code) = code else { return 0 };
+        CODE.iter().zip(code).for_each(|(word, at)| word.store(at, Ordering::Relaxed));
+        1
+    }
+    // SAFETY: a function that keeps the rules.
+    unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::null_mut()) };
+}
+
+/// Whether an address is in this library's code.
+pub fn is_own_code(address: usize) -> bool {
+    let [begin, end] = [0, 1].map(|i: usize| CODE[i].load(Ordering::Relaxed));
+    (begin..end).contains(&address)
+}
+
 /// The same file under a high number, which the program cannot close. If there is none, it is returned as it is.
 pub fn hide(fd: OwnedFd) -> OwnedFd {
+    // Elsewhere this library could not close it either.
+    if !cfg!(target_arch = "x86_64") {
+        return fd;
+    }
     let _errno = Kept::new();
     let high = fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first());
     if high < 0 {

@@ -9,6 +9,7 @@
 //! made when the library is loaded.
 #![allow(unsafe_code)] // Asks the kernel what handlers there are.
 
+use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result};
 use crate::real;
 
@@ -35,10 +36,14 @@ fn ends_calls(signal: libc::c_int) -> bool {
 }
 
 /// No handler runs in this thread until it is dropped.
-pub struct Blocked(libc::sigset_t);
+pub struct Blocked(Option<libc::sigset_t>);
 
 impl Blocked {
     pub fn new() -> Self {
+        // A program that has confined itself may be killed for it.
+        if is_confined() {
+            return Self(None);
+        }
         // SAFETY: room for two sets; zeros are valid ones. A fault of this thread's own would kill it, as it should.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -47,15 +52,17 @@ impl Blocked {
                 libc::sigdelset(&raw mut all, fault);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-            Self(before)
+            Self(Some(before))
         }
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: what was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+        if let Some(before) = &self.0 {
+            // SAFETY: what was there before.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+        }
     }
 }
 

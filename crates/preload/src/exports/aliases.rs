@@ -21,7 +21,7 @@ aliases! {
     __send = io::send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     __socket = sockets::socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     __connect = sockets::connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
-    __close = descriptors::close(fd: c_int) -> c_int;
+    __close = descriptors::close_for_program(fd: c_int) -> c_int;
     __dup2 = descriptors::dup2(from: c_int, to: c_int) -> c_int;
     __fcntl = descriptors::fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;
     __libc_fcntl64 = descriptors::fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int;

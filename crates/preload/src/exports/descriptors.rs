@@ -27,14 +27,38 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
     copy
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+/// `close`, called by the program.
+pub unsafe extern "C-unwind" fn close_for_program(fd: c_int) -> c_int {
     if hidden::is_hidden(fd) {
         return errno::fail(libc::EBADF);
     }
     closing(fd);
     // SAFETY: it takes a number.
     unsafe { real::close(fd) }
+}
+
+/// Descriptors of this library too are closed by the C function: by the standard library, which is a part of this one. So it is told who
+/// calls it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    extern "C-unwind" fn close_by(fd: c_int, caller: usize) -> c_int {
+        if hidden::is_own_code(caller) {
+            // SAFETY: it takes a number.
+            return unsafe { real::close(fd) };
+        }
+        // SAFETY: as above.
+        unsafe { close_for_program(fd) }
+    }
+    std::arch::naked_asm!("mov rsi, [rsp]", "jmp {close_by}", close_by = sym close_by)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    // SAFETY: it takes a number.
+    unsafe { close_for_program(fd) }
 }
 
 #[unsafe(no_mangle)]

@@ -59,5 +59,5 @@ extern "C-unwind" fn stream_write(cookie: *mut c_void, bytes: *const c_char, len
 
 extern "C-unwind" fn stream_close(cookie: *mut c_void) -> c_int {
     // SAFETY: it takes a number.
-    unsafe { super::descriptors::close(cookie as usize as c_int) }
+    unsafe { super::descriptors::close_for_program(cookie as usize as c_int) }
 }

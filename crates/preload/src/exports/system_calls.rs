@@ -94,7 +94,7 @@ extern "C-unwind" fn call(
         libc::SYS_shutdown => to!(words, sockets::shutdown(0: _, 1: _)),
         libc::SYS_setsockopt => to!(words, sockets::setsockopt(0: _, 1: _, 2: _, 3: *const _, 4: _)),
         libc::SYS_getsockopt => to!(words, sockets::getsockopt(0: _, 1: _, 2: _, 3: *mut _, 4: *mut _)),
-        libc::SYS_close => to!(words, descriptors::close(0: _)),
+        libc::SYS_close => to!(words, descriptors::close_for_program(0: _)),
         libc::SYS_close_range => to!(words, descriptors::close_range(0: _, 1: _, 2: _)),
         libc::SYS_dup => to!(words, descriptors::dup(0: _)),
         libc::SYS_dup2 => to!(words, descriptors::dup2(0: _, 1: _)),

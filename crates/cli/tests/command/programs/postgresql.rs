@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::stage::{MODES, Stage, free_port};
+use crate::world::wait_for;
 
 /// Debian's folder of its programs.
 const FOLDER: &str = "/usr/lib/postgresql/15/bin";
@@ -49,6 +50,12 @@ fn postgresql() {
         let options =
             [&server, "-D", data, "-p", &at, "-c", settings[0], "-c", settings[1], "-c", settings[2]];
         stage.serve(port, &[as_user, &options].concat());
+        // It listens before it is ready.
+        wait_for("that PostgreSQL is ready", || {
+            let answer =
+                Command::new(program("pg_isready")).args(["-q", "-h", "127.0.0.1", "-p", &at]).status();
+            answer.unwrap().success()
+        });
         let whom = ["-h", "127.0.0.1", "-p", &at, "-U", "postgres"];
         let pgbench = [&[&pgbench[..]], &whom[..]].concat();
         let query = |command: &str| {
