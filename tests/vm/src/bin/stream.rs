@@ -12,10 +12,12 @@ use std::{env, thread};
 use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
-    "stream serve ADDRESS | stream drive|restless|poll ADDRESS FILE (it ends when there is that file)";
+    "stream serve ADDRESS | stream drive|brief|restless|poll ADDRESS FILE (it ends when there is that file)";
 /// How long one call of a driver that is restless or polls waits at most.
 const SHORT: Duration = Duration::from_millis(20);
 const LONGEST: usize = 40_000;
+/// Bytes of the longest piece of drivers other than `drive`: even the smallest ring has room for it, so they do not go back to TCP.
+const BRIEF: usize = 1_000;
 
 fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -32,12 +34,13 @@ fn main() -> Result<()> {
                 });
             }
         }
-        role @ ("drive" | "restless" | "poll") => {
+        role @ ("drive" | "brief" | "restless" | "poll") => {
             let socket = TcpStream::connect(arg(1)?)?;
             if role == "restless" {
                 socket.set_read_timeout(Some(SHORT))?;
             }
-            match drive(&socket, Path::new(arg(2)?), role == "poll") {
+            let longest = if role == "drive" { LONGEST } else { BRIEF };
+            match drive(&socket, Path::new(arg(2)?), longest, role == "poll") {
                 Ok(line) => say(format_args!("{line}")),
                 Err(error) => bail!("FAILED: {error:#}"),
             }
@@ -126,11 +129,11 @@ fn receive(mut socket: &TcpStream, mut bytes: &mut [u8], polls: bool) -> std::io
 }
 
 /// Sends pieces and receives each again, until there is the file.
-fn drive(mut socket: &TcpStream, stop: &Path, polls: bool) -> Result<String> {
+fn drive(mut socket: &TcpStream, stop: &Path, longest: usize, polls: bool) -> Result<String> {
     let mut place = 0;
     for turn in 0u64.. {
         let len =
-            1 + (turn.wrapping_mul(7919) % LONGEST as u64) as usize / if turn % 5 == 0 { 1 } else { 100 };
+            1 + (turn.wrapping_mul(7919) % longest as u64) as usize / if turn % 5 == 0 { 1 } else { 100 };
         let sent: Vec<u8> = (place..).take(len).map(byte_at).collect();
         let mut back = vec![0; len];
         let result = socket.write_all(&sent).and_then(|()| receive(socket, &mut back, polls));
