@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ginnel::{
     Endpoint, ErrorCode, Meeting, Opening, OpeningSocket, SocketChannel, SocketEnd, SocketEvent,
-    SocketSession,
+    SocketSession, StaysReason,
 };
 use ginnel_ring::wait::Waitable;
 use ginnel_shmem::{Mapping, Memory};
@@ -155,7 +155,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     }
     match socket.stage() {
         // Of several processes, none can say whether it is the one that goes on.
-        Stage::Native if is_alive(socket) && !family::is_shared(socket) => {
+        Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
             let _ = with(|meet| meet.report(socket, fd));
         }
         Stage::Reported => drop(with(|meet| meet.look())),
@@ -377,9 +377,13 @@ impl Meet {
                     }
                 }
                 Ok(Some(SocketEvent::Stays { key, reason })) => {
-                    if let Some(socket) = self.reports.remove(&key).and_then(Pending::current) {
-                        socket.facts.lock().report = 0;
-                        socket.stays(reason.as_str());
+                    match self.reports.remove(&key).and_then(Pending::current) {
+                        Some(socket) if reason == StaysReason::TOO_MANY => socket.put_off(reason.as_str()),
+                        Some(socket) => {
+                            socket.facts.lock().report = 0;
+                            socket.stays(reason.as_str());
+                        }
+                        None => {}
                     }
                 }
                 Err(_) => {
@@ -534,6 +538,7 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
         return;
     }
     (facts.report, facts.channel, facts.segment) = (0, channel.info().id, segment);
+    facts.reason = "";
     (facts.meeting, facts.channels) = (Some(meeting), 1);
     if channel.is_peer_elsewhere() {
         let fd = socket.fd.load(Ordering::Relaxed);
@@ -563,6 +568,9 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
     socket.sending.lock().begin(sender);
     socket.receiving.lock().begin(receiver);
     socket.set_stage(Stage::Joined);
+    drop(facts);
+    // The daemon has read from its copy, and closed it, long ago.
+    *socket.loan.lock() = None;
 }
 
 /// The socket has larger rings, unless it was closed meanwhile. Each direction goes on in its own when it can.

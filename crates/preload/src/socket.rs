@@ -158,6 +158,8 @@ pub struct Socket {
     /// How often a direction has gone back to the kernel, and when rings may be asked for after that, in microseconds.
     pub returns: AtomicU32,
     again_at: AtomicU64,
+    /// How often the daemon had no room for its report.
+    put_offs: AtomicU32,
     /// What the kernel has carried at the end of the wake bytes, while it is about to carry again.
     pub resume: AtomicU64,
     /// Bytes of the program that were received among wake bytes.
@@ -198,6 +200,7 @@ impl Socket {
             full_since: AtomicU64::new(0),
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
+            put_offs: AtomicU32::new(0),
             resume: AtomicU64::new(0),
             stash: Lock::new(Vec::new()),
             fd: AtomicI32::new(-1),
@@ -230,6 +233,8 @@ impl Socket {
         self.fulls.store(0, Ordering::Relaxed);
         self.full_since.store(0, Ordering::Relaxed);
         self.returns.store(0, Ordering::Relaxed);
+        self.again_at.store(0, Ordering::Relaxed);
+        self.put_offs.store(0, Ordering::Relaxed);
         self.stash.lock().clear();
         self.set_stage(Stage::New);
         self.fd.store(fd, Ordering::Relaxed);
@@ -302,6 +307,21 @@ impl Socket {
         let returns = self.returns.load(Ordering::Relaxed);
         let pause = (FIRST_PAUSE << returns.min(16)).min(LONGEST_PAUSE);
         self.again_at.store(now() + pause, Ordering::Relaxed);
+    }
+
+    /// The daemon had no room for its report: it is reported again after a while, which is longer each time.
+    pub fn put_off(&self, reason: &'static str) {
+        let times = self.put_offs.fetch_add(1, Ordering::Relaxed);
+        self.again_at.store(now() + (FIRST_PAUSE << times.min(16)).min(LONGEST_PAUSE), Ordering::Relaxed);
+        let mut facts = self.facts.lock();
+        (facts.report, facts.reason) = (0, reason);
+        drop(facts);
+        self.set_stage(Stage::Native);
+    }
+
+    /// Whether it may be reported.
+    pub fn is_report_due(&self) -> bool {
+        self.put_offs.load(Ordering::Relaxed) == 0 || now() >= self.again_at.load(Ordering::Relaxed)
     }
 
     /// Whether rings may be asked for again.
