@@ -1,5 +1,6 @@
 //! Waking a peer, and being woken.
 
+use crate::descriptor::kept;
 use ginnel_ring::wait::Sleeper;
 use ginnel_shmem::device::Registers;
 use rustix::event::{EventfdFlags, PollFlags, epoll};
@@ -111,7 +112,7 @@ impl Sleeper for Bed {
 
 /// An eventfd for waking threads of this process.
 pub(crate) fn private_event() -> rustix::io::Result<OwnedFd> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(kept)
 }
 
 /// Whether an event is there within the deadline.

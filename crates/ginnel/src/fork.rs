@@ -5,6 +5,7 @@
 //! parent can end.
 #![allow(unsafe_code)] // `pthread_atfork`, and a descriptor by its number in the handler.
 
+use crate::descriptor::kept;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::time::Timespec;
@@ -94,7 +95,7 @@ impl Opener {
     pub fn current() -> Arc<Self> {
         static OPENERS: OnceLock<PerProcess<Arc<Opener>>> = OnceLock::new();
         let make = || {
-            let ended = pidfd_open(getpid(), PidfdFlags::empty()).ok();
+            let ended = pidfd_open(getpid(), PidfdFlags::empty()).ok().map(kept);
             Arc::new(Self { process: Process::current(), ended })
         };
         let openers = OPENERS.get_or_init(|| PerProcess::new(make()));

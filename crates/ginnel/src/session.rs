@@ -11,6 +11,7 @@
 
 use crate::books::EndpointBooks;
 use crate::connection::{Connection, Packet, protocol, wait_any};
+use crate::descriptor::kept;
 use crate::doorbell::private_event;
 use crate::error::Error;
 use crate::fork::Process;
@@ -224,8 +225,10 @@ impl Session {
         inherited: Option<Connection>,
     ) -> Result<Self, Error> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map(kept)
             .map_err(Error::system("making a timer"))?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map(kept).map_err(Error::system("making an epoll"))?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(Error::system("watching a timer"))?;
         let answers = private_event().map_err(Error::system("making an eventfd"))?;
