@@ -272,6 +272,78 @@ times = sorted(times[200:])
 print('median', times[N // 2] * 1e6, 'cpu', used / N * 1e6)
 "#;
 
+/// One connection among many that are idle, all of which have changed over. Fails if these cost CPU time, or more than a few descriptors.
+const IDLE: &str = r#"
+import os, re, resource, select, socket, sys, time
+role, port, count, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+if role == 'serve':
+    s = socket.create_server(('127.0.0.1', port), backlog=4096)
+    with open(f'{folder}/idle.pid', 'w') as f:
+        f.write(str(os.getpid()))
+    poll = select.epoll()
+    poll.register(s, select.EPOLLIN)
+    connections = {}
+    while True:
+        for fd, _ in poll.poll():
+            if fd == s.fileno():
+                c, _ = s.accept()
+                c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connections[c.fileno()] = c
+                poll.register(c, select.EPOLLIN)
+            elif data := connections[fd].recv(64):
+                connections[fd].sendall(data)
+            else:
+                poll.unregister(fd)
+                connections.pop(fd).close()
+server = int(open(f'{folder}/idle.pid').read())
+def used():
+    words = open(f'/proc/{server}/stat').read().rpartition(')')[2].split()
+    times = os.times()
+    return times.user + times.system + (int(words[11]) + int(words[12])) / os.sysconf('SC_CLK_TCK')
+def opened():
+    # But for the one by which they are listed.
+    return {int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')}
+before = opened()
+connections = [socket.create_connection(('127.0.0.1', port)) for _ in range(count)]
+for c in connections:
+    c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def turn(c):
+    c.sendall(b'x' * 64)
+    got = 0
+    while got < 64:
+        got += len(c.recv(64 - got))
+def changed():
+    own = f'"pid":{os.getpid()},'
+    lines = (line for line in open(os.environ['GINNEL_SOCKETS_REPORT']) if own in line)
+    return len({re.search('"connection":([0-9]+)', line)[1] for line in lines if '"sent_after_us"' in line and '"received_after_us"' in line})
+while True:
+    for c in connections:
+        turn(c)
+    if changed() >= count:
+        break
+time.sleep(0.5)
+cpu = used()
+time.sleep(2)
+idle = (used() - cpu) / 2 * 100
+hidden = opened() - before - {c.fileno() for c in connections}
+assert idle <= 1, f'{idle} % CPU while all are idle'
+assert len(hidden) <= 10, f'descriptors that are not the program\'s: {hidden}'
+busy = connections[count // 2]
+for _ in range(1000):
+    turn(busy)
+end, turns = time.monotonic() + 2, 0
+while time.monotonic() < end:
+    for _ in range(100):
+        turn(busy)
+    turns += 100
+print('turns', turns / 2, 'idle', idle, '% hidden', len(hidden))
+"#;
+
+/// Connections of that row.
+const IDLE_CONNECTIONS: usize = 10_000;
+
 /// What is measured, and how.
 pub struct Sockets<'r> {
     /// Where the rows go.
@@ -298,6 +370,7 @@ impl Sockets<'_> {
         std::fs::write(folder.path().join("page"), [b'x'; 600])?;
         std::fs::write(folder.path().join("pairs.py"), PAIRS_OF_PROCESSES)?;
         std::fs::write(folder.path().join("paced.py"), PACED)?;
+        std::fs::write(folder.path().join("idle.py"), IDLE)?;
         let init = format!(
             "chmod 777 {dir}; i=$(ls -d /usr/lib/postgresql/*/bin); cd {dir}; \
          runuser -u postgres -- $i/initdb -A trust -D {dir}/pg >/dev/null; \
@@ -313,6 +386,33 @@ impl Sockets<'_> {
         for (i, row) in rows.iter().enumerate() {
             self.compare(&place, row, i)?;
         }
+        self.idle(&place)
+    }
+
+    /// One busy connection among idle ones, beside one alone.
+    fn idle(&mut self, place: &Place<'_>) -> Result<()> {
+        let row = |connections: usize| Row {
+            case: "one busy among 10,000 idle, epoll",
+            unit: "round trips/s",
+            better: Better::Higher,
+            target: Some(1.0 / 1.2),
+            server: format!("python3 {{dir}}/idle.py serve {{port}} {connections} {{dir}}"),
+            client: format!("python3 {{dir}}/idle.py talk {{port}} {connections} {{dir}}"),
+            figure: |out| number_after(out, "turns"),
+            note: "at most 1 % CPU while all are idle, at most 10 hidden descriptors",
+        };
+        let (many, one) = (row(IDLE_CONNECTIONS), row(1));
+        if !self.wants(&many) {
+            return Ok(());
+        }
+        let (mut among, mut alone) = (Vec::new(), Vec::new());
+        for pair in 0..self.pairs {
+            let port = 30_000 + pair as u16 * 2;
+            among.push(run(place, &many, port, false).context(many.case)?);
+            alone.push(run(place, &one, port + 1, false).context(many.case)?);
+        }
+        let Row { case, unit, better, target, note, .. } = many;
+        self.report.pairs(case, unit, better, &among, "one alone", &alone, target, note);
         Ok(())
     }
 
