@@ -92,3 +92,129 @@ fn trap_19_a_program_may_exit_while_other_threads_send() {
 fn a_program_may_handle_its_own_faults() {
     run("faulting", &[PLAIN]);
 }
+
+/// Names of the C library that begin so move bytes of descriptors, copy or close them, or make processes that have them.
+const WORDS: [&str; 39] = [
+    "accept",
+    "aio_",
+    "bind",
+    "clone",
+    "close",
+    "connect",
+    "copy_file_range",
+    "daemon",
+    "dprintf",
+    "dup",
+    "epoll",
+    "exec",
+    "fcntl",
+    "fdopen",
+    "fork",
+    "freopen",
+    "getpeername",
+    "getsockname",
+    "getsockopt",
+    "ioctl",
+    "lio_",
+    "listen",
+    "pidfd_getfd",
+    "poll",
+    "posix_spawn",
+    "ppoll",
+    "pread",
+    "pselect",
+    "pwrite",
+    "read",
+    "recv",
+    "select",
+    "send",
+    "setsockopt",
+    "shutdown",
+    "socket",
+    "splice",
+    "syscall",
+    "write",
+];
+
+/// Those that the library need not follow, by what they begin with.
+const OTHERS: [(&str, &[&str]); 6] = [
+    (
+        "no sockets",
+        &[
+            "aio_cancel",
+            "aio_error",
+            "aio_fsync",
+            "aio_init",
+            "aio_return",
+            "aio_suspend",
+            "bind_textdomain_codeset",
+            "bindtextdomain",
+            "closedir",
+            "closelog",
+            "copy_file_range",
+            "duplocale",
+            "fdopendir",
+            "readahead",
+            "readdir",
+            "readlink",
+        ],
+    ),
+    ("an offset, which no stream has: an error of the kernel's", &["pread", "preadv", "pwrite", "pwritev"]),
+    ("the kernel's to answer", &["bind", "bindresvport", "getpeername", "getsockname", "socketpair"]),
+    (
+        "another program, or handlers that fork runs",
+        &["clone", "daemon", "execl", "execle", "execlp", "execveat", "forkpty", "posix_spawn"],
+    ),
+    (
+        "the C library's own",
+        &["close_nocancel", "pread64_nocancel", "read_nocancel", "write_nocancel", "sendmmsg"],
+    ),
+    ("a descriptor of another process, or a file", &["freopen", "pidfd_getfd"]),
+];
+
+#[test]
+fn what_the_c_library_does_with_descriptors_is_known() {
+    if !have(&["nm"]) {
+        return;
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(|path| path.ends_with("/libc.so.6"));
+    let Some(libc) = libc else { return println!("SKIPPED this is not glibc") };
+    let symbols = |of: &Path| {
+        let out = Command::new("nm").args(["-D", "--defined-only"]).arg(of).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        let text = String::from_utf8(out.stdout).unwrap();
+        let name = |line: &str| Some(line.split_whitespace().nth(2)?.split('@').next()?.to_owned());
+        text.lines().filter_map(name).collect::<std::collections::BTreeSet<String>>()
+    };
+    let ours = symbols(&crate::world::built_library("ginnel-preload", "libginnel_preload.so"));
+    let plain = |name: &str| {
+        let name = name.trim_start_matches('_');
+        name.strip_prefix("libc_")
+            .or(name.strip_prefix("IO_"))
+            .unwrap_or(name)
+            .trim_end_matches("_chk")
+            .to_owned()
+    };
+    let is_other = |name: &str| {
+        let name = plain(name);
+        let begins = |other: &&str| {
+            name.strip_prefix(*other).is_some_and(|rest| {
+                ["", "64", "_r", "64_r", "64v2", "v64", "v2", "v64v2", "at", "p"].contains(&rest)
+                    || rest.starts_with("attr_")
+                    || rest.starts_with("_file_actions_")
+            })
+        };
+        OTHERS.iter().any(|(_, names)| names.iter().any(begins))
+    };
+    let unknown: Vec<_> = symbols(Path::new(libc))
+        .into_iter()
+        .filter(|name| {
+            WORDS.iter().any(|word| plain(name).starts_with(word)) && !ours.contains(name) && !is_other(name)
+        })
+        .collect();
+    assert!(unknown.is_empty(), "to be followed, or to be listed in OTHERS: {unknown:?}");
+}
