@@ -1,5 +1,6 @@
 //! Calls by unusual names and ways, from a C program: bytes that went past the library would be lost.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -86,6 +87,33 @@ fn trap_18_the_data_path_does_not_allocate_and_an_allocator_may_be_the_programs(
 #[test]
 fn trap_19_a_program_may_exit_while_other_threads_send() {
     run("exits", &[PLAIN; 5]);
+}
+
+#[test]
+fn a_program_with_the_rights_of_another_user_stays_on_tcp() {
+    if !have(&["cc"]) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED only root makes programs with the rights of others");
+    }
+    let stage = Stage::new("eager");
+    // Not where the stage has its files: such rights may not count there.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let program = folder.path().join("exports");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/exports.c");
+    let compiled = Command::new("cc").arg("-pthread").arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(compiled.success());
+    std::os::unix::fs::chown(&program, Some(65534), None).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    if stage.client(&[program.to_str().unwrap(), "privileged"]).contains("no rights") {
+        return println!(
+            "SKIPPED programs in {} do not get the rights of their owners",
+            folder.path().display()
+        );
+    }
+    let connections = stage.end();
+    assert!(connections.iter().all(|connection| connection.program != "exports"), "{connections:#?}");
 }
 
 #[test]
