@@ -363,8 +363,12 @@ def idle(what):
         before = used()
         time.sleep(0.5)
         if used() - before <= 0.02:
-            return
+            break
         assert time.monotonic() < end, (what, used() - before)
+    # From now on it stays so.
+    before = used()
+    time.sleep(1)
+    assert used() - before <= 0.03, (what, used() - before)
 epoll = select.epoll()
 for a, b in ends:
     epoll.register(b, select.EPOLLIN)
