@@ -57,7 +57,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "ginnel-preload",
         &["ginnel", "ginnel-layout", "ginnel-report", "ginnel-ring", "ginnel-shmem", "ginnel-tcp"],
     ),
-    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-shmem", "ginnel-tcp"]),
+    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-report", "ginnel-shmem", "ginnel-tcp"]),
     (
         "ginnel-volume",
         &[
