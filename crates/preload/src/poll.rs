@@ -23,6 +23,8 @@ const STEP: Duration = Duration::from_millis(1);
 /// Descriptors of a call. An allocator is not asked for a few: a handler may jump out of `poll`, but not out of an allocator.
 pub type List = SmallVec<[pollfd; FEW]>;
 const FEW: usize = 32;
+/// So many descriptors may be all that the program may have.
+const MANY: usize = 256;
 
 /// Events of a socket that is not the kernel's alone, out of those of `poll`.
 pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_short {
@@ -144,13 +146,14 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
     // What the kernel is asked, and last, while this thread sleeps, its place at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
     let mut asked: List = fds.iter().copied().chain([nothing]).collect();
+    let own = fds.len();
     let mut may_look = wait::may_look();
     loop {
         for (asked, poll) in asked.iter_mut().zip(fds.iter()) {
             *asked = question(poll);
         }
         // The kernel is always asked too: all that is ready has to be told.
-        native.poll(&mut asked, Some(Duration::ZERO))?;
+        native.poll(&mut asked[..own], Some(Duration::ZERO))?;
         let ready = answer(fds, &asked);
         if ready > 0 || limit.is_zero() {
             return Ok(ready);
@@ -159,14 +162,15 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         if std::mem::take(&mut may_look) {
             if wait::spin_between(
                 || any_ready(fds),
-                || native.poll(&mut asked, Some(Duration::ZERO)) != Ok(0),
+                || native.poll(&mut asked[..own], Some(Duration::ZERO)) != Ok(0),
             ) {
                 continue;
             }
             left = limit.left();
         }
         let mut sleepers = SmallVec::<[_; FEW]>::new();
-        let bed = if is_confined() { None } else { Bed::take() };
+        // The kernel takes no more entries than the program may have descriptors.
+        let bed = if is_confined() || own >= MANY { None } else { Bed::take() };
         for poll in fds.iter() {
             if let Some(socket) = joined(poll.fd) {
                 let how = bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket));
@@ -181,7 +185,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
             last.fd = bed.epoll();
         }
-        let slept = if any_ready(fds) { None } else { Some(native.poll(&mut asked, left)) };
+        let slept = if any_ready(fds) {
+            None
+        } else {
+            Some(native.poll(&mut asked[..own + usize::from(bed.is_some())], left))
+        };
         if let (Some(bed), Some(last)) = (&bed, asked.last_mut()) {
             if slept.is_some() && last.revents != 0 {
                 bed.rise();

@@ -267,8 +267,8 @@ const LONGEST_BUDGET: u64 = 2_000_000;
 
 /// A connection has such a peer, to which a TCP segment and its acknowledgement take this long.
 ///
-/// A sleeper there is woken by a byte over TCP. Whoever looks for its answer sees it only after that, and a shorter look would have been
-/// in vain each time: both sides would go on to sleep. So a look takes as long as a few such trips.
+/// A sleeper there is woken by an interrupt, or by a byte over TCP. Whoever looks for its answer sees it only after that. A shorter look
+/// would be in vain each time, and both sides would sleep for each message. So a look takes as long as a few such trips.
 pub fn note_peer_elsewhere(round_trip: Duration) {
     ELSEWHERE.store(true, Ordering::Relaxed);
     let budget = (round_trip.as_nanos() as u64).saturating_mul(TRIPS).clamp(SHORTEST_BUDGET, LONGEST_BUDGET);

@@ -184,3 +184,25 @@ for child in children:
     let Some(Wakes { rings, .. }) = run(program, 2 + 4 * 6) else { return };
     assert!(rings >= 4 * 3 * 25, "{rings}");
 }
+
+/// The kernel refuses more entries than the program may have descriptors.
+#[test]
+fn a_program_may_wait_for_as_many_as_it_may_have() {
+    let program = r#"
+import resource
+a, b = pair()
+limit = 300
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+import ctypes
+class Entry(ctypes.Structure):
+    _fields_ = [('fd', ctypes.c_int), ('events', ctypes.c_short), ('revents', ctypes.c_short)]
+libc = ctypes.CDLL(None, use_errno=True)
+entries = (Entry * limit)(*[Entry(b.fileno() if n == 0 else -1, select.POLLIN, 0) for n in range(limit)])
+for turn in range(20):
+    threading.Timer(0.005, lambda: a.sendall(b'x')).start()
+    assert libc.poll(entries, limit, 60000) == 1, ctypes.get_errno()
+    assert entries[0].revents == select.POLLIN
+    assert receive(b, 1) == b'x'
+"#;
+    run(program, 2);
+}
