@@ -122,15 +122,19 @@ static PLACES: [Place; MOST] = [const {
 }; MOST];
 
 /// A thread's place at a doorbell, until it is dropped.
-pub struct Bed(&'static Place);
+pub struct Bed {
+    place: &'static Place,
+    /// It is that of a call of the same thread which a handler has interrupted, for a while or for good, and stays the thread's: if
+    /// another thread had it too, a ring would wake only one of them.
+    is_borrowed: bool,
+}
 
 impl Bed {
     /// `None` if all are taken.
     pub fn take() -> Option<Self> {
         let _errno = Kept::new();
         let me = lock::tid();
-        // A place that is this thread's already is that of a call which a handler has interrupted, for a while or for good. (The interrupted
-        // call looks again before it sleeps on.)
+        // The interrupted call looks again before it sleeps on.
         let own = PLACES.iter().find(|place| place.owner.load(Ordering::Relaxed) == me);
         let place = own.or_else(|| {
             PLACES.iter().find(|place| {
@@ -138,8 +142,8 @@ impl Bed {
                 place.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             })
         })?;
-        let bed = Self(place);
-        if bed.0.epoll.load(Ordering::Relaxed) < 0 {
+        let bed = Self { place, is_borrowed: own.is_some() };
+        if bed.place.epoll.load(Ordering::Relaxed) < 0 {
             // SAFETY: it takes a number.
             let epoll = unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) };
             if epoll < 0 {
@@ -147,7 +151,7 @@ impl Bed {
             }
             // SAFETY: new, and nobody else's.
             let epoll = hidden::hide(unsafe { OwnedFd::from_raw_fd(epoll) });
-            bed.0.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
+            bed.place.epoll.store(epoll.into_raw_fd(), Ordering::Relaxed);
         }
         Some(bed)
     }
@@ -155,14 +159,14 @@ impl Bed {
     /// How the peer of a socket is to wake whoever sleeps here.
     pub fn hears(&self, socket: &Socket) -> Wake {
         match event_of(socket) {
-            Some(event) if self.0.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
+            Some(event) if self.place.events.lock().add(self.epoll(), event, 0) => Wake::Bell,
             _ => Wake::Byte,
         }
     }
 
     /// What becomes readable when the doorbell has rung since [`Bed::rise`].
     pub fn epoll(&self) -> c_int {
-        self.0.epoll.load(Ordering::Relaxed)
+        self.place.epoll.load(Ordering::Relaxed)
     }
 
     /// Sleeps until the doorbell has rung, `fd` has bytes or has ended, or so many milliseconds have passed; for ever, if negative. True
@@ -189,8 +193,10 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // ORDER preload.bed: see `Bed::take`.
-        self.0.owner.store(0, Ordering::Release);
+        if !self.is_borrowed {
+            // ORDER preload.bed: see `Bed::take`.
+            self.place.owner.store(0, Ordering::Release);
+        }
     }
 }
 
