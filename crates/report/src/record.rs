@@ -115,6 +115,12 @@ pub enum Role {
 }
 
 impl Record<'_> {
+    /// Whether both directions have changed over, and have carried something since.
+    pub fn has_changed_over(&self) -> bool {
+        let is_changed = self.sent_after_us.is_some() && self.received_after_us.is_some();
+        is_changed && self.shared_sent.saturating_add(self.shared_received) > 0
+    }
+
     /// Hands the record's line to `write`, which has to append it to the file with a single call; what `write` returns.
     ///
     /// Neither allocates nor calls the kernel, so a library that interposes `write` and `malloc` can use it anywhere. Needs

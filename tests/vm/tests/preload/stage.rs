@@ -202,13 +202,7 @@ impl Play<'_, '_> {
 
 /// The connections that have changed over both ways, of a program.
 pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
-    let of = |record: &&Record<'_>| {
-        record.program == program
-            && record.sent_after_us.is_some()
-            && record.received_after_us.is_some()
-            && record.shared_sent + record.shared_received > 0
-    };
-    connections.iter().filter(of).collect()
+    connections.iter().filter(|record| record.program == program && record.has_changed_over()).collect()
 }
 
 /// So many of a program's have changed over.
