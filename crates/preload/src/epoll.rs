@@ -389,14 +389,15 @@ impl Instance {
                 return Ok(0);
             }
             if std::mem::take(&mut may_look) && self.looks_pay() {
-                let mut kernel = 0;
+                let mut kernel = Ok(0);
                 let found = wait::spin_between(
                     || self.state.lock().collect(&mut [], true) > 0,
                     || {
-                        kernel = native(events, Some(Duration::ZERO)).unwrap_or(0);
-                        kernel > 0
+                        kernel = native(events, Some(Duration::ZERO));
+                        kernel != Ok(0)
                     },
                 );
+                let kernel = kernel?;
                 // What the kernel had says nothing of the rings.
                 if kernel == 0 {
                     self.learn(found);

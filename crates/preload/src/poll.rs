@@ -101,7 +101,7 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes nobody.
-    if crate::grow::attend_waiting(socket) {
+    if crate::grow::attend_waiting(socket) || wait::is_readable_for_others(socket) {
         return false;
     }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;
@@ -160,10 +160,17 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         }
         let mut left = limit.left();
         if std::mem::take(&mut may_look) {
-            if wait::spin_between(
+            let mut kernel = Ok(0);
+            let found = wait::spin_between(
                 || any_ready(fds),
-                || native.poll(&mut asked[..own], Some(Duration::ZERO)) != Ok(0),
-            ) {
+                || {
+                    kernel = native.poll(&mut asked[..own], Some(Duration::ZERO));
+                    kernel != Ok(0)
+                },
+            );
+            // A handler has run: a second call would sleep as if none had.
+            kernel?;
+            if found {
                 continue;
             }
             left = limit.left();
@@ -232,7 +239,8 @@ fn question(poll: &pollfd) -> pollfd {
     if socket.end() == End::None && poll.events != 0 {
         // Bytes that another process takes away, or will, are not for this one.
         let receives = poll.events & (libc::POLLIN | libc::POLLRDNORM) != 0 && family::may_drain(socket);
-        let input = if receives || family::is_woken(socket) { libc::POLLIN } else { 0 };
+        let is_woken = (receives || family::is_woken(socket)) && !wait::is_readable_for_others(socket);
+        let input = if is_woken { libc::POLLIN } else { 0 };
         events |= input | libc::POLLRDHUP;
     }
     if socket.sending.carrier() != Carrier::Ring {

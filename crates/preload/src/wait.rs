@@ -97,6 +97,19 @@ impl Drop for Sleeper {
     }
 }
 
+/// Whether the kernel's socket has wake bytes that this thread leaves to an epoll instance of the program. It cannot sleep at that socket
+/// then: it sleeps by the clock.
+#[inline]
+pub fn is_readable_for_others(socket: &'static Socket) -> bool {
+    !socket.watchers.is_empty() && is_left_readable(socket)
+}
+
+#[cold]
+fn is_left_readable(socket: &Socket) -> bool {
+    let fd = socket.fd.load(Ordering::Relaxed);
+    socket.receiving.carrier() == Carrier::Ring && kernel::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
+}
+
 /// Waits until another try to receive is worth it.
 pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> Result<()> {
     if socket.receiving.carrier() != Carrier::Kernel && looks_pay(socket) {
@@ -125,7 +138,10 @@ pub fn for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline) -> 
 
 /// A place at the doorbell for a thread that waits for what a ring carries.
 fn bed(socket: &'static Socket, is_alone: bool) -> Option<Bed> {
-    let may_have_it = is_alone && socket.receiving.carrier() == Carrier::Ring && socket.end() == End::None;
+    let may_have_it = is_alone
+        && socket.receiving.carrier() == Carrier::Ring
+        && socket.end() == End::None
+        && !is_readable_for_others(socket);
     if may_have_it && socket.receiving.common().is_none() && !is_confined() { Bed::take() } else { None }
 }
 
@@ -167,14 +183,15 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
             Errno(libc::EINTR) => signals::interrupted(left.is_some()),
             errno => Err(errno),
         })
-    } else if alone || !wakes_only {
+    } else if (alone && !is_readable_for_others(socket)) || !wakes_only {
         kernel::sleep_as_recv(socket, fd, takes).map(|byte| {
             if let (Some(taker), Some(byte)) = (&taker, byte) {
                 taker.took(byte);
             }
         })
     } else {
-        // Another thread sleeps, and a wake byte may be for either. Nobody takes it away then, so sleep by the clock.
+        // Another thread sleeps, here or in an epoll instance, and a wake byte may be for either. Nobody takes it away then, so sleep by
+        // the clock.
         let left = deadline.left(fd, libc::SO_RCVTIMEO)?;
         signals::sleep(STEP).or_else(|_| signals::interrupted(left.is_some()))
     };
@@ -223,6 +240,7 @@ fn sleep_for_space(
     let can_be_woken = !crate::grow::attend_waiting(socket)
         && alone
         && is_woken
+        && !is_readable_for_others(socket)
         && socket.receiving.carrier() == Carrier::Ring
         && socket.end() == End::None;
     let result = if can_be_woken {

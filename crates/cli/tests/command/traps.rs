@@ -115,6 +115,40 @@ fn run(program: &str, ends: usize) {
     assert_eq!(changed(&connections, "python3").len(), ends, "{connections:#?}");
 }
 
+#[test]
+fn trap_15_a_signal_that_a_call_unblocks_is_not_lost_while_it_looks() {
+    run(
+        r#"
+import ctypes, random, select, signal
+libc = ctypes.CDLL(None, use_errno=True)
+class pollfd(ctypes.Structure):
+    _fields_ = [('fd', ctypes.c_int), ('events', ctypes.c_short), ('revents', ctypes.c_short)]
+class timespec(ctypes.Structure):
+    _fields_ = [('seconds', ctypes.c_long), ('nanoseconds', ctypes.c_long)]
+a, b = pair()
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+none = (ctypes.c_ulong * 16)()
+polls = (pollfd * 1)(pollfd(a.fileno(), select.POLLIN, 0))
+chance = random.Random(3)
+with select.epoll() as epoll:
+    epoll.register(a, select.EPOLLIN)
+    events = ctypes.create_string_buffer(64)
+    for turn in range(600):
+        # While the call looks, about half of the time.
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00002, 0.0002))
+        if turn % 2 == 0:
+            result = libc.ppoll(polls, 1, ctypes.byref(timespec(10, 0)), none)
+        else:
+            result = libc.epoll_pwait(epoll.fileno(), events, 4, 10000, none)
+        assert (result, ctypes.get_errno()) == (-1, errno.EINTR), turn
+a.sendall(b'x')
+assert receive(b, 1) == b'x'
+"#,
+        2,
+    );
+}
+
 /// What programs do to see that a connection still works.
 const CHECKS: &str = r#"
 def works(a, b):
@@ -388,6 +422,49 @@ for thread in threads:
     thread.join()
 "#,
         80,
+    );
+}
+
+#[test]
+fn trap_17_a_byte_that_is_left_to_an_epoll_instance_keeps_nobody_awake() {
+    run(
+        r#"
+def used():
+    times = os.times()
+    return times.user + times.system
+def idle(what, call):
+    before = used()
+    call()
+    assert used() - before <= 0.25, (what, used() - before)
+# These have all places at the doorbell, so that others are woken by bytes.
+ends = [pair() for _ in range(4)]
+sleepers = [threading.Thread(target=receive, args=(b, 1)) for _, b in ends]
+for sleeper in sleepers:
+    sleeper.start()
+for sleeper in sleepers:
+    sleeps(sleeper)
+a, b = pair()
+epoll = select.epoll()
+epoll.register(b, select.EPOLLIN)
+poll = select.poll()
+poll.register(b, select.POLLIN)
+waiting = threading.Thread(target=lambda: poll.poll(60000))
+waiting.start()
+sleeps(waiting)
+a.sendall(b'x')
+waiting.join()
+assert receive(b, 1) == b'x'
+# Nobody waits in the epoll instance, which would take the byte.
+idle('poll', lambda: poll.poll(1000))
+b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 1, 0))
+idle('recv', lambda: fails(errno.EAGAIN, b.recv, 1))
+for end in [a] + [a for a, _ in ends]:
+    end.sendall(b'y')
+assert epoll.poll(60) and receive(b, 1) == b'y'
+for sleeper in sleepers:
+    sleeper.join()
+"#,
+        10,
     );
 }
 
