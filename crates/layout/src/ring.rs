@@ -14,8 +14,10 @@
 //! 0x188    producer   wanted   u32  sockets only: 1 = would rather have a larger ring; 0 = not
 //! 0x190    producer   end      u64  sockets only: bytes that this ring has carried when the kernel carries again, + 1; 0 = it does not
 //! 0x198    producer   resume   u64  sockets only: bytes that the kernel has carried until then, wake bytes included
+//! 0x1a0    producer   repeated u64  sockets only: bytes of this ring, its last ones, that the kernel carries once more from there on
 //! 0x1c0    consumer   ready    u32  sockets only: counts what the carrier before carries, and looks at base: 1 = the kernel,
 //!                                   2 = a ring; 0 = not yet
+//! 0x1c8    consumer   recall   u32  sockets only: 1 = asks the producer to go back to the kernel; 0 = does not
 //! 0x200               data[capacity]
 //! ```
 //!
@@ -57,8 +59,12 @@ pub const WANTED: usize = 0x188;
 pub const END: usize = 0x190;
 /// Offset, in a ring of a socket, of the producer's word that says what the kernel has carried by then.
 pub const RESUME: usize = 0x198;
+/// Offset, in a ring of a socket, of the producer's word that says how much of the ring the kernel carries once more.
+pub const REPEATED: usize = 0x1a0;
 /// Offset, in a ring of a socket, of the consumer's word that says that it looks at [`BASE`].
 pub const READY: usize = 0x1c0;
+/// Offset, in a ring of a socket, of the consumer's word that asks the producer to go back to the kernel.
+pub const RECALL: usize = 0x1c8;
 /// Bytes in front of the data.
 pub const HEADER: usize = 0x200;
 

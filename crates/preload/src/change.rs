@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use ginnel::SocketReceiver;
-use ginnel_ring::carrier::{self, Earlier};
+use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::{Connecting, Counts, Role};
 use libc::c_int;
@@ -36,6 +36,11 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)
     };
+    crate::returning::leave_if_recalled(socket, fd);
+    if socket.is_passed() {
+        crate::receive::begin_ring_if_due(socket);
+        return crate::passing::rest(socket);
+    }
     let (receiving, sending) = match is_confined() || crate::family::is_shared(socket) {
         // Another process may send or receive through the kernel: if this one changed over, the bytes of that one would be lost.
         true => (Change::No, Change::No),
@@ -113,7 +118,15 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {
             hurry(socket, fd);
-            carrier::begin(memory, sent);
+            if !carrier::begin(memory, sent) {
+                // The receiver's process passes the connection on, and goes on with the kernel.
+                carrier::give_back(memory, Place { ring: 0, kernel: sent, repeated: 0 });
+                relax(socket, fd);
+                drop(ring.give_back(0));
+                direction.set_carrier(Carrier::Kernel);
+                socket.set_passed();
+                return Change::No;
+            }
             direction.set_returned(false);
             direction.set_carrier(Carrier::Ring);
             // The receiver may sleep and wait for the kernel: it needs no waking, because there is nothing to receive yet.

@@ -292,7 +292,7 @@ fn take_entry() -> Option<u32> {
 /// This process's number, which is asked for with every call.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-fn process() -> i32 {
+pub fn process() -> i32 {
     match PROCESS.load(Ordering::Relaxed) {
         0 => {
             // SAFETY: it cannot fail.

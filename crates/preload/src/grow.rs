@@ -115,7 +115,7 @@ pub fn take(socket: &'static Socket, channel: SocketChannel, is_current: impl Fn
     if !is_current() {
         return false;
     }
-    if is_shared {
+    if is_shared || socket.is_passed() {
         socket.set_growth(Growth::Over);
         return false;
     }
@@ -181,9 +181,11 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
 pub fn step_sending(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketSender>) {
     if let (Some(now), Some(next)) = (rings.as_ref(), rings.next())
         && carrier::is_counted(next.ring.memory(), Earlier::Ring)
+        && !carrier::is_recalled(now.ring.memory())
     {
         let sent = now.ring.cursor().position;
-        carrier::begin(next.ring.memory(), sent);
+        // Whoever recalls this one is seen later, as one that recalls any ring that carries.
+        let _ = carrier::begin(next.ring.memory(), sent);
         let capacity = capacity(next.ring.memory());
         rings.step(sent);
         socket.ring_bytes.store(capacity as u64, Ordering::Relaxed);

@@ -40,6 +40,55 @@ pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
     unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, std::ptr::null(), 0) }
 }
 
+/// Whether the kernel takes so many bytes more without having its peer receive some.
+pub fn has_room(fd: c_int, bytes: usize) -> bool {
+    let _errno = Kept::new();
+    let (mut room, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    let mut queued: c_int = 0;
+    // SAFETY: room for two ints, and the length of one.
+    let result = unsafe {
+        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw mut room).cast(), &raw mut len)
+            | real::ioctl(fd, libc::TIOCOUTQ, (&raw mut queued).cast())
+    };
+    // Half of it is for the kernel's own records of the bytes.
+    let free = (room / 2).saturating_sub(queued);
+    result == 0 && usize::try_from(free).is_ok_and(|free| bytes <= free)
+}
+
+/// Sends bytes for which [`has_room`] has found room. Returns how many there were: fewer if the connection is broken, and it is broken
+/// if there are fewer.
+pub fn send_all(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> usize {
+    /// How often room that was there before is waited for.
+    const TRIES: u32 = 100;
+    let (mut sent, mut tries) = (0, 0);
+    while sent < bytes.len() && tries < TRIES {
+        match check(send(fd, &bytes[sent..], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)) {
+            Ok(n) => sent += n,
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => {
+                tries += 1;
+                let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+                // SAFETY: one pollfd.
+                unsafe { real::poll(&raw mut poll, 1, 10) };
+            }
+            Err(_) => break,
+        }
+    }
+    if sent < bytes.len() {
+        linger_not(fd);
+        // SAFETY: it takes numbers.
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+        socket.set_end(End::Reset);
+    }
+    sent
+}
+
+/// Ends the kernel's stream.
+pub fn send_no_more(fd: c_int) {
+    let _errno = Kept::new();
+    // SAFETY: it takes numbers.
+    unsafe { real::shutdown(fd, libc::SHUT_WR) };
+}
+
 /// Receives bytes of the program, or of the library.
 pub fn receive(fd: c_int, into: &mut [u8], flags: c_int) -> isize {
     if is_confined() && flags & !libc::MSG_DONTWAIT == 0 {
@@ -125,9 +174,23 @@ pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
 
 /// Programs that are executed do not get this descriptor.
 pub fn close_on_exec(fd: c_int) {
+    set_close_on_exec(fd, true);
+}
+
+/// Whether programs that are executed get this descriptor.
+pub fn set_close_on_exec(fd: c_int, closes: bool) {
     let _errno = Kept::new();
+    let flags = if closes { libc::FD_CLOEXEC } else { 0 };
     // SAFETY: F_SETFD takes an int.
-    unsafe { real::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize as *mut std::ffi::c_void) };
+    unsafe { real::fcntl(fd, libc::F_SETFD, flags as usize as *mut std::ffi::c_void) };
+}
+
+/// Whether a descriptor is open, and programs that are executed get it.
+pub fn is_left_on_exec(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    // SAFETY: it takes numbers.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFD, std::ptr::null_mut()) };
+    flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
 /// Whether O_NONBLOCK is set.

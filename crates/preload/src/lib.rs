@@ -11,6 +11,7 @@
 //! poll, epoll, wait     sleeping until something is ready
 //! send, receive         what the two directions of a socket do
 //! change                from the kernel to a ring
+//! returning, passing    from a ring to the kernel: for lack of room, or because another process gets the socket
 //! bell                  doorbells, by which peers are woken
 //! settle                waiting for that, in tests
 //! meet                  the daemon: reports, matches, channels
@@ -39,6 +40,7 @@ mod hidden;
 mod kernel;
 mod lock;
 mod meet;
+mod passing;
 mod poll;
 mod real;
 mod receive;

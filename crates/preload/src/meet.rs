@@ -22,6 +22,7 @@ use crate::confined::is_confined;
 use crate::family;
 use crate::grow;
 use crate::kernel;
+use crate::passing;
 use crate::settings::{self, Mode};
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
@@ -159,6 +160,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
             let _ = with(|meet| meet.report(socket, fd));
         }
         Stage::Reported => drop(with(|meet| meet.look())),
+        Stage::Joined if socket.is_passed() => {}
         Stage::Joined => match socket.growth() {
             Growth::Wanted if grow::may_begin(socket) => drop(with(|meet| meet.grow(socket))),
             Growth::Asked => drop(with(|meet| meet.look())),
@@ -555,10 +557,10 @@ fn join(pending: Pending, segment: &'static str, meeting: Meeting, channel: Sock
         socket.stays("the segment's memory is gone");
         return;
     }
-    // Another program that got the descriptor would take wake bytes for the peer's, and its own bytes would be taken for wake bytes.
+    socket.cookie.store(kernel::cookie(socket.fd.load(Ordering::Relaxed)).unwrap_or(0), Ordering::Relaxed);
     for fd in SOCKETS.used(0, u32::MAX) {
         if SOCKETS.get(fd).is_some_and(|other| std::ptr::eq(other, socket)) {
-            kernel::close_on_exec(fd);
+            passing::withhold(fd);
         }
     }
     // Another thread may sleep in a call of the kernel that began before there were rings (poll, select): a wake byte for it comes with

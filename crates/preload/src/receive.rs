@@ -180,7 +180,7 @@ fn natively(
 
 /// All that the kernel carries has been received.
 #[cold]
-fn begin_ring(socket: &'static Socket) {
+pub fn begin_ring(socket: &'static Socket) {
     socket.receiving.set_carrier(Carrier::Ring);
     let begun = socket.facts.lock().begun;
     crate::change::note_time(&socket.receiving, begun);

@@ -44,10 +44,10 @@ pub fn number() -> u64 {
     CONNECTIONS.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// What every record of this process has.
+/// What every record of this process has. (What a child of `vfork` does is its parent's.)
 fn head() -> Record<'static> {
     let program = PROGRAM.get().map_or("", String::as_str);
-    Record { pid: std::process::id(), program: program.into(), ..Record::default() }
+    Record { pid: crate::family::process() as u32, program: program.into(), ..Record::default() }
 }
 
 fn write(record: &Record<'_>) {

@@ -6,8 +6,9 @@
 //!
 //! | sender | receiver |
 //! |---|---|
-//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: names what the ring and the kernel have carried; sends through the kernel | |
-//! | | has received all that the ring has: drops the wake bytes that are left, receives what it has taken for wake bytes and was none, then through the kernel |
+//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: names what the ring and the kernel have carried; sends through the kernel from now on | |
+//! | sends what the receiver has not released once more, for a receiver that passes the connection on (`passing`) | |
+//! | | has received all that the ring has: drops the wake bytes that are left, and what comes once more; receives what it has taken for wake bytes and was none, then through the kernel |
 //! | asks for rings after a pause, which is longer each time | does so too |
 //! | changes over as at first | changes over as at first |
 //!
@@ -28,7 +29,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ginnel::SocketReceiver;
+use ginnel::{SocketReceiver, SocketSender};
 use ginnel_ring::carrier::{self, Place};
 use ginnel_ring::wait::Waitable;
 use ginnel_tcp::Counts;
@@ -97,6 +98,31 @@ pub fn leave_if_small(socket: &'static Socket, fd: c_int) -> bool {
 
 #[cold]
 fn leave(socket: &'static Socket, fd: c_int) -> bool {
+    leave_if(socket, fd, |sender| !sender.ring.ready())
+}
+
+/// Goes back to the kernel at once, whatever the ring has room for: the connection is to be another process's.
+#[cold]
+pub fn leave_now(socket: &'static Socket, fd: c_int) -> bool {
+    leave_if(socket, fd, |_| true)
+}
+
+/// The same if the receiver has asked for it.
+#[cold]
+pub fn leave_if_recalled(socket: &'static Socket, fd: c_int) {
+    if is_recalled(socket) && !is_confined() && !family::is_shared(socket) && leave_now(socket, fd) {
+        // Nobody at the other end would know of rings.
+        socket.set_passed();
+    }
+}
+
+/// Whether the receiver has.
+fn is_recalled(socket: &'static Socket) -> bool {
+    let is = |sender: &SocketSender| carrier::is_recalled(sender.ring.memory());
+    socket.sending.carrier() == Carrier::Ring && socket.sending.lock().as_ref().is_some_and(is)
+}
+
+fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketSender) -> bool) -> bool {
     let (_errno, _blocked) = (Kept::new(), Blocked::new());
     let role = socket.facts.lock().role;
     let direction = &socket.sending;
@@ -105,10 +131,9 @@ fn leave(socket: &'static Socket, fd: c_int) -> bool {
         return true;
     }
     let Some(sender) = rings.as_mut() else { return false };
-    if sender.ring.ready() {
+    if !is_due(sender) {
         return false;
     }
-    let (position, memory) = (sender.ring.cursor().position, sender.ring.memory());
     let Some(sent) = direction.begin_change() else { return false };
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {}
@@ -118,9 +143,20 @@ fn leave(socket: &'static Socket, fd: c_int) -> bool {
             return false;
         }
     }
-    carrier::give_back(memory, Place { ring: position, kernel: sent });
+    // The receiver may pass the connection on before it has received these.
+    let mut unreleased = sender.ring.unreleased();
+    if !unreleased.is_empty() && !kernel::has_room(fd, unreleased.len()) {
+        unreleased.clear();
+    }
+    let (position, repeated) = (sender.ring.cursor().position, unreleased.len() as u64);
+    carrier::give_back(sender.ring.memory(), Place { ring: position, kernel: sent, repeated });
     // Room is of no use any more, and a byte that comes after a close would break the connection.
     sender.ring.disarm();
+    let is_finished = sender.ring.is_finished();
+    direction.count_native(kernel::send_all(socket, fd, &unreleased) as u64);
+    if is_finished {
+        kernel::send_no_more(fd);
+    }
     change::relax(socket, fd);
     let left = rings.give_back(position);
     direction.set_returned(true);
@@ -145,6 +181,10 @@ pub fn drain(socket: &'static Socket, fd: c_int) {
     if socket.receiving.carrier() == Carrier::Ring {
         drain_ring(socket, fd, &rings);
     }
+    drop(rings);
+    if socket.needs_attention() {
+        leave_if_recalled(socket, fd);
+    }
 }
 
 /// The same with the lock held, where the ring carries.
@@ -160,6 +200,10 @@ pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
     }
     let n = kernel::take(socket, fd, &mut bytes[..most]);
     sort(socket, rings, &bytes[..n]);
+    if n > 0 && is_recalled(socket) {
+        // Not with the receiving direction's lock held.
+        socket.attention.store(true, Ordering::Release);
+    }
 }
 
 /// Bytes have been taken from the kernel for wake bytes. Those beyond the place that the sender has named meanwhile are none.
@@ -192,8 +236,9 @@ impl Taker {
     }
 
     /// It has taken a byte.
-    pub fn took(&self, byte: u8) {
+    pub fn took(&self, fd: c_int, byte: u8) {
         sort(self.0, &self.0.receiving.lock(), &[byte]);
+        leave_if_recalled(self.0, fd);
     }
 }
 
@@ -205,17 +250,41 @@ impl Drop for Taker {
 
 /// The ring has nothing now, or nothing any more. True if the sender has left it for the kernel.
 pub fn begin_if_due(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<bool> {
+    begin(socket, fd, rings, false)
+}
+
+/// The same for a ring that may have something still, if all that comes once more over the kernel's connection.
+pub fn begin_unread(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) -> Result<bool> {
+    begin(socket, fd, rings, true)
+}
+
+fn begin(
+    socket: &'static Socket,
+    fd: c_int,
+    rings: &Rings<SocketReceiver>,
+    may_be_unread: bool,
+) -> Result<bool> {
     let Some(receiver) = rings.as_ref() else { return Ok(false) };
     let Some(place) = carrier::given_back(receiver.ring.memory()) else { return Ok(false) };
-    let received = receiver.ring.cursor().position;
-    if place.ring != received {
-        // Bytes that were received before are not sent again; others come, or never do.
-        return if place.ring < received { Err(Errno(libc::ECONNRESET)) } else { Ok(false) };
+    // Bytes that were received before are not sent again, but for those that are repeated.
+    let Some(unread) = place.ring.checked_sub(receiver.ring.cursor().position) else {
+        return Err(Errno(libc::ECONNRESET));
+    };
+    let most = if may_be_unread { place.repeated } else { 0 };
+    if unread > most {
+        // Others come, or never do.
+        return Ok(false);
     }
     if socket.receiving.common().is_some() && !is_as_the_kernel_says(socket, fd) {
         return Err(Errno(libc::ECONNRESET));
     }
-    socket.resume.store(place.kernel, Ordering::Relaxed);
+    let known = place.repeated - unread;
+    socket.resume.store(place.kernel.saturating_add(known), Ordering::Relaxed);
+    // What was taken for wake bytes begins with those that are repeated.
+    let mut stash = socket.stash.lock();
+    let known = usize::try_from(known).map_or(stash.len(), |known| known.min(stash.len()));
+    stash.drain(..known);
+    drop(stash);
     socket.receiving.begin_return();
     Ok(true)
 }

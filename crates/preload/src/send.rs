@@ -188,7 +188,17 @@ fn some_into_ring(
     bytes: &[u8],
 ) -> Option<std::result::Result<usize, SendError>> {
     let mut ring = socket.sending.lock();
-    (socket.sending.carrier() == Carrier::Ring).then(|| write(socket, fd, &mut ring, bytes))
+    if socket.sending.carrier() != Carrier::Ring {
+        return None;
+    }
+    let mut has_woken = false;
+    let written = write(socket, fd, &mut ring, bytes, &mut has_woken);
+    drop(ring);
+    if has_woken {
+        // The peer may have meant to be seen.
+        returning::leave_if_recalled(socket, fd);
+    }
+    Some(written)
 }
 
 #[inline]
@@ -197,6 +207,7 @@ fn write(
     fd: c_int,
     ring: &mut Rings<SocketSender>,
     bytes: &[u8],
+    has_woken: &mut bool,
 ) -> std::result::Result<usize, SendError> {
     if !socket.sending.uses() {
         return Err(SendError::Aborted);
@@ -205,7 +216,10 @@ fn write(
         grow::step_sending(socket, fd, ring);
     }
     let sender = ring.as_mut().ok_or(SendError::AfterFinish)?;
-    let written = sender.ring.write(bytes, || bell::wake(socket, fd, &sender.waker));
+    let written = sender.ring.write(bytes, || {
+        *has_woken = true;
+        bell::wake(socket, fd, &sender.waker);
+    });
     if written == Err(SendError::Full) {
         // By a call that a handler has left.
         if sender.ring.take_owed() {

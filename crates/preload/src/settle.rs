@@ -36,7 +36,7 @@ pub fn wait(socket: &'static Socket) {
 /// Whether both directions are where they are to be. What was sent over TCP before the change need not have been received.
 fn is_settled(socket: &'static Socket) -> bool {
     let changed = || socket.sending.carrier() == Carrier::Ring && crate::receive::is_named(socket);
-    !socket.needs_attention() || (socket.is_joined() && changed())
+    !socket.needs_attention() || socket.is_passed() || (socket.is_joined() && changed())
 }
 
 /// Brings a socket further, unless it is still being connected.

@@ -114,8 +114,13 @@ pub struct Socket {
     pub fds: AtomicU32,
     stage: AtomicU8,
     /// Calls have more to do than the kernel or the ring does: to report, to join, to change over.
-    attention: AtomicBool,
+    pub attention: AtomicBool,
     growth: AtomicU8,
+    /// Another process has it, or is to get it, or the peer's; and it has gone back to the kernel for that. See `passing`.
+    is_passed: AtomicBool,
+    pub is_back: AtomicBool,
+    /// The kernel's number for it, once it has rings.
+    pub cookie: AtomicU64,
     /// Calls that have sent.
     pub sends: AtomicU32,
     /// How often the peer's doorbell was rung.
@@ -176,6 +181,9 @@ impl Socket {
             stage: AtomicU8::new(Stage::New as u8),
             attention: AtomicBool::new(false),
             growth: AtomicU8::new(Growth::None as u8),
+            is_passed: AtomicBool::new(false),
+            is_back: AtomicBool::new(false),
+            cookie: AtomicU64::new(0),
             sends: AtomicU32::new(0),
             rings: AtomicU64::new(0),
             facts: Lock::new(NO_FACTS),
@@ -213,6 +221,9 @@ impl Socket {
         *self.facts.lock() = NO_FACTS;
         *self.loan.lock() = None;
         self.set_growth(Growth::None);
+        for flag in [&self.is_passed, &self.is_back] {
+            flag.store(false, Ordering::Relaxed);
+        }
         self.sends.store(0, Ordering::Relaxed);
         self.rings.store(0, Ordering::Relaxed);
         self.sending.reset();
@@ -268,6 +279,21 @@ impl Socket {
     /// Both directions are where they are to be.
     pub fn leave_alone(&self) {
         self.attention.store(false, Ordering::Release);
+    }
+
+    /// Another process is to get it: it gets no rings any more.
+    pub fn set_passed(&self) {
+        self.is_passed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether another process has it, or is to get it.
+    pub fn is_passed(&self) -> bool {
+        self.is_passed.load(Ordering::Relaxed)
+    }
+
+    /// The kernel's number for it, since it has rings.
+    pub fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Relaxed)
     }
 
     /// Its rings are too small: calls attend to that from now on.

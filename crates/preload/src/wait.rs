@@ -186,7 +186,7 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     } else if (alone && !is_readable_for_others(socket)) || !wakes_only {
         kernel::sleep_as_recv(socket, fd, takes).map(|byte| {
             if let (Some(taker), Some(byte)) = (&taker, byte) {
-                taker.took(byte);
+                taker.took(fd, byte);
             }
         })
     } else {

@@ -29,14 +29,27 @@
 //! A consumer that drops wake bytes asks [`given_back`] after each receive: what is beyond the place that the producer names is the
 //! stream's. (What the producer sent before it has named a place is a wake byte, and it is named before the first byte of the stream is
 //! sent. So no byte of the stream is received by somebody who does not see the place afterwards.)
+//!
+//! The producer may send bytes once more over the kernel's connection that it has put into the ring and that the consumer has not released,
+//! before all others, and say so with the place: the ring's last `repeated` ones. The consumer drops those that it has from the ring. So it
+//! may leave the ring with bytes unread, because the connection is to be another process's, which has no ring: what it has not
+//! received is in the kernel's stream again. It asks for that:
+//!
+//! | producer | consumer |
+//! |---|---|
+//! | | [`recall`] |
+//! | finds itself [recalled](is_recalled), now and then and when it [begins](begin): goes back as above | |
+//! | | finds, after [`recall`], that the producer has not begun ([`left`]): it never will, and the kernel goes on |
 
-use ginnel_layout::ring::{BASE, END, READY, RESUME, WANTED};
+use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, WANTED};
 use ginnel_shmem::Memory;
 
 use crate::error::Corrupt;
 
 /// What WANTED says.
 const WANTS: u32 = 1;
+/// What RECALL says.
+const RECALLS: u32 = 1;
 
 /// The carrier before a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +86,17 @@ pub fn is_counted<M: Memory>(memory: &M, earlier: Earlier) -> bool {
 }
 
 /// The producer has sent `sent` bytes over the earlier carrier and sends no more there. To be called before anything is
-/// published in the ring, and before the first wake.
-pub fn begin<M: Memory>(memory: &M, sent: u64) {
+/// published in the ring, and before the first wake. False if the consumer has [`recall`]ed it meanwhile, perhaps before it could see that
+/// the producer has begun: then nothing may be published in the ring, nor any wake byte sent, and the producer gives it back at once.
+#[must_use = "the consumer may have recalled the producer"]
+pub fn begin<M: Memory>(memory: &M, sent: u64) -> bool {
     memory.attend();
     // ORDER carrier.base: all that was sent before, and nothing of what comes after. Pairs with: `left`.
     memory.store_release_u64(BASE, sent.saturating_add(1));
+    // ORDER carrier.recall: either the consumer sees that the producer has begun, or the producer sees that it is recalled, because both
+    // write before they read. Pairs with: `recall`.
+    memory.full_fence();
+    !is_recalled(memory)
 }
 
 /// How many bytes of the stream the earlier carrier still has for a consumer that has received `received` of them there. `Some(0)`:
@@ -98,6 +117,8 @@ pub struct Place {
     pub ring: u64,
     /// Bytes that the kernel has carried, wake bytes included.
     pub kernel: u64,
+    /// The last bytes of the ring, so many, come once more over the kernel's connection from there on.
+    pub repeated: u64,
 }
 
 /// The producer sends no more into the ring. To be called after its last publish and its last wake byte, and before it sends over the
@@ -105,7 +126,8 @@ pub struct Place {
 pub fn give_back<M: Memory>(memory: &M, place: Place) {
     memory.attend();
     memory.store_relaxed_u64(RESUME, place.kernel);
-    // ORDER carrier.end: the other word, and all that was published. Pairs with: `given_back`.
+    memory.store_relaxed_u64(REPEATED, place.repeated);
+    // ORDER carrier.end: the other words, and all that was published. Pairs with: `given_back`.
     memory.store_release_u64(END, place.ring.saturating_add(1));
 }
 
@@ -113,5 +135,20 @@ pub fn give_back<M: Memory>(memory: &M, place: Place) {
 pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
     // ORDER carrier.end: see `give_back`.
     let ring = memory.load_acquire_u64(END).checked_sub(1)?;
-    Some(Place { ring, kernel: memory.load_relaxed_u64(RESUME) })
+    let (kernel, repeated) = (memory.load_relaxed_u64(RESUME), memory.load_relaxed_u64(REPEATED));
+    Some(Place { ring, kernel, repeated })
+}
+
+/// The consumer asks the producer to go back to the kernel's connection. To be followed by [`left`] if the producer had not begun: what that
+/// says then is final.
+pub fn recall<M: Memory>(memory: &M) {
+    memory.attend();
+    memory.store_relaxed_u32(RECALL, RECALLS);
+    // ORDER carrier.recall: see `begin`. Pairs with: `begin`.
+    memory.full_fence();
+}
+
+/// Whether the consumer has asked for that.
+pub fn is_recalled<M: Memory>(memory: &M) -> bool {
+    memory.load_relaxed_u32(RECALL) == RECALLS
 }

@@ -196,6 +196,24 @@ impl<M: Memory> Producer<M> {
         side::consumer_ended(&self.memory) == Err(SendError::Aborted)
     }
 
+    /// Whether it has said that nothing more comes ([`Producer::finish`]).
+    pub fn is_finished(&self) -> bool {
+        self.ended == Some(SendError::AfterFinish)
+    }
+
+    /// A copy of all that was published and the consumer has not released. Empty if nothing is known of that.
+    pub fn unreleased(&mut self) -> Vec<u8> {
+        if self.refresh_head().is_err() {
+            return Vec::new();
+        }
+        let (len, start) = (self.in_flight(), self.head as usize & (self.capacity - 1));
+        let run = len.min(self.capacity - start);
+        let mut bytes = vec![0; len];
+        SharedSlice::new(&self.memory, HEADER + start, run).read(0, &mut bytes[..run]);
+        SharedSlice::new(&self.memory, HEADER, len - run).read(0, &mut bytes[run..]);
+        bytes
+    }
+
     /// Bytes published and not yet released by the consumer, as last seen.
     pub fn in_flight(&self) -> usize {
         (self.tail - self.head) as usize

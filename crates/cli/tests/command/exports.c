@@ -246,17 +246,16 @@ static void confined(void)
 
 static void spawned(void)
 {
-	char *arguments[] = {"sh", "-c", "echo spawned", NULL}, *environment[] = {NULL}, bytes[16];
+	char *arguments[] = {"sh", "-c", "echo spawned", NULL}, *environment[] = {NULL};
 	posix_spawn_file_actions_t actions;
 	pid_t child;
-	int pipes[2], status;
+	int status;
 	connection();
-	CHECK(!pipe(pipes) && !posix_spawn_file_actions_init(&actions));
-	CHECK(posix_spawn_file_actions_adddup2(&actions, a, 1) == EINVAL);
-	CHECK(!posix_spawn_file_actions_adddup2(&actions, pipes[1], 1));
+	CHECK(!posix_spawn_file_actions_init(&actions));
+	CHECK(!posix_spawn_file_actions_adddup2(&actions, a, 1));
 	CHECK(!posix_spawn(&child, "/bin/sh", &actions, NULL, arguments, environment));
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	CHECK(read(pipes[0], bytes, 16) == 8 && !memcmp(bytes, "spawned\n", 8));
+	comes("spawned\n");
 	CHECK(write(a, "end", 3) == 3);
 	comes("end");
 }

@@ -65,7 +65,7 @@ fn trap_20_a_program_that_confines_itself_is_not_killed() {
 }
 
 #[test]
-fn trap_4_a_file_action_of_posix_spawn_does_not_pass_a_connection_on() {
+fn trap_4_a_file_action_of_posix_spawn_passes_a_connection_on() {
     run("spawned", &[PLAIN]);
 }
 

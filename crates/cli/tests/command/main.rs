@@ -14,6 +14,7 @@ mod liars;
 mod load;
 mod measure;
 mod operate;
+mod passing;
 mod programs;
 mod readers;
 mod returning;

@@ -6,7 +6,7 @@ use libc::{c_int, c_uint, c_ulong};
 
 use crate::errno::{self, Kept};
 use crate::table::{self, EPOLLS, SOCKETS};
-use crate::{hidden, real};
+use crate::{hidden, kernel, passing, real};
 
 /// Before the kernel closes a descriptor. The table of a child of `vfork` is its parent's, and stays as it is.
 fn closing(fd: c_int) {
@@ -18,10 +18,11 @@ fn closing(fd: c_int) {
 
 /// After the kernel has made a descriptor that is a copy of another one.
 fn copied(fd: c_int, copy: c_int) -> c_int {
-    if copy >= 0 && SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) {
-        crate::kernel::close_on_exec(copy);
-    }
+    // A child of `vfork` has the connections of the program that it executes looked for when it does.
     if copy >= 0 && super::process::owns_tables() {
+        if SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) {
+            passing::withhold(copy);
+        }
         table::duplicate(fd, copy);
     }
     copy
@@ -64,7 +65,9 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // CLOSE_RANGE_CLOEXEC closes nothing now.
-    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 && first <= last {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
+        SOCKETS.used(first, last).for_each(|fd| passing::set_inherited(fd, false));
+    } else if first <= last {
         SOCKETS.used(first, last).for_each(closing);
         EPOLLS.used(first, last).for_each(closing);
     }
@@ -131,9 +134,32 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mu
     after_fcntl(fd, command, argument, unsafe { real::fcntl64(fd, command, argument) })
 }
 
+/// Whether the kernel does not leave a descriptor to programs that are executed although the program means it to.
+fn is_withheld(fd: c_int) -> bool {
+    SOCKETS.get(fd).is_some_and(|socket| socket.is_joined()) && passing::is_inherited(fd)
+}
+
+/// The program has said whether programs that it executes get a descriptor. A connection that has changed over they get only once it has
+/// gone back.
+fn leave_to_children(fd: c_int, inherited: bool) {
+    if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined())
+        && super::process::owns_tables()
+    {
+        passing::set_inherited(fd, inherited);
+        if !socket.is_back.load(std::sync::atomic::Ordering::Relaxed) {
+            kernel::close_on_exec(fd);
+        }
+    }
+}
+
 fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) -> c_int {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, result),
+        libc::F_SETFD if result >= 0 => {
+            leave_to_children(fd, argument as usize & libc::FD_CLOEXEC as usize == 0);
+        }
+        // What the program has set, which is not what the kernel has.
+        libc::F_GETFD if result >= 0 && is_withheld(fd) => return result & !libc::FD_CLOEXEC,
         libc::F_SETFL if result == 0 => {
             if let Some(socket) = SOCKETS.get(fd) {
                 socket.set_nonblocking(Some(argument as usize & libc::O_NONBLOCK as usize != 0));
@@ -153,6 +179,9 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     }
     // SAFETY: the program keeps the rules.
     let result = unsafe { real::ioctl(fd, request, argument) };
+    if [libc::FIOCLEX, libc::FIONCLEX].contains(&request) && result == 0 {
+        leave_to_children(fd, request == libc::FIONCLEX);
+    }
     if request == libc::FIONBIO
         && result == 0
         && let Some(socket) = SOCKETS.get(fd)

@@ -245,9 +245,9 @@ pub unsafe extern "C-unwind" fn sendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
-    if unsafe { passes_connection(message) } {
+    if !unsafe { passes_connections(message) } {
         // Whoever receives it would take wake bytes for the peer's.
-        Errno(libc::EINVAL).set();
+        Errno(libc::EAGAIN).set();
         return -1;
     }
     // SAFETY: the program keeps the rules.
@@ -260,31 +260,31 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     send::send(socket, fd, flags, pieces, native)
 }
 
-/// Whether a message hands over a descriptor of a connection that has left the kernel. One that has not stays there.
-unsafe fn passes_connection(message: *const msghdr) -> bool {
+/// A message may hand over descriptors of connections. Those go back to the kernel, or stay there. False if one has not gone back in time.
+unsafe fn passes_connections(message: *const msghdr) -> bool {
+    let mut joined = Vec::new();
     // SAFETY: the program gives a message, whose control messages are whole.
     unsafe {
         if message.is_null() || (*message).msg_controllen == 0 {
-            return false;
+            return true;
         }
         let mut control = libc::CMSG_FIRSTHDR(message);
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
-                let len = (*control).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let len = ((*control).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let fds = libc::CMSG_DATA(control).cast::<c_int>();
                 for i in 0..len / size_of::<c_int>() {
-                    if let Some(socket) = connection(fds.add(i).read_unaligned()) {
+                    let fd = fds.add(i).read_unaligned();
+                    if let Some(socket) = connection(fd) {
                         crate::meet::stays(socket, "its descriptor was passed on");
-                        if socket.is_joined() {
-                            return true;
-                        }
+                        joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
                 }
             }
             control = libc::CMSG_NXTHDR(message, control);
         }
     }
-    false
+    joined.is_empty() || crate::passing::pass_on(&joined)
 }
 
 #[unsafe(no_mangle)]
@@ -294,12 +294,21 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
+    let count = count.min(libc::UIO_MAXIOV as c_uint);
     if connection(fd).is_none() {
+        // SAFETY: the program gives `count` of them.
+        let passes = |i| unsafe { passes_connections(&raw const (*messages.add(i as usize)).msg_hdr) };
+        // Those before one that cannot be sent now are.
+        let sendable = (0..count).take_while(|i| passes(*i)).count() as c_uint;
+        if sendable == 0 && count > 0 {
+            Errno(libc::EAGAIN).set();
+            return -1;
+        }
         // SAFETY: the program keeps the rules.
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        return unsafe { real::sendmmsg(fd, messages, sendable, flags) };
     }
     let mut done = 0;
-    for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
+    for i in 0..count {
         // SAFETY: the program gives `count` of them.
         let message = unsafe { &mut *messages.add(i as usize) };
         // SAFETY: as `sendmsg`.

@@ -39,6 +39,7 @@ extern "C" fn in_child() {
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     crate::lock::forget_tid();
     crate::family::in_child();
+    crate::passing::in_child();
     crate::bell::in_child();
     crate::table::SOCKETS.free_in_child();
     crate::table::EPOLLS.free_in_child();
@@ -73,6 +74,11 @@ type Strings = *const *const c_char;
 
 /// Executes another program, with what it has to know of the connections that it gets.
 unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> c_int {
+    let is_child = !owns_tables();
+    {
+        let _errno = Kept::new();
+        crate::passing::before_exec(is_child);
+    }
     executing();
     // A child of `vfork` has its parent's tables, and its memory.
     // SAFETY: the program keeps the rules of the functions below.
@@ -126,8 +132,8 @@ pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environme
     unsafe { execute(environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
-/// A program that is executed takes wake bytes for the peer's, so it does not get a connection that has changed over. Returns the error, as
-/// the C library's function does.
+/// What is said here happens where this library does not see it, so the connection goes back to TCP now. Returns the error, as the C
+/// library's function does: EAGAIN if the connection has not gone back in time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     actions: *mut libc::posix_spawn_file_actions_t,
@@ -136,8 +142,8 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 ) -> c_int {
     if let Some(socket) = super::io::connection(from) {
         crate::meet::stays(socket, "its descriptor was passed on");
-        if socket.is_joined() {
-            return libc::EINVAL;
+        if socket.is_joined() && !crate::passing::pass_on(&[(socket, from)]) {
+            return libc::EAGAIN;
         }
     }
     // SAFETY: the program keeps the rules.

@@ -4,8 +4,8 @@
 
 use super::{ASLEEP, CAPACITY, explore, must_fail};
 use ginnel_layout::ring::{
-    BASE, CONSUMER_STATE, DATA_ARMED, END, HEAD, HEADER, PRODUCER_STATE, READY, RESUME, SPACE_ARMED, TAIL,
-    footprint,
+    BASE, CONSUMER_STATE, DATA_ARMED, END, HEAD, HEADER, PRODUCER_STATE, READY, RECALL, REPEATED, RESUME,
+    SPACE_ARMED, TAIL, footprint,
 };
 use ginnel_ring::carrier::{Earlier, Place};
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
@@ -62,7 +62,7 @@ fn send(count: u64, kernel: &Kernel, producer: &mut stream::Producer<LoomMemory>
     let (mut sent, mut begun) = (0, false);
     for word in 1..=count {
         if !begun && carrier::is_counted(producer.memory(), Earlier::Kernel) {
-            carrier::begin(producer.memory(), sent);
+            assert!(carrier::begin(producer.memory(), sent), "recalled by nobody");
             begun = true;
         }
         if begun {
@@ -188,10 +188,10 @@ fn change(count: u64, count_at: u64, careless: bool, producer: &LoomMemory, cons
 }
 
 fn memory() -> LoomMemory {
-    let control =
-        [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE, BASE, END, RESUME, READY];
+    let rings = [TAIL, SPACE_ARMED, HEAD, DATA_ARMED, PRODUCER_STATE, CONSUMER_STATE];
+    let control = rings.into_iter().chain([BASE, END, RESUME, REPEATED, READY, RECALL]);
     let data = (0..4).map(|word| HEADER + 8 * word);
-    LoomMemory::new(footprint(CAPACITY), control.into_iter().chain(data))
+    LoomMemory::new(footprint(CAPACITY), control.chain(data))
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn grow(count: u64, count_at: u64, wakes: bool) {
         let mut at = 0;
         for word in 1..=count {
             if at == 0 && carrier::is_counted(producers[1].memory(), Earlier::Ring) {
-                carrier::begin(producers[1].memory(), producers[0].cursor().position);
+                assert!(carrier::begin(producers[1].memory(), producers[0].cursor().position));
                 at = 1;
                 if wakes {
                     kernel.send(WAKE);
@@ -446,7 +446,7 @@ fn give_back(count: u64, back_at: u64, careless: bool, producer: &LoomMemory, co
         let mut sent = 0;
         for word in 1..=count {
             if word == back_at {
-                let place = Place { ring: ring.cursor().position, kernel: sent };
+                let place = Place { ring: ring.cursor().position, kernel: sent, repeated: 0 };
                 carrier::give_back(ring.memory(), place);
                 let _ = ring.finish();
             }
@@ -491,5 +491,52 @@ fn who_takes_what_comes_for_wakes_loses_words() {
     must_fail(&["a word was taken for a wake"], || {
         let memory = memory();
         give_back(2, 2, true, &memory, &memory);
+    });
+}
+
+/// A word, sent while the consumer recalls the producer that may begin just then. Both agree on who carries it.
+fn recall(producer: &LoomMemory, consumer: &LoomMemory) {
+    let kernel = Kernel::new();
+    let mut from_ring = stream::Consumer::new(consumer.clone(), CAPACITY);
+    let (to_kernel, mut ring) = (kernel.clone(), stream::Producer::new(producer.clone(), CAPACITY));
+    carrier::count(consumer, Earlier::Kernel);
+    let sender = thread::spawn(move || {
+        if carrier::is_counted(ring.memory(), Earlier::Kernel) {
+            if carrier::begin(ring.memory(), 0) {
+                let room = ring.claim(8).unwrap();
+                room.slice().write(0, &7_u64.to_ne_bytes());
+                let _ = room.publish(8);
+                return;
+            }
+            carrier::give_back(ring.memory(), Place { ring: 0, kernel: 0, repeated: 0 });
+        }
+        to_kernel.send(7);
+    });
+    carrier::recall(consumer);
+    let has_begun = carrier::left(consumer, 0).unwrap().is_some();
+    sender.join().unwrap();
+    // The producer has begun and is to go back, or it has not and never will.
+    let in_ring = from_ring.poll() == Ok(8);
+    assert!(has_begun || !in_ring, "a word in a ring that nobody looks at");
+    assert_eq!(in_ring, kernel.recv(1).is_empty(), "a word that is nowhere, or twice");
+}
+
+#[test]
+fn who_recalls_a_producer_knows_whether_it_has_begun() {
+    explore(3, || {
+        let memory = memory();
+        recall(&memory, &memory);
+    });
+}
+
+#[test]
+fn without_a_fence_a_producer_begins_unseen() {
+    must_fail(&["a word in a ring"], || {
+        let memory = memory();
+        recall(&memory.without(Order::Fence), &memory);
+    });
+    must_fail(&["a word in a ring"], || {
+        let memory = memory();
+        recall(&memory, &memory.without(Order::Fence));
     });
 }

@@ -6,7 +6,7 @@
 //! outside the rings changes.
 
 use super::{Arena, Op, size};
-use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RESUME};
+use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RECALL, REPEATED, RESUME};
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::{Corrupt, RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, Memory};
@@ -69,8 +69,8 @@ struct World {
     consumer: Side,
     /// It counts in this carrier, for the next ring.
     counts: Option<Earlier>,
-    /// It is about to receive from the kernel again, once so much has gone through it.
-    resume: Option<u64>,
+    /// It is about to receive from the kernel again, once so much has gone through it: wake bytes, and then what is repeated.
+    resume: Option<(u64, u64)>,
     /// Bytes that it has taken for wake bytes.
     stash: VecDeque<u8>,
     /// What has been sent and has not been received.
@@ -101,7 +101,7 @@ impl World {
     }
 
     fn step(&mut self, op: Op) -> Result<(), Corrupt> {
-        match op.code % 7 {
+        match op.code % 9 {
             0 => self.send(size(op.a, 3000)),
             1 => self.receive(size(op.a, 3000))?,
             2 => self.count(),
@@ -110,8 +110,10 @@ impl World {
                 self.kernel.push_back(WAKE);
                 self.producer.kernel += 1;
             }
-            5 => self.give_back(op.a.is_multiple_of(2)),
+            5 => self.give_back(op.a.is_multiple_of(2), op.b.is_multiple_of(2)),
             6 => self.drain(size(op.a, 300)),
+            7 => self.leave(true),
+            8 => self.recall()?,
             _ => {}
         }
         Ok(())
@@ -135,7 +137,11 @@ impl World {
         let (earlier, later) = self.rings.split_at_mut(at);
         let last = earlier.last_mut().filter(|_| self.producer.in_ring);
         let sent = last.as_ref().map_or(self.producer.kernel, |ring| ring.producer.cursor().position);
-        carrier::begin(&later[0].memory, sent);
+        if !carrier::begin(&later[0].memory, sent) && !self.producer.in_ring {
+            carrier::give_back(&later[0].memory, Place { ring: 0, kernel: sent, repeated: 0 });
+            self.producer.rings = at + 1;
+            return;
+        }
         // The ring that was left may be finished.
         if let Some(ring) = last.filter(|_| finishes) {
             let _ = ring.producer.finish();
@@ -143,12 +149,27 @@ impl World {
         (self.producer.rings, self.producer.in_ring) = (at + 1, true);
     }
 
+    /// The consumer has the kernel go on, if the producer has not begun.
+    fn recall(&mut self) -> Result<(), Corrupt> {
+        if self.counts == Some(Earlier::Kernel) && !self.consumer.in_ring {
+            let memory = &self.rings[self.consumer.rings].memory;
+            carrier::recall(memory);
+            if carrier::left(memory, self.consumer.kernel)?.is_none() {
+                (self.consumer.rings, self.counts) = (self.consumer.rings + 1, None);
+            }
+        }
+        Ok(())
+    }
+
     /// The producer goes on over the kernel's connection.
-    fn give_back(&mut self, finishes: bool) {
+    fn give_back(&mut self, finishes: bool, repeats: bool) {
         let Some(at) = self.producer.ring() else { return };
         let ring = &mut self.rings[at];
-        let place = Place { ring: ring.producer.cursor().position, kernel: self.producer.kernel };
-        carrier::give_back(&ring.memory, place);
+        let again = if repeats { ring.producer.unreleased() } else { Vec::new() };
+        let (position, kernel) = (ring.producer.cursor().position, self.producer.kernel);
+        carrier::give_back(&ring.memory, Place { ring: position, kernel, repeated: again.len() as u64 });
+        self.kernel.extend(&again);
+        self.producer.kernel += again.len() as u64;
         if finishes {
             let _ = ring.producer.finish();
         }
@@ -210,11 +231,14 @@ impl World {
     }
 
     fn receive(&mut self, len: usize) -> Result<(), Corrupt> {
-        if let Some(resume) = self.resume {
-            let left = resume.saturating_sub(self.consumer.kernel).try_into().unwrap_or(usize::MAX);
-            let wakes = self.take(left);
+        if let Some((wakes, resume)) = self.resume {
+            let left = |until: u64, world: &Self| {
+                usize::try_from(until.saturating_sub(world.consumer.kernel)).unwrap_or(usize::MAX)
+            };
+            let wakes = self.take(left(wakes, self));
             assert!(self.scribbled || wakes.iter().all(|byte| *byte == WAKE));
-            if wakes.len() < left {
+            let left = left(resume, self);
+            if self.take(left).len() < left {
                 return Ok(());
             }
             let stash: Vec<u8> = self.stash.drain(..).collect();
@@ -243,12 +267,23 @@ impl World {
             Err(RecvError::Empty | RecvError::Finished) => {}
             Err(error) => panic!("{error}"),
         }
-        match carrier::given_back(&self.rings[ring].memory) {
-            Some(place) if place.ring == self.received() => self.resume = Some(place.kernel),
-            Some(place) => assert!(self.scribbled || place.ring > self.received()),
-            None => {}
-        }
+        self.leave(false);
         Ok(())
+    }
+
+    /// The consumer leaves the ring for the kernel, if the producer has: perhaps with bytes unread, if they come again.
+    fn leave(&mut self, may_be_unread: bool) {
+        let Some(ring) = self.consumer.ring().filter(|_| self.resume.is_none()) else { return };
+        let Some(place) = carrier::given_back(&self.rings[ring].memory) else { return };
+        let unread = place.ring.checked_sub(self.received());
+        assert!(self.scribbled || unread.is_some(), "the producer has gone back before what was received");
+        let most = if may_be_unread { place.repeated } else { 0 };
+        if let Some(unread) = unread.filter(|unread| *unread <= most) {
+            let known = place.repeated - unread;
+            self.resume = Some((place.kernel, place.kernel.saturating_add(known)));
+            let known = self.stash.len().min(usize::try_from(known).unwrap_or(usize::MAX));
+            self.stash.drain(..known);
+        }
     }
 
     fn receive_from_kernel(&mut self, len: usize) -> Result<(), Corrupt> {
@@ -276,12 +311,14 @@ impl World {
         let received = self.received();
         let memory = &self.rings[self.consumer.rings.min(RINGS - 1)].memory;
         let near = received.wrapping_add(u64::from(op.a)).wrapping_sub(u64::from(op.b % 64));
-        match op.code % 6 {
+        match op.code % 8 {
             0 => memory.store_relaxed_u64(BASE, near),
             1 => memory.store_relaxed_u64(BASE, u64::from(op.a) << (op.b % 64)),
             2 => memory.store_relaxed_u32(READY, op.b.into()),
             3 => memory.store_relaxed_u64(END, near),
             4 => memory.store_relaxed_u64(RESUME, u64::from(op.a) << (op.b % 64)),
+            5 => memory.store_relaxed_u64(REPEATED, u64::from(op.a) << (op.b % 64)),
+            6 => memory.store_relaxed_u32(RECALL, op.b.into()),
             _ => memory.store_relaxed_u64(BASE, 0),
         }
         // What the words say now is what counts.

@@ -1,0 +1,298 @@
+//! Connections that another process gets: by `exec`, or in a message with the descriptor (SCM_RIGHTS).
+//!
+//! That process may know nothing of rings. So both directions go back to the kernel first, and stay there: what this process has not
+//! received is in the kernel's stream again, and whoever gets the descriptor finds an ordinary TCP connection.
+//!
+//! | this side | its peer |
+//! |---|---|
+//! | asks the peer to go back ([`ginnel_ring::carrier::recall`]), and wakes it | |
+//! | | with the next call on the socket, or the call in which it sleeps: goes back (`returning`), and sends what this side may not have received over the kernel's connection |
+//! | drops the wake bytes, and what it has received; its receiving direction is the kernel's | |
+//! | goes back; its sending direction is the kernel's | receives the rest of the ring, then from the kernel |
+//!
+//! What can go wrong:
+//!
+//! | | |
+//! |---|---|
+//! | the peer makes no call for a while | after [`PATIENCE`] the message is refused (EAGAIN), or the program that is executed does not get the connection. The peer goes back whenever it makes one |
+//! | more is unread than the kernel takes at once, or a larger ring is about to take over | the same |
+//! | another process has the socket too, after a fork, and uses it | the same |
+//! | the peer dies, or closes | the same; what it has sent can still be received here |
+//! | the peer lies about what it sends again | it harms its own stream |
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ginnel::SocketReceiver;
+use ginnel_ring::carrier::{self, Place};
+use ginnel_ring::wait::Waitable;
+use libc::c_int;
+
+use crate::bell::{self, Wake};
+use crate::confined::is_confined;
+use crate::direction::{Carrier, Held};
+use crate::errno::Kept;
+use crate::socket::{Growth, Socket, now};
+use crate::table::SOCKETS;
+use crate::{grow, kernel, receive, report, returning, signals};
+
+/// How long a peer has to go back, in microseconds.
+const PATIENCE: u64 = 1_000_000;
+/// Between two looks whether it has, in milliseconds.
+const STEP: c_int = 1;
+/// Looks between two wakes.
+const LOOKS: u32 = 20;
+
+/// Has these connections go back to the kernel, and keeps them there. True if all are the kernel's. Waits for their peers, but no longer
+/// than [`PATIENCE`].
+#[cold]
+pub fn pass_on(sockets: &[(&'static Socket, c_int)]) -> bool {
+    let _errno = Kept::new();
+    let deadline = now() + PATIENCE;
+    for (socket, _) in sockets {
+        socket.set_passed();
+        socket.facts.lock().reason = "its descriptor was passed on";
+    }
+    for looks in 0.. {
+        let left = sockets.iter().filter(|(socket, fd)| !is_back(socket, *fd, looks % LOOKS == 0)).count();
+        if left == 0 {
+            return true;
+        }
+        // Both ends may be in this process, even in this thread.
+        for fd in SOCKETS.used(0, u32::MAX) {
+            if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) {
+                returning::leave_if_recalled(socket, fd);
+            }
+        }
+        if now() >= deadline {
+            break;
+        }
+        // A signal only makes it shorter.
+        let _ = signals::sleep(STEP);
+    }
+    false
+}
+
+/// Brings a connection further back. True if it is the kernel's.
+fn is_back(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
+    if !socket.is_joined() {
+        return true;
+    }
+    if is_confined() || is_used_elsewhere(socket) {
+        return false;
+    }
+    let is_back = receives_natively(socket, fd, wakes) && sends_natively(socket, fd);
+    if is_back && !socket.is_back.swap(true, Ordering::Relaxed) {
+        rest(socket);
+        report::changed(socket);
+    }
+    is_back
+}
+
+/// A connection that another process has, or its peer's, needs no attention once the kernel carries it both ways.
+pub fn rest(socket: &Socket) {
+    let carriers = [socket.sending.carrier(), socket.receiving.carrier()];
+    if carriers == [Carrier::Kernel; 2] {
+        socket.set_growth(Growth::Over);
+        socket.leave_alone();
+    }
+}
+
+/// Whether another process that has the socket too has used it since the fork.
+fn is_used_elsewhere(socket: &Socket) -> bool {
+    let is_used = !crate::family::may_drain(socket);
+    is_used && crate::family::is_shared(socket)
+}
+
+fn receives_natively(socket: &'static Socket, fd: c_int, wakes: bool) -> bool {
+    let direction = &socket.receiving;
+    let mut rings = direction.lock();
+    match direction.carrier() {
+        Carrier::Changing => return false,
+        Carrier::Kernel => {}
+        Carrier::Counted => {
+            let Some(receiver) = rings.as_ref() else { return false };
+            let memory = receiver.ring.memory();
+            carrier::recall(memory);
+            match receive::left(receiver, direction.kernels()) {
+                // It never will begin.
+                Ok(None) => {}
+                Ok(Some(0)) => {
+                    receive::begin_ring(socket);
+                    return false;
+                }
+                // What the program has not received lies before all wake bytes, of which there must be none, and what the ring has lies
+                // behind it.
+                Ok(Some(left)) => {
+                    let base = direction.kernels() + left;
+                    let is_all = |place: Place| place.kernel == base && place.ring == place.repeated;
+                    if !carrier::given_back(memory).is_some_and(is_all) {
+                        return ask(socket, fd, rings, wakes);
+                    }
+                }
+                Err(_) => return false,
+            }
+            drop(rings.give_back(0));
+            direction.set_returned(true);
+            direction.set_carrier(Carrier::Kernel);
+        }
+        Carrier::Ring => {
+            if rings.is_ahead() && grow::step_receiving(socket, &mut rings).is_err() {
+                return false;
+            }
+            let Some(receiver) = rings.as_ref() else { return false };
+            carrier::recall(receiver.ring.memory());
+            return match returning::begin_unread(socket, fd, &rings) {
+                Ok(false) => ask(socket, fd, rings, wakes),
+                _ => false,
+            };
+        }
+        Carrier::Returning => {
+            if !returning::settle(socket, fd, &mut rings) {
+                return false;
+            }
+        }
+    }
+    let left: Vec<_> = match direction.common() {
+        // Relatives follow what is there.
+        Some(_) => Vec::new(),
+        None => rings.take().collect(),
+    };
+    drop(rings);
+    drop(left);
+    true
+}
+
+/// The peer has to go back, and is awake or is woken. False, as it has not yet.
+fn ask(socket: &'static Socket, fd: c_int, mut rings: Held<'_, SocketReceiver>, wakes: bool) -> bool {
+    if wakes {
+        // A peer that sends, and does not look for wakes, finds a sleeper.
+        if let Some(receiver) = rings.as_mut() {
+            bell::wish(&mut receiver.ring, Wake::Byte, true);
+            receiver.ring.arm();
+        }
+        drop(rings);
+        kernel::wake(socket, fd);
+    }
+    false
+}
+
+fn sends_natively(socket: &'static Socket, fd: c_int) -> bool {
+    if !returning::leave_now(socket, fd) {
+        return false;
+    }
+    let mut rings = socket.sending.lock();
+    let left: Vec<_> = match socket.sending.common() {
+        Some(_) => Vec::new(),
+        None => rings.take().collect(),
+    };
+    drop(rings);
+    drop(left);
+    true
+}
+
+/// A set of descriptors, a bit each.
+struct Descriptors([AtomicU64; FDS / 64]);
+
+/// Larger numbers are in none.
+const FDS: usize = 1 << 20;
+
+impl Descriptors {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; FDS / 64])
+    }
+
+    fn bit(&self, fd: c_int) -> Option<(&AtomicU64, u64)> {
+        let fd = usize::try_from(fd).ok()?;
+        Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
+    }
+
+    fn has(&self, fd: c_int) -> bool {
+        self.bit(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn set(&self, fd: c_int, is_in: bool) {
+        if let Some((word, bit)) = self.bit(fd) {
+            match is_in {
+                true => word.fetch_or(bit, Ordering::Relaxed),
+                false => word.fetch_and(!bit, Ordering::Relaxed),
+            };
+        }
+    }
+}
+
+/// Those of connections that have changed over which the program leaves to programs that it executes. The kernel closes them all the same
+/// (close-on-exec), unless the connection has gone back.
+static INHERITED: Descriptors = Descriptors::new();
+
+/// Those of them that this process has made, or has said so of, itself: not those that it has from its parent, as it has all others.
+static CHOSEN: Descriptors = Descriptors::new();
+
+/// The program says whether programs that it executes get this descriptor, of a connection that has changed over.
+pub fn set_inherited(fd: c_int, is_inherited: bool) {
+    INHERITED.set(fd, is_inherited);
+    CHOSEN.set(fd, is_inherited);
+}
+
+/// What it has said.
+pub fn is_inherited(fd: c_int) -> bool {
+    INHERITED.has(fd)
+}
+
+/// Programs that are executed do not get this descriptor, whatever the program means: they would take wake bytes for the peer's, and their
+/// own bytes would be taken for wake bytes.
+pub fn withhold(fd: c_int) {
+    set_inherited(fd, !kernel::closes_on_exec(fd));
+    kernel::close_on_exec(fd);
+}
+
+/// In the child of a fork: it has chosen nothing yet.
+pub fn in_child() {
+    SOCKETS.used(0, u32::MAX).for_each(|fd| CHOSEN.set(fd, false));
+}
+
+/// Whether a program that this process executes is meant to have a connection by this descriptor. A child has all that its parent had; what
+/// the parent still has too, and the child did not care for, is meant for nobody.
+fn is_meant(fd: c_int) -> bool {
+    let is_own = || SOCKETS.get(fd).is_some_and(|socket| !crate::family::is_shared(socket));
+    INHERITED.has(fd) && (CHOSEN.has(fd) || is_own())
+}
+
+/// Descriptors of a child of `vfork` that may be copies of a connection of its parent's. Whoever executes a program has few.
+const COPIES: c_int = 256;
+
+/// This process is about to execute another program, which gets the connections that it is meant to have, on TCP. In a child of `vfork`
+/// (`is_child`) the tables are its parent's, and the descriptors its own.
+#[cold]
+pub fn before_exec(is_child: bool) {
+    let is_joined = |fd: &c_int| SOCKETS.get(*fd).is_some_and(|socket| socket.is_joined());
+    let joined: Vec<c_int> = SOCKETS.used(0, u32::MAX).filter(is_joined).collect();
+    if joined.is_empty() || is_confined() {
+        return;
+    }
+    let socket_of = |fd: c_int, cookie: u64| {
+        let own = SOCKETS.get(fd).filter(|socket| socket.is_joined() && socket.cookie() == cookie);
+        let others = || joined.iter().filter_map(|fd| SOCKETS.get(*fd));
+        own.or_else(|| others().find(|socket| socket.is_joined() && socket.cookie() == cookie))
+    };
+    let fds: Vec<c_int> = match is_child {
+        true => (0..COPIES).filter(|fd| kernel::is_left_on_exec(*fd)).collect(),
+        false => joined.iter().copied().filter(|fd| is_meant(*fd)).collect(),
+    };
+    let mut sockets: Vec<(&'static Socket, c_int)> = Vec::new();
+    for fd in &fds {
+        if let Some(socket) = kernel::cookie(*fd).and_then(|cookie| socket_of(*fd, cookie))
+            && !sockets.iter().any(|(other, _)| std::ptr::eq(*other, socket))
+        {
+            sockets.push((socket, *fd));
+        }
+    }
+    if sockets.is_empty() {
+        return;
+    }
+    pass_on(&sockets);
+    for fd in fds {
+        if let Some(socket) = kernel::cookie(fd).and_then(|cookie| socket_of(fd, cookie)) {
+            kernel::set_close_on_exec(fd, !socket.is_back.load(Ordering::Relaxed));
+        }
+    }
+}
