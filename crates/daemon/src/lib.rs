@@ -5,6 +5,7 @@
 
 pub mod allowance;
 pub mod closer;
+pub mod excluded;
 pub mod guest;
 pub mod host;
 pub mod keeper;

@@ -8,6 +8,7 @@ use super::segments::Segments;
 use super::sockets::Syns;
 use super::vfio::Interrupts;
 use crate::closer::Closer;
+use crate::excluded::Excluded;
 use crate::keeper::Keeper;
 use crate::link::GuestLink;
 use crate::pidwatch::{Image, Process};
@@ -57,6 +58,8 @@ pub struct Daemon {
     /// Clients that have gone while the host was asked to attach them.
     pub(super) departed: BTreeMap<u32, (Process, Option<Image>, Attaching)>,
     pub(super) syns: Syns,
+    /// Programs whose connections stay on TCP.
+    pub(super) excluded: Excluded,
     policy: Policy,
     /// For packets of programs.
     pub(super) packet: Vec<u8>,
@@ -71,6 +74,7 @@ impl Daemon {
     pub fn new(
         listener: OwnedFd,
         most: Most,
+        excluded: Excluded,
         stop: impl AsFd,
         control: Control,
         interrupts: Option<Interrupts>,
@@ -107,6 +111,7 @@ impl Daemon {
             segments,
             outbox: VecDeque::new(),
             syns: Syns::default(),
+            excluded,
             policy: Policy::new(),
             packet: vec![0; MAX_PACKET],
             nap: FIRST_NAP,

@@ -60,6 +60,9 @@ pub struct Args {
     /// Of these, programs of one user other than root; all of them unless it is given.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub clients_per_user: Option<u32>,
+    /// Programs whose TCP connections stay on TCP, separated by commas: their names as in /proc/PID/comm. An empty text: none.
+    #[arg(long, value_name = "NAMES", default_value = "sshd,sshd-session", value_delimiter = ',')]
+    pub exclude: Vec<String>,
     /// Use no interrupts even if there is an IOMMU: programs that wait poll.
     #[arg(long)]
     pub poll: bool,
@@ -119,7 +122,17 @@ pub fn run(args: Args) -> Result<()> {
     let path = dir.join("ginnel.sock");
     let listener = listen(&path, args.socket_mode, group)?;
     let segments = Segments::new(Kernel::default());
-    let daemon = Daemon::new(listener, most, &stop, control, interrupts, keeper, boot_id()?, segments)?;
+    let daemon = Daemon::new(
+        listener,
+        most,
+        args.exclude.into(),
+        &stop,
+        control,
+        interrupts,
+        keeper,
+        boot_id()?,
+        segments,
+    )?;
     notify(sd_notify::NotifyState::Ready);
     tracing::info!("listening at {}", path.display());
     let result = daemon.run();

@@ -221,6 +221,8 @@ impl Daemon {
             Err(StaysReason::TOO_MANY)
         } else if !self.up {
             Err(StaysReason::DISABLED)
+        } else if self.excluded.has(&client.process) {
+            Err(StaysReason::EXCLUDED)
         } else {
             self.syns.read(report, socket)
         };

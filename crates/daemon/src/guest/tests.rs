@@ -25,6 +25,7 @@ struct Bed {
     dir: tempfile::TempDir,
     memory: Mapping,
     most: Most,
+    excluded: Vec<String>,
     stop: UnixStream,
     daemon: Option<JoinHandle<Result<()>>>,
 }
@@ -36,6 +37,15 @@ impl Bed {
     }
 
     fn with(most: Most) -> Self {
+        Self::made(most, Vec::new())
+    }
+
+    /// One that leaves out this program.
+    fn without(excluded: &str) -> Self {
+        Self::made(Most { all: 64, per_user: 64 }, vec![excluded.to_owned()])
+    }
+
+    fn made(most: Most, excluded: Vec<String>) -> Self {
         let tree = Tree::new();
         let bars = [(0, 0xfebd_5000, 4096), (1, 0xfebd_4000, 4096), (2, 0x7_0000_0000, format::SIZE as u64)];
         let file = tree.ivshmem("0000:00:03.0", &bars).join("resource2");
@@ -43,7 +53,8 @@ impl Bed {
         let memory = Mapping::of_file(&file, 0, format::SIZE, Protection::ReadWrite).unwrap();
         add(&tree, "0000:00:05.0", SIZE, header(5));
         let dir = tempfile::tempdir().unwrap();
-        let mut bed = Self { tree, dir, memory, most, stop: UnixStream::pair().unwrap().0, daemon: None };
+        let stop = UnixStream::pair().unwrap().0;
+        let mut bed = Self { tree, dir, memory, most, excluded, stop, daemon: None };
         bed.host(); // For its header.
         bed.start();
         bed
@@ -59,9 +70,10 @@ impl Bed {
                 .unwrap();
         let control = Control::find(&sysfs).unwrap();
         let kernel = self.tree.kernel();
-        let most = self.most;
+        let (most, excluded) = (self.most, self.excluded.clone().into());
         self.daemon = Some(std::thread::spawn(move || {
-            Daemon::new(listener, most, &read, control, None, None, [7; 16], Segments::new(kernel))?.run()
+            Daemon::new(listener, most, excluded, &read, control, None, None, [7; 16], Segments::new(kernel))?
+                .run()
         }));
     }
 
@@ -652,6 +664,24 @@ fn next_facts(host: &mut HostLink, client: u32) -> wire::SocketFacts {
     let (header, body) = wire::split(&body).unwrap();
     assert_eq!(header.kind, Kind::SOCK_REPORT);
     wire::body(body).unwrap()
+}
+
+#[test]
+fn programs_that_are_left_out_stay_on_tcp() {
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    for (excluded, is_left_out) in [("another", false), (comm.trim_end(), true)] {
+        let bed = Bed::without(excluded);
+        let mut host = bed.session();
+        let program = bed.program();
+        program.reports(report(1, wire::SocketRole::CONNECTOR), &[&connection()[0]]);
+        match is_left_out {
+            true => assert_eq!(program.hears_stays(), (1, wire::StaysReason::EXCLUDED)),
+            false => assert_eq!(next_message(&mut host).0, RelayKind::OPEN),
+        }
+    }
+    let names = |args| parsed(args).unwrap().exclude;
+    assert_eq!(names(&[]), ["sshd", "sshd-session"]);
+    assert_eq!(names(&["--exclude", "a,b"]), ["a", "b"]);
 }
 
 #[test]

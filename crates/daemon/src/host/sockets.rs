@@ -304,7 +304,7 @@ impl Broker {
         if !policy.enabled {
             return Some(StaysReason::DISABLED);
         }
-        let excluded = !who.is_relayed() && policy.excludes(&who.process);
+        let excluded = !who.is_relayed() && policy.exclude.has(&who.process);
         excluded.then_some(StaysReason::EXCLUDED)
     }
 

@@ -1,12 +1,9 @@
 //! Which programs' TCP connections may leave TCP.
 
 use super::{HOST, SegmentSpec};
-use crate::pidwatch::Process;
+use crate::excluded::Excluded;
 use ginnel_config::{Account, Bytes, Mode};
 use serde::Deserialize;
-
-/// What the kernel keeps of a program's name, in bytes.
-const COMM: usize = 15;
 
 /// The table `[sockets]`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -14,8 +11,8 @@ const COMM: usize = 15;
 pub struct SocketsSpec {
     /// Whether any may.
     pub enabled: bool,
-    /// Names of programs that may not, as in /proc/PID/comm.
-    pub exclude: Vec<String>,
+    /// Programs of the host that may not.
+    pub exclude: Excluded,
     /// Users of the host each of whom has a segment in which the user's own programs meet.
     pub users: Vec<Account>,
     /// The size of such a segment.
@@ -24,9 +21,7 @@ pub struct SocketsSpec {
 
 impl Default for SocketsSpec {
     fn default() -> Self {
-        // Whoever mends the daemon comes over ssh.
-        let exclude = ["sshd", "sshd-session"].map(str::to_owned).into();
-        Self { enabled: true, exclude, users: Vec::new(), user_segment: Bytes(64 << 20) }
+        Self { enabled: true, exclude: Excluded::default(), users: Vec::new(), user_segment: Bytes(64 << 20) }
     }
 }
 
@@ -47,31 +42,5 @@ impl SocketsSpec {
             };
             (name, spec)
         })
-    }
-
-    /// Whether a process of the host runs a program that may not. A process that cannot be seen has no name.
-    pub fn excludes(&self, process: &Process) -> bool {
-        if self.exclude.is_empty() || process.pid == 0 {
-            return false;
-        }
-        let Ok(comm) = std::fs::read(format!("/proc/{}/comm", process.pid)) else { return false };
-        self.names(comm.trim_ascii_end())
-    }
-
-    fn names(&self, comm: &[u8]) -> bool {
-        self.exclude.iter().any(|name| &name.as_bytes()[..name.len().min(COMM)] == comm)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_is_known_by_what_the_kernel_keeps_of_its_name() {
-        let spec =
-            SocketsSpec { exclude: vec!["sshd".into(), "a-very-long-program".into()], ..Default::default() };
-        assert!(spec.names(b"sshd") && spec.names(b"a-very-long-pro"));
-        assert!(!spec.names(b"ssh") && !spec.names(b"sshd2") && !spec.names(b"a-very-long-program"));
     }
 }

@@ -1,0 +1,56 @@
+//! Programs whose TCP connections stay on TCP.
+
+use crate::pidwatch::Process;
+use serde::Deserialize;
+
+/// What the kernel keeps of a program's name, in bytes.
+const COMM: usize = 15;
+
+/// Names of programs, as in /proc/PID/comm.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Excluded(Vec<String>);
+
+impl Default for Excluded {
+    fn default() -> Self {
+        // Whoever mends the daemon comes over ssh.
+        Self(["sshd", "sshd-session"].map(str::to_owned).into())
+    }
+}
+
+impl From<Vec<String>> for Excluded {
+    /// An empty name is none.
+    fn from(names: Vec<String>) -> Self {
+        Self(names.into_iter().filter(|name| !name.is_empty()).collect())
+    }
+}
+
+impl Excluded {
+    /// Whether a process runs one of these programs. A process that cannot be seen has no name.
+    pub fn has(&self, process: &Process) -> bool {
+        if self.0.is_empty() || process.pid == 0 {
+            return false;
+        }
+        let Ok(comm) = std::fs::read(format!("/proc/{}/comm", process.pid)) else { return false };
+        self.names(comm.trim_ascii_end())
+    }
+
+    fn names(&self, comm: &[u8]) -> bool {
+        self.0.iter().any(|name| &name.as_bytes()[..name.len().min(COMM)] == comm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_known_by_what_the_kernel_keeps_of_its_name() {
+        let excluded = Excluded::from(["sshd", "", "a-very-long-program"].map(str::to_owned).to_vec());
+        assert!(excluded.names(b"sshd") && excluded.names(b"a-very-long-pro"));
+        assert!(
+            !excluded.names(b"ssh") && !excluded.names(b"sshd2") && !excluded.names(b"a-very-long-program")
+        );
+        assert!(!excluded.names(b""));
+    }
+}
