@@ -298,7 +298,12 @@ impl Installation<'_> {
 
     /// Starts the guest daemon in a VM that has booted, and waits until it serves.
     pub fn start_guest(&self, vm: &Vm) -> Result<Job> {
-        let job = vm.spawn("mkdir -p /run/ginnel && exec ginneld guest")?;
+        self.start_guest_with(vm, "")
+    }
+
+    /// The same with these arguments, as a shell reads them.
+    pub fn start_guest_with(&self, vm: &Vm, arguments: &str) -> Result<Job> {
+        let job = vm.spawn(&format!("mkdir -p /run/ginnel && exec ginneld guest {arguments}"))?;
         let deadline = Instant::now() + START;
         // The daemon listens at once but knows its segments only when the host has told it.
         loop {
