@@ -57,7 +57,7 @@ pub const BASE: usize = 0x180;
 pub const WANTED: usize = 0x188;
 /// Offset, in a ring of a socket, of the producer's word that says where the kernel carries again.
 pub const END: usize = 0x190;
-/// Offset, in a ring of a socket, of the producer's word that says what the kernel has carried by then.
+/// Offset, in a ring of a socket, of the producer's word that says where wake bytes end in the kernel's stream.
 pub const RESUME: usize = 0x198;
 /// Offset, in a ring of a socket, of the producer's word that says how much of the ring the kernel carries once more.
 pub const REPEATED: usize = 0x1a0;

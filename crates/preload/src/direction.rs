@@ -63,8 +63,9 @@ pub struct Direction<R> {
     common: AtomicPtr<Common>,
     /// The last that is known of what stands there.
     heard: AtomicU32,
-    /// Bytes of the kernel's stream that relatives have moved which do not have the socket any more.
-    elsewhere: AtomicU64,
+    /// Bytes of the kernel's stream that are neither: those that a ring has carried too, and those that relatives have moved which do not
+    /// have the socket any more.
+    others: AtomicU64,
     /// A relative goes on with it, or nobody knows where it is.
     is_lost: AtomicBool,
 }
@@ -83,7 +84,7 @@ impl<R> Direction<R> {
             ring: Lock::new(Rings::new()),
             common: AtomicPtr::new(std::ptr::null_mut()),
             heard: AtomicU32::new(0),
-            elsewhere: AtomicU64::new(0),
+            others: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
         }
     }
@@ -91,7 +92,7 @@ impl<R> Direction<R> {
     pub fn reset(&self) {
         self.inside.store(0, Ordering::Relaxed);
         self.waiting.store(0, Ordering::Relaxed);
-        for count in [&self.native, &self.shared, &self.wakes, &self.changed_after, &self.elsewhere] {
+        for count in [&self.native, &self.shared, &self.wakes, &self.changed_after, &self.others] {
             count.store(0, Ordering::Relaxed);
         }
         self.set_carrier(Carrier::Kernel);
@@ -134,7 +135,7 @@ impl<R> Direction<R> {
         match self.common() {
             Some(common) => common.kernels.load(Ordering::Relaxed),
             None => {
-                let counts = [&self.native, &self.wakes, &self.elsewhere];
+                let counts = [&self.native, &self.wakes, &self.others];
                 counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
             }
         }
@@ -150,6 +151,18 @@ impl<R> Direction<R> {
     pub fn count_wakes(&self, bytes: u64) {
         self.wakes.fetch_add(bytes, Ordering::Relaxed);
         self.count(bytes);
+    }
+
+    /// Bytes have that a ring carries too.
+    pub fn count_others(&self, bytes: u64) {
+        self.others.fetch_add(bytes, Ordering::Relaxed);
+        self.count(bytes);
+    }
+
+    /// The same of bytes that were counted as the program's.
+    pub fn recount_others(&self, bytes: u64) {
+        self.native.fetch_sub(bytes, Ordering::Relaxed);
+        self.others.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn count(&self, bytes: u64) {
@@ -289,7 +302,7 @@ impl<R: Side> Direction<R> {
         let held = self.lock();
         let Some(common) = self.common() else { return };
         let own = self.native.load(Ordering::Relaxed) + self.wakes.load(Ordering::Relaxed);
-        self.elsewhere.store(self.kernels().wrapping_sub(own), Ordering::Relaxed);
+        self.others.store(self.kernels().wrapping_sub(own), Ordering::Relaxed);
         self.common.store(std::ptr::null_mut(), Ordering::Relaxed);
         common.leave();
         drop(held);

@@ -40,44 +40,24 @@ pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
     unsafe { real::sendto(fd, bytes.as_ptr().cast(), bytes.len(), flags, std::ptr::null(), 0) }
 }
 
-/// Whether the kernel takes so many bytes more without having its peer receive some.
-pub fn has_room(fd: c_int, bytes: usize) -> bool {
+/// Sends as many of these bytes as the kernel takes. It is given some time to take all of them if `waits`.
+pub fn send_some(fd: c_int, bytes: &[u8], waits: bool) -> usize {
+    /// How often room is waited for, and how long each time, in milliseconds.
+    const WAITS: (u32, c_int) = (10, 10);
     let _errno = Kept::new();
-    let (mut room, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-    let mut queued: c_int = 0;
-    // SAFETY: room for two ints, and the length of one.
-    let result = unsafe {
-        real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw mut room).cast(), &raw mut len)
-            | real::ioctl(fd, libc::TIOCOUTQ, (&raw mut queued).cast())
-    };
-    // Half of it is for the kernel's own records of the bytes.
-    let free = (room / 2).saturating_sub(queued);
-    result == 0 && usize::try_from(free).is_ok_and(|free| bytes <= free)
-}
-
-/// Sends bytes for which [`has_room`] has found room. Returns how many there were: fewer if the connection is broken, and it is broken
-/// if there are fewer.
-pub fn send_all(socket: &'static Socket, fd: c_int, bytes: &[u8]) -> usize {
-    /// How often room that was there before is waited for.
-    const TRIES: u32 = 100;
-    let (mut sent, mut tries) = (0, 0);
-    while sent < bytes.len() && tries < TRIES {
+    let (mut sent, mut waited) = (0, 0);
+    while sent < bytes.len() {
         match check(send(fd, &bytes[sent..], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)) {
             Ok(n) => sent += n,
-            Err(Errno(libc::EAGAIN | libc::EINTR)) => {
-                tries += 1;
+            Err(Errno(libc::EINTR)) => {}
+            Err(Errno(libc::EAGAIN)) if waits && waited < WAITS.0 => {
+                waited += 1;
                 let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
                 // SAFETY: one pollfd.
-                unsafe { real::poll(&raw mut poll, 1, 10) };
+                unsafe { real::poll(&raw mut poll, 1, WAITS.1) };
             }
             Err(_) => break,
         }
-    }
-    if sent < bytes.len() {
-        linger_not(fd);
-        // SAFETY: it takes numbers.
-        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
-        socket.set_end(End::Reset);
     }
     sent
 }

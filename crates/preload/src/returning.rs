@@ -6,8 +6,9 @@
 //!
 //! | sender | receiver |
 //! |---|---|
-//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: names what the ring and the kernel have carried; sends through the kernel from now on | |
-//! | sends what the receiver has not released once more, for a receiver that passes the connection on (`passing`) | |
+//! | its ring has had no room for a while ([`STUCK`]), nobody is in a call of the kernel, its count is the kernel's: says where wake bytes end | |
+//! | sends what the receiver has not released once more, as far as the kernel takes it, for a receiver that passes the connection on (`passing`) | |
+//! | names what the ring and the kernel have carried; sends through the kernel from now on | |
 //! | | has received all that the ring has: drops the wake bytes that are left, and what comes once more; receives what it has taken for wake bytes and was none, then through the kernel |
 //! | asks for rings after a pause, which is longer each time | does so too |
 //! | changes over as at first | changes over as at first |
@@ -143,18 +144,21 @@ fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketS
             return false;
         }
     }
-    // The receiver may pass the connection on before it has received these.
-    let mut unreleased = sender.ring.unreleased();
-    if !unreleased.is_empty() && !kernel::has_room(fd, unreleased.len()) {
-        unreleased.clear();
-    }
-    let (position, repeated) = (sender.ring.cursor().position, unreleased.len() as u64);
-    carrier::give_back(sender.ring.memory(), Place { ring: position, kernel: sent, repeated });
+    // The receiver may pass the connection on before it has received these. It waits for that if it has asked for it.
+    let unreleased = sender.ring.unreleased();
+    let (memory, position) = (sender.ring.memory(), sender.ring.cursor().position);
+    carrier::end_wakes(memory, sent);
+    let again = kernel::send_some(fd, &unreleased, carrier::is_recalled(memory)) as u64;
+    direction.count_others(again);
+    let (kernel, repeated) = match again == unreleased.len() as u64 {
+        true => (sent, again),
+        // Those that came through are of no use.
+        false => (sent + again, 0),
+    };
+    carrier::give_back(memory, Place { ring: position, kernel, repeated });
     // Room is of no use any more, and a byte that comes after a close would break the connection.
     sender.ring.disarm();
-    let is_finished = sender.ring.is_finished();
-    direction.count_native(kernel::send_all(socket, fd, &unreleased) as u64);
-    if is_finished {
+    if sender.ring.is_finished() {
         kernel::send_no_more(fd);
     }
     change::relax(socket, fd);
@@ -175,6 +179,11 @@ fn place(rings: &Rings<SocketReceiver>) -> Option<Place> {
     rings.all().find_map(|receiver| carrier::given_back(receiver.ring.memory()))
 }
 
+/// How many bytes of the kernel's may be wake bytes, if the sender has left a ring for the kernel, or is about to.
+fn wakes_end(rings: &Rings<SocketReceiver>) -> Option<u64> {
+    rings.all().find_map(|receiver| carrier::wakes_end(receiver.ring.memory()))
+}
+
 /// Takes the wake bytes away, and notes if the connection has ended.
 pub fn drain(socket: &'static Socket, fd: c_int) {
     let rings = socket.receiving.lock();
@@ -191,11 +200,15 @@ pub fn drain(socket: &'static Socket, fd: c_int) {
 pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiver>) {
     // More than one call can take is left for the next time. What is behind a place that is known is not touched.
     let mut bytes = [0; 256];
-    let most = place(rings).map_or(bytes.len(), |place| {
-        usize::try_from(place.kernel.saturating_sub(socket.receiving.kernels()))
+    let most = wakes_end(rings).map_or(bytes.len(), |end| {
+        usize::try_from(end.saturating_sub(socket.receiving.kernels()))
             .map_or(bytes.len(), |left| left.min(bytes.len()))
     });
     if most == 0 || !family::may_drain(socket) {
+        if most == 0 && place(rings).is_none() {
+            // The sender is about to name the place. What it has sent meanwhile wakes whoever sleeps.
+            std::thread::yield_now();
+        }
         return kernel::look_for_end(socket, fd);
     }
     let n = kernel::take(socket, fd, &mut bytes[..most]);
@@ -210,7 +223,7 @@ pub fn drain_ring(socket: &'static Socket, fd: c_int, rings: &Rings<SocketReceiv
 pub fn sort(socket: &'static Socket, rings: &Rings<SocketReceiver>, bytes: &[u8]) {
     let direction = &socket.receiving;
     let taken = direction.kernels() + bytes.len() as u64;
-    let beyond = place(rings).map_or(0, |place| taken.saturating_sub(place.kernel));
+    let beyond = wakes_end(rings).map_or(0, |end| taken.saturating_sub(end));
     let data = usize::try_from(beyond).map_or(bytes.len(), |beyond| beyond.min(bytes.len()));
     direction.count_wakes((bytes.len() - data) as u64);
     if data > 0 {
@@ -278,13 +291,16 @@ fn begin(
     if socket.receiving.common().is_some() && !is_as_the_kernel_says(socket, fd) {
         return Err(Errno(libc::ECONNRESET));
     }
-    let known = place.repeated - unread;
-    socket.resume.store(place.kernel.saturating_add(known), Ordering::Relaxed);
-    // What was taken for wake bytes begins with those that are repeated.
+    let resume = place.kernel.saturating_add(place.repeated - unread);
+    socket.wakes_end.store(place.kernel, Ordering::Relaxed);
+    socket.resume.store(resume, Ordering::Relaxed);
+    // What was taken for wake bytes may begin with bytes that are repeated.
+    let beyond = usize::try_from(socket.receiving.kernels().saturating_sub(resume)).unwrap_or(usize::MAX);
     let mut stash = socket.stash.lock();
-    let known = usize::try_from(known).map_or(stash.len(), |known| known.min(stash.len()));
+    let known = stash.len().saturating_sub(beyond);
     stash.drain(..known);
     drop(stash);
+    socket.receiving.recount_others(known as u64);
     socket.receiving.begin_return();
     Ok(true)
 }
@@ -326,10 +342,10 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
             true => kernel::take(socket, fd, &mut bytes[..most]),
             false => 0,
         };
-        direction.count_wakes(n as u64);
+        count_dropped(socket, n as u64);
         if n == 0 && left > 0 && has_taken(socket, fd) {
             // A handler has left a call that had taken them and not counted them yet.
-            direction.count_wakes(left);
+            count_dropped(socket, left);
             break;
         }
         if n == 0 {
@@ -346,6 +362,15 @@ pub fn settle(socket: &'static Socket, fd: c_int, rings: &mut Rings<SocketReceiv
     socket.returned();
     report::changed(socket);
     true
+}
+
+/// These have been dropped: wake bytes, and behind them such as are repeated.
+fn count_dropped(socket: &'static Socket, bytes: u64) {
+    let direction = &socket.receiving;
+    let left = socket.wakes_end.load(Ordering::Relaxed).saturating_sub(direction.kernels());
+    let wakes = bytes.min(left);
+    direction.count_wakes(wakes);
+    direction.count_others(bytes - wakes);
 }
 
 /// Receives what was taken for wake bytes and is data. `None` if there is nothing.

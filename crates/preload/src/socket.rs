@@ -165,7 +165,9 @@ pub struct Socket {
     again_at: AtomicU64,
     /// How often the daemon had no room for its report.
     put_offs: AtomicU32,
-    /// What the kernel has carried at the end of the wake bytes, while it is about to carry again.
+    /// While the kernel is about to carry again: what it has carried at the end of the wake bytes,
+    pub wakes_end: AtomicU64,
+    /// and at the end of what comes once more after them.
     pub resume: AtomicU64,
     /// Bytes of the program that were received among wake bytes.
     pub stash: Lock<Vec<u8>>,
@@ -209,6 +211,7 @@ impl Socket {
             returns: AtomicU32::new(0),
             again_at: AtomicU64::new(0),
             put_offs: AtomicU32::new(0),
+            wakes_end: AtomicU64::new(0),
             resume: AtomicU64::new(0),
             stash: Lock::new(Vec::new()),
             fd: AtomicI32::new(-1),

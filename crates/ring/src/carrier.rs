@@ -23,17 +23,18 @@
 //!
 //! | producer | consumer |
 //! |---|---|
-//! | sends no more wake bytes. [`give_back`]: names what the ring and the kernel have carried, and sends over the kernel's connection from then on | |
+//! | [`end_wakes`]: names what the kernel has carried, and sends no more wake bytes | |
+//! | [`give_back`]: names what the ring and the kernel have carried, and sends over the kernel's connection from then on | |
 //! | | finds the ring empty, finished or its producer dead, and [`given_back`] names this place: drops what it has not dropped of the wake bytes, then receives from the kernel |
 //!
-//! A consumer that drops wake bytes asks [`given_back`] after each receive: what is beyond the place that the producer names is the
-//! stream's. (What the producer sent before it has named a place is a wake byte, and it is named before the first byte of the stream is
-//! sent. So no byte of the stream is received by somebody who does not see the place afterwards.)
+//! A consumer that drops wake bytes asks [`wakes_end`] after each receive: what is beyond that place is not a wake byte. (The producer
+//! names the place before it sends anything but wake bytes, so whoever has received such a byte sees the place.)
 //!
-//! The producer may send bytes once more over the kernel's connection that it has put into the ring and that the consumer has not released,
-//! before all others, and say so with the place: the ring's last `repeated` ones. The consumer drops those that it has from the ring. So it
-//! may leave the ring with bytes unread, because the connection is to be another process's, which has no ring: what it has not
-//! received is in the kernel's stream again. It asks for that:
+//! Between the two calls, the producer may send bytes once more over the kernel's connection that it has put into the ring and that the
+//! consumer has not released. If the kernel takes all of them, the producer says so with the place: the ring's last `repeated` bytes. The
+//! consumer drops those that it has from the ring. So it may leave the ring with bytes unread, because the connection is to be another
+//! process's, which has no ring: what it has not received is in the kernel's stream again. If the kernel takes fewer, they are of no use:
+//! the producer counts them as wake bytes. The consumer asks the producer to go back:
 //!
 //! | producer | consumer |
 //! |---|---|
@@ -121,11 +122,26 @@ pub struct Place {
     pub repeated: u64,
 }
 
-/// The producer sends no more into the ring. To be called after its last publish and its last wake byte, and before it sends over the
-/// kernel's connection.
+/// The producer has sent `kernel` bytes over the kernel's connection, and no wake byte comes after them. To be called before it sends
+/// anything else there.
+pub fn end_wakes<M: Memory>(memory: &M, kernel: u64) {
+    memory.attend();
+    // ORDER carrier.resume: before what is sent over the kernel's connection. Pairs with: `wakes_end`.
+    memory.store_release_u64(RESUME, kernel.saturating_add(1));
+}
+
+/// How many bytes of the kernel's connection may be wake bytes, if the producer has said so. To be asked after each receive of wake bytes.
+/// It may be more later, but not less.
+pub fn wakes_end<M: Memory>(memory: &M) -> Option<u64> {
+    // ORDER carrier.resume: see `end_wakes`.
+    memory.load_acquire_u64(RESUME).checked_sub(1)
+}
+
+/// The producer sends no more into the ring. To be called after its last publish and after [`end_wakes`], and before it sends bytes of the
+/// stream over the kernel's connection that are in no ring.
 pub fn give_back<M: Memory>(memory: &M, place: Place) {
     memory.attend();
-    memory.store_relaxed_u64(RESUME, place.kernel);
+    memory.store_relaxed_u64(RESUME, place.kernel.saturating_add(1));
     memory.store_relaxed_u64(REPEATED, place.repeated);
     // ORDER carrier.end: the other words, and all that was published. Pairs with: `given_back`.
     memory.store_release_u64(END, place.ring.saturating_add(1));
@@ -135,8 +151,8 @@ pub fn give_back<M: Memory>(memory: &M, place: Place) {
 pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
     // ORDER carrier.end: see `give_back`.
     let ring = memory.load_acquire_u64(END).checked_sub(1)?;
-    let (kernel, repeated) = (memory.load_relaxed_u64(RESUME), memory.load_relaxed_u64(REPEATED));
-    Some(Place { ring, kernel, repeated })
+    let (wakes_end, repeated) = (memory.load_relaxed_u64(RESUME), memory.load_relaxed_u64(REPEATED));
+    Some(Place { ring, kernel: wakes_end.saturating_sub(1), repeated })
 }
 
 /// The consumer asks the producer to go back to the kernel's connection. To be followed by [`left`] if the producer had not begun: what that

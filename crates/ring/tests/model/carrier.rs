@@ -11,6 +11,7 @@ use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::{Corrupt, RecvError, SendError, stream};
 use ginnel_shmem::{Mapping, Memory};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Rings, one after the other.
 const RINGS: usize = 6;
@@ -73,6 +74,10 @@ struct World {
     resume: Option<(u64, u64)>,
     /// Bytes that it has taken for wake bytes.
     stash: VecDeque<u8>,
+    /// The producer is about to leave its ring: what it had sent over the kernel's connection by then, and what comes there once more.
+    leaving: Option<(u64, VecDeque<u8>)>,
+    /// Where the kernel's connection has carried bytes once more, and not all that it was to.
+    useless: Vec<Range<u64>>,
     /// What has been sent and has not been received.
     under_way: VecDeque<u8>,
     next: u8,
@@ -95,25 +100,29 @@ impl World {
             resume: None,
             stash: VecDeque::new(),
             under_way: VecDeque::new(),
+            leaving: None,
+            useless: Vec::new(),
             next: 0,
             scribbled: false,
         }
     }
 
     fn step(&mut self, op: Op) -> Result<(), Corrupt> {
-        match op.code % 9 {
+        match op.code % 11 {
             0 => self.send(size(op.a, 3000)),
             1 => self.receive(size(op.a, 3000))?,
             2 => self.count(),
             3 => self.begin(op.a.is_multiple_of(2)),
-            4 if self.producer.in_ring => {
+            4 if self.producer.in_ring && self.leaving.is_none() => {
                 self.kernel.push_back(WAKE);
                 self.producer.kernel += 1;
             }
-            5 => self.give_back(op.a.is_multiple_of(2), op.b.is_multiple_of(2)),
-            6 => self.drain(size(op.a, 300)),
+            5 => self.end_wakes(op.a.is_multiple_of(2)),
+            6 => self.drain(size(op.a, 300), op.b.is_multiple_of(4)),
             7 => self.leave(true),
             8 => self.recall()?,
+            9 => self.send_again(size(op.a, 9000)),
+            10 => self.give_back(op.a.is_multiple_of(2), size(op.b, 9000)),
             _ => {}
         }
         Ok(())
@@ -131,7 +140,10 @@ impl World {
     /// The producer goes on in the next ring.
     fn begin(&mut self, finishes: bool) {
         let at = self.producer.rings;
-        if at >= RINGS || !carrier::is_counted(&self.rings[at].memory, self.producer.earlier()) {
+        if at >= RINGS
+            || self.leaving.is_some()
+            || !carrier::is_counted(&self.rings[at].memory, self.producer.earlier())
+        {
             return;
         }
         let (earlier, later) = self.rings.split_at_mut(at);
@@ -161,15 +173,39 @@ impl World {
         Ok(())
     }
 
-    /// The producer goes on over the kernel's connection.
-    fn give_back(&mut self, finishes: bool, repeats: bool) {
+    /// The producer is about to go on over the kernel's connection.
+    fn end_wakes(&mut self, repeats: bool) {
+        let Some(at) = self.producer.ring().filter(|_| self.leaving.is_none()) else { return };
+        let ring = &mut self.rings[at];
+        carrier::end_wakes(&ring.memory, self.producer.kernel);
+        let again = if repeats { ring.producer.unreleased() } else { Vec::new() };
+        self.leaving = Some((self.producer.kernel, again.into()));
+    }
+
+    /// The kernel takes so many bytes that come once more.
+    fn send_again(&mut self, most: usize) {
+        if let Some((_, again)) = &mut self.leaving {
+            let n = most.min(again.len());
+            self.kernel.extend(again.drain(..n));
+            self.producer.kernel += n as u64;
+        }
+    }
+
+    /// It does, after the kernel has taken so many more of them.
+    fn give_back(&mut self, finishes: bool, most: usize) {
+        self.send_again(most);
+        let Some((before, again)) = self.leaving.take() else { return };
         let Some(at) = self.producer.ring() else { return };
         let ring = &mut self.rings[at];
-        let again = if repeats { ring.producer.unreleased() } else { Vec::new() };
         let (position, kernel) = (ring.producer.cursor().position, self.producer.kernel);
-        carrier::give_back(&ring.memory, Place { ring: position, kernel, repeated: again.len() as u64 });
-        self.kernel.extend(&again);
-        self.producer.kernel += again.len() as u64;
+        let (kernel, repeated) = match again.is_empty() {
+            true => (before, kernel - before),
+            false => {
+                self.useless.push(before..kernel);
+                (kernel, 0)
+            }
+        };
+        carrier::give_back(&ring.memory, Place { ring: position, kernel, repeated });
         if finishes {
             let _ = ring.producer.finish();
         }
@@ -177,6 +213,9 @@ impl World {
     }
 
     fn send(&mut self, len: usize) {
+        if self.leaving.is_some() {
+            return;
+        }
         let bytes: Vec<u8> = (0..len).map(|n| self.next.wrapping_add(n as u8)).collect();
         let sent = match self.producer.ring() {
             Some(ring) => match self.rings[ring].producer.write(&bytes, || {}) {
@@ -205,27 +244,37 @@ impl World {
         self.kernel.drain(..n).collect()
     }
 
-    /// Where the producer has left the ring that the consumer is at, or the next one, for the kernel.
-    fn place(&self) -> Option<Place> {
+    /// Where wake bytes end, if the producer leaves the ring that the consumer is at, or the next one, for the kernel.
+    fn wakes_end(&self) -> Option<u64> {
         let at = self.consumer.rings;
         let rings = self.rings[at.saturating_sub(1)..RINGS.min(at + 1)].iter();
-        rings.filter_map(|ring| carrier::given_back(&ring.memory)).next()
+        rings.filter_map(|ring| carrier::wakes_end(&ring.memory)).next()
+    }
+
+    /// The last that were taken from the kernel are wake bytes, or of no use.
+    fn check_dropped(&self, bytes: &[u8], end: u64) {
+        let of_no_use = |at: u64| self.useless.iter().any(|range| range.contains(&at));
+        for (at, byte) in (end.wrapping_sub(bytes.len() as u64)..end).zip(bytes) {
+            assert!(self.scribbled || *byte == WAKE || of_no_use(at), "{at}");
+        }
     }
 
     /// What the consumer has just taken, and takes for wake bytes.
     fn sort(&mut self, bytes: &[u8]) {
-        let beyond = self.place().map_or(0, |place| self.consumer.kernel.saturating_sub(place.kernel));
+        let beyond = self.wakes_end().map_or(0, |end| self.consumer.kernel.saturating_sub(end));
         let data = bytes.len().min(usize::try_from(beyond).unwrap_or(usize::MAX));
-        self.stash.extend(&bytes[bytes.len() - data..]);
-        assert!(self.scribbled || bytes[..bytes.len() - data].iter().all(|byte| *byte == WAKE));
+        let (dropped, data) = bytes.split_at(bytes.len() - data);
+        self.stash.extend(data);
+        self.check_dropped(dropped, self.consumer.kernel.wrapping_sub(data.len() as u64));
     }
 
     /// The consumer drops wake bytes.
-    fn drain(&mut self, most: usize) {
+    fn drain(&mut self, most: usize, takes_any: bool) {
         if self.consumer.in_ring && self.resume.is_none() {
-            let left = self.place().map(|place| place.kernel.saturating_sub(self.consumer.kernel));
+            // Whoever sleeps in a call that takes a byte takes whatever comes.
+            let left = self.wakes_end().map(|end| end.saturating_sub(self.consumer.kernel));
             let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(most);
-            let bytes = self.take(most.min(left));
+            let bytes = self.take(if takes_any { 1 } else { most.min(left) });
             self.sort(&bytes);
         }
     }
@@ -236,7 +285,7 @@ impl World {
                 usize::try_from(until.saturating_sub(world.consumer.kernel)).unwrap_or(usize::MAX)
             };
             let wakes = self.take(left(wakes, self));
-            assert!(self.scribbled || wakes.iter().all(|byte| *byte == WAKE));
+            self.check_dropped(&wakes, self.consumer.kernel);
             let left = left(resume, self);
             if self.take(left).len() < left {
                 return Ok(());
@@ -279,10 +328,10 @@ impl World {
         assert!(self.scribbled || unread.is_some(), "the producer has gone back before what was received");
         let most = if may_be_unread { place.repeated } else { 0 };
         if let Some(unread) = unread.filter(|unread| *unread <= most) {
-            let known = place.repeated - unread;
-            self.resume = Some((place.kernel, place.kernel.saturating_add(known)));
-            let known = self.stash.len().min(usize::try_from(known).unwrap_or(usize::MAX));
-            self.stash.drain(..known);
+            let resume = place.kernel.saturating_add(place.repeated - unread);
+            self.resume = Some((place.kernel, resume));
+            let beyond = usize::try_from(self.consumer.kernel.saturating_sub(resume)).unwrap_or(usize::MAX);
+            self.stash.drain(..self.stash.len().saturating_sub(beyond));
         }
     }
 
@@ -337,6 +386,7 @@ impl World {
 
     /// All that is under way arrives.
     fn finish(&mut self) {
+        self.give_back(false, 0);
         for _ in 0..2 * RINGS + 2 {
             if self.under_way.is_empty() {
                 return;
