@@ -2,7 +2,8 @@
 //!
 //! Two counters that only grow: the producer's tail (bytes published) and the consumer's head (bytes released). Each
 //! side keeps its own and a cached copy of the other's, and looks at the real one only when the cached one leaves it
-//! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in.
+//! nothing to do. Long writes are published in pieces, so that the reader copies out while the writer copies in. Short ones are published
+//! at once, around the end of the ring too: who receives finds all of what was sent in one call, as with TCP, if the ring had room for it.
 //!
 //! The consumer returns space in eighths of the ring, also when it has read everything: the producer may find only seven
 //! eighths of an empty ring free.
@@ -19,6 +20,9 @@ use ginnel_shmem::{Memory, SharedSlice};
 
 /// Long copies are handed over in pieces of this part of the ring.
 const PIECES: usize = 8;
+
+/// Writes of so many bytes are not.
+const AT_ONCE: usize = 4096;
 
 /// The writing side.
 #[derive(Debug)]
@@ -141,16 +145,14 @@ impl<M: Memory> Producer<M> {
         Ok(Room { producer: self, start: HEADER + start, len })
     }
 
-    /// Copies in as much of `from` as there is room for, in pieces that are published as they come; `ring` is called
+    /// Copies in as much of `from` as there is room for, in pieces of 4 KiB or more that are published as they come; `ring` is called
     /// where the consumer's doorbell must be rung. Returns how many bytes went, at least one unless `from` is empty.
     pub fn write(&mut self, from: &[u8], mut ring: impl FnMut()) -> Result<usize, SendError> {
         let mut sent = 0;
         while sent < from.len() {
-            let piece = (from.len() - sent).min(self.capacity / PIECES);
-            match self.claim(piece) {
-                Ok(room) => {
-                    let n = room.slice().write(0, &from[sent..]);
-                    room.advance(n);
+            let piece = (from.len() - sent).min(AT_ONCE.max(self.capacity / PIECES));
+            match self.put(&from[sent..sent + piece]) {
+                Ok(n) => {
                     // A signal handler may leave this call for good at any instruction: then the next one rings.
                     if let Some(token) = self.bell.asked(&self.memory) {
                         ring();
@@ -167,6 +169,27 @@ impl<M: Memory> Producer<M> {
             return Err(*self.ended.insert(SendError::Broken));
         }
         Ok(sent)
+    }
+
+    /// Copies in as much of a piece as there is room for, and publishes it.
+    #[inline]
+    fn put(&mut self, piece: &[u8]) -> Result<usize, SendError> {
+        let len = self.room(piece.len())?.min(piece.len());
+        let start = self.tail as usize & (self.capacity - 1);
+        let (first, second) = piece[..len].split_at(len.min(self.capacity - start));
+        SharedSlice::new(&self.memory, HEADER + start, first.len()).write(0, first);
+        if !second.is_empty() {
+            SharedSlice::new(&self.memory, HEADER, second.len()).write(0, second);
+        }
+        self.advance(len);
+        Ok(len)
+    }
+
+    #[inline]
+    fn advance(&mut self, len: usize) {
+        self.tail += len as u64;
+        // ORDER stream.publish: the bytes before the counter. Pairs with: `Consumer::poll`.
+        self.memory.store_release_u64(TAIL, self.tail);
     }
 
     /// Says that nothing more comes. True if the consumer's doorbell must be rung.
@@ -258,7 +281,7 @@ pub struct Room<'p, M: Memory> {
     len: usize,
 }
 
-impl<'p, M: Memory> Room<'p, M> {
+impl<M: Memory> Room<'_, M> {
     /// The bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
@@ -275,17 +298,8 @@ impl<'p, M: Memory> Room<'p, M> {
     #[inline]
     #[must_use = "the consumer may have to be woken"]
     pub fn publish(self, len: usize) -> bool {
-        let producer = self.advance(len);
-        producer.bell.needed(&producer.memory)
-    }
-
-    #[inline]
-    fn advance(self, len: usize) -> &'p mut Producer<M> {
-        let producer = self.producer;
-        producer.tail += len.min(self.len) as u64;
-        // ORDER stream.publish: the bytes before the counter. Pairs with: `Consumer::poll`.
-        producer.memory.store_release_u64(TAIL, producer.tail);
-        producer
+        self.producer.advance(len.min(self.len));
+        self.producer.bell.needed(&self.producer.memory)
     }
 }
 

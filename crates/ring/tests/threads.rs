@@ -14,10 +14,12 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const TESTS: [(&str, fn()); 3] = [("messages", messages), ("streams", streams), ("ping_pong", ping_pong)];
+const TESTS: [(&str, fn()); 4] =
+    [("messages", messages), ("streams", streams), ("whole_writes", whole_writes), ("ping_pong", ping_pong)];
 const PLANTED: [(&str, fn()); 2] = [("planted_race", planted_race), ("planted_overrun", planted_overrun)];
 
 fn main() {
@@ -240,6 +242,39 @@ fn streams() {
 }
 
 /// One message there, one back: every step is a sleep and a wake-up, so the fence pair is all that matters.
+/// Programs expect to receive in one call what was sent in one, if it is short and there is room for it.
+fn whole_writes() {
+    const ROUNDS: usize = 100_000;
+    let memory = Mapping::anonymous(footprint(CAPACITY)).unwrap();
+    let mut output = stream::Producer::new(memory.clone(), CAPACITY);
+    let mut input = stream::Consumer::new(memory, CAPACITY);
+    let received = Arc::new(AtomicUsize::new(0));
+    let theirs = received.clone();
+    let len = |round: usize| [1, 5, 61, 1448, 3000, CAPACITY - CAPACITY / 8][round % 6];
+    let sender = thread::spawn(move || {
+        for round in 0..ROUNDS {
+            while theirs.load(Ordering::Acquire) < round {
+                thread::yield_now();
+            }
+            assert_eq!(output.write(&[round as u8; CAPACITY][..len(round)], || {}), Ok(len(round)));
+        }
+    });
+    let end = Instant::now() + WATCHDOG;
+    let mut bytes = [0; 2 * CAPACITY];
+    for round in 0..ROUNDS {
+        let n = loop {
+            match input.read(&mut bytes, || {}) {
+                Ok(n) => break n,
+                Err(error) => assert_eq!(error, RecvError::Empty),
+            }
+            assert!(Instant::now() < end, "round {round}: nothing comes");
+        };
+        assert_eq!((n, bytes[n - 1]), (len(round), round as u8), "round {round}");
+        received.store(round + 1, Ordering::Release);
+    }
+    sender.join().unwrap();
+}
+
 fn ping_pong() {
     const ROUNDS: u64 = 20_000;
     for mode in MODES {
