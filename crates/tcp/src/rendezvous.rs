@@ -10,9 +10,11 @@
 //! | two namespaces of one kernel | a proof, addresses that mean the same in both, and neither namespace is a user's |
 //! | two kernels | a proof, and addresses that mean the same in both |
 //!
-//! A socket for which two others would do is joined with nobody.
+//! A socket for which two others would do is joined with nobody. Within a kernel, a proof does not tell two connections apart that have the
+//! same addresses and ports in different namespaces and were made within some milliseconds, as in copies of one test network. So two
+//! sockets of one kernel that are joined by proof wait for [`GRACE`], in which the ends of the other connection are reported too.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Bound;
 use std::time::Duration;
@@ -28,6 +30,8 @@ const SAME_ADDRESSES: usize = 4;
 
 /// So many wrong proofs between two accounts (users of members) within a minute, and they are not joined for ten.
 const WRONG_PROOFS: u32 = 8;
+/// How long two sockets in different namespaces of a kernel wait for others that would do.
+pub const GRACE: Duration = Duration::from_millis(50);
 const MINUTE: Duration = Duration::from_secs(60);
 const DISTRUST: Duration = Duration::from_secs(600);
 
@@ -89,7 +93,7 @@ impl Report {
         {
             Relation::None
         } else {
-            Relation::ByProof
+            Relation::ByProof { one_kernel }
         }
     }
 
@@ -115,7 +119,8 @@ impl Report {
 enum Relation {
     /// One namespace.
     Same,
-    ByProof,
+    /// A kernel may use the same clock for the same addresses in all of its namespaces.
+    ByProof { one_kernel: bool },
     /// Never.
     None,
 }
@@ -133,6 +138,8 @@ pub struct Rendezvous<T> {
     counts: BTreeMap<Account, usize>,
     next: u64,
     suspicions: HashMap<(Account, Account), Suspicion>,
+    /// Numbers of two reports that are joined at this time, unless a third one comes that would do.
+    engaged: VecDeque<(Duration, [u64; 2])>,
 }
 
 #[derive(Debug)]
@@ -174,6 +181,7 @@ impl<T> Default for Rendezvous<T> {
             counts: BTreeMap::new(),
             next: 1,
             suspicions: HashMap::new(),
+            engaged: VecDeque::new(),
         }
     }
 }
@@ -215,6 +223,13 @@ impl<T> Rendezvous<T> {
             // Somebody who was not believed when it came may wait for the other one too, and be believed by now.
             let theirs = self.reports[&other].report;
             let mut rivals = self.counterparts(now, &theirs);
+            if rivals.is_empty() && report.relation(&theirs) == (Relation::ByProof { one_kernel: true }) {
+                let number = self.reports[&other].number;
+                dropped.extend(self.make_room(&report));
+                self.engaged.push_back((now + GRACE, [self.next, number]));
+                self.insert(report, what);
+                return Outcome::Waits { dropped };
+            }
             if rivals.is_empty() {
                 return match self.withdraw(other) {
                     Some(theirs) => Outcome::Joined(what, theirs),
@@ -233,6 +248,29 @@ impl<T> Rendezvous<T> {
         dropped.extend(self.make_room(&report));
         self.insert(report, what);
         Outcome::Waits { dropped }
+    }
+
+    /// When two of those that wait may be joined, if there are such: a time as of [`Rendezvous::report`].
+    pub fn settles_at(&self) -> Option<Duration> {
+        self.engaged.front().map(|(at, _)| *at)
+    }
+
+    /// Two that have waited for others that would do, and none has come. Both are forgotten. `None`: there are no more at `now`.
+    pub fn settle(&mut self, now: Duration) -> Option<(T, T)> {
+        while self.settles_at().is_some_and(|at| at <= now) {
+            let (_, numbers) = self.engaged.pop_front()?;
+            let [Some(one), Some(other)] = numbers.map(|number| self.numbers.get(&number).copied()) else {
+                continue;
+            };
+            let (ours, theirs) = (self.reports[&one].report, self.reports[&other].report);
+            if self.counterparts(now, &ours) == [other]
+                && self.counterparts(now, &theirs) == [one]
+                && let (Some(one), Some(other)) = (self.withdraw(one), self.withdraw(other))
+            {
+                return Some((one, other));
+            }
+        }
+        None
     }
 
     /// Forgets a socket; returns what was remembered with it.
@@ -276,7 +314,7 @@ impl<T> Rendezvous<T> {
             let joins = match report.relation(other) {
                 Relation::Same => true,
                 Relation::None => false,
-                Relation::ByProof => {
+                Relation::ByProof { .. } => {
                     let (ours, theirs) = (report.account(), other.account());
                     let pair = (ours.min(theirs), ours.max(theirs));
                     let trusted = self.suspicions.get(&pair).is_none_or(|s| now >= s.until);

@@ -275,6 +275,7 @@ impl Server {
                 self.broker.owner_ended(endpoint, epoch, process);
             }
             self.end_holds();
+            self.broker.settle_sockets(&mut self.segments);
             self.retry();
             self.beat();
             self.give_up_stopping();
@@ -319,7 +320,7 @@ impl Server {
         let used = self.broker.books().is_memory_used();
         let look = used.then(|| LOOK.saturating_sub(self.last_look.elapsed()));
         let retry = [self.journal.until_retry(), self.until_retry()].into_iter().flatten().min();
-        let owners = [self.doubts.until_next(), self.until_hold_ends()];
+        let owners = [self.doubts.until_next(), self.until_hold_ends(), self.broker.until_sockets_settle()];
         let rest = [look, self.until_beat(), self.until_given_up(), retry];
         owners.into_iter().chain(rest).flatten().min()
     }

@@ -336,6 +336,20 @@ impl Broker {
         }
     }
 
+    /// When sockets that have waited for others are to be joined, if there are some.
+    pub fn until_sockets_settle(&self) -> Option<Duration> {
+        let at = self.sockets.rendezvous.settles_at()?;
+        Some(at.saturating_sub(self.sockets.begun.elapsed()))
+    }
+
+    /// Joins those that have waited for long enough.
+    pub fn settle_sockets(&mut self, world: &mut dyn World) {
+        let now = self.sockets.begun.elapsed();
+        while let Some((one, other)) = self.sockets.rendezvous.settle(now) {
+            self.bring_together(world, one, other);
+        }
+    }
+
     /// Two sockets are the two ends of a connection.
     fn bring_together(&mut self, world: &mut dyn World, one: Waiting, other: Waiting) {
         for Waiting { client, key } in [one, other] {

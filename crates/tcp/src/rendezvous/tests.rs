@@ -40,11 +40,20 @@ fn acceptor(member: u32, cookie: u64, a: &str, b: &str, at: u64) -> Report {
 const A: &str = "10.0.0.1:50000";
 const B: &str = "10.0.0.2:80";
 
-/// What becomes of the second of two reports.
+/// What becomes of the second of two reports, in the end.
 fn meet(first: Report, second: Report) -> Outcome<char> {
     let mut reports = Rendezvous::default();
     assert_eq!(reports.report(NOW, first, 'a'), Outcome::Waits { dropped: vec![] });
-    reports.report(NOW, second, 'b')
+    let at_once = reports.report(NOW, second, 'b');
+    assert_eq!(reports.settle(NOW), None, "too early");
+    match reports.settle(NOW + GRACE) {
+        Some((one, other)) => {
+            assert_eq!(at_once, Outcome::Waits { dropped: vec![] });
+            assert!(reports.is_empty() && reports.settles_at().is_none());
+            Outcome::Joined(one, other)
+        }
+        None => at_once,
+    }
 }
 
 fn joins(first: Report, second: Report) -> bool {
@@ -246,12 +255,48 @@ fn wrong_proofs_of_a_user_are_not_held_against_others() {
     }
     let mut joins = |one: u32, other: u32| {
         assert_eq!(reports.report(NOW, of(one, connector(0, 1, A, B, 40_000)), 'a'), waits);
-        let outcome = reports.report(NOW, of(other, acceptor(0, 2, A, B, 40_000)), 'b');
+        assert_eq!(reports.report(NOW, of(other, acceptor(0, 2, A, B, 40_000)), 'b'), waits);
+        let joined = reports.settle(NOW + GRACE);
         reports.withdraw((0, 1));
         reports.withdraw((0, 2));
-        matches!(outcome, Outcome::Joined(..))
+        joined.is_some()
     };
     assert!(!joins(1, 2) && joins(1, 3) && joins(4, 2));
+}
+
+#[test]
+fn connections_of_one_kernel_that_are_alike_are_joined_with_nobody() {
+    let within =
+        |namespace, report: Report| Report { identity: Identity { namespace, ..report.identity }, ..report };
+    // Two networks with the same addresses, in which programs connect at the same time from the same port.
+    let all = [
+        (within(1, connector(0, 1, A, B, 40_000)), 'a'),
+        (within(2, acceptor(0, 2, A, B, 40_000)), 'b'),
+        (within(3, connector(0, 3, A, B, 40_001)), 'c'),
+        (within(4, acceptor(0, 4, A, B, 40_001)), 'd'),
+    ];
+    for order in [[0, 1, 2, 3], [0, 3, 1, 2], [2, 1, 0, 3], [0, 2, 1, 3], [1, 3, 2, 0]] {
+        let mut reports = Rendezvous::default();
+        for (n, i) in order.into_iter().enumerate() {
+            let (report, what) = all[i];
+            let outcome = reports.report(NOW + ms(10 * n as u64), report, what);
+            assert!(!matches!(outcome, Outcome::Joined(..)), "{order:?}: {outcome:?}");
+        }
+        assert_eq!(reports.settle(NOW + 2 * GRACE), None, "{order:?}");
+    }
+    // One that is of another time does not stand in the way.
+    let mut reports = Rendezvous::default();
+    for (report, what) in [all[0], all[1], (within(5, connector(0, 5, A, B, 60_000)), 'e')] {
+        assert_eq!(reports.report(NOW, report, what), Outcome::Waits { dropped: vec![] });
+    }
+    assert_eq!(reports.settle(NOW + GRACE), Some(('b', 'a')));
+    // One that is withdrawn is not joined.
+    let mut reports = Rendezvous::default();
+    for (report, what) in &all[..2] {
+        assert_eq!(reports.report(NOW, *report, *what), Outcome::Waits { dropped: vec![] });
+    }
+    reports.withdraw((0, 1));
+    assert_eq!((reports.settle(NOW + GRACE), reports.settles_at()), (None, None));
 }
 
 proptest! {
@@ -266,13 +311,21 @@ proptest! {
                 true => connector(member, cookie, &a, B, at),
                 false => acceptor(member, cookie, &a, B, at),
             };
+            let identity = Identity { namespace: cookie % 3, ..report.identity };
+            let report = Report { identity, ..report };
             if withdraws && n % 3 == 0 {
                 reports.withdraw((member, cookie));
                 continue;
             }
-            if let Outcome::Joined(one, other) = reports.report(NOW + ms(n as u64), report, report) {
+            let now = NOW + ms(n as u64);
+            let at_once = match reports.report(now, report, report) {
+                Outcome::Joined(one, other) => Some((one, other)),
+                _ => None,
+            };
+            for (one, other) in at_once.into_iter().chain(reports.settle(now)) {
                 prop_assert!(one.identity.mirrors(&other.identity) && one.socket() != other.socket());
-                prop_assert!(one.member == other.member || one.proves(&other) == Some(true));
+                let is_known = (one.member, one.identity.namespace) == (other.member, other.identity.namespace);
+                prop_assert!(is_known || one.proves(&other) == Some(true));
             }
             let sockets: usize = reports.addresses.values().map(Vec::len).sum();
             prop_assert_eq!(sockets, reports.len());
