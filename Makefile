@@ -64,7 +64,7 @@ soak-ring:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-ring --locked --test soak
 
 soak-sockets:
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: hostile:: --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

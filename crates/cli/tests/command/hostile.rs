@@ -1,0 +1,184 @@
+//! A hostile neighbour writes at random into the rings of connections under `ginnel run`.
+//!
+//! What it writes may be anything, so what the programs receive may be anything. But each call returns, with bytes, the end or an error;
+//! no program dies; and connections that come after it are as good as new.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::epoll::PAIRS;
+use crate::stage::{PYTHON, Stage, changed, have};
+
+/// Bytes of a page, and of the words in front of a ring's data.
+const PAGE: usize = 4096;
+const HEADER: usize = 512;
+
+/// A sequence of numbers that looks random (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// A word as a liar writes it: near what stands there, small, large, or any.
+    fn lie(&mut self, now: u64) -> u64 {
+        match self.below(7) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => now.wrapping_add(self.next() % 9).wrapping_sub(4),
+            3 => now.wrapping_add(self.next() % 8192).wrapping_sub(4096),
+            4 => self.next() % 4,
+            5 => now ^ 1 << self.below(64),
+            _ => self.next(),
+        }
+    }
+}
+
+/// The pages of the segment that hold something.
+fn used_pages(segment: &File) -> Vec<usize> {
+    let mut page = [0; PAGE];
+    let pages = segment.metadata().unwrap().len() as usize / PAGE;
+    let is_used = |n: &usize| {
+        segment.read_exact_at(&mut page, (n * PAGE) as u64).unwrap();
+        page.iter().any(|byte| *byte != 0)
+    };
+    (0..pages).filter(is_used).collect()
+}
+
+/// Writes for so long. Returns how many words it has written.
+fn scribble(segment: &File, seed: u64, time: Duration) -> u64 {
+    let mut random = Random(seed);
+    let (mut words, end) = (0, Instant::now() + time);
+    while Instant::now() < end {
+        let pages = used_pages(segment);
+        if pages.is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for _ in 0..2000.min(100 * pages.len()) {
+            let page = pages[random.below(pages.len())];
+            // Rings begin at multiples of 512 bytes. Most lies are told in the words in front of their data.
+            let within = match random.below(4) {
+                0 => random.below(PAGE / 8),
+                _ => random.below(PAGE / HEADER) * HEADER / 8 + random.below(HEADER / 8),
+            };
+            let at = (page * PAGE + 8 * within) as u64;
+            let mut word = [0; 8];
+            segment.read_exact_at(&mut word, at).unwrap();
+            let lie = random.lie(u64::from_ne_bytes(word)).to_ne_bytes();
+            let len = if random.below(2) == 0 { 4 } else { 8 };
+            segment.write_all_at(&lie[..len], at).unwrap();
+            words += 1;
+        }
+    }
+    words
+}
+
+#[test]
+fn a_peer_that_writes_anything_into_rings_harms_its_own_connections_only() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let (seconds, seeds) = if std::env::var_os("GINNEL_SOAK").is_some() { (30, 20) } else { (3, 2) };
+    for seed in 0..seeds {
+        let stage = Stage::new("eager");
+        let segment = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(stage.world.path().join("shm/ginnel-web"))
+            .unwrap();
+        let flag = stage.world.files().join("stop");
+        let program = format!("{PAIRS}{VICTIM}");
+        let program = [PYTHON, "-c", &program, &seed.to_string(), flag.to_str().unwrap()];
+        let (said, words) = thread::scope(|scope| {
+            let scribbler = scope.spawn(|| {
+                let words = scribble(&segment, seed, Duration::from_secs(seconds));
+                fs::write(&flag, "").unwrap();
+                words
+            });
+            (stage.client(&program), scribbler.join().unwrap())
+        });
+        let resets: u64 = said.trim().parse().unwrap();
+        assert!(resets > 0, "{words} words were written, and no connection was reset");
+        let connections = stage.end();
+        assert!(changed(&connections, "python3").len() >= 2, "{connections:#?}");
+    }
+}
+
+/// Ends of connections that do what programs do, and expect nothing but that they get an answer. Prints how many were reset.
+const VICTIM: &str = r#"
+import random, selectors
+listener.listen(64)
+chance = random.Random(int(sys.argv[1]))
+resets, ends, peers = 0, [], {}
+watch = select.epoll()
+def make():
+    a = socket.create_connection(listener.getsockname())
+    b, _ = listener.accept()
+    for c, other in ((a, b), (b, a)):
+        c.settimeout(0.05 if chance.random() < 0.3 else 0)
+        ends.append(c)
+        peers[c] = other
+        watch.register(c, select.EPOLLIN | (select.EPOLLET if chance.random() < 0.3 else 0))
+def drop(c):
+    for end in (c, peers.pop(c)):
+        ends.remove(end)
+        peers.pop(end, None)
+        end.close()
+data = bytes(range(256)) * 400
+while not os.path.exists(sys.argv[2]):
+    while len(ends) < 24:
+        make()
+    for turn in range(200):
+        if not ends:
+            break
+        c = chance.choice(ends)
+        try:
+            what = chance.randrange(10)
+            if what < 4:
+                c.send(data[:chance.choice((1, 64, 1000, 5000, 100000))])
+            elif what < 8:
+                if c.recv(chance.choice((1, 64, 5000, 100000))) == b'':
+                    drop(c)
+            elif what == 8:
+                c.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            else:
+                select.select([c], [c], [], 0)
+                watch.poll(0)
+        except (BlockingIOError, TimeoutError):
+            pass
+        except ConnectionError:
+            resets += 1
+            drop(c)
+        if chance.random() < 0.002 and c in peers:
+            drop(c)
+while ends:
+    drop(ends[0])
+# New connections are as good as ever.
+a, b = socket.create_connection(listener.getsockname()), None
+b, _ = listener.accept()
+before = changed()
+end = time.monotonic() + 30
+while changed() < before + 2:
+    assert time.monotonic() < end, 'a new connection does not change over'
+    for one, other in ((a, b), (b, a)):
+        one.sendall(b'.')
+        assert receive(other, 1) == b'.'
+for one, other in ((a, b), (b, a)):
+    for n in range(100):
+        one.sendall(data[:3000])
+        assert receive(other, 3000) == data[:3000]
+a.close()
+assert b.recv(1) == b''
+print(resets)
+"#;

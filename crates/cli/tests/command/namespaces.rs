@@ -1,0 +1,258 @@
+//! Connections under `ginnel run` between network namespaces, as containers have them, and whom they are not to be taken for.
+
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use ginnel_report::Record;
+
+use crate::stage::{PYTHON, Stage, changed, have};
+
+/// Runs a line of a shell as root.
+fn shell(line: &str) -> bool {
+    let output = Command::new("sh").args(["-ec", line]).stdin(Stdio::null()).output().unwrap();
+    let is_done = output.status.success();
+    if !is_done {
+        println!("{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    is_done
+}
+
+/// Two network namespaces, joined by a cable: 10.77.0.1 and 10.77.0.2.
+struct Cable {
+    names: [String; 2],
+}
+
+impl Cable {
+    /// `None`, after it has said so, if this user may not make namespaces, or something is missing.
+    fn new() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let names = ["a", "b"].map(|end| format!("gt{}-{n}{end}", std::process::id()));
+        let cable = Self { names: names.clone() };
+        let [a, b] = &names;
+        let is_there = have(&[PYTHON, "ip", "nsenter"])
+            && shell(&format!(
+                "ip netns add {a}; ip netns add {b}; ip -n {a} link add eth0 type veth peer name eth0 netns {b}\n\
+                 ip -n {a} address add 10.77.0.1/24 dev eth0; ip -n {b} address add 10.77.0.2/24 dev eth0\n\
+                 for end in {a} {b}; do ip -n $end link set lo up; ip -n $end link set eth0 up; done"
+            ));
+        if !is_there {
+            println!("SKIPPED network namespaces take root and a kernel that has veth");
+        }
+        is_there.then_some(cable)
+    }
+
+    /// A program in the first one, or in the second one.
+    fn at(&self, end: usize) -> Vec<String> {
+        vec!["nsenter".into(), format!("--net=/run/netns/{}", self.names[end])]
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        let [a, b] = &self.names;
+        shell(&format!("ip netns del {a} || true; ip netns del {b}"));
+    }
+}
+
+/// Two addresses within one namespace that belongs to a user namespace, where any user may build it.
+fn at_a_look_alike() -> Vec<String> {
+    let line = "ip link set lo up; ip address add 10.77.0.1/24 dev lo; ip address add 10.77.0.2/24 dev lo; exec \"$@\"";
+    ["unshare", "--user", "--map-root-user", "--net", "sh", "-ec", line, "sh"].map(str::to_owned).to_vec()
+}
+
+/// One end, or both. It says its own name with each byte that it gets, and counts what it hears from others.
+const END: &str = r#"
+import os, socket, sys, threading, time
+name, role, address, seconds = sys.argv[1], sys.argv[2], ('10.77.0.2', int(sys.argv[3])), float(sys.argv[4])
+end = time.monotonic() + seconds
+def serve(listener):
+    c, _ = listener.accept()
+    while True:
+        line = c.recv(100)
+        if not line:
+            break
+        assert line == name.encode(), (name, line)
+        c.sendall(name.encode())
+def connect():
+    while True:
+        try:
+            return socket.create_connection(address, source_address=('10.77.0.1', 33000 + address[1]))
+        except ConnectionRefusedError:
+            assert time.monotonic() < end + 30
+            time.sleep(0.01)
+def call():
+    c = connect()
+    while time.monotonic() < end:
+        for n in range(20):
+            c.sendall(name.encode())
+            line = c.recv(100)
+            assert line == name.encode(), (name, line)
+    c.close()
+def fail(problem):
+    sys.__excepthook__(problem.exc_type, problem.exc_value, problem.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+threading.excepthook = fail
+threads = []
+if role in ('server', 'both'):
+    listener = socket.create_server(('', address[1]))
+    threads.append(threading.Thread(target=serve, args=(listener,)))
+if role in ('client', 'both'):
+    threads.append(threading.Thread(target=call))
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"#;
+
+/// Programs that run at a time.
+struct Cast<'a> {
+    stage: &'a Stage,
+    children: Vec<Child>,
+}
+
+impl Cast<'_> {
+    /// `END` with these arguments, at that place.
+    fn add(&mut self, place: &[String], arguments: &[&str]) {
+        let place = place.iter().map(String::as_str);
+        let line: Vec<&str> = place.chain([PYTHON, "-c", END]).chain(arguments.iter().copied()).collect();
+        self.children.push(self.stage.command(&line).spawn().unwrap());
+    }
+
+    fn finish(mut self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let ends: Vec<_> = self.children.iter_mut().map(|child| child.try_wait().unwrap()).collect();
+            let succeeds = |end: &Option<ExitStatus>| end.is_some_and(|status| status.success());
+            if ends.iter().all(succeeds) {
+                return;
+            }
+            if ends.iter().any(|end| end.is_some() && !succeeds(end)) || Instant::now() > end {
+                let mut text = String::new();
+                for mut child in self.children {
+                    let _ = child.kill();
+                    let output = child.wait_with_output().unwrap();
+                    text += &String::from_utf8_lossy(&output.stderr);
+                }
+                panic!("{text}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A server and a client at the ends of a cable; what the reports say of both.
+fn between(cable: &Cable, server: &[&str], client: &[&str]) -> Vec<Record<'static>> {
+    let stage = Stage::new("eager");
+    let mut cast = Cast { stage: &stage, children: Vec::new() };
+    cast.add(&cable.at(1), server);
+    cast.add(&cable.at(0), client);
+    cast.finish();
+    stage.end()
+}
+
+const SERVER: [&str; 4] = ["x", "server", "7000", "1"];
+const CLIENT: [&str; 4] = ["x", "client", "7000", "1"];
+
+/// Why connections of Python have stayed on TCP.
+fn reasons<'a>(connections: &'a [Record<'static>]) -> Vec<&'a str> {
+    assert!(changed(connections, "python3").is_empty(), "{connections:#?}");
+    connections.iter().filter(|record| record.program == "python3").map(|record| &*record.reason).collect()
+}
+
+#[test]
+fn containers_with_network_namespaces_of_their_own() {
+    let Some(cable) = Cable::new() else { return };
+    let connections = between(&cable, &SERVER, &CLIENT);
+    assert_eq!(changed(&connections, "python3").len(), 2, "{connections:#?}");
+}
+
+#[test]
+fn a_connection_of_a_syn_cookie_stays_on_tcp() {
+    let Some(cable) = Cable::new() else { return };
+    // 2: cookies are used always. The kernel keeps no SYN then.
+    let server = &cable.names[1];
+    assert!(shell(&format!("ip netns exec {server} sh -c 'echo 2 > /proc/sys/net/ipv4/tcp_syncookies'")));
+    let reasons = reasons(&between(&cable, &SERVER, &CLIENT)).join("; ");
+    assert!(!reasons.is_empty(), "no reason");
+    println!("{reasons}");
+}
+
+#[test]
+fn a_connection_through_nat_stays_on_tcp() {
+    if !have(&["nft"]) {
+        return;
+    }
+    let Some(cable) = Cable::new() else { return };
+    assert!(shell(&format!(
+        "ip netns exec {} nft 'add table ip n; add chain ip n c {{ type nat hook prerouting priority 0; }}; \
+         add rule ip n c tcp dport 7001 redirect to :7000'",
+        cable.names[1]
+    )));
+    let mut client = CLIENT;
+    client[2] = "7001";
+    let reasons = reasons(&between(&cable, &SERVER, &client)).join("; ");
+    assert!(!reasons.is_empty(), "no reason");
+    println!("{reasons}");
+}
+
+#[test]
+fn networks_with_the_same_addresses_are_never_mixed_up() {
+    let (Some(one), Some(other)) = (Cable::new(), Cable::new()) else { return };
+    let cables = [one, other];
+    let mut both = 0;
+    for turn in 0..5 {
+        let stage = Stage::new("eager");
+        let mut cast = Cast { stage: &stage, children: Vec::new() };
+        // The same addresses and ports at the same time. (Those of the last turn are in TIME_WAIT.)
+        let port = (7000 + turn).to_string();
+        for (cable, name) in cables.iter().zip(["first", "second"]) {
+            let arguments = |role| [name, role, port.as_str(), "0.6"];
+            cast.add(&cable.at(1), &arguments("server"));
+            cast.add(&cable.at(0), &arguments("client"));
+        }
+        cast.finish();
+        let connections = stage.end();
+        let ends = changed(&connections, "python3").len();
+        assert!(ends.is_multiple_of(2), "turn {turn}: {connections:#?}");
+        both += usize::from(ends == 4);
+    }
+    println!("both connections changed over in {both} of 5 turns");
+}
+
+#[test]
+fn look_alikes_in_user_namespaces_get_nothing() {
+    if !shell("unshare --user --map-root-user --net true") {
+        println!("SKIPPED this kernel has no user namespaces, or allows none");
+        return;
+    }
+    let Some(cable) = Cable::new() else { return };
+    let mut joined = 0;
+    for turn in 0..5 {
+        let stage = Stage::new("eager");
+        let mut cast = Cast { stage: &stage, children: Vec::new() };
+        // Those of the last turn are in TIME_WAIT.
+        let port = (7000 + turn).to_string();
+        for n in 0..2 {
+            cast.add(&at_a_look_alike(), &[&format!("liar {n}"), "both", &port, "1.5"]);
+        }
+        cast.add(&cable.at(1), &["honest", "server", &port, "1.5"]);
+        cast.add(&cable.at(0), &["honest", "client", &port, "1.5"]);
+        cast.finish();
+        let connections = stage.end();
+        let mut honest = 0;
+        for end in changed(&connections, "python3") {
+            // A look-alike is a connection of its own within its namespace: whatever changes over has both ends in one process there.
+            let twins =
+                connections.iter().filter(|other| other.pid == end.pid && other.has_changed_over()).count();
+            honest += usize::from(twins == 1);
+            assert!(twins <= 2, "turn {turn}: {connections:#?}");
+        }
+        assert!(honest == 0 || honest == 2, "turn {turn}: {connections:#?}");
+        joined += honest / 2;
+    }
+    println!("the honest connection changed over in {joined} of 5 turns");
+    assert!(joined > 0, "look-alikes keep others on TCP");
+}
