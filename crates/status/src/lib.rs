@@ -143,6 +143,8 @@ pub struct Segment {
     pub memory: Memory,
     /// Unit in which it may be mapped, in bytes.
     pub page: u64,
+    /// It is an RDMA device for those who share it.
+    pub verbs: bool,
     /// How often the daemon has found its DAX info block damaged.
     pub info_block_repairs: u64,
     /// The same of its header.

@@ -324,6 +324,11 @@ impl Broker {
         std::mem::take(&mut self.effects)
     }
 
+    /// Whether a segment is an RDMA device.
+    pub fn is_for_verbs(&self, segment: &Name) -> bool {
+        self.access.get(segment).is_some_and(|access| access.verbs)
+    }
+
     /// Which host programs may attach to a segment.
     pub fn set_access(&mut self, segment: Name, access: Access) {
         self.access.insert(segment, access);

@@ -97,12 +97,15 @@ pub struct SegmentSpec {
     /// Whether programs' TCP connections may go over it. Without a word they may if it has no more than two members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sockets: Option<bool>,
-    /// Unit in which it may be mapped: 2M or 4K (a BAR: 4K).
+    /// Whether it is an RDMA device for those who share it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub verbs: bool,
+    /// Unit in which it may be mapped: 2M or 4K (a BAR, and for verbs: 4K).
     pub page: Option<Bytes>,
 }
 
-fn is_default(files: &SliceFiles) -> bool {
-    *files == SliceFiles::default()
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[derive(Debug, Deserialize)]
@@ -190,6 +193,8 @@ pub struct Access {
     pub groups: BTreeSet<u32>,
     /// Whether programs' TCP connections may go over the segment, if that is configured.
     pub sockets: Option<bool>,
+    /// Whether the segment is an RDMA device.
+    pub verbs: bool,
 }
 
 /// A segment, checked.
@@ -520,6 +525,12 @@ impl Config {
             ));
         };
         let page = match (spec.page.map(|page| page.0), memory) {
+            (Some(PAGE_2M), _) if spec.verbs => {
+                let what =
+                    "its page is 2M, and memory is registered with an RDMA device (verbs) in pages of 4K";
+                return Err(Problem::new(place, what, "leave `page` out, or `verbs`"));
+            }
+            (None, Memory::Dax) if spec.verbs => SMALL_PAGE,
             (None | Some(PAGE_2M), Memory::Dax) => LARGE_PAGE,
             (Some(PAGE_4K), Memory::Dax) | (None | Some(PAGE_4K), Memory::Bar) => SMALL_PAGE,
             (Some(PAGE_2M), Memory::Bar) => {
@@ -533,6 +544,13 @@ impl Config {
         };
         let dir = match spec.backing.as_deref() {
             None | Some("tmpfs") => self.shm_dir.clone(),
+            Some(dir) if spec.verbs => {
+                let what = format!(
+                    "backing {dir:?} has large pages, and memory is registered with an RDMA device (verbs) in \
+                                    pages of 4K"
+                );
+                return Err(Problem::new(place, what, "leave `backing` out, or `verbs`"));
+            }
             Some(dir) if dir.starts_with('/') => PathBuf::from(dir),
             Some(other) => {
                 let fix = "write \"tmpfs\", or the full path of a folder on a hugetlbfs";
@@ -557,7 +575,7 @@ impl Config {
             owner: spec.owner.as_ref().map(|a| a.user(place)).transpose()?,
             group: spec.group.as_ref().map(|a| a.group(place)).transpose()?,
             mode: spec.mode.map_or(0o660, |m| m.0),
-            access: Access { users, groups, sockets: Some(sockets) },
+            access: Access { users, groups, sockets: Some(sockets), verbs: spec.verbs },
             page,
         })
     }

@@ -233,6 +233,7 @@ impl Server {
                             Memory::Bar => status::Memory::Bar,
                         },
                         page: segment.page.into(),
+                        verbs: self.broker.is_for_verbs(name),
                         info_block_repairs: repairs.info_block,
                         header_repairs: repairs.header,
                         broken: self.segments.is_known_broken(name),

@@ -11,7 +11,7 @@ fn bench(limits: Limits) -> Bench {
     for segment in ["web", "own"] {
         bench.broker.set_access(
             name(segment),
-            Access { users: [GREEDY, OTHER].into(), groups: [].into(), sockets: None },
+            Access { users: [GREEDY, OTHER].into(), groups: [].into(), sockets: None, verbs: false },
         );
     }
     bench

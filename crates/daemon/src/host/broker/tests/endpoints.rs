@@ -34,7 +34,10 @@ fn effects_come_in_the_order_that_survives_a_crash() {
 #[test]
 fn who_may_not_is_told_why() {
     let mut bench = Bench::new(Limits::default());
-    bench.broker.set_access(name("own"), Access { users: [5].into(), groups: [6].into(), sockets: None });
+    bench.broker.set_access(
+        name("own"),
+        Access { users: [5].into(), groups: [6].into(), sockets: None, verbs: false },
+    );
     let mut code = |member, uid, segment: &str| {
         let id = bench.client(member, uid);
         bench.code(id, Kind::ATTACH, attach(segment).as_bytes())

@@ -152,7 +152,10 @@ fn a_token_is_good_for_one_process() {
 #[test]
 fn another_user_needs_a_place_in_the_segment() {
     let mut bench = Bench::new(Limits::default());
-    bench.broker.set_access(name("web"), Access { users: [1000].into(), groups: [].into(), sockets: None });
+    bench.broker.set_access(
+        name("web"),
+        Access { users: [1000].into(), groups: [].into(), sockets: None, verbs: false },
+    );
     let attached = orphan(&mut bench, 0, 1000);
     let other = bench.client(0, OTHER);
     for token in [TOKEN, attached.token] {
@@ -162,15 +165,18 @@ fn another_user_needs_a_place_in_the_segment() {
         let text = String::from_utf8(body[8..].into()).unwrap();
         assert!(text.contains("user 1001") && text.contains("allow_users"), "{text}");
     }
-    bench
-        .broker
-        .set_access(name("web"), Access { users: [1000].into(), groups: [OTHER].into(), sockets: None });
+    bench.broker.set_access(
+        name("web"),
+        Access { users: [1000].into(), groups: [OTHER].into(), sockets: None, verbs: false },
+    );
     assert_eq!(bench.ask(other, Kind::ATTACH, adopt(&attached, TOKEN).as_bytes()), Kind::ATTACHED);
     // What it makes is charged to the user whose endpoint it is.
     assert_eq!(bench.broker.books.endpoints[&attached.endpoint].uid, 1000);
     bench.check();
     // The user itself may come without.
-    bench.broker.set_access(name("web"), Access { users: [].into(), groups: [].into(), sockets: None });
+    bench
+        .broker
+        .set_access(name("web"), Access { users: [].into(), groups: [].into(), sockets: None, verbs: false });
     let own = bench.client(0, 1000);
     assert_eq!(bench.ask(own, Kind::ATTACH, back(&attached).as_bytes()), Kind::ATTACHED);
     bench.check();

@@ -98,7 +98,10 @@ fn nobody_is_taken_for_a_predecessor() {
         [(3, 56)],
         "of those who live"
     );
-    bench.broker.set_access(name("web"), Access { users: [1001].into(), groups: [].into(), sockets: None });
+    bench.broker.set_access(
+        name("web"),
+        Access { users: [1001].into(), groups: [].into(), sockets: None, verbs: false },
+    );
     for _ in 0..3 {
         let id = bench.client(0, 1001);
         let (kind, body, _) = bench.ask_all(id, Kind::ATTACH, attach("web").as_bytes());

@@ -156,7 +156,7 @@ fn who_may_use_no_segment_together_stays_on_tcp() {
         bench.report(one, &connector, SocketRole::CONNECTOR, 1);
         bench.report(other, &acceptor, SocketRole::ACCEPTOR, 2)
     };
-    let access = |sockets| Access { users: [1000].into(), groups: [].into(), sockets };
+    let access = |sockets| Access { users: [1000].into(), groups: [].into(), sockets, verbs: false };
     let none =
         [(other, Told::Stays(2, StaysReason::NO_SEGMENT)), (one, Told::Stays(1, StaysReason::NO_SEGMENT))];
     assert_eq!(meet(&mut bench), none);
