@@ -9,6 +9,7 @@ use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
 use ginnel_layout::{Name, PAGE};
 use ginnel_shmem::{Mapping, Memory, Protection, SharedSlice};
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
@@ -206,6 +207,18 @@ impl Block {
     pub fn slice(&self) -> Result<SharedSlice<'_, Mapping>, Error> {
         let (mapping, _rights) = self.with(Rights::READ)?;
         Ok(SharedSlice::new(mapping, 0, self.held.size))
+    }
+
+    /// The mapping of the block, for those who work on it in their own way and see to their rights themselves. It may outlive the block,
+    /// whose memory is somebody else's once nobody has it open.
+    pub fn memory(&self) -> Result<Mapping, Error> {
+        let (mapping, _rights) = self.with(Rights::READ)?;
+        Ok(mapping.clone())
+    }
+
+    /// The file in which the block lies, and where: for mapping its pages once more, at addresses of the caller's choice.
+    pub fn file(&self) -> (BorrowedFd<'_>, u64) {
+        (self.endpoint.file.as_fd(), self.held.file_at)
     }
 
     /// Survives stores without the right from now on: they go into a private copy of the page, never into the block, and the

@@ -32,6 +32,7 @@ pub mod relay;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+pub mod verbs;
 pub mod vhost_user;
 pub mod virtio;
 pub mod virtio_blk;

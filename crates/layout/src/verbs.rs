@@ -1,0 +1,432 @@
+//! RDMA verbs in a segment: what the endpoints of a segment know of each other's queue pairs and memory regions.
+//!
+//! Each endpoint that uses a segment as an RDMA device has one block with its *tables*, named `verbs.E` after its number, and
+//! further blocks, `verbs.E.0`, `verbs.E.1` and so on, its *arenas*. In the arenas lie its rings and the pages of the program that
+//! are registered for remote access. A queue pair number says whose queue pair it is: the endpoint's number, then
+//! the queue pair's index in that endpoint's tables ([`QpNumber`]).
+//!
+//! ```text
+//! tables   0x00000  header       4 KiB    written by the owner
+//!          0x01000  queue pairs  QPS x 256 B
+//!          0x41000  regions      REGIONS x 64 B, written by the owner
+//!          0x81000  chunks       CHUNKS x 4 B, written by the owner
+//! ```
+//!
+//! The CPU that posts a work request also executes it: it looks up the peer's region or receive entry, copies straight into the
+//! peer's pages, and writes the peer's completion. So each cache line has one writing endpoint; which one, the tables say.
+//!
+//! ```text
+//! queue pair
+//! offset   writer   word
+//! 0x00     owner    state       u64  incarnation (32 bits, high), then QpState
+//! 0x08     owner    peer        u32  number of the queue pair that it is connected to
+//! 0x0c     owner    domain      u32  protection domain
+//! 0x10     owner    ring        u64  where its receive ring lies (Place)
+//! 0x18     owner    completions u64  where its completion ring lies (Place)
+//! 0x20     owner    entries     u32  of both rings; a power of two
+//! 0x24     owner    stride      u32  bytes of an entry of the receive ring
+//! 0x28     owner    access      u32  what the peer may do (Access)
+//! 0x2c     owner    executor    u32  who executes what is posted to it (Executor)
+//! 0x40     owner    tail        u64  receive entries ever posted
+//! 0x48     owner    shortest    u32  no entry that waits has fewer bytes
+//! 0x80     peer     head        u64  receive entries ever used
+//! 0x88     peer     executing   u64  what the peer is about to access (Executing), 0 = nothing
+//! 0x90     peer     error       u32  what the peer has found wrong (WcStatus); 0 = nothing
+//! 0xc0     both     turn        u64  reserved: who executes this direction
+//! ```
+//!
+//! ```text
+//! receive entry                                   completion entry
+//! 0x00  length  u32  bytes of all elements        0x00  header   u64  stamp (32 bits, high), kind, flags, inline length
+//! 0x04  count   u32  of elements                  0x08  length   u32  bytes received
+//! 0x10  elements, 16 bytes each:                  0x0c  immediate u32 as it was posted
+//!       address u64, length u32, key u32          0x20  payload  32 B if it is short and was sent so
+//! ```
+//!
+//! Entry *i* of the completion ring is the completion of entry *i* of the receive ring, and its header is written last. A stamp
+//! is the low half of *i* + 1, so what stands there from an earlier lap is not taken for it.
+//!
+//! ```text
+//! region
+//! 0x00  word     u64  generation (32 bits, high), then Access, with Access::VALID; written last
+//! 0x08  address  u64  where it begins, in the owner's addresses
+//! 0x10  length   u64  bytes
+//! 0x18  domain   u32  protection domain
+//! 0x1c  chunk    u32  index of its first chunk
+//! ```
+//!
+//! Pages are registered in units of 2 MiB of the owner's addresses, the *chunks*: each corresponds to 2 MiB of an arena, in which
+//! a page lies where it lies in the chunk. A region names one chunk after the other, from the one that has its first byte.
+
+use crate::{CACHE_LINE, PAGE};
+
+/// What stands at [`MAGIC`] once the tables can be used. Its last byte is the version.
+pub const READY: u64 = u64::from_le_bytes(*b"ginverb\x01");
+
+/// Offset of [`READY`].
+pub const MAGIC: usize = 0x00;
+/// Offset of the owner's endpoint number.
+pub const ENDPOINT: usize = 0x08;
+/// Offset of the owner's epoch.
+pub const EPOCH: usize = 0x0c;
+/// Offset of the owner's member number.
+pub const MEMBER: usize = 0x10;
+/// Offset of the number of its arenas.
+pub const ARENAS: usize = 0x14;
+
+/// Queue pairs of an endpoint.
+pub const QPS: usize = 1024;
+/// Regions of an endpoint.
+pub const REGIONS: usize = 4096;
+/// Chunks that the regions of an endpoint name, together.
+pub const CHUNKS: usize = 32_768;
+
+/// Offset of the first queue pair.
+pub const QP_TABLE: usize = PAGE;
+/// Bytes of a queue pair.
+pub const QP: usize = 256;
+/// Offset of the first region.
+pub const REGION_TABLE: usize = QP_TABLE + QPS * QP;
+/// Bytes of a region.
+pub const REGION: usize = CACHE_LINE;
+/// Offset of the first chunk.
+pub const CHUNK_TABLE: usize = REGION_TABLE + REGIONS * REGION;
+/// Bytes of the tables.
+pub const TABLES: usize = CHUNK_TABLE + CHUNKS * 4;
+
+const _: () = {
+    assert!(REGION_TABLE == 0x41000 && CHUNK_TABLE == 0x81000);
+    assert!(TABLES.is_multiple_of(PAGE));
+};
+
+/// Bytes of a chunk.
+pub const CHUNK: usize = 2 << 20;
+
+/// Endpoints whose numbers are not below this have no queue pairs.
+pub const ENDPOINTS: u32 = 1 << 12;
+
+/// Offsets in a queue pair.
+pub mod qp {
+    /// Its state and incarnation.
+    pub const STATE: usize = 0x00;
+    /// The queue pair that it is connected to.
+    pub const PEER: usize = 0x08;
+    /// Its protection domain.
+    pub const DOMAIN: usize = 0x0c;
+    /// Where its receive ring lies.
+    pub const RING: usize = 0x10;
+    /// Where its completion ring lies.
+    pub const COMPLETIONS: usize = 0x18;
+    /// Entries of both rings.
+    pub const ENTRIES: usize = 0x20;
+    /// Bytes of an entry of the receive ring.
+    pub const STRIDE: usize = 0x24;
+    /// What the peer may do.
+    pub const ACCESS: usize = 0x28;
+    /// Who executes what is posted to it.
+    pub const EXECUTOR: usize = 0x2c;
+    /// Receive entries ever posted.
+    pub const TAIL: usize = 0x40;
+    /// No entry that waits has fewer bytes.
+    pub const SHORTEST: usize = 0x48;
+    /// Receive entries ever used.
+    pub const HEAD: usize = 0x80;
+    /// What the peer is about to access ([`Executing`](super::Executing)).
+    pub const EXECUTING: usize = 0x88;
+    /// What the peer has found wrong.
+    pub const ERROR: usize = 0x90;
+}
+
+/// Offsets in a region.
+pub mod region {
+    /// Generation and access.
+    pub const WORD: usize = 0x00;
+    /// Where it begins.
+    pub const ADDRESS: usize = 0x08;
+    /// Its bytes.
+    pub const LENGTH: usize = 0x10;
+    /// Its protection domain.
+    pub const DOMAIN: usize = 0x18;
+    /// Its first chunk.
+    pub const CHUNK: usize = 0x1c;
+}
+
+/// Offsets in a receive entry.
+pub mod receive {
+    /// Bytes of all elements.
+    pub const LENGTH: usize = 0x00;
+    /// How many elements there are.
+    pub const COUNT: usize = 0x04;
+    /// The first element.
+    pub const ELEMENTS: usize = 0x10;
+    /// Bytes of an element.
+    pub const ELEMENT: usize = 0x10;
+    /// The most elements of an entry.
+    pub const MOST: usize = 15;
+
+    /// Bytes of an entry with room for so many elements.
+    pub const fn stride(elements: usize) -> usize {
+        (ELEMENTS + elements * ELEMENT).next_multiple_of(crate::CACHE_LINE)
+    }
+}
+
+/// Offsets in a completion entry.
+pub mod completion {
+    /// What has happened; written last.
+    pub const HEADER: usize = 0x00;
+    /// Bytes received.
+    pub const LENGTH: usize = 0x08;
+    /// The immediate value.
+    pub const IMMEDIATE: usize = 0x0c;
+    /// A short payload.
+    pub const PAYLOAD: usize = 0x20;
+    /// Its bytes.
+    pub const INLINE: usize = 32;
+    /// Bytes of an entry.
+    pub const ENTRY: usize = crate::CACHE_LINE;
+}
+
+/// The number of a queue pair, which has 24 bits: endpoint (12 bits, high), then index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QpNumber(pub u32);
+
+impl QpNumber {
+    const INDEX_BITS: u32 = 12;
+
+    /// The queue pair of this index of an endpoint's. `None` if there are no such numbers.
+    pub const fn new(endpoint: u32, index: usize) -> Option<Self> {
+        if endpoint == 0 || endpoint >= ENDPOINTS || index >= QPS {
+            return None;
+        }
+        Some(Self(endpoint << Self::INDEX_BITS | index as u32))
+    }
+
+    /// Whose it is.
+    pub const fn endpoint(self) -> u32 {
+        self.0 >> Self::INDEX_BITS & (ENDPOINTS - 1)
+    }
+
+    /// Its index. May be no index of the tables.
+    pub const fn index(self) -> usize {
+        (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize
+    }
+
+    /// Where it lies in its owner's tables, if it is there.
+    pub const fn at(self) -> Option<usize> {
+        if self.index() < QPS { Some(QP_TABLE + self.index() * QP) } else { None }
+    }
+}
+
+/// A place in an endpoint's arenas: number of the arena (16 bits, high), then the offset in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place(pub u64);
+
+impl Place {
+    const OFFSET_BITS: u32 = 48;
+
+    /// An offset of an arena.
+    pub const fn new(arena: u16, offset: u64) -> Self {
+        Self((arena as u64) << Self::OFFSET_BITS | offset & ((1 << Self::OFFSET_BITS) - 1))
+    }
+
+    /// The arena.
+    pub const fn arena(self) -> u16 {
+        (self.0 >> Self::OFFSET_BITS) as u16
+    }
+
+    /// The offset.
+    pub const fn offset(self) -> u64 {
+        self.0 & ((1 << Self::OFFSET_BITS) - 1)
+    }
+}
+
+/// A chunk of an arena: number of the arena (12 bits, high), then which of its chunks. 0 is a chunk as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chunk(pub u32);
+
+impl Chunk {
+    const INDEX_BITS: u32 = 20;
+
+    /// A chunk of an arena.
+    pub const fn new(arena: u16, index: u32) -> Self {
+        Self((arena as u32) << Self::INDEX_BITS | index & ((1 << Self::INDEX_BITS) - 1))
+    }
+
+    /// Where it lies.
+    pub const fn place(self) -> Place {
+        let index = self.0 & ((1 << Self::INDEX_BITS) - 1);
+        Place::new((self.0 >> Self::INDEX_BITS) as u16, index as u64 * CHUNK as u64)
+    }
+}
+
+/// A key of a region, as programs pass it around: index (24 bits, high), then the low bits of its generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key(pub u32);
+
+impl Key {
+    /// The key of a region's generation.
+    pub const fn new(index: usize, generation: u32) -> Self {
+        Self((index as u32) << 8 | generation & 0xff)
+    }
+
+    /// The region's index. May be no index of the tables.
+    pub const fn index(self) -> usize {
+        (self.0 >> 8) as usize
+    }
+
+    /// Where the region lies in its owner's tables, if it is there.
+    pub const fn at(self) -> Option<usize> {
+        if self.index() < REGIONS { Some(REGION_TABLE + self.index() * REGION) } else { None }
+    }
+}
+
+/// What may be done with a region, or by the peer of a queue pair: bits as those of `ibv_access_flags`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access(pub u32);
+
+impl Access {
+    /// Received data may be written there.
+    pub const LOCAL_WRITE: u32 = 1;
+    /// RDMA WRITE.
+    pub const REMOTE_WRITE: u32 = 2;
+    /// RDMA READ.
+    pub const REMOTE_READ: u32 = 4;
+    /// Atomic operations.
+    pub const REMOTE_ATOMIC: u32 = 8;
+    /// The region exists. (No flag of verbs.)
+    pub const VALID: u32 = 1 << 31;
+
+    /// Whether all of `wanted` is allowed.
+    pub const fn allows(self, wanted: u32) -> bool {
+        self.0 & wanted == wanted
+    }
+}
+
+/// State of a queue pair, with the numbers of `ibv_qp_state`. Open: the reader refuses others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpState(pub u32);
+
+impl QpState {
+    /// Made, and nothing else.
+    pub const RESET: Self = Self(0);
+    /// Takes receives.
+    pub const INIT: Self = Self(1);
+    /// Ready to receive.
+    pub const RTR: Self = Self(2);
+    /// Ready to send.
+    pub const RTS: Self = Self(3);
+    /// Nothing is sent; what is received is.
+    pub const SQD: Self = Self(4);
+    /// What was posted to send has failed.
+    pub const SQE: Self = Self(5);
+    /// All that was posted is flushed.
+    pub const ERR: Self = Self(6);
+
+    /// Whether the peer may send to it.
+    pub const fn receives(self) -> bool {
+        matches!(self, Self::RTR | Self::RTS | Self::SQD)
+    }
+}
+
+/// What a peer is about to access by way of a queue pair: a region, by its key, and perhaps the queue pair's rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Executing(pub u64);
+
+impl Executing {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    const REGION: u64 = 1 << 32;
+    const RINGS: u64 = 1 << 33;
+
+    /// The rings alone.
+    pub const fn rings() -> Self {
+        Self(Self::RINGS)
+    }
+
+    /// The region of a key.
+    pub const fn region(key: Key) -> Self {
+        Self(Self::REGION | key.0 as u64)
+    }
+
+    /// The region of a key, and the rings.
+    pub const fn region_and_rings(key: Key) -> Self {
+        Self(Self::RINGS | Self::region(key).0)
+    }
+
+    /// Whether it may access the region of this key.
+    pub const fn is_region(self, key: Key) -> bool {
+        self.0 & Self::REGION != 0 && self.0 as u32 == key.0
+    }
+
+    /// Whether it may access the rings.
+    pub const fn is_rings(self) -> bool {
+        self.0 & Self::RINGS != 0
+    }
+}
+
+/// Who executes what is posted to a queue pair. Open: the reader refuses others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executor(pub u32);
+
+impl Executor {
+    /// Whoever posts it.
+    pub const POSTER: Self = Self(0);
+}
+
+/// What a completion in a ring says, in 64 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Completion(pub u64);
+
+impl Completion {
+    /// A message was received.
+    pub const RECEIVE: u8 = 1;
+    /// RDMA WRITE with an immediate value has used the entry.
+    pub const WRITE_WITH_IMMEDIATE: u8 = 2;
+    /// The message was longer than the entry's buffers.
+    pub const TOO_LONG: u8 = 3;
+    /// A buffer of the entry is no memory of a region.
+    pub const PROTECTION: u8 = 4;
+
+    /// The message has an immediate value.
+    pub const HAS_IMMEDIATE: u8 = 1;
+    /// Whoever sleeps for solicited events is to be woken.
+    pub const SOLICITED: u8 = 2;
+    /// The payload is in the completion, and not in the entry's buffers yet.
+    pub const IN_ENTRY: u8 = 4;
+
+    /// The completion of entry `index`.
+    pub const fn new(index: u64, kind: u8, flags: u8) -> Self {
+        Self((Self::stamp(index) as u64) << 32 | (flags as u64) << 8 | kind as u64)
+    }
+
+    const fn stamp(index: u64) -> u32 {
+        index.wrapping_add(1) as u32
+    }
+
+    /// Whether it is the completion of entry `index`.
+    pub const fn is_of(self, index: u64) -> bool {
+        (self.0 >> 32) as u32 == Self::stamp(index)
+    }
+
+    /// What has happened. May be anything.
+    pub const fn kind(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// The flags.
+    pub const fn flags(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+}
+
+const _: () = {
+    let Some(number) = QpNumber::new(4095, 1023) else { panic!() };
+    assert!(number.0 < 1 << 24 && number.endpoint() == 4095 && number.index() == 1023);
+    assert!(QpNumber::new(0, 0).is_none() && QpNumber::new(4096, 0).is_none());
+    assert!(Key::new(4095, 0x1ff).index() == 4095 && Key::new(4095, 0x1ff).0 & 0xff == 0xff);
+    assert!(Chunk::new(3, 7).place().arena() == 3 && Chunk::new(3, 7).place().offset() == 14 << 20);
+    assert!(receive::stride(3) == 64 && receive::stride(receive::MOST) == 256);
+    assert!(completion::PAYLOAD + completion::INLINE == completion::ENTRY);
+    // A ring of one entry has a stamp other than that of fresh memory.
+    assert!(Completion::new(0, Completion::RECEIVE, 0).is_of(0) && !Completion(0).is_of(0));
+};

@@ -1,0 +1,154 @@
+//! Completion queues.
+//!
+//! Completions of sends are private, because whoever posts a request also executes it. Completions of receives lie in rings of their queue
+//! pairs, each of which has one writer.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ginnel_shmem::Memory;
+
+use crate::program::Program;
+use crate::queue_pair::QueuePair;
+use crate::work::Completed;
+
+/// Polls that find nothing, between two looks at what need not be looked at all the time.
+const LOOKS: u32 = 256;
+
+/// A queue pair whose completions come here.
+struct Member<M: Memory> {
+    queue_pair: Arc<QueuePair<M>>,
+    /// Those of its receives.
+    receives: bool,
+}
+
+/// A completion queue.
+pub struct CompletionQueue<M: Memory> {
+    capacity: AtomicUsize,
+    ready: Mutex<VecDeque<Completed>>,
+    /// How many are ready.
+    count: AtomicUsize,
+    members: Mutex<Vec<Member<M>>>,
+    /// Polls that have found nothing.
+    empty: AtomicU32,
+}
+
+impl<M: Memory> CompletionQueue<M> {
+    /// A queue of so many completions.
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity: AtomicUsize::new(capacity),
+            ready: Mutex::default(),
+            count: AtomicUsize::new(0),
+            members: Mutex::new(Vec::new()),
+            empty: AtomicU32::new(0),
+        }
+    }
+
+    /// How many it holds.
+    pub fn capacity(&self) -> usize {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Makes it larger or smaller. False if it has more than that just now.
+    pub fn resize(&self, capacity: usize) -> bool {
+        let ready = self.ready();
+        let fits = ready.len() <= capacity;
+        if fits {
+            self.capacity.store(capacity, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Whether no queue pair uses it.
+    pub fn is_unused(&self) -> bool {
+        self.members().is_empty()
+    }
+
+    fn ready(&self) -> MutexGuard<'_, VecDeque<Completed>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<Member<M>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>, receives: bool) {
+        self.members().push(Member { queue_pair: queue_pair.clone(), receives });
+    }
+
+    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair<M>>) {
+        self.members().retain(|member| !Arc::ptr_eq(&member.queue_pair, queue_pair));
+        // The program cannot tell them from those of a later queue pair of the same number.
+        let mut ready = self.ready();
+        ready.retain(|completed| completed.queue_pair != queue_pair.number());
+        self.count.store(ready.len(), Ordering::Release);
+    }
+
+    /// Whether there is no room for another completion of a send.
+    pub(crate) fn is_full(&self) -> bool {
+        self.count.load(Ordering::Relaxed) >= self.capacity()
+    }
+
+    pub(crate) fn push(&self, completed: Completed) {
+        let mut ready = self.ready();
+        ready.push_back(completed);
+        self.count.store(ready.len(), Ordering::Release);
+    }
+
+    /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.
+    pub fn poll(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
+        let mut found = self.take_ready(most, &mut each);
+        if found < most {
+            let members = self.members();
+            for member in members.iter().filter(|member| member.receives) {
+                while found < most
+                    && let Some(completed) = member.queue_pair.poll_receive(program)
+                {
+                    each(completed);
+                    found += 1;
+                }
+            }
+            if found == 0 {
+                for member in members.iter() {
+                    member.queue_pair.progress(program);
+                }
+                drop(members);
+                found = self.take_ready(most, &mut each);
+            }
+        }
+        if found == 0 {
+            self.rest();
+        }
+        found
+    }
+
+    fn take_ready(&self, most: usize, each: &mut impl FnMut(Completed)) -> usize {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut ready = self.ready();
+        let found = ready.len().min(most);
+        ready.drain(..found).for_each(each);
+        self.count.store(ready.len(), Ordering::Release);
+        found
+    }
+
+    /// Nothing was found.
+    fn rest(&self) {
+        let empty = self.empty.fetch_add(1, Ordering::Relaxed);
+        if empty % LOOKS == LOOKS - 1 {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&self) {
+        for member in self.members().iter() {
+            member.queue_pair.look();
+        }
+        // Whoever shares its CPU with its peer would wait for the end of its time.
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,426 @@
+//! A segment as an RDMA device of this process.
+//!
+//! The process attaches to the segment as an endpoint of its own. It publishes its tables as a block named after the endpoint, and takes
+//! memory for rings and registered pages in further blocks, the arenas. To another endpoint it opens a channel, which says when that dies,
+//! and holds its blocks: so the memory of a peer that dies is given to nobody else before the last who may still be storing into it has
+//! noticed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use ginnel::{AttachOptions, Block, ErrorCode};
+use ginnel::{BlockOptions, Endpoint, Error, Listener, Mapping, Memory, MessageChannel, Rights};
+use ginnel_layout::verbs::{self, CHUNK, Chunk, Key, Place, QPS, QpNumber, completion};
+
+use crate::completion_queue::CompletionQueue;
+use crate::peer::{Arenas, Peer};
+use crate::queue_pair::{Adapter, Capacity, Location, QueuePair};
+use crate::regions::{Full, Region, Regions};
+use crate::runs::Runs;
+
+/// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
+const SMALLEST: u64 = 8 << 20;
+const LARGEST: u64 = 64 << 20;
+/// How long is waited for a peer that is in the middle of an access.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks whether peers have died, and between two tries to reach one that is not there.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Why the device does not do what was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The library or the daemon says no.
+    #[error(transparent)]
+    Ginnel(#[from] Error),
+    /// The endpoint's number is too high for queue pair numbers.
+    #[error(
+        "endpoint {0} has a number that is too high for queue pairs, which only the first 4,095 of a segment can have"
+    )]
+    Number(u32),
+    /// There is no room for another one.
+    #[error("the device has no room for another {0}")]
+    Full(&'static str),
+    /// A peer is in the middle of an access, and does not go on.
+    #[error("a peer has stopped in the middle of an access")]
+    Busy,
+}
+
+impl From<Full> for DeviceError {
+    fn from(_: Full) -> Self {
+        Self::Full("memory region")
+    }
+}
+
+/// The blocks of an endpoint's arenas, of which each is opened when it is needed.
+struct Blocks {
+    endpoint: Endpoint,
+    owner: u32,
+    open: Mutex<BTreeMap<u16, (Block, Mapping)>>,
+}
+
+impl Arenas<Mapping> for Blocks {
+    fn arena(&self, number: u16) -> Option<Mapping> {
+        let mut open = locked(&self.open);
+        if let Some((_, mapping)) = open.get(&number) {
+            return Some(mapping.clone());
+        }
+        let name = format!("verbs.{}.{number}", self.owner);
+        let block = self.endpoint.open_block(&name, Rights::READ_WRITE).ok()?;
+        let mapping = block.memory().ok()?;
+        open.insert(number, (block, mapping.clone()));
+        Some(mapping)
+    }
+}
+
+/// An arena of this endpoint's.
+struct Arena {
+    block: Block,
+    memory: Mapping,
+    free: Runs,
+}
+
+/// Another endpoint.
+struct Link {
+    peer: Arc<Peer<Mapping>>,
+    /// Says when it dies.
+    channel: MessageChannel,
+    /// Its tables, held.
+    _tables: Block,
+}
+
+#[derive(Default)]
+struct Links {
+    links: HashMap<u32, Link>,
+    /// Channels that others have opened, for the same reason.
+    incoming: Vec<MessageChannel>,
+    /// When those that could not be reached were tried.
+    tried: HashMap<u32, Instant>,
+    looked: Option<Instant>,
+}
+
+struct Slots {
+    /// How often there was a queue pair of each index.
+    incarnations: Vec<u32>,
+    free: Vec<usize>,
+    used: BTreeMap<QpNumber, Arc<QueuePair<Mapping>>>,
+}
+
+/// The part that queue pairs need.
+struct Shared {
+    endpoint: Endpoint,
+    number: u32,
+    tables: Mapping,
+    own: Arc<Peer<Mapping>>,
+    regions: RwLock<Regions<Mapping>>,
+    removals: AtomicU64,
+    links: Mutex<Links>,
+    listener: Listener<MessageChannel>,
+}
+
+/// A segment as an RDMA device of this process. May be used from several threads.
+pub struct Device {
+    shared: Arc<Shared>,
+    /// The block of the tables, and the file, for mapping pages at the program's addresses.
+    tables: Block,
+    arenas: Mutex<Vec<Arena>>,
+    slots: Mutex<Slots>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    /// Attaches to a segment. Asks the daemon, and waits for it as [`Endpoint::attach_with`] does.
+    pub fn open(segment: &str, options: &AttachOptions) -> Result<Self, DeviceError> {
+        let endpoint = Endpoint::attach_with(segment, options)?;
+        let (number, epoch) = endpoint.number();
+        if number >= verbs::ENDPOINTS {
+            return Err(DeviceError::Number(number));
+        }
+        let name = format!("verbs.{number}");
+        // The name is free: its last bearer has ended. Its block may still be held by peers, but has no name any more.
+        let block = endpoint.create_block(&name, verbs::TABLES, &BlockOptions::default())?;
+        let tables = block.memory()?;
+        let listener = endpoint.listen(&name)?;
+        tables.store_relaxed_u32(verbs::ENDPOINT, number);
+        tables.store_relaxed_u32(verbs::EPOCH, epoch);
+        tables.store_relaxed_u32(verbs::MEMBER, endpoint.member());
+        // ORDER verbs.ready: the header before the word that says so. Pairs with: `Shared::link`.
+        tables.store_release_u64(verbs::MAGIC, verbs::READY);
+        let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open: Mutex::default() };
+        let shared = Shared {
+            endpoint,
+            number,
+            own: Arc::new(Peer::new(tables.clone(), Box::new(arenas))),
+            regions: RwLock::new(Regions::new(tables.clone())),
+            removals: AtomicU64::new(0),
+            links: Mutex::default(),
+            listener,
+            tables,
+        };
+        let slots = Slots {
+            incarnations: vec![0; QPS],
+            // 0 is left out, so that no queue pair number looks like one of the special ones.
+            free: (1..QPS).rev().collect(),
+            used: BTreeMap::new(),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            tables: block,
+            arenas: Mutex::default(),
+            slots: Mutex::new(slots),
+        })
+    }
+
+    /// Number of the member that this process belongs to.
+    pub fn member(&self) -> u32 {
+        self.shared.endpoint.member()
+    }
+
+    /// Number of this process's endpoint.
+    pub fn number(&self) -> u32 {
+        self.shared.number
+    }
+
+    /// The segment's page.
+    pub fn page(&self) -> usize {
+        self.shared.endpoint.page()
+    }
+
+    /// The file of the segment.
+    pub fn file(&self) -> std::io::Result<OwnedFd> {
+        self.tables.file().0.as_fd().try_clone_to_owned()
+    }
+
+    /// Takes memory of the arenas, which peers can reach: its place, the memory that it lies in, and where in it. What is there is whatever
+    /// was there before.
+    pub fn take(&self, len: usize, align: usize) -> Result<(Place, Mapping, usize), DeviceError> {
+        let mut arenas = locked(&self.arenas);
+        let (len, align) = ((len as u64).next_multiple_of(64), align as u64);
+        let found =
+            arenas.iter_mut().enumerate().find_map(|(i, arena)| Some((i, arena.free.take(len, align)?)));
+        let (i, at) = match found {
+            Some(found) => found,
+            None => {
+                let i = self.add_arena(&mut arenas, len)?;
+                (i, arenas[i].free.take(len, align).ok_or(DeviceError::Full("arena"))?)
+            }
+        };
+        Ok((Place::new(i as u16, at), arenas[i].memory.clone(), at as usize))
+    }
+
+    fn add_arena(&self, arenas: &mut Vec<Arena>, len: u64) -> Result<usize, DeviceError> {
+        let i =
+            u16::try_from(arenas.len()).ok().filter(|i| *i < 1 << 12).ok_or(DeviceError::Full("arena"))?;
+        let usual = (SMALLEST << i.min(16)).min(LARGEST);
+        let name = format!("verbs.{}.{i}", self.shared.number);
+        let options = BlockOptions { align: CHUNK, zero: false, ..BlockOptions::default() };
+        // Where a large one finds no room, a small one may.
+        let mut size = usual.max(len).next_multiple_of(CHUNK as u64);
+        let least = len.next_multiple_of(CHUNK as u64);
+        let block = loop {
+            match self.shared.endpoint.create_block(&name, size as usize, &options) {
+                Err(error) if size > least && is_too_large(&error) => {
+                    size = (size / 2).next_multiple_of(CHUNK as u64).max(least);
+                }
+                other => break other?,
+            }
+        };
+        let memory = block.memory()?;
+        arenas.push(Arena { block, memory, free: Runs::new(size) });
+        self.shared.tables.store_relaxed_u32(verbs::ARENAS, arenas.len() as u32);
+        Ok(arenas.len() - 1)
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&self, place: Place, len: usize) {
+        if let Some(arena) = locked(&self.arenas).get_mut(usize::from(place.arena())) {
+            arena.free.give(place.offset(), (len as u64).next_multiple_of(64));
+        }
+    }
+
+    /// A chunk of an arena for pages of the program: the memory that it lies in, and where in the segment's file it begins.
+    pub fn take_chunk(&self) -> Result<(Chunk, Mapping, u64), DeviceError> {
+        let (place, memory, at) = self.take(CHUNK, CHUNK)?;
+        let arenas = locked(&self.arenas);
+        let file_at = arenas[usize::from(place.arena())].block.file().1 + at as u64;
+        Ok((Chunk::new(place.arena(), (at / CHUNK) as u32), memory, file_at))
+    }
+
+    /// Registers a region, which peers reach by these chunks.
+    pub fn register(&self, region: Region, chunks: &[Chunk]) -> Result<Key, DeviceError> {
+        let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(regions.add(region, chunks)?)
+    }
+
+    /// Takes a region away from everybody. Waits for peers that are in the middle of an access, but no longer than a second; then it is
+    /// an error, although nobody can begin another one.
+    pub fn deregister(&self, key: Key) -> Result<bool, DeviceError> {
+        let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        if !regions.remove(key) {
+            return Ok(false);
+        }
+        drop(regions);
+        self.shared.removals.fetch_add(1, Ordering::Release);
+        let used: Vec<_> = locked(&self.slots).used.values().cloned().collect();
+        let is_accessed = || used.iter().any(|queue_pair| queue_pair.is_region_accessed(key));
+        self.wait_while(is_accessed).map(|()| true)
+    }
+
+    /// Waits for peers that are in the middle of something. One that dies there is found out meanwhile.
+    fn wait_while(&self, mut is_accessed: impl FnMut() -> bool) -> Result<(), DeviceError> {
+        let end = Instant::now() + PATIENCE;
+        while is_accessed() {
+            if Instant::now() >= end {
+                return Err(DeviceError::Busy);
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair whose sends and receives complete in these queues.
+    pub fn create_queue_pair(
+        &self,
+        domain: u32,
+        capacity: Capacity,
+        completes: (Arc<CompletionQueue<Mapping>>, Arc<CompletionQueue<Mapping>>),
+    ) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
+        let full = DeviceError::Full("queue pair");
+        let shape = capacity.receives;
+        let (place, memory, at) = self.take(shape.bytes(), 64)?;
+        let mut slots = locked(&self.slots);
+        let index = slots.free.pop();
+        let number = index.and_then(|index| QpNumber::new(self.shared.number, index));
+        let (Some(index), Some(number)) = (index, number) else {
+            self.give(place, shape.bytes());
+            return Err(full);
+        };
+        let ring = shape.entries * shape.stride();
+        let behind = Place::new(place.arena(), place.offset() + ring as u64);
+        slots.incarnations[index] = slots.incarnations[index].wrapping_add(1).max(1);
+        let location = Location {
+            number,
+            incarnation: slots.incarnations[index],
+            ring: (place, memory.clone(), at),
+            completions: (behind, memory, at + ring),
+        };
+        debug_assert!(completion::ENTRY.is_power_of_two());
+        let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
+        let tables = self.shared.tables.clone();
+        let queue_pair =
+            QueuePair::new(tables, location, domain, capacity, adapter, completes).ok_or(full)?;
+        slots.used.insert(number, queue_pair.clone());
+        Ok(queue_pair)
+    }
+
+    /// Ends a queue pair. If its peer has stopped in the middle of an access, its number and its rings are not used again.
+    pub fn destroy_queue_pair(&self, queue_pair: &Arc<QueuePair<Mapping>>) {
+        queue_pair.end();
+        let number = queue_pair.number();
+        let waited = self.wait_while(|| queue_pair.are_rings_accessed());
+        let mut slots = locked(&self.slots);
+        if slots.used.remove(&number).is_some() && waited.is_ok() {
+            slots.free.push(number.index());
+            drop(slots);
+            self.give(queue_pair.ring(), queue_pair.capacity().receives.bytes());
+        }
+    }
+
+    /// The queue pair of a number.
+    pub fn queue_pair(&self, number: QpNumber) -> Option<Arc<QueuePair<Mapping>>> {
+        locked(&self.slots).used.get(&number).cloned()
+    }
+}
+
+/// Whether less memory might be granted.
+fn is_too_large(error: &Error) -> bool {
+    matches!(error.code(), Some(ErrorCode::NO_MEMORY | ErrorCode::QUOTA))
+}
+
+impl Shared {
+    /// Opens the way to another endpoint.
+    fn link(&self, number: u32) -> Option<Link> {
+        let name = format!("verbs.{number}");
+        let channel: MessageChannel = self.endpoint.connect(&name).ok()?;
+        let block = self.endpoint.open_block(&name, Rights::READ_WRITE).ok()?;
+        let tables = block.memory().ok().filter(|_| block.len() >= verbs::TABLES)?;
+        // ORDER verbs.ready: see `Device::open`.
+        let is_ready = tables.load_acquire_u64(verbs::MAGIC) == verbs::READY;
+        let owner = (tables.load_relaxed_u32(verbs::ENDPOINT), tables.load_relaxed_u32(verbs::EPOCH));
+        let peer = &channel.info().peer;
+        if !is_ready || owner != (peer.endpoint, peer.epoch) || peer.endpoint != number {
+            return None;
+        }
+        let arenas = Blocks { endpoint: self.endpoint.clone(), owner: number, open: Mutex::default() };
+        let peer = Arc::new(Peer::new(tables, Box::new(arenas)));
+        Some(Link { peer, channel, _tables: block })
+    }
+}
+
+/// Whether who is at the other end has ended.
+fn has_ended(channel: &mut MessageChannel) -> bool {
+    let receiver = channel.receiver();
+    receiver.set_nonblocking(true);
+    !matches!(receiver.recv_into(&mut []), Err(Error::WouldBlock))
+}
+
+impl Adapter<Mapping> for Shared {
+    fn peer(&self, endpoint: u32) -> Option<Arc<Peer<Mapping>>> {
+        if endpoint == self.number {
+            return Some(self.own.clone());
+        }
+        let mut links = locked(&self.links);
+        if let Some(link) = links.links.get(&endpoint).filter(|link| !link.peer.is_dead()) {
+            return Some(link.peer.clone());
+        }
+        let tried = links.tried.get(&endpoint).is_some_and(|tried| tried.elapsed() < LOOK);
+        if tried || endpoint == 0 {
+            return None;
+        }
+        match self.link(endpoint) {
+            Some(link) => {
+                let peer = link.peer.clone();
+                links.tried.remove(&endpoint);
+                // One that has had the number before is dead; who still has requests for it keeps it.
+                links.links.insert(endpoint, link);
+                Some(peer)
+            }
+            None => {
+                links.tried.insert(endpoint, Instant::now());
+                None
+            }
+        }
+    }
+
+    fn region(&self, key: Key) -> Option<Region> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner).region(key)
+    }
+
+    fn removals(&self) -> &AtomicU64 {
+        &self.removals
+    }
+
+    fn attend(&self) {
+        let Ok(mut links) = self.links.try_lock() else { return };
+        if links.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            return;
+        }
+        links.looked = Some(Instant::now());
+        while let Ok(channel) = self.listener.try_accept() {
+            links.incoming.push(channel);
+        }
+        for link in links.links.values_mut() {
+            if !link.peer.is_dead() && has_ended(&mut link.channel) {
+                link.peer.set_dead();
+            }
+        }
+        // The blocks of the dead are given back once nothing here can be storing into them.
+        links.links.retain(|_, link| !link.peer.is_dead() || Arc::strong_count(&link.peer) > 1);
+        links.incoming.retain_mut(|channel| !has_ended(channel));
+    }
+}

@@ -1,0 +1,168 @@
+//! Another endpoint's tables and memory, as a poster sees them.
+//!
+//! All of it is hostile input: each word is loaded once, checked, and then used. What passes the checks lies within the arenas that the
+//! peer has, so a peer that lies harms its own memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, Place, region};
+use ginnel_shmem::Memory;
+
+use crate::regions::Region;
+
+/// The arenas of an endpoint.
+pub trait Arenas<M>: Send + Sync {
+    /// The memory of an arena. May ask the daemon when the arena is needed for the first time.
+    fn arena(&self, number: u16) -> Option<M>;
+}
+
+/// Another endpoint, or this one, by whose queue pairs requests of this one end.
+pub struct Peer<M> {
+    tables: M,
+    arenas: Box<dyn Arenas<M>>,
+    is_dead: AtomicBool,
+}
+
+impl<M: Memory> Peer<M> {
+    /// The endpoint that has these tables and arenas.
+    pub fn new(tables: M, arenas: Box<dyn Arenas<M>>) -> Self {
+        Self { tables, arenas, is_dead: AtomicBool::new(false) }
+    }
+
+    /// Its tables.
+    pub fn tables(&self) -> &M {
+        &self.tables
+    }
+
+    /// Nothing of it runs any more.
+    pub fn set_dead(&self) {
+        self.is_dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing of it runs any more.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Relaxed) || self.tables.is_broken()
+    }
+
+    /// The memory of `len` bytes at a place, and where in it they begin.
+    pub fn place(&self, place: Place, len: usize) -> Option<(M, usize)> {
+        let memory = self.arenas.arena(place.arena())?;
+        let at = usize::try_from(place.offset()).ok()?;
+        let is_inside = at.is_multiple_of(8) && at.checked_add(len).is_some_and(|end| end <= memory.len());
+        is_inside.then_some((memory, at))
+    }
+}
+
+/// A region of a peer's.
+struct Window<M> {
+    key: Key,
+    /// The region's word when it was looked at.
+    word: u64,
+    region: Region,
+    chunks: Vec<(M, usize)>,
+}
+
+/// Why a peer's memory must not be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied;
+
+/// The regions of a peer that were accessed last.
+pub struct Windows<M> {
+    peer: Arc<Peer<M>>,
+    known: Vec<Window<M>>,
+    /// The one that was used last.
+    last: usize,
+}
+
+/// Regions that are remembered.
+const MOST: usize = 64;
+
+/// A run of a peer's region.
+pub struct Target<'a, M> {
+    window: &'a Window<M>,
+}
+
+impl<M: Memory> Target<'_, M> {
+    /// Up to `len` of the bytes at `address` that lie one after the other in memory: the memory, where they are in it, and how many.
+    #[inline]
+    pub fn piece(&self, address: u64, len: usize) -> (&M, usize, usize) {
+        let in_chunk = (address % CHUNK as u64) as usize;
+        let first = self.window.region.address / CHUNK as u64;
+        let (memory, at) = &self.window.chunks[(address / CHUNK as u64 - first) as usize];
+        (memory, at + in_chunk, len.min(CHUNK - in_chunk))
+    }
+}
+
+impl<M: Memory> Windows<M> {
+    /// None of this peer's yet.
+    pub fn new(peer: Arc<Peer<M>>) -> Self {
+        Self { peer, known: Vec::new(), last: 0 }
+    }
+
+    /// The region of a key, if `len` of its bytes at `address` may be accessed so by a queue pair in this domain of the peer's. The caller
+    /// has said before that it is at work on the key.
+    #[inline]
+    pub fn look_up(
+        &mut self,
+        key: Key,
+        address: u64,
+        len: u32,
+        wanted: u32,
+        domain: u32,
+    ) -> Result<Target<'_, M>, Denied> {
+        let at = key.at().ok_or(Denied)?;
+        // ORDER verbs.region: the word before the region. Pairs with: `Regions::add`.
+        // ORDER verbs.executing: what is being executed before this look. Pairs with: `Regions::remove`.
+        let word = self.peer.tables.load_acquire_u64(at + region::WORD);
+        let is_known = |window: &Window<M>| window.key == key && window.word == word;
+        if !self.known.get(self.last).is_some_and(is_known) {
+            self.last = match self.known.iter().position(is_known) {
+                Some(known) => known,
+                None => self.learn(key, at, word)?,
+            };
+        }
+        let window = &self.known[self.last];
+        let element = crate::work::Element { address, length: len, key: key.0 };
+        if !window.region.allows(&element, wanted, domain) {
+            return Err(Denied);
+        }
+        Ok(Target { window })
+    }
+
+    #[cold]
+    fn learn(&mut self, key: Key, at: usize, word: u64) -> Result<usize, Denied> {
+        let tables = &self.peer.tables;
+        let access = Access(word as u32);
+        if !access.allows(Access::VALID) || Key::new(key.index(), (word >> 32) as u32) != key {
+            return Err(Denied);
+        }
+        let address = tables.load_relaxed_u64(at + region::ADDRESS);
+        let length = tables.load_relaxed_u64(at + region::LENGTH);
+        let domain = tables.load_relaxed_u32(at + region::DOMAIN);
+        let first = tables.load_relaxed_u32(at + region::CHUNK) as usize;
+        let last = address.checked_add(length.max(1) - 1).ok_or(Denied)?;
+        let count = last / CHUNK as u64 - address / CHUNK as u64 + 1;
+        let end = usize::try_from(count).ok().and_then(|count| first.checked_add(count));
+        let end = end.filter(|end| *end <= CHUNKS).ok_or(Denied)?;
+        let mut chunks = Vec::with_capacity(end - first);
+        for i in first..end {
+            let chunk = Chunk(tables.load_relaxed_u32(CHUNK_TABLE + i * 4));
+            chunks.push(self.peer.place(chunk.place(), CHUNK).ok_or(Denied)?);
+        }
+        // The owner may have removed it meanwhile, and another one may have come.
+        if tables.load_acquire_u64(at + region::WORD) != word {
+            return Err(Denied);
+        }
+        let window = Window { key, word, region: Region { address, length, access, domain }, chunks };
+        let known = &mut self.known;
+        // Generations that are gone make room first.
+        let stale = known.iter().position(|window| window.key.index() == key.index());
+        let index = stale.unwrap_or(if known.len() < MOST { known.len() } else { (self.last + 1) % MOST });
+        match known.get_mut(index) {
+            Some(old) => *old = window,
+            None => known.push(window),
+        }
+        Ok(index)
+    }
+}

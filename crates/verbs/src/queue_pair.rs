@@ -1,0 +1,576 @@
+//! Queue pairs: their states, and requests that wait.
+//!
+//! A request is executed when it is posted, and its completion is there when the call returns, unless something has to be waited for: a peer
+//! that is not ready to receive yet, or has posted no receive, or room in the completion queue. Then it waits behind those before it, and
+//! whoever polls a completion queue of the queue pair tries again.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ginnel_layout::verbs::{Access, Executing, Executor, Key, Place, QpNumber, QpState, qp};
+use ginnel_shmem::Memory;
+
+use crate::completion_queue::CompletionQueue;
+use crate::peer::Peer;
+use crate::program::{Kept, Program};
+use crate::receive::{NotPosted, ReceiveQueue, Shape};
+use crate::regions::Region;
+use crate::remote::{Failure, NotConnected, Remote};
+use crate::work::{Completed, Element, Opcode, Operation, Status, Work, total};
+
+/// What a queue pair needs of its device.
+pub trait Adapter<M: Memory>: Send + Sync {
+    /// Another endpoint, if it has tables. May ask the daemon.
+    fn peer(&self, endpoint: u32) -> Option<Arc<Peer<M>>>;
+
+    /// The region of a key.
+    fn region(&self, key: Key) -> Option<Region>;
+
+    /// Counts how often a region was removed.
+    fn removals(&self) -> &AtomicU64;
+
+    /// Looks whether peers have ended. Called now and then by whoever finds nothing to do.
+    fn attend(&self);
+}
+
+/// How large a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Requests that wait to be executed.
+    pub sends: usize,
+    /// Elements of each.
+    pub elements: usize,
+    /// Bytes of one that are taken when it is posted.
+    pub inline: usize,
+    /// The receive queue.
+    pub receives: Shape,
+}
+
+/// What `modify` may change beside the state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The queue pair to connect to.
+    pub peer: Option<QpNumber>,
+    /// What the peer may do.
+    pub access: Option<Access>,
+    /// How long a peer has to be ready to receive; `Some(None)`: for ever.
+    pub timeout: Option<Option<Duration>>,
+    /// How long a peer has to post a receive; `Some(None)`: for ever.
+    pub patience: Option<Option<Duration>>,
+}
+
+/// Why a call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue pair is in no state for it, or the arguments make no sense.
+    Invalid,
+    /// There is no room for another request.
+    Full,
+}
+
+/// A request that waits.
+struct Waiting {
+    id: u64,
+    operation: Operation,
+    elements: Vec<Element>,
+    /// The bytes of an inline request.
+    bytes: Option<Vec<u8>>,
+    is_signaled: bool,
+}
+
+struct Sender<M> {
+    /// What it is to be connected to, and whose that is.
+    peer: Option<QpNumber>,
+    owner: Option<Arc<Peer<M>>>,
+    remote: Option<Remote<M>>,
+    waiting: VecDeque<Waiting>,
+    timeout: Option<Duration>,
+    patience: Option<Duration>,
+    /// Since when the first one waits.
+    since: Option<Instant>,
+    /// Keys that were checked last: number of removals then, key and region.
+    known: Option<(u64, u32, Region)>,
+}
+
+/// What has come of an attempt.
+enum Attempt {
+    Done,
+    /// It has to wait for the peer to be ready, as long as this.
+    Wait(Option<Duration>),
+    Failed(Status),
+}
+
+/// A queue pair of type RC.
+pub struct QueuePair<M: Memory> {
+    number: QpNumber,
+    domain: u32,
+    capacity: Capacity,
+    tables: M,
+    at: usize,
+    ring: Place,
+    incarnation: u32,
+    adapter: Arc<dyn Adapter<M>>,
+    state: AtomicU32,
+    sender: Mutex<Sender<M>>,
+    receiver: Mutex<ReceiveQueue<M>>,
+    completes_sends: Arc<CompletionQueue<M>>,
+    completes_receives: Arc<CompletionQueue<M>>,
+}
+
+/// Where a new queue pair lies.
+pub struct Location<M> {
+    /// Its number.
+    pub number: QpNumber,
+    /// How often there was one of this number.
+    pub incarnation: u32,
+    /// The receive ring.
+    pub ring: (Place, M, usize),
+    /// The completion ring.
+    pub completions: (Place, M, usize),
+}
+
+impl<M: Memory> QueuePair<M> {
+    /// A queue pair in the state RESET. `None` if its number has no place in the tables.
+    pub fn new(
+        tables: M,
+        location: Location<M>,
+        domain: u32,
+        capacity: Capacity,
+        adapter: Arc<dyn Adapter<M>>,
+        completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
+    ) -> Option<Arc<Self>> {
+        let Location { number, incarnation, ring, completions } = location;
+        let (at, shape) = (number.at()?, capacity.receives);
+        let (ring, completions) =
+            ((ring.0, (ring.1, ring.2)), (completions.0, (completions.1, completions.2)));
+        tables.store_relaxed_u32(at + qp::DOMAIN, domain);
+        tables.store_relaxed_u64(at + qp::RING, ring.0.0);
+        tables.store_relaxed_u64(at + qp::COMPLETIONS, completions.0.0);
+        tables.store_relaxed_u32(at + qp::ENTRIES, shape.entries as u32);
+        tables.store_relaxed_u32(at + qp::STRIDE, shape.stride() as u32);
+        tables.store_relaxed_u32(at + qp::EXECUTOR, Executor::POSTER.0);
+        let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring.1, completions.1);
+        let sender = Sender {
+            peer: None,
+            owner: None,
+            remote: None,
+            waiting: VecDeque::new(),
+            timeout: None,
+            patience: None,
+            since: None,
+            known: None,
+        };
+        let queue_pair = Arc::new(Self {
+            number,
+            domain,
+            capacity,
+            tables,
+            at,
+            ring: ring.0,
+            incarnation,
+            adapter,
+            state: AtomicU32::new(QpState::RESET.0),
+            sender: Mutex::new(sender),
+            receiver: Mutex::new(receiver),
+            completes_sends: completes.0.clone(),
+            completes_receives: completes.1.clone(),
+        });
+        queue_pair.publish(QpState::RESET);
+        let is_one = Arc::ptr_eq(&completes.0, &completes.1);
+        completes.1.add(&queue_pair, true);
+        if !is_one {
+            completes.0.add(&queue_pair, false);
+        }
+        Some(queue_pair)
+    }
+
+    /// Its number.
+    pub fn number(&self) -> QpNumber {
+        self.number
+    }
+
+    /// Its size.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Where its rings lie.
+    pub fn ring(&self) -> Place {
+        self.ring
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        QpState(self.state.load(Ordering::Acquire))
+    }
+
+    fn publish(&self, state: QpState) {
+        self.state.store(state.0, Ordering::Release);
+        // ORDER verbs.state: what belongs to the state before it. Pairs with: `Remote::connect`.
+        // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
+        let word = u64::from(self.incarnation) << 32 | u64::from(state.0);
+        self.tables.swap_u64(self.at + qp::STATE, word);
+        self.tables.full_fence();
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Sender<M>> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn receiver(&self) -> MutexGuard<'_, ReceiveQueue<M>> {
+        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, as the specification allows (InfiniBand Architecture Specification 1.2.1, figure 124).
+    pub fn modify(&self, to: QpState, change: Change) -> Result<(), Refused> {
+        use QpState as State;
+        let mut sender = self.sender();
+        let from = self.state();
+        let is_allowed = match (from, to) {
+            (_, State::RESET | State::ERR) => true,
+            (State::RESET | State::INIT, State::INIT) => true,
+            (State::INIT, State::RTR) => change.peer.is_some(),
+            (State::RTR | State::RTS | State::SQD, State::RTS) => true,
+            (State::RTS, State::SQD) => true,
+            _ => false,
+        };
+        if !is_allowed || change.peer.is_some() != (to == State::RTR) {
+            return Err(Refused::Invalid);
+        }
+        if let Some(access) = change.access {
+            self.tables.store_relaxed_u32(self.at + qp::ACCESS, access.0);
+        }
+        if let Some(timeout) = change.timeout {
+            sender.timeout = timeout;
+        }
+        if let Some(patience) = change.patience {
+            sender.patience = patience;
+        }
+        match to {
+            State::RESET => {
+                self.publish(to);
+                sender.waiting.clear();
+                (sender.peer, sender.owner, sender.remote, sender.since) = (None, None, None, None);
+                // Those that wait are forgotten, as the specification has it.
+                self.receiver().reset();
+            }
+            State::ERR => {
+                drop(sender);
+                self.fall(None);
+            }
+            _ => {
+                if let Some(peer) = change.peer {
+                    for word in [qp::HEAD, qp::EXECUTING, qp::ERROR] {
+                        self.tables.store_relaxed_u64(self.at + word, 0);
+                    }
+                    sender.peer = Some(peer);
+                    self.tables.store_relaxed_u32(self.at + qp::PEER, peer.0);
+                    // Now, while the program expects to wait.
+                    sender.owner = self.adapter.peer(peer.endpoint());
+                }
+                self.publish(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a receive.
+    pub fn post_receive(&self, id: u64, elements: &[Element]) -> Result<(), Refused> {
+        let mut receiver = self.receiver();
+        if self.state() == QpState::RESET {
+            return Err(Refused::Invalid);
+        }
+        receiver.post(id, elements).map_err(|error| match error {
+            NotPosted::Full => Refused::Full,
+            NotPosted::Invalid => Refused::Invalid,
+        })
+    }
+
+    /// Posts a request to send: executes it, or has it wait.
+    pub fn post(&self, program: &impl Program<M>, work: &Work<'_>) -> Result<(), Refused> {
+        let mut sender = self.sender();
+        match self.state() {
+            QpState::RTS => {}
+            QpState::ERR | QpState::SQE => {
+                let flushed = self.completed(work.id, &work.operation, Status::WR_FLUSH_ERR);
+                self.completes_sends.push(flushed);
+                return Ok(());
+            }
+            QpState::SQD => return self.enqueue(&mut sender, program, work),
+            _ => return Err(Refused::Invalid),
+        }
+        let len = total(work.elements).ok_or(Refused::Invalid)? as usize;
+        let is_too_long = work.is_inline && (len > self.capacity.inline || work.operation.fills_elements());
+        if is_too_long || work.elements.len() > self.capacity.elements {
+            return Err(Refused::Invalid);
+        }
+        if !sender.waiting.is_empty() {
+            return self.enqueue(&mut sender, program, work);
+        }
+        let Work { id, operation, elements, is_inline, is_signaled } = work;
+        match self.attempt(&mut sender, program, operation, elements, *is_inline, *is_signaled) {
+            Attempt::Done => {
+                if *is_signaled {
+                    self.completes_sends.push(self.completed(*id, operation, Status::SUCCESS));
+                }
+                Ok(())
+            }
+            Attempt::Wait(_) => self.enqueue(&mut sender, program, work),
+            Attempt::Failed(status) => {
+                drop(sender);
+                self.fall(Some(self.completed(*id, operation, status)));
+                Ok(())
+            }
+        }
+    }
+
+    #[cold]
+    fn enqueue(
+        &self,
+        sender: &mut Sender<M>,
+        program: &impl Program<M>,
+        work: &Work<'_>,
+    ) -> Result<(), Refused> {
+        if sender.waiting.len() >= self.capacity.sends {
+            return Err(Refused::Full);
+        }
+        let bytes = work.is_inline.then(|| {
+            let mut bytes = vec![0; work.elements.iter().map(|element| element.length as usize).sum()];
+            let mut at = 0;
+            for element in work.elements {
+                let end = at + element.length as usize;
+                program.get(element.address, &mut bytes[at..end]);
+                at = end;
+            }
+            bytes
+        });
+        let elements = match &bytes {
+            Some(bytes) => vec![Element { address: 0, length: bytes.len() as u32, key: 0 }],
+            None => work.elements.to_vec(),
+        };
+        if sender.waiting.is_empty() {
+            sender.since = Some(Instant::now());
+        }
+        let (id, operation, is_signaled) = (work.id, work.operation, work.is_signaled);
+        sender.waiting.push_back(Waiting { id, operation, elements, bytes, is_signaled });
+        Ok(())
+    }
+
+    #[inline]
+    fn attempt(
+        &self,
+        sender: &mut Sender<M>,
+        program: &impl Program<M>,
+        operation: &Operation,
+        elements: &[Element],
+        is_inline: bool,
+        is_signaled: bool,
+    ) -> Attempt {
+        if !is_inline {
+            let wanted = if operation.fills_elements() { Access::LOCAL_WRITE } else { 0 };
+            if !elements.iter().all(|element| self.may_use(sender, element, wanted)) {
+                return Attempt::Failed(Status::LOC_PROT_ERR);
+            }
+        }
+        if is_signaled && self.completes_sends.is_full() {
+            return Attempt::Wait(None);
+        }
+        if sender.remote.is_none()
+            && let Err(attempt) = self.connect(sender)
+        {
+            return attempt;
+        }
+        let patience = sender.patience;
+        let Some(remote) = sender.remote.as_mut() else { return Attempt::Wait(sender.timeout) };
+        match remote.execute(program, operation, elements) {
+            Ok(()) => Attempt::Done,
+            Err(Failure::NotReady) if remote.is_dead() => Attempt::Failed(Status::RETRY_EXC_ERR),
+            Err(Failure::NotReady) => Attempt::Wait(patience),
+            Err(failure) => Attempt::Failed(failure.status()),
+        }
+    }
+
+    #[cold]
+    fn connect(&self, sender: &mut Sender<M>) -> Result<(), Attempt> {
+        let wait = Err(Attempt::Wait(sender.timeout));
+        let Some(number) = sender.peer else { return wait };
+        if sender.owner.is_none() {
+            sender.owner = self.adapter.peer(number.endpoint());
+        }
+        let Some(peer) = sender.owner.clone() else { return wait };
+        let is_dead = peer.is_dead();
+        match Remote::connect(peer, number, self.number) {
+            Ok(remote) => sender.remote = Some(remote),
+            Err(NotConnected::NotYet) if !is_dead => return wait,
+            Err(_) => return Err(Attempt::Failed(Status::RETRY_EXC_ERR)),
+        }
+        Ok(())
+    }
+
+    /// Whether a request may use these bytes of the program.
+    #[inline]
+    fn may_use(&self, sender: &mut Sender<M>, element: &Element, wanted: u32) -> bool {
+        if element.length == 0 {
+            return true;
+        }
+        let removals = self.adapter.removals().load(Ordering::Acquire);
+        if let Some((then, key, region)) = &sender.known
+            && (*then, *key) == (removals, element.key)
+        {
+            return region.allows(element, wanted, self.domain);
+        }
+        let Some(region) = self.adapter.region(Key(element.key)) else { return false };
+        sender.known = Some((removals, element.key, region));
+        region.allows(element, wanted, self.domain)
+    }
+
+    fn completed(&self, id: u64, operation: &Operation, status: Status) -> Completed {
+        let length = match operation {
+            Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => 8,
+            _ => 0,
+        };
+        let (opcode, queue_pair) = (operation.done(), self.number);
+        Completed { id, status, opcode, length, immediate: None, queue_pair }
+    }
+
+    /// Tries again what waits, and looks what the peer has found wrong. To be called now and then.
+    pub fn progress(&self, program: &impl Program<M>) {
+        let mut sender = self.sender();
+        if sender.waiting.is_empty() || self.state() != QpState::RTS {
+            return;
+        }
+        while let Some(first) = sender.waiting.pop_front() {
+            let Waiting { id, ref operation, ref elements, ref bytes, is_signaled } = first;
+            let attempt = match bytes {
+                Some(bytes) => {
+                    self.attempt(&mut sender, &Kept(bytes), operation, elements, true, is_signaled)
+                }
+                None => self.attempt(&mut sender, program, operation, elements, false, is_signaled),
+            };
+            match attempt {
+                Attempt::Done => {
+                    sender.since = Some(Instant::now());
+                    if is_signaled {
+                        self.completes_sends.push(self.completed(id, operation, Status::SUCCESS));
+                    }
+                }
+                Attempt::Wait(patience) => {
+                    let waited = sender.since.map_or(Duration::ZERO, |since| since.elapsed());
+                    if patience.is_none_or(|patience| waited < patience) {
+                        sender.waiting.push_front(first);
+                        return;
+                    }
+                    let status = match sender.remote.is_some() {
+                        true => Status::RNR_RETRY_EXC_ERR,
+                        false => Status::RETRY_EXC_ERR,
+                    };
+                    let failed = self.completed(id, operation, status);
+                    drop(sender);
+                    return self.fall(Some(failed));
+                }
+                Attempt::Failed(status) => {
+                    let failed = self.completed(id, operation, status);
+                    drop(sender);
+                    return self.fall(Some(failed));
+                }
+            }
+        }
+        sender.since = None;
+    }
+
+    /// Whether requests wait.
+    pub fn is_waiting(&self) -> bool {
+        !self.sender().waiting.is_empty()
+    }
+
+    /// Looks whether the peer has ended, or has found something wrong.
+    #[cold]
+    pub fn look(&self) {
+        if !self.state().receives() {
+            return;
+        }
+        self.adapter.attend();
+        let is_wrong = self.tables.load_acquire_u32(self.at + qp::ERROR) != 0;
+        let is_dead = self.sender().owner.as_ref().is_some_and(|owner| owner.is_dead());
+        if is_dead {
+            let first = self.sender().waiting.pop_front();
+            let failed = first.map(|first| self.completed(first.id, &first.operation, Status::RETRY_EXC_ERR));
+            self.fall(failed);
+        } else if is_wrong {
+            self.fall(None);
+        }
+    }
+
+    /// Goes to the error state, after a request that has failed. What waits is flushed; receives are when they are polled.
+    #[cold]
+    fn fall(&self, failed: Option<Completed>) {
+        let mut sender = self.sender();
+        if let Some(failed) = failed {
+            self.completes_sends.push(failed);
+        }
+        self.publish(QpState::ERR);
+        for waiting in sender.waiting.drain(..) {
+            let flushed = self.completed(waiting.id, &waiting.operation, Status::WR_FLUSH_ERR);
+            self.completes_sends.push(flushed);
+        }
+        sender.since = None;
+    }
+
+    /// Whether a receive may have ended.
+    #[inline]
+    pub(crate) fn poll_receive(&self, program: &impl Program<M>) -> Option<Completed> {
+        let mut receiver = self.receiver();
+        if let Some(received) = receiver.poll(program) {
+            drop(receiver);
+            if received.status != Status::SUCCESS {
+                self.fall(None);
+            }
+            return Some(Completed {
+                id: received.id,
+                status: received.status,
+                opcode: received.opcode,
+                length: received.length,
+                immediate: received.immediate,
+                queue_pair: self.number,
+            });
+        }
+        if self.state() != QpState::ERR {
+            return None;
+        }
+        receiver.flush().map(|id| Completed {
+            id,
+            status: Status::WR_FLUSH_ERR,
+            opcode: Opcode::RECV,
+            length: 0,
+            immediate: None,
+            queue_pair: self.number,
+        })
+    }
+
+    /// Whether its peer is about to access what `what` says.
+    fn is_accessed(&self, what: impl Fn(Executing) -> bool) -> bool {
+        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::execute`.
+        what(Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING)))
+    }
+
+    /// Whether its peer is about to access the region of a key, which has been removed.
+    pub fn is_region_accessed(&self, key: Key) -> bool {
+        self.is_accessed(|executing| executing.is_region(key))
+    }
+
+    /// Ends it. Its rings may be used for something else once [`QueuePair::are_rings_accessed`] is false.
+    pub fn end(self: &Arc<Self>) {
+        self.state.store(QpState::RESET.0, Ordering::Release);
+        self.publish(QpState::RESET);
+        self.completes_sends.remove(self);
+        self.completes_receives.remove(self);
+        self.sender().waiting.clear();
+    }
+
+    /// Whether its peer is about to access the rings of a queue pair that has ended.
+    pub fn are_rings_accessed(&self) -> bool {
+        self.is_accessed(Executing::is_rings)
+    }
+}

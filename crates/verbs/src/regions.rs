@@ -1,0 +1,215 @@
+//! The memory regions of this endpoint: the books that its own requests are checked against, and what its peers see of them.
+//!
+//! The books are private. What stands in the tables is a copy for peers, which this endpoint never reads.
+
+use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, region};
+use ginnel_shmem::Memory;
+
+use crate::runs::Runs;
+use crate::work::Element;
+
+/// A region, as it was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where it begins.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What may be done with it.
+    pub access: Access,
+    /// Its protection domain.
+    pub domain: u32,
+}
+
+impl Region {
+    /// Whether all of these bytes are its.
+    fn has(&self, address: u64, length: u32) -> bool {
+        let end = address.checked_add(u64::from(length));
+        address >= self.address && end.is_some_and(|end| end - self.address <= self.length)
+    }
+
+    /// Whether a request in this protection domain may use these bytes so.
+    pub fn allows(&self, element: &Element, wanted: u32, domain: u32) -> bool {
+        self.domain == domain && self.access.allows(wanted) && self.has(element.address, element.length)
+    }
+}
+
+/// Why there is no further region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the tables have no room for another memory region")]
+pub struct Full;
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    generation: u32,
+    region: Option<Region>,
+    chunks: (u32, u32),
+}
+
+/// The regions of an endpoint.
+pub struct Regions<M> {
+    tables: M,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// What of the chunk table no region has.
+    free_chunks: Runs,
+}
+
+impl<M: Memory> Regions<M> {
+    /// None yet, in these tables.
+    pub fn new(tables: M) -> Self {
+        Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks: Runs::new(CHUNKS as u64) }
+    }
+
+    /// Registers a region. Peers can reach it by the chunks that its bytes lie in; without any they cannot.
+    pub fn add(&mut self, region: Region, chunks: &[Chunk]) -> Result<Key, Full> {
+        let count = chunks.len() as u32;
+        let first = self.take_chunks(count).ok_or(Full)?;
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None if self.slots.len() < REGIONS => {
+                self.slots.push(Slot::default());
+                self.slots.len() - 1
+            }
+            None => {
+                self.give_chunks(first, count);
+                return Err(Full);
+            }
+        };
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.region = Some(region);
+        slot.chunks = (first, count);
+        if !chunks.is_empty() {
+            for (i, chunk) in chunks.iter().enumerate() {
+                self.tables.store_relaxed_u32(CHUNK_TABLE + (first as usize + i) * 4, chunk.0);
+            }
+            let (at, generation) = (REGION_TABLE + index * ginnel_layout::verbs::REGION, slot.generation);
+            self.tables.store_relaxed_u64(at + region::ADDRESS, region.address);
+            self.tables.store_relaxed_u64(at + region::LENGTH, region.length);
+            self.tables.store_relaxed_u32(at + region::DOMAIN, region.domain);
+            self.tables.store_relaxed_u32(at + region::CHUNK, first);
+            // ORDER verbs.region: the region before its word. Pairs with: `Windows::look_up`.
+            let word = u64::from(generation) << 32 | u64::from(region.access.0 | Access::VALID);
+            self.tables.store_release_u64(at + region::WORD, word);
+        }
+        Ok(Key::new(index, self.slots[index].generation))
+    }
+
+    /// Takes a region out of the books, and from its peers' sight. Peers that have looked before may still be at work on it, and say so in
+    /// the `executing` words of this endpoint's queue pairs, which must be looked at afterwards. False if there is no such region.
+    pub fn remove(&mut self, key: Key) -> bool {
+        if self.region(key).is_none() {
+            return false;
+        }
+        let (at, slot) = (key.at(), &mut self.slots[key.index()]);
+        slot.region = None;
+        let (first, count) = std::mem::take(&mut slot.chunks);
+        if let Some(at) = at.filter(|_| count > 0) {
+            // ORDER verbs.executing: the word before a look at `executing`; a poster says what it executes before it looks at the
+            // word. Pairs with: `Windows::look_up`.
+            self.tables.swap_u64(at + region::WORD, 0);
+            self.tables.full_fence();
+        }
+        self.give_chunks(first, count);
+        self.free.push(key.index() as u32);
+        true
+    }
+
+    /// The region of a key.
+    pub fn region(&self, key: Key) -> Option<Region> {
+        let slot = self.slots.get(key.index())?;
+        slot.region.filter(|_| Key::new(key.index(), slot.generation) == key)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A run of so many chunks.
+    fn take_chunks(&mut self, count: u32) -> Option<u32> {
+        if count == 0 {
+            return Some(0);
+        }
+        self.free_chunks.take(count.into(), 1).map(|first| first as u32)
+    }
+
+    fn give_chunks(&mut self, first: u32, count: u32) {
+        self.free_chunks.give(first.into(), count.into());
+    }
+}
+
+/// The first addresses of the chunks that a range lies in.
+pub fn chunks_of(address: u64, length: u64) -> impl Iterator<Item = u64> {
+    let first = address / CHUNK as u64;
+    let last = if length == 0 { first } else { address.saturating_add(length - 1) / CHUNK as u64 };
+    (first..=last).map(|chunk| chunk * CHUNK as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ginnel_layout::verbs::TABLES;
+    use ginnel_shmem::Mapping;
+
+    fn region(address: u64, length: u64) -> Region {
+        Region { address, length, access: Access(Access::LOCAL_WRITE), domain: 1 }
+    }
+
+    #[test]
+    fn a_key_is_of_one_generation() {
+        let mut regions = Regions::new(Mapping::anonymous(TABLES).unwrap());
+        let key = regions.add(region(4096, 100), &[Chunk::new(0, 1)]).unwrap();
+        assert_eq!(regions.region(key), Some(region(4096, 100)));
+        assert!(regions.remove(key) && !regions.remove(key));
+        let again = regions.add(region(8192, 1), &[]).unwrap();
+        assert_eq!((again.index(), regions.len()), (key.index(), 1));
+        assert!(again != key && regions.region(key).is_none() && regions.region(again).is_some());
+        assert!(regions.region(Key(u32::MAX)).is_none());
+    }
+
+    #[test]
+    fn elements_lie_within_their_region() {
+        let region = region(u64::MAX - 100, 100);
+        let element = |address, length| Element { address, length, key: 0 };
+        assert!(region.allows(&element(u64::MAX - 100, 100), Access::LOCAL_WRITE, 1));
+        assert!(region.allows(&element(u64::MAX - 1, 1), 0, 1));
+        assert!(!region.allows(&element(u64::MAX - 100, 101), 0, 1));
+        assert!(!region.allows(&element(u64::MAX - 101, 1), 0, 1));
+        assert!(!region.allows(&element(u64::MAX - 1, u32::MAX), 0, 1));
+        assert!(!region.allows(&element(u64::MAX - 1, 1), Access::REMOTE_READ, 1));
+        assert!(!region.allows(&element(u64::MAX - 1, 1), 0, 2));
+    }
+
+    #[test]
+    fn chunks_and_slots_run_out_and_come_back() {
+        let mut regions = Regions::new(Mapping::anonymous(TABLES).unwrap());
+        let half = vec![Chunk::default(); CHUNKS / 2];
+        let first = regions.add(region(0, 1), &half).unwrap();
+        let second = regions.add(region(0, 1), &half).unwrap();
+        assert_eq!(regions.add(region(0, 1), &half[..1]), Err(Full));
+        assert!(regions.remove(first) && regions.remove(second));
+        let all = vec![Chunk::default(); CHUNKS];
+        let key = regions.add(region(0, 1), &all).unwrap();
+        assert!(regions.remove(key));
+        let keys: Vec<_> = (0..REGIONS).map(|_| regions.add(region(0, 1), &[]).unwrap()).collect();
+        assert_eq!(regions.add(region(0, 1), &[]), Err(Full));
+        assert!(keys.into_iter().all(|key| regions.remove(key)) && regions.is_empty());
+    }
+
+    #[test]
+    fn a_range_lies_in_chunks() {
+        let of = |address, length| chunks_of(address, length).collect::<Vec<_>>();
+        let chunk = CHUNK as u64;
+        assert_eq!(of(0, 0), [0]);
+        assert_eq!(of(chunk - 1, 1), [0]);
+        assert_eq!(of(chunk - 1, 2), [0, chunk]);
+        assert_eq!(of(chunk, 2 * chunk), [chunk, 2 * chunk]);
+    }
+}

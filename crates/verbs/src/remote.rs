@@ -1,0 +1,422 @@
+//! The peer's queue pair, by whoever posts to this one: the executor.
+//!
+//! Whoever posts a request does its work: checks the peer's key, copies, and writes the peer's completion. Before it looks at anything that
+//! the peer may take away (a region, the rings), it says in the peer's `executing` word what it is about to access; the peer takes away
+//! first and looks at the word afterwards. Both do so by an exchange, which is a full fence, so at least one of them sees the other.
+
+use std::sync::Arc;
+
+use ginnel_layout::verbs::{
+    Access, Completion, Executing, Executor, Key, Place, QpNumber, QpState, completion, qp, receive,
+};
+use ginnel_shmem::Memory;
+
+use crate::peer::{Peer, Windows};
+use crate::program::Program;
+use crate::work::{Element, Operation, Status, total};
+
+/// The largest ring that is believed in.
+pub const MAX_ENTRIES: usize = 1 << 15;
+
+/// Why a request has not been executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The peer has posted no receive. It may be tried again.
+    NotReady,
+    /// The peer's queue pair has ended, or is in error.
+    Gone,
+    /// The peer's region does not allow it.
+    Access,
+    /// The peer's receive cannot take it.
+    Invalid,
+    /// The peer's receive is wrong in itself.
+    Operation,
+}
+
+impl Failure {
+    /// What the completion says.
+    pub fn status(self) -> Status {
+        match self {
+            Self::NotReady => Status::RNR_RETRY_EXC_ERR,
+            Self::Gone => Status::RETRY_EXC_ERR,
+            Self::Access => Status::REM_ACCESS_ERR,
+            Self::Invalid => Status::REM_INV_REQ_ERR,
+            Self::Operation => Status::REM_OP_ERR,
+        }
+    }
+}
+
+/// Why there is no way to a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotConnected {
+    /// It is not ready to receive yet, or not from this queue pair.
+    NotYet,
+    /// What stands in its tables makes no sense.
+    Corrupt,
+}
+
+/// A queue pair of a peer's, which this one is connected to.
+pub struct Remote<M> {
+    peer: Arc<Peer<M>>,
+    /// Of the queue pair in the peer's tables.
+    at: usize,
+    incarnation: u32,
+    domain: u32,
+    ring: (M, usize),
+    completions: (M, usize),
+    entries: usize,
+    stride: usize,
+    /// Receive entries used.
+    head: u64,
+    /// Receive entries that were there at the last look, and the shortest of them.
+    tail: u64,
+    shortest: u32,
+    windows: Windows<M>,
+}
+
+impl<M: Memory> Remote<M> {
+    /// The way from one queue pair to another, if that is ready to receive from it.
+    pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: QpNumber) -> Result<Self, NotConnected> {
+        let at = to.at().ok_or(NotConnected::Corrupt)?;
+        let tables = peer.tables();
+        // ORDER verbs.state: the state before what belongs to it. Pairs with: `QueuePair::publish`.
+        let state = tables.load_acquire_u64(at + qp::STATE);
+        let is_for_us = tables.load_relaxed_u32(at + qp::PEER) == from.0;
+        if !QpState(state as u32).receives() || !is_for_us {
+            return Err(NotConnected::NotYet);
+        }
+        let entries = tables.load_relaxed_u32(at + qp::ENTRIES) as usize;
+        let stride = tables.load_relaxed_u32(at + qp::STRIDE) as usize;
+        let has_shape = entries.is_power_of_two() && entries <= MAX_ENTRIES;
+        let has_stride = (1..=receive::MOST).any(|elements| receive::stride(elements) == stride);
+        let is_known = Executor(tables.load_relaxed_u32(at + qp::EXECUTOR)) == Executor::POSTER;
+        if !has_shape || !has_stride || !is_known {
+            return Err(NotConnected::Corrupt);
+        }
+        let place = |word, len| peer.place(Place(tables.load_relaxed_u64(at + word)), len);
+        let ring = place(qp::RING, entries * stride).ok_or(NotConnected::Corrupt)?;
+        let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
+        let domain = tables.load_relaxed_u32(at + qp::DOMAIN);
+        let incarnation = (state >> 32) as u32;
+        let windows = Windows::new(peer.clone());
+        Ok(Self {
+            peer,
+            at,
+            incarnation,
+            domain,
+            ring,
+            completions,
+            entries,
+            stride,
+            head: 0,
+            tail: 0,
+            shortest: 0,
+            windows,
+        })
+    }
+
+    /// Whether nothing of the peer runs any more.
+    pub fn is_dead(&self) -> bool {
+        self.peer.is_dead()
+    }
+
+    /// Does what is to be done, with these bytes of the program.
+    #[inline]
+    pub fn execute(
+        &mut self,
+        program: &impl Program<M>,
+        operation: &Operation,
+        elements: &[Element],
+    ) -> Result<(), Failure> {
+        let result = match *operation {
+            Operation::Send { immediate, solicited } => self.send(program, elements, immediate, solicited),
+            Operation::Write { address, key, immediate: None, .. } => {
+                self.write(program, elements, address, key)
+            }
+            Operation::Write { address, key, immediate: Some(immediate), solicited } => {
+                self.write_with_immediate(program, elements, address, key, immediate, solicited)
+            }
+            Operation::Read { address, key } => self.read(program, elements, address, key),
+            Operation::CompareAndSwap { address, key, compare, swap } => {
+                self.atomic(program, elements, address, key, |memory, at| {
+                    match memory.compare_exchange_u64(at, compare, swap) {
+                        Ok(()) => compare,
+                        Err(found) => found,
+                    }
+                })
+            }
+            Operation::FetchAndAdd { address, key, add } => {
+                self.atomic(program, elements, address, key, |memory, at| memory.fetch_add_u64(at, add))
+            }
+        };
+        // ORDER verbs.executing: the accesses before the end. Pairs with: `QueuePair::is_accessed`.
+        self.peer.tables().store_release_u64(self.at + qp::EXECUTING, Executing::NONE.0);
+        if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result {
+            self.report(result);
+        }
+        result
+    }
+
+    /// The peer's queue pair is in error too, and its owner is told why.
+    #[cold]
+    fn report(&self, result: Result<(), Failure>) {
+        let status = result.err().map_or(Status::SUCCESS, Failure::status);
+        self.peer.tables().store_release_u32(self.at + qp::ERROR, status.0);
+    }
+
+    /// Says what is about to be accessed, and looks whether the peer's queue pair still is what it was.
+    #[inline]
+    fn begin(&self, executing: Executing) -> Result<u32, Failure> {
+        let tables = self.peer.tables();
+        // ORDER verbs.executing: this before all looks at what may be taken away. Pairs with: `Regions::remove`, `QueuePair::is_accessed`.
+        tables.swap_u64(self.at + qp::EXECUTING, executing.0);
+        // ORDER verbs.state: see `Remote::connect`.
+        let state = tables.load_acquire_u64(self.at + qp::STATE);
+        if (state >> 32) as u32 != self.incarnation || !QpState(state as u32).receives() {
+            return Err(Failure::Gone);
+        }
+        Ok(tables.load_relaxed_u32(self.at + qp::ACCESS))
+    }
+
+    /// The same for an operation that the peer's queue pair must allow.
+    #[inline]
+    fn begin_remote(&self, key: Key, wanted: u32) -> Result<(), Failure> {
+        let allowed = Access(self.begin(Executing::region(key))?);
+        if !allowed.allows(wanted) {
+            return Err(Failure::Access);
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+    ) -> Result<(), Failure> {
+        self.begin_remote(key, Access::REMOTE_WRITE)?;
+        let len = total(elements).ok_or(Failure::Invalid)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let target = self.windows.look_up(key, address, len, Access::REMOTE_WRITE, self.domain);
+        let target = target.map_err(|_| Failure::Access)?;
+        let (mut to, mut left) = (address, len as usize);
+        for element in elements {
+            let (mut from, mut rest) = (element.address, element.length as usize);
+            while rest > 0 {
+                let (memory, at, n) = target.piece(to, rest);
+                left -= n;
+                program.copy_in(from, memory, at, n, left == 0);
+                (from, to, rest) = (from + n as u64, to + n as u64, rest - n);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_with_immediate(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+        immediate: u32,
+        solicited: bool,
+    ) -> Result<(), Failure> {
+        let len = total(elements).ok_or(Failure::Invalid)?;
+        self.begin(Executing::rings())?;
+        if !self.has_entry() {
+            return Err(Failure::NotReady);
+        }
+        self.write(program, elements, address, key)?;
+        self.begin(Executing::rings())?;
+        let solicited = if solicited { Completion::SOLICITED } else { 0 };
+        let header = Completion::new(
+            self.head,
+            Completion::WRITE_WITH_IMMEDIATE,
+            Completion::HAS_IMMEDIATE | solicited,
+        );
+        self.complete(header, len, immediate);
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+    ) -> Result<(), Failure> {
+        self.begin_remote(key, Access::REMOTE_READ)?;
+        let len = total(elements).ok_or(Failure::Invalid)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let target = self.windows.look_up(key, address, len, Access::REMOTE_READ, self.domain);
+        let target = target.map_err(|_| Failure::Access)?;
+        let mut from = address;
+        for element in elements {
+            let (mut to, mut rest) = (element.address, element.length as usize);
+            while rest > 0 {
+                let (memory, at, n) = target.piece(from, rest);
+                program.copy_out(memory, at, to, n);
+                (from, to, rest) = (from + n as u64, to + n as u64, rest - n);
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+        operation: impl FnOnce(&M, usize) -> u64,
+    ) -> Result<(), Failure> {
+        self.begin_remote(key, Access::REMOTE_ATOMIC)?;
+        if !address.is_multiple_of(8) {
+            return Err(Failure::Invalid);
+        }
+        let target = self.windows.look_up(key, address, 8, Access::REMOTE_ATOMIC, self.domain);
+        let (memory, at, _) = target.as_ref().map_err(|_| Failure::Access)?.piece(address, 8);
+        let before = operation(memory, at).to_ne_bytes();
+        let mut bytes = &before[..];
+        for element in elements {
+            let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize));
+            program.put(element.address, part);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Whether the peer has posted a receive that is not used yet.
+    #[inline]
+    fn has_entry(&mut self) -> bool {
+        if self.head < self.tail {
+            return true;
+        }
+        let tables = self.peer.tables();
+        // ORDER verbs.receive: the tail before the entries, and before the shortest. Pairs with: `ReceiveQueue::post`.
+        let tail = tables.load_acquire_u64(self.at + qp::TAIL);
+        // A peer that lies about it has its own entries used twice.
+        self.tail = tail.min(self.head + self.entries as u64);
+        self.shortest = tables.load_relaxed_u32(self.at + qp::SHORTEST);
+        self.head < self.tail
+    }
+
+    fn send(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        immediate: Option<u32>,
+        solicited: bool,
+    ) -> Result<(), Failure> {
+        let len = total(elements).ok_or(Failure::Invalid)?;
+        self.begin(Executing::rings())?;
+        if !self.has_entry() {
+            return Err(Failure::NotReady);
+        }
+        let mut flags = if solicited { Completion::SOLICITED } else { 0 };
+        if immediate.is_some() {
+            flags |= Completion::HAS_IMMEDIATE;
+        }
+        let immediate = immediate.unwrap_or(0);
+        if len as usize <= completion::INLINE && len <= self.shortest {
+            let mut payload = [0; completion::INLINE];
+            let mut at = 0;
+            for element in elements {
+                let end = at + element.length as usize;
+                program.get(element.address, &mut payload[at..end]);
+                at = end;
+            }
+            let place = self.completion_at();
+            self.completions.0.write(place + completion::PAYLOAD, &payload);
+            flags |= Completion::IN_ENTRY;
+        } else {
+            self.deliver(program, elements, len)?;
+        }
+        let header = Completion::new(self.head, Completion::RECEIVE, flags);
+        self.complete(header, len, immediate);
+        Ok(())
+    }
+
+    /// Copies a message into the buffers of the peer's next receive.
+    fn deliver(&mut self, program: &impl Program<M>, elements: &[Element], len: u32) -> Result<(), Failure> {
+        let (memory, ring) = &self.ring;
+        let mut entry = [0; receive::stride(receive::MOST)];
+        let entry = &mut entry[..self.stride];
+        memory.read(ring + self.slot() * self.stride, entry);
+        let word = |at: usize| u32::from_ne_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
+        let (room, count) = (word(receive::LENGTH), word(receive::COUNT) as usize);
+        if receive::ELEMENTS + count.min(receive::MOST) * receive::ELEMENT > self.stride
+            || count > receive::MOST
+        {
+            return self.refuse(Completion::PROTECTION, Failure::Operation);
+        }
+        if len > room {
+            return self.refuse(Completion::TOO_LONG, Failure::Invalid);
+        }
+        let mut sources = elements.iter().copied();
+        let mut source = Element::default();
+        let mut left = len as usize;
+        for i in 0..count {
+            let at = receive::ELEMENTS + i * receive::ELEMENT;
+            let mut to = u64::from(word(at + 4)) << 32 | u64::from(word(at));
+            let mut rest = (word(at + 8) as usize).min(left);
+            if rest == 0 {
+                continue;
+            }
+            let key = Key(word(at + 12));
+            self.begin(Executing::region_and_rings(key))?;
+            let target = self.windows.look_up(key, to, rest as u32, Access::LOCAL_WRITE, self.domain);
+            let Ok(target) = target else {
+                return self.refuse(Completion::PROTECTION, Failure::Operation);
+            };
+            while rest > 0 {
+                while source.length == 0 {
+                    let Some(next) = sources.next() else { return Ok(()) };
+                    source = next;
+                }
+                let (memory, at, n) = target.piece(to, rest.min(source.length as usize));
+                left -= n;
+                program.copy_in(source.address, memory, at, n, left == 0);
+                source.address += n as u64;
+                source.length -= n as u32;
+                (to, rest) = (to + n as u64, rest - n);
+            }
+        }
+        match left {
+            0 => Ok(()),
+            _ => self.refuse(Completion::PROTECTION, Failure::Operation),
+        }
+    }
+
+    /// Tells the peer that its next receive has failed.
+    #[cold]
+    fn refuse(&mut self, kind: u8, failure: Failure) -> Result<(), Failure> {
+        let header = Completion::new(self.head, kind, 0);
+        self.complete(header, 0, 0);
+        Err(failure)
+    }
+
+    /// Writes the peer's completion.
+    #[inline]
+    fn complete(&mut self, header: Completion, len: u32, immediate: u32) {
+        let (at, memory) = (self.completion_at(), &self.completions.0);
+        memory.store_relaxed_u64(at + completion::LENGTH, u64::from(len) | u64::from(immediate) << 32);
+        // ORDER verbs.completion: the message and the entry before the header. Pairs with: `ReceiveQueue::poll`.
+        memory.store_release_u64(at + completion::HEADER, header.0);
+        self.head += 1;
+        self.peer.tables().store_relaxed_u64(self.at + qp::HEAD, self.head);
+    }
+
+    fn completion_at(&self) -> usize {
+        self.completions.1 + self.slot() * completion::ENTRY
+    }
+
+    fn slot(&self) -> usize {
+        self.head as usize & (self.entries - 1)
+    }
+}

@@ -1,0 +1,94 @@
+//! Runs of something that is given out and comes back.
+
+use std::collections::BTreeMap;
+
+/// What is free, as runs from an offset on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// Lengths by offset. No run touches the next one.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Runs {
+    /// All of these are free.
+    pub fn new(len: u64) -> Self {
+        let mut runs = Self::default();
+        runs.give(0, len);
+        runs
+    }
+
+    /// Takes `len`, at a multiple of `align`: the first place that has room. `None` if none has, or if nothing is asked for.
+    pub fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+        let fits = |(&at, &free): (&u64, &u64)| {
+            let aligned = at.checked_next_multiple_of(align)?;
+            let end = aligned.checked_add(len)?;
+            (len > 0 && end <= at + free).then_some((at, free, aligned))
+        };
+        let (at, free, aligned) = self.free.iter().find_map(fits)?;
+        self.free.remove(&at);
+        if aligned > at {
+            self.free.insert(at, aligned - at);
+        }
+        if at + free > aligned + len {
+            self.free.insert(aligned + len, at + free - (aligned + len));
+        }
+        Some(aligned)
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&mut self, mut at: u64, mut len: u64) {
+        if len == 0 {
+            return;
+        }
+        if let Some(after) = self.free.remove(&(at + len)) {
+            len += after;
+        }
+        if let Some((&before, &free)) = self.free.range(..at).next_back()
+            && before + free == at
+        {
+            (at, len) = (before, free + len);
+        }
+        self.free.insert(at, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn places_are_aligned() {
+        let mut runs = Runs::new(100);
+        assert_eq!(runs.take(1, 1), Some(0));
+        assert_eq!(runs.take(10, 64), Some(64));
+        assert_eq!(runs.take(63, 1), Some(1));
+        assert_eq!(runs.take(26, 1), Some(74));
+        assert_eq!((runs.take(1, 1), runs.take(0, 1)), (None, None));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_taken_overlaps_nothing_and_all_comes_back(
+            wishes in prop::collection::vec((1u64..50, 0u32..5, any::<bool>()), 1..60),
+        ) {
+            let mut runs = Runs::new(512);
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for (len, align, gives) in wishes {
+                if let Some(at) = runs.take(len, 1 << align) {
+                    prop_assert!(at % (1 << align) == 0 && at + len <= 512);
+                    prop_assert!(taken.iter().all(|(other, n)| at + len <= *other || other + n <= at));
+                    taken.push((at, len));
+                }
+                if gives && !taken.is_empty() {
+                    let (at, len) = taken.remove(len as usize % taken.len());
+                    runs.give(at, len);
+                }
+            }
+            for (at, len) in taken {
+                runs.give(at, len);
+            }
+            prop_assert_eq!(runs, Runs::new(512));
+        }
+    }
+}
