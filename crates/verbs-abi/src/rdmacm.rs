@@ -1,0 +1,202 @@
+//! The structures and constants of `<rdma/rdma_cma.h>`.
+#![allow(unsafe_code)] // Structures of zeros, for callers that have no unsafe code.
+
+use crate::{
+    ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq,
+};
+use core::ffi::{c_char, c_int, c_void};
+use libc::{sockaddr, sockaddr_storage, socklen_t};
+
+/// What an event carries, by the type of its connection.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union rdma_cm_event_param {
+    pub conn: rdma_conn_param,
+    pub ud: rdma_ud_param,
+}
+
+structures! {
+    STRUCTURES;
+
+    /// InfiniBand's addresses of a connection.
+    struct rdma_ib_addr, 40 {
+        0 sgid: ibv_gid,
+        16 dgid: ibv_gid,
+        32 pkey: u16,
+    }
+
+    /// Addresses of a connection. C names the same bytes by family, too.
+    struct rdma_addr, 296 {
+        0 src_storage: sockaddr_storage,
+        128 dst_storage: sockaddr_storage,
+        256 addr: rdma_ib_addr,
+    }
+
+    /// Addresses and paths of a connection.
+    struct rdma_route, 312 {
+        0 addr: rdma_addr,
+        296 path_rec: *mut c_void,
+        304 num_paths: c_int,
+    }
+
+    /// An event channel.
+    struct rdma_event_channel, 4 {
+        0 fd: c_int,
+    }
+
+    /// A connection.
+    struct rdma_cm_id, 416 {
+        0 verbs: *mut ibv_context,
+        8 channel: *mut rdma_event_channel,
+        16 context: *mut c_void,
+        24 qp: *mut ibv_qp,
+        32 route: rdma_route,
+        344 ps: rdma_port_space,
+        348 port_num: u8,
+        352 event: *mut rdma_cm_event,
+        360 send_cq_channel: *mut ibv_comp_channel,
+        368 send_cq: *mut ibv_cq,
+        376 recv_cq_channel: *mut ibv_comp_channel,
+        384 recv_cq: *mut ibv_cq,
+        392 srq: *mut ibv_srq,
+        400 pd: *mut ibv_pd,
+        408 qp_type: ibv_qp_type,
+    }
+
+    /// What `rdma_connect` and `rdma_accept` are told.
+    struct rdma_conn_param, 24 {
+        0 private_data: *const c_void,
+        8 private_data_len: u8,
+        9 responder_resources: u8,
+        10 initiator_depth: u8,
+        11 flow_control: u8,
+        12 retry_count: u8,
+        13 rnr_retry_count: u8,
+        14 srq: u8,
+        16 qp_num: u32,
+    }
+
+    /// What a datagram's event carries.
+    struct rdma_ud_param, 56 {
+        0 private_data: *const c_void,
+        8 private_data_len: u8,
+        16 ah_attr: ibv_ah_attr,
+        48 qp_num: u32,
+        52 qkey: u32,
+    }
+
+    /// An event of a connection.
+    struct rdma_cm_event, 80 {
+        0 id: *mut rdma_cm_id,
+        8 listen_id: *mut rdma_cm_id,
+        16 event: rdma_cm_event_type,
+        20 status: c_int,
+        24 param: rdma_cm_event_param,
+    }
+
+    /// A result of `rdma_getaddrinfo`.
+    struct rdma_addrinfo, 96 {
+        0 ai_flags: c_int,
+        4 ai_family: c_int,
+        8 ai_qp_type: c_int,
+        12 ai_port_space: c_int,
+        16 ai_src_len: socklen_t,
+        20 ai_dst_len: socklen_t,
+        24 ai_src_addr: *mut sockaddr,
+        32 ai_dst_addr: *mut sockaddr,
+        40 ai_src_canonname: *mut c_char,
+        48 ai_dst_canonname: *mut c_char,
+        56 ai_route_len: usize,
+        64 ai_route: *mut c_void,
+        72 ai_connect_len: usize,
+        80 ai_connect: *mut c_void,
+        88 ai_next: *mut rdma_addrinfo,
+    }
+
+    /// What `rdma_join_multicast_ex` is told.
+    struct rdma_cm_join_mc_attr_ex, 16 {
+        0 comp_mask: u32,
+        4 join_flags: u32,
+        8 addr: *mut sockaddr,
+    }
+}
+
+constants! {
+    CONSTANTS;
+
+    /// `enum rdma_cm_event_type`.
+    enum rdma_cm_event_type: u32 {
+        RDMA_CM_EVENT_ADDR_RESOLVED = 0,
+        RDMA_CM_EVENT_ADDR_ERROR = 1,
+        RDMA_CM_EVENT_ROUTE_RESOLVED = 2,
+        RDMA_CM_EVENT_ROUTE_ERROR = 3,
+        RDMA_CM_EVENT_CONNECT_REQUEST = 4,
+        RDMA_CM_EVENT_CONNECT_RESPONSE = 5,
+        RDMA_CM_EVENT_CONNECT_ERROR = 6,
+        RDMA_CM_EVENT_UNREACHABLE = 7,
+        RDMA_CM_EVENT_REJECTED = 8,
+        RDMA_CM_EVENT_ESTABLISHED = 9,
+        RDMA_CM_EVENT_DISCONNECTED = 10,
+        RDMA_CM_EVENT_DEVICE_REMOVAL = 11,
+        RDMA_CM_EVENT_MULTICAST_JOIN = 12,
+        RDMA_CM_EVENT_MULTICAST_ERROR = 13,
+        RDMA_CM_EVENT_ADDR_CHANGE = 14,
+        RDMA_CM_EVENT_TIMEWAIT_EXIT = 15,
+    }
+
+    /// `enum rdma_port_space`.
+    enum rdma_port_space: u32 {
+        RDMA_PS_IPOIB = 2,
+        RDMA_PS_TCP = 0x106,
+        RDMA_PS_UDP = 0x111,
+        RDMA_PS_IB = 0x13f,
+    }
+
+    /// Without a name in C.
+    enum rdma_max: u8 {
+        RDMA_MAX_RESP_RES = 255,
+        RDMA_MAX_INIT_DEPTH = 255,
+    }
+
+    /// `enum rdma_cm_join_mc_attr_mask`.
+    enum rdma_cm_join_mc_attr_mask: u32 {
+        RDMA_CM_JOIN_MC_ATTR_ADDRESS = 0x1,
+        RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 0x2,
+        RDMA_CM_JOIN_MC_ATTR_RESERVED = 0x4,
+    }
+
+    /// `enum rdma_cm_mc_join_flags`.
+    enum rdma_cm_mc_join_flags: u32 {
+        RDMA_MC_JOIN_FLAG_FULLMEMBER = 0x0,
+        RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER = 0x1,
+        RDMA_MC_JOIN_FLAG_RESERVED = 0x2,
+    }
+
+    /// Without a name in C.
+    enum rdma_option_level: c_int {
+        RDMA_OPTION_ID = 0,
+        RDMA_OPTION_IB = 1,
+    }
+
+    /// Without a name in C.
+    enum rdma_option_id: c_int {
+        RDMA_OPTION_ID_TOS = 0,
+        RDMA_OPTION_ID_REUSEADDR = 1,
+        RDMA_OPTION_ID_AFONLY = 2,
+        RDMA_OPTION_ID_ACK_TIMEOUT = 3,
+    }
+
+    /// Without a name in C.
+    enum rdma_option_ib: c_int {
+        RDMA_OPTION_IB_PATH = 1,
+    }
+
+    /// Without a name in C.
+    enum rdma_various: u32 {
+        RDMA_UDP_QKEY = 0x1234567,
+        RAI_PASSIVE = 1,
+        RAI_NUMERICHOST = 2,
+        RAI_NOROUTE = 4,
+        RAI_FAMILY = 8,
+    }
+}
