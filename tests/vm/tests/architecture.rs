@@ -54,6 +54,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-report", &[]),
     ("ginnel-tcp", &[]),
     ("ginnel-verbs-abi", &[]),
+    ("ginnel-verbs-capi", &["ginnel-verbs-abi"]),
     (
         "ginnel-preload",
         &["ginnel", "ginnel-layout", "ginnel-report", "ginnel-ring", "ginnel-shmem", "ginnel-tcp"],

@@ -1,0 +1,24 @@
+/* librdmacm.so.1: each name jumps to what libibverbs.so.1 has for it. The Makefile makes names.inc from librdmacm.map. */
+
+#ifndef __x86_64__
+#error jumps exist for x86-64 alone: write those of this machine
+#endif
+
+        .section .note.GNU-stack, "", @progbits
+        .text
+
+#define JUMP(name)                                      \
+        .p2align 4;                                     \
+        .globl name;                                    \
+        .type name, @function;                          \
+name:   jmp *ginnel_cm_##name@GOTPCREL(%rip);           \
+        .size name, . - name;
+
+#include "names.inc"
+
+/* By this, the library is known to be ours, wherever it lies. */
+        .globl ginnel_is_librdmacm
+        .type ginnel_is_librdmacm, @function
+ginnel_is_librdmacm:
+        ret
+        .size ginnel_is_librdmacm, . - ginnel_is_librdmacm

@@ -1,0 +1,284 @@
+//! The list of devices: ours first, then those of the real library.
+
+use crate::real;
+use ginnel_verbs_abi::{
+    DEVICE_PADDING, IBV_FORK_UNNEEDED, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device, ibv_fork_status,
+};
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+/// A device of ours. It is there for as long as the process is, because programs keep pointers to it, and nobody counts them.
+#[repr(C)]
+pub struct Device {
+    /// What programs see.
+    device: ibv_device,
+    /// What the libraries of adapters look at, to see whether the device is theirs.
+    padding: [usize; DEVICE_PADDING / size_of::<usize>()],
+    /// In network order.
+    guid: u64,
+}
+
+// SAFETY: `ibv_device` has pointers to functions only, which are none, and nothing changes after `new`.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// A device with a name (`name`, `dev_name`) and the folders that stand for it (`dev_path`, `ibdev_path`). What is too
+    /// long is cut, and ends with a zero in any case.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no devices of ours yet"))]
+    pub fn new(name: &str, dev_path: &str, ibdev_path: &str, guid: u64) -> &'static Self {
+        let mut device = ibv_device::ZEROED;
+        device.node_type = IBV_NODE_CA;
+        device.transport_type = IBV_TRANSPORT_IB;
+        write(&mut device.name, name);
+        write(&mut device.dev_name, name);
+        write(&mut device.dev_path, dev_path);
+        write(&mut device.ibdev_path, ibdev_path);
+        Box::leak(Box::new(Self { device, padding: [0; _], guid: guid.to_be() }))
+    }
+
+    fn as_ptr(&'static self) -> *mut ibv_device {
+        ptr::from_ref(&self.device).cast_mut()
+    }
+}
+
+fn write(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (to, byte) in to[..room].iter_mut().zip(text.bytes()) {
+        *to = byte.cast_signed();
+    }
+}
+
+/// Our devices, in the order in which they are listed. The same device is the same allocation each time.
+#[cfg(not(test))]
+fn ours() -> Vec<&'static Device> {
+    Vec::new()
+}
+
+#[cfg(test)]
+use tests::ours;
+
+/// A list that a program has, and frees. It sees `entries` alone, whose last one is null.
+struct List {
+    entries: Box<[*mut ibv_device]>,
+    /// What the real library gave, and wants back. Null if it gave nothing.
+    real: *mut *mut ibv_device,
+}
+
+/// Ours and the real ones; `None` if there are none of ours and the real library fails, which has said why in `errno`.
+fn list() -> Option<List> {
+    let ours = ours();
+    let mut count: c_int = 0;
+    // SAFETY: the word is there.
+    let real = unsafe { real::ibv_get_device_list(&mut count) };
+    if real.is_null() && ours.is_empty() {
+        return None;
+    }
+    let mut entries: Vec<_> = ours.into_iter().map(Device::as_ptr).collect();
+    if !real.is_null() {
+        for index in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the real library says that its list is this long.
+            entries.push(unsafe { *real.add(index) });
+        }
+    }
+    entries.push(ptr::null_mut());
+    Some(List { entries: entries.into_boxed_slice(), real })
+}
+
+/// In front of the entries in memory, so that the list is found again.
+#[repr(C)]
+struct Header {
+    real: *mut *mut ibv_device,
+    /// Entries, the null included.
+    length: usize,
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let count = |count: usize| {
+        if !num_devices.is_null() {
+            // SAFETY: a caller that passes a pointer passes one to an int.
+            unsafe { *num_devices = c_int::try_from(count).unwrap_or(c_int::MAX) };
+        }
+    };
+    let Some(List { entries, real }) = list() else {
+        count(0);
+        return ptr::null_mut();
+    };
+    let length = entries.len();
+    let size = size_of::<Header>() + length * size_of::<*mut ibv_device>();
+    // SAFETY: the size is not zero. Of malloc, because the length is known to the header alone.
+    let header = unsafe { libc::malloc(size) }.cast::<Header>();
+    if header.is_null() {
+        if !real.is_null() {
+            // SAFETY: the list is the real library's, and nobody else has it.
+            unsafe { real::ibv_free_device_list(real) };
+        }
+        count(0);
+        return ptr::null_mut();
+    }
+    count(length - 1);
+    // SAFETY: there is room for a header and the entries behind it.
+    unsafe {
+        header.write(Header { real, length });
+        let list = header.add(1).cast::<*mut ibv_device>();
+        ptr::copy_nonoverlapping(entries.as_ptr(), list, length);
+        list
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_free_device_list(list: *mut *mut ibv_device) {
+    if list.is_null() {
+        return;
+    }
+    // SAFETY: the list is of the function above, so it has a header in front, and the caller gives it up.
+    unsafe {
+        let header = list.cast::<Header>().sub(1);
+        let real = (*header).real;
+        libc::free(header.cast());
+        if !real.is_null() {
+            real::ibv_free_device_list(real);
+        }
+    }
+}
+
+/// The device of ours that this is, if it is one.
+fn own(device: *const ibv_device) -> Option<&'static Device> {
+    ours().into_iter().find(|own| ptr::eq(&own.device, device))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    if device.is_null() {
+        return ptr::null();
+    }
+    // SAFETY: the caller's device, ours or not, has this field.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    match own(device) {
+        Some(device) => device.guid,
+        // SAFETY: a device that is not ours is the real library's.
+        None => unsafe { real::ibv_get_device_guid(device) },
+    }
+}
+
+/// Does the real library have a device? Then it has a say in what happens when the program forks.
+fn real_devices() -> bool {
+    let mut count: c_int = 0;
+    // SAFETY: the word is there.
+    let list = unsafe { real::ibv_get_device_list(&mut count) };
+    if !list.is_null() {
+        // SAFETY: it was got just now, and nobody has anything of it.
+        unsafe { real::ibv_free_device_list(list) };
+    }
+    !list.is_null() && count > 0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ginnel_ibv_fork_init() -> c_int {
+    if !real_devices() {
+        return 0;
+    }
+    // SAFETY: it has no arguments.
+    unsafe { real::ibv_fork_init() }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ginnel_ibv_is_fork_initialized() -> ibv_fork_status {
+    if !real_devices() {
+        return IBV_FORK_UNNEEDED;
+    }
+    // SAFETY: it has no arguments.
+    unsafe { real::ibv_is_fork_initialized() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::real::fake::{DEVICES, LISTS};
+    use std::cell::RefCell;
+    use std::ffi::CStr;
+
+    thread_local! {
+        static OURS: RefCell<Vec<&'static Device>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub fn ours() -> Vec<&'static Device> {
+        OURS.with_borrow(Clone::clone)
+    }
+
+    fn device(name: &str) -> &'static Device {
+        Device::new(name, "/dev/infiniband/x", "/run/infiniband/x", 5)
+    }
+
+    /// Gets the list, looks at it as a program does, and gives it back.
+    fn listed() -> Option<Vec<*mut ibv_device>> {
+        let mut count = -1;
+        // SAFETY: as a program calls it; the list is read up to its null, then freed.
+        unsafe {
+            let list = ginnel_ibv_get_device_list(&mut count);
+            if list.is_null() {
+                assert_eq!(count, 0);
+                return None;
+            }
+            let entries: Vec<_> =
+                (0..).map(|at| *list.add(at)).take_while(|entry| !entry.is_null()).collect();
+            assert_eq!(entries.len(), count as usize);
+            ginnel_ibv_free_device_list(list);
+            assert_eq!(LISTS.get(), 0, "the real list was given back");
+            Some(entries)
+        }
+    }
+
+    #[test]
+    fn ours_come_first() {
+        let (ours, real) = (device("ginnel_a"), device("mlx5_0"));
+        assert_eq!(listed(), None);
+        DEVICES.set(Some(vec![]));
+        assert_eq!(listed(), Some(vec![]), "no devices is a list");
+        OURS.set(vec![ours]);
+        DEVICES.set(Some(vec![real.as_ptr()]));
+        assert_eq!(listed(), Some(vec![ours.as_ptr(), real.as_ptr()]));
+        DEVICES.set(None);
+        assert_eq!(listed(), Some(vec![ours.as_ptr()]), "without a real library");
+    }
+
+    #[test]
+    fn devices_tell_their_names() {
+        let long = "x".repeat(100);
+        for (name, shown) in [("ginnel_a", "ginnel_a"), (&long, &long[..63])] {
+            let device = device(name);
+            OURS.set(vec![device]);
+            // SAFETY: a device with a name that ends with a zero.
+            let name = unsafe { CStr::from_ptr(ginnel_ibv_get_device_name(device.as_ptr())) };
+            assert_eq!(name.to_str(), Ok(shown));
+            // SAFETY: a device.
+            assert_eq!(unsafe { ginnel_ibv_get_device_guid(device.as_ptr()) }, 5_u64.to_be());
+        }
+        // SAFETY: of a device that is not ours, nothing is read here.
+        assert_eq!(unsafe { ginnel_ibv_get_device_guid(self::device("mlx5_0").as_ptr()) }, 7);
+    }
+
+    #[test]
+    fn adapters_see_that_a_device_is_not_theirs() {
+        let device = device("ginnel_a").as_ptr();
+        // SAFETY: behind the device there is padding.
+        let behind = unsafe { device.add(1).cast::<*const ()>().read() };
+        assert!(behind.is_null());
+    }
+
+    #[test]
+    fn forking_is_the_business_of_real_devices() {
+        assert_eq!((ginnel_ibv_fork_init(), ginnel_ibv_is_fork_initialized()), (0, IBV_FORK_UNNEEDED));
+        DEVICES.set(Some(vec![device("mlx5_0").as_ptr()]));
+        assert_eq!(
+            (ginnel_ibv_fork_init(), ginnel_ibv_is_fork_initialized()),
+            (libc::EINVAL, ginnel_verbs_abi::IBV_FORK_ENABLED)
+        );
+    }
+}
