@@ -44,6 +44,8 @@ pub mod fake {
         pub static DEVICES: RefCell<Option<Vec<*mut ibv_device>>> = const { RefCell::new(None) };
         /// Lists that have not been given back.
         pub static LISTS: Cell<i32> = const { Cell::new(0) };
+        /// What `ibv_fork_init` says.
+        pub static FORK_INIT: Cell<c_int> = const { Cell::new(0) };
     }
 
     pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
@@ -64,7 +66,7 @@ pub mod fake {
     }
 
     pub unsafe fn ibv_fork_init() -> c_int {
-        libc::EINVAL
+        FORK_INIT.get()
     }
 
     pub unsafe fn ibv_is_fork_initialized() -> u32 {

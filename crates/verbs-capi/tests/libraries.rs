@@ -146,6 +146,8 @@ fn programs_start_and_end_as_without() {
     for words in [
         &["ibv_devices"][..],
         &["ibv_devinfo"],
+        // The real library calls ibv_fork_init, and so us, while it makes its list.
+        &["env", "RDMAV_FORK_SAFE=1", "ibv_devices"],
         &["ibv_rc_pingpong"],
         &["ibv_asyncwatch"],
         &["ib_write_lat", "--version"],
@@ -264,7 +266,9 @@ fn devices_of_the_system_are_listed_and_opened() {
     };
     let without = look("");
     if !without.status.success() {
-        return skipped(TEST, "needs root, for a /dev of its own");
+        // Nothing that could be installed, so this is no reason to fail.
+        let _ = writeln!(std::io::stderr(), "SKIPPED {TEST}: needs root, for a /dev of its own");
+        return;
     }
     assert!(told(&without).contains("0001000200030004"), "{}", told(&without));
     assert_eq!(told(&look(built().to_str().unwrap())), told(&without));
