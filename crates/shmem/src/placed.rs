@@ -16,6 +16,7 @@
 //! them first, by write protection with userfaultfd or with `mprotect` and a handler. The same goes for atomic
 //! operations, locks above all: what is locked or unlocked meanwhile is not any more, or is again. A thread that sleeps
 //! on a private futex in the range is not lost by the exchange, because those are known by their address alone.
+//! Neither call allocates between the copy and the exchange, so the range may be of the heap.
 
 use crate::areas::{Area, FileId, areas};
 use crate::guard::{self, Watch};
@@ -93,24 +94,24 @@ impl Mapping {
         let new = Temporary { start: new, len };
         let broken = AtomicBool::new(false);
         let watch = guard::TRUNCATION.watch(new.start as usize, len, page, READ_WRITE, &raw const broken)?;
-        guard::attend();
-        // SAFETY: the range can be read, as the kernel has just said, and stays as it is, as the caller says; the other was just
-        // made.
-        unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), len) };
-        drop(watch);
-        if broken.load(Ordering::Relaxed) {
-            return Err(invalid("the file ends before the pages"));
-        }
-
         let new_at = new.start as usize;
         let Some(area) = areas(new_at..new_at + len)?.into_iter().next() else {
             return Err(io::Error::other("the kernel does not say what has been mapped"));
         };
         // From before the exchange on, so that no fault is missed.
-        let watch = self.watch_also(at, len, page, prot)?;
+        let placed_watch = self.watch_also(at, len, page, prot)?;
+        guard::attend();
+        // From here to the exchange nothing is allocated or freed: the allocator's own words may lie in the range.
+        // SAFETY: the range can be read, as the kernel has just said, and stays as it is, as the caller says; the other was just
+        // made.
+        unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), len) };
+        if broken.load(Ordering::Relaxed) {
+            return Err(invalid("the file ends before the pages"));
+        }
         // SAFETY: the range is the caller's to replace.
         unsafe { new.put(start.as_ptr().cast(), prot) }?;
-        Ok(Placed { start, len, file: area.file, offset, watch: Some(watch), arena: self.clone() })
+        drop(watch);
+        Ok(Placed { start, len, file: area.file, offset, watch: Some(placed_watch), arena: self.clone() })
     }
 }
 
