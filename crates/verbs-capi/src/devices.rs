@@ -14,8 +14,9 @@ pub struct Device {
     device: ibv_device,
     /// What the libraries of adapters look at, to see whether the device is theirs.
     padding: [usize; DEVICE_PADDING / size_of::<usize>()],
-    /// In network order.
     guid: u64,
+    /// The segment that it is.
+    segment: String,
 }
 
 // SAFETY: `ibv_device` has pointers to functions only, which are none, and nothing changes after `new`.
@@ -26,8 +27,7 @@ unsafe impl Sync for Device {}
 impl Device {
     /// A device with a name (`name`, `dev_name`) and the folders that stand for it (`dev_path`, `ibdev_path`). What is too
     /// long is cut, and ends with a zero in any case.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no devices of ours yet"))]
-    pub fn new(name: &str, dev_path: &str, ibdev_path: &str, guid: u64) -> &'static Self {
+    pub fn new(name: &str, dev_path: &str, ibdev_path: &str, guid: u64, segment: &str) -> &'static Self {
         let mut device = ibv_device::ZEROED;
         device.node_type = IBV_NODE_CA;
         device.transport_type = IBV_TRANSPORT_IB;
@@ -35,7 +35,17 @@ impl Device {
         write(&mut device.dev_name, name);
         write(&mut device.dev_path, dev_path);
         write(&mut device.ibdev_path, ibdev_path);
-        Box::leak(Box::new(Self { device, padding: [0; _], guid: guid.to_be() }))
+        Box::leak(Box::new(Self { device, padding: [0; _], guid, segment: segment.to_owned() }))
+    }
+
+    /// The segment that it is.
+    pub fn segment(&self) -> &str {
+        &self.segment
+    }
+
+    /// Its number among all devices of the host.
+    pub fn guid(&self) -> u64 {
+        self.guid
     }
 
     fn as_ptr(&'static self) -> *mut ibv_device {
@@ -53,7 +63,49 @@ fn write(to: &mut [c_char], text: &str) {
 /// Our devices, in the order in which they are listed. The same device is the same allocation each time.
 #[cfg(not(test))]
 fn ours() -> Vec<&'static Device> {
-    Vec::new()
+    known().clone()
+}
+
+/// Devices that were listed once.
+#[cfg(not(test))]
+fn known() -> std::sync::MutexGuard<'static, Vec<&'static Device>> {
+    static KNOWN: std::sync::Mutex<Vec<&'static Device>> = std::sync::Mutex::new(Vec::new());
+    KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Asks the daemon which segments are devices. Without a daemon there are none. A device that is gone is listed no more, but known.
+#[cfg(not(test))]
+fn present() -> Vec<&'static Device> {
+    let socket = ginnel::AttachOptions::default().socket;
+    let segments = ginnel_verbs::device::list(&socket).unwrap_or_default();
+    let mut known = known();
+    let device = |segment: String| {
+        if let Some(device) = known.iter().find(|device| device.segment == segment) {
+            return *device;
+        }
+        let name = format!("ginnel_{segment}");
+        let path = format!("/sys/class/infiniband/{name}");
+        let device = Device::new(
+            &name,
+            &format!("/sys/class/infiniband_verbs/{name}"),
+            &path,
+            guid(&segment),
+            &segment,
+        );
+        known.push(device);
+        device
+    };
+    segments.into_iter().map(device).collect()
+}
+
+#[cfg(test)]
+use ours as present;
+
+/// A number that all members of a segment find alike, from its name (FNV-1a), with the bit of numbers that are given locally (EUI-64).
+#[cfg_attr(test, expect(dead_code, reason = "tests name their devices"))]
+fn guid(segment: &str) -> u64 {
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    segment.bytes().fold(0xcbf2_9ce4_8422_2325, hash) & !(1 << 56) | 1 << 57
 }
 
 #[cfg(test)]
@@ -68,7 +120,7 @@ struct List {
 
 /// Ours and the real ones; `None` if there are none of ours and the real library fails, which has said why in `errno`.
 fn list() -> Option<List> {
-    let ours = ours();
+    let ours = present();
     let mut count: c_int = 0;
     // SAFETY: the word is there.
     let real = unsafe { real::ibv_get_device_list(&mut count) };
@@ -145,7 +197,7 @@ unsafe extern "C" fn ginnel_ibv_free_device_list(list: *mut *mut ibv_device) {
 }
 
 /// The device of ours that this is, if it is one.
-fn own(device: *const ibv_device) -> Option<&'static Device> {
+pub fn own(device: *const ibv_device) -> Option<&'static Device> {
     ours().into_iter().find(|own| ptr::eq(&own.device, device))
 }
 
@@ -161,7 +213,7 @@ unsafe extern "C" fn ginnel_ibv_get_device_name(device: *mut ibv_device) -> *con
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     match own(device) {
-        Some(device) => device.guid,
+        Some(device) => device.guid.to_be(),
         // SAFETY: a device that is not ours is the real library's.
         None => unsafe { real::ibv_get_device_guid(device) },
     }
@@ -215,7 +267,7 @@ mod tests {
     }
 
     fn device(name: &str) -> &'static Device {
-        Device::new(name, "/dev/infiniband/x", "/run/infiniband/x", 5)
+        Device::new(name, "/dev/infiniband/x", "/run/infiniband/x", 5, name)
     }
 
     /// Gets the list, looks at it as a program does, and gives it back.

@@ -7,9 +7,15 @@
 #![allow(unsafe_code)] // The modules below declare what C calls, by name.
 #![allow(clippy::missing_safety_doc)] // The manual pages of libibverbs say what a caller must keep to.
 
+mod completion;
+mod context;
 mod devices;
 mod drivers;
 mod entries;
 mod library;
+mod memory;
+mod pages;
+mod program;
+mod queue_pair;
 mod real;
 mod words;

@@ -1,5 +1,12 @@
 //! Functions of the real libraries, for those of ours that need them: each gives what the table says if there is none.
 
+use ginnel_verbs_abi::*;
+#[cfg(test)]
+use libc::ENOSYS;
+use std::ffi::{c_int, c_uint, c_void};
+#[cfg(test)]
+use std::ptr::null_mut;
+
 #[cfg(not(test))]
 pub use there::*;
 
@@ -76,4 +83,66 @@ pub mod fake {
     pub unsafe fn verbs_register_driver_34(_: *const c_void) {}
     pub unsafe fn verbs_register_driver_59(_: *const c_void) {}
     pub unsafe fn verbs_register_driver_65(_: *const c_void) {}
+}
+
+/// Declares functions of the real library for objects that are not ours. Tests, which have no such objects, get what the table says.
+macro_rules! foreign {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $missing:expr;)*) => {
+        #[cfg(not(test))]
+        mod foreign {
+            use super::*;
+            unsafe extern "C" {
+                $(
+                    #[link_name = concat!("ginnel_real_", stringify!($name))]
+                    pub fn $name($($argument: $type),*) -> $result;
+                )*
+            }
+        }
+        #[cfg(test)]
+        mod foreign {
+            use super::*;
+            $(pub unsafe fn $name($(_: $type),*) -> $result { $missing })*
+        }
+    };
+}
+
+pub use foreign::*;
+
+foreign! {
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = null_mut();
+    fn ibv_close_device(context: *mut ibv_context) -> c_int = ENOSYS;
+    fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int = ENOSYS;
+    fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int = ENOSYS;
+    fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int = -1;
+    fn _ibv_query_gid_ex(
+        context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, size: usize,
+    ) -> c_int = ENOSYS;
+    fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, kind: *mut u32) -> c_int = -1;
+    fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int = -1;
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int = -1;
+    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = null_mut();
+    fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int = ENOSYS;
+    fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr = null_mut();
+    fn ibv_reg_mr_iova(
+        pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int,
+    ) -> *mut ibv_mr = null_mut();
+    fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint,
+    ) -> *mut ibv_mr = null_mut();
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = ENOSYS;
+    fn ibv_create_cq(
+        context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, vector: c_int,
+    ) -> *mut ibv_cq = null_mut();
+    fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = ENOSYS;
+    fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = ENOSYS;
+    fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel = null_mut();
+    fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp = null_mut();
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = ENOSYS;
+    fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int = ENOSYS;
+    fn ibv_query_qp(
+        qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr,
+    ) -> c_int = ENOSYS;
+    fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq = null_mut();
+    fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = null_mut();
+    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = null_mut();
 }

@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use ginnel::{AttachOptions, Block, ErrorCode};
+use ginnel::{AttachOptions, Block, Daemon, ErrorCode};
 use ginnel::{BlockOptions, Endpoint, Error, Listener, Mapping, Memory, MessageChannel, Rights};
 use ginnel_layout::verbs::{self, CHUNK, Chunk, Key, Place, QPS, QpNumber, completion};
 
@@ -28,6 +29,17 @@ const LARGEST: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks whether peers have died, and between two tries to reach one that is not there.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// The segments that are RDMA devices of this member, as far as this user sees them, in their order. Asks the daemon.
+pub fn list(socket: &Path) -> Result<Vec<String>, Error> {
+    let mut daemon = Daemon::connect_to(socket)?;
+    let (text, member) = (daemon.inspect()?, daemon.member_name().to_owned());
+    let Ok(inspect) = serde_json::from_str::<ginnel_status::Inspect>(&text) else { return Ok(Vec::new()) };
+    let is_device = |segment: &ginnel_status::Segment| {
+        segment.verbs && !segment.broken && segment.members.contains(&member)
+    };
+    Ok(inspect.segments.into_iter().filter(is_device).map(|segment| segment.name).collect())
+}
 
 /// Why the device does not do what was asked for.
 #[derive(Debug, thiserror::Error)]

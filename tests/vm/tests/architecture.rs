@@ -54,7 +54,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-report", &[]),
     ("ginnel-tcp", &[]),
     ("ginnel-verbs-abi", &[]),
-    ("ginnel-verbs-capi", &["ginnel-verbs-abi"]),
+    ("ginnel-verbs", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-status"]),
+    ("ginnel-verbs-capi", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-verbs", "ginnel-verbs-abi"]),
     (
         "ginnel-preload",
         &["ginnel", "ginnel-layout", "ginnel-report", "ginnel-ring", "ginnel-shmem", "ginnel-tcp"],

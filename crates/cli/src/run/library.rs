@@ -1,61 +1,93 @@
-//! Where the preload library is, and how the dynamic loader is told.
+//! Where the libraries for programs are, and how the dynamic loader is told.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Of the dynamic loader, ld.so(8).
-pub const VARIABLE: &str = "LD_PRELOAD";
+/// Something that the dynamic loader is told of, ld.so(8).
+pub struct Library {
+    /// The loader's variable.
+    pub variable: &'static str,
+    /// What separates entries in it.
+    separators: &'static [u8],
+    /// The variable that says where the library is, if it is not beside this command.
+    place: &'static str,
+    /// Seen from the folder of this command: as cargo builds it, and as it is installed.
+    places: &'static [&'static str],
+    /// What it does.
+    purpose: &'static str,
+    /// Whether a path is what is looked for.
+    is_there: fn(&Path) -> bool,
+}
 
-/// Where the library is, if it is not beside this command.
-const PLACE: &str = "GINNEL_PRELOAD";
+/// The library that is loaded into programs for their connections.
+pub const PRELOAD: Library = Library {
+    variable: "LD_PRELOAD",
+    separators: b" :",
+    place: "GINNEL_PRELOAD",
+    places: &["libginnel_preload.so", "../lib/ginnel/libginnel-preload.so", "../lib/libginnel-preload.so"],
+    purpose: "the library that takes connections to shared memory",
+    is_there: Path::is_file,
+};
 
-/// Seen from the folder of this command: as cargo builds it, and as it is installed.
-const PLACES: [&str; 3] =
-    ["libginnel_preload.so", "../lib/ginnel/libginnel-preload.so", "../lib/libginnel-preload.so"];
+/// The folder of the libraries that take the place of libibverbs and librdmacm.
+pub const VERBS: Library = Library {
+    variable: "LD_LIBRARY_PATH",
+    separators: b":;",
+    place: "GINNEL_VERBS",
+    places: &["verbs", "../lib/ginnel/verbs"],
+    purpose: "the folder of the libraries for RDMA verbs",
+    is_there: |folder| folder.join("libibverbs.so.1").is_file(),
+};
 
-/// Finds the library: where the user says, or beside this command.
-pub fn find() -> Result<PathBuf> {
-    if let Some(place) = std::env::var_os(PLACE).filter(|place| !place.is_empty()) {
-        let place = PathBuf::from(place);
-        if !place.is_file() {
-            bail!("{PLACE} names {}, which is no file", place.display());
+impl Library {
+    /// Finds it: where the user says, or beside this command.
+    pub fn find(&self) -> Result<PathBuf> {
+        let Self { place: variable, purpose, .. } = self;
+        if let Some(place) = std::env::var_os(variable).filter(|place| !place.is_empty()) {
+            let place = PathBuf::from(place);
+            if !(self.is_there)(&place) {
+                bail!("{variable} names {}, which is not {purpose}", place.display());
+            }
+            return whole(&place);
         }
-        return whole(&place);
+        let command = std::env::current_exe().context("cannot tell where this command is")?;
+        let folder = command.parent().unwrap_or(Path::new("/"));
+        let places: Vec<_> = self.places.iter().map(|place| folder.join(place)).collect();
+        match places.iter().find(|place| (self.is_there)(place)) {
+            Some(place) => whole(place),
+            None => bail!(
+                "{purpose} is missing: it is not at {}; install it (`make install`), or say where it is: \
+                 {variable}=PATH",
+                places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", nor at ")
+            ),
+        }
     }
-    let command = std::env::current_exe().context("cannot tell where this command is")?;
-    let folder = command.parent().unwrap_or(Path::new("/"));
-    let places = PLACES.map(|place| folder.join(place));
-    match places.iter().find(|place| place.is_file()) {
-        Some(place) => whole(place),
-        None => bail!(
-            "the library that takes connections to shared memory is missing: there is no {}; install it (`make \
-             install`), or say where it is: {PLACE}=FILE",
-            places.map(|place| place.display().to_string()).join(", no ")
-        ),
+
+    /// The loader's variable with the library as the first entry, before those that it has already.
+    pub fn first(&self, library: &Path, others: Option<OsString>) -> Result<OsString> {
+        let between = |byte: &u8| self.separators.contains(byte);
+        if library.as_os_str().as_bytes().iter().any(between) {
+            bail!(
+                "{} cannot name {}, because {} separate its entries; copy the library to another place, and name that \
+                 in {}",
+                self.variable,
+                library.display(),
+                if self.separators.contains(&b' ') { "spaces and colons" } else { "colons and semicolons" },
+                self.place
+            );
+        }
+        let library = library.as_os_str().as_bytes();
+        let others = others.unwrap_or_default();
+        let rest = others.as_bytes().split(between).filter(|entry| !entry.is_empty() && *entry != library);
+        let all: Vec<_> = std::iter::once(library).chain(rest).collect();
+        Ok(OsStr::from_bytes(&all.join(&b':')).to_owned())
     }
 }
 
 fn whole(place: &Path) -> Result<PathBuf> {
     place.canonicalize().with_context(|| format!("cannot tell where {} is", place.display()))
-}
-
-/// The variable with the library as the first one, before those that it names already.
-pub fn first(library: &Path, others: Option<OsString>) -> Result<OsString> {
-    let between = |byte: &u8| matches!(byte, b' ' | b':');
-    if library.as_os_str().as_bytes().iter().any(between) {
-        bail!(
-            "{VARIABLE} cannot name {}, because spaces and colons separate its entries; copy the library to another \
-             place, and name that in {PLACE}",
-            library.display()
-        );
-    }
-    let library = library.as_os_str().as_bytes();
-    let others = others.unwrap_or_default();
-    let rest = others.as_bytes().split(between).filter(|entry| !entry.is_empty() && *entry != library);
-    let all: Vec<_> = std::iter::once(library).chain(rest).collect();
-    Ok(OsStr::from_bytes(&all.join(&b':')).to_owned())
 }
 
 #[cfg(test)]
@@ -64,20 +96,28 @@ mod tests {
 
     #[test]
     fn the_library_is_the_first_and_others_stay() {
-        let first = |others: Option<&str>| {
-            first(Path::new("/l/x.so"), others.map(OsString::from)).unwrap().into_string().unwrap()
+        let first = |library: &Library, others: Option<&str>| {
+            let all = library.first(Path::new("/l/x.so"), others.map(OsString::from)).unwrap();
+            all.into_string().unwrap()
         };
-        assert_eq!(first(None), "/l/x.so");
-        assert_eq!(first(Some("")), "/l/x.so");
-        assert_eq!(first(Some("libjemalloc.so /a/b.so:c.so ")), "/l/x.so:libjemalloc.so:/a/b.so:c.so");
-        assert_eq!(first(Some("a.so:/l/x.so")), "/l/x.so:a.so");
+        for library in [&PRELOAD, &VERBS] {
+            assert_eq!(first(library, None), "/l/x.so");
+            assert_eq!(first(library, Some("")), "/l/x.so");
+            assert_eq!(first(library, Some("a.so:/l/x.so")), "/l/x.so:a.so");
+        }
+        assert_eq!(
+            first(&PRELOAD, Some("libjemalloc.so /a/b.so:c.so ")),
+            "/l/x.so:libjemalloc.so:/a/b.so:c.so"
+        );
+        assert_eq!(first(&VERBS, Some("/a b;/c")), "/l/x.so:/a b:/c");
     }
 
     #[test]
     fn a_place_that_the_loader_cannot_be_told_is_an_error() {
-        for place in ["/a b/x.so", "/a:b/x.so"] {
-            let error = first(Path::new(place), None).unwrap_err().to_string();
-            assert!(error.contains(place) && error.contains(PLACE), "{error}");
+        for (library, place) in [(PRELOAD, "/a b/x.so"), (PRELOAD, "/a:b/x.so"), (VERBS, "/a;b")] {
+            let error = library.first(Path::new(place), None).unwrap_err().to_string();
+            assert!(error.contains(place) && error.contains(library.place), "{error}");
         }
+        assert!(VERBS.first(Path::new("/a b/verbs"), None).is_ok());
     }
 }

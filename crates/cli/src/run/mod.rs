@@ -8,11 +8,12 @@ mod signals;
 use crate::output;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use library::{Library, PRELOAD, VERBS};
 use program::Fit;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the library reads from the environment.
@@ -31,6 +32,9 @@ const NOT_FOUND: u8 = 127;
 /// connection changes over to shared memory while it runs. All others stay on TCP: connections to other hosts, and
 /// those of programs that cannot load the library (statically linked, set-user-ID, written in Go).
 ///
+/// With --verbs, the program also finds Ginnel's libibverbs and librdmacm in place of the system's (LD_LIBRARY_PATH): each segment with
+/// `verbs = true` that this user may use is an RDMA device for it, beside the devices that the machine has.
+///
 /// Exit status: the program's, 128 + N if signal N has ended it and there is no report, and that same signal with a report. 125
 /// if ginnel fails, 126 if the program cannot be executed, 127 if it is not found.
 #[derive(clap::Args)]
@@ -43,6 +47,9 @@ pub struct Args {
     /// When the daemon is asked about a connection.
     #[arg(long, value_enum, default_value_t = Mode::Auto, env = MODE)]
     mode: Mode,
+    /// Segments are RDMA devices for the program.
+    #[arg(long)]
+    verbs: bool,
     /// The program, looked up in the PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -91,7 +98,7 @@ pub fn run(args: Args) -> Result<()> {
 fn execute(args: Args) -> Result<()> {
     let (name, arguments) = args.command.split_first().context("no program is named")?;
     let path = program::find(name)?;
-    let library = library::find()?;
+    let library = PRELOAD.find()?;
     let mut command = Command::new(name);
     command.args(arguments).env(MODE, word(args.mode));
     let fit = if args.mode == Mode::Off { Fit::Loads } else { program::look(&path, &library) };
@@ -99,7 +106,10 @@ fn execute(args: Args) -> Result<()> {
         output::note(format!("ginnel: warning: {why}: its connections stay on TCP"));
     }
     if !matches!(fit, Fit::Breaks(_)) {
-        command.env(library::VARIABLE, library::first(&library, std::env::var_os(library::VARIABLE))?);
+        load(&mut command, &PRELOAD, &library)?;
+    }
+    if args.verbs {
+        load(&mut command, &VERBS, &VERBS.find()?)?;
     }
     let Some(file) = args.report else {
         return Err(program::Unusable(command.exec()).at(&path));
@@ -113,6 +123,13 @@ fn execute(args: Args) -> Result<()> {
     }
     drop(file);
     signals::end_as(status)
+}
+
+/// Tells the program's dynamic loader of a library.
+fn load(command: &mut Command, library: &Library, place: &Path) -> Result<()> {
+    let value = library.first(place, std::env::var_os(library.variable))?;
+    command.env(library.variable, value);
+    Ok(())
 }
 
 fn word(mode: Mode) -> &'static str {

@@ -24,6 +24,7 @@ mod run;
 mod settling;
 mod stage;
 mod traps;
+mod verbs;
 mod volume;
 mod waking;
 mod world;

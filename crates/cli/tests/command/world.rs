@@ -42,6 +42,24 @@ fn build(package: &str, target: &[&str], file: &str) -> PathBuf {
     programs.join(file)
 }
 
+/// The folder of libraries that a package's Makefile links, likewise.
+pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
+    let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
+    let name = programs.file_name().unwrap().to_str().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let status = Command::new("make")
+        .args(["--no-print-directory", "-s", "-C"])
+        .arg(root.join(package))
+        .arg(format!("PROFILE={}", if name == "debug" { "dev" } else { name }))
+        // Not as a part of the `make` that may run this test.
+        .env_remove("MAKEFLAGS")
+        .env("CARGO_TARGET_DIR", programs.parent().unwrap())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{package} cannot be built");
+    programs.join(folder)
+}
+
 /// Starts a daemon in a folder that has its configuration.
 fn start(folder: &Path) -> Child {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();

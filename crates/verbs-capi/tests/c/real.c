@@ -22,7 +22,7 @@ double ibv_cmd_reg_mr(long a, long b, long c, long d, long e, long f, long g, lo
            14 * n + 15 * o + 16 * p + 17 * q;
 }
 
-int ibv_close_device(int value) { return value + 1; }
+int ibv_cmd_dealloc_pd(int value) { return value + 1; }
 
 int rfcntl(int count, int command, ...) {
     va_list list;

@@ -1,0 +1,177 @@
+//! Unmodified programs of RDMA verbs under `ginnel run --verbs`. Only segments are RDMA devices here, and each program is told which one
+//! to use, so that one which succeeds has used it.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use crate::stage::{PATIENCE, free_port, have, listens};
+use crate::world::{World, built_libraries, built_library, wait_for};
+
+const DEVICE: &str = "ginnel_web";
+
+/// A segment that is a device, and the libraries.
+struct Verbs {
+    world: World,
+    libraries: PathBuf,
+    preload: PathBuf,
+}
+
+impl Verbs {
+    fn new() -> Self {
+        let world = World::with("size = '256M'\nverbs = true");
+        let libraries = built_libraries("crates/verbs-capi", "verbs");
+        Self { world, libraries, preload: built_library("ginnel-preload", "libginnel_preload.so") }
+    }
+
+    fn command(&self, program: &[&str]) -> Command {
+        let mut command = self.world.command("run --verbs --mode off --");
+        command.args(program).env("GINNEL_VERBS", &self.libraries).env_remove("LD_LIBRARY_PATH");
+        command.env("GINNEL_PRELOAD", &self.preload).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a program that must succeed; what it has printed.
+    fn good(&self, program: &[&str]) -> String {
+        let child = self.command(program).spawn().unwrap();
+        expect_good(program, child)
+    }
+
+    /// Runs a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument
+    /// of both.
+    fn pair(&self, program: &[&str]) -> [String; 2] {
+        let port = free_port();
+        let number = port.to_string();
+        let server = [program, &["-p", &number]].concat();
+        let mut child = Killed(Some(self.command(&server).spawn().unwrap()));
+        wait_for("a server", || {
+            let ended = child.0.as_mut().unwrap().try_wait().unwrap();
+            if ended.is_some() {
+                let output = child.0.take().unwrap().wait_with_output().unwrap();
+                panic!("{program:?}: the server has ended: {}", text(&output));
+            }
+            listens(port)
+        });
+        let client = [program, &["-p", &number, "127.0.0.1"]].concat();
+        let client = self.good(&client);
+        [expect_good(program, child.0.take().unwrap()), client]
+    }
+}
+
+/// A child that ends with the test.
+struct Killed(Option<Child>);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
+}
+
+/// Waits for the end of a program that must succeed.
+fn expect_good(program: &[&str], child: Child) -> String {
+    let id = child.id().to_string();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let started = Instant::now();
+    let output = receiver.recv_timeout(PATIENCE);
+    if output.is_err() {
+        let _ = Command::new("kill").args(["-KILL", &id]).status();
+    }
+    waiter.join().unwrap().ok();
+    let Ok(output) = output else {
+        let said = receiver.recv().map(|output| text(&output.unwrap()));
+        panic!("{program:?} does not end ({:?}): {said:?}", started.elapsed());
+    };
+    let output = output.unwrap();
+    assert!(output.status.success(), "{program:?}: {}\n{}", output.status, text(&output));
+    text(&output)
+}
+
+#[test]
+fn the_segment_is_a_device() {
+    if !have(&["ibv_devices", "ibv_devinfo"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    let devices = verbs.good(&["ibv_devices"]);
+    assert!(devices.contains(DEVICE) && !devices.contains("ginnel_shared"), "{devices}");
+    let info = verbs.good(&["ibv_devinfo", "-v", "-d", DEVICE]);
+    for line in [
+        "PORT_ACTIVE (4)",
+        "link_layer:\t\tInfiniBand",
+        "max_mtu:\t\t4096 (5)",
+        "atomic_cap:\t\t\tATOMIC_GLOB",
+    ] {
+        assert!(info.contains(line), "{info}");
+    }
+}
+
+#[test]
+fn a_program_finds_no_device_without_the_option() {
+    if !have(&["ibv_devices"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    let output = verbs
+        .world
+        .command("run --mode off -- ibv_devices")
+        .env("GINNEL_PRELOAD", "/dev/null")
+        .output()
+        .unwrap();
+    assert!(!text(&output).contains(DEVICE), "{}", text(&output));
+}
+
+#[test]
+fn pingpong() {
+    if !have(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    for more in [
+        &["-n", "1000"][..],
+        &["-c", "-n", "1000"],
+        &["-s", "100000", "-c", "-n", "100"],
+        &["-m", "256", "-r", "10"],
+    ] {
+        let said = verbs.pair(&[&["ibv_rc_pingpong", "-d", DEVICE], more].concat());
+        for said in said {
+            assert!(said.contains("iters in") && !said.contains("invalid"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn perftest() {
+    let programs = [
+        "ib_write_lat",
+        "ib_write_bw",
+        "ib_read_lat",
+        "ib_read_bw",
+        "ib_send_lat",
+        "ib_send_bw",
+        "ib_atomic_lat",
+        "ib_atomic_bw",
+    ];
+    if !have(&programs) {
+        return;
+    }
+    let verbs = Verbs::new();
+    for program in programs {
+        let is_atomic = program.contains("atomic");
+        let sizes: &[&str] = if is_atomic { &["8"] } else { &["2", "100", "65536"] };
+        for size in sizes {
+            let size: &[&str] = if is_atomic { &[] } else { &["-s", size] };
+            let [server, client] = verbs.pair(&[&[program, "-d", DEVICE, "-F", "-n", "1000"], size].concat());
+            // The server has nothing to say of what is done to its memory.
+            let is_said = server.contains(DEVICE) && client.contains(DEVICE) && client.contains("#bytes");
+            assert!(is_said, "{program} {size:?}: {server}{client}");
+        }
+    }
+}

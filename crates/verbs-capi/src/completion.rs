@@ -1,0 +1,154 @@
+//! Completion queues.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::context::{MAX_COMPLETIONS, fail, own};
+use crate::program::Process;
+use crate::real;
+use ginnel_shmem::Mapping;
+use ginnel_verbs::completion_queue::CompletionQueue;
+use ginnel_verbs::work::Completed;
+use ginnel_verbs_abi::*;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+/// A completion queue of ours. It begins as both of C's structures do.
+#[repr(C)]
+pub struct Queue {
+    cq: ibv_cq_ex,
+    pub queue: Arc<CompletionQueue<Mapping>>,
+}
+
+/// The queue of ours that this is, if it is one.
+///
+/// # Safety
+///
+/// The pointer is a completion queue's, of this library or another one.
+pub unsafe fn queue<'a>(cq: *mut ibv_cq) -> Option<&'a Queue> {
+    if cq.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's queue; those of our contexts are ours.
+    unsafe {
+        own((*cq).context)?;
+        Some(&*cq.cast::<Queue>())
+    }
+}
+
+unsafe fn create(
+    context: *mut ibv_context,
+    entries: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+) -> *mut ibv_cq_ex {
+    let error = match entries as usize {
+        0 => libc::EINVAL,
+        entries if entries > MAX_COMPLETIONS => libc::EINVAL,
+        _ if !channel.is_null() => libc::EOPNOTSUPP,
+        _ => 0,
+    };
+    if error != 0 {
+        fail(error);
+        return ptr::null_mut();
+    }
+    let mut cq = ibv_cq_ex::ZEROED;
+    (cq.context, cq.cq_context, cq.cqe) = (context, cq_context, entries.cast_signed());
+    (cq.mutex, cq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
+    let queue = Arc::new(CompletionQueue::new(entries as usize));
+    Box::into_raw(Box::new(Queue { cq, queue })).cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_create_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: the caller's context.
+    unsafe {
+        if own(context).is_none() {
+            return real::ibv_create_cq(context, entries, cq_context, channel, vector);
+        }
+        create(context, u32::try_from(entries).unwrap_or(0), cq_context, channel).cast()
+    }
+}
+
+/// What `ibv_start_poll` needs is not offered yet.
+pub unsafe extern "C" fn create_cq_ex(_: *mut ibv_context, _: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    fail(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: the caller's queue.
+    unsafe {
+        let Some(own) = queue(cq) else { return real::ibv_destroy_cq(cq) };
+        if !own.queue.is_unused() {
+            return libc::EBUSY;
+        }
+        drop(Box::from_raw(cq.cast::<Queue>()));
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    // SAFETY: the caller's queue.
+    unsafe {
+        let Some(own) = queue(cq) else { return real::ibv_resize_cq(cq, entries) };
+        let count = usize::try_from(entries).unwrap_or(0);
+        if count == 0 || count > MAX_COMPLETIONS || !own.queue.resize(count) {
+            return libc::EINVAL;
+        }
+        (*cq).cqe = entries;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: the caller's context.
+    unsafe {
+        if own(context).is_none() {
+            return real::ibv_create_comp_channel(context);
+        }
+    }
+    fail(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+fn write(completed: &Completed) -> ibv_wc {
+    let mut wc = ibv_wc::ZEROED;
+    wc.wr_id = completed.id;
+    wc.status = completed.status.0;
+    wc.opcode = completed.opcode.0;
+    wc.byte_len = completed.length;
+    wc.qp_num = completed.queue_pair.0;
+    if let Some(immediate) = completed.immediate {
+        wc.imm_data = immediate;
+        wc.wc_flags = IBV_WC_WITH_IMM;
+    }
+    wc
+}
+
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: a program calls this by way of a context of ours, so the queue is ours, and there is room for `most` completions.
+    unsafe {
+        let own = &*cq.cast::<Queue>();
+        let mut next = wc;
+        let most = usize::try_from(most).unwrap_or(0);
+        let found = own.queue.poll(&Process, most, |completed| {
+            next.write(write(&completed));
+            next = next.add(1);
+        });
+        found as c_int
+    }
+}
+
+/// Completion channels are not offered yet, so nobody waits for an event.
+pub unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
+    libc::EOPNOTSUPP
+}

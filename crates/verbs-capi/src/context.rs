@@ -1,0 +1,432 @@
+//! Opened devices.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::devices::{self, Device as Listed};
+use crate::{completion, queue_pair, real};
+use ginnel::AttachOptions;
+use ginnel_verbs::device::{Device, DeviceError};
+use ginnel_verbs::receive::Shape;
+use ginnel_verbs::remote::MAX_ENTRIES;
+use ginnel_verbs_abi::*;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The only port.
+const PORT: u8 = 1;
+/// The only partition: the default one, as full member.
+const PKEY: u16 = 0xffff;
+/// The most elements of a request.
+pub const MAX_ELEMENTS: usize = ginnel_layout::verbs::receive::MOST;
+/// The most bytes that are taken from the program when it posts.
+pub const MAX_INLINE: usize = 512;
+/// The most completions of a queue.
+pub const MAX_COMPLETIONS: usize = 1 << 22;
+
+/// An open segment: all contexts of a process share it.
+pub struct Open {
+    pub device: Arc<Device>,
+    pub file: Arc<OwnedFd>,
+    guid: u64,
+    domains: AtomicU32,
+}
+
+/// A context of ours.
+#[repr(C)]
+pub struct Context {
+    verbs: verbs_context,
+    pub open: Arc<Open>,
+}
+
+/// Segments that are open, by name.
+static OPEN: Mutex<BTreeMap<String, Weak<Open>>> = Mutex::new(BTreeMap::new());
+
+/// The context of ours that this is, if it is one.
+///
+/// # Safety
+///
+/// The pointer is a context's, of this library or another one.
+pub unsafe fn own<'a>(context: *mut ibv_context) -> Option<&'a Context> {
+    if context.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's context.
+    let post_send = unsafe { (*context).ops.post_send };
+    let ours = queue_pair::post_send as *const ();
+    if post_send.map(|function| function as *const ()) != Some(ours) {
+        return None;
+    }
+    let offset = std::mem::offset_of!(verbs_context, context);
+    // SAFETY: only contexts of this library have that function, and each of these is the end of a `verbs_context`.
+    Some(unsafe { &*context.byte_sub(offset).cast::<Context>() })
+}
+
+/// A number for another protection domain.
+pub fn next_domain(open: &Open) -> u32 {
+    open.domains.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+}
+
+/// Puts a value into `errno`.
+pub fn fail(error: c_int) {
+    // SAFETY: errno is the thread's own.
+    unsafe { *libc::__errno_location() = error }
+}
+
+/// What C is told of an error.
+pub fn errno(error: &DeviceError) -> c_int {
+    match error {
+        DeviceError::Full(_) => libc::ENOMEM,
+        DeviceError::Busy => libc::EBUSY,
+        DeviceError::Number(_) => libc::EUSERS,
+        DeviceError::Ginnel(error) => std::io::Error::from(clone(error)).raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+fn clone(error: &ginnel::Error) -> std::io::ErrorKind {
+    use std::io::ErrorKind;
+    match error.code() {
+        Some(ginnel::ErrorCode::NO_MEMORY | ginnel::ErrorCode::QUOTA | ginnel::ErrorCode::LIMIT) => {
+            ErrorKind::OutOfMemory
+        }
+        Some(ginnel::ErrorCode::DENIED) => ErrorKind::PermissionDenied,
+        Some(ginnel::ErrorCode::NOT_FOUND) => ErrorKind::NotFound,
+        _ => ErrorKind::Other,
+    }
+}
+
+fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
+    let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let segment = listed.segment();
+    if let Some(open) = all.get(segment).and_then(Weak::upgrade) {
+        return Ok(open);
+    }
+    let code = |error: &DeviceError| match error {
+        DeviceError::Ginnel(ginnel::Error::NoDaemon { .. }) => libc::ENODEV,
+        error => errno(error),
+    };
+    let device = Device::open(segment, &AttachOptions::default()).map_err(|error| code(&error))?;
+    let file = device.file().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+    let open = Arc::new(Open {
+        device: Arc::new(device),
+        file: Arc::new(file),
+        guid: listed.guid(),
+        domains: AtomicU32::new(0),
+    });
+    all.insert(segment.to_owned(), Arc::downgrade(&open));
+    Ok(open)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let Some(listed) = devices::own(device) else {
+        // SAFETY: a device that is not ours is the real library's.
+        return unsafe { real::ibv_open_device(device) };
+    };
+    let open = match open(listed) {
+        Ok(open) => open,
+        Err(error) => {
+            fail(error);
+            return ptr::null_mut();
+        }
+    };
+    // SAFETY: it takes numbers. Nothing happens there yet, but programs wait at it.
+    let events = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if events < 0 {
+        return ptr::null_mut();
+    }
+    let mut verbs = verbs_context::ZEROED;
+    verbs.query_port = Some(query_port);
+    verbs.query_device_ex = Some(query_device_ex);
+    verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
+    verbs.create_cq_ex = Some(completion::create_cq_ex);
+    // Called without a look whether it is there.
+    verbs.close_xrcd = Some(not_offered);
+    verbs.sz = size_of::<verbs_context>();
+    let context = &mut verbs.context;
+    context.device = device;
+    context.ops.poll_cq = Some(completion::poll_cq);
+    context.ops.req_notify_cq = Some(completion::req_notify_cq);
+    context.ops.post_send = Some(queue_pair::post_send);
+    context.ops.post_recv = Some(queue_pair::post_recv);
+    context.ops.post_srq_recv = Some(queue_pair::post_srq_recv);
+    context.ops.alloc_mw = Some(alloc_mw);
+    context.ops.dealloc_mw = Some(dealloc_mw);
+    context.cmd_fd = -1;
+    context.async_fd = events;
+    context.num_comp_vectors = 1;
+    context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    context.abi_compat = ABI_COMPAT_EXTENDED as *mut _;
+    let context = Box::leak(Box::new(Context { verbs, open }));
+    &raw mut context.verbs.context
+}
+
+unsafe extern "C" fn not_offered() {
+    fail(libc::EOPNOTSUPP);
+}
+
+unsafe extern "C" fn alloc_mw(_: *mut ibv_pd, _: ibv_mw_type) -> *mut ibv_mw {
+    fail(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn dealloc_mw(_: *mut ibv_mw) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: the caller's context.
+    match unsafe { own(context) } {
+        Some(own) => {
+            // SAFETY: made by `ginnel_ibv_open_device`, and the caller gives it up.
+            let own = unsafe { Box::from_raw(ptr::from_ref(own).cast_mut()) };
+            // SAFETY: the context's own descriptor.
+            unsafe { libc::close(own.verbs.context.async_fd) };
+            0
+        }
+        // SAFETY: a context that is not ours is the real library's.
+        None => unsafe { real::ibv_close_device(context) },
+    }
+}
+
+fn write(to: &mut [c_char], text: &str) {
+    for (to, byte) in to.iter_mut().zip(text.bytes()) {
+        *to = byte.cast_signed();
+    }
+}
+
+fn attributes(open: &Open) -> ibv_device_attr {
+    let mut attr = ibv_device_attr::ZEROED;
+    write(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    attr.node_guid = open.guid.to_be();
+    attr.sys_image_guid = open.guid.to_be();
+    attr.max_mr_size = 1 << 36;
+    attr.page_size_cap = 0xffff_f000;
+    attr.max_qp = ginnel_layout::verbs::QPS as c_int - 1;
+    attr.max_qp_wr = MAX_ENTRIES as c_int;
+    attr.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID;
+    attr.max_sge = MAX_ELEMENTS as c_int;
+    attr.max_sge_rd = MAX_ELEMENTS as c_int;
+    attr.max_cq = 1 << 16;
+    attr.max_cqe = MAX_COMPLETIONS as c_int;
+    attr.max_mr = ginnel_layout::verbs::REGIONS as c_int;
+    attr.max_pd = 1 << 16;
+    attr.max_qp_rd_atom = 255;
+    attr.max_res_rd_atom = 255;
+    attr.max_qp_init_rd_atom = 255;
+    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = PORT;
+    attr
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the caller's context and structure.
+    unsafe {
+        let Some(own) = own(context) else { return real::ibv_query_device(context, attr) };
+        attr.write(attributes(&own.open));
+    }
+    0
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's context and wishes.
+    let (own, wishes) = unsafe { (own(context), input.as_ref().map_or(0, |input| input.comp_mask)) };
+    let Some(own) = own.filter(|_| wishes == 0) else { return libc::EINVAL };
+    let mut all = ibv_device_attr_ex::ZEROED;
+    all.orig_attr = attributes(&own.open);
+    all.phys_port_cnt_ex = PORT.into();
+    // SAFETY: the caller has room for `size` bytes, and what it does not know is not written.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
+    }
+    0
+}
+
+/// The local identifier of a member's port.
+pub fn lid(member: u32) -> u16 {
+    u16::try_from(member + 1).unwrap_or(u16::MAX)
+}
+
+fn port(open: &Open) -> ibv_port_attr {
+    let mut attr = ibv_port_attr::ZEROED;
+    attr.state = IBV_PORT_ACTIVE;
+    attr.max_mtu = IBV_MTU_4096;
+    attr.active_mtu = IBV_MTU_4096;
+    attr.gid_tbl_len = 1;
+    attr.max_msg_sz = ginnel_verbs::work::MAX_MESSAGE;
+    attr.pkey_tbl_len = 1;
+    attr.lid = lid(open.device.member());
+    attr.max_vl_num = 1;
+    // 4X, EDR, LinkUp: InfiniBand Architecture Specification 1.2.1, PortInfo.
+    attr.active_width = 2;
+    attr.active_speed = 32;
+    attr.phys_state = 5;
+    attr.link_layer = IBV_LINK_LAYER_INFINIBAND;
+    attr
+}
+
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    number: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's context.
+    let Some(own) = (unsafe { own(context) }).filter(|_| number == PORT) else { return libc::EINVAL };
+    let all = port(&own.open);
+    // SAFETY: as in `query_device_ex`.
+    unsafe {
+        ptr::write_bytes(attr.cast::<u8>(), 0, size);
+        ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_port(
+    context: *mut ibv_context,
+    number: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's context and structure, which may be an older one.
+    unsafe {
+        match own(context) {
+            Some(_) => query_port(context, number, attr, COMPAT_PORT_ATTR_SIZE),
+            None => real::ibv_query_port(context, number, attr),
+        }
+    }
+}
+
+/// The port's address: the prefix of a private subnet, then the segment, and in its place the member.
+fn gid(open: &Open) -> ibv_gid {
+    let prefix = 0xfd << 56 | open.guid >> 8;
+    let interface = 0x0200_0000_0000_0000 | (u64::from(open.device.member()) + 1);
+    let mut raw = [0; 16];
+    raw[..8].copy_from_slice(&prefix.to_be_bytes());
+    raw[8..].copy_from_slice(&interface.to_be_bytes());
+    ibv_gid { raw }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_gid(
+    context: *mut ibv_context,
+    number: u8,
+    index: c_int,
+    to: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: the caller's context and structure.
+    unsafe {
+        let Some(own) = own(context) else { return real::ibv_query_gid(context, number, index, to) };
+        if (number, index) != (PORT, 0) {
+            fail(libc::EINVAL);
+            return -1;
+        }
+        to.write(gid(&own.open));
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel__ibv_query_gid_ex(
+    context: *mut ibv_context,
+    number: u32,
+    index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's context and structure, which is `size` bytes long.
+    unsafe {
+        let Some(own) = own(context) else {
+            return real::_ibv_query_gid_ex(context, number, index, entry, flags, size);
+        };
+        if (number, flags) != (PORT.into(), 0) {
+            return libc::EINVAL;
+        }
+        if index != 0 {
+            return libc::ENODATA;
+        }
+        let mut all = ibv_gid_entry::ZEROED;
+        (all.gid, all.port_num) = (gid(&own.open), number);
+        ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), entry.cast(), size.min(size_of_val(&all)));
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_gid_type(
+    context: *mut ibv_context,
+    number: u8,
+    index: u32,
+    kind: *mut ibv_gid_type,
+) -> c_int {
+    // SAFETY: the caller's context and word.
+    unsafe {
+        if own(context).is_none() {
+            return real::ibv_query_gid_type(context, number, index, kind);
+        }
+        kind.write(IBV_GID_TYPE_IB);
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_pkey(
+    context: *mut ibv_context,
+    number: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    // SAFETY: the caller's context and word.
+    unsafe {
+        if own(context).is_none() {
+            return real::ibv_query_pkey(context, number, index, pkey);
+        }
+        if (number, index) != (PORT, 0) {
+            fail(libc::EINVAL);
+            return -1;
+        }
+        pkey.write(PKEY.to_be());
+    }
+    0
+}
+
+/// Nothing happens yet that a program is told of so.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: the caller's context and structure.
+    unsafe {
+        let Some(own) = own(context) else { return real::ibv_get_async_event(context, event) };
+        let mut count = 0_u64;
+        // As with a real device, it waits unless the program has said otherwise of the descriptor.
+        let fd = own.verbs.context.async_fd;
+        match libc::read(fd, (&raw mut count).cast(), size_of_val(&count)) {
+            n if n < 0 => -1,
+            _ => {
+                fail(libc::EAGAIN);
+                -1
+            }
+        }
+    }
+}
+
+/// The size of a receive queue for what a program asks for; `None` if that is too much.
+pub fn shape(entries: u32, elements: u32) -> Option<Shape> {
+    let entries = (entries.max(1) as usize).next_power_of_two();
+    let elements = elements.max(1) as usize;
+    (entries <= MAX_ENTRIES && elements <= MAX_ELEMENTS).then_some(Shape { entries, elements })
+}

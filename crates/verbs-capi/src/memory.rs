@@ -1,0 +1,180 @@
+//! Protection domains and memory regions.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::context::{Context, errno, fail, next_domain, own};
+use crate::{pages, real};
+use ginnel_layout::verbs::{Access, Key};
+use ginnel_verbs::regions::Region;
+use ginnel_verbs_abi::*;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A protection domain of ours.
+#[repr(C)]
+pub struct Domain {
+    pd: ibv_pd,
+    pub number: u32,
+    /// Regions and queue pairs in it.
+    pub users: AtomicU32,
+}
+
+/// The domain of ours that this is, with its context, if it is one.
+///
+/// # Safety
+///
+/// The pointer is a domain's, of this library or another one.
+pub unsafe fn domain<'a>(pd: *mut ibv_pd) -> Option<(&'a Context, &'a Domain)> {
+    if pd.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's domain; those of our contexts are ours.
+    unsafe { Some((own((*pd).context)?, &*pd.cast::<Domain>())) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: the caller's context.
+    let Some(own) = (unsafe { own(context) }) else {
+        // SAFETY: it is not ours.
+        return unsafe { real::ibv_alloc_pd(context) };
+    };
+    let number = next_domain(&own.open);
+    let pd = ibv_pd { context, handle: number };
+    Box::into_raw(Box::new(Domain { pd, number, users: AtomicU32::new(0) })).cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: the caller's domain.
+    unsafe {
+        let Some((_, own)) = domain(pd) else { return real::ibv_dealloc_pd(pd) };
+        if own.users.load(Ordering::Acquire) > 0 {
+            return libc::EBUSY;
+        }
+        drop(Box::from_raw(pd.cast::<Domain>()));
+    }
+    0
+}
+
+/// Bits that are a wish, and may be ignored.
+const OPTIONAL: c_uint = IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_HUGETLB;
+const KNOWN: c_uint =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+fn register(
+    context: &Context,
+    domain: &Domain,
+    address: u64,
+    length: usize,
+    access: c_uint,
+) -> Result<Key, c_int> {
+    let access = access & !OPTIONAL;
+    if access & !KNOWN != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if access & writes != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
+        return Err(libc::EINVAL);
+    }
+    let end = address.checked_add(length as u64).ok_or(libc::EINVAL)?;
+    // What is only sent from is nobody else's business.
+    let chunks = match access {
+        0 => Vec::new(),
+        _ => pages::move_range(&context.open.device, &context.open.file, address..end)
+            .map_err(|error| error.errno())?,
+    };
+    let region = Region { address, length: length as u64, access: Access(access), domain: domain.number };
+    context.open.device.register(region, &chunks).map_err(|error| errno(&error))
+}
+
+unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
+    // SAFETY: the caller's domain, which is ours.
+    let Some((context, own)) = (unsafe { domain(pd) }) else { return ptr::null_mut() };
+    match register(context, own, address as u64, length, access) {
+        Ok(key) => {
+            own.users.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: as above.
+            let context = unsafe { (*pd).context };
+            let (lkey, rkey) = (key.0, key.0);
+            Box::into_raw(Box::new(ibv_mr { context, pd, addr: address, length, handle: key.0, lkey, rkey }))
+        }
+        Err(error) => {
+            fail(error);
+            ptr::null_mut()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    unsafe {
+        match domain(pd) {
+            Some(_) => reg_mr(pd, address, length, access.cast_unsigned()),
+            None => real::ibv_reg_mr(pd, address, length, access),
+        }
+    }
+}
+
+/// Addresses by which a peer reaches the region are those of this process, so others are refused.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    unsafe {
+        if domain(pd).is_none() {
+            return real::ibv_reg_mr_iova2(pd, address, length, iova, access);
+        }
+        if iova != address as u64 {
+            fail(libc::EOPNOTSUPP);
+            return ptr::null_mut();
+        }
+        reg_mr(pd, address, length, access)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's domain.
+    unsafe {
+        match domain(pd) {
+            Some(_) => ginnel_ibv_reg_mr_iova2(pd, address, length, iova, access.cast_unsigned()),
+            None => real::ibv_reg_mr_iova(pd, address, length, iova, access),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: the caller's region; those of our contexts are ours.
+    unsafe {
+        let Some(context) = own((*mr).context) else { return real::ibv_dereg_mr(mr) };
+        match context.open.device.deregister(Key((*mr).lkey)) {
+            Ok(true) => {}
+            Ok(false) => return libc::EINVAL,
+            Err(error) => return errno(&error),
+        }
+        if let Some((_, domain)) = domain((*mr).pd) {
+            domain.users.fetch_sub(1, Ordering::Release);
+        }
+        drop(Box::from_raw(mr));
+    }
+    0
+}

@@ -1,0 +1,392 @@
+//! Queue pairs.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::completion::queue;
+use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, lid, own};
+use crate::memory::domain;
+use crate::program::Process;
+use crate::real;
+use ginnel_layout::verbs::{Access, Key, QpNumber, QpState};
+use ginnel_shmem::Mapping;
+use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Refused};
+use ginnel_verbs::remote::MAX_ENTRIES;
+use ginnel_verbs::work::{Element, Operation, Work};
+use ginnel_verbs_abi::*;
+use std::ffi::c_int;
+use std::ptr;
+use std::slice;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A queue pair of ours.
+#[repr(C)]
+pub struct Pair {
+    qp: ibv_qp_ex,
+    pair: Arc<QueuePair<Mapping>>,
+    signals_all: bool,
+    /// What the program has set.
+    attributes: Mutex<ibv_qp_attr>,
+    init: ibv_qp_init_attr,
+}
+
+/// The queue pair of ours that this is, if it is one.
+unsafe fn pair<'a>(qp: *mut ibv_qp) -> Option<&'a Pair> {
+    if qp.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's queue pair; those of our contexts are ours.
+    unsafe {
+        own((*qp).context)?;
+        Some(&*qp.cast::<Pair>())
+    }
+}
+
+/// Makes a queue pair, or says why not. What was granted is put into `init`.
+unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
+    // SAFETY: the caller's objects.
+    let ((context, domain), sends, receives) = unsafe {
+        let domain = domain(pd).ok_or(libc::EINVAL)?;
+        (domain, queue(init.send_cq).ok_or(libc::EINVAL)?, queue(init.recv_cq).ok_or(libc::EINVAL)?)
+    };
+    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let cap = &mut init.cap;
+    let shape = context::shape(cap.max_recv_wr, cap.max_recv_sge).ok_or(libc::EINVAL)?;
+    let is_too_much = cap.max_send_wr as usize > MAX_ENTRIES
+        || cap.max_send_sge as usize > MAX_ELEMENTS
+        || cap.max_inline_data as usize > MAX_INLINE;
+    if is_too_much {
+        return Err(libc::EINVAL);
+    }
+    let capacity = Capacity {
+        sends: cap.max_send_wr.max(1) as usize,
+        elements: cap.max_send_sge.max(1) as usize,
+        inline: cap.max_inline_data.max(64) as usize,
+        receives: shape,
+    };
+    let completes = (sends.queue.clone(), receives.queue.clone());
+    let device = &context.open.device;
+    let made = device.create_queue_pair(domain.number, capacity, completes).map_err(|error| errno(&error))?;
+    (cap.max_send_wr, cap.max_send_sge) = (capacity.sends as u32, capacity.elements as u32);
+    (cap.max_recv_wr, cap.max_recv_sge) = (shape.entries as u32, shape.elements as u32);
+    cap.max_inline_data = capacity.inline as u32;
+
+    let mut qp = ibv_qp_ex::ZEROED;
+    let base = &mut qp.qp_base;
+    // SAFETY: as above.
+    base.context = unsafe { (*pd).context };
+    (base.qp_context, base.pd, base.send_cq, base.recv_cq) =
+        (init.qp_context, pd, init.send_cq, init.recv_cq);
+    (base.handle, base.qp_num, base.qp_type) = (made.number().0, made.number().0, init.qp_type);
+    (base.mutex, base.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
+    let mut attributes = ibv_qp_attr::ZEROED;
+    attributes.cap = init.cap;
+    domain.users.fetch_add(1, Ordering::Relaxed);
+    let signals_all = init.sq_sig_all != 0;
+    let pair = Pair { qp, pair: made, signals_all, attributes: Mutex::new(attributes), init: *init };
+    Ok(Box::into_raw(Box::new(pair)).cast())
+}
+
+fn made(result: Result<*mut ibv_qp, c_int>) -> *mut ibv_qp {
+    result.unwrap_or_else(|error| {
+        fail(error);
+        ptr::null_mut()
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's domain and structure.
+    unsafe {
+        match domain(pd) {
+            Some(_) => made(create(pd, &mut *init)),
+            None => real::ibv_create_qp(pd, init),
+        }
+    }
+}
+
+pub unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: the caller's structure, which begins as the shorter one does.
+    unsafe {
+        if (*init).comp_mask != IBV_QP_INIT_ATTR_PD {
+            return made(Err(libc::EOPNOTSUPP));
+        }
+        made(create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>()))
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller's queue pair.
+    unsafe {
+        let Some(_) = pair(qp) else { return real::ibv_destroy_qp(qp) };
+        let own = Box::from_raw(qp.cast::<Pair>());
+        if let Some((context, domain)) = domain(own.qp.qp_base.pd) {
+            context.open.device.destroy_queue_pair(&own.pair);
+            domain.users.fetch_sub(1, Ordering::Release);
+        }
+    }
+    0
+}
+
+/// What a change of an RC queue pair's state needs (InfiniBand Architecture Specification 1.2.1, table 91).
+fn required(from: QpState, to: QpState) -> u32 {
+    match (from, to) {
+        (QpState::RESET, QpState::INIT) => {
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS
+        }
+        (QpState::INIT, QpState::RTR) => {
+            IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER
+        }
+        (QpState::RTR, QpState::RTS) => {
+            IBV_QP_STATE
+                | IBV_QP_SQ_PSN
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+        }
+        _ => 0,
+    }
+}
+
+/// How long a peer is waited for, by the attributes `timeout` and `retry_cnt` (InfiniBand Architecture Specification 1.2.1, 9.9.2.1.1).
+fn timeout(attributes: &ibv_qp_attr) -> Option<Duration> {
+    let exponent = u32::from(attributes.timeout & 31);
+    let once = Duration::from_nanos(4096 << exponent);
+    (exponent > 0).then(|| once * (u32::from(attributes.retry_cnt & 7) + 1))
+}
+
+/// How long a receive is waited for, by the attribute `rnr_retry`, of which 7 is for ever. (A device would use the peer's timer.)
+fn patience(attributes: &ibv_qp_attr) -> Option<Duration> {
+    let times = attributes.rnr_retry & 7;
+    (times < 7).then(|| Duration::from_millis(10) * (u32::from(times) + 1))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller's queue pair and structure.
+    let (own, new) = unsafe {
+        let Some(own) = pair(qp) else { return real::ibv_modify_qp(qp, attr, mask) };
+        (own, &*attr)
+    };
+    let mask = mask.cast_unsigned();
+    let has = |bit| mask & bit != 0;
+    let from = own.pair.state();
+    let to = if has(IBV_QP_STATE) { QpState(new.qp_state) } else { from };
+    if has(IBV_QP_CUR_STATE) && QpState(new.cur_qp_state) != from
+        || mask & required(from, to) != required(from, to)
+        || has(IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_RATE_LIMIT | IBV_QP_QKEY)
+        || has(IBV_QP_PORT) && new.port_num != 1
+        || has(IBV_QP_PKEY_INDEX) && new.pkey_index != 0
+    {
+        return libc::EINVAL;
+    }
+    let mut attributes = own.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut change = Change::default();
+    if has(IBV_QP_ACCESS_FLAGS) {
+        change.access = Some(Access(new.qp_access_flags));
+    }
+    let mut next = *attributes;
+    macro_rules! take {
+        ($($bit:ident $field:ident),*) => { $(if has($bit) { next.$field = new.$field; })* };
+    }
+    take!(
+        IBV_QP_ACCESS_FLAGS qp_access_flags, IBV_QP_PKEY_INDEX pkey_index, IBV_QP_PORT port_num, IBV_QP_AV ah_attr,
+        IBV_QP_PATH_MTU path_mtu, IBV_QP_TIMEOUT timeout, IBV_QP_RETRY_CNT retry_cnt, IBV_QP_RNR_RETRY rnr_retry,
+        IBV_QP_RQ_PSN rq_psn, IBV_QP_SQ_PSN sq_psn, IBV_QP_MAX_QP_RD_ATOMIC max_rd_atomic,
+        IBV_QP_MAX_DEST_RD_ATOMIC max_dest_rd_atomic, IBV_QP_MIN_RNR_TIMER min_rnr_timer, IBV_QP_DEST_QPN dest_qp_num
+    );
+    if has(IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT) {
+        change.timeout = Some(timeout(&next));
+    }
+    if has(IBV_QP_RNR_RETRY) {
+        change.patience = Some(patience(&next));
+    }
+    if to == QpState::RTR && from != to {
+        change.peer = Some(QpNumber(new.dest_qp_num & 0xff_ffff));
+    }
+    match own.pair.modify(to, change) {
+        Ok(()) => {
+            *attributes = next;
+            // SAFETY: as above.
+            unsafe { (*qp).state = to.0 };
+            0
+        }
+        Err(_) => libc::EINVAL,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's queue pair and structures.
+    unsafe {
+        let Some(own) = pair(qp) else { return real::ibv_query_qp(qp, attr, mask, init) };
+        let mut attributes = *own.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = own.pair.state().0;
+        (attributes.qp_state, attributes.cur_qp_state) = (state, state);
+        attributes.ah_attr.dlid = attributes.ah_attr.dlid.max(lid(0));
+        (*qp).state = state;
+        attr.write(attributes);
+        init.write(own.init);
+    }
+    0
+}
+
+/// What a work request asks for; `None` if it is not offered.
+unsafe fn operation(wr: &ibv_send_wr) -> Option<Operation> {
+    let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+    // SAFETY: the opcode says which part of the union the program has filled.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let (address, key) = (rdma.remote_addr, Key(rdma.rkey));
+    Some(match wr.opcode {
+        IBV_WR_SEND => Operation::Send { immediate: None, solicited },
+        IBV_WR_SEND_WITH_IMM => Operation::Send { immediate: Some(wr.imm_data), solicited },
+        IBV_WR_RDMA_WRITE => Operation::Write { address, key, immediate: None, solicited },
+        IBV_WR_RDMA_WRITE_WITH_IMM => {
+            Operation::Write { address, key, immediate: Some(wr.imm_data), solicited }
+        }
+        IBV_WR_RDMA_READ => Operation::Read { address, key },
+        IBV_WR_ATOMIC_CMP_AND_SWP => Operation::CompareAndSwap {
+            address: atomic.remote_addr,
+            key: Key(atomic.rkey),
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        },
+        IBV_WR_ATOMIC_FETCH_AND_ADD => Operation::FetchAndAdd {
+            address: atomic.remote_addr,
+            key: Key(atomic.rkey),
+            add: atomic.compare_add,
+        },
+        _ => return None,
+    })
+}
+
+/// The elements of a request. Theirs and ours are laid out alike.
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] {
+    const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
+    match usize::try_from(count) {
+        // SAFETY: the program says how many there are.
+        Ok(count) if count > 0 && !list.is_null() => unsafe { slice::from_raw_parts(list.cast(), count) },
+        _ => &[],
+    }
+}
+
+fn refused(refused: Refused) -> c_int {
+    match refused {
+        Refused::Full => libc::ENOMEM,
+        Refused::Invalid => libc::EINVAL,
+    }
+}
+
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: a program calls this by way of a context of ours, so the queue pair is ours; the list is the program's.
+    unsafe {
+        let own = &*qp.cast::<Pair>();
+        while let Some(request) = wr.as_ref() {
+            let result = match operation(request) {
+                Some(operation) => own.pair.post(
+                    &Process,
+                    &Work {
+                        id: request.wr_id,
+                        operation,
+                        elements: elements(request.sg_list, request.num_sge),
+                        is_inline: request.send_flags & IBV_SEND_INLINE != 0,
+                        is_signaled: own.signals_all || request.send_flags & IBV_SEND_SIGNALED != 0,
+                    },
+                ),
+                None => Err(Refused::Invalid),
+            };
+            if let Err(error) = result {
+                *bad = wr;
+                return refused(error);
+            }
+            wr = request.next;
+        }
+    }
+    0
+}
+
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as in `post_send`.
+    unsafe {
+        let own = &*qp.cast::<Pair>();
+        while let Some(request) = wr.as_ref() {
+            let elements = elements(request.sg_list, request.num_sge);
+            if let Err(error) = own.pair.post_receive(request.wr_id, elements) {
+                *bad = wr;
+                return refused(error);
+            }
+            wr = request.next;
+        }
+    }
+    0
+}
+
+/// Shared receive queues are not offered yet, so there is none.
+pub unsafe extern "C" fn post_srq_recv(
+    _: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's word.
+    unsafe { *bad = wr };
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: the caller's domain and structure.
+    unsafe {
+        if domain(pd).is_none() {
+            return real::ibv_create_srq(pd, init);
+        }
+    }
+    fail(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller's domain and structure.
+    unsafe {
+        if domain(pd).is_none() {
+            return real::ibv_create_ah(pd, attr);
+        }
+    }
+    fail(libc::EOPNOTSUPP);
+    ptr::null_mut()
+}
+
+/// The calls of the `ibv_wr_*` family are not offered yet.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: the caller's queue pair.
+    unsafe {
+        match pair(qp) {
+            Some(_) => ptr::null_mut(),
+            None => real::ibv_qp_to_qp_ex(qp),
+        }
+    }
+}
