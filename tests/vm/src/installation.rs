@@ -80,6 +80,7 @@ struct Segment {
     members: Vec<String>,
     readers: Vec<String>,
     sockets: bool,
+    verbs: bool,
 }
 
 /// What an installation consists of, before it starts.
@@ -131,6 +132,7 @@ impl<'b> Plan<'b> {
             members,
             readers,
             sockets: false,
+            verbs: false,
         });
         self
     }
@@ -139,6 +141,14 @@ impl<'b> Plan<'b> {
     pub fn with_sockets(mut self) -> Self {
         if let Some(segment) = self.segments.last_mut() {
             segment.sockets = true;
+        }
+        self
+    }
+
+    /// The last segment is an RDMA device.
+    pub fn with_verbs(mut self) -> Self {
+        if let Some(segment) = self.segments.last_mut() {
+            segment.verbs = true;
         }
         self
     }
@@ -167,7 +177,7 @@ impl<'b> Plan<'b> {
         for (vm, lines) in &self.vms {
             writeln!(text, "[vm.{vm}]\n{lines}")?;
         }
-        for Segment { name, mib, memory, members, readers, sockets } in &self.segments {
+        for Segment { name, mib, memory, members, readers, sockets, verbs } in &self.segments {
             writeln!(
                 text,
                 "[segment.{name}]\nsize = \"{mib}M\"\nmemory = \"{memory}\"\nmembers = {members:?}"
@@ -177,6 +187,9 @@ impl<'b> Plan<'b> {
             }
             if *sockets {
                 writeln!(text, "sockets = true")?;
+            }
+            if *verbs {
+                writeln!(text, "verbs = true")?;
             }
         }
         text += &self.more;

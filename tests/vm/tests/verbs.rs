@@ -1,0 +1,130 @@
+//! Unmodified programs of RDMA verbs in two VMs: a segment that the VMs share is their RDMA device, and the only one that they have.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use vmtest::installation::{Installation, Memory, Plan, program};
+use vmtest::{Bed, Job, Vm};
+
+vmtest::test_both_memories!(programs_of_the_distribution_between_two_vms);
+
+/// How long a program may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Where both VMs have the test's folder.
+const FILES: &str = "/tmp/files";
+
+/// Programs and their arguments, beside the device and the server's name.
+const PROGRAMS: [&str; 9] = [
+    "ibv_rc_pingpong -c -n 200",
+    "ibv_rc_pingpong -c -s 100000 -n 20",
+    "ib_write_lat -F -n 200",
+    "ib_write_bw -F -n 200",
+    "ib_read_lat -F -n 200",
+    "ib_read_bw -F -n 200",
+    "ib_send_lat -F -n 200",
+    "ib_send_bw -F -n 200",
+    "ib_atomic_lat -F -n 200",
+];
+
+/// The libraries, copied to a folder.
+fn libraries(to: &Path) -> Result<()> {
+    let built = program("ginneld")?.parent().context("a program without a folder")?.to_owned();
+    let is_optimised = built.ends_with("release");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi");
+    let made = Command::new("make")
+        .args(["--no-print-directory", "-s", "-C"])
+        .arg(crates)
+        .arg(format!("PROFILE={}", if is_optimised { "release" } else { "dev" }))
+        .arg(format!("OUT={}", to.display()))
+        .env_remove("MAKEFLAGS")
+        .env("CARGO_TARGET_DIR", built.parent().context("a folder without a parent")?)
+        .status()?;
+    ensure!(made.success(), "the libraries cannot be built");
+    Ok(())
+}
+
+/// Two VMs whose programs are the host's.
+struct Stage<'b> {
+    client: Vm,
+    server: Vm,
+    files: PathBuf,
+    _daemons: [Job; 2],
+    _ginnel: Installation<'b>,
+}
+
+impl<'b> Stage<'b> {
+    fn new(bed: &'b Bed, memory: Memory) -> Result<Self> {
+        let plan =
+            Plan::new(bed).vm("a").vm("b").memory(memory).segment("rdma", 128, &["a", "b"]).with_verbs();
+        let ginnel = plan.start()?;
+        let files = bed.dir().join("files");
+        libraries(&files.join("verbs"))?;
+        let start = |name| {
+            let vm = ginnel.vm(name)?.memory_mib(512).host_files().share(&files, FILES);
+            vm.library(program("libginnel_preload.so")?).start()
+        };
+        let (client, server) = (start("a")?, start("b")?);
+        client.wait_ready()?;
+        server.wait_ready()?;
+        let daemons = [ginnel.start_guest(&client)?, ginnel.start_guest(&server)?];
+        Ok(Self { client, server, files, _daemons: daemons, _ginnel: ginnel })
+    }
+
+    /// What runs a program of the host's over the segment.
+    fn line(&self, name: &str, program: &str) -> Result<String> {
+        let (program, arguments) = program.split_once(' ').unwrap_or((program, ""));
+        let script = format!(
+            "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
+             exec ginnel run --verbs --mode off -- {program} -d ginnel_rdma {arguments}\n"
+        );
+        fs::write(self.files.join(name), script)?;
+        Ok(format!("exec chroot /host sh {FILES}/{name}"))
+    }
+
+    /// Runs a program in both VMs; what the two have said, the server first.
+    fn play(&self, port: u16, program: &str) -> Result<[String; 2]> {
+        let program = format!("{program} -p {port}");
+        let server = self.server.spawn(&self.line("server", &program)?)?;
+        let listens = format!(
+            "until netstat -ltn | grep -q :{port}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
+            server.pid()
+        );
+        let output = self.server.run_within(PATIENCE, &listens)?;
+        ensure!(output.code() == Some(0), "{program} does not listen: {:?}", server.said());
+        let client = self.line("client", &format!("{program} {}", self.server.address()?))?;
+        let client = self.client.run_within(PATIENCE, &client)?;
+        if client.code() != Some(0) {
+            let _ = server.kill(9);
+            let said = server.said();
+            client.ok().with_context(|| format!("{program}; the server has said: {said:?}"))?;
+            return Ok(Default::default());
+        }
+        let ended = server.wait(PATIENCE)?.ok().with_context(|| format!("the server of {program}"))?;
+        Ok([ended.stdout, client.stdout])
+    }
+}
+
+fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
+    let is_there = |name: &str| Path::new("/usr/bin").join(name).exists();
+    if let Some(missing) = ["ibv_rc_pingpong", "ib_write_lat"].iter().find(|name| !is_there(name)) {
+        println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
+        return Ok(());
+    }
+    let bed = Bed::new("verbs")?;
+    let stage = Stage::new(&bed, memory)?;
+    let devices = stage.client.run(&stage.line("devices", "ibv_devinfo")?)?.ok()?.stdout;
+    ensure!(devices.contains("PORT_ACTIVE"), "{devices}");
+    for (port, program) in (7300..).zip(PROGRAMS) {
+        let [server, client] = stage.play(port, program)?;
+        let is_said = match program.starts_with("ibv_") {
+            true => server.contains("iters in") && client.contains("iters in"),
+            false => client.contains("#bytes"),
+        };
+        ensure!(is_said, "{program}: {server}{client}");
+        println!("{program}: {}", client.lines().rev().nth(1).unwrap_or("").trim());
+    }
+    Ok(())
+}
