@@ -27,11 +27,15 @@
 //! 0x24     owner    stride      u32  bytes of an entry of the receive ring
 //! 0x28     owner    access      u32  what the peer may do (Access)
 //! 0x2c     owner    executor    u32  who executes what is posted to it (Executor)
+//! 0x30     owner    kind        u32  what it is (Kind)
+//! 0x34     owner    queue       u32  index of the entry whose receives serve it: its own, or a shared receive queue's
+//! 0x38     owner    qkey        u32  what a datagram for it must name
 //! 0x40     owner    tail        u64  receive entries ever posted
 //! 0x48     owner    shortest    u32  no entry that waits has fewer bytes
 //! 0x80     peer     head        u64  receive entries ever used
 //! 0x88     peer     executing   u64  what the peer is about to access (Executing), 0 = nothing
 //! 0x90     peer     error       u32  what the peer has found wrong (WcStatus); 0 = nothing
+//! 0x98     peers    senders     u64  how many endpoints are about to send a datagram to it
 //! 0xc0     both     turn        u64  reserved: who executes this direction
 //! ```
 //!
@@ -40,8 +44,16 @@
 //! 0x00  length  u32  bytes of all elements        0x00  header   u64  stamp (32 bits, high), kind, flags, inline length
 //! 0x04  count   u32  of elements                  0x08  length   u32  bytes received
 //! 0x10  elements, 16 bytes each:                  0x0c  immediate u32 as it was posted
-//!       address u64, length u32, key u32          0x20  payload  32 B if it is short and was sent so
+//!       address u64, length u32, key u32          0x10  source   u32  number of the sender's queue pair
+//!                                                 0x14  target   u32  number of the receiver's queue pair
+//!                                                 0x18  lid      u16  of the sender's port
+//!                                                 0x20  payload  32 B if it is short and was sent so
 //! ```
+//!
+//! Several senders may use the receives of a datagram queue pair, and those of a shared receive queue, which has an entry in the table of
+//! queue pairs for its words. A sender claims a receive by a compare-exchange of the completion's header, from what it was a lap ago to a
+//! claim with the sender's name ([`Completion::claim`]). Here, `head` is only a hint where to begin to look, and the last three words
+//! of the completion mean something. The owner takes a claim back if the sender has died.
 //!
 //! Entry *i* of the completion ring is the completion of entry *i* of the receive ring, and its header is written last. A stamp
 //! is the low half of *i* + 1, so what stands there from an earlier lap is not taken for it.
@@ -125,6 +137,12 @@ pub mod qp {
     pub const ACCESS: usize = 0x28;
     /// Who executes what is posted to it.
     pub const EXECUTOR: usize = 0x2c;
+    /// What it is.
+    pub const KIND: usize = 0x30;
+    /// Index of the entry whose receives serve it.
+    pub const QUEUE: usize = 0x34;
+    /// What a datagram for it must name.
+    pub const QKEY: usize = 0x38;
     /// Receive entries ever posted.
     pub const TAIL: usize = 0x40;
     /// No entry that waits has fewer bytes.
@@ -135,6 +153,8 @@ pub mod qp {
     pub const EXECUTING: usize = 0x88;
     /// What the peer has found wrong.
     pub const ERROR: usize = 0x90;
+    /// How many endpoints are about to send a datagram to it.
+    pub const SENDERS: usize = 0x98;
 }
 
 /// Offsets in a region.
@@ -178,6 +198,12 @@ pub mod completion {
     pub const LENGTH: usize = 0x08;
     /// The immediate value.
     pub const IMMEDIATE: usize = 0x0c;
+    /// Number of the sender's queue pair.
+    pub const SOURCE: usize = 0x10;
+    /// Number of the receiver's queue pair.
+    pub const TARGET: usize = 0x14;
+    /// The local identifier of the sender's port.
+    pub const LID: usize = 0x18;
     /// A short payload.
     pub const PAYLOAD: usize = 0x20;
     /// Its bytes.
@@ -192,6 +218,8 @@ pub struct QpNumber(pub u32);
 
 impl QpNumber {
     const INDEX_BITS: u32 = 12;
+    /// The bits that a number may have.
+    pub const MASK: u32 = 0xff_ffff;
 
     /// The queue pair of this index of an endpoint's. `None` if there are no such numbers.
     pub const fn new(endpoint: u32, index: usize) -> Option<Self> {
@@ -373,6 +401,54 @@ impl Executor {
     pub const POSTER: Self = Self(0);
 }
 
+/// What an entry in the table of queue pairs is: numbers of `ibv_qp_type`, and one for shared receive queues. Open: the reader refuses
+/// others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind(pub u32);
+
+impl Kind {
+    /// Reliable connection.
+    pub const RC: Self = Self(2);
+    /// Unreliable connection.
+    pub const UC: Self = Self(3);
+    /// Unreliable datagrams.
+    pub const UD: Self = Self(4);
+    /// A shared receive queue.
+    pub const SHARED: Self = Self(0x100);
+
+    /// Bytes in front of a received message: a datagram may have a global route header there.
+    pub const fn prefix(self) -> usize {
+        if self.0 == Self::UD.0 { GRH } else { 0 }
+    }
+}
+
+/// Bytes of a global route header (InfiniBand Architecture Specification 1.2.1, 8.3).
+pub const GRH: usize = 40;
+
+/// The most bytes of a datagram.
+pub const MTU: usize = 4096;
+
+/// Who claims a receive: the number of an endpoint (12 bits), and of its epoch the low bits (12 bits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimer(u32);
+
+impl Claimer {
+    /// An endpoint.
+    pub const fn new(endpoint: u32, epoch: u32) -> Self {
+        Self((endpoint & 0xfff) << 12 | epoch & 0xfff)
+    }
+
+    /// The endpoint's number.
+    pub const fn endpoint(self) -> u32 {
+        self.0 >> 12
+    }
+
+    /// Whether an endpoint of that number and this epoch may be the one.
+    pub const fn is_of(self, epoch: u32) -> bool {
+        epoch & 0xfff == self.0 & 0xfff
+    }
+}
+
 /// What a completion in a ring says, in 64 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion(pub u64);
@@ -386,6 +462,10 @@ impl Completion {
     pub const TOO_LONG: u8 = 3;
     /// A buffer of the entry is no memory of a region.
     pub const PROTECTION: u8 = 4;
+    /// No completion yet: a sender has claimed the entry.
+    pub const CLAIMED: u8 = 5;
+    /// Nothing has come, and nothing will: the entry is its owner's again.
+    pub const VOID: u8 = 6;
 
     /// The message has an immediate value.
     pub const HAS_IMMEDIATE: u8 = 1;
@@ -397,6 +477,21 @@ impl Completion {
     /// The completion of entry `index`.
     pub const fn new(index: u64, kind: u8, flags: u8) -> Self {
         Self((Self::stamp(index) as u64) << 32 | (flags as u64) << 8 | kind as u64)
+    }
+
+    /// The claim of entry `index`.
+    pub const fn claim(index: u64, claimer: Claimer) -> Self {
+        Self((Self::stamp(index) as u64) << 32 | (claimer.0 as u64) << 8 | Self::CLAIMED as u64)
+    }
+
+    /// Who has claimed the entry, if somebody has.
+    pub const fn claimer(self) -> Option<Claimer> {
+        if self.kind() == Self::CLAIMED { Some(Claimer((self.0 as u32) >> 8)) } else { None }
+    }
+
+    /// Whether entry `index` can be claimed, in a ring of so many entries: what stands there is of the lap before, or of none.
+    pub const fn is_free(self, index: u64, entries: u64) -> bool {
+        if index < entries { self.0 == 0 } else { self.is_of(index - entries) && self.claimer().is_none() }
     }
 
     const fn stamp(index: u64) -> u32 {
@@ -429,4 +524,9 @@ const _: () = {
     assert!(completion::PAYLOAD + completion::INLINE == completion::ENTRY);
     // A ring of one entry has a stamp other than that of fresh memory.
     assert!(Completion::new(0, Completion::RECEIVE, 0).is_of(0) && !Completion(0).is_of(0));
+    assert!(Completion(0).is_free(0, 1) && !Completion(0).is_free(1, 1));
+    let claim = Completion::claim(5, Claimer::new(4095, 0x7fff));
+    assert!(claim.is_of(5) && !claim.is_free(9, 4) && Completion::new(5, Completion::VOID, 0).is_free(9, 4));
+    let Some(claimer) = claim.claimer() else { panic!() };
+    assert!(claimer.endpoint() == 4095 && claimer.is_of(0xfff) && !claimer.is_of(1));
 };

@@ -127,6 +127,7 @@ fn write(completed: &Completed) -> ibv_wc {
     wc.opcode = completed.opcode.0;
     wc.byte_len = completed.length;
     wc.qp_num = completed.queue_pair.0;
+    (wc.src_qp, wc.slid) = (completed.source.0, completed.lid);
     if let Some(immediate) = completed.immediate {
         wc.imm_data = immediate;
         wc.wc_flags = IBV_WC_WITH_IMM;

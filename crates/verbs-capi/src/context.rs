@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use crate::devices::{self, Device as Listed};
-use crate::{completion, queue_pair, real};
+use crate::{completion, queue_pair, real, shared_receive_queue};
 use ginnel::AttachOptions;
 use ginnel_verbs::device::{Device, DeviceError};
+use ginnel_verbs::queue_pair::lid;
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
 use ginnel_verbs_abi::*;
@@ -142,6 +143,7 @@ unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv
     verbs.query_device_ex = Some(query_device_ex);
     verbs.create_qp_ex = Some(queue_pair::create_qp_ex);
     verbs.create_cq_ex = Some(completion::create_cq_ex);
+    verbs.create_srq_ex = Some(shared_receive_queue::create_srq_ex);
     // Called without a look whether it is there.
     verbs.close_xrcd = Some(not_offered);
     verbs.sz = size_of::<verbs_context>();
@@ -151,7 +153,7 @@ unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv
     context.ops.req_notify_cq = Some(completion::req_notify_cq);
     context.ops.post_send = Some(queue_pair::post_send);
     context.ops.post_recv = Some(queue_pair::post_recv);
-    context.ops.post_srq_recv = Some(queue_pair::post_srq_recv);
+    context.ops.post_srq_recv = Some(shared_receive_queue::post_srq_recv);
     context.ops.alloc_mw = Some(alloc_mw);
     context.ops.dealloc_mw = Some(dealloc_mw);
     context.cmd_fd = -1;
@@ -214,6 +216,10 @@ fn attributes(open: &Open) -> ibv_device_attr {
     attr.max_cqe = MAX_COMPLETIONS as c_int;
     attr.max_mr = ginnel_layout::verbs::REGIONS as c_int;
     attr.max_pd = 1 << 16;
+    attr.max_ah = 1 << 16;
+    attr.max_srq = ginnel_layout::verbs::QPS as c_int - 1;
+    attr.max_srq_wr = MAX_ENTRIES as c_int;
+    attr.max_srq_sge = MAX_ELEMENTS as c_int;
     attr.max_qp_rd_atom = 255;
     attr.max_res_rd_atom = 255;
     attr.max_qp_init_rd_atom = 255;
@@ -251,11 +257,6 @@ unsafe extern "C" fn query_device_ex(
         ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), size.min(size_of_val(&all)));
     }
     0
-}
-
-/// The local identifier of a member's port.
-pub fn lid(member: u32) -> u16 {
-    u16::try_from(member + 1).unwrap_or(u16::MAX)
 }
 
 fn port(open: &Open) -> ibv_port_attr {
@@ -308,10 +309,19 @@ unsafe extern "C" fn ginnel_ibv_query_port(
     }
 }
 
+/// The high bits of ports' addresses within a segment: those of addresses that are locally administered.
+const INTERFACE: u64 = 0x0200_0000_0000_0000;
+
+/// The local identifier of the port that has this address.
+pub fn lid_of(gid: &ibv_gid) -> Option<u16> {
+    let interface = u64::from_be_bytes(*gid.raw.last_chunk()?);
+    u16::try_from(interface ^ INTERFACE).ok().filter(|lid| *lid > 0)
+}
+
 /// The port's address: the prefix of a private subnet, then the segment, and in its place the member.
 fn gid(open: &Open) -> ibv_gid {
     let prefix = 0xfd << 56 | open.guid >> 8;
-    let interface = 0x0200_0000_0000_0000 | (u64::from(open.device.member()) + 1);
+    let interface = INTERFACE | u64::from(lid(open.device.member()));
     let mut raw = [0; 16];
     raw[..8].copy_from_slice(&prefix.to_be_bytes());
     raw[8..].copy_from_slice(&interface.to_be_bytes());

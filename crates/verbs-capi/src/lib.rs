@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // The modules below declare what C calls, by name.
 #![allow(clippy::missing_safety_doc)] // The manual pages of libibverbs say what a caller must keep to.
 
+mod address;
 mod completion;
 mod context;
 mod devices;
@@ -18,4 +19,5 @@ mod pages;
 mod program;
 mod queue_pair;
 mod real;
+mod shared_receive_queue;
 mod words;

@@ -1,16 +1,18 @@
 //! Queue pairs.
 #![allow(unsafe_code)] // Structures and functions of C.
 
+use crate::address::{self, Address};
 use crate::completion::queue;
-use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, lid, own};
+use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, own};
 use crate::memory::domain;
 use crate::program::Process;
-use crate::real;
-use ginnel_layout::verbs::{Access, Key, QpNumber, QpState};
+use crate::{real, shared_receive_queue};
+use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
-use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Refused};
+use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Refused, Wanted};
+use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
-use ginnel_verbs::work::{Element, Operation, Work};
+use ginnel_verbs::work::{Datagram, Element, Operation, Work};
 use ginnel_verbs_abi::*;
 use std::ffi::c_int;
 use std::ptr;
@@ -49,11 +51,23 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
         let domain = domain(pd).ok_or(libc::EINVAL)?;
         (domain, queue(init.send_cq).ok_or(libc::EINVAL)?, queue(init.recv_cq).ok_or(libc::EINVAL)?)
     };
-    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
-        return Err(libc::EOPNOTSUPP);
-    }
+    let kind = match init.qp_type {
+        IBV_QPT_RC => Kind::RC,
+        IBV_QPT_UC => Kind::UC,
+        IBV_QPT_UD => Kind::UD,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
+    // SAFETY: as above.
+    let shared = match unsafe { init.srq.as_ref() } {
+        // SAFETY: as above.
+        Some(_) => Some(unsafe { shared_receive_queue::own(init.srq) }.ok_or(libc::EINVAL)?),
+        None => None,
+    };
     let cap = &mut init.cap;
-    let shape = context::shape(cap.max_recv_wr, cap.max_recv_sge).ok_or(libc::EINVAL)?;
+    let shape = match shared {
+        Some(_) => Shape { entries: 1, elements: 1 },
+        None => context::shape(cap.max_recv_wr, cap.max_recv_sge).ok_or(libc::EINVAL)?,
+    };
     let is_too_much = cap.max_send_wr as usize > MAX_ENTRIES
         || cap.max_send_sge as usize > MAX_ELEMENTS
         || cap.max_inline_data as usize > MAX_INLINE;
@@ -68,9 +82,18 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
     };
     let completes = (sends.queue.clone(), receives.queue.clone());
     let device = &context.open.device;
-    let made = device.create_queue_pair(domain.number, capacity, completes).map_err(|error| errno(&error))?;
+    let wanted = Wanted {
+        kind,
+        domain: domain.number,
+        capacity,
+        shared: shared.map(|shared| shared.queue.clone()),
+        completes,
+    };
+    let made = device.create_queue_pair(wanted).map_err(|error| errno(&error))?;
     (cap.max_send_wr, cap.max_send_sge) = (capacity.sends as u32, capacity.elements as u32);
-    (cap.max_recv_wr, cap.max_recv_sge) = (shape.entries as u32, shape.elements as u32);
+    if shared.is_none() {
+        (cap.max_recv_wr, cap.max_recv_sge) = (shape.entries as u32, shape.elements as u32);
+    }
     cap.max_inline_data = capacity.inline as u32;
 
     let mut qp = ibv_qp_ex::ZEROED;
@@ -79,6 +102,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
     base.context = unsafe { (*pd).context };
     (base.qp_context, base.pd, base.send_cq, base.recv_cq) =
         (init.qp_context, pd, init.send_cq, init.recv_cq);
+    base.srq = init.srq;
     (base.handle, base.qp_num, base.qp_type) = (made.number().0, made.number().0, init.qp_type);
     (base.mutex, base.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     let mut attributes = ibv_qp_attr::ZEROED;
@@ -131,31 +155,27 @@ unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// What a change of an RC queue pair's state needs (InfiniBand Architecture Specification 1.2.1, table 91).
-fn required(from: QpState, to: QpState) -> u32 {
-    match (from, to) {
+/// What a change of a queue pair's state needs (InfiniBand Architecture Specification 1.2.1, table 91).
+fn required(kind: Kind, from: QpState, to: QpState) -> u32 {
+    let (is_reliable, is_connected) = (kind == Kind::RC, kind != Kind::UD);
+    let if_connected = |bits| if is_connected { bits } else { 0 };
+    let if_reliable = |bits| if is_reliable { bits } else { 0 };
+    let bits = match (from, to) {
         (QpState::RESET, QpState::INIT) => {
-            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS
+            let rights = if is_connected { IBV_QP_ACCESS_FLAGS } else { IBV_QP_QKEY };
+            IBV_QP_PKEY_INDEX | IBV_QP_PORT | rights
         }
         (QpState::INIT, QpState::RTR) => {
-            IBV_QP_STATE
-                | IBV_QP_AV
-                | IBV_QP_PATH_MTU
-                | IBV_QP_DEST_QPN
-                | IBV_QP_RQ_PSN
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_MIN_RNR_TIMER
+            if_connected(IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
+                | if_reliable(IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
         }
         (QpState::RTR, QpState::RTS) => {
-            IBV_QP_STATE
-                | IBV_QP_SQ_PSN
-                | IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_MAX_QP_RD_ATOMIC
+            let timers = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            IBV_QP_SQ_PSN | if_reliable(timers)
         }
-        _ => 0,
-    }
+        _ => return 0,
+    };
+    IBV_QP_STATE | bits
 }
 
 /// How long a peer is waited for, by the attributes `timeout` and `retry_cnt` (InfiniBand Architecture Specification 1.2.1, 9.9.2.1.1).
@@ -182,9 +202,10 @@ unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
     let has = |bit| mask & bit != 0;
     let from = own.pair.state();
     let to = if has(IBV_QP_STATE) { QpState(new.qp_state) } else { from };
+    let is_complete = |kind, from, to| mask & required(kind, from, to) == required(kind, from, to);
     if has(IBV_QP_CUR_STATE) && QpState(new.cur_qp_state) != from
-        || mask & required(from, to) != required(from, to)
-        || has(IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_RATE_LIMIT | IBV_QP_QKEY)
+        || !is_complete(own.pair.kind(), from, to)
+        || has(IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE | IBV_QP_RATE_LIMIT)
         || has(IBV_QP_PORT) && new.port_num != 1
         || has(IBV_QP_PKEY_INDEX) && new.pkey_index != 0
     {
@@ -203,15 +224,19 @@ unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
         IBV_QP_ACCESS_FLAGS qp_access_flags, IBV_QP_PKEY_INDEX pkey_index, IBV_QP_PORT port_num, IBV_QP_AV ah_attr,
         IBV_QP_PATH_MTU path_mtu, IBV_QP_TIMEOUT timeout, IBV_QP_RETRY_CNT retry_cnt, IBV_QP_RNR_RETRY rnr_retry,
         IBV_QP_RQ_PSN rq_psn, IBV_QP_SQ_PSN sq_psn, IBV_QP_MAX_QP_RD_ATOMIC max_rd_atomic,
-        IBV_QP_MAX_DEST_RD_ATOMIC max_dest_rd_atomic, IBV_QP_MIN_RNR_TIMER min_rnr_timer, IBV_QP_DEST_QPN dest_qp_num
+        IBV_QP_MAX_DEST_RD_ATOMIC max_dest_rd_atomic, IBV_QP_MIN_RNR_TIMER min_rnr_timer, IBV_QP_DEST_QPN dest_qp_num,
+        IBV_QP_QKEY qkey
     );
+    if has(IBV_QP_QKEY) {
+        change.qkey = Some(new.qkey);
+    }
     if has(IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT) {
         change.timeout = Some(timeout(&next));
     }
     if has(IBV_QP_RNR_RETRY) {
         change.patience = Some(patience(&next));
     }
-    if to == QpState::RTR && from != to {
+    if to == QpState::RTR && from != to && own.pair.kind() != Kind::UD {
         change.peer = Some(QpNumber(new.dest_qp_num & 0xff_ffff));
     }
     match own.pair.modify(to, change) {
@@ -238,7 +263,6 @@ unsafe extern "C" fn ginnel_ibv_query_qp(
         let mut attributes = *own.attributes.lock().unwrap_or_else(PoisonError::into_inner);
         let state = own.pair.state().0;
         (attributes.qp_state, attributes.cur_qp_state) = (state, state);
-        attributes.ah_attr.dlid = attributes.ah_attr.dlid.max(lid(0));
         (*qp).state = state;
         attr.write(attributes);
         init.write(own.init);
@@ -275,8 +299,22 @@ unsafe fn operation(wr: &ibv_send_wr) -> Option<Operation> {
     })
 }
 
+/// Where a datagram goes; `None` if that is no address of ours.
+unsafe fn datagram(own: &Pair, wr: &ibv_send_wr) -> Option<Datagram> {
+    // SAFETY: a request to a queue pair for datagrams has this part of the union.
+    let ud = unsafe { wr.wr.ud };
+    // SAFETY: the program's address handle.
+    let Address { lid, .. } = unsafe { address::own(ud.ah) }?;
+    // The highest bit: the queue pair's own (InfiniBand Architecture Specification 1.2.1, 10.2.5).
+    let qkey = match ud.remote_qkey {
+        qkey if qkey >> 31 == 1 => own.attributes.lock().unwrap_or_else(PoisonError::into_inner).qkey,
+        qkey => qkey,
+    };
+    Some(Datagram { number: QpNumber(ud.remote_qpn & QpNumber::MASK), lid: *lid, qkey })
+}
+
 /// The elements of a request. Theirs and ours are laid out alike.
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] {
+pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] {
     const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
     match usize::try_from(count) {
         // SAFETY: the program says how many there are.
@@ -285,7 +323,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] {
     }
 }
 
-fn refused(refused: Refused) -> c_int {
+pub fn refused(refused: Refused) -> c_int {
     match refused {
         Refused::Full => libc::ENOMEM,
         Refused::Invalid => libc::EINVAL,
@@ -300,13 +338,16 @@ pub unsafe extern "C" fn post_send(
     // SAFETY: a program calls this by way of a context of ours, so the queue pair is ours; the list is the program's.
     unsafe {
         let own = &*qp.cast::<Pair>();
+        let is_ud = own.pair.kind() == Kind::UD;
         while let Some(request) = wr.as_ref() {
+            let datagram = if is_ud { datagram(own, request) } else { None };
             let result = match operation(request) {
                 Some(operation) => own.pair.post(
                     &Process,
                     &Work {
                         id: request.wr_id,
                         operation,
+                        datagram,
                         elements: elements(request.sg_list, request.num_sge),
                         is_inline: request.send_flags & IBV_SEND_INLINE != 0,
                         is_signaled: own.signals_all || request.send_flags & IBV_SEND_SIGNALED != 0,
@@ -342,41 +383,6 @@ pub unsafe extern "C" fn post_recv(
         }
     }
     0
-}
-
-/// Shared receive queues are not offered yet, so there is none.
-pub unsafe extern "C" fn post_srq_recv(
-    _: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: the caller's word.
-    unsafe { *bad = wr };
-    libc::EOPNOTSUPP
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: the caller's domain and structure.
-    unsafe {
-        if domain(pd).is_none() {
-            return real::ibv_create_srq(pd, init);
-        }
-    }
-    fail(libc::EOPNOTSUPP);
-    ptr::null_mut()
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's domain and structure.
-    unsafe {
-        if domain(pd).is_none() {
-            return real::ibv_create_ah(pd, attr);
-        }
-    }
-    fail(libc::EOPNOTSUPP);
-    ptr::null_mut()
 }
 
 /// The calls of the `ibv_wr_*` family are not offered yet.

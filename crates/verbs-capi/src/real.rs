@@ -143,6 +143,14 @@ foreign! {
         qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr,
     ) -> c_int = ENOSYS;
     fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq = null_mut();
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = ENOSYS;
+    fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int = ENOSYS;
+    fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int = ENOSYS;
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = ENOSYS;
+    fn ibv_init_ah_from_wc(
+        context: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh, attr: *mut ibv_ah_attr,
+    ) -> c_int = -1;
+    fn ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port: u8) -> *mut ibv_ah = null_mut();
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = null_mut();
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = null_mut();
 }

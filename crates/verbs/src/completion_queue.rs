@@ -11,6 +11,7 @@ use ginnel_shmem::Memory;
 
 use crate::program::Program;
 use crate::queue_pair::QueuePair;
+use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::work::Completed;
 
 /// Polls that find nothing, between two looks at what need not be looked at all the time.
@@ -23,13 +24,32 @@ struct Member<M: Memory> {
     receives: bool,
 }
 
+struct Members<M: Memory> {
+    pairs: Vec<Member<M>>,
+    /// Shared receive queues of these, each once.
+    shared: Vec<Arc<SharedReceiveQueue<M>>>,
+}
+
+impl<M: Memory> Members<M> {
+    fn gather_shared(&mut self) {
+        self.shared.clear();
+        for member in self.pairs.iter().filter(|member| member.receives) {
+            if let Some(shared) = member.queue_pair.shared()
+                && !self.shared.iter().any(|known| Arc::ptr_eq(known, shared))
+            {
+                self.shared.push(shared.clone());
+            }
+        }
+    }
+}
+
 /// A completion queue.
 pub struct CompletionQueue<M: Memory> {
     capacity: AtomicUsize,
     ready: Mutex<VecDeque<Completed>>,
     /// How many are ready.
     count: AtomicUsize,
-    members: Mutex<Vec<Member<M>>>,
+    members: Mutex<Members<M>>,
     /// Polls that have found nothing.
     empty: AtomicU32,
 }
@@ -41,7 +61,7 @@ impl<M: Memory> CompletionQueue<M> {
             capacity: AtomicUsize::new(capacity),
             ready: Mutex::default(),
             count: AtomicUsize::new(0),
-            members: Mutex::new(Vec::new()),
+            members: Mutex::new(Members { pairs: Vec::new(), shared: Vec::new() }),
             empty: AtomicU32::new(0),
         }
     }
@@ -63,23 +83,28 @@ impl<M: Memory> CompletionQueue<M> {
 
     /// Whether no queue pair uses it.
     pub fn is_unused(&self) -> bool {
-        self.members().is_empty()
+        self.members().pairs.is_empty()
     }
 
     fn ready(&self) -> MutexGuard<'_, VecDeque<Completed>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn members(&self) -> MutexGuard<'_, Vec<Member<M>>> {
+    fn members(&self) -> MutexGuard<'_, Members<M>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>, receives: bool) {
-        self.members().push(Member { queue_pair: queue_pair.clone(), receives });
+        let mut members = self.members();
+        members.pairs.push(Member { queue_pair: queue_pair.clone(), receives });
+        members.gather_shared();
     }
 
     pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair<M>>) {
-        self.members().retain(|member| !Arc::ptr_eq(&member.queue_pair, queue_pair));
+        let mut members = self.members();
+        members.pairs.retain(|member| !Arc::ptr_eq(&member.queue_pair, queue_pair));
+        members.gather_shared();
+        drop(members);
         // The program cannot tell them from those of a later queue pair of the same number.
         let mut ready = self.ready();
         ready.retain(|completed| completed.queue_pair != queue_pair.number());
@@ -102,7 +127,7 @@ impl<M: Memory> CompletionQueue<M> {
         let mut found = self.take_ready(most, &mut each);
         if found < most {
             let members = self.members();
-            for member in members.iter().filter(|member| member.receives) {
+            for member in members.pairs.iter().filter(|member| member.receives) {
                 while found < most
                     && let Some(completed) = member.queue_pair.poll_receive(program)
                 {
@@ -110,8 +135,14 @@ impl<M: Memory> CompletionQueue<M> {
                     found += 1;
                 }
             }
+            if !members.shared.is_empty() && found < most {
+                for shared in &members.shared {
+                    shared.poll(program, most - found);
+                }
+                found += self.take_ready(most - found, &mut each);
+            }
             if found == 0 {
-                for member in members.iter() {
+                for member in &members.pairs {
                     member.queue_pair.progress(program);
                 }
                 drop(members);
@@ -145,7 +176,7 @@ impl<M: Memory> CompletionQueue<M> {
 
     #[cold]
     fn look(&self) {
-        for member in self.members().iter() {
+        for member in &self.members().pairs {
             member.queue_pair.look();
         }
         // Whoever shares its CPU with its peer would wait for the end of its time.

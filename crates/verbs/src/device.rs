@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 
 use ginnel::{AttachOptions, Block, Daemon, ErrorCode};
 use ginnel::{BlockOptions, Endpoint, Error, Listener, Mapping, Memory, MessageChannel, Rights};
-use ginnel_layout::verbs::{self, CHUNK, Chunk, Key, Place, QPS, QpNumber, completion};
+use ginnel_layout::verbs::{self, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
 
-use crate::completion_queue::CompletionQueue;
 use crate::peer::{Arenas, Peer};
-use crate::queue_pair::{Adapter, Capacity, Location, QueuePair};
+use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Wanted};
+use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
 use crate::runs::Runs;
+use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
 const SMALLEST: u64 = 8 << 20;
@@ -295,52 +296,95 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a queue pair whose sends and receives complete in these queues.
-    pub fn create_queue_pair(
-        &self,
-        domain: u32,
-        capacity: Capacity,
-        completes: (Arc<CompletionQueue<Mapping>>, Arc<CompletionQueue<Mapping>>),
-    ) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
-        let full = DeviceError::Full("queue pair");
-        let shape = capacity.receives;
-        let (place, memory, at) = self.take(shape.bytes(), 64)?;
+    /// Takes a place in the table of queue pairs, and memory for rings of this shape, if there is one.
+    fn locate(&self, shape: Option<Shape>) -> Result<Location<Mapping>, DeviceError> {
+        let rings = match shape {
+            Some(shape) => {
+                let (place, memory, at) = self.take(shape.bytes(), 64)?;
+                let ring = shape.entries * shape.stride();
+                let behind = Place::new(place.arena(), place.offset() + ring as u64);
+                Some(Rings {
+                    receives: (place, (memory.clone(), at)),
+                    completions: (behind, (memory, at + ring)),
+                })
+            }
+            None => None,
+        };
         let mut slots = locked(&self.slots);
-        let index = slots.free.pop();
-        let number = index.and_then(|index| QpNumber::new(self.shared.number, index));
-        let (Some(index), Some(number)) = (index, number) else {
-            self.give(place, shape.bytes());
-            return Err(full);
+        let number = slots.free.last().and_then(|index| QpNumber::new(self.shared.number, *index));
+        let Some(number) = number else {
+            drop(slots);
+            if let (Some(rings), Some(shape)) = (rings, shape) {
+                self.give(rings.receives.0, shape.bytes());
+            }
+            return Err(DeviceError::Full("queue pair"));
         };
-        let ring = shape.entries * shape.stride();
-        let behind = Place::new(place.arena(), place.offset() + ring as u64);
-        slots.incarnations[index] = slots.incarnations[index].wrapping_add(1).max(1);
-        let location = Location {
-            number,
-            incarnation: slots.incarnations[index],
-            ring: (place, memory.clone(), at),
-            completions: (behind, memory, at + ring),
-        };
-        debug_assert!(completion::ENTRY.is_power_of_two());
+        slots.free.pop();
+        let incarnation = &mut slots.incarnations[number.index()];
+        *incarnation = incarnation.wrapping_add(1).max(1);
+        Ok(Location { number, incarnation: *incarnation, rings })
+    }
+
+    /// Gives back what was taken for what was at a place.
+    fn vacate(&self, location: &Location<Mapping>, shape: Shape) {
+        locked(&self.slots).free.push(location.number.index());
+        if let Some(rings) = &location.rings {
+            self.give(rings.receives.0, shape.bytes());
+        }
+    }
+
+    /// Makes a queue pair in the state RESET.
+    pub fn create_queue_pair(&self, wanted: Wanted<Mapping>) -> Result<Arc<QueuePair<Mapping>>, DeviceError> {
+        let shape = wanted.shared.is_none().then_some(wanted.capacity.receives);
+        let location = self.locate(shape)?;
+        let number = location.number;
         let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
         let tables = self.shared.tables.clone();
         let queue_pair =
-            QueuePair::new(tables, location, domain, capacity, adapter, completes).ok_or(full)?;
-        slots.used.insert(number, queue_pair.clone());
+            QueuePair::new(tables, location, wanted, adapter).ok_or(DeviceError::Full("queue pair"))?;
+        locked(&self.slots).used.insert(number, queue_pair.clone());
         Ok(queue_pair)
     }
 
     /// Ends a queue pair. If its peer has stopped in the middle of an access, its number and its rings are not used again.
     pub fn destroy_queue_pair(&self, queue_pair: &Arc<QueuePair<Mapping>>) {
         queue_pair.end();
-        let number = queue_pair.number();
         let waited = self.wait_while(|| queue_pair.are_rings_accessed());
-        let mut slots = locked(&self.slots);
-        if slots.used.remove(&number).is_some() && waited.is_ok() {
-            slots.free.push(number.index());
-            drop(slots);
-            self.give(queue_pair.ring(), queue_pair.capacity().receives.bytes());
+        let was_used = locked(&self.slots).used.remove(&queue_pair.number()).is_some();
+        match waited {
+            Ok(()) if was_used => self.vacate(queue_pair.location(), queue_pair.capacity().receives),
+            Ok(()) => {}
+            Err(_) => {
+                if let Some(shared) = queue_pair.shared() {
+                    shared.keep_rings();
+                }
+            }
         }
+    }
+
+    /// Makes a shared receive queue.
+    pub fn create_shared_receive_queue(
+        &self,
+        domain: u32,
+        shape: Shape,
+    ) -> Result<Arc<SharedReceiveQueue<Mapping>>, DeviceError> {
+        let location = self.locate(Some(shape))?;
+        let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
+        let tables = self.shared.tables.clone();
+        SharedReceiveQueue::new(tables, location, domain, shape, adapter)
+            .ok_or(DeviceError::Full("shared receive queue"))
+    }
+
+    /// Ends a shared receive queue. False if a queue pair still receives from it.
+    pub fn destroy_shared_receive_queue(&self, shared: &SharedReceiveQueue<Mapping>) -> bool {
+        if !shared.is_unused() {
+            return false;
+        }
+        shared.end();
+        if !shared.are_rings_kept() {
+            self.vacate(shared.location(), shared.shape());
+        }
+        true
     }
 
     /// The queue pair of a number.
@@ -374,11 +418,28 @@ impl Shared {
     }
 }
 
-/// Whether who is at the other end has ended.
+/// Whether the endpoint at the other end has ended.
 fn has_ended(channel: &mut MessageChannel) -> bool {
     let receiver = channel.receiver();
     receiver.set_nonblocking(true);
     !matches!(receiver.recv_into(&mut []), Err(Error::WouldBlock))
+}
+
+impl Shared {
+    /// Whether nobody has the endpoint's number, or somebody else does. False also if that cannot be told.
+    fn is_gone(&self, claimer: Claimer) -> bool {
+        let mut links = locked(&self.links);
+        if let Some(link) = links.links.get_mut(&claimer.endpoint()).filter(|link| !link.peer.is_dead()) {
+            if !has_ended(&mut link.channel) {
+                return !claimer.is_of(link.channel.info().peer.epoch);
+            }
+            link.peer.set_dead();
+        }
+        match self.endpoint.connect::<MessageChannel>(&format!("verbs.{}", claimer.endpoint())) {
+            Ok(channel) => !claimer.is_of(channel.info().peer.epoch),
+            Err(error) => error.code() == Some(ErrorCode::NOT_FOUND),
+        }
+    }
 }
 
 impl Adapter<Mapping> for Shared {
@@ -415,6 +476,18 @@ impl Adapter<Mapping> for Shared {
 
     fn removals(&self) -> &AtomicU64 {
         &self.removals
+    }
+
+    fn claimer(&self) -> Claimer {
+        Claimer::new(self.number, self.endpoint.number().1)
+    }
+
+    fn member(&self) -> u32 {
+        self.endpoint.member()
+    }
+
+    fn has_died(&self, claimer: Claimer) -> bool {
+        claimer.endpoint() != self.number && self.is_gone(claimer)
     }
 
     fn attend(&self) {

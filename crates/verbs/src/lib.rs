@@ -10,6 +10,7 @@
 //! completion_queue
 //! remote        the executor: what a poster does with its peer's queue pair
 //! receive       the receive queue, by its owner
+//! shared_receive_queue   one for several queue pairs
 //! peer          a peer's tables and regions, as a poster sees them
 //! regions       own regions
 //! work          requests and completions
@@ -30,4 +31,5 @@ pub mod receive;
 pub mod regions;
 pub mod remote;
 pub mod runs;
+pub mod shared_receive_queue;
 pub mod work;

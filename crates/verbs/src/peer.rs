@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, Place, region};
+use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, MEMBER, Place, region};
 use ginnel_shmem::Memory;
 
 use crate::regions::Region;
@@ -33,6 +33,11 @@ impl<M: Memory> Peer<M> {
     /// Its tables.
     pub fn tables(&self) -> &M {
         &self.tables
+    }
+
+    /// Number of the member that it belongs to, as it says.
+    pub fn member(&self) -> u32 {
+        self.tables.load_relaxed_u32(MEMBER)
     }
 
     /// Nothing of it runs any more.

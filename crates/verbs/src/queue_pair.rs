@@ -4,21 +4,22 @@
 //! that is not ready to receive yet, or has posted no receive, or room in the completion queue. Then it waits behind those before it, and
 //! whoever polls a completion queue of the queue pair tries again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ginnel_layout::verbs::{Access, Executing, Executor, Key, Place, QpNumber, QpState, qp};
+use ginnel_layout::verbs::{Access, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
 use crate::peer::Peer;
 use crate::program::{Kept, Program};
-use crate::receive::{NotPosted, ReceiveQueue, Shape};
+use crate::receive::{NotPosted, ReceiveQueue, Received, Shape};
 use crate::regions::Region;
-use crate::remote::{Failure, NotConnected, Remote};
-use crate::work::{Completed, Element, Opcode, Operation, Status, Work, total};
+use crate::remote::{self, Failure, NotConnected, Remote};
+use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
+use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
 /// What a queue pair needs of its device.
 pub trait Adapter<M: Memory>: Send + Sync {
@@ -33,6 +34,20 @@ pub trait Adapter<M: Memory>: Send + Sync {
 
     /// Looks whether peers have ended. Called now and then by whoever finds nothing to do.
     fn attend(&self);
+
+    /// This endpoint, as one that claims receives of others.
+    fn claimer(&self) -> Claimer;
+
+    /// Number of the member that this endpoint belongs to.
+    fn member(&self) -> u32;
+
+    /// Whether an endpoint that has claimed a receive does not live any more. May ask the daemon.
+    fn has_died(&self, claimer: Claimer) -> bool;
+}
+
+/// The local identifier of a member's port.
+pub fn lid(member: u32) -> u16 {
+    u16::try_from(member.saturating_add(1)).unwrap_or(u16::MAX)
 }
 
 /// How large a queue pair is.
@@ -59,6 +74,8 @@ pub struct Change {
     pub timeout: Option<Option<Duration>>,
     /// How long a peer has to post a receive; `Some(None)`: for ever.
     pub patience: Option<Option<Duration>>,
+    /// What a datagram for it must name.
+    pub qkey: Option<u32>,
 }
 
 /// Why a call was refused.
@@ -70,10 +87,20 @@ pub enum Refused {
     Full,
 }
 
+impl From<NotPosted> for Refused {
+    fn from(error: NotPosted) -> Self {
+        match error {
+            NotPosted::Full => Self::Full,
+            NotPosted::Invalid => Self::Invalid,
+        }
+    }
+}
+
 /// A request that waits.
 struct Waiting {
     id: u64,
     operation: Operation,
+    datagram: Option<Datagram>,
     elements: Vec<Element>,
     /// The bytes of an inline request.
     bytes: Option<Vec<u8>>,
@@ -85,6 +112,8 @@ struct Sender<M> {
     peer: Option<QpNumber>,
     owner: Option<Arc<Peer<M>>>,
     remote: Option<Remote<M>>,
+    /// Those that datagrams were sent to, with the local identifiers of their ports.
+    remotes: HashMap<QpNumber, (u16, Remote<M>)>,
     waiting: VecDeque<Waiting>,
     timeout: Option<Duration>,
     patience: Option<Duration>,
@@ -102,21 +131,35 @@ enum Attempt {
     Failed(Status),
 }
 
-/// A queue pair of type RC.
+/// Where the receives of a queue pair are.
+enum Receives<M: Memory> {
+    Own(Box<Mutex<ReceiveQueue<M>>>),
+    Shared(Arc<SharedReceiveQueue<M>>),
+}
+
+/// A queue pair.
 pub struct QueuePair<M: Memory> {
-    number: QpNumber,
+    kind: Kind,
     domain: u32,
     capacity: Capacity,
     tables: M,
     at: usize,
-    ring: Place,
-    incarnation: u32,
+    location: Location<M>,
     adapter: Arc<dyn Adapter<M>>,
     state: AtomicU32,
     sender: Mutex<Sender<M>>,
-    receiver: Mutex<ReceiveQueue<M>>,
+    receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
     completes_receives: Arc<CompletionQueue<M>>,
+}
+
+/// Where the two rings of a receive queue lie.
+#[derive(Clone)]
+pub struct Rings<M> {
+    /// The receive ring.
+    pub receives: (Place, (M, usize)),
+    /// The completion ring.
+    pub completions: (Place, (M, usize)),
 }
 
 /// Where a new queue pair lies.
@@ -125,37 +168,59 @@ pub struct Location<M> {
     pub number: QpNumber,
     /// How often there was one of this number.
     pub incarnation: u32,
-    /// The receive ring.
-    pub ring: (Place, M, usize),
-    /// The completion ring.
-    pub completions: (Place, M, usize),
+    /// Its rings, unless it receives from a shared queue.
+    pub rings: Option<Rings<M>>,
 }
 
+/// What a new queue pair is to be.
+pub struct Wanted<M: Memory> {
+    /// RC, UC or UD.
+    pub kind: Kind,
+    /// Its protection domain.
+    pub domain: u32,
+    /// Its size.
+    pub capacity: Capacity,
+    /// What its receives come from, if that is not its own.
+    pub shared: Option<Arc<SharedReceiveQueue<M>>>,
+    /// Where its sends and its receives complete.
+    pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
+}
+
+/// The most queue pairs that a queue pair for datagrams remembers.
+const MOST_REMOTES: usize = 1024;
+
 impl<M: Memory> QueuePair<M> {
-    /// A queue pair in the state RESET. `None` if its number has no place in the tables.
+    /// A queue pair in the state RESET. `None` if its number has no place in the tables, or if it has nothing to receive from.
     pub fn new(
         tables: M,
         location: Location<M>,
-        domain: u32,
-        capacity: Capacity,
+        wanted: Wanted<M>,
         adapter: Arc<dyn Adapter<M>>,
-        completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
     ) -> Option<Arc<Self>> {
-        let Location { number, incarnation, ring, completions } = location;
-        let (at, shape) = (number.at()?, capacity.receives);
-        let (ring, completions) =
-            ((ring.0, (ring.1, ring.2)), (completions.0, (completions.1, completions.2)));
+        let Wanted { kind, domain, capacity, shared, completes } = wanted;
+        let (at, shape) = (location.number.at()?, capacity.receives);
+        let receives = match shared {
+            Some(shared) => {
+                tables.store_relaxed_u32(at + qp::KIND, kind.0);
+                tables.store_relaxed_u32(at + qp::QUEUE, shared.number().index() as u32);
+                Receives::Shared(shared)
+            }
+            None => {
+                let rings = location.rings.as_ref()?;
+                publish_rings(&tables, at, kind, location.number, rings, shape);
+                let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
+                let is_shared = kind == Kind::UD;
+                let queue = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, is_shared);
+                Receives::Own(Box::new(Mutex::new(queue)))
+            }
+        };
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
-        tables.store_relaxed_u64(at + qp::RING, ring.0.0);
-        tables.store_relaxed_u64(at + qp::COMPLETIONS, completions.0.0);
-        tables.store_relaxed_u32(at + qp::ENTRIES, shape.entries as u32);
-        tables.store_relaxed_u32(at + qp::STRIDE, shape.stride() as u32);
-        tables.store_relaxed_u32(at + qp::EXECUTOR, Executor::POSTER.0);
-        let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring.1, completions.1);
+        tables.store_relaxed_u64(at + qp::SENDERS, 0);
         let sender = Sender {
             peer: None,
             owner: None,
             remote: None,
+            remotes: HashMap::new(),
             waiting: VecDeque::new(),
             timeout: None,
             patience: None,
@@ -163,17 +228,16 @@ impl<M: Memory> QueuePair<M> {
             known: None,
         };
         let queue_pair = Arc::new(Self {
-            number,
+            kind,
             domain,
             capacity,
             tables,
             at,
-            ring: ring.0,
-            incarnation,
+            location,
             adapter,
             state: AtomicU32::new(QpState::RESET.0),
             sender: Mutex::new(sender),
-            receiver: Mutex::new(receiver),
+            receives,
             completes_sends: completes.0.clone(),
             completes_receives: completes.1.clone(),
         });
@@ -183,12 +247,20 @@ impl<M: Memory> QueuePair<M> {
         if !is_one {
             completes.0.add(&queue_pair, false);
         }
+        if let Receives::Shared(shared) = &queue_pair.receives {
+            shared.add(&queue_pair);
+        }
         Some(queue_pair)
     }
 
     /// Its number.
     pub fn number(&self) -> QpNumber {
-        self.number
+        self.location.number
+    }
+
+    /// RC, UC or UD.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Its size.
@@ -196,9 +268,17 @@ impl<M: Memory> QueuePair<M> {
         self.capacity
     }
 
-    /// Where its rings lie.
-    pub fn ring(&self) -> Place {
-        self.ring
+    /// Where it lies.
+    pub fn location(&self) -> &Location<M> {
+        &self.location
+    }
+
+    /// The shared receive queue that it receives from, if there is one.
+    pub fn shared(&self) -> Option<&Arc<SharedReceiveQueue<M>>> {
+        match &self.receives {
+            Receives::Own(_) => None,
+            Receives::Shared(shared) => Some(shared),
+        }
     }
 
     /// Its state.
@@ -210,7 +290,7 @@ impl<M: Memory> QueuePair<M> {
         self.state.store(state.0, Ordering::Release);
         // ORDER verbs.state: what belongs to the state before it. Pairs with: `Remote::connect`.
         // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
-        let word = u64::from(self.incarnation) << 32 | u64::from(state.0);
+        let word = u64::from(self.location.incarnation) << 32 | u64::from(state.0);
         self.tables.swap_u64(self.at + qp::STATE, word);
         self.tables.full_fence();
     }
@@ -219,8 +299,12 @@ impl<M: Memory> QueuePair<M> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn receiver(&self) -> MutexGuard<'_, ReceiveQueue<M>> {
-        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Its own receive queue.
+    fn receiver(&self) -> Option<MutexGuard<'_, ReceiveQueue<M>>> {
+        match &self.receives {
+            Receives::Own(receiver) => Some(receiver.lock().unwrap_or_else(PoisonError::into_inner)),
+            Receives::Shared(_) => None,
+        }
     }
 
     /// Changes the state, as the specification allows (InfiniBand Architecture Specification 1.2.1, figure 124).
@@ -228,16 +312,20 @@ impl<M: Memory> QueuePair<M> {
         use QpState as State;
         let mut sender = self.sender();
         let from = self.state();
-        let is_allowed = match (from, to) {
-            (_, State::RESET | State::ERR) => true,
-            (State::RESET | State::INIT, State::INIT) => true,
-            (State::INIT, State::RTR) => change.peer.is_some(),
-            (State::RTR | State::RTS | State::SQD, State::RTS) => true,
-            (State::RTS, State::SQD) => true,
-            _ => false,
-        };
-        if !is_allowed || change.peer.is_some() != (to == State::RTR) {
+        let is_allowed = matches!(
+            (from, to),
+            (_, State::RESET | State::ERR)
+                | (State::RESET | State::INIT, State::INIT)
+                | (State::INIT, State::RTR)
+                | (State::RTR | State::RTS | State::SQD, State::RTS)
+                | (State::RTS, State::SQD)
+        );
+        let connects = to == State::RTR && self.kind != Kind::UD;
+        if !is_allowed || change.peer.is_some() != connects {
             return Err(Refused::Invalid);
+        }
+        if let Some(qkey) = change.qkey {
+            self.tables.store_relaxed_u32(self.at + qp::QKEY, qkey);
         }
         if let Some(access) = change.access {
             self.tables.store_relaxed_u32(self.at + qp::ACCESS, access.0);
@@ -253,8 +341,16 @@ impl<M: Memory> QueuePair<M> {
                 self.publish(to);
                 sender.waiting.clear();
                 (sender.peer, sender.owner, sender.remote, sender.since) = (None, None, None, None);
+                sender.remotes.clear();
+                drop(sender);
+                // What a peer that is in the middle of an access writes would be taken for something new.
+                if !self.wait_for_rings() {
+                    return Err(Refused::Invalid);
+                }
                 // Those that wait are forgotten, as the specification has it.
-                self.receiver().reset();
+                if let Some(mut receiver) = self.receiver() {
+                    receiver.reset();
+                }
             }
             State::ERR => {
                 drop(sender);
@@ -278,14 +374,11 @@ impl<M: Memory> QueuePair<M> {
 
     /// Posts a receive.
     pub fn post_receive(&self, id: u64, elements: &[Element]) -> Result<(), Refused> {
-        let mut receiver = self.receiver();
+        let mut receiver = self.receiver().ok_or(Refused::Invalid)?;
         if self.state() == QpState::RESET {
             return Err(Refused::Invalid);
         }
-        receiver.post(id, elements).map_err(|error| match error {
-            NotPosted::Full => Refused::Full,
-            NotPosted::Invalid => Refused::Invalid,
-        })
+        Ok(receiver.post(id, elements)?)
     }
 
     /// Posts a request to send: executes it, or has it wait.
@@ -303,16 +396,21 @@ impl<M: Memory> QueuePair<M> {
         }
         let len = total(work.elements).ok_or(Refused::Invalid)? as usize;
         let is_too_long = work.is_inline && (len > self.capacity.inline || work.operation.fills_elements());
-        if is_too_long || work.elements.len() > self.capacity.elements {
+        let is_offered = match self.kind {
+            Kind::RC => true,
+            Kind::UC => !work.operation.fills_elements(),
+            _ => matches!(work.operation, Operation::Send { .. }) && work.datagram.is_some() && len <= MTU,
+        };
+        if is_too_long || !is_offered || work.elements.len() > self.capacity.elements {
             return Err(Refused::Invalid);
         }
         if !sender.waiting.is_empty() {
             return self.enqueue(&mut sender, program, work);
         }
-        let Work { id, operation, elements, is_inline, is_signaled } = work;
-        match self.attempt(&mut sender, program, operation, elements, *is_inline, *is_signaled) {
+        let Work { id, operation, .. } = work;
+        match self.attempt(&mut sender, program, work) {
             Attempt::Done => {
-                if *is_signaled {
+                if work.is_signaled {
                     self.completes_sends.push(self.completed(*id, operation, Status::SUCCESS));
                 }
                 Ok(())
@@ -353,21 +451,14 @@ impl<M: Memory> QueuePair<M> {
         if sender.waiting.is_empty() {
             sender.since = Some(Instant::now());
         }
-        let (id, operation, is_signaled) = (work.id, work.operation, work.is_signaled);
-        sender.waiting.push_back(Waiting { id, operation, elements, bytes, is_signaled });
+        let Work { id, operation, datagram, is_signaled, .. } = *work;
+        sender.waiting.push_back(Waiting { id, operation, datagram, elements, bytes, is_signaled });
         Ok(())
     }
 
     #[inline]
-    fn attempt(
-        &self,
-        sender: &mut Sender<M>,
-        program: &impl Program<M>,
-        operation: &Operation,
-        elements: &[Element],
-        is_inline: bool,
-        is_signaled: bool,
-    ) -> Attempt {
+    fn attempt(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) -> Attempt {
+        let Work { ref operation, elements, is_inline, is_signaled, .. } = *work;
         if !is_inline {
             let wanted = if operation.fills_elements() { Access::LOCAL_WRITE } else { 0 };
             if !elements.iter().all(|element| self.may_use(sender, element, wanted)) {
@@ -376,6 +467,10 @@ impl<M: Memory> QueuePair<M> {
         }
         if is_signaled && self.completes_sends.is_full() {
             return Attempt::Wait(None);
+        }
+        if self.kind == Kind::UD {
+            self.send_datagram(sender, program, work);
+            return Attempt::Done;
         }
         if sender.remote.is_none()
             && let Err(attempt) = self.connect(sender)
@@ -386,24 +481,68 @@ impl<M: Memory> QueuePair<M> {
         let Some(remote) = sender.remote.as_mut() else { return Attempt::Wait(sender.timeout) };
         match remote.execute(program, operation, elements) {
             Ok(()) => Attempt::Done,
+            // Nobody is told.
+            Err(_) if self.kind == Kind::UC => Attempt::Done,
             Err(Failure::NotReady) if remote.is_dead() => Attempt::Failed(Status::RETRY_EXC_ERR),
             Err(Failure::NotReady) => Attempt::Wait(patience),
             Err(failure) => Attempt::Failed(failure.status()),
         }
     }
 
+    /// What peers know of it.
+    fn as_sender(&self) -> remote::Sender {
+        let (claimer, lid) = (self.adapter.claimer(), lid(self.adapter.member()));
+        remote::Sender { number: self.number(), kind: self.kind, claimer, lid }
+    }
+
+    /// Sends a datagram, or loses it.
+    fn send_datagram(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) {
+        let (Some(to), Operation::Send { immediate, solicited }) = (work.datagram, work.operation) else {
+            return;
+        };
+        for _ in 0..2 {
+            if !sender.remotes.contains_key(&to.number) {
+                let Some(remote) = self.remote_for(&to) else { return };
+                if sender.remotes.len() >= MOST_REMOTES {
+                    sender.remotes.clear();
+                }
+                sender.remotes.insert(to.number, remote);
+            }
+            let Some((lid, remote)) = sender.remotes.get_mut(&to.number) else { return };
+            if *lid != to.lid {
+                return;
+            }
+            match remote.send_datagram(program, work.elements, immediate, solicited, to.qkey) {
+                // There may be another one of the same number.
+                Err(Failure::Gone) => drop(sender.remotes.remove(&to.number)),
+                _ => return,
+            }
+        }
+    }
+
+    #[cold]
+    fn remote_for(&self, to: &Datagram) -> Option<(u16, Remote<M>)> {
+        let peer = self.adapter.peer(to.number.endpoint()).filter(|peer| !peer.is_dead())?;
+        let lid = lid(peer.member());
+        Some((lid, Remote::connect(peer, to.number, self.as_sender()).ok()?))
+    }
+
     #[cold]
     fn connect(&self, sender: &mut Sender<M>) -> Result<(), Attempt> {
-        let wait = Err(Attempt::Wait(sender.timeout));
+        let wait = match self.kind {
+            Kind::RC => Err(Attempt::Wait(sender.timeout)),
+            _ => Err(Attempt::Done),
+        };
         let Some(number) = sender.peer else { return wait };
         if sender.owner.is_none() {
             sender.owner = self.adapter.peer(number.endpoint());
         }
         let Some(peer) = sender.owner.clone() else { return wait };
         let is_dead = peer.is_dead();
-        match Remote::connect(peer, number, self.number) {
+        match Remote::connect(peer, number, self.as_sender()) {
             Ok(remote) => sender.remote = Some(remote),
             Err(NotConnected::NotYet) if !is_dead => return wait,
+            Err(_) if self.kind == Kind::UC => return wait,
             Err(_) => return Err(Attempt::Failed(Status::RETRY_EXC_ERR)),
         }
         Ok(())
@@ -431,8 +570,8 @@ impl<M: Memory> QueuePair<M> {
             Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => 8,
             _ => 0,
         };
-        let (opcode, queue_pair) = (operation.done(), self.number);
-        Completed { id, status, opcode, length, immediate: None, queue_pair }
+        let (opcode, queue_pair) = (operation.done(), self.number());
+        Completed { id, status, opcode, length, immediate: None, queue_pair, source: QpNumber(0), lid: 0 }
     }
 
     /// Tries again what waits, and looks what the peer has found wrong. To be called now and then.
@@ -442,12 +581,12 @@ impl<M: Memory> QueuePair<M> {
             return;
         }
         while let Some(first) = sender.waiting.pop_front() {
-            let Waiting { id, ref operation, ref elements, ref bytes, is_signaled } = first;
+            let Waiting { id, ref operation, datagram, ref elements, ref bytes, is_signaled } = first;
+            let is_inline = bytes.is_some();
+            let work = Work { id, operation: *operation, datagram, elements, is_inline, is_signaled };
             let attempt = match bytes {
-                Some(bytes) => {
-                    self.attempt(&mut sender, &Kept(bytes), operation, elements, true, is_signaled)
-                }
-                None => self.attempt(&mut sender, program, operation, elements, false, is_signaled),
+                Some(bytes) => self.attempt(&mut sender, &Kept(bytes), &work),
+                None => self.attempt(&mut sender, program, &work),
             };
             match attempt {
                 Attempt::Done => {
@@ -492,6 +631,10 @@ impl<M: Memory> QueuePair<M> {
             return;
         }
         self.adapter.attend();
+        match &self.receives {
+            Receives::Own(_) => self.revoke_claims(),
+            Receives::Shared(shared) => shared.look(),
+        }
         let is_wrong = self.tables.load_acquire_u32(self.at + qp::ERROR) != 0;
         let is_dead = self.sender().owner.as_ref().is_some_and(|owner| owner.is_dead());
         if is_dead {
@@ -518,23 +661,16 @@ impl<M: Memory> QueuePair<M> {
         sender.since = None;
     }
 
-    /// Whether a receive may have ended.
+    /// The next receive of its own that has ended.
     #[inline]
     pub(crate) fn poll_receive(&self, program: &impl Program<M>) -> Option<Completed> {
-        let mut receiver = self.receiver();
-        if let Some(received) = receiver.poll(program) {
+        let mut receiver = self.receiver()?;
+        if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
             drop(receiver);
             if received.status != Status::SUCCESS {
                 self.fall(None);
             }
-            return Some(Completed {
-                id: received.id,
-                status: received.status,
-                opcode: received.opcode,
-                length: received.length,
-                immediate: received.immediate,
-                queue_pair: self.number,
-            });
+            return Some(self.received_by(received));
         }
         if self.state() != QpState::ERR {
             return None;
@@ -545,8 +681,42 @@ impl<M: Memory> QueuePair<M> {
             opcode: Opcode::RECV,
             length: 0,
             immediate: None,
-            queue_pair: self.number,
+            queue_pair: self.number(),
+            source: QpNumber(0),
+            lid: 0,
         })
+    }
+
+    fn received_by(&self, received: Received) -> Completed {
+        Completed {
+            id: received.id,
+            status: received.status,
+            opcode: received.opcode,
+            length: received.length,
+            immediate: received.immediate,
+            queue_pair: self.number(),
+            source: received.source,
+            lid: received.lid,
+        }
+    }
+
+    /// A receive of the shared queue has ended, with a message for this queue pair.
+    pub(crate) fn received(&self, received: Received) {
+        let status = received.status;
+        self.completes_receives.push(self.received_by(received));
+        if status != Status::SUCCESS {
+            self.fall(None);
+        }
+    }
+
+    /// Takes receives from senders that have died.
+    fn revoke_claims(&self) {
+        if self.kind == Kind::UD
+            && let Some(receiver) = self.receiver()
+            && receiver.has_claims()
+        {
+            receiver.revoke(|claimer| self.adapter.has_died(claimer));
+        }
     }
 
     /// Whether its peer is about to access what `what` says.
@@ -555,9 +725,13 @@ impl<M: Memory> QueuePair<M> {
         what(Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING)))
     }
 
-    /// Whether its peer is about to access the region of a key, which has been removed.
+    /// Whether a peer is about to access the region of a key, which has been removed.
     pub fn is_region_accessed(&self, key: Key) -> bool {
-        self.is_accessed(|executing| executing.is_region(key))
+        if self.kind != Kind::UD {
+            return self.is_accessed(|executing| executing.is_region(key));
+        }
+        self.revoke_claims();
+        self.receiver().is_some_and(|receiver| receiver.has_claims())
     }
 
     /// Ends it. Its rings may be used for something else once [`QueuePair::are_rings_accessed`] is false.
@@ -566,11 +740,32 @@ impl<M: Memory> QueuePair<M> {
         self.publish(QpState::RESET);
         self.completes_sends.remove(self);
         self.completes_receives.remove(self);
-        self.sender().waiting.clear();
+        if let Receives::Shared(shared) = &self.receives {
+            shared.remove(self);
+        }
+        let mut sender = self.sender();
+        sender.waiting.clear();
+        sender.remotes.clear();
     }
 
-    /// Whether its peer is about to access the rings of a queue pair that has ended.
+    /// Whether a peer is about to access the rings of a queue pair that has ended.
     pub fn are_rings_accessed(&self) -> bool {
-        self.is_accessed(Executing::is_rings)
+        match self.kind {
+            // ORDER verbs.senders: the end of the accesses before what follows here. Pairs with: `Remote::send_datagram`.
+            Kind::UD => self.tables.load_acquire_u64(self.at + qp::SENDERS) != 0,
+            _ => self.is_accessed(Executing::is_rings),
+        }
+    }
+
+    /// Waits until no peer is about to access the rings, for a second at most.
+    fn wait_for_rings(&self) -> bool {
+        let end = Instant::now() + Duration::from_secs(1);
+        while self.are_rings_accessed() {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
     }
 }

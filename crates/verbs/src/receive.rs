@@ -1,6 +1,6 @@
 //! A queue pair's receive queue, by its owner: entries for messages to come, and what has come.
 
-use ginnel_layout::verbs::{Completion, completion, qp, receive};
+use ginnel_layout::verbs::{Claimer, Completion, QpNumber, completion, qp, receive};
 use ginnel_shmem::Memory;
 
 use crate::program::Program;
@@ -23,6 +23,8 @@ pub struct ReceiveQueue<M> {
     elements: Vec<Element>,
     /// The shortest that may be posted just now.
     shortest: u32,
+    /// Several senders may use it, so each claims what it uses.
+    is_shared: bool,
 }
 
 /// How large a receive queue is.
@@ -77,11 +79,24 @@ pub struct Received {
     pub immediate: Option<u32>,
     /// The peer wishes that whoever sleeps for such a message is woken.
     pub is_solicited: bool,
+    /// Which queue pair it was sent to. Means nothing unless the receive queue is shared.
+    pub target: QpNumber,
+    /// The sender's queue pair, likewise.
+    pub source: QpNumber,
+    /// The local identifier of the sender's port, likewise.
+    pub lid: u16,
 }
 
 impl<M: Memory> ReceiveQueue<M> {
     /// A queue with rings at these places, which nobody else uses yet.
-    pub fn new(tables: M, at: usize, shape: Shape, ring: (M, usize), completions: (M, usize)) -> Self {
+    pub fn new(
+        tables: M,
+        at: usize,
+        shape: Shape,
+        ring: (M, usize),
+        completions: (M, usize),
+        is_shared: bool,
+    ) -> Self {
         let queue = Self {
             tables,
             at,
@@ -93,6 +108,7 @@ impl<M: Memory> ReceiveQueue<M> {
             posted: vec![Posted::default(); shape.entries],
             elements: vec![Element::default(); shape.entries * shape.elements],
             shortest: u32::MAX,
+            is_shared,
         };
         queue.clear();
         queue
@@ -109,6 +125,7 @@ impl<M: Memory> ReceiveQueue<M> {
             let (memory, at) = &self.completions;
             memory.store_relaxed_u64(at + i * completion::ENTRY + completion::HEADER, 0);
         }
+        self.tables.store_relaxed_u64(self.at + qp::HEAD, 0);
         self.tables.store_release_u64(self.at + qp::TAIL, 0);
     }
 
@@ -155,27 +172,72 @@ impl<M: Memory> ReceiveQueue<M> {
     /// Whether something has come.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.header().is_of(self.head) && !self.is_empty()
+        let header = self.header(self.head);
+        header.is_of(self.head) && header.claimer().is_none() && !self.is_empty()
     }
 
     #[inline]
-    fn header(&self) -> Completion {
-        let (memory, at) = &self.completions;
-        let at = at + self.slot(self.head) * completion::ENTRY;
-        // ORDER verbs.completion: the header before the rest, and before the bytes received. Pairs with: `Remote::complete`.
-        Completion(memory.load_acquire_u64(at + completion::HEADER))
+    fn header_at(&self, index: u64) -> usize {
+        self.completions.1 + self.slot(index) * completion::ENTRY + completion::HEADER
     }
 
-    /// The next receive that has ended, in their order.
-    pub fn poll(&mut self, program: &impl Program<M>) -> Option<Received> {
-        let header = self.header();
-        if !header.is_of(self.head) || self.is_empty() {
-            return None;
+    #[inline]
+    fn header(&self, index: u64) -> Completion {
+        // ORDER verbs.completion: the header before the rest, and before the bytes received. Pairs with: `Remote::complete`.
+        Completion(self.completions.0.load_acquire_u64(self.header_at(index)))
+    }
+
+    /// The next receive that has ended, in their order. `prefix` says how many bytes a queue pair has in front of a message, if it may use
+    /// these receives.
+    pub fn poll(
+        &mut self,
+        program: &impl Program<M>,
+        prefix: impl Fn(QpNumber) -> Option<usize>,
+    ) -> Option<Received> {
+        // Not for ever, whatever others do to the headers meanwhile.
+        for _ in 0..self.shape.entries {
+            let header = self.header(self.head);
+            if !header.is_of(self.head) || self.is_empty() {
+                return None;
+            }
+            if self.is_shared {
+                if header.claimer().is_some() {
+                    return None;
+                }
+                if header.kind() == Completion::VOID {
+                    self.post_again();
+                    continue;
+                }
+            }
+            let slot = self.slot(self.head);
+            let at = self.completions.1 + slot * completion::ENTRY;
+            let target = match self.is_shared {
+                true => QpNumber(self.completions.0.load_relaxed_u32(at + completion::TARGET)),
+                false => QpNumber(0),
+            };
+            let Some(prefix) = prefix(target) else {
+                // It was sent to a queue pair that has ended meanwhile, or never was.
+                self.post_again();
+                continue;
+            };
+            let received = self.take(program, header, slot, at, target, prefix);
+            self.head += 1;
+            return Some(received);
         }
-        let slot = self.slot(self.head);
+        None
+    }
+
+    fn take(
+        &self,
+        program: &impl Program<M>,
+        header: Completion,
+        slot: usize,
+        at: usize,
+        target: QpNumber,
+        prefix: usize,
+    ) -> Received {
         let posted = self.posted[slot];
-        let (memory, at) = &self.completions;
-        let at = at + slot * completion::ENTRY;
+        let memory = &self.completions.0;
         let length = memory.load_relaxed_u32(at + completion::LENGTH);
         let has = |flag| header.flags() & flag != 0;
         let immediate =
@@ -184,23 +246,30 @@ impl<M: Memory> ReceiveQueue<M> {
             id: posted.id,
             status: Status::SUCCESS,
             opcode: Opcode::RECV,
-            length,
+            length: length.saturating_add(prefix as u32),
             immediate,
             is_solicited: has(Completion::SOLICITED),
+            target,
+            source: QpNumber(0),
+            lid: 0,
         };
+        if self.is_shared {
+            received.source = QpNumber(memory.load_relaxed_u32(at + completion::SOURCE) & QpNumber::MASK);
+            received.lid = memory.load_relaxed_u16(at + completion::LID);
+        }
         match header.kind() {
             Completion::RECEIVE if has(Completion::IN_ENTRY) => {
                 let len = length as usize;
-                if len > completion::INLINE || length > posted.length {
+                if len > completion::INLINE || received.length > posted.length {
                     received.status = Status::BAD_RESP_ERR;
                 } else {
                     let mut payload = [0; completion::INLINE];
                     memory.read(at + completion::PAYLOAD, &mut payload);
                     let elements = &self.elements[slot * self.shape.elements..][..posted.count];
-                    scatter(program, &payload[..len], elements);
+                    scatter(program, &payload[..len], elements, prefix);
                 }
             }
-            Completion::RECEIVE if length <= posted.length => {}
+            Completion::RECEIVE if received.length <= posted.length => {}
             Completion::WRITE_WITH_IMMEDIATE if immediate.is_some() => {
                 received.opcode = Opcode::RECV_RDMA_WITH_IMM;
             }
@@ -208,13 +277,27 @@ impl<M: Memory> ReceiveQueue<M> {
             Completion::PROTECTION => received.status = Status::LOC_PROT_ERR,
             _ => received.status = Status::BAD_RESP_ERR,
         }
-        self.head += 1;
-        Some(received)
+        received
     }
 
-    /// Takes an entry back that nothing has come for, since nothing will.
+    /// Posts the first entry again, as the last one: nothing has come for it.
+    #[cold]
+    fn post_again(&mut self) {
+        let slot = self.slot(self.head);
+        let Posted { id, count, .. } = self.posted[slot];
+        let elements = self.elements[slot * self.shape.elements..][..count].to_vec();
+        self.head += 1;
+        let posted = self.post(id, &elements);
+        debug_assert_eq!(posted, Ok(()), "it was posted before, and its place is free");
+    }
+
+    /// Takes an entry back that nothing has come for, since nothing will. `None` if there is none, or if a sender has claimed the first
+    /// one.
     pub fn flush(&mut self) -> Option<u64> {
         if self.is_empty() {
+            return None;
+        }
+        if self.is_shared && !self.take_back() {
             return None;
         }
         let id = self.posted[self.slot(self.head)].id;
@@ -222,16 +305,63 @@ impl<M: Memory> ReceiveQueue<M> {
         Some(id)
     }
 
+    /// Claims the first entry for its owner.
+    fn take_back(&self) -> bool {
+        let header = self.header(self.head);
+        if header.is_of(self.head) {
+            return header.kind() == Completion::VOID;
+        }
+        let void = Completion::new(self.head, Completion::VOID, 0);
+        let (memory, at) = (&self.completions.0, self.header_at(self.head));
+        memory.compare_exchange_u64(at, header.0, void.0).is_ok()
+    }
+
+    /// Who has claimed the first entry, and has not completed it.
+    pub fn claimer(&self) -> Option<Claimer> {
+        let header = self.header(self.head);
+        if !self.is_shared || self.is_empty() || !header.is_of(self.head) {
+            return None;
+        }
+        header.claimer()
+    }
+
+    /// Takes entries from claimers that do not live any more.
+    pub fn revoke(&self, has_died: impl Fn(Claimer) -> bool) {
+        for index in self.head..self.tail {
+            let header = self.header(index);
+            if header.is_of(index)
+                && let Some(claimer) = header.claimer()
+                && has_died(claimer)
+            {
+                let void = Completion::new(index, Completion::VOID, 0);
+                // If it is complete after all, so much the better.
+                let _ = self.completions.0.compare_exchange_u64(self.header_at(index), header.0, void.0);
+            }
+        }
+    }
+
+    /// Whether a sender has claimed an entry, and so may be about to access what it names. The caller has taken that away before, with a
+    /// full fence.
+    pub fn has_claims(&self) -> bool {
+        self.is_shared
+            && (self.head..self.tail).any(|index| {
+                let header = self.header(index);
+                header.is_of(index) && header.claimer().is_some()
+            })
+    }
+
     fn slot(&self, index: u64) -> usize {
         index as usize & (self.shape.entries - 1)
     }
 }
 
-/// Puts bytes into the buffers of an entry, one after the other.
-fn scatter<M: Memory>(program: &impl Program<M>, mut bytes: &[u8], elements: &[Element]) {
+/// Puts bytes into the buffers of an entry, one after the other, behind so many bytes.
+fn scatter<M: Memory>(program: &impl Program<M>, mut bytes: &[u8], elements: &[Element], mut prefix: usize) {
     for element in elements {
-        let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize));
-        program.put(element.address, part);
+        let skipped = prefix.min(element.length as usize);
+        prefix -= skipped;
+        let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize - skipped));
+        program.put(element.address + skipped as u64, part);
         bytes = rest;
     }
 }

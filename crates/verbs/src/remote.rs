@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{
-    Access, Completion, Executing, Executor, Key, Place, QpNumber, QpState, completion, qp, receive,
+    Access, Claimer, Completion, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS, QpNumber, QpState,
+    completion, qp, receive,
 };
 use ginnel_shmem::Memory;
 
@@ -55,13 +56,35 @@ pub enum NotConnected {
     Corrupt,
 }
 
-/// A queue pair of a peer's, which this one is connected to.
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// The queue pair.
+    pub number: QpNumber,
+    /// What it is.
+    pub kind: Kind,
+    /// Its endpoint, as the one that claims receives.
+    pub claimer: Claimer,
+    /// The local identifier of its port.
+    pub lid: u16,
+}
+
+/// A queue pair of a peer's, which this one is connected to, or sends datagrams to.
 pub struct Remote<M> {
     peer: Arc<Peer<M>>,
-    /// Of the queue pair in the peer's tables.
+    from: Sender,
+    to: QpNumber,
+    /// Of the queue pair in the peer's tables, and of whatever has its receives.
     at: usize,
+    queue_at: usize,
+    /// Others may use the same receives.
+    is_shared: bool,
+    /// Bytes in front of a message.
+    prefix: u32,
     incarnation: u32,
+    /// Of the queue pair, and of its receives.
     domain: u32,
+    queue_domain: u32,
     ring: (M, usize),
     completions: (M, usize),
     entries: usize,
@@ -76,34 +99,46 @@ pub struct Remote<M> {
 
 impl<M: Memory> Remote<M> {
     /// The way from one queue pair to another, if that is ready to receive from it.
-    pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: QpNumber) -> Result<Self, NotConnected> {
+    pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: Sender) -> Result<Self, NotConnected> {
         let at = to.at().ok_or(NotConnected::Corrupt)?;
         let tables = peer.tables();
         // ORDER verbs.state: the state before what belongs to it. Pairs with: `QueuePair::publish`.
         let state = tables.load_acquire_u64(at + qp::STATE);
-        let is_for_us = tables.load_relaxed_u32(at + qp::PEER) == from.0;
+        let is_for_us = from.kind == Kind::UD || tables.load_relaxed_u32(at + qp::PEER) == from.number.0;
         if !QpState(state as u32).receives() || !is_for_us {
             return Err(NotConnected::NotYet);
         }
-        let entries = tables.load_relaxed_u32(at + qp::ENTRIES) as usize;
-        let stride = tables.load_relaxed_u32(at + qp::STRIDE) as usize;
-        let has_shape = entries.is_power_of_two() && entries <= MAX_ENTRIES;
-        let has_stride = (1..=receive::MOST).any(|elements| receive::stride(elements) == stride);
-        let is_known = Executor(tables.load_relaxed_u32(at + qp::EXECUTOR)) == Executor::POSTER;
-        if !has_shape || !has_stride || !is_known {
+        let is_known = Executor(tables.load_relaxed_u32(at + qp::EXECUTOR)) == Executor::POSTER
+            && Kind(tables.load_relaxed_u32(at + qp::KIND)) == from.kind;
+        let queue = tables.load_relaxed_u32(at + qp::QUEUE) as usize;
+        if !is_known || queue >= QPS {
             return Err(NotConnected::Corrupt);
         }
-        let place = |word, len| peer.place(Place(tables.load_relaxed_u64(at + word)), len);
+        let queue_at = QP_TABLE + queue * ginnel_layout::verbs::QP;
+        let entries = tables.load_relaxed_u32(queue_at + qp::ENTRIES) as usize;
+        let stride = tables.load_relaxed_u32(queue_at + qp::STRIDE) as usize;
+        let has_shape = entries.is_power_of_two() && entries <= MAX_ENTRIES;
+        let has_stride = (1..=receive::MOST).any(|elements| receive::stride(elements) == stride);
+        if !has_shape || !has_stride {
+            return Err(NotConnected::Corrupt);
+        }
+        let place = |word, len| peer.place(Place(tables.load_relaxed_u64(queue_at + word)), len);
         let ring = place(qp::RING, entries * stride).ok_or(NotConnected::Corrupt)?;
         let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
-        let domain = tables.load_relaxed_u32(at + qp::DOMAIN);
+        let [domain, queue_domain] = [at, queue_at].map(|at| tables.load_relaxed_u32(at + qp::DOMAIN));
         let incarnation = (state >> 32) as u32;
         let windows = Windows::new(peer.clone());
         Ok(Self {
             peer,
+            from,
+            to,
             at,
+            queue_at,
+            is_shared: from.kind == Kind::UD || queue_at != at,
+            prefix: from.kind.prefix() as u32,
             incarnation,
             domain,
+            queue_domain,
             ring,
             completions,
             entries,
@@ -157,6 +192,31 @@ impl<M: Memory> Remote<M> {
         result
     }
 
+    /// Sends a datagram. One that the peer cannot take, or that is not for it, is lost.
+    pub fn send_datagram(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        immediate: Option<u32>,
+        solicited: bool,
+        qkey: u32,
+    ) -> Result<(), Failure> {
+        let (peer, senders) = (self.peer.clone(), self.at + qp::SENDERS);
+        let tables = peer.tables();
+        // ORDER verbs.senders: this before the look at the state. Pairs with: `QueuePair::are_rings_accessed`.
+        tables.fetch_add_u64(senders, 1);
+        let result = match self.check_state() {
+            Ok(_) if tables.load_relaxed_u32(self.at + qp::QKEY) == qkey => {
+                self.send(program, elements, immediate, solicited)
+            }
+            Ok(_) => Err(Failure::Access),
+            Err(gone) => Err(gone),
+        };
+        // ORDER verbs.senders: the accesses before the end. Pairs with: `QueuePair::are_rings_accessed`.
+        tables.fetch_add_u64(senders, u64::MAX);
+        result
+    }
+
     /// The peer's queue pair is in error too, and its owner is told why.
     #[cold]
     fn report(&self, result: Result<(), Failure>) {
@@ -169,7 +229,16 @@ impl<M: Memory> Remote<M> {
     fn begin(&self, executing: Executing) -> Result<u32, Failure> {
         let tables = self.peer.tables();
         // ORDER verbs.executing: this before all looks at what may be taken away. Pairs with: `Regions::remove`, `QueuePair::is_accessed`.
-        tables.swap_u64(self.at + qp::EXECUTING, executing.0);
+        // Nobody waits for a datagram's sender alone: it counts itself, and claims.
+        if self.from.kind != Kind::UD {
+            tables.swap_u64(self.at + qp::EXECUTING, executing.0);
+        }
+        self.check_state()
+    }
+
+    #[inline]
+    fn check_state(&self) -> Result<u32, Failure> {
+        let tables = self.peer.tables();
         // ORDER verbs.state: see `Remote::connect`.
         let state = tables.load_acquire_u64(self.at + qp::STATE);
         if (state >> 32) as u32 != self.incarnation || !QpState(state as u32).receives() {
@@ -229,8 +298,14 @@ impl<M: Memory> Remote<M> {
         if !self.has_entry() {
             return Err(Failure::NotReady);
         }
-        self.write(program, elements, address, key)?;
-        self.begin(Executing::rings())?;
+        if let Err(failure) = self.write(program, elements, address, key) {
+            self.unclaim();
+            return Err(failure);
+        }
+        if let Err(gone) = self.begin(Executing::rings()) {
+            self.unclaim();
+            return Err(gone);
+        }
         let solicited = if solicited { Completion::SOLICITED } else { 0 };
         let header = Completion::new(
             self.head,
@@ -291,19 +366,58 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
-    /// Whether the peer has posted a receive that is not used yet.
+    /// Whether the peer has posted a receive that is not used yet. It is this message's then, until it is completed.
     #[inline]
     fn has_entry(&mut self) -> bool {
+        if self.is_shared {
+            return self.claim_entry();
+        }
         if self.head < self.tail {
             return true;
         }
+        self.look_for_entries();
+        self.head < self.tail
+    }
+
+    fn look_for_entries(&mut self) {
         let tables = self.peer.tables();
         // ORDER verbs.receive: the tail before the entries, and before the shortest. Pairs with: `ReceiveQueue::post`.
-        let tail = tables.load_acquire_u64(self.at + qp::TAIL);
+        let tail = tables.load_acquire_u64(self.queue_at + qp::TAIL);
         // A peer that lies about it has its own entries used twice.
-        self.tail = tail.min(self.head + self.entries as u64);
-        self.shortest = tables.load_relaxed_u32(self.at + qp::SHORTEST);
-        self.head < self.tail
+        self.tail = if self.is_shared { tail } else { tail.min(self.head + self.entries as u64) };
+        self.shortest = tables.load_relaxed_u32(self.queue_at + qp::SHORTEST);
+    }
+
+    /// Claims an entry that others may want, too.
+    fn claim_entry(&mut self) -> bool {
+        self.look_for_entries();
+        let entries = self.entries as u64;
+        let hint = self.peer.tables().load_relaxed_u64(self.queue_at + qp::HEAD);
+        // Others write the hint, so it may be anything.
+        let first = if hint <= self.tail { hint } else { self.tail };
+        self.head = first.max(self.tail.saturating_sub(entries));
+        while self.head < self.tail {
+            let (memory, at) = (&self.completions.0, self.completion_at() + completion::HEADER);
+            let found = Completion(memory.load_acquire_u64(at));
+            let claim = Completion::claim(self.head, self.from.claimer);
+            // ORDER verbs.executing: the claim before all looks at what may be taken away. Pairs with: `ReceiveQueue::has_claims`.
+            if found.is_free(self.head, entries) && memory.compare_exchange_u64(at, found.0, claim.0).is_ok()
+            {
+                self.peer.tables().store_relaxed_u64(self.queue_at + qp::HEAD, self.head + 1);
+                return true;
+            }
+            self.head += 1;
+        }
+        false
+    }
+
+    /// Gives a claimed entry back.
+    #[cold]
+    fn unclaim(&mut self) {
+        if self.is_shared {
+            let header = Completion::new(self.head, Completion::VOID, 0);
+            self.complete(header, 0, 0);
+        }
     }
 
     fn send(
@@ -323,7 +437,13 @@ impl<M: Memory> Remote<M> {
             flags |= Completion::HAS_IMMEDIATE;
         }
         let immediate = immediate.unwrap_or(0);
-        if len as usize <= completion::INLINE && len <= self.shortest {
+        if self.is_shared && self.check_state().is_err() {
+            // It has ended between the last look and the claim, and its owner may be waiting for the entry.
+            self.unclaim();
+            return Err(Failure::Gone);
+        }
+        let is_short = len as usize <= completion::INLINE;
+        if is_short && len.checked_add(self.prefix).is_some_and(|len| len <= self.shortest) {
             let mut payload = [0; completion::INLINE];
             let mut at = 0;
             for element in elements {
@@ -355,22 +475,28 @@ impl<M: Memory> Remote<M> {
         {
             return self.refuse(Completion::PROTECTION, Failure::Operation);
         }
-        if len > room {
+        if len.checked_add(self.prefix).is_none_or(|len| len > room) {
             return self.refuse(Completion::TOO_LONG, Failure::Invalid);
         }
         let mut sources = elements.iter().copied();
         let mut source = Element::default();
-        let mut left = len as usize;
+        let (mut left, mut prefix) = (len as usize, self.prefix as usize);
         for i in 0..count {
             let at = receive::ELEMENTS + i * receive::ELEMENT;
             let mut to = u64::from(word(at + 4)) << 32 | u64::from(word(at));
-            let mut rest = (word(at + 8) as usize).min(left);
+            let skipped = prefix.min(word(at + 8) as usize);
+            prefix -= skipped;
+            to = to.wrapping_add(skipped as u64);
+            let mut rest = (word(at + 8) as usize - skipped).min(left);
             if rest == 0 {
                 continue;
             }
             let key = Key(word(at + 12));
-            self.begin(Executing::region_and_rings(key))?;
-            let target = self.windows.look_up(key, to, rest as u32, Access::LOCAL_WRITE, self.domain);
+            if let Err(gone) = self.begin(Executing::region_and_rings(key)) {
+                self.unclaim();
+                return Err(gone);
+            }
+            let target = self.windows.look_up(key, to, rest as u32, Access::LOCAL_WRITE, self.queue_domain);
             let Ok(target) = target else {
                 return self.refuse(Completion::PROTECTION, Failure::Operation);
             };
@@ -406,10 +532,17 @@ impl<M: Memory> Remote<M> {
     fn complete(&mut self, header: Completion, len: u32, immediate: u32) {
         let (at, memory) = (self.completion_at(), &self.completions.0);
         memory.store_relaxed_u64(at + completion::LENGTH, u64::from(len) | u64::from(immediate) << 32);
+        if self.is_shared {
+            memory.store_relaxed_u32(at + completion::SOURCE, self.from.number.0);
+            memory.store_relaxed_u32(at + completion::TARGET, self.to.0);
+            memory.store_relaxed_u16(at + completion::LID, self.from.lid);
+        }
         // ORDER verbs.completion: the message and the entry before the header. Pairs with: `ReceiveQueue::poll`.
         memory.store_release_u64(at + completion::HEADER, header.0);
         self.head += 1;
-        self.peer.tables().store_relaxed_u64(self.at + qp::HEAD, self.head);
+        if !self.is_shared {
+            self.peer.tables().store_relaxed_u64(self.at + qp::HEAD, self.head);
+        }
     }
 
     fn completion_at(&self) -> usize {

@@ -91,6 +91,17 @@ impl Operation {
     }
 }
 
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// The queue pair.
+    pub number: QpNumber,
+    /// The local identifier of its port.
+    pub lid: u16,
+    /// What it must have been given, too.
+    pub qkey: u32,
+}
+
 /// A request to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
@@ -98,6 +109,8 @@ pub struct Work<'a> {
     pub id: u64,
     /// What is to be done.
     pub operation: Operation,
+    /// Where to, if it is a datagram.
+    pub datagram: Option<Datagram>,
     /// With which bytes of the program.
     pub elements: &'a [Element],
     /// Their keys do not count, and the program may change the bytes as soon as they are posted.
@@ -169,4 +182,8 @@ pub struct Completed {
     pub immediate: Option<u32>,
     /// The queue pair that it was posted to.
     pub queue_pair: QpNumber,
+    /// The sender's queue pair, of a datagram that was received.
+    pub source: QpNumber,
+    /// The local identifier of the sender's port, likewise.
+    pub lid: u16,
 }

@@ -130,19 +130,27 @@ fn a_program_finds_no_device_without_the_option() {
 
 #[test]
 fn pingpong() {
-    if !have(&["ibv_rc_pingpong"]) {
+    let programs = ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"];
+    if !have(&programs) {
         return;
     }
     let verbs = Verbs::new();
-    for more in [
-        &["-n", "1000"][..],
-        &["-c", "-n", "1000"],
-        &["-s", "100000", "-c", "-n", "100"],
-        &["-m", "256", "-r", "10"],
-    ] {
-        let said = verbs.pair(&[&["ibv_rc_pingpong", "-d", DEVICE], more].concat());
-        for said in said {
-            assert!(said.contains("iters in") && !said.contains("invalid"), "{said}");
+    for program in programs {
+        let more: &[&[&str]] = match program {
+            // A datagram has at most 4096 bytes, and as it does not wait for its receive, neither may the receiver run out of them.
+            "ibv_ud_pingpong" => &[&["-n", "1000"], &["-c", "-n", "1000", "-s", "2048"]],
+            "ibv_srq_pingpong" => &[&["-n", "1000"], &["-c", "-n", "1000", "-q", "5"]],
+            _ => &[
+                &["-n", "1000"],
+                &["-c", "-n", "1000"],
+                &["-s", "100000", "-c", "-n", "100"],
+                &["-m", "256", "-r", "10"],
+            ],
+        };
+        for more in more {
+            for said in verbs.pair(&[&[program, "-d", DEVICE], *more].concat()) {
+                assert!(said.contains("iters in") && !said.contains("invalid"), "{program} {more:?}: {said}");
+            }
         }
     }
 }
@@ -163,15 +171,37 @@ fn perftest() {
         return;
     }
     let verbs = Verbs::new();
+    let try_out = |program: &str, more: &[&str]| {
+        let [server, client] = verbs.pair(&[&[program, "-d", DEVICE, "-F"], more].concat());
+        // The server has nothing to say of what is done to its memory.
+        let is_said = server.contains(DEVICE) && client.contains(DEVICE) && client.contains("#bytes");
+        assert!(is_said, "{program} {more:?}: {server}{client}");
+    };
     for program in programs {
-        let is_atomic = program.contains("atomic");
-        let sizes: &[&str] = if is_atomic { &["8"] } else { &["2", "100", "65536"] };
-        for size in sizes {
-            let size: &[&str] = if is_atomic { &[] } else { &["-s", size] };
-            let [server, client] = verbs.pair(&[&[program, "-d", DEVICE, "-F", "-n", "1000"], size].concat());
-            // The server has nothing to say of what is done to its memory.
-            let is_said = server.contains(DEVICE) && client.contains(DEVICE) && client.contains("#bytes");
-            assert!(is_said, "{program} {size:?}: {server}{client}");
+        let sizes: &[&[&str]] = match program.contains("atomic") {
+            true => &[&["-A", "CMP_AND_SWAP"], &["-A", "FETCH_AND_ADD"]],
+            false => &[&["-s", "2"], &["-s", "100"], &["-s", "65536"]],
+        };
+        for more in sizes {
+            try_out(program, &[*more, &["-n", "1000"]].concat());
         }
+    }
+    for (program, more) in [
+        ("ib_write_lat", &["-c", "UC"][..]),
+        ("ib_write_bw", &["-c", "UC"]),
+        ("ib_send_lat", &["-c", "UC"]),
+        ("ib_send_bw", &["-c", "UC"]),
+        ("ib_send_lat", &["-c", "UD"]),
+        ("ib_send_bw", &["-c", "UD"]),
+        ("ib_send_bw", &["--use-srq", "-q", "4"]),
+        ("ib_send_lat", &["--use-srq"]),
+        ("ib_write_bw", &["-q", "8", "-b"]),
+        ("ib_send_bw", &["-b", "-s", "4096"]),
+        ("ib_read_bw", &["-b", "-q", "2"]),
+        // All sizes up to 8 MiB.
+        ("ib_send_bw", &["-a", "-n", "20"]),
+        ("ib_write_bw", &["-a", "-n", "20"]),
+    ] {
+        try_out(program, more);
     }
 }

@@ -1,17 +1,21 @@
 //! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod shared;
+mod unreliable;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ginnel_layout::verbs::{
-    self, Access, CHUNK, Chunk, Completion, Key, Place, QpNumber, QpState, TABLES, completion, qp, region,
+    self, Access, CHUNK, Chunk, Claimer, Completion, Key, Kind, Place, QpNumber, QpState, TABLES, completion,
+    qp, region,
 };
 use ginnel_shmem::{Mapping, Memory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
 use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Refused};
+use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Refused, Rings, Wanted};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
@@ -27,6 +31,8 @@ struct Side {
     arena: Mapping,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
+    /// Whether the other side counts as dead if it has claimed a receive.
+    other_has_died: AtomicBool,
     own: Arc<Peer<Mapping>>,
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
@@ -53,6 +59,18 @@ impl Adapter<Mapping> for Side {
     }
 
     fn attend(&self) {}
+
+    fn claimer(&self) -> Claimer {
+        Claimer::new(self.number, 7)
+    }
+
+    fn member(&self) -> u32 {
+        self.number
+    }
+
+    fn has_died(&self, claimer: Claimer) -> bool {
+        claimer.endpoint() != self.number && self.other_has_died.load(Ordering::Relaxed)
+    }
 }
 
 /// The program's memory, as if its pages had been moved into the arena.
@@ -101,10 +119,12 @@ type Pair = Arc<QueuePair<Mapping>>;
 impl Side {
     fn new(number: u32) -> Arc<Self> {
         let (tables, arena) = (Mapping::anonymous(TABLES).unwrap(), Mapping::anonymous(ARENA).unwrap());
+        tables.store_relaxed_u32(verbs::MEMBER, number);
         let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
         let regions = Mutex::new(Regions::new(tables.clone()));
         let (removals, other) = (AtomicU64::new(0), OnceLock::new());
-        Arc::new(Self { number, tables, arena, regions, removals, own, other })
+        let other_has_died = AtomicBool::new(false);
+        Arc::new(Self { number, tables, arena, regions, removals, other_has_died, own, other })
     }
 
     fn pages(&self) -> Pages {
@@ -125,19 +145,28 @@ impl Side {
         self.removals.fetch_add(1, Ordering::Release);
     }
 
-    fn queue_pair(self: &Arc<Self>, index: usize, completes: &Arc<CompletionQueue<Mapping>>) -> Pair {
+    fn location(&self, index: usize) -> Location<Mapping> {
         let shape = CAPACITY.receives;
         let ring = index * 8192;
         let behind = ring + shape.entries * shape.stride();
-        let location = Location {
-            number: QpNumber::new(self.number, index).unwrap(),
-            incarnation: 1,
-            ring: (Place::new(0, ring as u64), self.arena.clone(), ring),
-            completions: (Place::new(0, behind as u64), self.arena.clone(), behind),
-        };
-        let adapter: Arc<dyn Adapter<Mapping>> = self.clone();
+        let place = |at| (Place::new(0, at as u64), (self.arena.clone(), at));
+        let rings = Some(Rings { receives: place(ring), completions: place(behind) });
+        Location { number: QpNumber::new(self.number, index).unwrap(), incarnation: 1, rings }
+    }
+
+    fn adapter(self: &Arc<Self>) -> Arc<dyn Adapter<Mapping>> {
+        self.clone()
+    }
+
+    fn queue_pair(
+        self: &Arc<Self>,
+        kind: Kind,
+        index: usize,
+        completes: &Arc<CompletionQueue<Mapping>>,
+    ) -> Pair {
         let completes = (completes.clone(), completes.clone());
-        QueuePair::new(self.tables.clone(), location, 1, CAPACITY, adapter, completes).unwrap()
+        let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared: None, completes };
+        QueuePair::new(self.tables.clone(), self.location(index), wanted, self.adapter()).unwrap()
     }
 }
 
@@ -150,13 +179,22 @@ struct Both {
 
 const ALL: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
 
+fn sides() -> [Arc<Side>; 2] {
+    let sides = [Side::new(1), Side::new(2)];
+    assert!(sides[0].other.set(sides[1].own.clone()).is_ok());
+    assert!(sides[1].other.set(sides[0].own.clone()).is_ok());
+    sides
+}
+
 impl Both {
     fn unconnected() -> Self {
-        let sides = [Side::new(1), Side::new(2)];
-        assert!(sides[0].other.set(sides[1].own.clone()).is_ok());
-        assert!(sides[1].other.set(sides[0].own.clone()).is_ok());
+        Self::of_kind(Kind::RC)
+    }
+
+    fn of_kind(kind: Kind) -> Self {
+        let sides = sides();
         let queues = [Arc::new(CompletionQueue::new(16)), Arc::new(CompletionQueue::new(16))];
-        let pairs = [sides[0].queue_pair(1, &queues[0]), sides[1].queue_pair(3, &queues[1])];
+        let pairs = [sides[0].queue_pair(kind, 1, &queues[0]), sides[1].queue_pair(kind, 3, &queues[1])];
         for pair in &pairs {
             let change = Change { access: Some(Access(ALL)), ..Change::default() };
             pair.modify(QpState::INIT, change).unwrap();
@@ -178,7 +216,7 @@ impl Both {
     }
 
     fn post(&self, i: usize, id: u64, operation: Operation, elements: &[Element]) {
-        let work = Work { id, operation, elements, is_inline: false, is_signaled: true };
+        let work = Work { id, operation, datagram: None, elements, is_inline: false, is_signaled: true };
         self.pairs[i].post(&self.sides[i].pages(), &work).unwrap();
     }
 
@@ -357,7 +395,14 @@ fn a_message_waits_for_its_receive_and_keeps_its_place() {
     for id in 1..=3 {
         both.fill(0, 0, &[id as u8; 40]);
         let elements = [element(0, 40, keys[0])];
-        let work = Work { id, operation: SEND, elements: &elements, is_inline: true, is_signaled: true };
+        let work = Work {
+            id,
+            operation: SEND,
+            datagram: None,
+            elements: &elements,
+            is_inline: true,
+            is_signaled: true,
+        };
         both.pairs[0].post(&both.sides[0].pages(), &work).unwrap();
     }
     assert!(both.said(0).is_empty() && both.pairs[0].is_waiting());
@@ -389,7 +434,7 @@ fn queues_have_their_sizes() {
         both.post(0, id, SEND, &[element(0, 8, key)]);
     }
     let post = |elements: &[Element], is_inline| {
-        let work = Work { id: 9, operation: SEND, elements, is_inline, is_signaled: true };
+        let work = Work { id: 9, operation: SEND, datagram: None, elements, is_inline, is_signaled: true };
         both.pairs[0].post(&both.sides[0].pages(), &work)
     };
     assert_eq!(post(&[element(0, 8, key)], false), Err(Refused::Full));
@@ -460,7 +505,7 @@ fn a_queue_pair_begins_anew() {
 fn states_follow_each_other_as_the_specification_says() {
     let side = Side::new(1);
     let queue = Arc::new(CompletionQueue::new(1));
-    let pair = side.queue_pair(1, &queue);
+    let pair = side.queue_pair(Kind::RC, 1, &queue);
     let go = |to, peer| pair.modify(to, Change { peer, ..Change::default() });
     let peer = QpNumber::new(2, 1);
     for (to, with) in
@@ -473,7 +518,8 @@ fn states_follow_each_other_as_the_specification_says() {
     assert_eq!(go(QpState::RTR, None), Err(Refused::Invalid));
     assert_eq!(go(QpState::RTS, None), Err(Refused::Invalid));
     go(QpState::RTR, peer).unwrap();
-    let work = Work { id: 1, operation: SEND, elements: &[], is_inline: false, is_signaled: true };
+    let work =
+        Work { id: 1, operation: SEND, datagram: None, elements: &[], is_inline: false, is_signaled: true };
     assert_eq!(pair.post(&side.pages(), &work), Err(Refused::Invalid));
     go(QpState::RTS, None).unwrap();
     go(QpState::ERR, None).unwrap();

@@ -1,0 +1,162 @@
+//! Shared receive queues: one receive queue for several queue pairs.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
+use ginnel_shmem::Memory;
+
+use crate::program::Program;
+use crate::queue_pair::{Adapter, Location, QueuePair, Refused, Rings};
+use crate::receive::{ReceiveQueue, Shape};
+use crate::work::Element;
+
+/// A receive queue for several queue pairs. It has a place in the table of queue pairs, for its words.
+pub struct SharedReceiveQueue<M: Memory> {
+    location: Location<M>,
+    shape: Shape,
+    tables: M,
+    at: usize,
+    adapter: Arc<dyn Adapter<M>>,
+    receiver: Mutex<ReceiveQueue<M>>,
+    members: Mutex<BTreeMap<QpNumber, Weak<QueuePair<M>>>>,
+    are_rings_kept: AtomicBool,
+}
+
+impl<M: Memory> SharedReceiveQueue<M> {
+    /// An empty one, for buffers in a protection domain. `None` if its number has no place in the tables, or it has no rings.
+    pub fn new(
+        tables: M,
+        location: Location<M>,
+        domain: u32,
+        shape: Shape,
+        adapter: Arc<dyn Adapter<M>>,
+    ) -> Option<Arc<Self>> {
+        let at = location.number.at()?;
+        let rings = location.rings.as_ref()?;
+        publish_rings(&tables, at, Kind::SHARED, location.number, rings, shape);
+        tables.store_relaxed_u32(at + qp::DOMAIN, domain);
+        let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
+        let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, true);
+        // Nobody connects with it, so the state is for those who look at the tables.
+        let word = u64::from(location.incarnation) << 32 | u64::from(QpState::RTR.0);
+        tables.store_release_u64(at + qp::STATE, word);
+        let (receiver, members) = (Mutex::new(receiver), Mutex::default());
+        let are_rings_kept = AtomicBool::new(false);
+        Some(Arc::new(Self { location, shape, tables, at, adapter, receiver, members, are_rings_kept }))
+    }
+
+    /// Its number, which is none of a queue pair.
+    pub fn number(&self) -> QpNumber {
+        self.location.number
+    }
+
+    /// Its size.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Where its rings lie.
+    pub fn location(&self) -> &Location<M> {
+        &self.location
+    }
+
+    fn receiver(&self) -> MutexGuard<'_, ReceiveQueue<M>> {
+        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn members(&self) -> MutexGuard<'_, BTreeMap<QpNumber, Weak<QueuePair<M>>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>) {
+        self.members().insert(queue_pair.number(), Arc::downgrade(queue_pair));
+    }
+
+    pub(crate) fn remove(&self, queue_pair: &QueuePair<M>) {
+        self.members().remove(&queue_pair.number());
+    }
+
+    /// Whether no queue pair receives from it.
+    pub fn is_unused(&self) -> bool {
+        self.members().is_empty()
+    }
+
+    /// Ends it. No queue pair receives from it any more.
+    pub fn end(&self) {
+        let word = u64::from(self.location.incarnation) << 32 | u64::from(QpState::RESET.0);
+        self.tables.store_release_u64(self.at + qp::STATE, word);
+    }
+
+    /// A sender has stopped in the middle of an access, so the rings cannot be used for something else.
+    pub fn keep_rings(&self) {
+        self.are_rings_kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the rings cannot be used for something else.
+    pub fn are_rings_kept(&self) -> bool {
+        self.are_rings_kept.load(Ordering::Relaxed)
+    }
+
+    /// Posts a receive.
+    pub fn post_receive(&self, id: u64, elements: &[Element]) -> Result<(), Refused> {
+        self.receiver().post(id, elements).map_err(Refused::from)
+    }
+
+    /// Receives that wait for a message.
+    pub fn len(&self) -> usize {
+        self.receiver().len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Hands out up to `most` receives that have ended: each to the completion queue of its queue pair.
+    pub(crate) fn poll(&self, program: &impl Program<M>, most: usize) {
+        let mut receiver = self.receiver();
+        if !receiver.is_ready() {
+            return;
+        }
+        let members = self.members();
+        for _ in 0..most {
+            let prefix = |target| {
+                let member: &Weak<QueuePair<M>> = members.get(&target)?;
+                Some(member.upgrade()?.kind().prefix())
+            };
+            let Some(received) = receiver.poll(program, prefix) else { return };
+            if let Some(member) = members.get(&received.target).and_then(Weak::upgrade) {
+                member.received(received);
+            }
+        }
+    }
+
+    /// Looks whether a sender that holds up all others has died.
+    #[cold]
+    pub(crate) fn look(&self) {
+        let receiver = self.receiver();
+        if receiver.claimer().is_some() {
+            receiver.revoke(|claimer| self.adapter.has_died(claimer));
+        }
+    }
+}
+
+/// What peers must know of rings.
+pub(crate) fn publish_rings<M: Memory>(
+    tables: &M,
+    at: usize,
+    kind: Kind,
+    number: QpNumber,
+    rings: &Rings<M>,
+    shape: Shape,
+) {
+    tables.store_relaxed_u64(at + qp::RING, rings.receives.0.0);
+    tables.store_relaxed_u64(at + qp::COMPLETIONS, rings.completions.0.0);
+    tables.store_relaxed_u32(at + qp::ENTRIES, shape.entries as u32);
+    tables.store_relaxed_u32(at + qp::STRIDE, shape.stride() as u32);
+    tables.store_relaxed_u32(at + qp::EXECUTOR, Executor::POSTER.0);
+    tables.store_relaxed_u32(at + qp::KIND, kind.0);
+    tables.store_relaxed_u32(at + qp::QUEUE, number.index() as u32);
+}
