@@ -30,6 +30,7 @@
 //! 0x30     owner    kind        u32  what it is (Kind)
 //! 0x34     owner    queue       u32  index of the entry whose receives serve it: its own, or a shared receive queue's
 //! 0x38     owner    qkey        u32  what a datagram for it must name
+//! 0x3c     owner    armed       u32  whether the owner is to be woken for a completion (Armed)
 //! 0x40     owner    tail        u64  receive entries ever posted
 //! 0x48     owner    shortest    u32  no entry that waits has fewer bytes
 //! 0x80     peer     head        u64  receive entries ever used
@@ -143,6 +144,8 @@ pub mod qp {
     pub const QUEUE: usize = 0x34;
     /// What a datagram for it must name.
     pub const QKEY: usize = 0x38;
+    /// Whether the owner is to be woken.
+    pub const ARMED: usize = 0x3c;
     /// Receive entries ever posted.
     pub const TAIL: usize = 0x40;
     /// No entry that waits has fewer bytes.
@@ -428,6 +431,38 @@ pub const GRH: usize = 40;
 /// The most bytes of a datagram.
 pub const MTU: usize = 4096;
 
+/// Whether the owner of a queue pair is to be woken when one of its receives completes: two bits, then one that says whether it ever is,
+/// then a count, so that a sender wakes it once for each time that it was armed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Armed(pub u32);
+
+impl Armed {
+    const ANY: u32 = 1;
+    const SOLICITED: u32 = 2;
+    const EVER: u32 = 4;
+
+    /// Never.
+    pub const NEVER: Self = Self(0);
+
+    /// Not now.
+    pub const IDLE: Self = Self(Self::EVER);
+
+    /// For the next completion, or for the next one that is solicited or an error.
+    pub const fn new(count: u32, solicited_only: bool) -> Self {
+        Self(count << 3 | Self::EVER | if solicited_only { Self::SOLICITED } else { Self::ANY })
+    }
+
+    /// Whether a sender must look at all.
+    pub const fn is_ever(self) -> bool {
+        self.0 & Self::EVER != 0
+    }
+
+    /// Whether a completion wakes the owner.
+    pub const fn wants(self, is_solicited: bool) -> bool {
+        self.0 & Self::ANY != 0 || self.0 & Self::SOLICITED != 0 && is_solicited
+    }
+}
+
 /// Who claims a receive: the number of an endpoint (12 bits), and of its epoch the low bits (12 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claimer(u32);
@@ -511,6 +546,14 @@ impl Completion {
     /// The flags.
     pub const fn flags(self) -> u8 {
         (self.0 >> 8) as u8
+    }
+
+    /// Whether whoever sleeps for solicited completions is to be woken for it. Errors count as such.
+    pub const fn is_solicited(self) -> bool {
+        match self.kind() {
+            Self::RECEIVE | Self::WRITE_WITH_IMMEDIATE => self.flags() & Self::SOLICITED != 0,
+            _ => true,
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Completion queues.
 #![allow(unsafe_code)] // Structures and functions of C.
 
-use crate::context::{MAX_COMPLETIONS, fail, own};
+use crate::channel;
+use crate::context::{MAX_COMPLETIONS, errno, fail, own as own_context};
+use crate::events::Unacknowledged;
 use crate::program::Process;
 use crate::real;
 use ginnel_shmem::Mapping;
@@ -11,12 +13,14 @@ use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A completion queue of ours. It begins as both of C's structures do.
 #[repr(C)]
 pub struct Queue {
     cq: ibv_cq_ex,
     pub queue: Arc<CompletionQueue<Mapping>>,
+    pub unacknowledged: Unacknowledged,
 }
 
 /// The queue of ours that this is, if it is one.
@@ -30,7 +34,7 @@ pub unsafe fn queue<'a>(cq: *mut ibv_cq) -> Option<&'a Queue> {
     }
     // SAFETY: the caller's queue; those of our contexts are ours.
     unsafe {
-        own((*cq).context)?;
+        own_context((*cq).context)?;
         Some(&*cq.cast::<Queue>())
     }
 }
@@ -41,21 +45,30 @@ unsafe fn create(
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
 ) -> *mut ibv_cq_ex {
-    let error = match entries as usize {
-        0 => libc::EINVAL,
-        entries if entries > MAX_COMPLETIONS => libc::EINVAL,
-        _ if !channel.is_null() => libc::EOPNOTSUPP,
-        _ => 0,
-    };
-    if error != 0 {
-        fail(error);
+    if entries == 0 || entries as usize > MAX_COMPLETIONS {
+        fail(libc::EINVAL);
         return ptr::null_mut();
     }
     let mut cq = ibv_cq_ex::ZEROED;
-    (cq.context, cq.cq_context, cq.cqe) = (context, cq_context, entries.cast_signed());
+    (cq.context, cq.channel, cq.cq_context) = (context, channel, cq_context);
+    cq.cqe = entries.cast_signed();
     (cq.mutex, cq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
-    let queue = Arc::new(CompletionQueue::new(entries as usize));
-    Box::into_raw(Box::new(Queue { cq, queue })).cast()
+    // The address is known only when the queue is there, and there are no events before.
+    let address = Arc::<AtomicUsize>::default();
+    // SAFETY: the caller's channel.
+    let queue = match unsafe { channel::own(channel) } {
+        Some(channel) => {
+            let (events, address) = (channel.events.clone(), address.clone());
+            channel.users.fetch_add(1, Ordering::Relaxed);
+            let tell = move || events.push(address.load(Ordering::Relaxed));
+            CompletionQueue::with_events(entries as usize, Box::new(tell))
+        }
+        None => CompletionQueue::new(entries as usize),
+    };
+    let queue = Queue { cq, queue: Arc::new(queue), unacknowledged: Unacknowledged::default() };
+    let queue = Box::into_raw(Box::new(queue));
+    address.store(queue.expose_provenance(), Ordering::Relaxed);
+    queue.cast()
 }
 
 #[unsafe(no_mangle)]
@@ -68,7 +81,7 @@ unsafe extern "C" fn ginnel_ibv_create_cq(
 ) -> *mut ibv_cq {
     // SAFETY: the caller's context.
     unsafe {
-        if own(context).is_none() {
+        if own_context(context).is_none() {
             return real::ibv_create_cq(context, entries, cq_context, channel, vector);
         }
         create(context, u32::try_from(entries).unwrap_or(0), cq_context, channel).cast()
@@ -89,6 +102,12 @@ unsafe extern "C" fn ginnel_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         if !own.queue.is_unused() {
             return libc::EBUSY;
         }
+        if let Some(channel) = channel::own(own.cq.channel) {
+            channel.events.remove(|address| *address == cq.addr());
+            // Another thread may be at an event of it.
+            own.unacknowledged.wait();
+            channel.users.fetch_sub(1, Ordering::Release);
+        }
         drop(Box::from_raw(cq.cast::<Queue>()));
     }
     0
@@ -106,18 +125,6 @@ unsafe extern "C" fn ginnel_ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
         (*cq).cqe = entries;
     }
     0
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // SAFETY: the caller's context.
-    unsafe {
-        if own(context).is_none() {
-            return real::ibv_create_comp_channel(context);
-        }
-    }
-    fail(libc::EOPNOTSUPP);
-    ptr::null_mut()
 }
 
 fn write(completed: &Completed) -> ibv_wc {
@@ -149,7 +156,16 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) 
     }
 }
 
-/// Completion channels are not offered yet, so nobody waits for an event.
-pub unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
-    libc::EOPNOTSUPP
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a program calls this by way of a context of ours, so the queue is ours.
+    unsafe {
+        let own = &*cq.cast::<Queue>();
+        if let Some(context) = own_context((*cq).context).filter(|_| own.queue.has_events())
+            && let Err(error) = context.start_notifier()
+        {
+            return errno(&error);
+        }
+        own.queue.arm(solicited_only != 0);
+    }
+    0
 }

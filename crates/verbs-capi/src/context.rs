@@ -2,19 +2,22 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use crate::devices::{self, Device as Listed};
+use crate::events::{Events, Unacknowledged};
+use crate::program::Process;
 use crate::{completion, queue_pair, real, shared_receive_queue};
 use ginnel::AttachOptions;
 use ginnel_verbs::device::{Device, DeviceError};
-use ginnel_verbs::queue_pair::lid;
+use ginnel_verbs::queue_pair::{Event, Tell, lid};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
 use ginnel_verbs_abi::*;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{ptr, thread};
 
 /// The only port.
 const PORT: u8 = 1;
@@ -40,6 +43,47 @@ pub struct Open {
 pub struct Context {
     verbs: verbs_context,
     pub open: Arc<Open>,
+    pub events: Arc<Events<Happened>>,
+}
+
+/// An event, and the address of the object that it is about.
+#[derive(Clone, Copy)]
+pub struct Happened {
+    pub event: Event,
+    pub address: usize,
+}
+
+impl Context {
+    /// Starts a thread that attends to completion queues while the program sleeps, if there is none.
+    pub fn start_notifier(&self) -> Result<(), DeviceError> {
+        self.open.device.start_notifier(Process, |run| {
+            // Signals are for the program's threads.
+            let old = block_signals();
+            let thread = thread::Builder::new().name("ginnel-verbs".into()).spawn(run);
+            // SAFETY: the mask is what it was before.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
+            thread
+        })
+    }
+
+    /// How an object's events reach the program. The address is put there once it is known.
+    pub fn teller(&self) -> (Tell, Arc<AtomicUsize>) {
+        let (events, address) = (self.events.clone(), Arc::<AtomicUsize>::default());
+        let known = address.clone();
+        let tell = move |event| events.push(Happened { event, address: known.load(Ordering::Relaxed) });
+        (Box::new(tell), address)
+    }
+}
+
+/// Blocks all signals for this thread. Which were blocked before.
+fn block_signals() -> libc::sigset_t {
+    let (mut all, mut old) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
+    // SAFETY: both sets are filled by these calls, which cannot fail for these arguments.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+        old.assume_init()
+    }
 }
 
 /// Segments that are open, by name.
@@ -133,11 +177,13 @@ unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv
             return ptr::null_mut();
         }
     };
-    // SAFETY: it takes numbers. Nothing happens there yet, but programs wait at it.
-    let events = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if events < 0 {
-        return ptr::null_mut();
-    }
+    let events = match Events::new() {
+        Ok(events) => Arc::new(events),
+        Err(error) => {
+            fail(error.raw_os_error().unwrap_or(libc::EMFILE));
+            return ptr::null_mut();
+        }
+    };
     let mut verbs = verbs_context::ZEROED;
     verbs.query_port = Some(query_port);
     verbs.query_device_ex = Some(query_device_ex);
@@ -157,11 +203,11 @@ unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv
     context.ops.alloc_mw = Some(alloc_mw);
     context.ops.dealloc_mw = Some(dealloc_mw);
     context.cmd_fd = -1;
-    context.async_fd = events;
+    context.async_fd = events.fd();
     context.num_comp_vectors = 1;
     context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     context.abi_compat = ABI_COMPAT_EXTENDED as *mut _;
-    let context = Box::leak(Box::new(Context { verbs, open }));
+    let context = Box::leak(Box::new(Context { verbs, open, events }));
     &raw mut context.verbs.context
 }
 
@@ -184,9 +230,7 @@ unsafe extern "C" fn ginnel_ibv_close_device(context: *mut ibv_context) -> c_int
     match unsafe { own(context) } {
         Some(own) => {
             // SAFETY: made by `ginnel_ibv_open_device`, and the caller gives it up.
-            let own = unsafe { Box::from_raw(ptr::from_ref(own).cast_mut()) };
-            // SAFETY: the context's own descriptor.
-            unsafe { libc::close(own.verbs.context.async_fd) };
+            drop(unsafe { Box::from_raw(ptr::from_ref(own).cast_mut()) });
             0
         }
         // SAFETY: a context that is not ours is the real library's.
@@ -412,7 +456,6 @@ unsafe extern "C" fn ginnel_ibv_query_pkey(
     0
 }
 
-/// Nothing happens yet that a program is told of so.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_get_async_event(
     context: *mut ibv_context,
@@ -421,15 +464,53 @@ unsafe extern "C" fn ginnel_ibv_get_async_event(
     // SAFETY: the caller's context and structure.
     unsafe {
         let Some(own) = own(context) else { return real::ibv_get_async_event(context, event) };
-        let mut count = 0_u64;
-        // As with a real device, it waits unless the program has said otherwise of the descriptor.
-        let fd = own.verbs.context.async_fd;
-        match libc::read(fd, (&raw mut count).cast(), size_of_val(&count)) {
-            n if n < 0 => -1,
-            _ => {
-                fail(libc::EAGAIN);
-                -1
+        let Happened { event: Event(kind), address } = match own.events.take() {
+            Ok(happened) => happened,
+            Err(error) => {
+                fail(error.raw_os_error().unwrap_or(libc::EIO));
+                return -1;
             }
+        };
+        let mut told = ibv_async_event::ZEROED;
+        told.event_type = kind;
+        match kind {
+            IBV_EVENT_SRQ_LIMIT_REACHED => told.element.srq = ptr::with_exposed_provenance_mut(address),
+            _ => told.element.qp = ptr::with_exposed_provenance_mut(address),
+        }
+        if let Some(unacknowledged) = unacknowledged(&told) {
+            unacknowledged.give();
+        }
+        event.write(told);
+    }
+    0
+}
+
+/// The events of the object that an event is about, if it is ours.
+unsafe fn unacknowledged(event: &ibv_async_event) -> Option<&Unacknowledged> {
+    // SAFETY: the event says which object it is about, and that is there until the event has been acknowledged.
+    unsafe {
+        match event.event_type {
+            IBV_EVENT_SRQ_LIMIT_REACHED => {
+                shared_receive_queue::own(event.element.srq).map(|shared| &shared.unacknowledged)
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                queue_pair::pair(event.element.qp).map(|pair| &pair.unacknowledged)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller's structure, which `ibv_get_async_event` has filled.
+    unsafe {
+        match unacknowledged(&*event) {
+            Some(unacknowledged) => unacknowledged.acknowledge(1),
+            None => real::ibv_ack_async_event(event),
         }
     }
 }

@@ -8,11 +8,13 @@
 #![allow(clippy::missing_safety_doc)] // The manual pages of libibverbs say what a caller must keep to.
 
 mod address;
+mod channel;
 mod completion;
 mod context;
 mod devices;
 mod drivers;
 mod entries;
+mod events;
 mod library;
 mod memory;
 mod pages;

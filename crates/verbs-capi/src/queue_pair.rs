@@ -4,6 +4,7 @@
 use crate::address::{self, Address};
 use crate::completion::queue;
 use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, own};
+use crate::events::Unacknowledged;
 use crate::memory::domain;
 use crate::program::Process;
 use crate::{real, shared_receive_queue};
@@ -30,10 +31,15 @@ pub struct Pair {
     /// What the program has set.
     attributes: Mutex<ibv_qp_attr>,
     init: ibv_qp_init_attr,
+    pub unacknowledged: Unacknowledged,
 }
 
 /// The queue pair of ours that this is, if it is one.
-unsafe fn pair<'a>(qp: *mut ibv_qp) -> Option<&'a Pair> {
+///
+/// # Safety
+///
+/// The pointer is null or a queue pair's, of this library or another one.
+pub unsafe fn pair<'a>(qp: *mut ibv_qp) -> Option<&'a Pair> {
     if qp.is_null() {
         return None;
     }
@@ -82,12 +88,14 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
     };
     let completes = (sends.queue.clone(), receives.queue.clone());
     let device = &context.open.device;
+    let (tell, address) = context.teller();
     let wanted = Wanted {
         kind,
         domain: domain.number,
         capacity,
         shared: shared.map(|shared| shared.queue.clone()),
         completes,
+        tell,
     };
     let made = device.create_queue_pair(wanted).map_err(|error| errno(&error))?;
     (cap.max_send_wr, cap.max_send_sge) = (capacity.sends as u32, capacity.elements as u32);
@@ -109,8 +117,17 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
     attributes.cap = init.cap;
     domain.users.fetch_add(1, Ordering::Relaxed);
     let signals_all = init.sq_sig_all != 0;
-    let pair = Pair { qp, pair: made, signals_all, attributes: Mutex::new(attributes), init: *init };
-    Ok(Box::into_raw(Box::new(pair)).cast())
+    let (attributes, unacknowledged) = (Mutex::new(attributes), Unacknowledged::default());
+    let pair = Box::into_raw(Box::new(Pair {
+        qp,
+        pair: made,
+        signals_all,
+        attributes,
+        init: *init,
+        unacknowledged,
+    }));
+    address.store(pair.expose_provenance(), Ordering::Relaxed);
+    Ok(pair.cast())
 }
 
 fn made(result: Result<*mut ibv_qp, c_int>) -> *mut ibv_qp {
@@ -145,12 +162,14 @@ pub unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_ini
 unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair.
     unsafe {
-        let Some(_) = pair(qp) else { return real::ibv_destroy_qp(qp) };
-        let own = Box::from_raw(qp.cast::<Pair>());
+        let Some(own) = pair(qp) else { return real::ibv_destroy_qp(qp) };
         if let Some((context, domain)) = domain(own.qp.qp_base.pd) {
             context.open.device.destroy_queue_pair(&own.pair);
+            context.events.remove(|happened| happened.address == qp.addr());
+            own.unacknowledged.wait();
             domain.users.fetch_sub(1, Ordering::Release);
         }
+        drop(Box::from_raw(qp.cast::<Pair>()));
     }
     0
 }

@@ -135,6 +135,12 @@ foreign! {
     ) -> *mut ibv_cq = null_mut();
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = ENOSYS;
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = ENOSYS;
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int = ENOSYS;
+    fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void,
+    ) -> c_int = -1;
+    fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) -> () = ();
+    fn ibv_ack_async_event(event: *mut ibv_async_event) -> () = ();
     fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel = null_mut();
     fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp = null_mut();
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = ENOSYS;

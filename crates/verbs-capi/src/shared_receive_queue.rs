@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use crate::context::{self, errno, fail, own as own_context};
+use crate::events::Unacknowledged;
 use crate::memory::domain;
 use crate::queue_pair::{elements, refused};
 use crate::real;
@@ -11,14 +12,14 @@ use ginnel_verbs_abi::*;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A shared receive queue of ours.
 #[repr(C)]
 pub struct Shared {
     srq: ibv_srq,
     pub queue: Arc<SharedReceiveQueue<Mapping>>,
-    limit: AtomicU32,
+    pub unacknowledged: Unacknowledged,
 }
 
 /// The shared receive queue of ours that this is, if it is one.
@@ -39,7 +40,8 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut i
     // SAFETY: the caller's domain.
     let (own, domain) = unsafe { domain(pd) }.ok_or(libc::EINVAL)?;
     let shape = context::shape(init.attr.max_wr, init.attr.max_sge).ok_or(libc::EINVAL)?;
-    let made = own.open.device.create_shared_receive_queue(domain.number, shape);
+    let (tell, address) = own.teller();
+    let made = own.open.device.create_shared_receive_queue(domain.number, shape, tell);
     let queue = made.map_err(|error| errno(&error))?;
     (init.attr.max_wr, init.attr.max_sge) = (shape.entries as u32, shape.elements as u32);
     let mut srq = ibv_srq::ZEROED;
@@ -48,7 +50,9 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut i
     (srq.srq_context, srq.pd, srq.handle) = (init.srq_context, pd, queue.number().0);
     (srq.mutex, srq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     domain.users.fetch_add(1, Ordering::Relaxed);
-    Ok(Box::into_raw(Box::new(Shared { srq, queue, limit: AtomicU32::new(0) })).cast())
+    let shared = Box::into_raw(Box::new(Shared { srq, queue, unacknowledged: Unacknowledged::default() }));
+    address.store(shared.expose_provenance(), Ordering::Relaxed);
+    Ok(shared.cast())
 }
 
 fn made(result: Result<*mut ibv_srq, c_int>) -> *mut ibv_srq {
@@ -94,6 +98,8 @@ unsafe extern "C" fn ginnel_ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
             if !context.open.device.destroy_shared_receive_queue(&shared.queue) {
                 return libc::EBUSY;
             }
+            context.events.remove(|happened| happened.address == srq.addr());
+            shared.unacknowledged.wait();
             domain.users.fetch_sub(1, Ordering::Release);
         }
         drop(Box::from_raw(srq.cast::<Shared>()));
@@ -114,7 +120,7 @@ unsafe extern "C" fn ginnel_ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq
             if (*attr).srq_limit as usize > shared.queue.shape().entries {
                 return libc::EINVAL;
             }
-            shared.limit.store((*attr).srq_limit, Ordering::Relaxed);
+            shared.queue.set_limit((*attr).srq_limit);
         }
     }
     0
@@ -129,7 +135,7 @@ unsafe extern "C" fn ginnel_ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
         attr.write(ibv_srq_attr {
             max_wr: shape.entries as u32,
             max_sge: shape.elements as u32,
-            srq_limit: shared.limit.load(Ordering::Relaxed),
+            srq_limit: shared.queue.limit(),
         });
     }
     0

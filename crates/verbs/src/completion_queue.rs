@@ -4,15 +4,16 @@
 //! pairs, each of which has one writer.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ginnel_layout::verbs::Armed;
 use ginnel_shmem::Memory;
 
 use crate::program::Program;
 use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
-use crate::work::Completed;
+use crate::work::{Completed, Status};
 
 /// Polls that find nothing, between two looks at what need not be looked at all the time.
 const LOOKS: u32 = 256;
@@ -52,7 +53,21 @@ pub struct CompletionQueue<M: Memory> {
     members: Mutex<Members<M>>,
     /// Polls that have found nothing.
     empty: AtomicU32,
+    events: Option<Events>,
 }
+
+/// How the program is told of completions that it has asked for.
+struct Events {
+    /// What it has asked for last and was not told of yet: [`NOTHING`], [`ANY`] or [`SOLICITED`].
+    armed: AtomicU32,
+    /// How often it has asked.
+    count: AtomicU32,
+    tell: Box<dyn Fn() + Send + Sync>,
+}
+
+const NOTHING: u32 = 0;
+const ANY: u32 = 1;
+const SOLICITED: u32 = 2;
 
 impl<M: Memory> CompletionQueue<M> {
     /// A queue of so many completions.
@@ -63,7 +78,77 @@ impl<M: Memory> CompletionQueue<M> {
             count: AtomicUsize::new(0),
             members: Mutex::new(Members { pairs: Vec::new(), shared: Vec::new() }),
             empty: AtomicU32::new(0),
+            events: None,
         }
+    }
+
+    /// One that calls `tell` once after each [`CompletionQueue::arm`], from any thread.
+    pub fn with_events(capacity: usize, tell: Box<dyn Fn() + Send + Sync>) -> Self {
+        let events = Events { armed: AtomicU32::new(NOTHING), count: AtomicU32::new(0), tell };
+        Self { events: Some(events), ..Self::new(capacity) }
+    }
+
+    /// Whether the program may ask to be told of completions.
+    pub fn has_events(&self) -> bool {
+        self.events.is_some()
+    }
+
+    /// Asks to be told of the next completion, or of the next one that is solicited or an error. There may be one already that
+    /// nobody is told of, so the program polls afterwards.
+    pub fn arm(&self, solicited_only: bool) {
+        let Some(events) = &self.events else { return };
+        let members = self.members();
+        let count = events.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        // A wish for any completion is not taken back by one for fewer.
+        let is_any = events.armed.load(Ordering::Relaxed) == ANY || !solicited_only;
+        // ORDER verbs.events: this before the program's next poll. Pairs with: `CompletionQueue::tell`.
+        events.armed.store(if is_any { ANY } else { SOLICITED }, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        for member in members.pairs.iter().filter(|member| member.receives) {
+            member.queue_pair.arm(Armed::new(count, !is_any));
+        }
+    }
+
+    /// Something was added. Tells the program of it, if it wants to know.
+    pub(crate) fn tell(&self, is_solicited: bool) {
+        let Some(events) = &self.events else { return };
+        // ORDER verbs.events: what was added before this look. Pairs with: `CompletionQueue::arm`.
+        fence(Ordering::SeqCst);
+        let armed = events.armed.load(Ordering::SeqCst);
+        if armed == ANY || armed == SOLICITED && is_solicited {
+            self.fire(events);
+        }
+    }
+
+    fn fire(&self, events: &Events) {
+        if events.armed.swap(NOTHING, Ordering::SeqCst) != NOTHING {
+            (events.tell)();
+        }
+    }
+
+    /// Does what nobody does while the program sleeps: tries again what waits, looks for the dead, and tells of completions. Whether
+    /// requests wait.
+    pub fn attend(&self, program: &impl Program<M>) -> bool {
+        let mut is_waiting = false;
+        let members = self.members();
+        for member in &members.pairs {
+            member.queue_pair.look();
+            member.queue_pair.progress(program);
+            is_waiting |= member.queue_pair.is_waiting();
+        }
+        let Some(events) = &self.events else { return is_waiting };
+        for shared in &members.shared {
+            shared.poll(program, usize::MAX);
+        }
+        let solicited_only = match events.armed.load(Ordering::SeqCst) {
+            NOTHING => return is_waiting,
+            armed => armed == SOLICITED,
+        };
+        let mut receivers = members.pairs.iter().filter(|member| member.receives);
+        if receivers.any(|member| member.queue_pair.has_received(solicited_only)) {
+            self.fire(events);
+        }
+        is_waiting
     }
 
     /// How many it holds.
@@ -117,9 +202,17 @@ impl<M: Memory> CompletionQueue<M> {
     }
 
     pub(crate) fn push(&self, completed: Completed) {
+        let is_error = completed.status != Status::SUCCESS;
+        self.add_received(completed, is_error);
+    }
+
+    pub(crate) fn add_received(&self, completed: Completed, is_solicited: bool) {
+        let is_error = completed.status != Status::SUCCESS;
         let mut ready = self.ready();
         ready.push_back(completed);
         self.count.store(ready.len(), Ordering::Release);
+        drop(ready);
+        self.tell(is_solicited || is_error);
     }
 
     /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.

@@ -9,15 +9,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ginnel::{AttachOptions, Block, Daemon, ErrorCode};
-use ginnel::{BlockOptions, Endpoint, Error, Listener, Mapping, Memory, MessageChannel, Rights};
+use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode};
+use ginnel::{Listener, Mapping, Memory, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights};
 use ginnel_layout::verbs::{self, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
 
+use crate::completion_queue::CompletionQueue;
+use crate::notifier::{Notifier, Poke};
 use crate::peer::{Arenas, Peer};
-use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Wanted};
+use crate::program::Program;
+use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Tell, Wanted};
 use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
 use crate::runs::Runs;
@@ -67,11 +71,20 @@ impl From<Full> for DeviceError {
     }
 }
 
+/// Who is to be woken when completions for an endpoint have been written.
+enum Doorbell {
+    /// This endpoint.
+    Own(Arc<OnceLock<Poke>>),
+    /// Whoever reads the other end of a channel.
+    Channel(Box<Mutex<MessageSender>>),
+}
+
 /// The blocks of an endpoint's arenas, of which each is opened when it is needed.
 struct Blocks {
     endpoint: Endpoint,
     owner: u32,
     open: Mutex<BTreeMap<u16, (Block, Mapping)>>,
+    doorbell: Doorbell,
 }
 
 impl Arenas<Mapping> for Blocks {
@@ -86,6 +99,14 @@ impl Arenas<Mapping> for Blocks {
         open.insert(number, (block, mapping.clone()));
         Some(mapping)
     }
+
+    fn ring(&self) {
+        match &self.doorbell {
+            Doorbell::Own(poke) => poke.get().into_iter().for_each(Poke::poke),
+            // If there is no room, its reader has been woken, and has not looked yet.
+            Doorbell::Channel(sender) => drop(locked(sender).send(&[0])),
+        }
+    }
 }
 
 /// An arena of this endpoint's.
@@ -97,18 +118,62 @@ struct Arena {
 
 /// Another endpoint.
 struct Link {
+    number: u32,
     peer: Arc<Peer<Mapping>>,
+    epoch: u32,
     /// Says when it dies.
-    channel: MessageChannel,
+    channel: Wire,
     /// Its tables, held.
     _tables: Block,
+}
+
+/// The half of a channel at which this endpoint hears from another one: that it has written completions, and that it has died.
+struct Wire {
+    receiver: MessageReceiver,
+    /// Channels of others are kept whole, and nothing is sent.
+    _sender: Option<MessageSender>,
+    /// The notifier is told of it.
+    is_registered: bool,
+    /// There may be more than was taken, and nobody will say so.
+    is_pending: bool,
+}
+
+impl Wire {
+    fn new(mut receiver: MessageReceiver, sender: Option<MessageSender>) -> Self {
+        receiver.set_nonblocking(true);
+        Self { receiver, _sender: sender, is_registered: false, is_pending: false }
+    }
+
+    /// Takes what has come. Whether the endpoint at the other end has ended.
+    fn has_ended(&mut self) -> bool {
+        self.is_pending = false;
+        for _ in 0..64 {
+            match self.receiver.recv_into(&mut [0; 8]) {
+                Ok(_) => {}
+                Err(Error::WouldBlock) => return false,
+                Err(_) => return true,
+            }
+        }
+        // A peer that goes on sending does not keep this thread for ever.
+        self.is_pending = true;
+        false
+    }
+
+    /// Has the notifier told of it, once.
+    fn register(&mut self, set: &ReadySet, key: u64) {
+        if !self.is_registered {
+            // Where there is no room, the notifier looks from time to time.
+            self.is_registered = self.receiver.register(set, key).is_ok();
+        }
+    }
 }
 
 #[derive(Default)]
 struct Links {
     links: HashMap<u32, Link>,
-    /// Channels that others have opened, for the same reason.
-    incoming: Vec<MessageChannel>,
+    /// Channels that others have opened, for the same reason, by numbers of our own.
+    incoming: BTreeMap<u64, Wire>,
+    last_incoming: u64,
     /// When those that could not be reached were tried.
     tried: HashMap<u32, Instant>,
     looked: Option<Instant>,
@@ -122,7 +187,7 @@ struct Slots {
 }
 
 /// The part that queue pairs need.
-struct Shared {
+pub(crate) struct Shared {
     endpoint: Endpoint,
     number: u32,
     tables: Mapping,
@@ -131,6 +196,9 @@ struct Shared {
     removals: AtomicU64,
     links: Mutex<Links>,
     listener: Listener<MessageChannel>,
+    queues: Mutex<Vec<Weak<CompletionQueue<Mapping>>>>,
+    /// There once there is a notifier.
+    poke: Arc<OnceLock<Poke>>,
 }
 
 /// A segment as an RDMA device of this process. May be used from several threads.
@@ -140,6 +208,7 @@ pub struct Device {
     tables: Block,
     arenas: Mutex<Vec<Arena>>,
     slots: Mutex<Slots>,
+    notifier: Mutex<Option<Notifier>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -164,7 +233,9 @@ impl Device {
         tables.store_relaxed_u32(verbs::MEMBER, endpoint.member());
         // ORDER verbs.ready: the header before the word that says so. Pairs with: `Shared::link`.
         tables.store_release_u64(verbs::MAGIC, verbs::READY);
-        let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open: Mutex::default() };
+        let poke = Arc::<OnceLock<Poke>>::default();
+        let doorbell = Doorbell::Own(poke.clone());
+        let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open: Mutex::default(), doorbell };
         let shared = Shared {
             endpoint,
             number,
@@ -173,6 +244,8 @@ impl Device {
             removals: AtomicU64::new(0),
             links: Mutex::default(),
             listener,
+            queues: Mutex::default(),
+            poke,
             tables,
         };
         let slots = Slots {
@@ -186,7 +259,21 @@ impl Device {
             tables: block,
             arenas: Mutex::default(),
             slots: Mutex::new(slots),
+            notifier: Mutex::default(),
         })
+    }
+
+    /// Starts a thread, once, that attends to completion queues while the program sleeps. `spawn` starts it.
+    pub fn start_notifier(
+        &self,
+        program: impl Program<Mapping> + Send + 'static,
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+    ) -> Result<(), DeviceError> {
+        let mut notifier = locked(&self.notifier);
+        if notifier.is_none() {
+            *notifier = Some(Notifier::start(self.shared.clone(), program, spawn)?);
+        }
+        Ok(())
     }
 
     /// Number of the member that this process belongs to.
@@ -338,6 +425,7 @@ impl Device {
         let shape = wanted.shared.is_none().then_some(wanted.capacity.receives);
         let location = self.locate(shape)?;
         let number = location.number;
+        self.shared.attend_to([&wanted.completes.0, &wanted.completes.1]);
         let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
         let tables = self.shared.tables.clone();
         let queue_pair =
@@ -367,11 +455,12 @@ impl Device {
         &self,
         domain: u32,
         shape: Shape,
+        tell: Tell,
     ) -> Result<Arc<SharedReceiveQueue<Mapping>>, DeviceError> {
         let location = self.locate(Some(shape))?;
         let adapter: Arc<dyn Adapter<Mapping>> = self.shared.clone();
         let tables = self.shared.tables.clone();
-        SharedReceiveQueue::new(tables, location, domain, shape, adapter)
+        SharedReceiveQueue::new(tables, location, domain, shape, adapter, tell)
             .ok_or(DeviceError::Full("shared receive queue"))
     }
 
@@ -398,31 +487,110 @@ fn is_too_large(error: &Error) -> bool {
     matches!(error.code(), Some(ErrorCode::NO_MEMORY | ErrorCode::QUOTA))
 }
 
+/// What the channel between two endpoints carries is a byte for each wake.
+const CHANNEL: ChannelOptions =
+    ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
+
 impl Shared {
     /// Opens the way to another endpoint.
     fn link(&self, number: u32) -> Option<Link> {
         let name = format!("verbs.{number}");
-        let channel: MessageChannel = self.endpoint.connect(&name).ok()?;
+        let channel: MessageChannel = self.endpoint.connect_with(&name, &CHANNEL).ok()?;
         let block = self.endpoint.open_block(&name, Rights::READ_WRITE).ok()?;
         let tables = block.memory().ok().filter(|_| block.len() >= verbs::TABLES)?;
         // ORDER verbs.ready: see `Device::open`.
         let is_ready = tables.load_acquire_u64(verbs::MAGIC) == verbs::READY;
         let owner = (tables.load_relaxed_u32(verbs::ENDPOINT), tables.load_relaxed_u32(verbs::EPOCH));
-        let peer = &channel.info().peer;
+        let peer = channel.info().peer.clone();
         if !is_ready || owner != (peer.endpoint, peer.epoch) || peer.endpoint != number {
             return None;
         }
-        let arenas = Blocks { endpoint: self.endpoint.clone(), owner: number, open: Mutex::default() };
-        let peer = Arc::new(Peer::new(tables, Box::new(arenas)));
-        Some(Link { peer, channel, _tables: block })
+        let (mut sender, receiver) = channel.split();
+        sender.set_nonblocking(true);
+        let doorbell = Doorbell::Channel(Box::new(Mutex::new(sender)));
+        let (endpoint, open) = (self.endpoint.clone(), Mutex::default());
+        let arenas = Blocks { endpoint, owner: number, open, doorbell };
+        let (epoch, peer) = (peer.epoch, Arc::new(Peer::new(tables, Box::new(arenas))));
+        if let Some(poke) = self.poke.get() {
+            // It does not know of the new channel.
+            poke.poke();
+        }
+        Some(Link { number, peer, epoch, channel: Wire::new(receiver, None), _tables: block })
+    }
+
+    /// The notifier attends to these queues, too.
+    fn attend_to(&self, queues: [&Arc<CompletionQueue<Mapping>>; 2]) {
+        let mut known = locked(&self.queues);
+        known.retain(|queue| queue.strong_count() > 0);
+        for queue in queues {
+            if !known.iter().any(|known| known.as_ptr() == Arc::as_ptr(queue)) {
+                known.push(Arc::downgrade(queue));
+            }
+        }
+    }
+
+    /// What the notifier waits for beside channels: somebody who opens one.
+    pub(crate) fn listener(&self) -> &Listener<MessageChannel> {
+        &self.listener
+    }
+
+    pub(crate) fn poke(&self) -> &OnceLock<Poke> {
+        &self.poke
+    }
+
+    /// Takes what has come at these channels, and has the notifier told of new ones. How long it may sleep then, as far as they are
+    /// concerned.
+    pub(crate) fn hear(&self, set: &ReadySet, keys: &[u64]) -> Option<Duration> {
+        let mut links = locked(&self.links);
+        let links = &mut *links;
+        while let Ok(channel) = self.listener.try_accept() {
+            links.accept(channel);
+        }
+        for link in links.links.values_mut() {
+            link.channel.register(set, u64::from(link.number));
+        }
+        for (key, wire) in &mut links.incoming {
+            wire.register(set, INCOMING | key);
+        }
+        let is_due = |wire: &Wire, key| !wire.is_registered || wire.is_pending || keys.contains(&key);
+        for link in links.links.values_mut().filter(|link| !link.peer.is_dead()) {
+            if is_due(&link.channel, u64::from(link.number)) && link.channel.has_ended() {
+                link.peer.set_dead();
+            }
+        }
+        links.incoming.retain(|key, wire| !(is_due(wire, INCOMING | key) && wire.has_ended()));
+        links.bury();
+        let of_peers = links.links.values().filter(|link| !link.peer.is_dead()).map(|link| &link.channel);
+        let wait = |wire: &Wire| match wire {
+            Wire { is_pending: true, .. } => Some(Duration::ZERO),
+            Wire { is_registered: false, .. } => Some(LOOK),
+            _ => None,
+        };
+        of_peers.chain(links.incoming.values()).filter_map(wait).min()
+    }
+
+    /// Attends to all completion queues. Whether requests wait.
+    pub(crate) fn attend_queues(&self, program: &impl Program<Mapping>) -> bool {
+        let queues: Vec<_> = locked(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        // Each of them, also if an earlier one has something that waits.
+        queues.iter().filter(|queue| queue.attend(program)).count() > 0
     }
 }
 
-/// Whether the endpoint at the other end has ended.
-fn has_ended(channel: &mut MessageChannel) -> bool {
-    let receiver = channel.receiver();
-    receiver.set_nonblocking(true);
-    !matches!(receiver.recv_into(&mut []), Err(Error::WouldBlock))
+/// Keys of channels that others have opened.
+const INCOMING: u64 = 1 << 63;
+
+impl Links {
+    fn accept(&mut self, channel: MessageChannel) {
+        let (sender, receiver) = channel.split();
+        self.last_incoming += 1;
+        self.incoming.insert(self.last_incoming, Wire::new(receiver, Some(sender)));
+    }
+
+    /// The blocks of the dead are given back once nothing here can be storing into them.
+    fn bury(&mut self) {
+        self.links.retain(|_, link| !link.peer.is_dead() || Arc::strong_count(&link.peer) > 1);
+    }
 }
 
 impl Shared {
@@ -430,8 +598,8 @@ impl Shared {
     fn is_gone(&self, claimer: Claimer) -> bool {
         let mut links = locked(&self.links);
         if let Some(link) = links.links.get_mut(&claimer.endpoint()).filter(|link| !link.peer.is_dead()) {
-            if !has_ended(&mut link.channel) {
-                return !claimer.is_of(link.channel.info().peer.epoch);
+            if !link.channel.has_ended() {
+                return !claimer.is_of(link.epoch);
             }
             link.peer.set_dead();
         }
@@ -490,22 +658,29 @@ impl Adapter<Mapping> for Shared {
         claimer.endpoint() != self.number && self.is_gone(claimer)
     }
 
+    fn has_to_wait(&self) {
+        self.poke.get().into_iter().for_each(Poke::poke);
+    }
+
     fn attend(&self) {
+        // What comes at channels is the notifier's to take.
+        if self.poke.get().is_some() {
+            return;
+        }
         let Ok(mut links) = self.links.try_lock() else { return };
         if links.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return;
         }
         links.looked = Some(Instant::now());
         while let Ok(channel) = self.listener.try_accept() {
-            links.incoming.push(channel);
+            links.accept(channel);
         }
         for link in links.links.values_mut() {
-            if !link.peer.is_dead() && has_ended(&mut link.channel) {
+            if !link.peer.is_dead() && link.channel.has_ended() {
                 link.peer.set_dead();
             }
         }
-        // The blocks of the dead are given back once nothing here can be storing into them.
-        links.links.retain(|_, link| !link.peer.is_dead() || Arc::strong_count(&link.peer) > 1);
-        links.incoming.retain_mut(|channel| !has_ended(channel));
+        links.bury();
+        links.incoming.retain(|_, wire| !wire.has_ended());
     }
 }

@@ -8,6 +8,7 @@
 //! device        a segment as an adapter: tables, arenas, peers
 //! queue_pair    states, requests that wait, flushing
 //! completion_queue
+//! notifier      a thread that attends to completion queues while the program sleeps
 //! remote        the executor: what a poster does with its peer's queue pair
 //! receive       the receive queue, by its owner
 //! shared_receive_queue   one for several queue pairs
@@ -24,6 +25,7 @@
 
 pub mod completion_queue;
 pub mod device;
+mod notifier;
 pub mod peer;
 pub mod program;
 pub mod queue_pair;

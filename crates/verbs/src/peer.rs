@@ -11,10 +11,13 @@ use ginnel_shmem::Memory;
 
 use crate::regions::Region;
 
-/// The arenas of an endpoint.
+/// The arenas of an endpoint, and its doorbell.
 pub trait Arenas<M>: Send + Sync {
     /// The memory of an arena. May ask the daemon when the arena is needed for the first time.
     fn arena(&self, number: u16) -> Option<M>;
+
+    /// Wakes whoever waits there for completions.
+    fn ring(&self);
 }
 
 /// Another endpoint, or this one, by whose queue pairs requests of this one end.
@@ -38,6 +41,11 @@ impl<M: Memory> Peer<M> {
     /// Number of the member that it belongs to, as it says.
     pub fn member(&self) -> u32 {
         self.tables.load_relaxed_u32(MEMBER)
+    }
+
+    /// Wakes whoever waits there for completions.
+    pub fn ring(&self) {
+        self.arenas.ring();
     }
 
     /// Nothing of it runs any more.

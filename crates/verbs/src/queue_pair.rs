@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ginnel_layout::verbs::{Access, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
+use ginnel_layout::verbs::{Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
@@ -43,7 +43,30 @@ pub trait Adapter<M: Memory>: Send + Sync {
 
     /// Whether an endpoint that has claimed a receive does not live any more. May ask the daemon.
     fn has_died(&self, claimer: Claimer) -> bool;
+
+    /// A request waits. If nobody polls, somebody else should try it again.
+    fn has_to_wait(&self);
 }
+
+/// What happens to a queue pair or to a shared receive queue, beside completions: numbers of `ibv_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(pub u32);
+
+impl Event {
+    /// The queue pair has failed.
+    pub const QP_FATAL: Self = Self(1);
+    /// The peer has asked for what cannot be.
+    pub const QP_REQ_ERR: Self = Self(2);
+    /// The peer has asked for what it may not do.
+    pub const QP_ACCESS_ERR: Self = Self(3);
+    /// A shared receive queue has fewer receives than its limit.
+    pub const SRQ_LIMIT_REACHED: Self = Self(15);
+    /// A queue pair takes no more receives from its shared receive queue.
+    pub const QP_LAST_WQE_REACHED: Self = Self(16);
+}
+
+/// How the program is told of events.
+pub type Tell = Box<dyn Fn(Event) + Send + Sync>;
 
 /// The local identifier of a member's port.
 pub fn lid(member: u32) -> u16 {
@@ -151,6 +174,7 @@ pub struct QueuePair<M: Memory> {
     receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
     completes_receives: Arc<CompletionQueue<M>>,
+    tell: Tell,
 }
 
 /// Where the two rings of a receive queue lie.
@@ -184,6 +208,8 @@ pub struct Wanted<M: Memory> {
     pub shared: Option<Arc<SharedReceiveQueue<M>>>,
     /// Where its sends and its receives complete.
     pub completes: (Arc<CompletionQueue<M>>, Arc<CompletionQueue<M>>),
+    /// How the program is told of events.
+    pub tell: Tell,
 }
 
 /// The most queue pairs that a queue pair for datagrams remembers.
@@ -197,7 +223,7 @@ impl<M: Memory> QueuePair<M> {
         wanted: Wanted<M>,
         adapter: Arc<dyn Adapter<M>>,
     ) -> Option<Arc<Self>> {
-        let Wanted { kind, domain, capacity, shared, completes } = wanted;
+        let Wanted { kind, domain, capacity, shared, completes, tell } = wanted;
         let (at, shape) = (location.number.at()?, capacity.receives);
         let receives = match shared {
             Some(shared) => {
@@ -216,6 +242,8 @@ impl<M: Memory> QueuePair<M> {
         };
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
         tables.store_relaxed_u64(at + qp::SENDERS, 0);
+        let armed = if completes.1.has_events() { Armed::IDLE } else { Armed::NEVER };
+        tables.store_relaxed_u32(at + qp::ARMED, armed.0);
         let sender = Sender {
             peer: None,
             owner: None,
@@ -240,6 +268,7 @@ impl<M: Memory> QueuePair<M> {
             receives,
             completes_sends: completes.0.clone(),
             completes_receives: completes.1.clone(),
+            tell,
         });
         queue_pair.publish(QpState::RESET);
         let is_one = Arc::ptr_eq(&completes.0, &completes.1);
@@ -292,6 +321,13 @@ impl<M: Memory> QueuePair<M> {
         // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
         let word = u64::from(self.location.incarnation) << 32 | u64::from(state.0);
         self.tables.swap_u64(self.at + qp::STATE, word);
+        self.tables.full_fence();
+    }
+
+    /// Whether peers are to wake this process for a completion of a receive.
+    pub(crate) fn arm(&self, armed: Armed) {
+        self.tables.store_relaxed_u32(self.at + qp::ARMED, armed.0);
+        // ORDER verbs.armed: this before the next look at completions. Pairs with: `Remote::wake`.
         self.tables.full_fence();
     }
 
@@ -450,6 +486,7 @@ impl<M: Memory> QueuePair<M> {
         };
         if sender.waiting.is_empty() {
             sender.since = Some(Instant::now());
+            self.adapter.has_to_wait();
         }
         let Work { id, operation, datagram, is_signaled, .. } = *work;
         sender.waiting.push_back(Waiting { id, operation, datagram, elements, bytes, is_signaled });
@@ -635,14 +672,19 @@ impl<M: Memory> QueuePair<M> {
             Receives::Own(_) => self.revoke_claims(),
             Receives::Shared(shared) => shared.look(),
         }
-        let is_wrong = self.tables.load_acquire_u32(self.at + qp::ERROR) != 0;
+        let error = Status(self.tables.load_acquire_u32(self.at + qp::ERROR));
         let is_dead = self.sender().owner.as_ref().is_some_and(|owner| owner.is_dead());
         if is_dead {
             let first = self.sender().waiting.pop_front();
             let failed = first.map(|first| self.completed(first.id, &first.operation, Status::RETRY_EXC_ERR));
             self.fall(failed);
-        } else if is_wrong {
+        } else if error != Status::SUCCESS {
             self.fall(None);
+            (self.tell)(match error {
+                Status::REM_ACCESS_ERR => Event::QP_ACCESS_ERR,
+                Status::REM_INV_REQ_ERR => Event::QP_REQ_ERR,
+                _ => Event::QP_FATAL,
+            });
         }
     }
 
@@ -653,12 +695,26 @@ impl<M: Memory> QueuePair<M> {
         if let Some(failed) = failed {
             self.completes_sends.push(failed);
         }
+        let was_good = self.state() != QpState::ERR;
         self.publish(QpState::ERR);
         for waiting in sender.waiting.drain(..) {
             let flushed = self.completed(waiting.id, &waiting.operation, Status::WR_FLUSH_ERR);
             self.completes_sends.push(flushed);
         }
         sender.since = None;
+        drop(sender);
+        match &self.receives {
+            // What was posted to receive is flushed when it is polled.
+            Receives::Own(_) => self.completes_receives.tell(true),
+            Receives::Shared(_) if was_good => (self.tell)(Event::QP_LAST_WQE_REACHED),
+            Receives::Shared(_) => {}
+        }
+    }
+
+    /// Whether something has come that is worth a wake.
+    pub(crate) fn has_received(&self, solicited_only: bool) -> bool {
+        let Some(receiver) = self.receiver() else { return false };
+        receiver.has_received(solicited_only) || self.state() == QpState::ERR && !receiver.is_empty()
     }
 
     /// The next receive of its own that has ended.
@@ -702,8 +758,8 @@ impl<M: Memory> QueuePair<M> {
 
     /// A receive of the shared queue has ended, with a message for this queue pair.
     pub(crate) fn received(&self, received: Received) {
-        let status = received.status;
-        self.completes_receives.push(self.received_by(received));
+        let (status, is_solicited) = (received.status, received.is_solicited);
+        self.completes_receives.add_received(self.received_by(received), is_solicited);
         if status != Status::SUCCESS {
             self.fall(None);
         }

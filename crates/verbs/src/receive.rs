@@ -176,6 +176,20 @@ impl<M: Memory> ReceiveQueue<M> {
         header.is_of(self.head) && header.claimer().is_none() && !self.is_empty()
     }
 
+    /// Whether something has come that is worth a wake.
+    pub fn has_received(&self, solicited_only: bool) -> bool {
+        for index in self.head..self.tail {
+            let header = self.header(index);
+            if !header.is_of(index) || header.claimer().is_some() {
+                return false;
+            }
+            if header.kind() != Completion::VOID && (!solicited_only || header.is_solicited()) {
+                return true;
+            }
+        }
+        false
+    }
+
     #[inline]
     fn header_at(&self, index: u64) -> usize {
         self.completions.1 + self.slot(index) * completion::ENTRY + completion::HEADER

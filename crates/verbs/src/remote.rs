@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{
-    Access, Claimer, Completion, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS, QpNumber, QpState,
-    completion, qp, receive,
+    Access, Armed, Claimer, Completion, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS, QpNumber,
+    QpState, completion, qp, receive,
 };
 use ginnel_shmem::Memory;
 
@@ -81,6 +81,9 @@ pub struct Remote<M> {
     is_shared: bool,
     /// Bytes in front of a message.
     prefix: u32,
+    /// The peer may be asleep, and what it was woken for last.
+    may_sleep: bool,
+    rung: Armed,
     incarnation: u32,
     /// Of the queue pair, and of its receives.
     domain: u32,
@@ -127,6 +130,7 @@ impl<M: Memory> Remote<M> {
         let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
         let [domain, queue_domain] = [at, queue_at].map(|at| tables.load_relaxed_u32(at + qp::DOMAIN));
         let incarnation = (state >> 32) as u32;
+        let may_sleep = Armed(tables.load_relaxed_u32(at + qp::ARMED)).is_ever();
         let windows = Windows::new(peer.clone());
         Ok(Self {
             peer,
@@ -136,6 +140,8 @@ impl<M: Memory> Remote<M> {
             queue_at,
             is_shared: from.kind == Kind::UD || queue_at != at,
             prefix: from.kind.prefix() as u32,
+            may_sleep,
+            rung: Armed::NEVER,
             incarnation,
             domain,
             queue_domain,
@@ -186,7 +192,9 @@ impl<M: Memory> Remote<M> {
         };
         // ORDER verbs.executing: the accesses before the end. Pairs with: `QueuePair::is_accessed`.
         self.peer.tables().store_release_u64(self.at + qp::EXECUTING, Executing::NONE.0);
-        if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result {
+        if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
+            && self.from.kind == Kind::RC
+        {
             self.report(result);
         }
         result
@@ -219,9 +227,12 @@ impl<M: Memory> Remote<M> {
 
     /// The peer's queue pair is in error too, and its owner is told why.
     #[cold]
-    fn report(&self, result: Result<(), Failure>) {
+    fn report(&mut self, result: Result<(), Failure>) {
         let status = result.err().map_or(Status::SUCCESS, Failure::status);
         self.peer.tables().store_release_u32(self.at + qp::ERROR, status.0);
+        if self.may_sleep {
+            self.wake(true);
+        }
     }
 
     /// Says what is about to be accessed, and looks whether the peer's queue pair still is what it was.
@@ -542,6 +553,22 @@ impl<M: Memory> Remote<M> {
         self.head += 1;
         if !self.is_shared {
             self.peer.tables().store_relaxed_u64(self.at + qp::HEAD, self.head);
+        }
+        if self.may_sleep && header.kind() != Completion::VOID {
+            self.wake(header.is_solicited());
+        }
+    }
+
+    /// Wakes the peer, if it wants to be woken for such a completion and was not yet.
+    #[cold]
+    fn wake(&mut self, is_solicited: bool) {
+        let tables = self.peer.tables();
+        // ORDER verbs.armed: the completion before this look. Pairs with: `QueuePair::arm`.
+        tables.full_fence();
+        let armed = Armed(tables.load_relaxed_u32(self.at + qp::ARMED));
+        if armed.wants(is_solicited) && armed != self.rung {
+            self.rung = armed;
+            self.peer.ring();
         }
     }
 

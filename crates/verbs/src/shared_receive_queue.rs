@@ -1,14 +1,14 @@
 //! Shared receive queues: one receive queue for several queue pairs.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
 
 use crate::program::Program;
-use crate::queue_pair::{Adapter, Location, QueuePair, Refused, Rings};
+use crate::queue_pair::{Adapter, Event, Location, QueuePair, Refused, Rings, Tell};
 use crate::receive::{ReceiveQueue, Shape};
 use crate::work::Element;
 
@@ -22,6 +22,9 @@ pub struct SharedReceiveQueue<M: Memory> {
     receiver: Mutex<ReceiveQueue<M>>,
     members: Mutex<BTreeMap<QpNumber, Weak<QueuePair<M>>>>,
     are_rings_kept: AtomicBool,
+    /// The program wants to know of fewer receives than this; 0 if it does not.
+    limit: AtomicU32,
+    tell: Tell,
 }
 
 impl<M: Memory> SharedReceiveQueue<M> {
@@ -32,6 +35,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
         domain: u32,
         shape: Shape,
         adapter: Arc<dyn Adapter<M>>,
+        tell: Tell,
     ) -> Option<Arc<Self>> {
         let at = location.number.at()?;
         let rings = location.rings.as_ref()?;
@@ -44,7 +48,19 @@ impl<M: Memory> SharedReceiveQueue<M> {
         tables.store_release_u64(at + qp::STATE, word);
         let (receiver, members) = (Mutex::new(receiver), Mutex::default());
         let are_rings_kept = AtomicBool::new(false);
-        Some(Arc::new(Self { location, shape, tables, at, adapter, receiver, members, are_rings_kept }))
+        let limit = AtomicU32::new(0);
+        Some(Arc::new(Self {
+            location,
+            shape,
+            tables,
+            at,
+            adapter,
+            receiver,
+            members,
+            are_rings_kept,
+            limit,
+            tell,
+        }))
     }
 
     /// Its number, which is none of a queue pair.
@@ -89,6 +105,25 @@ impl<M: Memory> SharedReceiveQueue<M> {
         self.tables.store_release_u64(self.at + qp::STATE, word);
     }
 
+    /// Below how many receives the program is to be told, once; 0 if never.
+    pub fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Ordering::Relaxed);
+        self.look_at_limit(self.len());
+    }
+
+    /// Below how many receives the program is to be told.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    fn look_at_limit(&self, len: usize) {
+        let limit = self.limit();
+        let is_below = len < limit as usize;
+        if is_below && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            (self.tell)(Event::SRQ_LIMIT_REACHED);
+        }
+    }
+
     /// A sender has stopped in the middle of an access, so the rings cannot be used for something else.
     pub fn keep_rings(&self) {
         self.are_rings_kept.store(true, Ordering::Relaxed);
@@ -121,16 +156,19 @@ impl<M: Memory> SharedReceiveQueue<M> {
             return;
         }
         let members = self.members();
-        for _ in 0..most {
+        for _ in 0..most.min(self.shape.entries) {
             let prefix = |target| {
                 let member: &Weak<QueuePair<M>> = members.get(&target)?;
                 Some(member.upgrade()?.kind().prefix())
             };
-            let Some(received) = receiver.poll(program, prefix) else { return };
+            let Some(received) = receiver.poll(program, prefix) else { break };
             if let Some(member) = members.get(&received.target).and_then(Weak::upgrade) {
                 member.received(received);
             }
         }
+        let len = receiver.len();
+        drop((members, receiver));
+        self.look_at_limit(len);
     }
 
     /// Looks whether a sender that holds up all others has died.

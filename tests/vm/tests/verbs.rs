@@ -17,15 +17,22 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const FILES: &str = "/tmp/files";
 
 /// Programs and their arguments, beside the device and the server's name.
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 16] = [
     "ibv_rc_pingpong -c -n 200",
     "ibv_rc_pingpong -c -s 100000 -n 20",
+    "ibv_rc_pingpong -e -n 200",
+    "ibv_uc_pingpong -c -n 200",
+    "ibv_ud_pingpong -c -n 200 -s 2048",
+    "ibv_srq_pingpong -c -n 200",
     "ib_write_lat -F -n 200",
     "ib_write_bw -F -n 200",
     "ib_read_lat -F -n 200",
     "ib_read_bw -F -n 200",
     "ib_send_lat -F -n 200",
     "ib_send_bw -F -n 200",
+    "ib_send_bw -F -n 200 -e",
+    "ib_send_bw -F -n 200 -c UD",
+    "ib_send_bw -F -n 200 --use-srq -q 2",
     "ib_atomic_lat -F -n 200",
 ];
 

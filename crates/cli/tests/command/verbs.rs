@@ -138,10 +138,11 @@ fn pingpong() {
     for program in programs {
         let more: &[&[&str]] = match program {
             // A datagram has at most 4096 bytes, and as it does not wait for its receive, neither may the receiver run out of them.
-            "ibv_ud_pingpong" => &[&["-n", "1000"], &["-c", "-n", "1000", "-s", "2048"]],
-            "ibv_srq_pingpong" => &[&["-n", "1000"], &["-c", "-n", "1000", "-q", "5"]],
+            "ibv_ud_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-s", "2048"]],
+            "ibv_srq_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-q", "5"]],
             _ => &[
                 &["-n", "1000"],
+                &["-e"],
                 &["-c", "-n", "1000"],
                 &["-s", "100000", "-c", "-n", "100"],
                 &["-m", "256", "-r", "10"],
@@ -198,6 +199,10 @@ fn perftest() {
         ("ib_write_bw", &["-q", "8", "-b"]),
         ("ib_send_bw", &["-b", "-s", "4096"]),
         ("ib_read_bw", &["-b", "-q", "2"]),
+        // They sleep until there is a completion.
+        ("ib_send_lat", &["-e"]),
+        ("ib_send_bw", &["-e"]),
+        ("ib_send_bw", &["-e", "-c", "UD"]),
         // All sizes up to 8 MiB.
         ("ib_send_bw", &["-a", "-n", "20"]),
         ("ib_write_bw", &["-a", "-n", "20"]),

@@ -1,5 +1,6 @@
 //! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
 
+mod events;
 mod shared;
 mod unreliable;
 
@@ -15,7 +16,9 @@ use ginnel_shmem::{Mapping, Memory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
 use ginnel_verbs::program::Program;
-use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Refused, Rings, Wanted};
+use ginnel_verbs::queue_pair::{
+    Adapter, Capacity, Change, Event, Location, QueuePair, Refused, Rings, Tell, Wanted,
+};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
@@ -34,14 +37,23 @@ struct Side {
     /// Whether the other side counts as dead if it has claimed a receive.
     other_has_died: AtomicBool,
     own: Arc<Peer<Mapping>>,
+    /// How often this side was woken, and had requests that wait.
+    rings: Arc<AtomicU64>,
+    waits: AtomicU64,
+    events: Mutex<Vec<Event>>,
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
 
-struct One(Mapping);
+/// The arena, and how often it was rung.
+struct One(Mapping, Arc<AtomicU64>);
 
 impl Arenas<Mapping> for One {
     fn arena(&self, number: u16) -> Option<Mapping> {
         (number == 0).then(|| self.0.clone())
+    }
+
+    fn ring(&self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -70,6 +82,10 @@ impl Adapter<Mapping> for Side {
 
     fn has_died(&self, claimer: Claimer) -> bool {
         claimer.endpoint() != self.number && self.other_has_died.load(Ordering::Relaxed)
+    }
+
+    fn has_to_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -120,11 +136,25 @@ impl Side {
     fn new(number: u32) -> Arc<Self> {
         let (tables, arena) = (Mapping::anonymous(TABLES).unwrap(), Mapping::anonymous(ARENA).unwrap());
         tables.store_relaxed_u32(verbs::MEMBER, number);
-        let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
+        let rings = Arc::<AtomicU64>::default();
+        let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone(), rings.clone()))));
         let regions = Mutex::new(Regions::new(tables.clone()));
         let (removals, other) = (AtomicU64::new(0), OnceLock::new());
         let other_has_died = AtomicBool::new(false);
-        Arc::new(Self { number, tables, arena, regions, removals, other_has_died, own, other })
+        let (waits, events) = (AtomicU64::new(0), Mutex::default());
+        Arc::new(Self {
+            number,
+            tables,
+            arena,
+            regions,
+            removals,
+            other_has_died,
+            own,
+            rings,
+            waits,
+            events,
+            other,
+        })
     }
 
     fn pages(&self) -> Pages {
@@ -154,6 +184,15 @@ impl Side {
         Location { number: QpNumber::new(self.number, index).unwrap(), incarnation: 1, rings }
     }
 
+    fn tell(self: &Arc<Self>) -> Tell {
+        let side = Arc::downgrade(self);
+        Box::new(move |event| side.upgrade().unwrap().events.lock().unwrap().push(event))
+    }
+
+    fn events(&self) -> Vec<Event> {
+        std::mem::take(&mut self.events.lock().unwrap())
+    }
+
     fn adapter(self: &Arc<Self>) -> Arc<dyn Adapter<Mapping>> {
         self.clone()
     }
@@ -165,7 +204,8 @@ impl Side {
         completes: &Arc<CompletionQueue<Mapping>>,
     ) -> Pair {
         let completes = (completes.clone(), completes.clone());
-        let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared: None, completes };
+        let tell = self.tell();
+        let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared: None, completes, tell };
         QueuePair::new(self.tables.clone(), self.location(index), wanted, self.adapter()).unwrap()
     }
 }
@@ -192,8 +232,11 @@ impl Both {
     }
 
     fn of_kind(kind: Kind) -> Self {
+        Self::completing(kind, [Arc::new(CompletionQueue::new(16)), Arc::new(CompletionQueue::new(16))])
+    }
+
+    fn completing(kind: Kind, queues: [Arc<CompletionQueue<Mapping>>; 2]) -> Self {
         let sides = sides();
-        let queues = [Arc::new(CompletionQueue::new(16)), Arc::new(CompletionQueue::new(16))];
         let pairs = [sides[0].queue_pair(kind, 1, &queues[0]), sides[1].queue_pair(kind, 3, &queues[1])];
         for pair in &pairs {
             let change = Change { access: Some(Access(ALL)), ..Change::default() };
@@ -359,6 +402,7 @@ fn what_a_peer_does_not_allow_fails_and_touches_nothing() {
             both.pairs[1].post_receive(3, &[]).unwrap();
             both.pairs[1].look();
             assert_eq!(both.said(1), [(3, Status::WR_FLUSH_ERR)], "{what} {kind}");
+            assert_eq!(both.sides[1].events(), [Event::QP_ACCESS_ERR]);
         }
     }
 }

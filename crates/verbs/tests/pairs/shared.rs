@@ -19,14 +19,21 @@ impl Stage {
         let sides = sides();
         let [one, two] = &sides;
         let location = two.location(3);
-        let shared =
-            SharedReceiveQueue::new(two.tables.clone(), location, 1, CAPACITY.receives, two.adapter())
-                .unwrap();
+        let shared = SharedReceiveQueue::new(
+            two.tables.clone(),
+            location,
+            1,
+            CAPACITY.receives,
+            two.adapter(),
+            two.tell(),
+        )
+        .unwrap();
         let queues = [(); 2].map(|()| Arc::new(CompletionQueue::new(16)));
         let receivers = [0, 1].map(|i| {
             let completes = (queues[i].clone(), queues[i].clone());
             let shared = Some(shared.clone());
-            let wanted = Wanted { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes };
+            let tell = two.tell();
+            let wanted = Wanted { kind: Kind::RC, domain: 1, capacity: CAPACITY, shared, completes, tell };
             let location = Location { rings: None, ..two.location(10 + i) };
             QueuePair::new(two.tables.clone(), location, wanted, two.adapter()).unwrap()
         });
@@ -116,6 +123,23 @@ fn a_message_waits_for_a_receive_of_the_shared_queue() {
 }
 
 #[test]
+fn the_program_is_told_once_that_receives_run_out() {
+    let stage = Stage::new();
+    stage.post(1);
+    stage.shared.set_limit(2);
+    assert_eq!((stage.sides[1].events(), stage.shared.limit()), (vec![Event::SRQ_LIMIT_REACHED], 0));
+    for id in 2..=3 {
+        stage.post(id);
+    }
+    stage.shared.set_limit(2);
+    for (id, events) in [(1, vec![]), (2, vec![Event::SRQ_LIMIT_REACHED]), (3, vec![])] {
+        stage.send(0, id, SEND, 8);
+        assert_eq!(stage.got(0).len(), 1);
+        assert_eq!(stage.sides[1].events(), events);
+    }
+}
+
+#[test]
 fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
     let stage = Stage::new();
     let [a, b] = [0, 1].map(|i| stage.receivers[i].number());
@@ -126,6 +150,7 @@ fn the_error_of_one_queue_pair_is_not_that_of_the_others() {
     assert_eq!(stage.sent(), [(1, Status::REM_INV_REQ_ERR)]);
     assert_eq!(stage.got(0), [(1, Status::LOC_LEN_ERR, a)]);
     assert_eq!((stage.receivers[0].state(), stage.receivers[1].state()), (QpState::ERR, QpState::RTS));
+    assert_eq!(stage.sides[1].events(), [Event::QP_LAST_WQE_REACHED]);
     stage.send(1, 2, SEND, 100);
     assert_eq!(stage.got(1), [(2, Status::SUCCESS, b)]);
     // What was posted to the shared queue is there for others.

@@ -1,0 +1,116 @@
+//! A thread that attends to completion queues while the program sleeps.
+//!
+//! It sleeps itself until a peer has written a completion that the program wants to be told of, a request has to wait, or a peer has died.
+//! A program that polls needs none: whoever polls does all of it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ginnel::{Error, Mapping, ReadySet, WaitMode};
+
+use crate::device::Shared;
+use crate::program::Program;
+
+/// Between two tries of requests that wait for their peers, as if those had asked for so much time (InfiniBand Architecture
+/// Specification 1.2.1, table 45).
+const RETRY: Duration = Duration::from_micros(480);
+
+const LISTENER: u64 = u64::MAX;
+const POKED: u64 = u64::MAX - 1;
+
+/// Wakes the notifier.
+pub(crate) struct Poke(UnixStream);
+
+impl Poke {
+    pub(crate) fn poke(&self) {
+        // If there is no room, it is about to wake up.
+        let _ = (&self.0).write(&[0]);
+    }
+}
+
+/// The thread. It ends with this.
+pub(crate) struct Notifier {
+    shared: Arc<Shared>,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    /// After a fork, the child has no such thread.
+    process: u32,
+}
+
+impl Notifier {
+    pub(crate) fn start(
+        shared: Arc<Shared>,
+        program: impl Program<Mapping> + Send + 'static,
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::System { what: "starting a thread for completion events", source };
+        let mut set = ReadySet::new()?;
+        set.set_mode(WaitMode::Interrupt);
+        let (poke, poked) = UnixStream::pair().map_err(failed)?;
+        poke.set_nonblocking(true).map_err(failed)?;
+        poked.set_nonblocking(true).map_err(failed)?;
+        set.watch(shared.listener(), LISTENER)?;
+        set.watch(&poked, POKED)?;
+        let is_over = Arc::<AtomicBool>::default();
+        let thread = {
+            let (shared, is_over) = (shared.clone(), is_over.clone());
+            spawn(Box::new(move || run(&shared, set, poked, &program, &is_over))).map_err(failed)?
+        };
+        // There is one notifier of a device, and so one poke.
+        let _ = shared.poke().set(Poke(poke));
+        Ok(Self { shared, is_over, thread: Some(thread), process: process::id() })
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.process != process::id() {
+            std::mem::forget(thread);
+            return;
+        }
+        self.is_over.store(true, Ordering::Release);
+        if let Some(poke) = self.shared.poke().get() {
+            poke.poke();
+        }
+        let _ = thread.join();
+    }
+}
+
+fn run(
+    shared: &Shared,
+    mut set: ReadySet,
+    mut poked: UnixStream,
+    program: &impl Program<Mapping>,
+    is_over: &AtomicBool,
+) {
+    let mut keys = Vec::new();
+    while !is_over.load(Ordering::Acquire) {
+        let of_channels = shared.hear(&set, &keys);
+        let of_requests = shared.attend_queues(program).then_some(RETRY);
+        let timeout = [of_channels, of_requests].into_iter().flatten().min();
+        if set.wait(&mut keys, timeout).is_err() {
+            // Nothing wakes it any more, so it looks again and again.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if keys.contains(&POKED) {
+            drain(&mut poked);
+        }
+    }
+}
+
+fn drain(poked: &mut UnixStream) {
+    let mut bytes = [0; 64];
+    loop {
+        match poked.read(&mut bytes) {
+            Ok(n) if n == bytes.len() => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Completion queues that tell of completions.
+
+use super::*;
+
+/// Two queue pairs whose completion queues count how often they have told.
+struct Stage {
+    both: Both,
+    told: [Arc<AtomicU64>; 2],
+    keys: [Key; 2],
+}
+
+impl Stage {
+    fn new() -> Self {
+        let told: [Arc<AtomicU64>; 2] = Default::default();
+        let queues = [0, 1].map(|i| {
+            let told = told[i].clone();
+            let tell = move || {
+                told.fetch_add(1, Ordering::Relaxed);
+            };
+            Arc::new(CompletionQueue::with_events(16, Box::new(tell)))
+        });
+        let both = Both::completing(Kind::RC, queues);
+        both.connect(0);
+        both.connect(1);
+        let keys = [0, 1].map(|i| both.sides[i].register(0, 4096, 1 | ALL));
+        Self { both, told, keys }
+    }
+
+    /// How often the second side was rung, and its program was told, since the last time.
+    fn since(&self) -> (u64, u64) {
+        let rings = self.both.sides[1].rings.swap(0, Ordering::Relaxed);
+        self.both.queues[1].attend(&self.both.sides[1].pages());
+        (rings, self.told[1].swap(0, Ordering::Relaxed))
+    }
+
+    fn send(&self, solicited: bool) {
+        self.both.pairs[1].post_receive(1, &[element(0, 100, self.keys[1])]).unwrap();
+        let operation = Operation::Send { immediate: None, solicited };
+        self.both.post(0, 1, operation, &[element(0, 8, self.keys[0])]);
+    }
+}
+
+#[test]
+fn a_receiver_is_woken_once_for_what_it_has_asked_for() {
+    let stage = Stage::new();
+    stage.send(true);
+    assert_eq!(stage.since(), (0, 0), "it has not asked");
+    assert_eq!(stage.both.said(1).len(), 1);
+    for _ in 0..3 {
+        stage.both.queues[1].arm(false);
+        assert_eq!(stage.since(), (0, 0));
+        stage.send(false);
+        stage.send(false);
+        assert_eq!(stage.since(), (1, 1));
+        assert_eq!(stage.since(), (0, 0));
+        assert_eq!(stage.both.said(1).len(), 2);
+    }
+    stage.both.queues[1].arm(true);
+    stage.send(false);
+    assert_eq!(stage.since(), (0, 0));
+    stage.send(true);
+    assert_eq!(stage.since(), (1, 1));
+    assert_eq!(stage.both.said(1).len(), 2);
+    // The wider wish counts.
+    stage.both.queues[1].arm(false);
+    stage.both.queues[1].arm(true);
+    stage.send(false);
+    assert_eq!(stage.since(), (1, 1));
+    assert_eq!(stage.both.said(1).len(), 1);
+}
+
+#[test]
+fn a_sender_is_told_of_its_own_completions_at_once() {
+    let stage = Stage::new();
+    stage.both.queues[0].arm(false);
+    stage.send(false);
+    assert_eq!(stage.told[0].swap(0, Ordering::Relaxed), 1);
+    stage.both.queues[0].arm(true);
+    stage.send(false);
+    assert_eq!(stage.told[0].load(Ordering::Relaxed), 0);
+    // Errors wake everybody.
+    let write = Operation::Write { address: BASE, key: Key(77), immediate: None, solicited: false };
+    stage.both.queues[1].arm(true);
+    stage.both.pairs[1].post_receive(1, &[]).unwrap();
+    stage.both.said(1);
+    stage.both.post(0, 2, write, &[element(0, 8, stage.keys[0])]);
+    assert_eq!(stage.told[0].load(Ordering::Relaxed), 1);
+    assert_eq!(stage.since(), (1, 1));
+    assert_eq!(stage.both.said(1), [(1, Status::WR_FLUSH_ERR)]);
+}
+
+#[test]
+fn what_waits_is_tried_by_whoever_attends() {
+    let stage = Stage::new();
+    stage.both.queues[0].arm(false);
+    stage.both.post(0, 1, SEND, &[element(0, 8, stage.keys[0])]);
+    assert_eq!(stage.both.sides[0].waits.load(Ordering::Relaxed), 1);
+    let attend = || stage.both.queues[0].attend(&stage.both.sides[0].pages());
+    assert!(attend());
+    assert_eq!(stage.told[0].load(Ordering::Relaxed), 0);
+    stage.both.pairs[1].post_receive(1, &[element(0, 100, stage.keys[1])]).unwrap();
+    assert!(!attend());
+    assert_eq!(stage.told[0].load(Ordering::Relaxed), 1);
+    assert_eq!(stage.both.said(0), [(1, Status::SUCCESS)]);
+}
+
+/// A receiver that sleeps after each message, and is woken only by rings: if one got lost, it would sleep for ever.
+#[test]
+fn no_wake_is_lost() {
+    let stage = Stage::new();
+    let [one, two] = &stage.both.sides;
+    const MESSAGES: u64 = 20_000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let pages = one.pages();
+            for id in 0..MESSAGES {
+                let elements = [element(0, 8, stage.keys[0])];
+                let work = Work {
+                    id,
+                    operation: SEND,
+                    datagram: None,
+                    elements: &elements,
+                    is_inline: true,
+                    is_signaled: false,
+                };
+                while stage.both.pairs[0].post(&pages, &work) == Err(Refused::Full) {
+                    stage.both.pairs[0].progress(&pages);
+                    std::thread::yield_now();
+                }
+            }
+            while stage.both.pairs[0].is_waiting() {
+                stage.both.pairs[0].progress(&pages);
+                std::thread::yield_now();
+            }
+        });
+        let mut got = 0;
+        let mut posted = 0;
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while got < MESSAGES {
+            while posted < MESSAGES && posted - got < 4 {
+                stage.both.pairs[1].post_receive(1, &[element(0, 100, stage.keys[1])]).unwrap();
+                posted += 1;
+            }
+            let rung = two.rings.load(Ordering::SeqCst);
+            stage.both.queues[1].arm(false);
+            let found = stage.both.poll(1).len() as u64;
+            got += found;
+            while found == 0 && two.rings.load(Ordering::SeqCst) == rung {
+                assert!(std::time::Instant::now() < end, "nobody rings after {got} messages");
+                std::thread::yield_now();
+            }
+        }
+    });
+}
