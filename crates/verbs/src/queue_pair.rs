@@ -142,6 +142,8 @@ struct Sender<M> {
     patience: Option<Duration>,
     /// Since when the first one waits.
     since: Option<Instant>,
+    /// Requests posted since the last look whether peers live.
+    posted: u32,
     /// Keys that were checked last: number of removals then, key and region.
     known: Option<(u64, u32, Region)>,
 }
@@ -212,6 +214,10 @@ pub struct Wanted<M: Memory> {
     pub tell: Tell,
 }
 
+/// Requests that are posted between two looks whether peers live. Whoever polls looks only when there is nothing to do, and a poster of
+/// writes always has something.
+const LOOKS: u32 = 256;
+
 /// The most queue pairs that a queue pair for datagrams remembers.
 const MOST_REMOTES: usize = 1024;
 
@@ -253,6 +259,7 @@ impl<M: Memory> QueuePair<M> {
             timeout: None,
             patience: None,
             since: None,
+            posted: 0,
             known: None,
         };
         let queue_pair = Arc::new(Self {
@@ -514,13 +521,20 @@ impl<M: Memory> QueuePair<M> {
         {
             return attempt;
         }
+        sender.posted += 1;
+        if sender.posted >= LOOKS {
+            sender.posted = 0;
+            self.adapter.attend();
+        }
         let patience = sender.patience;
         let Some(remote) = sender.remote.as_mut() else { return Attempt::Wait(sender.timeout) };
+        if remote.is_dead() && self.kind == Kind::RC {
+            return Attempt::Failed(Status::RETRY_EXC_ERR);
+        }
         match remote.execute(program, operation, elements) {
             Ok(()) => Attempt::Done,
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
-            Err(Failure::NotReady) if remote.is_dead() => Attempt::Failed(Status::RETRY_EXC_ERR),
             Err(Failure::NotReady) => Attempt::Wait(patience),
             Err(failure) => Attempt::Failed(failure.status()),
         }

@@ -1,6 +1,7 @@
 //! Unmodified programs of RDMA verbs under `ginnel run --verbs`. Only segments are RDMA devices here, and each program is told which one
 //! to use, so that one which succeeds has used it.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
@@ -37,9 +38,16 @@ impl Verbs {
         expect_good(program, child)
     }
 
-    /// Runs a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument
-    /// of both.
+    /// Runs a program twice, as server and as its client, which both must succeed.
     fn pair(&self, program: &[&str]) -> [String; 2] {
+        let [server, client] = self.start(program).map(|mut child| child.0.take().unwrap());
+        let client = expect_good(program, client);
+        [expect_good(program, server), client]
+    }
+
+    /// Starts a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument
+    /// of both.
+    fn start(&self, program: &[&str]) -> [Killed; 2] {
         let port = free_port();
         let number = port.to_string();
         let server = [program, &["-p", &number]].concat();
@@ -53,8 +61,7 @@ impl Verbs {
             listens(port)
         });
         let client = [program, &["-p", &number, "127.0.0.1"]].concat();
-        let client = self.good(&client);
-        [expect_good(program, child.0.take().unwrap()), client]
+        [child, Killed(Some(self.command(&client).spawn().unwrap()))]
     }
 }
 
@@ -126,6 +133,68 @@ fn a_program_finds_no_device_without_the_option() {
         .output()
         .unwrap();
     assert!(!text(&output).contains(DEVICE), "{}", text(&output));
+}
+
+/// Waits until a process has mapped and connected what it needs, and is at work: it has used so much CPU time.
+fn wait_until_busy(child: &Child, ticks: u64) {
+    wait_for("work", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        // utime, stime: proc(5).
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap() >= ticks
+    });
+}
+
+#[test]
+fn the_death_of_a_process_ends_its_peers() {
+    if !have(&["ib_send_bw", "ib_write_bw", "ib_read_bw"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    for program in [
+        &["ib_send_bw", "-D", "60"][..],
+        &["ib_send_bw", "-e", "-n", "5000000"],
+        &["ib_write_bw", "-D", "60"],
+        &["ib_read_bw", "-D", "60"],
+    ] {
+        // Who is killed. The server of a write or a read does nothing with verbs while it waits.
+        let one_sided = program[0] != "ib_send_bw";
+        for victim in if one_sided { 0..1 } else { 0..2 } {
+            let line = [program, &["-d", DEVICE, "-F"]].concat();
+            let [server, client] = verbs.start(&line);
+            wait_until_busy(client.0.as_ref().unwrap(), 30);
+            let mut both = [server, client];
+            let survivor = both[1 - victim].0.take().unwrap();
+            let killed = Instant::now();
+            drop(both);
+            let end = std::thread::spawn(move || survivor.wait_with_output().unwrap());
+            wait_for("the end of the survivor", || end.is_finished());
+            let took = killed.elapsed();
+            let output = end.join().unwrap();
+            let text = text(&output);
+            // The first request has failed because the peer does not answer, or a receive was flushed.
+            let is_told = ["Failed status 12:", "Failed status 5:"].iter().any(|words| text.contains(words));
+            assert!(!output.status.success() && is_told, "{line:?}, {victim}: {text}");
+            println!("{line:?}, {}: an error after {took:?}", ["server killed", "client killed"][victim]);
+        }
+    }
+}
+
+#[test]
+fn the_death_of_the_daemon_disturbs_nobody() {
+    if !have(&["ib_send_bw"]) {
+        return;
+    }
+    let mut verbs = Verbs::new();
+    let line = ["ib_send_bw", "-d", DEVICE, "-F", "-D", "3"];
+    let [server, client] = verbs.start(&line);
+    wait_until_busy(client.0.as_ref().unwrap(), 30);
+    verbs.world.replace_daemon();
+    for mut child in [client, server] {
+        expect_good(&line, child.0.take().unwrap());
+    }
+    // And later ones find the segment as before.
+    verbs.pair(&["ibv_rc_pingpong", "-d", DEVICE]);
 }
 
 #[test]

@@ -518,6 +518,15 @@ fn the_end_of_a_peer_ends_what_waits_for_it() {
     both.pairs[0].look();
     let wanted = [(2, Status::RETRY_EXC_ERR), (3, Status::WR_FLUSH_ERR), (1, Status::WR_FLUSH_ERR)];
     assert_eq!(both.said(0), wanted);
+
+    // A poster of writes, which never waits, is told too.
+    let both = Both::new();
+    let [own, key] = [0, 1].map(|i| both.sides[i].register(0, 4096, 1 | ALL));
+    let write = Operation::Write { address: BASE, key, immediate: None, solicited: false };
+    both.post(0, 1, write, &[element(0, 8, own)]);
+    both.sides[1].own.set_dead();
+    both.post(0, 2, write, &[element(0, 8, own)]);
+    assert_eq!(both.said(0), [(1, Status::SUCCESS), (2, Status::RETRY_EXC_ERR)]);
 }
 
 #[test]
