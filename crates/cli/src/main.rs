@@ -19,6 +19,7 @@ mod run;
 mod segment;
 mod sockets;
 mod status;
+mod verbs;
 mod vm;
 mod vm_devices;
 mod volume;
@@ -48,6 +49,7 @@ enum Command {
     Blocks(blocks::Args),
     Locks(locks::Args),
     Sockets(sockets::Args),
+    Verbs(verbs::Args),
     Ping(ping::Args),
     Perf(perf::Args),
     Cp(cp::Args),
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Command::Blocks(args) => blocks::run(args),
         Command::Locks(args) => locks::run(args),
         Command::Sockets(args) => sockets::run(args),
+        Command::Verbs(args) => verbs::run(args),
         Command::Ping(args) => ping::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),

@@ -410,6 +410,8 @@ impl Executor {
 pub struct Kind(pub u32);
 
 impl Kind {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
     /// Reliable connection.
     pub const RC: Self = Self(2);
     /// Unreliable connection.

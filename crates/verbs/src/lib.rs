@@ -15,6 +15,7 @@
 //! peer          a peer's tables and regions, as a poster sees them
 //! regions       own regions
 //! work          requests and completions
+//! inspect       what stands in the tables, for people
 //! ```
 //!
 //! # Whom it protects from whom
@@ -25,6 +26,7 @@
 
 pub mod completion_queue;
 pub mod device;
+pub mod inspect;
 mod notifier;
 pub mod peer;
 pub mod program;

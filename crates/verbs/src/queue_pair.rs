@@ -808,6 +808,7 @@ impl<M: Memory> QueuePair<M> {
     pub fn end(self: &Arc<Self>) {
         self.state.store(QpState::RESET.0, Ordering::Release);
         self.publish(QpState::RESET);
+        self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
         self.completes_sends.remove(self);
         self.completes_receives.remove(self);
         if let Receives::Shared(shared) = &self.receives {

@@ -103,6 +103,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
     pub fn end(&self) {
         let word = u64::from(self.location.incarnation) << 32 | u64::from(QpState::RESET.0);
         self.tables.store_release_u64(self.at + qp::STATE, word);
+        self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
     }
 
     /// Below how many receives the program is to be told, once; 0 if never.

@@ -44,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-layout",
             "ginnel-report",
             "ginnel-status",
+            "ginnel-verbs",
             "ginnel-volume-control",
         ],
     ),
