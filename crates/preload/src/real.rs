@@ -93,6 +93,7 @@ real! {
     ADDDUP2: posix_spawn_file_actions_adddup2(actions: *mut libc::posix_spawn_file_actions_t, from: c_int, to: c_int) -> c_int;
     EXECVE: execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int = SYS_execve;
     EXECVPE: execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    EXECVEAT: execveat(folder: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int = SYS_execveat;
     FEXECVE: fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     SPLICE: splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t = SYS_splice;
     SOCKET: socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = SYS_socket;

@@ -260,6 +260,51 @@ static void spawned(void)
 	comes("end");
 }
 
+/* The child goes on with its connection in another program, which gets more arguments than registers have room for. */
+static void executes(int way)
+{
+	char script[] = "echo \"$0 $1 $2 $3 $4 $5 $WAY\"", *environment[] = {"WAY=its own", NULL};
+	char *arguments[] = {"sh", "-c", script, "0", "1", "2", "3", "4", "5", NULL};
+	CHECK(dup2(a, 1) == 1 && !close(b));
+	switch (way) {
+	case 0:
+		execl("/bin/sh", "sh", "-c", script, "0", "1", "2", "3", "4", "5", NULL);
+		break;
+	case 1:
+		execlp("sh", "sh", "-c", script, "0", "1", "2", "3", "4", "5", NULL);
+		break;
+	case 2:
+		execle("/bin/sh", "sh", "-c", script, "0", "1", "2", "3", "4", "5", NULL, environment);
+		break;
+	case 3:
+		execveat(AT_FDCWD, "/bin/sh", arguments, environment, 0);
+		break;
+	default:
+		syscall(SYS_execveat, AT_FDCWD, "/bin/sh", arguments, environment, 0);
+	}
+	_exit(9);
+}
+
+static void executed(void)
+{
+	CHECK(execl("/nowhere", "nowhere", NULL) == -1 && errno == ENOENT);
+	CHECK(execlp("nowhere-at-all", "nowhere", "1", "2", "3", "4", "5", "6", NULL) == -1 && errno == ENOENT);
+	CHECK(!setenv("WAY", "the parent's", 1));
+	for (int way = 0; way < 5; way++) {
+		int status;
+		connection();
+		pid_t child = fork();
+		if (child == 0)
+			executes(way);
+		CHECK(child > 0 && !close(a));
+		const char *text = way < 2 ? "0 1 2 3 4 5 the parent's\n" : "0 1 2 3 4 5 its own\n";
+		char bytes[100];
+		CHECK(recv(b, bytes, strlen(text), MSG_WAITALL) == (ssize_t)strlen(text));
+		CHECK(!memcmp(bytes, text, strlen(text)) && recv(b, bytes, 1, 0) == 0);
+		CHECK(waitpid(child, &status, 0) == child && status == 0 && !close(b));
+	}
+}
+
 static void asynchronous(void)
 {
 	char bytes[3] = "aio";
@@ -503,7 +548,8 @@ int main(int count, char **arguments)
 	} traps[] = {{"formatted", formatted},       {"lists", lists},
 	             {"aliases", aliases},           {"system_calls", system_calls},
 	             {"asynchronous", asynchronous}, {"confined", confined},
-	             {"spawned", spawned},           {"streams", streams},
+	             {"spawned", spawned},           {"executed", executed},
+	             {"streams", streams},
 	             {"jumps", jumps},               {"exits", exits},
 	             {"allocates", allocates},       {"faulting", faulting},
 	             {"privileged", privileged}};

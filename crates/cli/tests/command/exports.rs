@@ -70,6 +70,11 @@ fn trap_4_a_file_action_of_posix_spawn_passes_a_connection_on() {
 }
 
 #[test]
+fn trap_9_programs_that_are_executed_by_any_function_get_their_connections() {
+    run("executed", &[PLAIN]);
+}
+
+#[test]
 fn traps_6_and_7_streams_of_the_c_library_read_write_and_close_connections() {
     run("streams", &[PLAIN, FORTIFIED]);
 }
@@ -189,10 +194,7 @@ const OTHERS: [(&str, &[&str]); 6] = [
     ),
     ("an offset, which no stream has: an error of the kernel's", &["pread", "preadv", "pwrite", "pwritev"]),
     ("the kernel's to answer", &["bind", "bindresvport", "getpeername", "getsockname", "socketpair"]),
-    (
-        "another program, or handlers that fork runs",
-        &["clone", "daemon", "execl", "execle", "execlp", "execveat", "forkpty", "posix_spawn"],
-    ),
+    ("another program, or handlers that fork runs", &["clone", "daemon", "forkpty", "posix_spawn"]),
     (
         "the C library's own",
         &["close_nocancel", "pread64_nocancel", "read_nocancel", "write_nocancel", "sendmmsg"],

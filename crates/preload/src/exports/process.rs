@@ -132,6 +132,82 @@ pub unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environme
     unsafe { execute(environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { execute(environment, |environment| real::execveat(folder, path, arguments, environment, flags)) }
+}
+
+/// `execle`, with the words that follow the path: the arguments, null, and the environment.
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C-unwind" fn execle_words(path: *const c_char, words: Strings) -> c_int {
+    let mut end = words;
+    // SAFETY: the program ends its arguments with null, and gives an environment after that.
+    let environment = unsafe {
+        while !(*end).is_null() {
+            end = end.add(1);
+        }
+        (*end.add(1)).cast::<*const c_char>()
+    };
+    // SAFETY: as above.
+    unsafe { execve(path, words, environment) }
+}
+
+/// A function that takes a path and any number of further words: has those that come in registers precede those that come on the stack
+/// (psABI, 3.2.3), and calls `$function` with the path and the address of the first. Nothing is allocated, and nothing copied: a child of
+/// `vfork` may call it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! path_and_words {
+    ($name:ident, $function:ident) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C-unwind" fn $name() {
+            std::arch::naked_asm!(
+                ".cfi_startproc",
+                // The last word that comes in a register takes the place of the return address, which lies below all words meanwhile.
+                "mov rax, [rsp]",
+                ".cfi_register rip, rax",
+                "mov [rsp], r9",
+                "push r8",
+                ".cfi_adjust_cfa_offset 8",
+                "push rcx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rax",
+                ".cfi_adjust_cfa_offset 8",
+                ".cfi_offset rip, -48",
+                "lea rsi, [rsp + 8]",
+                "call {function}",
+                "mov rcx, [rsp]",
+                ".cfi_register rip, rcx",
+                "add rsp, 40",
+                ".cfi_adjust_cfa_offset -40",
+                "mov [rsp], rcx",
+                ".cfi_offset rip, -8",
+                "ret",
+                ".cfi_endproc",
+                function = sym $function,
+            )
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+path_and_words!(execl, execv);
+#[cfg(target_arch = "x86_64")]
+path_and_words!(execlp, execvp);
+#[cfg(target_arch = "x86_64")]
+path_and_words!(execle, execle_words);
+
 /// What is said here happens where this library does not see it, so the connection goes back to TCP now. Returns the error, as the C
 /// library's function does: EAGAIN if the connection has not gone back in time.
 #[unsafe(no_mangle)]

@@ -124,6 +124,9 @@ extern "C-unwind" fn call(
             to!(words, polling::epoll_pwait2(0: _, 1: *mut _, 2: _, 3: *const _, 4: *const _))
         }
         libc::SYS_execve => to!(words, process::execve(0: *const _, 1: *const _, 2: *const _)),
+        libc::SYS_execveat => {
+            to!(words, process::execveat(0: _, 1: *const _, 2: *const _, 3: *const _, 4: _))
+        }
         // What a program does by way of it cannot be followed. Programs go on without it, as on older kernels.
         libc::SYS_io_uring_setup if settings::is_on() => {
             Errno(libc::ENOSYS).set();
