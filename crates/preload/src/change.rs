@@ -39,6 +39,9 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     crate::returning::leave_if_recalled(socket, fd);
     if socket.is_passed() {
         crate::receive::begin_ring_if_due(socket);
+        if socket.facts.lock().reason == crate::passing::SIGNALLED {
+            crate::passing::go_on(socket, fd);
+        }
         return crate::passing::rest(socket);
     }
     let (receiving, sending) = match is_confined() || crate::family::is_shared(socket) {

@@ -181,6 +181,14 @@ pub fn is_nonblocking(fd: c_int) -> bool {
     flags != -1 && flags & libc::O_NONBLOCK != 0
 }
 
+/// Whether O_ASYNC is set.
+pub fn sends_signals(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    // SAFETY: F_GETFL has no argument.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, std::ptr::null_mut()) };
+    flags != -1 && flags & libc::O_ASYNC != 0
+}
+
 /// Sleeps until the kernel's socket has bytes, has ended, or the socket's own timeout for receiving has passed; as `recv` does,
 /// with its rules for signals and cancellation. If it `takes`, the first byte is taken away, and returned.
 pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<Option<u8>, Errno> {

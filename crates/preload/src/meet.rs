@@ -158,6 +158,10 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
         // Of several processes, none can say whether it is the one that goes on.
         Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
             let _ = with(|meet| meet.report(socket, fd));
+            // However the program has asked for them, and whenever. Who does so from now on finds that it is reported.
+            if socket.stage() != Stage::Native && kernel::sends_signals(fd) {
+                passing::signalled(socket, fd);
+            }
         }
         Stage::Reported => drop(with(|meet| meet.look())),
         Stage::Joined if socket.is_passed() => {}

@@ -1,4 +1,5 @@
-//! Connections that another process gets: by `exec`, or in a message with the descriptor (SCM_RIGHTS).
+//! Connections that another process gets: by `exec`, or in a message with the descriptor (SCM_RIGHTS); and those of which the kernel is to
+//! tell the program by a signal (O_ASYNC).
 //!
 //! That process may know nothing of rings. So both directions go back to the kernel first, and stay there: what this process has not
 //! received is in the kernel's stream again, and whoever gets the descriptor finds an ordinary TCP connection.
@@ -31,7 +32,7 @@ use crate::bell::{self, Wake};
 use crate::confined::is_confined;
 use crate::direction::{Carrier, Held};
 use crate::errno::Kept;
-use crate::socket::{Growth, Socket, now};
+use crate::socket::{Growth, Socket, Stage, now};
 use crate::table::SOCKETS;
 use crate::{grow, kernel, receive, report, returning, signals};
 
@@ -42,15 +43,48 @@ const STEP: c_int = 1;
 /// Looks between two wakes.
 const LOOKS: u32 = 20;
 
+/// Why a connection goes back: another process gets it,
+pub const PASSED: &str = "its descriptor was passed on";
+/// or the program wants to be told by a signal when something comes, which only the kernel can tell.
+pub const SIGNALLED: &str = "the program asks for SIGIO (O_ASYNC)";
+
+/// The program has asked for a signal when a connection can be read or written. A connection that is still on TCP stays there, and another
+/// one goes back. Its peer may make no call for a while. Then it goes back with the next one, and what comes until then has a wake byte
+/// sent, for which the kernel sends the signal.
+#[cold]
+pub fn signalled(socket: &'static Socket, fd: c_int) {
+    match socket.stage() {
+        // When they are about to be reported, the kernel is asked.
+        Stage::New | Stage::Listening => return,
+        _ => crate::meet::stays(socket, SIGNALLED),
+    }
+    if socket.is_joined() && !is_confined() && !pass_on(&[(socket, fd)], SIGNALLED) {
+        socket.attention.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Brings a connection further that has not gone back in time, with a call of its program.
+#[cold]
+pub fn go_on(socket: &'static Socket, fd: c_int) {
+    if is_back(socket, fd, false) {
+        return;
+    }
+    let mut rings = socket.receiving.lock();
+    if let Some(receiver) = rings.as_mut() {
+        bell::wish(&mut receiver.ring, Wake::Byte, true);
+        receiver.ring.arm();
+    }
+}
+
 /// Has these connections go back to the kernel, and keeps them there. True if all are the kernel's. Waits for their peers, but no longer
 /// than [`PATIENCE`].
 #[cold]
-pub fn pass_on(sockets: &[(&'static Socket, c_int)]) -> bool {
+pub fn pass_on(sockets: &[(&'static Socket, c_int)], reason: &'static str) -> bool {
     let _errno = Kept::new();
     let deadline = now() + PATIENCE;
     for (socket, _) in sockets {
         socket.set_passed();
-        socket.facts.lock().reason = "its descriptor was passed on";
+        socket.facts.lock().reason = reason;
     }
     for looks in 0.. {
         let left = sockets.iter().filter(|(socket, fd)| !is_back(socket, *fd, looks % LOOKS == 0)).count();
@@ -289,7 +323,7 @@ pub fn before_exec(is_child: bool) {
     if sockets.is_empty() {
         return;
     }
-    pass_on(&sockets);
+    pass_on(&sockets, PASSED);
     for fd in fds {
         if let Some(socket) = kernel::cookie(fd).and_then(|cookie| socket_of(fd, cookie)) {
             kernel::set_close_on_exec(fd, !socket.is_back.load(Ordering::Relaxed));

@@ -520,6 +520,8 @@ pub fn rise(socket: &'static Socket) {
     let mut ring = socket.receiving.lock();
     if socket.receiving.waiting.fetch_sub(1, Ordering::Relaxed) == 1
         && socket.receiving.common().is_none()
+        // A peer that has to go back to the kernel is told when it wakes somebody.
+        && !socket.is_passed()
         && let Some(receiver) = ring.as_mut()
     {
         receiver.ring.disarm();

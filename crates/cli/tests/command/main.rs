@@ -22,6 +22,7 @@ mod readers;
 mod returning;
 mod run;
 mod settling;
+mod signalled;
 mod stage;
 mod traps;
 mod verbs;

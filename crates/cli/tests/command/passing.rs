@@ -5,7 +5,7 @@ use ginnel_report::Record;
 use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
 /// What both programs know.
-const COMMON: &str = r#"
+pub const COMMON: &str = r#"
 import os, random, signal, socket, subprocess, sys, time
 content = random.Random(5).randbytes(400000)
 def receive(c, n):

@@ -163,6 +163,9 @@ fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) 
         libc::F_SETFL if result == 0 => {
             if let Some(socket) = SOCKETS.get(fd) {
                 socket.set_nonblocking(Some(argument as usize & libc::O_NONBLOCK as usize != 0));
+                if argument as usize & libc::O_ASYNC as usize != 0 {
+                    passing::signalled(socket, fd);
+                }
             }
         }
         _ => {}
@@ -170,11 +173,14 @@ fn after_fcntl(fd: c_int, command: c_int, argument: *mut c_void, result: c_int) 
     result
 }
 
+/// Sets O_ASYNC.
+const FIOASYNC: c_ulong = 0x5452;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let Some(queued) = super::sockets::queued(fd, request) {
-        // SAFETY: these requests fill an int.
-        unsafe { *argument.cast::<c_int>() = c_int::try_from(queued).unwrap_or(c_int::MAX) };
+        // SAFETY: these requests fill an int, which the kernel takes at any address.
+        unsafe { argument.cast::<c_int>().write_unaligned(c_int::try_from(queued).unwrap_or(c_int::MAX)) };
         return 0;
     }
     // SAFETY: the program keeps the rules.
@@ -182,12 +188,17 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     if [libc::FIOCLEX, libc::FIONCLEX].contains(&request) && result == 0 {
         leave_to_children(fd, request == libc::FIONCLEX);
     }
-    if request == libc::FIONBIO
+    if [libc::FIONBIO, FIOASYNC].contains(&request)
         && result == 0
         && let Some(socket) = SOCKETS.get(fd)
     {
-        // SAFETY: this request takes an int.
-        socket.set_nonblocking(Some(unsafe { *argument.cast::<c_int>() } != 0));
+        // SAFETY: these requests take an int, which the kernel takes at any address.
+        let on = unsafe { argument.cast::<c_int>().read_unaligned() } != 0;
+        if request == libc::FIONBIO {
+            socket.set_nonblocking(Some(on));
+        } else if on {
+            passing::signalled(socket, fd);
+        }
     }
     result
 }

@@ -11,7 +11,7 @@ use crate::errno::{Errno, check, tell};
 use crate::real;
 use crate::socket::{Socket, Stage};
 use crate::table::SOCKETS;
-use crate::{receive, send};
+use crate::{passing, receive, send};
 
 /// A socket that is or was connected.
 #[inline]
@@ -276,7 +276,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                 for i in 0..len / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
                     if let Some(socket) = connection(fd) {
-                        crate::meet::stays(socket, "its descriptor was passed on");
+                        crate::meet::stays(socket, passing::PASSED);
                         joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
                 }
@@ -284,7 +284,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
             control = libc::CMSG_NXTHDR(message, control);
         }
     }
-    joined.is_empty() || crate::passing::pass_on(&joined)
+    joined.is_empty() || passing::pass_on(&joined, passing::PASSED)
 }
 
 #[unsafe(no_mangle)]

@@ -7,6 +7,7 @@ use libc::{c_char, c_int, c_long, c_ulong};
 use crate::confined;
 use crate::errno::Kept;
 use crate::exec::Environment;
+use crate::passing;
 use crate::real;
 use crate::table::SOCKETS;
 
@@ -77,7 +78,7 @@ unsafe fn execute(environment: Strings, call: impl FnOnce(Strings) -> c_int) -> 
     let is_child = !owns_tables();
     {
         let _errno = Kept::new();
-        crate::passing::before_exec(is_child);
+        passing::before_exec(is_child);
     }
     executing();
     // A child of `vfork` has its parent's tables, and its memory.
@@ -217,8 +218,8 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     to: c_int,
 ) -> c_int {
     if let Some(socket) = super::io::connection(from) {
-        crate::meet::stays(socket, "its descriptor was passed on");
-        if socket.is_joined() && !crate::passing::pass_on(&[(socket, from)]) {
+        crate::meet::stays(socket, passing::PASSED);
+        if socket.is_joined() && !passing::pass_on(&[(socket, from)], passing::PASSED) {
             return libc::EAGAIN;
         }
     }
