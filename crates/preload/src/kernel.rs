@@ -8,6 +8,7 @@ use ginnel_tcp::Connecting;
 use libc::c_int;
 
 use crate::confined::is_confined;
+use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, check};
 use crate::real;
 use crate::socket::{End, Socket};
@@ -107,10 +108,31 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
     let ready = poll_now(fd, libc::POLLRDHUP);
     if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
-        socket.set_end(End::Reset);
+        // Who receives from the kernel is told by the kernel, which says it once.
+        if !matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning) {
+            return socket.set_end(End::Reset);
+        }
+        // One thread asks at a time, so that none finds nothing before another has said what it has found.
+        let facts = socket.facts.lock();
+        if socket.end() < End::Reset {
+            socket.set_error(error(fd));
+        }
+        drop(facts);
     } else if ready & libc::POLLRDHUP != 0 {
         socket.set_end(End::Fin);
     }
+}
+
+/// The error that the kernel has to tell of a socket, if it has not done so.
+fn error(fd: c_int) -> Errno {
+    if is_confined() {
+        return Errno(0);
+    }
+    let _errno = Kept::new();
+    let (mut value, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: room for an int, and its length.
+    unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut value).cast(), &raw mut len) };
+    Errno(value)
 }
 
 /// Milliseconds in which the end of a dead peer's connection arrives, even if TCP has to send it a second time.
@@ -147,7 +169,7 @@ pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
         Ok(0) => socket.set_end(End::Fin),
         Ok(n) => return n,
         Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
-        Err(Errno(_)) => socket.set_end(End::Reset),
+        Err(errno) => socket.set_error(errno),
     }
     0
 }
@@ -207,8 +229,8 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
         }
         Ok(_) => Ok(takes.then_some(byte[0])),
         Err(errno @ Errno(libc::EAGAIN | libc::EINTR | libc::EBADF)) => Err(errno),
-        Err(Errno(_)) => {
-            socket.set_end(End::Reset);
+        Err(errno) => {
+            socket.set_error(errno);
             Ok(None)
         }
     }

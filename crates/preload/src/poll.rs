@@ -50,8 +50,11 @@ pub fn readiness(socket: &'static Socket, fd: c_int, interest: c_short) -> c_sho
             _ => events |= kernel::poll_now(fd, output),
         }
     }
-    if socket.end() == End::Reset && found == Found::End {
+    if socket.end() >= End::Reset && found == Found::End {
         events |= libc::POLLHUP;
+        if socket.untold().is_some() {
+            events |= libc::POLLERR;
+        }
     }
     events
 }

@@ -97,7 +97,7 @@ fn counted<'a>(
                 },
                 Err(_) if got > 0 => return Ok(got),
                 Err(errno) => {
-                    if errno == Errno(libc::ECONNRESET) {
+                    if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
                         socket.said.reset.store(true, Ordering::Relaxed);
                     }
                     return Err(errno);
@@ -239,7 +239,7 @@ fn from_kernel(
     let left = left(receiver, received)?;
     match got {
         // It ended before the byte that the sender has named.
-        Ok(0) if left.is_some_and(|left| left > 0) => Err(Errno(libc::ECONNRESET)),
+        Ok(0) if left.is_some_and(|left| left > 0) => Err(socket.untold().unwrap_or(Errno(libc::ECONNRESET))),
         Ok(n) => {
             let ours = within(n, left);
             if how != How::Peek {
@@ -347,6 +347,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
     match socket.end() {
         End::None => None,
         End::Fin => Some(Ok(0)),
+        End::Lost => Some(socket.untold().map_or(Ok(0), Err)),
         End::Reset => {
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.

@@ -113,6 +113,9 @@ fn into_ring<'a>(
         return Err(Errno(libc::EOPNOTSUPP));
     }
     crate::family::attend(socket);
+    if socket.end() == End::Lost {
+        return Err(broken(socket, fd, SendError::PeerDead, flags));
+    }
     let (mut sent, mut in_vain) = (0, false);
     let mut deadline = Deadline::default();
     let mut pieces = pieces.peekable();
@@ -152,7 +155,7 @@ fn into_ring<'a>(
                     match result {
                         Ok(()) => {}
                         Err(_) if sent > 0 => return Ok(sent),
-                        Err(errno) => return Err(errno),
+                        Err(errno) => return Err(socket.tell().unwrap_or(errno)),
                     }
                 }
                 // TCP takes what is sent to a peer that has closed its end, and is told thereby.
@@ -310,6 +313,9 @@ pub fn finish(socket: &'static Socket, fd: c_int) -> bool {
 fn broken(socket: &'static Socket, fd: c_int, error: SendError, flags: c_int) -> Errno {
     if error == SendError::PeerDead && socket.end() == End::None {
         kernel::look_for_end(socket, fd);
+    }
+    if let Some(errno) = socket.tell() {
+        return errno;
     }
     let is_reset = match error {
         // Its VM is gone: no kernel has said that it ends.

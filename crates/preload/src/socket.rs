@@ -10,6 +10,7 @@ use libc::c_int;
 
 use crate::direction::Direction;
 use crate::epoll::Watchers;
+use crate::errno::Errno;
 use crate::lock::Lock;
 
 /// How far a socket has come.
@@ -47,15 +48,18 @@ pub enum Growth {
 }
 
 /// How the peer's end of the kernel's connection has ended, once it was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum End {
     /// It has not.
     None,
     /// In order.
     Fin,
-    /// By a reset, or another error.
+    /// By a reset.
     Reset,
+    /// The kernel has given it up, because it has heard nothing from the peer for too long (SO_KEEPALIVE, TCP_USER_TIMEOUT), or has no way
+    /// to it.
+    Lost,
 }
 
 /// Microseconds between two looks at the kernel's socket.
@@ -131,6 +135,8 @@ pub struct Socket {
     pub sending: Direction<SocketSender>,
     pub receiving: Direction<SocketReceiver>,
     end: AtomicU8,
+    /// The error with which the kernel has given it up.
+    error: AtomicI32,
     /// When the kernel was asked last whether it has, in microseconds.
     looked: AtomicU64,
     /// Threads that sleep at the kernel's socket, or take its wake bytes away.
@@ -193,6 +199,7 @@ impl Socket {
             sending: Direction::new(),
             receiving: Direction::new(),
             end: AtomicU8::new(End::None as u8),
+            error: AtomicI32::new(0),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             taker: AtomicI32::new(0),
@@ -232,6 +239,7 @@ impl Socket {
         self.sending.reset();
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
+        self.error.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.taker.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);
@@ -395,13 +403,48 @@ impl Socket {
         match self.end.load(Ordering::Acquire) {
             0 => End::None,
             1 => End::Fin,
-            _ => End::Reset,
+            2 => End::Reset,
+            _ => End::Lost,
         }
     }
 
-    /// It has been seen to end.
+    /// It has been seen to end. After an error the kernel says that it has ended in order, but the error stays what it was.
     pub fn set_end(&self, end: End) {
-        self.end.store(end as u8, Ordering::Release);
+        self.end.fetch_max(end as u8, Ordering::AcqRel);
+    }
+
+    /// It has been seen to end with this error.
+    pub fn set_error(&self, errno: Errno) {
+        let is_lost = matches!(
+            errno,
+            Errno(
+                libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::ENETDOWN
+            )
+        );
+        self.error.store(errno.0, Ordering::Relaxed);
+        self.set_end(if is_lost { End::Lost } else { End::Reset });
+    }
+
+    /// The error that the kernel would tell (SO_ERROR), had it not told this library.
+    pub fn take_error(&self) -> Option<Errno> {
+        match self.end() {
+            End::Lost => self.tell(),
+            End::Reset if !self.said.reset.load(Ordering::Relaxed) => {
+                Some(Errno(self.error.swap(0, Ordering::Relaxed)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The error with which the kernel has given it up, unless the program was told.
+    pub fn untold(&self) -> Option<Errno> {
+        let is_untold = self.end() == End::Lost && !self.said.reset.load(Ordering::Relaxed);
+        is_untold.then(|| Errno(self.error.load(Ordering::Relaxed)))
+    }
+
+    /// The same. The program is told now.
+    pub fn tell(&self) -> Option<Errno> {
+        self.untold().filter(|_| !self.said.reset.swap(true, Ordering::Relaxed))
     }
 
     /// The program has said whether calls wait.

@@ -184,6 +184,20 @@ pub unsafe extern "C-unwind" fn getsockopt(
             }
         }
     }
+    if result == 0
+        && (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
+        && let Some(socket) = SOCKETS.get(fd)
+    {
+        // SAFETY: as above.
+        unsafe {
+            if *len as usize == size_of::<c_int>()
+                && value.cast::<c_int>().read_unaligned() == 0
+                && let Some(Errno(errno)) = socket.take_error()
+            {
+                value.cast::<c_int>().write_unaligned(errno);
+            }
+        }
+    }
     result
 }
 
