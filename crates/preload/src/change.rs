@@ -23,6 +23,7 @@ use crate::direction::{Carrier, Direction};
 use crate::kernel;
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
+use crate::table::Using;
 
 /// Tries in which the kernel counts otherwise than this library, after which the socket stays on TCP.
 const MISMATCHES: u32 = 3;
@@ -32,6 +33,7 @@ const MISMATCHES: u32 = 3;
 pub fn attend(socket: &'static Socket, fd: c_int) {
     // Whoever is about to change over keeps others out of the kernel: nobody may leave in the middle of that.
     let _blocked = Blocked::new();
+    let Some(_using) = Using::begin(socket, fd) else { return };
     let (role, begun) = {
         let facts = socket.facts.lock();
         (facts.role, facts.begun)
@@ -240,6 +242,6 @@ fn end(socket: &'static Socket, fd: c_int) {
     let wakes_come = matches!(socket.receiving.carrier(), Carrier::Ring | Carrier::Returning);
     if !carries && !unread && wakes_come && crate::family::may_drain(socket) {
         // The kernel's stream still carries what was sent, and its end. It would be reset for wake bytes that nobody has read.
-        kernel::take(socket, fd, &mut [0; 256]);
+        kernel::take_last(socket, fd, &mut [0; 256]);
     }
 }

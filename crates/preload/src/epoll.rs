@@ -54,6 +54,8 @@ pub struct Instance {
     /// Descriptors of this process.
     pub fds: AtomicU32,
     fd: AtomicI32,
+    /// Calls of the program that are in it.
+    calls: AtomicU32,
     /// Sockets in it that are not the kernel's alone.
     joined: AtomicU32,
     /// Threads that sleep in the kernel, or are about to.
@@ -104,6 +106,12 @@ struct Watch {
     told: u64,
 }
 
+impl crate::table::Entry for Instance {
+    fn calls(&self) -> &AtomicU32 {
+        &self.calls
+    }
+}
+
 impl Instance {
     pub fn new() -> Self {
         let state = State {
@@ -118,6 +126,7 @@ impl Instance {
         Self {
             fds: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
+            calls: AtomicU32::new(0),
             joined: AtomicU32::new(0),
             sleeping: AtomicU32::new(0),
             state: Lock::new(state),

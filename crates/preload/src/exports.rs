@@ -18,6 +18,8 @@ mod streams;
 #[cfg(target_arch = "x86_64")]
 mod system_calls;
 
+pub use process::owns_tables;
+
 /// Runs when the library is loaded.
 pub fn load() {
     process::owns_tables();

@@ -12,6 +12,7 @@ use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, check};
 use crate::real;
 use crate::socket::{End, Socket};
+use crate::table::{SOCKETS, Using, number};
 
 /// The program's descriptor, for the time of a call about it.
 pub fn borrow(fd: c_int) -> BorrowedFd<'static> {
@@ -24,7 +25,10 @@ pub fn borrow(fd: c_int) -> BorrowedFd<'static> {
 #[cold]
 pub fn wake(socket: &'static Socket, fd: c_int) {
     let _errno = Kept::new();
-    socket.sending.wake(|| send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 1);
+    socket.sending.wake(|| {
+        Using::begin(socket, fd)
+            .is_some_and(|_using| send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 1)
+    });
 }
 
 /// Sends bytes of the program, or of the library.
@@ -106,6 +110,7 @@ pub fn set_tcp_flag(fd: c_int, name: c_int, on: bool) {
 
 /// Notes if the connection has ended, and leaves wake bytes to whoever sleeps for them.
 pub fn look_for_end(socket: &'static Socket, fd: c_int) {
+    let Some(_using) = Using::begin(socket, fd) else { return };
     let ready = poll_now(fd, libc::POLLRDHUP);
     if ready & (libc::POLLERR | libc::POLLHUP) != 0 {
         // Who receives from the kernel is told by the kernel, which says it once.
@@ -164,6 +169,11 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
 
 /// Takes what there is, and notes if the connection has ended. Returns how many bytes there were.
 pub fn take(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
+    Using::begin(socket, fd).map_or(0, |_using| take_last(socket, fd, into))
+}
+
+/// The same for the thread that closes the socket.
+pub fn take_last(socket: &'static Socket, fd: c_int, into: &mut [u8]) -> usize {
     let _errno = Kept::new();
     match check(receive(fd, into, libc::MSG_DONTWAIT)) {
         Ok(0) => socket.set_end(End::Fin),
@@ -185,6 +195,13 @@ pub fn set_close_on_exec(fd: c_int, closes: bool) {
     let flags = if closes { libc::FD_CLOEXEC } else { 0 };
     // SAFETY: F_SETFD takes an int.
     unsafe { real::fcntl(fd, libc::F_SETFD, flags as usize as *mut std::ffi::c_void) };
+}
+
+/// Whether a descriptor is open.
+pub fn is_open(fd: c_int) -> bool {
+    let _errno = Kept::new();
+    // SAFETY: it takes numbers.
+    unsafe { real::fcntl(fd, libc::F_GETFD, std::ptr::null_mut()) >= 0 }
 }
 
 /// Whether a descriptor is open, and programs that are executed get it.
@@ -222,7 +239,16 @@ pub fn sleep_as_recv(socket: &'static Socket, fd: c_int, takes: bool) -> Result<
     }
     // Not more than one byte, or SO_RCVLOWAT could make it wait for more of them.
     let mut byte = [0];
-    match check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK })) {
+    let got = check(receive(fd, &mut byte, if takes { 0 } else { libc::MSG_PEEK }));
+    if !SOCKETS.is(fd, socket) {
+        // It has slept at another file, to which another thread has given the number, and has taken nothing there; or at the connection, which
+        // has no number any more, or another one.
+        return match got {
+            Err(errno @ Errno(libc::EINTR)) => Err(errno),
+            _ => number(socket, fd).map(|_| None),
+        };
+    }
+    match got {
         Ok(0) => {
             socket.set_end(End::Fin);
             Ok(None)
@@ -260,6 +286,14 @@ pub fn poll_readable(fd: c_int, milliseconds: c_int) -> Result<bool, Errno> {
     // SAFETY: one pollfd.
     let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
     check(ready as isize).map(|n| n > 0)
+}
+
+/// Waits for room or an end for at most so many milliseconds; for ever, if negative.
+pub fn poll_writable(fd: c_int, milliseconds: c_int) -> Result<(), Errno> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one pollfd.
+    let ready = unsafe { real::poll(&raw mut poll, 1, milliseconds) };
+    check(ready as isize).map(drop)
 }
 
 /// How often this thread has been taken off its CPU because others wanted it, or to sleep.

@@ -26,7 +26,7 @@ use crate::passing;
 use crate::settings::{self, Mode};
 use crate::signals::Blocked;
 use crate::socket::{Growth, Socket, Stage};
-use crate::table::SOCKETS;
+use crate::table::{SOCKETS, Using};
 
 /// What a connection has to have done before it is reported: so many calls that sent,
 const SENDS: u32 = 4;
@@ -157,6 +157,7 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     match socket.stage() {
         // Of several processes, none can say whether it is the one that goes on.
         Stage::Native if is_alive(socket) && socket.is_report_due() && !family::is_shared(socket) => {
+            let Some(_using) = Using::begin(socket, fd) else { return };
             let _ = with(|meet| meet.report(socket, fd));
             // However the program has asked for them, and whenever. Who does so from now on finds that it is reported.
             if socket.stage() != Stage::Native && kernel::sends_signals(fd) {

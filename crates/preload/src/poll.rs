@@ -182,9 +182,11 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
         // The kernel takes no more entries than the program may have descriptors.
         let bed = if is_confined() || own >= MANY { None } else { Bed::take() };
         for poll in fds.iter() {
-            if let Some(socket) = joined(poll.fd) {
+            // Its memory is not another one's before this thread is awake.
+            if let Some(call) = SOCKETS.call(poll.fd).filter(|call| call.what().is_joined()) {
+                let socket = call.what();
                 let how = bed.as_ref().map_or(Wake::Byte, |bed| bed.hears(socket));
-                sleepers.push((socket, arm(socket, poll.events, how)));
+                sleepers.push((call, arm(socket, poll.events, how)));
                 if !can_be_woken(socket, poll.events) {
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
                 }
@@ -206,7 +208,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             }
             *last = nothing;
         }
-        sleepers.iter_mut().for_each(|(socket, armed)| rise(socket, armed));
+        sleepers.iter_mut().for_each(|(call, armed)| rise(call.what(), armed));
         let Some(slept) = slept else { continue };
         for (poll, asked) in fds.iter().zip(&asked) {
             if let Some(socket) = joined(poll.fd) {

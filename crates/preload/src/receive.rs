@@ -19,6 +19,7 @@ use crate::returning;
 use crate::rings::Rings;
 use crate::send::attend_or_wait;
 use crate::socket::{End, Socket};
+use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 
 /// Receives into the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
@@ -47,10 +48,21 @@ pub fn receive<'a>(
     tell(counted(socket, fd, flags, pieces))
 }
 
+/// The same for a call that goes on after it has received something, as the first of its calls of the kernel would.
+pub fn go_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+) -> isize {
+    attend_or_wait(socket, fd);
+    tell(counted(socket, fd, flags, pieces))
+}
+
 /// Receives while the kernel carries no more than up to a byte that the sender names.
 fn counted<'a>(
     socket: &'static Socket,
-    fd: c_int,
+    mut fd: c_int,
     flags: c_int,
     pieces: impl Iterator<Item = &'a mut [u8]>,
 ) -> Result<usize> {
@@ -86,15 +98,17 @@ fn counted<'a>(
                     }
                     if peek {
                         (at, got) = (at - n, got - n);
-                        wait::for_data(socket, fd, &mut deadline)?;
+                        fd = wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd))?;
                     }
                 }
                 Err(Errno(libc::EAGAIN)) if got > 0 && !all => return Ok(got),
-                Err(Errno(libc::EAGAIN)) if waits => match wait::for_data(socket, fd, &mut deadline) {
-                    Ok(()) => {}
-                    Err(_) if got > 0 => return Ok(got),
-                    Err(errno) => return Err(errno),
-                },
+                Err(Errno(libc::EAGAIN)) if waits => {
+                    match wait::for_data(socket, fd, &mut deadline).and_then(|()| number(socket, fd)) {
+                        Ok(number) => fd = number,
+                        Err(_) if got > 0 => return Ok(got),
+                        Err(errno) => return Err(errno),
+                    }
+                }
                 Err(_) if got > 0 => return Ok(got),
                 Err(errno) => {
                     if errno == Errno(libc::ECONNRESET) || socket.untold() == Some(errno) {
@@ -138,7 +152,7 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
         match socket.receiving.carrier() {
             Carrier::Kernel | Carrier::Changing => {
                 drop(rings);
-                if let Some(got) = natively(socket, fd, into, how, waits) {
+                if let Some(got) = natively(socket, fd, into, how) {
                     return got;
                 }
             }
@@ -165,17 +179,25 @@ fn some(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How, waits: bo
     }
 }
 
-/// By a call of the kernel. `None` if it does not carry any more.
-fn natively(
-    socket: &'static Socket,
-    fd: c_int,
-    into: &mut [u8],
-    how: How,
-    waits: bool,
-) -> Option<Result<usize>> {
-    let flags = how.flags() | if waits { 0 } else { libc::MSG_DONTWAIT };
+/// By a call of the kernel that does not wait. `None` if it does not carry any more.
+fn natively(socket: &'static Socket, fd: c_int, into: &mut [u8], how: How) -> Option<Result<usize>> {
+    // It never waits here: the number may become another file's meanwhile. The caller waits.
+    let flags = how.flags() | libc::MSG_DONTWAIT;
     let moved = |got: &isize| if how == How::Peek { 0 } else { usize::try_from(*got).unwrap_or(0) };
-    socket.receiving.through_kernel(|| kernel::receive(fd, into, flags), moved).map(check)
+    let receive = || match Using::begin(socket, fd) {
+        Some(_using) => kernel::receive(fd, into, flags),
+        None => tell(Err(Errno(libc::EBADF))),
+    };
+    match socket.receiving.through_kernel(receive, moved).map(check) {
+        // Somebody who has slept for it has been told.
+        Some(Ok(0)) if !into.is_empty() => Some(untold(socket).map_or(Ok(0), Err)),
+        got => got,
+    }
+}
+
+/// The error that the kernel has told this library instead of the program, when it has slept in a call of its own.
+fn untold(socket: &'static Socket) -> Option<Errno> {
+    socket.take_error().filter(|errno| *errno != Errno(0))
 }
 
 /// All that the kernel carries has been received.
@@ -233,13 +255,16 @@ fn from_kernel(
         _ => &mut into[..len],
     };
     let peeks = if how == How::Peek { libc::MSG_PEEK } else { 0 };
+    let using = Using::begin(socket, fd).ok_or(Errno(libc::EBADF))?;
     let got = check(kernel::receive(fd, bytes, peeks | libc::MSG_DONTWAIT));
+    drop(using);
     // The sender may have named the byte meanwhile: what is behind it are wake bytes, and the end of the kernel's stream is not the
     // end of the connection's.
     let left = left(receiver, received)?;
     match got {
         // It ended before the byte that the sender has named.
         Ok(0) if left.is_some_and(|left| left > 0) => Err(socket.untold().unwrap_or(Errno(libc::ECONNRESET))),
+        Ok(0) if !bytes.is_empty() && left.is_none() => untold(socket).map_or(Ok(Some(0)), Err),
         Ok(n) => {
             let ours = within(n, left);
             if how != How::Peek {

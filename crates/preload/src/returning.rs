@@ -43,6 +43,7 @@ use crate::family;
 use crate::rings::Rings;
 use crate::signals::Blocked;
 use crate::socket::{Socket, now};
+use crate::table::Using;
 use crate::{change, grow, kernel, lock, report, send};
 
 /// A ring is left when it has had no room for so long, in microseconds. TCP's buffers would have taken more than a small ring.
@@ -125,6 +126,7 @@ fn is_recalled(socket: &'static Socket) -> bool {
 
 fn leave_if(socket: &'static Socket, fd: c_int, is_due: impl FnOnce(&mut SocketSender) -> bool) -> bool {
     let (_errno, _blocked) = (Kept::new(), Blocked::new());
+    let Some(_using) = Using::begin(socket, fd) else { return false };
     let role = socket.facts.lock().role;
     let direction = &socket.sending;
     let mut rings = direction.lock();

@@ -15,6 +15,7 @@ use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
 use crate::rings::Rings;
 use crate::socket::{End, Socket};
+use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
 use crate::{change, grow, meet, returning};
 
@@ -105,7 +106,7 @@ fn gather<'p: 'r, 'r>(
 
 fn into_ring<'a>(
     socket: &'static Socket,
-    fd: c_int,
+    mut fd: c_int,
     flags: c_int,
     pieces: impl Iterator<Item = &'a [u8]>,
 ) -> Result<usize> {
@@ -124,8 +125,10 @@ fn into_ring<'a>(
         let mut rest = gather(piece, &mut pieces, &mut room);
         while !rest.is_empty() {
             let Some(result) = some_into_ring(socket, fd, rest) else {
-                match natively(socket, fd, rest, flags) {
-                    Ok(n) => {
+                let sent_now = natively(socket, fd, rest, flags, &mut deadline);
+                match sent_now.and_then(|n| number(socket, fd).map(|number| (n, number))) {
+                    Ok((n, number)) => {
+                        fd = number;
                         rest = &rest[n..];
                         sent += n;
                         continue;
@@ -152,8 +155,8 @@ fn into_ring<'a>(
                     } else {
                         wait::for_space(socket, fd, &mut deadline)
                     };
-                    match result {
-                        Ok(()) => {}
+                    match result.and_then(|()| number(socket, fd)) {
+                        Ok(number) => fd = number,
                         Err(_) if sent > 0 => return Ok(sent),
                         Err(errno) => return Err(socket.tell().unwrap_or(errno)),
                     }
@@ -172,15 +175,39 @@ fn into_ring<'a>(
     Ok(sent)
 }
 
-/// Sends some of the bytes by a call of the kernel: it carries again, or still.
+/// Sends some of the bytes by a call of the kernel: it carries again, or still. That call does not wait, because the number may become another
+/// file's meanwhile.
 #[cold]
-fn natively(socket: &'static Socket, fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
-    let sent = socket.sending.through_kernel(
-        || kernel::send(fd, bytes, flags),
-        |sent: &isize| usize::try_from(*sent).unwrap_or(0),
-    );
+fn natively(
+    socket: &'static Socket,
+    fd: c_int,
+    bytes: &[u8],
+    flags: c_int,
+    deadline: &mut Deadline,
+) -> Result<usize> {
+    let send = || match Using::begin(socket, fd) {
+        Some(_using) => kernel::send(fd, bytes, flags | libc::MSG_DONTWAIT),
+        None => tell(Err(Errno(libc::EBADF))),
+    };
+    let sent = socket.sending.through_kernel(send, |sent: &isize| usize::try_from(*sent).unwrap_or(0));
     // A ring carries, or is about to.
-    sent.map_or(Ok(0), check)
+    match sent.map_or(Ok(0), check) {
+        Err(Errno(libc::EAGAIN)) if flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd) => {
+            wait::for_kernel(fd, deadline).map(|()| 0)
+        }
+        sent => sent,
+    }
+}
+
+/// The same as [`send`] for a call that goes on after it has sent something.
+pub fn go_on<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> isize {
+    attend_or_wait(socket, fd);
+    tell(into_ring(socket, fd, flags, pieces))
 }
 
 /// Puts some of the bytes into the ring, and wakes the peer if it sleeps. `None` if it does not carry.

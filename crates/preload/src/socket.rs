@@ -110,8 +110,11 @@ pub struct Facts {
 }
 
 /// A socket. The memory of one that has ended is used for another one and never for anything else, so a thread that has looked it up
-/// late finds at worst another socket, and notices by [`Socket::life`].
+/// late finds at worst another socket, and notices by [`Socket::life`]; calls of the program have it for as long as they last.
 pub struct Socket {
+    /// Calls of the program that are in it, and of those the ones that use its descriptor; see `table`.
+    pub calls: AtomicU32,
+    pub using: AtomicU32,
     /// Counts the sockets that have had this memory.
     pub life: AtomicU64,
     /// Descriptors of this process.
@@ -181,9 +184,17 @@ pub struct Socket {
     pub fd: AtomicI32,
 }
 
+impl crate::table::Entry for Socket {
+    fn calls(&self) -> &AtomicU32 {
+        &self.calls
+    }
+}
+
 impl Socket {
     pub fn new() -> Self {
         Self {
+            calls: AtomicU32::new(0),
+            using: AtomicU32::new(0),
             life: AtomicU64::new(0),
             fds: AtomicU32::new(0),
             stage: AtomicU8::new(Stage::New as u8),

@@ -166,7 +166,9 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
     // A kernel that carries may have bytes of the program; then they end the sleep, and stay.
     let wakes_only = socket.receiving.carrier() == Carrier::Ring;
     // What wakes this thread is for nobody else: the call that sleeps takes it too.
+    // Where there are other threads, one may give the number to another file, whose bytes are not to be taken.
     let may_take = alone
+        && is_only_thread()
         && wakes_only
         && socket.receiving.common().is_none()
         && socket.end() == End::None
@@ -200,6 +202,16 @@ fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, a
         returning::drain(socket, fd);
     }
     result
+}
+
+/// Whether this process has no other thread.
+#[expect(unsafe_code, reason = "the C library's word for it")]
+fn is_only_thread() -> bool {
+    unsafe extern "C" {
+        static __libc_single_threaded: std::ffi::c_char;
+    }
+    // SAFETY: a byte, which other threads do not write once there are some.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
 /// Waits until another try to send is worth it.
@@ -270,6 +282,15 @@ fn sleep_for_space(
         return Err(Errno(libc::ECONNRESET));
     }
     result
+}
+
+/// Waits until the kernel has room for what a call sends.
+pub fn for_kernel(fd: c_int, deadline: &mut Deadline) -> Result<()> {
+    let left = deadline.left(fd, libc::SO_SNDTIMEO)?;
+    match kernel::poll_writable(fd, milliseconds(left)) {
+        Err(Errno(libc::EINTR)) => signals::interrupted(left.is_some()),
+        result => result,
+    }
 }
 
 /// Threads of this process that look.

@@ -48,22 +48,35 @@ int __fcntl(int, int, ...);
 
 static int a, b;
 
-static void connection(void)
+static int listener_at(struct sockaddr_in *address)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof address;
+	*address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof *address;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(listener >= 0 && !bind(listener, (void *)&address, len) && !listen(listener, 1));
-	CHECK(!getsockname(listener, (void *)&address, &len));
+	CHECK(listener >= 0 && !bind(listener, (void *)address, len) && !listen(listener, 1));
+	CHECK(!getsockname(listener, (void *)address, &len));
+	return listener;
+}
+
+static void connection_by(int listener, const struct sockaddr_in *address)
+{
 	a = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(!connect(a, (void *)&address, len));
+	CHECK(!connect(a, (const void *)address, sizeof *address));
 	b = accept(listener, NULL, NULL);
-	CHECK(b >= 0 && !close(listener));
+	CHECK(b >= 0);
 	/* Both directions change over before they carry anything. */
 	CHECK(write(a, "begin", 5) == 5);
 	CHECK(write(b, "begin", 5) == 5);
 	char bytes[5];
 	CHECK(recv(a, bytes, 5, MSG_WAITALL) == 5 && recv(b, bytes, 5, MSG_WAITALL) == 5);
+}
+
+static void connection(void)
+{
+	struct sockaddr_in address;
+	int listener = listener_at(&address);
+	connection_by(listener, &address);
+	CHECK(!close(listener));
 }
 
 /* What has come at the other end has to be this, and nothing else. */
@@ -353,6 +366,236 @@ static void streams(void)
 	comes("y");
 }
 
+/* A call in a thread, and whether it sleeps. */
+struct sleeper {
+	pthread_t thread;
+	_Atomic pid_t tid;
+	int fd, sends;
+	ssize_t result;
+	int error;
+	char bytes[100];
+};
+
+static void *sleeps(void *argument)
+{
+	static char much[16 << 20];
+	struct sleeper *sleeper = argument;
+	sleeper->tid = gettid();
+	if (sleeper->sends)
+		sleeper->result = send(sleeper->fd, much, sizeof much, MSG_NOSIGNAL);
+	else
+		sleeper->result = recv(sleeper->fd, sleeper->bytes, sizeof sleeper->bytes, 0);
+	sleeper->error = errno;
+	return NULL;
+}
+
+static void begin_to_sleep(struct sleeper *sleeper, int fd, int sends)
+{
+	char path[100], text[2000];
+	*sleeper = (struct sleeper){.fd = fd, .sends = sends};
+	CHECK(!pthread_create(&sleeper->thread, NULL, sleeps, sleeper));
+	/* For some time on end, because whoever waits for room wakes now and then. */
+	for (int looks = 0; looks < 20; looks++) {
+		usleep(1000);
+		if (!sleeper->tid) {
+			looks = 0;
+			continue;
+		}
+		snprintf(path, sizeof path, "/proc/self/task/%d/stat", sleeper->tid);
+		FILE *file = fopen(path, "r");
+		CHECK(file && fgets(text, sizeof text, file) && !fclose(file));
+		if (strrchr(text, ')')[2] != 'S')
+			looks = 0;
+	}
+}
+
+/* What is sent to another file, and what it is sent, has nothing to do with a connection whose number the file has now. */
+static void untouched(int fd, int other)
+{
+	char bytes[100];
+	CHECK(recv(fd, bytes, sizeof bytes, MSG_DONTWAIT) == 9 && !memcmp(bytes, "the files", 9));
+	CHECK(recv(other, bytes, sizeof bytes, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+}
+
+/* Another thread sleeps in a call on a connection whose number becomes that of another file, or of nothing. */
+static void replaced(void)
+{
+	for (int way = 0; way < 6; way++) {
+		struct sleeper sleeper;
+		int files[2], sends = way % 2;
+		connection();
+		CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, files) && write(files[1], "the files", 9) == 9);
+		begin_to_sleep(&sleeper, b, sends);
+		if (way < 2)
+			CHECK(dup2(files[0], b) == b);
+		else if (way < 4)
+			CHECK(dup3(files[0], b, O_CLOEXEC) == b);
+		else
+			CHECK(!close(b) && fcntl(files[0], F_DUPFD, b) == b);
+		/* The peer wakes it, or ends. */
+		char bytes[100];
+		while (sends && recv(a, bytes, sizeof bytes, 0) > 0)
+			;
+		CHECK(!close(a) && !pthread_join(sleeper.thread, NULL));
+		untouched(b, files[1]);
+		CHECK(sends || sleeper.result <= 0);
+		CHECK(!close(b) && !close(files[0]) && !close(files[1]));
+	}
+	/* One that has another number goes on by that. */
+	struct sleeper sleeper;
+	int files[2];
+	connection();
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, files) && write(files[1], "the files", 9) == 9);
+	int copy = dup(b);
+	begin_to_sleep(&sleeper, b, 0);
+	CHECK(copy >= 0 && dup2(files[0], b) == b && write(a, "for the sleeper", 15) == 15);
+	CHECK(!pthread_join(sleeper.thread, NULL) && sleeper.result == 15);
+	CHECK(!memcmp(sleeper.bytes, "for the sleeper", 15));
+	untouched(b, files[1]);
+	CHECK(write(a, "by the copy", 11) == 11 && recv(copy, sleeper.bytes, 11, MSG_WAITALL) == 11);
+	/* What cannot be replaced stays as it is. */
+	CHECK(dup2(-1, copy) == -1 && errno == EBADF && dup3(a, copy, -1) == -1 && errno == EINVAL);
+	CHECK(write(a, "still there", 11) == 11 && recv(copy, sleeper.bytes, 11, MSG_WAITALL) == 11);
+	CHECK(!memcmp(sleeper.bytes, "still there", 11));
+	CHECK(!close(a) && recv(copy, sleeper.bytes, 1, 0) == 0 && !close(b) && !close(copy));
+}
+
+/* Threads that call while the number becomes another file's, again and again: neither file has bytes that nobody has sent there. */
+static _Atomic int racing, peer_racing, pausing, pauses, peers_sent, peers_got, sent, got;
+
+static void *race(void *unused)
+{
+	char bytes[64];
+	while (racing) {
+		if (pausing) {
+			pauses = 1;
+			while (pausing)
+				sched_yield();
+			pauses = 0;
+		}
+		struct pollfd one = {.fd = b, .events = POLLIN};
+		poll(&one, 1, 1);
+		ssize_t n = recv(b, bytes, sizeof bytes, MSG_DONTWAIT);
+		for (ssize_t i = 0; i < n; i++) {
+			CHECK(bytes[i] == 'p' || bytes[i] == 'f');
+			got += bytes[i] == 'p';
+		}
+		if (send(b, "m", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+			sent++;
+	}
+	return unused;
+}
+
+static void peer_gets(int flags)
+{
+	char bytes[64];
+	ssize_t n = recv(a, bytes, sizeof bytes, flags);
+	for (ssize_t i = 0; i < n; i++)
+		CHECK(bytes[i] == 'm');
+	if (n > 0)
+		peers_got += n;
+}
+
+static void *race_with(void *unused)
+{
+	while (peer_racing) {
+		if (send(a, "p", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1)
+			peers_sent++;
+		struct pollfd one = {.fd = a, .events = POLLIN};
+		poll(&one, 1, 1);
+		peer_gets(MSG_DONTWAIT);
+	}
+	return unused;
+}
+
+static void races(void)
+{
+	struct sleeper idle[4];
+	int files[2], others = 0;
+	pthread_t threads[2];
+	char bytes[4096];
+	/* They have the places at the doorbell: all others are woken by bytes. */
+	for (int i = 0; i < 4; i++) {
+		connection();
+		begin_to_sleep(&idle[i], b, 0);
+	}
+	connection();
+	int copy = dup(b);
+	CHECK(copy >= 0 && !socketpair(AF_UNIX, SOCK_STREAM, 0, files));
+	racing = peer_racing = 1;
+	CHECK(!pthread_create(&threads[0], NULL, race, NULL) && !pthread_create(&threads[1], NULL, race_with, NULL));
+	for (int turn = 0; turn < 3000; turn++) {
+		for (volatile int i = 0; i < turn * 37 % 20000; i++)
+			;
+		CHECK(write(files[1], "f", 1) == 1 && dup2(files[0], b) == b);
+		/* It comes back while nobody calls: a call on the other file may have begun before, and end after that. */
+		pausing = 1;
+		while (!pauses)
+			sched_yield();
+		ssize_t n = recv(files[1], bytes, sizeof bytes, MSG_DONTWAIT);
+		for (ssize_t i = 0; i < n; i++)
+			CHECK(bytes[i] == 'm');
+		if (n > 0)
+			others += n;
+		CHECK(dup2(copy, b) == b);
+		pausing = 0;
+		while (pauses)
+			sched_yield();
+	}
+	racing = 0;
+	CHECK(!pthread_join(threads[0], NULL));
+	peer_racing = 0;
+	CHECK(!pthread_join(threads[1], NULL));
+	/* Nothing is lost, and nothing is there twice. */
+	while (peers_got + others < sent)
+		peer_gets(0);
+	while (got < peers_sent)
+		got += recv(copy, bytes, 1, 0);
+	CHECK(recv(a, bytes, 1, MSG_DONTWAIT) == -1 && recv(copy, bytes, 1, MSG_DONTWAIT) == -1);
+	CHECK(peers_got + others == sent && got == peers_sent);
+	exit(0);
+}
+
+/* A thread sleeps in a call on a connection that is closed meanwhile. Those that come later have nothing to do with it. */
+static void reused(void)
+{
+	for (int way = 0; way < 4; way++) {
+		struct sleeper sleepers[2];
+		int later[4][2], first[2];
+		char bytes[4];
+		struct sockaddr_in address;
+		int listener = listener_at(&address);
+		connection_by(listener, &address);
+		first[0] = a, first[1] = b;
+		begin_to_sleep(&sleepers[0], first[1], way % 2);
+		begin_to_sleep(&sleepers[1], first[1], 0);
+		int null = open("/dev/null", O_RDWR);
+		CHECK(null >= 0 && (way < 2 ? !close(first[1]) : dup2(null, first[1]) == first[1]));
+		for (int i = 0; i < 4; i++) {
+			connection_by(listener, &address);
+			later[i][0] = a, later[i][1] = b;
+			CHECK(write(a, "new", 3) == 3 && write(b, "too", 3) == 3);
+		}
+		shutdown(first[0], SHUT_RDWR);
+		CHECK(!close(first[0]));
+		for (int i = 0; i < 2; i++) {
+			CHECK(!pthread_join(sleepers[i].thread, NULL));
+			CHECK(sleepers[i].sends || sleepers[i].result <= 0);
+		}
+		for (int i = 0; i < 4; i++) {
+			CHECK(recv(later[i][1], bytes, 4, 0) == 3 && !memcmp(bytes, "new", 3));
+			CHECK(recv(later[i][0], bytes, 4, 0) == 3 && !memcmp(bytes, "too", 3));
+			CHECK(recv(later[i][0], bytes, 4, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+			/* Whoever sleeps there is woken. */
+			begin_to_sleep(&sleepers[0], later[i][1], 0);
+			CHECK(write(later[i][0], "up", 2) == 2 && !pthread_join(sleepers[0].thread, NULL));
+			CHECK(sleepers[0].result == 2 && !memcmp(sleepers[0].bytes, "up", 2));
+			CHECK(!close(later[i][0]) && !close(later[i][1]));
+		}
+		CHECK(!close(null) && !close(listener) && (way < 2 || !close(first[1])));
+	}
+}
+
 static sigjmp_buf back;
 static volatile sig_atomic_t may_jump;
 
@@ -549,7 +792,8 @@ int main(int count, char **arguments)
 	             {"aliases", aliases},           {"system_calls", system_calls},
 	             {"asynchronous", asynchronous}, {"confined", confined},
 	             {"spawned", spawned},           {"executed", executed},
-	             {"streams", streams},
+	             {"replaced", replaced},         {"races", races},
+	             {"reused", reused},             {"streams", streams},
 	             {"jumps", jumps},               {"exits", exits},
 	             {"allocates", allocates},       {"faulting", faulting},
 	             {"privileged", privileged}};

@@ -75,6 +75,21 @@ fn trap_9_programs_that_are_executed_by_any_function_get_their_connections() {
 }
 
 #[test]
+fn a_thread_that_sleeps_while_its_descriptor_becomes_another_files_leaves_that_alone() {
+    run("replaced", &[PLAIN]);
+}
+
+#[test]
+fn threads_that_call_while_a_descriptor_becomes_another_files_mix_nothing_up() {
+    run("races", &[PLAIN]);
+}
+
+#[test]
+fn a_thread_that_sleeps_in_a_connection_that_is_closed_has_nothing_of_later_ones() {
+    run("reused", &[PLAIN]);
+}
+
+#[test]
 fn traps_6_and_7_streams_of_the_c_library_read_write_and_close_connections() {
     run("streams", &[PLAIN, FORTIFIED]);
 }

@@ -57,6 +57,7 @@ fn a_connection_whose_program_has_asked_for_signals_stays_on_tcp() {
     for mode in MODES {
         let stage = Stage::new(mode);
         let program = r#"
+expected = 0
 for when in ('before connect', 'before accept', 'after'):
     if when == 'before accept':
         ask_for_signals(listener, 'fcntl')
@@ -68,6 +69,10 @@ for when in ('before connect', 'before accept', 'after'):
     if when != 'before connect':
         ask_for_signals(a, 'fcntl')
     for turn in range(200):
+        ping(a, b)
+    # Once the daemon would take the connection.
+    expected += 1
+    while open(os.environ['GINNEL_SOCKETS_REPORT']).read().count('O_ASYNC') < expected:
         ping(a, b)
 "#;
         stage.client(&[PYTHON, "-c", &format!("{PAIRS}{SIGNALS}{program}")]);

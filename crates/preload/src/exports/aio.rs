@@ -11,7 +11,8 @@ use crate::real;
 
 /// Whether the kernel may read from the descriptor, or write to it.
 fn is_the_kernels(fd: c_int) -> bool {
-    connection(fd).is_none_or(|socket| {
+    connection(fd).is_none_or(|call| {
+        let socket = call.what();
         crate::meet::stays(socket, "asynchronous I/O (aio_read, aio_write)");
         !socket.is_joined()
     })

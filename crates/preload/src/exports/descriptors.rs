@@ -4,16 +4,25 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong};
 
-use crate::errno::{self, Kept};
+use crate::errno;
 use crate::table::{self, EPOLLS, SOCKETS};
 use crate::{hidden, kernel, passing, real};
 
-/// Before the kernel closes a descriptor. The table of a child of `vfork` is its parent's, and stays as it is.
-fn closing(fd: c_int) {
+/// Makes a call of the kernel that closes a descriptor, or gives its number to another file. The table of a child of `vfork` is its parent's,
+/// and stays as it is.
+fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     if (SOCKETS.get(fd).is_some() || EPOLLS.get(fd).is_some()) && super::process::owns_tables() {
-        let _errno = Kept::new();
-        table::forget(fd);
+        return table::replace(fd, call);
     }
+    call()
+}
+
+/// Whether `dup2` and its kin would close the second descriptor.
+fn is_replaced(from: c_int, to: c_int, flags: c_int) -> bool {
+    from != to
+        && flags & !libc::O_CLOEXEC == 0
+        && (SOCKETS.get(to).is_some() || EPOLLS.get(to).is_some())
+        && kernel::is_open(from)
 }
 
 /// After the kernel has made a descriptor that is a copy of another one.
@@ -33,9 +42,8 @@ pub unsafe extern "C-unwind" fn close_for_program(fd: c_int) -> c_int {
     if hidden::is_hidden(fd) {
         return errno::fail(libc::EBADF);
     }
-    closing(fd);
     // SAFETY: it takes a number.
-    unsafe { real::close(fd) }
+    closing(fd, || unsafe { real::close(fd) })
 }
 
 /// Descriptors of this library too are closed by the C function: by the standard library, which is a part of this one. So it is told who
@@ -68,8 +76,14 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
         SOCKETS.used(first, last).for_each(|fd| passing::set_inherited(fd, false));
     } else if first <= last {
-        SOCKETS.used(first, last).for_each(closing);
-        EPOLLS.used(first, last).for_each(closing);
+        for fd in SOCKETS.used(first, last).chain(EPOLLS.used(first, last)) {
+            closing(fd, || {
+                if flags == 0 {
+                    // SAFETY: it takes a number. Its error is none of this call's.
+                    unsafe { real::close(fd) };
+                }
+            });
+        }
     }
     if first > last {
         // SAFETY: it takes numbers.
@@ -102,11 +116,9 @@ pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
     if hidden::is_hidden(to) {
         return errno::fail(libc::EBUSY);
     }
-    if from != to {
-        closing(to);
-    }
     // SAFETY: it takes numbers.
-    copied(from, unsafe { real::dup2(from, to) })
+    let call = || copied(from, unsafe { real::dup2(from, to) });
+    if is_replaced(from, to, 0) { closing(to, call) } else { call() }
 }
 
 #[unsafe(no_mangle)]
@@ -114,11 +126,9 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
     if hidden::is_hidden(to) {
         return errno::fail(libc::EBUSY);
     }
-    if from != to {
-        closing(to);
-    }
     // SAFETY: it takes numbers.
-    copied(from, unsafe { real::dup3(from, to, flags) })
+    let call = || copied(from, unsafe { real::dup3(from, to, flags) });
+    if is_replaced(from, to, flags) { closing(to, call) } else { call() }
 }
 
 /// The C function takes any arguments; on this machine's calling convention, a third is where it would be.

@@ -10,13 +10,13 @@ use libc::{
 use crate::errno::{Errno, check, tell};
 use crate::real;
 use crate::socket::{Socket, Stage};
-use crate::table::SOCKETS;
+use crate::table::{Call, SOCKETS};
 use crate::{passing, receive, send};
 
-/// A socket that is or was connected.
+/// A call on a socket that is or was connected.
 #[inline]
-pub fn connection(fd: c_int) -> Option<&'static Socket> {
-    SOCKETS.get(fd).filter(|socket| !matches!(socket.stage(), Stage::New | Stage::Listening))
+pub fn connection(fd: c_int) -> Option<Call<Socket>> {
+    SOCKETS.call(fd).filter(|call| !matches!(call.what().stage(), Stage::New | Stage::Listening))
 }
 
 /// Nothing is null and nothing is longer than memory can be.
@@ -60,7 +60,8 @@ unsafe fn rooms(iov: &[iovec]) -> impl Iterator<Item = &mut [u8]> {
 pub unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: here and below: the program keeps the rules of the function that it calls.
     let native = || unsafe { real::read(fd, buffer, len) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     receive::receive(socket, fd, 0, std::iter::once(unsafe { room(buffer, len) }), native)
 }
@@ -81,7 +82,8 @@ pub unsafe extern "C-unwind" fn __read_chk(
 pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::readv(fd, iov, count) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     let rooms = unsafe { rooms(vectors(iov, usize::try_from(count).unwrap_or(0))) };
     receive::receive(socket, fd, 0, rooms, native)
@@ -91,7 +93,8 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int
 pub unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::recv(fd, buffer, len, flags) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native)
 }
@@ -120,7 +123,8 @@ pub unsafe extern "C-unwind" fn recvfrom(
 ) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     let got = receive::receive(socket, fd, flags, std::iter::once(unsafe { room(buffer, len) }), native);
     // A stream names no sender.
@@ -150,7 +154,8 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
 pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::recvmsg(fd, message, flags) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     let rooms = unsafe { rooms(vectors((*message).msg_iov, (*message).msg_iovlen)) };
     let mut was_native = false;
@@ -174,18 +179,22 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if connection(fd).is_none() {
+    let Some(call) = connection(fd) else {
         // SAFETY: the program keeps the rules.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    }
+    };
     let mut done = 0;
     for i in 0..count.min(libc::UIO_MAXIOV as c_uint) {
         // Only the first is waited for: more would be waited for until the timeout, which is for datagrams.
         let flags = flags & !libc::MSG_WAITFORONE | if i > 0 { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: the program gives `count` of them.
         let message = unsafe { &mut *messages.add(i as usize) };
-        // SAFETY: as `recvmsg`.
-        let got = unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) };
+        let got = match i {
+            // SAFETY: as `recvmsg`.
+            0 => unsafe { recvmsg(fd, &raw mut message.msg_hdr, flags) },
+            // SAFETY: as above.
+            _ => unsafe { receive_further(call.what(), fd, &mut message.msg_hdr, flags) },
+        };
         if got < 0 {
             return if i > 0 { done } else { -1 };
         }
@@ -198,11 +207,23 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     done
 }
 
+/// Receives a further message of a call: of the same socket, whatever the number is meanwhile.
+unsafe fn receive_further(socket: &'static Socket, fd: c_int, message: &mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    let rooms = unsafe { rooms(vectors(message.msg_iov, message.msg_iovlen)) };
+    let got = receive::go_on(socket, fd, flags, rooms);
+    if got >= 0 {
+        (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+    }
+    got
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::write(fd, buffer, len) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     send::send(socket, fd, 0, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
@@ -211,7 +232,8 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: siz
 pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::writev(fd, iov, count) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     let pieces = unsafe { pieces(vectors(iov, usize::try_from(count).unwrap_or(0))) };
     send::send(socket, fd, 0, pieces, native)
@@ -221,7 +243,8 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
 pub unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::send(fd, buffer, len, flags) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
@@ -237,7 +260,8 @@ pub unsafe extern "C-unwind" fn sendto(
 ) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::sendto(fd, buffer, len, flags, address, address_len) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     send::send(socket, fd, flags, std::iter::once(unsafe { bytes(buffer, len) }), native)
 }
@@ -252,7 +276,8 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::sendmsg(fd, message, flags) };
-    let Some(socket) = connection(fd) else { return native() };
+    let Some(call) = connection(fd) else { return native() };
+    let socket = call.what();
     // SAFETY: as above.
     let head = unsafe { &*message };
     // SAFETY: as above.
@@ -275,7 +300,7 @@ unsafe fn passes_connections(message: *const msghdr) -> bool {
                 let fds = libc::CMSG_DATA(control).cast::<c_int>();
                 for i in 0..len / size_of::<c_int>() {
                     let fd = fds.add(i).read_unaligned();
-                    if let Some(socket) = connection(fd) {
+                    if let Some(socket) = connection(fd).map(|call| call.what()) {
                         crate::meet::stays(socket, passing::PASSED);
                         joined.extend(socket.is_joined().then_some((socket, fd)));
                     }
@@ -295,7 +320,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let count = count.min(libc::UIO_MAXIOV as c_uint);
-    if connection(fd).is_none() {
+    let Some(call) = connection(fd) else {
         // SAFETY: the program gives `count` of them.
         let passes = |i| unsafe { passes_connections(&raw const (*messages.add(i as usize)).msg_hdr) };
         // Those before one that cannot be sent now are.
@@ -306,13 +331,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         }
         // SAFETY: the program keeps the rules.
         return unsafe { real::sendmmsg(fd, messages, sendable, flags) };
-    }
+    };
     let mut done = 0;
     for i in 0..count {
         // SAFETY: the program gives `count` of them.
         let message = unsafe { &mut *messages.add(i as usize) };
-        // SAFETY: as `sendmsg`.
-        let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        let sent = match i {
+            // SAFETY: as `sendmsg`.
+            0 => unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) },
+            // SAFETY: as above.
+            _ => unsafe { send_further(call.what(), fd, &message.msg_hdr, flags) },
+        };
         if sent < 0 {
             return if i > 0 { done } else { -1 };
         }
@@ -320,6 +349,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(
         done += 1;
     }
     done
+}
+
+/// Sends a further message of a call: to the same socket, whatever the number is meanwhile.
+unsafe fn send_further(socket: &'static Socket, fd: c_int, message: &msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program keeps the rules.
+    if !unsafe { passes_connections(message) } {
+        return tell(Err(Errno(libc::EAGAIN)));
+    }
+    // SAFETY: as above.
+    let pieces = unsafe { pieces(vectors(message.msg_iov, message.msg_iovlen)) };
+    send::go_on(socket, fd, flags, pieces)
 }
 
 /// The flags for `recv` and `send` that mean what those of `preadv2` and `pwritev2` mean on a socket, where all but RWF_NOWAIT are
@@ -334,7 +374,7 @@ fn flags_of_socket(flags: c_int) -> Result<c_int, Errno> {
 }
 
 /// A connection, unless the call gives an offset: the kernel refuses that.
-fn connection_at(fd: c_int, offset: off64_t) -> Option<&'static Socket> {
+fn connection_at(fd: c_int, offset: off64_t) -> Option<Call<Socket>> {
     if offset == -1 { connection(fd) } else { None }
 }
 
@@ -348,7 +388,8 @@ pub unsafe extern "C-unwind" fn preadv64v2(
 ) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::preadv64v2(fd, iov, count, offset, flags) };
-    let Some(socket) = connection_at(fd, offset) else { return native() };
+    let Some(call) = connection_at(fd, offset) else { return native() };
+    let socket = call.what();
     let flags = match flags_of_socket(flags) {
         Ok(flags) => flags,
         Err(errno) => return tell(Err(errno)),
@@ -380,7 +421,8 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
 ) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::pwritev64v2(fd, iov, count, offset, flags) };
-    let Some(socket) = connection_at(fd, offset) else { return native() };
+    let Some(call) = connection_at(fd, offset) else { return native() };
+    let socket = call.what();
     let flags = match flags_of_socket(flags) {
         Ok(flags) => flags,
         Err(errno) => return tell(Err(errno)),
@@ -422,7 +464,8 @@ pub unsafe extern "C-unwind" fn sendfile64(
 ) -> ssize_t {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::sendfile64(out, from, offset, count) };
-    let Some(socket) = connection(out) else { return native() };
+    let Some(call) = connection(out) else { return native() };
+    let socket = call.what();
     if let Some(sent) = send::through_kernel(socket, out, native) {
         return sent;
     }
@@ -468,10 +511,7 @@ fn copy_file(
             Err(_) if sent > 0 => break,
             Err(errno) => return Err(errno),
         };
-        let n = send::send(socket, out, 0, std::iter::once(&buffer[..got]), || {
-            // SAFETY: as many bytes.
-            unsafe { real::write(out, buffer.as_ptr().cast(), got) }
-        });
+        let n = send::go_on(socket, out, 0, std::iter::once(&buffer[..got]));
         let n = match check(n) {
             Ok(n) => n,
             Err(_) if sent > 0 => break,
@@ -500,7 +540,8 @@ pub unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     for fd in [from, to] {
-        if let Some(socket) = connection(fd) {
+        if let Some(call) = connection(fd) {
+            let socket = call.what();
             crate::meet::stays(socket, "splice moves its bytes");
             if socket.is_joined() {
                 // As for a descriptor that cannot do it; programs then read and write.

@@ -263,7 +263,8 @@ pub unsafe extern "C-unwind" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    let Some(instance) = EPOLLS.get(epoll) else { return native() };
+    let Some(call) = EPOLLS.call(epoll) else { return native() };
+    let instance = call.what();
     // SAFETY: null, or the program's.
     let event = unsafe { event.as_ref() }.copied();
     instance.control(epoll, operation, fd, event, native)
@@ -278,7 +279,8 @@ unsafe fn wait(
     mask: *const sigset_t,
     native: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Some(instance) = EPOLLS.get(epoll).filter(|_| count > 0) else { return native() };
+    let Some(call) = EPOLLS.call(epoll).filter(|_| count > 0) else { return native() };
+    let instance = call.what();
     // SAFETY: the program gives room for as many.
     let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
     let native = |events: &mut [epoll_event], timeout| epoll::native(epoll, events, timeout, mask);

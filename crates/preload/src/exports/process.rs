@@ -42,8 +42,7 @@ extern "C" fn in_child() {
     crate::family::in_child();
     crate::passing::in_child();
     crate::bell::in_child();
-    crate::table::SOCKETS.free_in_child();
-    crate::table::EPOLLS.free_in_child();
+    crate::table::in_child();
 }
 
 /// Says who the child is: it may be killed before it can say so itself.
@@ -217,7 +216,8 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
     from: c_int,
     to: c_int,
 ) -> c_int {
-    if let Some(socket) = super::io::connection(from) {
+    if let Some(call) = super::io::connection(from) {
+        let socket = call.what();
         crate::meet::stays(socket, passing::PASSED);
         if socket.is_joined() && !passing::pass_on(&[(socket, from)], passing::PASSED) {
             return libc::EAGAIN;

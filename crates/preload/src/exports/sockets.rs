@@ -34,7 +34,10 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::connect(fd, address, len) };
-    let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.stage() == Stage::New) else { return native() };
+    let Some(call) = SOCKETS.call(fd).filter(|call| call.what().stage() == Stage::New) else {
+        return native();
+    };
+    let socket = call.what();
     // The SYN leaves within the call, also if the call does not wait for the answer.
     let before = Connecting::now();
     let result = native();
@@ -119,12 +122,14 @@ fn accepted(listener: c_int, fd: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: it takes numbers.
     let native = || unsafe { real::shutdown(fd, how) };
-    let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.is_joined()) else {
-        if let Some(socket) = SOCKETS.get(fd).filter(|socket| socket.stage() != Stage::Listening) {
+    let Some(call) = SOCKETS.call(fd) else { return native() };
+    let socket = call.what();
+    if !socket.is_joined() {
+        if socket.stage() != Stage::Listening {
             meet::stays(socket, "it was shut down");
         }
         return native();
-    };
+    }
     match how {
         // The end of the stream stands in the ring. The kernel's connection stays open, for wake bytes.
         libc::SHUT_WR if send::finish(socket, fd) => 0,
@@ -146,7 +151,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
 ) -> c_int {
     // SAFETY: the program keeps the rules.
     let native = || unsafe { real::setsockopt(fd, level, name, value, len) };
-    let Some(socket) = SOCKETS.get(fd) else { return native() };
+    let Some(call) = SOCKETS.call(fd) else { return native() };
+    let socket = call.what();
     if let Some(delay) = delay(socket, level, name)
         && len as usize >= size_of::<c_int>()
     {
