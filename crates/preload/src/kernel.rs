@@ -143,13 +143,17 @@ fn error(fd: c_int) -> Errno {
 /// Milliseconds in which the end of a dead peer's connection arrives, even if TCP has to send it a second time.
 const LATE: c_int = 300;
 
+/// Until when none is waited for, in milliseconds of CLOCK_MONOTONIC.
+static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+fn now() -> u64 {
+    Connecting::now().as_millis() as u64
+}
+
 /// The same for a connection whose peer is dead. Its end may be under way, so it is waited for. When one has not come, the next ones
 /// of this process are not waited for: a VM that is gone has left all of its connections at once.
 pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
-    /// In milliseconds of CLOCK_MONOTONIC.
-    static IN_VAIN_UNTIL: AtomicU64 = AtomicU64::new(0);
     let _errno = Kept::new();
-    let now = || Connecting::now().as_millis() as u64;
     let begun = now();
     let end = if begun < IN_VAIN_UNTIL.load(Ordering::Relaxed) { begun } else { begun + LATE as u64 };
     loop {
@@ -165,6 +169,38 @@ pub fn wait_for_end(socket: &'static Socket, fd: c_int) {
     if socket.end() == End::None {
         IN_VAIN_UNTIL.store(now() + LATE as u64, Ordering::Relaxed);
     }
+}
+
+/// [`Socket::dead_since`] of a connection whose end is not waited for any more.
+const DECIDED: u64 = 1;
+
+/// The same for a call that does not wait: whether the end of a connection whose peer is dead may come still.
+pub fn may_end_still(socket: &'static Socket, fd: c_int) -> bool {
+    let since = socket.dead_since.load(Ordering::Relaxed);
+    if since == DECIDED || socket.end() != End::None {
+        return false;
+    }
+    look_for_end(socket, fd);
+    if socket.end() != End::None {
+        return false;
+    }
+    let now = now();
+    let is_decided = match since {
+        0 => now < IN_VAIN_UNTIL.load(Ordering::Relaxed),
+        since => now >= since + LATE as u64,
+    };
+    if is_decided {
+        IN_VAIN_UNTIL.store(now + LATE as u64, Ordering::Relaxed);
+    }
+    if since == 0 || is_decided {
+        socket.dead_since.store(if is_decided { DECIDED } else { now }, Ordering::Relaxed);
+    }
+    !is_decided
+}
+
+/// Whether that was so when it was last asked: nobody says when it is not any more.
+pub fn is_undecided(socket: &Socket) -> bool {
+    socket.dead_since.load(Ordering::Relaxed) > DECIDED && socket.end() == End::None
 }
 
 /// Takes what there is, and notes if the connection has ended. Returns how many bytes there were.

@@ -104,7 +104,10 @@ pub fn rise(socket: &'static Socket, armed: &mut Armed) {
 pub fn can_be_woken(socket: &'static Socket, interest: c_short) -> bool {
     receive::begin_ring_if_due(socket);
     // The daemon wakes nobody.
-    if crate::grow::attend_waiting(socket) || wait::is_readable_for_others(socket) {
+    if crate::grow::attend_waiting(socket)
+        || wait::is_readable_for_others(socket)
+        || kernel::is_undecided(socket)
+    {
         return false;
     }
     let output = interest & (libc::POLLOUT | libc::POLLWRNORM) != 0;

@@ -354,6 +354,9 @@ fn from_ring(
                 if rings.is_ahead() && grow::step_receiving(socket, rings)? => {}
             Err(RecvError::Finished) if is_broken(socket) => return Err(Errno(libc::ECONNRESET)),
             Err(RecvError::Finished) => return Ok(Some(0)),
+            Err(RecvError::PeerDead) if !waits && kernel::may_end_still(socket, fd) => {
+                return Err(Errno(libc::EAGAIN));
+            }
             Err(RecvError::PeerDead) => return how_died(socket, fd).map(Some),
             Err(_) => return Err(Errno(libc::ECONNRESET)),
         }
@@ -388,7 +391,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
 /// its VM is gone, and the connection is broken: what came may be any part of what was to come.
 #[cold]
 fn how_died(socket: &'static Socket, fd: c_int) -> Result<usize> {
-    if socket.end() == End::None {
+    if kernel::may_end_still(socket, fd) {
         kernel::wait_for_end(socket, fd);
     }
     how_ended(socket).unwrap_or_else(|| match socket.said.reset.swap(true, Ordering::Relaxed) {
@@ -468,6 +471,7 @@ pub fn look(socket: &'static Socket, kernel: impl FnOnce() -> bool) -> Found {
         let found = match poll(socket, &mut rings) {
             Ok(_) => return Found::Something,
             Err(RecvError::Empty) if socket.end() == End::None => Found::Nothing,
+            Err(RecvError::PeerDead) if kernel::may_end_still(socket, fd) => Found::Nothing,
             Err(RecvError::Empty | RecvError::Finished | RecvError::PeerDead) => Found::End,
             Err(_) => return Found::Something,
         };
@@ -575,6 +579,7 @@ pub fn position(socket: &'static Socket) -> u64 {
     match available {
         Ok(n) => position + n as u64,
         Err(RecvError::Empty) => position,
+        Err(RecvError::PeerDead) if kernel::is_undecided(socket) => position,
         Err(_) => u64::MAX,
     }
 }

@@ -140,6 +140,8 @@ pub struct Socket {
     end: AtomicU8,
     /// The error with which the kernel has given it up.
     error: AtomicI32,
+    /// Since when its peer is known to be dead although its end has not come, in milliseconds; see `kernel::may_end_still`. 0: it is not.
+    pub dead_since: AtomicU64,
     /// When the kernel was asked last whether it has, in microseconds.
     looked: AtomicU64,
     /// Threads that sleep at the kernel's socket, or take its wake bytes away.
@@ -211,6 +213,7 @@ impl Socket {
             receiving: Direction::new(),
             end: AtomicU8::new(End::None as u8),
             error: AtomicI32::new(0),
+            dead_since: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             taker: AtomicI32::new(0),
@@ -251,6 +254,7 @@ impl Socket {
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
+        self.dead_since.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.taker.store(0, Ordering::Relaxed);
         self.was_full.store(false, Ordering::Relaxed);

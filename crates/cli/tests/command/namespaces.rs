@@ -344,3 +344,78 @@ fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
     stage.client(&[&network[..], &[PYTHON, "-c", &program]].concat());
     assert_eq!(changed(&stage.end(), "python3").len(), 24);
 }
+
+/// A server that is killed where its kernel cannot say so, and a client that finds it out.
+const KILLED: &str = r#"
+import errno, select
+how, role = sys.argv[1:]
+if role == 'serve':
+    s = socket.create_server(('10.77.0.2', 7000))
+    c, _ = s.accept()
+    ask_until_changed(c, False)
+    c.sendall(b'%10d' % os.getpid())
+    c.recv(1)
+    assert False, 'the server lives'
+while True:
+    try:
+        c = socket.create_connection(('10.77.0.2', 7000))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+ask_until_changed(c, True)
+server = int(receive(c, 10))
+c.setblocking(False)
+if how == 'poll':
+    poll = select.poll()
+    poll.register(c, select.POLLIN)
+elif how != 'looks':
+    poll = select.epoll()
+    poll.register(c, select.EPOLLIN | (select.EPOLLET if how == 'edge' else 0))
+subprocess.run(['ip', 'link', 'set', 'eth0', 'down'], check=True)
+os.kill(server, signal.SIGKILL)
+longest, calls = 0, 0
+while True:
+    if how != 'looks':
+        while not poll.poll(30000):
+            pass
+    begun = time.monotonic()
+    try:
+        assert c.recv(1) == b'', 'bytes from nowhere'
+        assert False, 'an end in order'
+    except BlockingIOError:
+        calls += 1
+    except ConnectionResetError:
+        break
+    finally:
+        longest = max(longest, time.monotonic() - begun)
+assert how == 'looks' or calls == 0, 'nothing to receive although poll said so %d times' % calls
+assert c.recv(1) == b''
+print('longest', int(longest * 1000))
+"#;
+
+#[test]
+fn a_call_that_does_not_wait_does_not_wait_for_the_end_of_a_dead_peer_either() {
+    for how in ["looks", "poll", "epoll", "edge"] {
+        let mut longest = Vec::new();
+        // A busy machine may take the CPU from it for as long.
+        for _ in 0..3 {
+            let Some(cable) = Cable::new() else { return };
+            let stage = Stage::new("eager");
+            let program = format!("{}{KILLED}", crate::passing::COMMON);
+            let at = |end: usize| {
+                cable.at(end).into_iter().chain([PYTHON, "-c", &program, how].map(str::to_owned))
+            };
+            let line: Vec<String> = at(1).chain(["serve".to_owned()]).collect();
+            let mut server =
+                stage.command(&line.iter().map(String::as_str).collect::<Vec<_>>()).spawn().unwrap();
+            let line: Vec<String> = at(0).chain(["talk".to_owned()]).collect();
+            let said = stage.client(&line.iter().map(String::as_str).collect::<Vec<_>>());
+            let _ = server.wait();
+            longest.push(said.trim().rsplit(' ').next().unwrap().parse::<u32>().unwrap());
+            if longest[longest.len() - 1] < 250 {
+                break;
+            }
+        }
+        assert!(longest.iter().any(|milliseconds| *milliseconds < 250), "{how}: {longest:?} ms");
+    }
+}
