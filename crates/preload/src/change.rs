@@ -123,6 +123,7 @@ fn change_sending(socket: &'static Socket, fd: c_int, role: Role) -> Change {
     match Counts::of(kernel::borrow(fd), role) {
         Ok(Some(counts)) if counts.sent == sent => {
             hurry(socket, fd);
+            note_options(socket, fd);
             if !carrier::begin(memory, sent) {
                 // The receiver's process passes the connection on, and goes on with the kernel.
                 carrier::give_back(memory, Place { ring: 0, kernel: sent, repeated: 0 });
@@ -160,6 +161,11 @@ fn hurry(socket: &Socket, fd: c_int) {
             kernel::set_tcp_flag(fd, option, at_once);
         }
     }
+}
+
+/// What the program has asked for of the kernel that counts for bytes in a ring too. A connection may have it from its listener.
+fn note_options(socket: &Socket, fd: c_int) {
+    socket.gives_up.store(kernel::tcp_flag(fd, libc::TCP_USER_TIMEOUT), Ordering::Relaxed);
 }
 
 /// What the program has set is the kernel's again.

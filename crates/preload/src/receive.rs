@@ -17,7 +17,7 @@ use crate::grow;
 use crate::kernel;
 use crate::returning;
 use crate::rings::Rings;
-use crate::send::attend_or_wait;
+use crate::send::{self, attend_or_wait};
 use crate::socket::{End, Socket};
 use crate::table::{Using, number};
 use crate::wait::{self, Deadline};
@@ -532,6 +532,10 @@ pub fn arm(socket: &'static Socket, how: Wake) {
     if let Some(receiver) = ring.as_mut() {
         bell::wish(&mut receiver.ring, how, is_first);
         receiver.ring.arm();
+    }
+    drop(ring);
+    if socket.gives_up.load(Ordering::Relaxed) {
+        send::probe(socket);
     }
 }
 

@@ -264,7 +264,21 @@ fn write(
         return Err(SendError::Aborted);
     }
     socket.sending.shared.fetch_add(n as u64, Ordering::Relaxed);
+    if socket.gives_up.load(Ordering::Relaxed) && socket.receiving.waiting.load(Ordering::Relaxed) > 0 {
+        // Somebody waits for the answer already.
+        kernel::wake(socket, fd);
+    }
     Ok(n)
+}
+
+/// Somebody is about to sleep who counts on the kernel to notice that nobody acknowledges what was sent (TCP_USER_TIMEOUT). It knows
+/// nothing of what is in the ring, so it is given a byte, as long as the peer has not taken that.
+#[cold]
+pub fn probe(socket: &'static Socket) {
+    let is_in_flight = |sender: &SocketSender| sender.ring.in_flight() > 0;
+    if socket.sending.lock().as_ref().is_some_and(is_in_flight) {
+        kernel::wake(socket, socket.fd.load(Ordering::Relaxed));
+    }
 }
 
 /// Whether a call that sends would not have to wait, or would fail. The direction must be a ring's.

@@ -140,6 +140,8 @@ pub struct Socket {
     end: AtomicU8,
     /// The error with which the kernel has given it up.
     error: AtomicI32,
+    /// The kernel is to give it up if what was sent is not acknowledged in time (TCP_USER_TIMEOUT).
+    pub gives_up: AtomicBool,
     /// Since when its peer is known to be dead although its end has not come, in milliseconds; see `kernel::may_end_still`. 0: it is not.
     pub dead_since: AtomicU64,
     /// When the kernel was asked last whether it has, in microseconds.
@@ -213,6 +215,7 @@ impl Socket {
             receiving: Direction::new(),
             end: AtomicU8::new(End::None as u8),
             error: AtomicI32::new(0),
+            gives_up: AtomicBool::new(false),
             dead_since: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
@@ -254,6 +257,7 @@ impl Socket {
         self.receiving.reset();
         self.end.store(End::None as u8, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
+        self.gives_up.store(false, Ordering::Relaxed);
         self.dead_since.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.taker.store(0, Ordering::Relaxed);

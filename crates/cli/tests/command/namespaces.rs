@@ -345,6 +345,74 @@ fn keepalive_ends_connections_whose_network_is_gone_and_no_others() {
     assert_eq!(changed(&stage.end(), "python3").len(), 24);
 }
 
+/// Connections with a time for what is not acknowledged, of which one has sent nothing when the network goes.
+const USER_TIMEOUT: &str = r#"
+import subprocess
+def by_recv(c):
+    c.sendall(b'request')
+    return c.recv(1)
+def by_poll(c):
+    c.sendall(b'request')
+    poll = select.poll()
+    poll.register(c, select.POLLIN)
+    [(_, events)] = poll.poll(100000)
+    assert events & select.POLLERR, events
+    return c.recv(1)
+# The last one is not looked at any more when it sends.
+waiting = {}
+def by_epoll(c):
+    if c not in waiting:
+        waiting[c] = select.epoll()
+        waiting[c].register(c, select.EPOLLIN)
+    c.sendall(b'request')
+    while not (events := waiting[c].poll(100)):
+        pass
+    assert events[0][1] & select.EPOLLERR, events
+    return c.recv(1)
+waits = [by_recv, by_poll, by_epoll, by_epoll]
+ends = [pair() for _ in range(len(waits) + 1)]
+for a, b in ends:
+    a.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1500)
+cold = ends[len(waits) - 1][0]
+waiting[cold] = select.epoll()
+waiting[cold].register(cold, select.EPOLLIN)
+for turn in range(1000):
+    assert waiting[cold].poll(0) == []
+subprocess.run(['ip', 'link', 'set', 'lo', 'down'], check=True)
+told = {}
+def wait_for_the_end(n):
+    try:
+        told[n] = waits[n](ends[n][0])
+    except OSError as error:
+        told[n] = error.errno
+threads = [threading.Thread(target=wait_for_the_end, args=(n,)) for n in range(len(waits))]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert told == {n: errno.ETIMEDOUT for n in range(len(waits))}, told
+subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True)
+a, b = ends[-1]
+for one, other in ((a, b), (b, a)):
+    one.sendall(b'.')
+    assert receive(other, 1) == b'.'
+"#;
+
+#[test]
+fn a_peer_that_does_not_acknowledge_what_was_sent_is_given_up() {
+    if !have(&[PYTHON, "ip", "unshare"]) {
+        return;
+    }
+    if !shell("unshare --net ip link set lo up") {
+        return println!("SKIPPED network namespaces take root");
+    }
+    let stage = Stage::new("eager");
+    let network = ["unshare", "--net", "sh", "-ec", "ip link set lo up; exec \"$@\"", "sh"];
+    let program = format!("{}{USER_TIMEOUT}", crate::epoll::PAIRS);
+    stage.client(&[&network[..], &[PYTHON, "-c", &program]].concat());
+    assert_eq!(changed(&stage.end(), "python3").len(), 10);
+}
+
 /// A server that is killed where its kernel cannot say so, and a client that finds it out.
 const KILLED: &str = r#"
 import errno, select

@@ -167,7 +167,13 @@ pub unsafe extern "C-unwind" fn setsockopt(
         }
         meet::stays(socket, "a socket option that works on the kernel's bytes");
     }
-    native()
+    let result = native();
+    if result == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) {
+        // SAFETY: the kernel has just taken an int from there.
+        let is_set = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+        socket.gives_up.store(is_set, Ordering::Relaxed);
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
