@@ -16,15 +16,16 @@ use libc::c_int;
 use crate::confined::is_confined;
 use crate::epoll::Instance;
 use crate::errno::{Errno, Kept, Result};
+use crate::kernel;
 use crate::lock::{self, Lock};
 use crate::socket::{Socket, now};
 
 /// Descriptors with larger numbers are left alone.
 const FDS: usize = 1 << 20;
 
-/// How long a call waits for a thread that closes its descriptor, in microseconds. It waits longer only for one that lingers, or that a
-/// handler has made leave in the middle, and then the kernel says what the number is.
-const REPLACING: u64 = 100_000;
+/// How long a call waits for a thread that is about to close its descriptor, in microseconds. That thread does not wait for anything by then, but
+/// others may have its CPU, or a handler may have made it leave in the middle.
+const REPLACING: u64 = 10_000_000;
 /// How long a thread that closes a descriptor waits for those that use its number, in microseconds. None of them sleeps; but one may have
 /// been made to leave in the middle.
 const IN_USE: u64 = 1_000_000;
@@ -63,9 +64,10 @@ fn is_mark<T>(entry: *mut T) -> bool {
     entry.addr() & 1 != 0
 }
 
-/// Waits until the thread whose mark stands in an entry has replaced it. False if it takes too long, or is this thread.
+/// Waits until the thread whose mark stands in an entry has replaced it. False if the kernel has closed the descriptor already (a close may
+/// linger), if it is this thread, or if it takes too long; then the mark is taken away.
 #[cold]
-fn has_changed<T>(entry: &AtomicPtr<T>, mark: *mut T) -> bool {
+fn has_changed<T>(entry: &AtomicPtr<T>, mark: *mut T, fd: c_int) -> bool {
     let owner = (mark.addr() >> 1) as i32;
     if owner == lock::tid() {
         return false;
@@ -79,7 +81,12 @@ fn has_changed<T>(entry: &AtomicPtr<T>, mark: *mut T) -> bool {
             }
             if is_confined() { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        if kernel::poll_now(fd, 0) & libc::POLLNVAL != 0 {
+            return false;
+        }
         if now() >= until || !is_confined() && !lock::is_alive(owner) {
+            let none = std::ptr::null_mut();
+            let _ = entry.compare_exchange(mark, none, Ordering::Relaxed, Ordering::Relaxed);
             return false;
         }
     }
@@ -131,7 +138,7 @@ impl<T: Entry> Table<T> {
             // ORDER table.entry: see `Table::get`.
             let found = entry.load(Ordering::Acquire);
             if is_mark(found) {
-                if has_changed(entry, found) {
+                if has_changed(entry, found, fd) {
                     continue;
                 }
                 return None;

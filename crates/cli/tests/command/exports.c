@@ -547,10 +547,15 @@ static void races(void)
 	peer_racing = 0;
 	CHECK(!pthread_join(threads[1], NULL));
 	/* Nothing is lost, and nothing is there twice. */
-	while (peers_got + others < sent)
-		peer_gets(0);
-	while (got < peers_sent)
-		got += recv(copy, bytes, 1, 0);
+	struct pollfd ends[2] = {{.fd = a, .events = POLLIN}, {.fd = copy, .events = POLLIN}};
+	while (peers_got + others < sent && poll(&ends[0], 1, 10000) == 1)
+		peer_gets(MSG_DONTWAIT);
+	while (got < peers_sent && poll(&ends[1], 1, 10000) == 1)
+		got += recv(copy, bytes, 1, MSG_DONTWAIT) == 1;
+	if (peers_got + others != sent || got != peers_sent) {
+		fprintf(stderr, "%d + %d of %d, %d of %d\n", peers_got, others, sent, got, peers_sent);
+		exit(1);
+	}
 	CHECK(recv(a, bytes, 1, MSG_DONTWAIT) == -1 && recv(copy, bytes, 1, MSG_DONTWAIT) == -1);
 	CHECK(peers_got + others == sent && got == peers_sent);
 	exit(0);

@@ -283,7 +283,11 @@ unsafe fn wait(
     let instance = call.what();
     // SAFETY: the program gives room for as many.
     let events = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
-    let native = |events: &mut [epoll_event], timeout| epoll::native(epoll, events, timeout, mask);
+    let native = |events: &mut [epoll_event], timeout| match EPOLLS.is(epoll, instance) {
+        true => epoll::native(epoll, events, timeout, mask),
+        // Closed by another thread: what has the number now may be another instance.
+        false => Err(Errno(libc::EBADF)),
+    };
     tell_int(instance.wait(epoll, events, timeout, native).map(|n| n as c_int))
 }
 
