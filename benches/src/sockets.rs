@@ -329,7 +329,7 @@ time.sleep(2)
 idle = (used() - cpu) / 2 * 100
 hidden = opened() - before - {c.fileno() for c in connections}
 assert idle <= 1, f'{idle} % CPU while all are idle'
-assert len(hidden) <= 10, f'descriptors that are not the program\'s: {hidden}'
+assert len(hidden) <= 8, f'descriptors that are not the program\'s: {hidden}'
 busy = connections[count // 2]
 for _ in range(1000):
     turn(busy)
@@ -399,7 +399,7 @@ impl Sockets<'_> {
             server: format!("python3 {{dir}}/idle.py serve {{port}} {connections} {{dir}}"),
             client: format!("python3 {{dir}}/idle.py talk {{port}} {connections} {{dir}}"),
             figure: |out| number_after(out, "turns"),
-            note: "at most 1 % CPU while all are idle, at most 10 hidden descriptors",
+            note: "at most 1 % CPU while all are idle, at most 8 hidden descriptors",
         };
         let (many, one) = (row(IDLE_CONNECTIONS), row(1));
         if !self.wants(&many) {

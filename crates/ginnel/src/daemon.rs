@@ -89,7 +89,7 @@ impl Daemon {
     /// attach to, programs in a VM the segments of that VM. It comes in pages: what changes meanwhile may be seen by half.
     /// Waits for each page, at most 10 seconds.
     pub fn inspect(&mut self) -> Result<String, Error> {
-        let session = self.session()?;
+        let session = self.session();
         state(&self.path, |page| session.request(Kind::INSPECT, page, Instant::now() + ANSWER))
     }
 
@@ -97,25 +97,25 @@ impl Daemon {
     /// which may be nothing. For the host's administrators. Waits for the answer, at most 10 seconds.
     pub fn admin(&mut self, request: &str) -> Result<String, Error> {
         self.check_length(request)?;
-        text(self.session()?.request(Kind::ADMIN, request.as_bytes(), Instant::now() + ANSWER)?, &self.path)
+        text(self.session().request(Kind::ADMIN, request.as_bytes(), Instant::now() + ANSWER)?, &self.path)
     }
 
     /// Asks what [`Daemon::inspect`] returns, without waiting for the answer.
     pub fn begin_inspect(&mut self) -> Result<Question, Error> {
-        self.ask(Kind::INSPECT, wire::Inspect::FIRST.as_bytes(), Some(Pages::default()))
+        Ok(self.ask(Kind::INSPECT, wire::Inspect::FIRST.as_bytes(), Some(Pages::default())))
     }
 
     /// Orders what [`Daemon::admin`] does, without waiting for the answer. An order that the daemon has received is not repeated
     /// if the connection is lost: the answer is [`Error::NoDaemon`] then, and the order may have been carried out.
     pub fn begin_admin(&mut self, request: &str) -> Result<Question, Error> {
         self.check_length(request)?;
-        self.ask(Kind::ADMIN, request.as_bytes(), None)
+        Ok(self.ask(Kind::ADMIN, request.as_bytes(), None))
     }
 
     /// The next answer, of whichever question; `None` if none has come. Never waits. While there is no daemon, questions wait for
     /// one, for as long as the caller likes. A child of a fork is told [`Error::NoDaemon`] for what its parent has asked.
     pub fn poll(&mut self) -> Result<Option<Answer>, Error> {
-        let session = self.session.get(Session::inherit)?;
+        let Ok(session) = self.session.get(Session::inherit);
         for (i, asked) in self.asked.iter_mut().enumerate() {
             let Some(answer) = session.answer(asked.request) else { continue };
             let answer = match &mut asked.pages {
@@ -137,7 +137,7 @@ impl Daemon {
     /// For poll and epoll: readable when [`Daemon::poll`] has something to do. Another call may receive an answer meanwhile, so
     /// poll once more after each.
     pub fn poll_fd(&self) -> Result<BorrowedFd<'_>, Error> {
-        Ok(self.session()?.fd())
+        self.session().fd()
     }
 
     /// Attaches to a segment over this connection, as `options` say except for their socket. Questions that are not answered yet are
@@ -151,22 +151,23 @@ impl Daemon {
         wish: wire::Attach,
         options: &AttachOptions,
     ) -> Result<Opening<Endpoint>, Error> {
-        let mut session = self.session.into_own(Session::inherit)?;
+        let Ok(mut session) = self.session.into_own(Session::inherit);
         session.attach(wish, inner::PATIENCE);
         Ok(Endpoint::opening(session, wish.segment, options.mode))
     }
 
     /// This process's session. The child of a fork makes its own at the first use.
-    fn session(&self) -> Result<&Session, Error> {
-        self.session.get(Session::inherit)
+    fn session(&self) -> &Session {
+        let Ok(session) = self.session.get(Session::inherit);
+        session
     }
 
-    fn ask(&mut self, kind: Kind, body: &[u8], pages: Option<Pages>) -> Result<Question, Error> {
-        let request = self.session()?.ask(kind, body);
+    fn ask(&mut self, kind: Kind, body: &[u8], pages: Option<Pages>) -> Question {
+        let request = self.session().ask(kind, body);
         self.questions += 1;
         let question = Question(self.questions);
         self.asked.push(Asked { question, request, pages });
-        Ok(question)
+        question
     }
 
     fn check_length(&self, request: &str) -> Result<(), Error> {

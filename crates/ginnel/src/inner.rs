@@ -99,8 +99,9 @@ impl Inner {
     }
 
     /// This process's session. The child of a fork makes its own at the first use.
-    fn session(&self) -> Result<&Session, Error> {
-        self.session.get(Session::inherit)
+    fn session(&self) -> &Session {
+        let Ok(session) = self.session.get(Session::inherit);
+        session
     }
 
     /// The name of the segment.
@@ -197,33 +198,31 @@ impl Inner {
 
     /// The same, until `deadline`.
     pub fn request_by(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Packet, Error> {
-        let packets = self.session()?.request(kind, body, deadline)?;
+        let packets = self.session().request(kind, body, deadline)?;
         packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
     }
 
     /// Asks without waiting: [`Inner::answer`] says what the daemon has answered to the request of this number.
-    pub fn ask(&self, kind: Kind, body: &[u8]) -> Result<u32, Error> {
-        Ok(self.session()?.ask(kind, body))
+    pub fn ask(&self, kind: Kind, body: &[u8]) -> u32 {
+        self.session().ask(kind, body)
     }
 
     /// The answer to a request, or why there is none; `None` as long as the daemon has not answered. Never waits.
-    pub fn answer(&self, request: u32) -> Result<Option<Result<Packet, Error>>, Error> {
+    pub fn answer(&self, request: u32) -> Option<Result<Packet, Error>> {
         let last = |packets: Vec<Packet>| {
             packets.into_iter().next_back().ok_or_else(|| self.protocol("an answer of no packets"))
         };
-        Ok(self.session()?.answer(request).map(|answer| answer.and_then(last)))
+        self.session().answer(request).map(|answer| answer.and_then(last))
     }
 
     /// Nobody waits for the answer to a request any more. If it is granted after all, it is undone.
     pub fn abandon(&self, request: u32) {
-        if let Ok(session) = self.session() {
-            session.give_up(request);
-        }
+        self.session().give_up(request);
     }
 
     /// The daemon's state.
     pub fn inspect(&self) -> Result<String, Error> {
-        let session = self.session()?;
+        let session = self.session();
         state(&self.path, |page| session.request(Kind::INSPECT, page, Instant::now() + PATIENCE))
     }
 
@@ -235,10 +234,7 @@ impl Inner {
     /// Tells the daemon something whose answer nobody needs. Never waits. If there is no daemon just now, or it is slow, it
     /// hears it later.
     pub fn tell(&self, kind: Kind, body: &[u8]) {
-        // Without descriptors for a session of its own, a fork's child tells nothing: its end says the same.
-        if let Ok(session) = self.session() {
-            session.tell(kind, body);
-        }
+        self.session().tell(kind, body);
     }
 
     /// Rings a doorbell that stands in shared memory, for an endpoint that sleeps on it. Never waits: if the daemon has not said yet how to ring it, it is asked,
@@ -246,19 +242,19 @@ impl Inner {
     pub fn ring(&self, bell: u32, whose: Whose) -> Option<Arc<Doorbell>> {
         // It may have answered.
         self.look_for_events();
-        let doorbell = self.with_books(|books| books.ring(bell, whose)).ok().flatten()?;
+        let doorbell = self.with_books(|books| books.ring(bell, whose))?;
         doorbell.ring();
         Some(doorbell)
     }
 
     /// Works on what the daemon has said unasked.
-    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> Result<R, Error> {
-        Ok(self.session()?.with_books(work))
+    pub fn with_books<R>(&self, work: impl FnOnce(&mut EndpointBooks) -> R) -> R {
+        self.session().with_books(work)
     }
 
     /// Handles what the daemon has said unasked. Never waits.
     pub fn look_for_events(&self) {
-        let Ok(session) = self.session() else { return };
+        let session = self.session();
         // Whoever needs the daemon next hears that it refuses us.
         let _ = session.look();
         if session.with_books(|books| books.cut) {
@@ -278,20 +274,21 @@ impl Inner {
 
     /// A descriptor that is readable when somebody may wait at a listener, or the session has something to do.
     pub fn door(&self, listener: u32) -> Result<Door, Error> {
-        let session = self.session()?;
+        let session = self.session();
         let event = private_event().map_err(Error::system("making an eventfd"))?;
         let event = session.with_books(|books| books.door(listener, event));
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::system("making an epoll"))?;
+        let daemon = session.fd()?;
         let (zero, readable) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         epoll::add(&poll, &event, zero, readable)
-            .and_then(|()| epoll::add(&poll, session.fd(), zero, readable))
+            .and_then(|()| epoll::add(&poll, daemon, zero, readable))
             .map_err(Error::system("watching the daemon's socket"))?;
         Ok(Door { poll, _event: event })
     }
 
     /// The next connection to a listener, if there is one. Never waits.
     pub fn take_incoming(&self, listener: u32) -> Result<Option<Incoming>, Error> {
-        let session = self.session()?;
+        let session = self.session();
         let looked = session.look();
         match session.with_books(|books| books.take_incoming(listener)) {
             Some(incoming) => Ok(Some(incoming)),
@@ -311,7 +308,7 @@ impl Inner {
 
     /// Nobody listens any more; what waits is refused.
     pub fn unlisten(&self, listener: u32) {
-        let _ = self.with_books(|books| books.unlisten(listener));
+        self.with_books(|books| books.unlisten(listener));
     }
 }
 

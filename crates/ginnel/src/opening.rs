@@ -43,7 +43,7 @@ impl<T> Opening<T> {
 
     /// For poll and epoll: readable when [`Opening::poll`] has something to do.
     pub fn poll_fd(&mut self) -> Result<BorrowedFd<'_>, Error> {
-        Ok(self.session()?.fd())
+        self.session()?.fd()
     }
 
     /// Waits for the daemon: a moment (3 seconds for a [`crate::Daemon`], 10 for an [`crate::Endpoint`]) if it is being restarted,

@@ -22,9 +22,10 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -119,12 +120,57 @@ pub(crate) struct Session {
     /// How long a request waits while there is no daemon that can serve it.
     patience: Duration,
     process: Process,
+    /// Made at the first need, under the lock: who only looks now and then needs no descriptors for it.
+    alarm: OnceLock<Alarm>,
+    state: Mutex<State>,
+}
+
+/// What is slept on until the session has something to do.
+struct Alarm {
     /// Readable when there is something to do: the socket, and the timer.
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Readable as long as answers have not been taken by those who asked.
     answers: OwnedFd,
-    state: Mutex<State>,
+}
+
+impl Alarm {
+    fn new() -> Result<Self, Error> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map(kept)
+            .map_err(Error::system("making a timer"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map(kept).map_err(Error::system("making an epoll"))?;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(Error::system("watching a timer"))?;
+        let answers = private_event().map_err(Error::system("making an eventfd"))?;
+        Ok(Self { epoll, timer, answers })
+    }
+
+    /// Goes off when the daemon's socket has packets; if that is full, when it has room too.
+    fn watch(&self, connection: &Connection, full: bool) -> Result<(), Errno> {
+        epoll::add(&self.epoll, connection, epoll::EventData::new_u64(0), events(full))
+    }
+
+    /// The same for a socket that it watches.
+    fn watch_again(&self, connection: &Connection, full: bool) -> Result<(), Errno> {
+        epoll::modify(&self.epoll, connection, epoll::EventData::new_u64(0), events(full))
+    }
+
+    fn unwatch(&self, connection: &Connection) -> Result<(), Errno> {
+        epoll::delete(&self.epoll, connection)
+    }
+
+    fn wait(&self, deadline: Instant) {
+        let mut fds = [PollFd::new(&self.epoll, PollFlags::IN), PollFd::new(&self.answers, PollFlags::IN)];
+        wait_any(&mut fds, Some(deadline));
+    }
+}
+
+fn events(full: bool) -> epoll::EventFlags {
+    let mut events = epoll::EventFlags::IN;
+    events.set(epoll::EventFlags::OUT, full);
+    events
 }
 
 struct State {
@@ -146,7 +192,7 @@ struct State {
     full: bool,
     /// Answers that have not been taken.
     untaken: usize,
-    /// That is what [`Session::answers`] says.
+    /// That is what [`Alarm::answers`] says.
     shown: bool,
     pause: Duration,
     /// When to connect again; `None` while connected.
@@ -164,7 +210,7 @@ impl Session {
     /// Begins a session without an endpoint, or with that which `attach` describes: connects and greets, as far as
     /// that goes without waiting. [`Session::welcome`] says when the daemon has answered.
     pub fn open(path: &Path, attach: Option<wire::Attach>, patience: Duration) -> Result<Self, Error> {
-        let session = Self::new(path, attach, patience, EndpointBooks::default(), None)?;
+        let session = Self::new(path, attach, patience, EndpointBooks::default(), None);
         session.pump(&mut session.lock());
         Ok(session)
     }
@@ -213,7 +259,8 @@ impl Session {
                     (_, reason) => reason.error(&self.path),
                 });
             }
-            self.wait(deadline);
+            let alarm = self.alarm(&mut self.lock())?;
+            alarm.wait(deadline);
         }
     }
 
@@ -223,15 +270,7 @@ impl Session {
         patience: Duration,
         books: EndpointBooks,
         inherited: Option<Connection>,
-    ) -> Result<Self, Error> {
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-            .map(kept)
-            .map_err(Error::system("making a timer"))?;
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map(kept).map_err(Error::system("making an epoll"))?;
-        epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-            .map_err(Error::system("watching a timer"))?;
-        let answers = private_event().map_err(Error::system("making an eventfd"))?;
+    ) -> Self {
         let state = State {
             books,
             connection: None,
@@ -253,17 +292,8 @@ impl Session {
             inherited,
         };
         let (path, process) = (path.to_owned(), Process::current());
-        Ok(Self {
-            path,
-            attach,
-            is_known: false,
-            patience,
-            process,
-            epoll,
-            timer,
-            answers,
-            state: Mutex::new(state),
-        })
+        let (alarm, state) = (OnceLock::new(), Mutex::new(state));
+        Self { path, attach, is_known: false, patience, process, alarm, state }
     }
 
     /// Keeps what it needs to come back as the same endpoint.
@@ -283,14 +313,14 @@ impl Session {
     }
 
     /// The session of a child of the process that has this one: of the same endpoint, over a connection of its own.
-    pub fn inherit(&self) -> Result<Self, Error> {
+    pub fn inherit(&self) -> Result<Self, Infallible> {
         let (mut books, mut connection) = (EndpointBooks::default(), None);
         // Another thread of the parent may have held the lock during the fork, and is not here to give it back.
         match self.state.try_lock() {
             Ok(mut state) => (books, connection) = (state.books.inherited(), state.connection.take()),
             Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
         }
-        let mut session = Self::new(&self.path, self.attach, self.patience, books, connection)?;
+        let mut session = Self::new(&self.path, self.attach, self.patience, books, connection);
         session.is_known = self.is_known;
         Ok(session)
     }
@@ -302,6 +332,7 @@ impl Session {
     pub fn request(&self, kind: Kind, body: &[u8], deadline: Instant) -> Result<Vec<Packet>, Error> {
         let patient_until = Instant::now() + self.patience;
         let mut state = self.lock();
+        let alarm = self.alarm(&mut state)?;
         let number = state.ask(kind, body, false);
         loop {
             if let Some(result) = self.take(&mut state, number) {
@@ -314,7 +345,7 @@ impl Session {
                 return self.abandon(&mut state, number);
             }
             drop(state);
-            self.wait(if unserved { deadline.min(patient_until) } else { deadline });
+            alarm.wait(if unserved { deadline.min(patient_until) } else { deadline });
             state = self.lock();
         }
     }
@@ -415,8 +446,8 @@ impl Session {
     }
 
     /// Readable when [`Session::look`] has something to do.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        Ok(self.alarm(&mut self.lock())?.epoll.as_fd())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -424,9 +455,20 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait(&self, deadline: Instant) {
-        let mut fds = [PollFd::new(&self.epoll, PollFlags::IN), PollFd::new(&self.answers, PollFlags::IN)];
-        wait_any(&mut fds, Some(deadline));
+    /// What is slept on, and goes off if there is something to do already.
+    fn alarm(&self, state: &mut State) -> Result<&Alarm, Error> {
+        if let Some(alarm) = self.alarm.get() {
+            return Ok(alarm);
+        }
+        let alarm = Alarm::new()?;
+        if let Some(connection) = &state.connection {
+            alarm.watch(connection, state.full).map_err(Error::system("watching the daemon's socket"))?;
+        }
+        // Nobody else has made one meanwhile, because of the lock.
+        let alarm = self.alarm.get_or_init(|| alarm);
+        self.set_timer(state);
+        self.show_answers(state);
+        Ok(alarm)
     }
 
     /// Connects if it is time, sends what waits, takes in what has come.
@@ -459,11 +501,13 @@ impl Session {
             Err(errno) => return self.lost(state, Reason::Lost(errno)),
         };
         let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
-        let said = epoll::add(&self.epoll, &connection, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-            .and_then(|()| connection.send(Kind::HELLO, HELLO, hello.as_bytes()))
-            .and_then(|()| match &self.attach {
-                Some(attach) => connection.send(Kind::ATTACH, ATTACH, attach.as_bytes()),
-                None => Ok(()),
+        let watched = self.alarm.get().map_or(Ok(()), |alarm| alarm.watch(&connection, false));
+        let said =
+            watched.and_then(|()| connection.send(Kind::HELLO, HELLO, hello.as_bytes())).and_then(|()| {
+                match &self.attach {
+                    Some(attach) => connection.send(Kind::ATTACH, ATTACH, attach.as_bytes()),
+                    None => Ok(()),
+                }
             });
         state.connection = Some(connection);
         state.retry_at = None;
@@ -504,10 +548,8 @@ impl Session {
         if full != state.full
             && let Some(connection) = &state.connection
         {
-            let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, full);
             // Fails only for want of memory; then the next call sends what waits.
-            let _ = epoll::modify(&self.epoll, connection, epoll::EventData::new_u64(0), flags);
+            let _ = self.alarm.get().map(|alarm| alarm.watch_again(connection, full));
             state.full = full;
         }
     }
@@ -569,7 +611,7 @@ impl Session {
     fn lost(&self, state: &mut State, reason: Reason) {
         if let Some(connection) = state.connection.take() {
             // A child of a fork may have it open, and an epoll holds on to the open file.
-            let _ = epoll::delete(&self.epoll, &connection);
+            let _ = self.alarm.get().map(|alarm| alarm.unwatch(&connection));
         }
         let was_ready = std::mem::take(&mut state.ready);
         (state.in_flight, state.full) = (0, false);
@@ -600,6 +642,7 @@ impl Session {
     }
 
     fn set_timer(&self, state: &mut State) {
+        let Some(alarm) = self.alarm.get() else { return };
         // Who is refused is not woken for another try.
         let waits = state.connection.is_none()
             && matches!(state.reason, Reason::Lost(_) | Reason::Refused(ErrorCode::UNAVAILABLE, _));
@@ -617,16 +660,17 @@ impl Session {
         });
         // Setting it takes back that it is readable.
         let once = Itimerspec { it_interval: zero, it_value: value };
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+        let _ = timerfd_settime(&alarm.timer, TimerfdTimerFlags::empty(), &once);
     }
 
     /// Wakes those whose answers have come, as long as there are any.
     fn show_answers(&self, state: &mut State) {
+        let Some(alarm) = self.alarm.get() else { return };
         let show = state.untaken > 0;
         if std::mem::replace(&mut state.shown, show) != show {
             let _ = match show {
-                true => rustix::io::write(&self.answers, &1u64.to_ne_bytes()),
-                false => rustix::io::read(&self.answers, &mut [0u8; 8]),
+                true => rustix::io::write(&alarm.answers, &1u64.to_ne_bytes()),
+                false => rustix::io::read(&alarm.answers, &mut [0u8; 8]),
             };
         }
     }

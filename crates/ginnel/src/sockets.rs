@@ -214,7 +214,7 @@ impl Endpoint {
         let step = match end {
             SocketEnd::Acceptor => {
                 let wish = wire::Listen { name, kind, backlog: 1, capacity, input_capacity: 0 };
-                Step::Listening(endpoint.ask(Kind::LISTEN, wish.as_bytes())?)
+                Step::Listening(endpoint.ask(Kind::LISTEN, wish.as_bytes()))
             }
             SocketEnd::Connector { .. } => {
                 let nonce = endpoint.next_nonce();
@@ -240,7 +240,7 @@ impl OpeningSocket {
         loop {
             match &mut self.step {
                 Step::Listening(request) => {
-                    let Some(answer) = self.endpoint.answer(*request)? else { return Ok(None) };
+                    let Some(answer) = self.endpoint.answer(*request) else { return Ok(None) };
                     self.step = Step::Over;
                     let (answer, _) =
                         answer?.into_body::<wire::Listening>(Kind::LISTENING, &self.endpoint.path)?;
@@ -269,7 +269,7 @@ impl OpeningSocket {
                     return pipe.map(|pipe| Some(SocketChannel::new(pipe)));
                 }
                 Step::Connecting { request: Some(request), next, pause, until, .. } => {
-                    let Some(answer) = self.endpoint.answer(*request)? else { return Ok(None) };
+                    let Some(answer) = self.endpoint.answer(*request) else { return Ok(None) };
                     let answer = answer?.into_body::<wire::Channel>(Kind::CHANNEL, &self.endpoint.path);
                     match answer {
                         // The other end does not listen yet.
@@ -299,7 +299,7 @@ impl OpeningSocket {
                     if Instant::now() < *next {
                         return Ok(None);
                     }
-                    *request = Some(self.endpoint.ask(Kind::CONNECT, wish.as_bytes())?);
+                    *request = Some(self.endpoint.ask(Kind::CONNECT, wish.as_bytes()));
                 }
                 Step::Over => return Err(Error::Finished),
             }

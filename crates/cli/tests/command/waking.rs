@@ -1,7 +1,7 @@
 //! How programs under `ginnel run` that sleep are woken: by their doorbell, or by a byte on the connection.
 
 use crate::epoll::PAIRS;
-use crate::stage::{PYTHON, Stage, changed, have};
+use crate::stage::{MODES, PYTHON, Stage, changed, free_port, have};
 
 /// Doorbells rung, and bytes sent to wake.
 struct Wakes {
@@ -183,6 +183,64 @@ for child in children:
 "#;
     let Some(Wakes { rings, .. }) = run(program, 2 + 4 * 6) else { return };
     assert!(rings >= 4 * 3 * 25, "{rings}");
+}
+
+/// A client that waits in `recv`, and has slept there.
+#[test]
+fn a_client_with_one_connection_has_few_descriptors_of_the_library() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let server = r#"
+import socket, sys, time
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+def sleeps(process):
+    return open(f'/proc/{process}/stat').read().rpartition(')')[2].split()[0] == 'S'
+while True:
+    c, _ = listener.accept()
+    while data := c.recv(16):
+        while not sleeps(int(data)):
+            time.sleep(0.0005)
+        c.sendall(data)
+"#;
+    let client = r#"
+import os, socket, sys
+def opened():
+    # But for the one by which they are listed.
+    return {int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')}
+def has_changed():
+    return any('"sent_after_us"' in line and '"received_after_us"' in line and f'"pid":{os.getpid()},' in line
+               for line in open(os.environ['GINNEL_SOCKETS_REPORT']))
+def ask():
+    data = b'%16d' % os.getpid()
+    c.sendall(data)
+    got = b''
+    while len(got) < len(data):
+        more = c.recv(len(data) - len(got))
+        assert more
+        got += more
+    assert got == data
+before = opened()
+c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+while not has_changed():
+    ask()
+for _ in range(100):
+    ask()
+hidden = {fd: os.readlink(f'/proc/self/fd/{fd}') for fd in opened() - before - {c.fileno()}}
+assert len(hidden) <= 8, hidden
+# It has slept at its doorbell.
+assert 'anon_inode:[eventpoll]' in hidden.values(), hidden
+print(len(hidden), hidden)
+"#;
+    for mode in MODES {
+        let port = free_port();
+        let mut stage = Stage::new(mode);
+        stage.serve(port, &[PYTHON, "-c", server, &port.to_string()]);
+        print!("{mode}: {}", stage.client(&[PYTHON, "-c", client, &port.to_string()]));
+        let connections = stage.end();
+        // The server may be ended before it has reported all.
+        assert!(!changed(&connections, "python3").is_empty(), "{connections:#?}");
+    }
 }
 
 /// The kernel refuses more entries than the program may have descriptors.
