@@ -8,6 +8,7 @@
 
 mod aio;
 mod aliases;
+mod births;
 mod descriptors;
 mod formatted;
 mod io;
@@ -22,6 +23,7 @@ pub use process::owns_tables;
 
 /// Runs when the library is loaded.
 pub fn load() {
+    births::load();
     process::owns_tables();
     crate::wait::load();
     crate::epoll::load();

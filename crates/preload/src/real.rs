@@ -186,7 +186,7 @@ pub extern "C" fn told(result: c_long) -> c_long {
 
 /// Looks a function up behind this library; what is not there is said to be missing by the kernel, as on an older system.
 #[cold]
-fn look_up(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
+pub fn look_up(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     // SAFETY: `name` ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
     let found = if found.is_null() { missing as *mut c_void } else { found };
@@ -195,7 +195,7 @@ fn look_up(slot: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
 }
 
 /// Stands for a function that the C library does not have.
-extern "C-unwind" fn missing() -> c_long {
+pub extern "C-unwind" fn missing() -> c_long {
     crate::errno::Errno(libc::ENOSYS).set();
     -1
 }

@@ -401,6 +401,13 @@ impl Socket {
         self.growth.store(growth as u8, Ordering::Relaxed);
     }
 
+    /// Whether neither the daemon nor another process has heard of it from this library: if it is forgotten, it is a connection over TCP of which
+    /// nothing is known, and no more happens.
+    pub fn is_plain(&self) -> bool {
+        let is_unknown = matches!(self.stage(), Stage::New | Stage::Listening | Stage::Native | Stage::Stays);
+        is_unknown && self.family.load(Ordering::Relaxed) == crate::family::ALONE
+    }
+
     /// Whether either direction is not the kernel's alone.
     #[inline]
     pub fn is_joined(&self) -> bool {

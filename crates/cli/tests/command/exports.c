@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -58,9 +59,10 @@ static int listener_at(struct sockaddr_in *address)
 	return listener;
 }
 
-static void connection_by(int listener, const struct sockaddr_in *address)
+static void connection_by(int listener, const struct sockaddr_in *address, void (*begun)(void))
 {
 	a = socket(AF_INET, SOCK_STREAM, 0);
+	begun();
 	CHECK(!connect(a, (const void *)address, sizeof *address));
 	b = accept(listener, NULL, NULL);
 	CHECK(b >= 0);
@@ -71,12 +73,22 @@ static void connection_by(int listener, const struct sockaddr_in *address)
 	CHECK(recv(a, bytes, 5, MSG_WAITALL) == 5 && recv(b, bytes, 5, MSG_WAITALL) == 5);
 }
 
-static void connection(void)
+static void nothing(void)
+{
+}
+
+/* `begun` runs before the socket is connected. */
+static void connection_after(void (*begun)(void))
 {
 	struct sockaddr_in address;
 	int listener = listener_at(&address);
-	connection_by(listener, &address);
+	connection_by(listener, &address, begun);
 	CHECK(!close(listener));
+}
+
+static void connection(void)
+{
+	connection_after(nothing);
 }
 
 /* What has come at the other end has to be this, and nothing else. */
@@ -316,6 +328,55 @@ static void executed(void)
 		CHECK(!memcmp(bytes, text, strlen(text)) && recv(b, bytes, 1, 0) == 0);
 		CHECK(waitpid(child, &status, 0) == child && status == 0 && !close(b));
 	}
+}
+
+static int leave(void *unused)
+{
+	(void)unused;
+	close(a);
+	dup2(0, a);
+	_exit(close(a));
+}
+
+static void ends(pid_t child)
+{
+	int status;
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void leave_by_vfork(void)
+{
+	pid_t child = vfork();
+	if (!child)
+		leave(NULL);
+	ends(child);
+}
+
+static void leave_by_clone(void)
+{
+	static char stack[1 << 16] __attribute__((aligned(16)));
+	ends(clone(leave, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL));
+}
+
+/* A child that has this process's memory closes a connection before it is one, and after it has changed over. */
+static void born(void (*leave_by)(void))
+{
+	connection_after(leave_by);
+	for (int turn = 0; turn < 3; turn++) {
+		leave_by();
+		CHECK(write(a, "still", 5) == 5);
+		comes("still");
+	}
+}
+
+static void vforked(void)
+{
+	born(leave_by_vfork);
+}
+
+static void cloned(void)
+{
+	born(leave_by_clone);
 }
 
 static void asynchronous(void)
@@ -570,14 +631,14 @@ static void reused(void)
 		char bytes[4];
 		struct sockaddr_in address;
 		int listener = listener_at(&address);
-		connection_by(listener, &address);
+		connection_by(listener, &address, nothing);
 		first[0] = a, first[1] = b;
 		begin_to_sleep(&sleepers[0], first[1], way % 2);
 		begin_to_sleep(&sleepers[1], first[1], 0);
 		int null = open("/dev/null", O_RDWR);
 		CHECK(null >= 0 && (way < 2 ? !close(first[1]) : dup2(null, first[1]) == first[1]));
 		for (int i = 0; i < 4; i++) {
-			connection_by(listener, &address);
+			connection_by(listener, &address, nothing);
 			later[i][0] = a, later[i][1] = b;
 			CHECK(write(a, "new", 3) == 3 && write(b, "too", 3) == 3);
 		}
@@ -801,6 +862,7 @@ int main(int count, char **arguments)
 	             {"reused", reused},             {"streams", streams},
 	             {"jumps", jumps},               {"exits", exits},
 	             {"allocates", allocates},       {"faulting", faulting},
+	             {"vforked", vforked},           {"cloned", cloned},
 	             {"privileged", privileged}};
 	for (size_t i = 0; count == 2 && i < sizeof traps / sizeof *traps; i++)
 		if (!strcmp(arguments[1], traps[i].name)) {

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, c_ulong};
 
+use super::births;
 use crate::errno;
 use crate::table::{self, EPOLLS, SOCKETS};
 use crate::{hidden, kernel, passing, real};
@@ -11,7 +12,13 @@ use crate::{hidden, kernel, passing, real};
 /// Makes a call of the kernel that closes a descriptor, or gives its number to another file. The table of a child of `vfork` is its parent's,
 /// and stays as it is.
 fn closing<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    if (SOCKETS.get(fd).is_some() || EPOLLS.get(fd).is_some()) && super::process::owns_tables() {
+    let is_ours = match SOCKETS.get(fd) {
+        // Most connections end so, and a system call would be much for them.
+        Some(socket) if socket.is_plain() && !births::may_be_child() => true,
+        None if EPOLLS.get(fd).is_none() => false,
+        _ => super::process::owns_tables(),
+    };
+    if is_ours {
         return table::replace(fd, call);
     }
     call()

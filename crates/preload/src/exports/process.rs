@@ -38,6 +38,7 @@ extern "C" fn before() {
 extern "C" fn in_child() {
     // SAFETY: it cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    super::births::in_child();
     crate::lock::forget_tid();
     crate::family::in_child();
     crate::passing::in_child();

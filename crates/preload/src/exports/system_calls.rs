@@ -8,7 +8,7 @@
 
 use libc::c_long;
 
-use super::{descriptors, io, polling, process, sockets};
+use super::{births, descriptors, io, polling, process, sockets};
 use crate::errno::Errno;
 use crate::real::{self, told};
 use crate::settings;
@@ -29,6 +29,7 @@ pub unsafe extern "C-unwind" fn syscall() {
         "je 2f",
         "jmp {call}",
         "2:",
+        "mov byte ptr [rip + {shared}], 1",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -47,6 +48,7 @@ pub unsafe extern "C-unwind" fn syscall() {
         fork = const libc::SYS_fork,
         vfork = const libc::SYS_vfork,
         clone3 = const libc::SYS_clone3,
+        shared = sym births::SHARED,
         call = sym call,
         told = sym told,
     )
