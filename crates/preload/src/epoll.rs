@@ -239,8 +239,12 @@ impl Instance {
             armed: Armed::default(),
             told: 0,
         };
-        self.remove(fd, None);
-        self.state.lock().watches.insert(fd, watch);
+        {
+            let mut state = self.state.lock();
+            if let Some(before) = state.watches.insert(fd, watch) {
+                self.removed(&mut state, fd, before);
+            }
+        }
         socket.watchers.add(self, fd);
         if socket.is_joined() && has_changed(socket) {
             self.take_over(epoll, fd, socket);
@@ -322,12 +326,17 @@ impl Instance {
         let mut state = self.state.lock();
         let is_it =
             state.watches.get(&fd).is_some_and(|watch| socket.is_none_or(|socket| watch.is_of(socket)));
-        if is_it && let Some(mut watch) = state.watches.remove(&fd) {
-            watch.rise();
-            state.hot.retain(|other| *other != fd);
-            if watch.is_joined {
-                self.joined.fetch_sub(1, Ordering::AcqRel);
-            }
+        if is_it && let Some(watch) = state.watches.remove(&fd) {
+            self.removed(&mut state, fd, watch);
+        }
+    }
+
+    /// A descriptor is out of the table.
+    fn removed(&self, state: &mut State, fd: c_int, mut watch: Watch) {
+        watch.rise();
+        state.hot.retain(|other| *other != fd);
+        if watch.is_joined {
+            self.joined.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -815,6 +824,9 @@ impl Watchers {
 
     /// The socket ends: the kernel takes it out of its instances.
     pub fn close(&self, socket: &'static Socket) {
+        if self.0.lock().is_empty() {
+            return;
+        }
         self.each(|instance, fd| instance.remove(fd, Some(socket)));
         self.clear();
     }
@@ -832,8 +844,7 @@ pub fn native(
     timeout: Option<Duration>,
     mask: *const libc::sigset_t,
 ) -> Result<usize> {
-    let milliseconds =
-        timeout.map_or(-1, |timeout| timeout.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int);
+    let milliseconds = wait::milliseconds(timeout);
     let count = c_int::try_from(events.len().min(1 << 20)).unwrap_or(EVENTS as c_int);
     #[expect(unsafe_code, reason = "a call of the kernel")]
     // SAFETY: room for as many events; the mask is the program's, or none.

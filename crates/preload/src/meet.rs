@@ -179,6 +179,13 @@ pub fn attend(socket: &'static Socket, fd: c_int) {
     }
 }
 
+/// Whether a connection has not done enough to be worth a report: there is nothing to be done for it. Most connections are no more than
+/// that, so it is looked at before anything else is.
+#[inline]
+pub fn is_young(socket: &Socket) -> bool {
+    socket.stage() == Stage::Native && settings::lets_age() && !is_alive(socket)
+}
+
 /// Whether a connection has done enough to be worth a report.
 fn is_alive(socket: &Socket) -> bool {
     if settings::mode() == Mode::Eager || socket.sends.load(Ordering::Relaxed) >= SENDS {

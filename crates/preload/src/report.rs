@@ -76,7 +76,21 @@ pub fn changed(socket: &Socket) {
 }
 
 /// Its last descriptor is about to be closed, or the process ends.
+#[inline]
 pub fn ended(socket: &Socket) {
+    if is_on() {
+        tell_end(socket);
+    }
+}
+
+/// Whether anything is reported.
+#[inline]
+fn is_on() -> bool {
+    FILE.get().is_some() && !crate::confined::is_confined()
+}
+
+#[cold]
+fn tell_end(socket: &Socket) {
     let event = {
         let mut facts = socket.facts.lock();
         match (facts.number, facts.channel) {
@@ -95,7 +109,7 @@ pub fn ended(socket: &Socket) {
 }
 
 fn tell(socket: &Socket, event: Event) {
-    if FILE.get().is_none() || crate::confined::is_confined() {
+    if !is_on() {
         return;
     }
     let _blocked = Blocked::new();

@@ -67,7 +67,7 @@ fn attend(socket: &'static Socket, fd: c_int) {
 /// What has to be done before a call moves bytes.
 #[inline]
 pub fn attend_or_wait(socket: &'static Socket, fd: c_int) {
-    if socket.needs_attention() {
+    if socket.needs_attention() && !meet::is_young(socket) {
         crate::settle::wait(socket);
         attend(socket, fd);
     }

@@ -1,7 +1,7 @@
 //! What the user has set in the environment.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use ginnel::AttachOptions;
@@ -31,7 +31,7 @@ pub fn load() {
     let mode = if is_privileged() { Mode::Off } else { mode };
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();
-    wait();
+    LETS_AGE.store(mode == Mode::Auto && wait().is_none(), Ordering::Relaxed);
     crate::report::load();
 }
 
@@ -54,6 +54,15 @@ pub fn wait() -> Option<Duration> {
         let value = std::env::var("GINNEL_SOCKETS_WAIT").ok()?;
         value.parse().ok().filter(|wait| *wait > 0).map(Duration::from_millis)
     })
+}
+
+/// Nothing is done for connections that have shown no life: neither are they reported at once, nor does anybody wait for them.
+static LETS_AGE: AtomicBool = AtomicBool::new(false);
+
+/// Whether nothing is done for connections that have shown no life.
+#[inline]
+pub fn lets_age() -> bool {
+    LETS_AGE.load(Ordering::Relaxed)
 }
 
 /// What is set.

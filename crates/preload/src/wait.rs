@@ -62,11 +62,12 @@ impl Limit {
             return Some(timeout);
         }
         let now = Instant::now();
-        if self.end.is_none() {
+        let Some(end) = self.end else {
+            // A time beyond what the clock can say does not end.
             self.end = now.checked_add(timeout);
-        }
-        // A time beyond what the clock can say does not end.
-        Some(self.end.map_or(timeout, |end| end.saturating_duration_since(now)))
+            return Some(timeout);
+        };
+        Some(end.saturating_duration_since(now))
     }
 
     /// The same for a call that has ended. The clock is not asked if it has not waited.
@@ -158,8 +159,11 @@ fn sleep_in_bed(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, bed
 }
 
 /// For `poll`, which does not end too early; negative is for ever.
-fn milliseconds(left: Option<Duration>) -> c_int {
-    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int)
+pub fn milliseconds(left: Option<Duration>) -> c_int {
+    left.map_or(-1, |left| {
+        let rest = u64::from(left.subsec_nanos()).div_ceil(1_000_000);
+        left.as_secs().saturating_mul(1000).saturating_add(rest).min(c_int::MAX as u64) as c_int
+    })
 }
 
 fn sleep_for_data(socket: &'static Socket, fd: c_int, deadline: &mut Deadline, alone: bool) -> Result<()> {
