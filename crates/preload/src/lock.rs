@@ -4,23 +4,85 @@
 //! the call that took the lock without returning from it (`longjmp` out of a signal handler), or is in a signal handler that
 //! interrupted it: it goes on. Each publish in a ring is one store, so the ring is whole at every instruction.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::confined::is_confined;
 
-thread_local! {
-    static TID: Cell<i32> = const { Cell::new(0) };
+/// The number of each thread, once it was asked for. Every lock needs it, so it lies where threads have the variables of what the program began
+/// with: it is found without a call, which those of a library that may come later need.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "a variable of a thread, in assembly")]
+mod own {
+    use std::arch::{asm, global_asm};
+
+    global_asm!(
+        ".pushsection .tbss.ginnel_preload_tid, \"awT\", @nobits",
+        ".globl ginnel_preload_tid",
+        ".hidden ginnel_preload_tid",
+        ".type ginnel_preload_tid, @tls_object",
+        ".size ginnel_preload_tid, 4",
+        ".balign 4",
+        "ginnel_preload_tid:",
+        ".zero 4",
+        ".popsection",
+    );
+
+    #[inline]
+    pub fn get() -> i32 {
+        let tid: i32;
+        // SAFETY: reads this thread's variable.
+        unsafe {
+            asm!(
+                "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
+                "mov {tid:e}, dword ptr fs:[{at}]",
+                at = out(reg) _,
+                tid = lateout(reg) tid,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        tid
+    }
+
+    pub fn set(tid: i32) {
+        // SAFETY: writes this thread's variable, of which there are no references.
+        unsafe {
+            asm!(
+                "mov {at}, qword ptr [rip + ginnel_preload_tid@GOTTPOFF]",
+                "mov dword ptr fs:[{at}], {tid:e}",
+                at = out(reg) _,
+                tid = in(reg) tid,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod own {
+    use std::cell::Cell;
+
+    thread_local! {
+        static TID: Cell<i32> = const { Cell::new(0) };
+    }
+
+    pub fn get() -> i32 {
+        TID.get()
+    }
+
+    pub fn set(tid: i32) {
+        TID.set(tid);
+    }
 }
 
 /// This thread's number.
 #[inline]
 pub fn tid() -> i32 {
-    match TID.get() {
+    match own::get() {
         0 => {
             let tid = thread_number();
-            TID.set(tid);
+            own::set(tid);
             tid
         }
         tid => tid,
@@ -44,7 +106,7 @@ pub fn is_alive(tid: i32) -> bool {
 
 /// The thread has another number: it is the only one of a child.
 pub fn forget_tid() {
-    TID.set(0);
+    own::set(0);
 }
 
 /// Something that one thread at a time works on.
