@@ -142,6 +142,8 @@ struct Sender<M> {
     patience: Option<Duration>,
     /// Since when the first one waits.
     since: Option<Instant>,
+    /// Since when the peer is known to have ended.
+    ended: Option<Instant>,
     /// Requests posted since the last look whether peers live.
     posted: u32,
     /// Keys that were checked last: number of removals then, key and region.
@@ -151,8 +153,8 @@ struct Sender<M> {
 /// What has come of an attempt.
 enum Attempt {
     Done,
-    /// It has to wait for the peer to be ready, as long as this.
-    Wait(Option<Duration>),
+    /// It has to wait for something, as long as this; then it fails with this.
+    Wait(Option<Duration>, Status),
     Failed(Status),
 }
 
@@ -161,6 +163,11 @@ enum Receives<M: Memory> {
     Own(Box<Mutex<ReceiveQueue<M>>>),
     Shared(Arc<SharedReceiveQueue<M>>),
 }
+
+/// The peer has ended, or its queue pair has.
+const GONE: Attempt = Attempt::Wait(Some(GRACE), Status::RETRY_EXC_ERR);
+/// There is no peer.
+const NOT_CONNECTED: Attempt = Attempt::Failed(Status::RETRY_EXC_ERR);
 
 /// A queue pair.
 pub struct QueuePair<M: Memory> {
@@ -214,6 +221,11 @@ pub struct Wanted<M: Memory> {
     pub tell: Tell,
 }
 
+/// How long after the end of its peer a queue pair fails. A real adapter would go on trying for some hundred milliseconds, and programs
+/// count on that: of two that exchange a number of messages, the one that is ready first ends, while the other one still posts more than it
+/// needs.
+const GRACE: Duration = Duration::from_millis(50);
+
 /// Requests that are posted between two looks whether peers live. Whoever polls looks only when there is nothing to do, and a poster of
 /// writes always has something.
 const LOOKS: u32 = 256;
@@ -259,6 +271,7 @@ impl<M: Memory> QueuePair<M> {
             timeout: None,
             patience: None,
             since: None,
+            ended: None,
             posted: 0,
             known: None,
         };
@@ -383,7 +396,8 @@ impl<M: Memory> QueuePair<M> {
             State::RESET => {
                 self.publish(to);
                 sender.waiting.clear();
-                (sender.peer, sender.owner, sender.remote, sender.since) = (None, None, None, None);
+                (sender.peer, sender.owner, sender.remote) = (None, None, None);
+                (sender.since, sender.ended) = (None, None);
                 sender.remotes.clear();
                 drop(sender);
                 // What a peer that is in the middle of an access writes would be taken for something new.
@@ -458,7 +472,7 @@ impl<M: Memory> QueuePair<M> {
                 }
                 Ok(())
             }
-            Attempt::Wait(_) => self.enqueue(&mut sender, program, work),
+            Attempt::Wait(..) => self.enqueue(&mut sender, program, work),
             Attempt::Failed(status) => {
                 drop(sender);
                 self.fall(Some(self.completed(*id, operation, status)));
@@ -510,7 +524,7 @@ impl<M: Memory> QueuePair<M> {
             }
         }
         if is_signaled && self.completes_sends.is_full() {
-            return Attempt::Wait(None);
+            return Attempt::Wait(None, Status::SUCCESS);
         }
         if self.kind == Kind::UD {
             self.send_datagram(sender, program, work);
@@ -527,15 +541,16 @@ impl<M: Memory> QueuePair<M> {
             self.adapter.attend();
         }
         let patience = sender.patience;
-        let Some(remote) = sender.remote.as_mut() else { return Attempt::Wait(sender.timeout) };
+        let Some(remote) = sender.remote.as_mut() else { return NOT_CONNECTED };
         if remote.is_dead() && self.kind == Kind::RC {
-            return Attempt::Failed(Status::RETRY_EXC_ERR);
+            return GONE;
         }
         match remote.execute(program, operation, elements) {
             Ok(()) => Attempt::Done,
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
-            Err(Failure::NotReady) => Attempt::Wait(patience),
+            Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR),
+            Err(Failure::Gone) => GONE,
             Err(failure) => Attempt::Failed(failure.status()),
         }
     }
@@ -581,7 +596,7 @@ impl<M: Memory> QueuePair<M> {
     #[cold]
     fn connect(&self, sender: &mut Sender<M>) -> Result<(), Attempt> {
         let wait = match self.kind {
-            Kind::RC => Err(Attempt::Wait(sender.timeout)),
+            Kind::RC => Err(Attempt::Wait(sender.timeout, Status::RETRY_EXC_ERR)),
             _ => Err(Attempt::Done),
         };
         let Some(number) = sender.peer else { return wait };
@@ -594,7 +609,8 @@ impl<M: Memory> QueuePair<M> {
             Ok(remote) => sender.remote = Some(remote),
             Err(NotConnected::NotYet) if !is_dead => return wait,
             Err(_) if self.kind == Kind::UC => return wait,
-            Err(_) => return Err(Attempt::Failed(Status::RETRY_EXC_ERR)),
+            Err(NotConnected::NotYet) => return Err(GONE),
+            Err(NotConnected::Corrupt) => return Err(Attempt::Failed(Status::RETRY_EXC_ERR)),
         }
         Ok(())
     }
@@ -646,16 +662,12 @@ impl<M: Memory> QueuePair<M> {
                         self.completes_sends.push(self.completed(id, operation, Status::SUCCESS));
                     }
                 }
-                Attempt::Wait(patience) => {
+                Attempt::Wait(patience, status) => {
                     let waited = sender.since.map_or(Duration::ZERO, |since| since.elapsed());
                     if patience.is_none_or(|patience| waited < patience) {
                         sender.waiting.push_front(first);
                         return;
                     }
-                    let status = match sender.remote.is_some() {
-                        true => Status::RNR_RETRY_EXC_ERR,
-                        false => Status::RETRY_EXC_ERR,
-                    };
                     let failed = self.completed(id, operation, status);
                     drop(sender);
                     return self.fall(Some(failed));
@@ -670,9 +682,10 @@ impl<M: Memory> QueuePair<M> {
         sender.since = None;
     }
 
-    /// Whether requests wait.
+    /// Whether requests wait, or the peer has ended and this queue pair is about to fail.
     pub fn is_waiting(&self) -> bool {
-        !self.sender().waiting.is_empty()
+        let sender = self.sender();
+        !sender.waiting.is_empty() || sender.ended.is_some() && self.state().receives()
     }
 
     /// Looks whether the peer has ended, or has found something wrong.
@@ -687,12 +700,18 @@ impl<M: Memory> QueuePair<M> {
             Receives::Shared(shared) => shared.look(),
         }
         let error = Status(self.tables.load_acquire_u32(self.at + qp::ERROR));
-        let is_dead = self.sender().owner.as_ref().is_some_and(|owner| owner.is_dead());
+        let mut sender = self.sender();
+        let is_dead = sender.owner.as_ref().is_some_and(|owner| owner.is_dead());
         if is_dead {
-            let first = self.sender().waiting.pop_front();
+            if sender.ended.get_or_insert_with(Instant::now).elapsed() < GRACE {
+                return;
+            }
+            let first = sender.waiting.pop_front();
+            drop(sender);
             let failed = first.map(|first| self.completed(first.id, &first.operation, Status::RETRY_EXC_ERR));
             self.fall(failed);
         } else if error != Status::SUCCESS {
+            drop(sender);
             self.fall(None);
             (self.tell)(match error {
                 Status::REM_ACCESS_ERR => Event::QP_ACCESS_ERR,
