@@ -121,6 +121,31 @@ fn the_segment_is_a_device() {
 }
 
 #[test]
+fn programs_and_queue_pairs_of_a_device_are_shown() {
+    if !have(&["ib_send_bw"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    let line = ["ib_send_bw", "-d", DEVICE, "-F", "-D", "60", "--use-srq"];
+    let both = verbs.start(&line);
+    wait_until_busy(both[1].0.as_ref().unwrap(), 30);
+    let said = verbs.world.good("verbs web").out;
+    // The server only receives, so it is in RTR; the shared receive queue is the server's.
+    for (words, times) in [("ib_send_bw ", 2), (" rc ", 2), (" RTS ", 1), (" srq ", 1)] {
+        assert_eq!(said.matches(words).count(), times, "{words}: {said}");
+    }
+    let json = verbs.world.good("verbs --json").json();
+    let pairs = |i: usize| json[0]["endpoints"][i]["queue_pairs"].as_array().unwrap();
+    let connected = |i: usize| pairs(i).iter().find(|pair| pair["kind"] == "rc").unwrap();
+    assert_eq!(connected(0)["peer"], connected(1)["number"]);
+    assert_eq!(connected(1)["peer"], connected(0)["number"]);
+    drop(both);
+    let said = verbs.world.expect(1, "verbs shared").err;
+    assert!(said.contains("no segment shared"), "{said}");
+    wait_for("an idle device", || !verbs.world.good("verbs").out.contains("ib_send_bw"));
+}
+
+#[test]
 fn a_program_finds_no_device_without_the_option() {
     if !have(&["ibv_devices"]) {
         return;

@@ -1,8 +1,9 @@
 //! nginx with curl and wrk.
 
 use std::fs;
+use std::time::Instant;
 
-use crate::stage::{Stage, changed, free_port, have};
+use crate::stage::{PATIENCE, Stage, changed, free_port, have};
 
 #[test]
 fn nginx() {
@@ -30,23 +31,21 @@ fn nginx() {
         let url = format!("http://127.0.0.1:{port}/large");
         // Three times over one connection.
         let out = ["one", "two", "three"].map(|name| format!("{at}/{name}"));
-        stage.client(&[
-            "curl",
-            "-sS",
-            "--limit-rate",
-            "24M",
-            "-o",
-            &out[0],
-            &url,
-            "-o",
-            &out[1],
-            &url,
-            "-o",
-            &out[2],
-            &url,
-        ]);
-        for file in &out {
-            assert!(fs::read(file).unwrap() == bytes, "{file} is not what nginx was to send");
+        let curl = [&["curl", "-sS", "--limit-rate", "24M"][..], &["-o", &out[0], &url, "-o", &out[1], &url]];
+        let curl = [curl.concat(), vec!["-o", &out[2], &url]].concat();
+        // A receiver that rests, as on a machine that is busy elsewhere, has its connection go back to TCP for a while: then it runs again.
+        let end = Instant::now() + PATIENCE;
+        loop {
+            stage.client(&curl);
+            for file in &out {
+                assert!(fs::read(file).unwrap() == bytes, "{file} is not what nginx was to send");
+            }
+            let connections = stage.all_connections();
+            let received = changed(&connections, "curl").iter().map(|curl| curl.shared_received).max();
+            if received.is_some_and(|received| received > 1 << 20) {
+                break;
+            }
+            assert!(Instant::now() < end, "{mode}, sendfile {sendfile}: {connections:#?}");
         }
         // Pages over several connections, each of which stays for the next one.
         fs::write(folder.join("small"), &bytes[..700]).unwrap();
@@ -56,11 +55,6 @@ fn nginx() {
             out.contains("requests in") && !out.contains("Socket errors") && !out.contains("Non-2xx"),
             "{mode}, sendfile {sendfile}: {out}"
         );
-        let connections = stage.end();
-        let curl = changed(&connections, "curl");
-        assert!(
-            curl.len() == 1 && curl[0].shared_received > 1 << 20,
-            "{mode}, sendfile {sendfile}: {connections:#?}"
-        );
+        stage.end();
     }
 }
