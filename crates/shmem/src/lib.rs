@@ -30,6 +30,7 @@ mod copy;
 pub mod device;
 mod fault_in;
 mod guard;
+mod hold;
 #[cfg(loom)]
 mod loom_memory;
 mod mapping;

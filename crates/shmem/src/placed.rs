@@ -12,23 +12,29 @@
 //!
 //! **A store between the copy and the exchange is lost**, because it goes to the page that is given up (of `place`), or to the
 //! file only (of `lift`). So nobody may store to the range during either call: no thread of this process, no system call that
-//! another thread is in (`read` into the range), no device that has been told to write there. Who cannot know that must stop
-//! them first, by write protection with userfaultfd or with `mprotect` and a handler. The same goes for atomic
+//! another thread is in (`read` into the range), no device that has been told to write there. The same goes for atomic
 //! operations, locks above all: what is locked or unlocked meanwhile is not any more, or is again. A thread that sleeps
 //! on a private futex in the range is not lost by the exchange, because those are known by their address alone.
-//! Neither call allocates between the copy and the exchange, so the range may be of the heap.
+//! Neither call allocates between the copy and the exchange, so the range may be of the heap; and this thread's signals wait
+//! meanwhile, because their handlers may store.
+//!
+//! [`Mapping::place_among_threads`] is for who cannot know that: it makes the threads that store to the range sleep from the copy to the
+//! exchange. Their stores go to the new pages then, and none is lost. What a device has been told to write there still is.
 
 use crate::areas::{Area, FileId, areas};
 use crate::guard::{self, Watch};
+use crate::hold::{Hold, Reach, SignalsBlocked};
 use crate::{Mapping, Memory};
+use rustix::io::Errno;
 use rustix::mm::{
-    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap_fixed, munmap,
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect,
+    mremap_fixed, munmap,
 };
 use std::ffi::c_void;
 use std::io;
 use std::mem;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -81,7 +87,51 @@ impl Mapping {
         len: usize,
         page: usize,
     ) -> io::Result<Placed> {
-        let (at, file) = (start.as_ptr() as usize, file.as_fd());
+        // SAFETY: as the caller says.
+        unsafe { self.exchange(file.as_fd(), offset, start, len, page, None) }
+    }
+
+    /// As [`Mapping::place`], while other threads may load from the range and store to it: a thread that stores to it meanwhile sleeps
+    /// until the new pages are there, and then stores to these. That takes userfaultfd (Linux 5.11) and memory without a file.
+    ///
+    /// Is an error, besides those of `place`, where userfaultfd is refused (as container engines do), and for private pages of a file.
+    ///
+    /// A process that may use userfaultfd for user mode only (without `CAP_SYS_PTRACE`, without rights to `/dev/userfaultfd`, and
+    /// with `vm.unprivileged_userfaultfd = 0`, the default) cannot hold the kernel's stores: a system call of
+    /// another thread that stores to the range meanwhile, such as `read`, may fail with `EFAULT`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Mapping::place`], but for stores by this process's threads. The range has no part of the stack of any thread (or of its signal
+    /// stack), nor of its thread-local memory: this thread would sleep for ever, and to others the kernel itself stores at moments when
+    /// it takes no error. Nobody unmaps pages of the range or gives up what is on them (`MADV_DONTNEED`) meanwhile.
+    pub unsafe fn place_among_threads(
+        &self,
+        file: impl AsFd,
+        offset: u64,
+        start: NonNull<u8>,
+        len: usize,
+        page: usize,
+    ) -> io::Result<Placed> {
+        // SAFETY: as the caller says.
+        unsafe { self.exchange(file.as_fd(), offset, start, len, page, Some(Reach::All)) }
+    }
+
+    /// Stores of other threads are held, as far as possible and not farther than wanted.
+    ///
+    /// # Safety
+    ///
+    /// As `place`, or as `place_among_threads` with others.
+    pub(crate) unsafe fn exchange(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        start: NonNull<u8>,
+        len: usize,
+        page: usize,
+        others: Option<Reach>,
+    ) -> io::Result<Placed> {
+        let at = start.as_ptr() as usize;
         let whole = (at | len).is_multiple_of(page) && offset.is_multiple_of(page as u64);
         let range = match at.checked_add(len) {
             Some(end) if len > 0 && page > 0 && page.is_multiple_of(4096) && whole => at..end,
@@ -98,21 +148,58 @@ impl Mapping {
         let Some(area) = areas(new_at..new_at + len)?.into_iter().next() else {
             return Err(io::Error::other("the kernel does not say what has been mapped"));
         };
+        // SAFETY: the pages are ours. It is so that others sleep less long; if it cannot be done, the copy finds out why.
+        let _ = unsafe { madvise(new.start, len, Advice::LinuxPopulateWrite) };
         // From before the exchange on, so that no fault is missed.
         let placed_watch = self.watch_also(at, len, page, prot)?;
         guard::attend();
-        // From here to the exchange nothing is allocated or freed: the allocator's own words may lie in the range.
-        // SAFETY: the range can be read, as the kernel has just said, and stays as it is, as the caller says; the other was just
-        // made.
-        unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), len) };
+
+        let signals = SignalsBlocked::new();
+        let hold = match others {
+            None => None,
+            Some(Reach::All) => Some(Hold::widest(range)?),
+            Some(Reach::UserMode) => Some(Hold::new(range, Reach::UserMode)?),
+        };
+        // SAFETY: the range can be read, as the kernel has just said, stays as it is, and is the caller's to replace.
+        let exchanged = unsafe { copy_and_put(new, start, prot, hold, &signals, &broken) };
+        drop(signals);
+        exchanged?;
         if broken.load(Ordering::Relaxed) {
             return Err(invalid("the file ends before the pages"));
         }
-        // SAFETY: the range is the caller's to replace.
-        unsafe { new.put(start.as_ptr().cast(), prot) }?;
         drop(watch);
         Ok(Placed { start, len, file: area.file, offset, watch: Some(placed_watch), arena: self.clone() })
     }
+}
+
+/// Copies a range to new pages, and puts these in its place if their file has not turned out to be broken. Allocates and frees nothing: the
+/// allocator's own words may lie in the range, and with a hold, this thread would wait for itself.
+///
+/// # Safety
+///
+/// The range is as long as the new pages, can be read, and is the caller's to replace. Without a hold nobody stores to it.
+unsafe fn copy_and_put(
+    new: Temporary,
+    start: NonNull<u8>,
+    prot: ProtFlags,
+    mut hold: Option<Hold>,
+    signals: &SignalsBlocked,
+    broken: &AtomicBool,
+) -> Result<(), Errno> {
+    if let Some(hold) = &hold {
+        hold.begin(signals)?;
+    }
+    // SAFETY: as the caller says; others only load from the range.
+    unsafe { ptr::copy_nonoverlapping(start.as_ptr(), new.start.cast(), new.len) };
+    if broken.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    // SAFETY: the range is the caller's to replace.
+    unsafe { new.put(start.as_ptr().cast(), prot) }?;
+    if let Some(hold) = &mut hold {
+        hold.replaced();
+    }
+    Ok(())
 }
 
 impl Placed {
@@ -190,6 +277,7 @@ impl Placed {
             // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
             let new = unsafe { mmap_anonymous(ptr::null_mut(), len, READ_WRITE, MapFlags::PRIVATE) }?;
             let new = Temporary { start: new, len };
+            let _signals = SignalsBlocked::new();
             // SAFETY: the area can be read, as the kernel has just said, and stays mapped, as the caller says; it is watched, and
             // others may store to it (see the assumption on top of the crate). The other was just made, and is replaced
             // where the caller has said that it may be.
@@ -224,7 +312,7 @@ impl Temporary {
     /// # Safety
     ///
     /// As many bytes at `to` must be the caller's to replace.
-    unsafe fn put(self, to: *mut c_void, prot: ProtFlags) -> io::Result<()> {
+    unsafe fn put(self, to: *mut c_void, prot: ProtFlags) -> Result<(), Errno> {
         let flags = MprotectFlags::from_bits_retain(prot.bits());
         // SAFETY: these pages are nobody else's, and what they replace is the caller's.
         unsafe {

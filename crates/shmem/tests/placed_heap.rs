@@ -2,8 +2,9 @@
 //! exchange, or the allocator would lose what it has written meanwhile.
 #![allow(unsafe_code)] // An allocator.
 
-use ginnel_shmem::{Mapping, Protection};
+use ginnel_shmem::{Mapping, Placed, Protection};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,20 +43,71 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// A process that ends this one after a while. (A thread would allocate.)
+struct Watchdog(libc::pid_t);
+
+impl Watchdog {
+    fn new() -> Self {
+        // SAFETY: the child only makes system calls.
+        unsafe {
+            let parent = libc::getpid();
+            let child = libc::fork();
+            if child == 0 {
+                libc::sleep(20);
+                if libc::getppid() == parent {
+                    libc::kill(parent, libc::SIGKILL);
+                }
+                libc::_exit(0);
+            }
+            assert!(child > 0);
+            Self(child)
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // SAFETY: the child, which nobody has waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 fn main() {
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(PAGE as u64).unwrap();
     let mapping = Mapping::of_file(&file, 0, PAGE, Protection::ReadWrite).unwrap();
     let start = NonNull::from(&BOOKS).cast();
-    for round in 0..10 {
-        // SAFETY: the page is a static, of atomics alone; this program has one thread.
-        let placed = unsafe { mapping.place(&file, 0, start, PAGE, PAGE) }.unwrap();
+    let round = |what: &str, placed: io::Result<Placed>| {
+        let Ok(placed) = placed else { panic!("{what}: {placed:?}") };
         let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
-        assert_eq!(after.0, after.1, "round {round}: the allocator has lost what it had written");
-        // SAFETY: as above.
+        assert_eq!(after.0, after.1, "{what}: the allocator has lost what it had written");
+        // SAFETY: the page is a static, of atomics alone; this program has one thread.
         unsafe { placed.lift() }.map_err(|(_, error)| error).unwrap();
         let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
-        assert_eq!(after.0, after.1, "round {round}, back: the allocator has lost what it had written");
+        assert_eq!(after.0, after.1, "{what}, back: the allocator has lost what it had written");
+    };
+    for _ in 0..10 {
+        // SAFETY: as above.
+        round("alone", unsafe { mapping.place(&file, 0, start, PAGE, PAGE) });
     }
+    // Who allocates while its own stores are held waits for ever.
+    let watchdog = Watchdog::new();
+    // SAFETY: as above.
+    match unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) } {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        first => {
+            round("among threads", first);
+            // An error is an allocation, too.
+            file.set_len(0).unwrap();
+            // SAFETY: as above.
+            assert!(unsafe { mapping.place_among_threads(&file, 0, start, PAGE, PAGE) }.is_err());
+            let after = (BOOKS.0[7].load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
+            assert_eq!(after.0, after.1, "after an error");
+        }
+    }
+    drop(watchdog);
     println!("test result: ok. 1 passed");
 }

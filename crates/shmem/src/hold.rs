@@ -1,0 +1,593 @@
+//! Holding the stores of other threads to a range for a moment, by write protection with userfaultfd.
+//!
+//! A thread that stores to a protected page sleeps in its fault until it is woken, looks at its page tables again, and then
+//! stores to whatever page is there by then. Loads go on. The kernel takes care that no store of another processor to the old
+//! page is under way any more once the call that protects has returned.
+//!
+//! - *Nobody reads the events.* A thread that faults lies in a queue, and the call that wakes a range takes all that lie there, whether
+//!   an event was read or not. None comes too late for it: a fault lies there before it lets go of the kernel's lock on the mapping, which the
+//!   exchange of the pages waits for; a later one finds the new pages, which nobody protects.
+//! - *Absent pages* are not protected by kernels before 6.4, so they are there first. They may be the page of zeros.
+//! - *System calls that store to the range* (`read`) sleep likewise, if this process may have that: root, `CAP_SYS_PTRACE`, who may open
+//!   `/dev/userfaultfd`, or everybody with `vm.unprivileged_userfaultfd = 1`. For all others, only user mode is held ([`Reach`]): the
+//!   kernel's own stores then fail (`EFAULT`, or fewer bytes than were wanted).
+//! - *The holder itself* must not store to the range, or it sleeps for ever. So its signals are blocked ([`SignalsBlocked`]), and it
+//!   allocates nothing.
+//! - *A child* that another thread forks meanwhile has the old pages, with what was there at that moment, and no protection.
+//! - *Huge pages* are split by the kernel where the range ends.
+//! - *A range with a userfaultfd of somebody else's* is refused (`EBUSY`).
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
+use rustix::mm::{Advice, UserfaultfdFlags, madvise, userfaultfd};
+use std::ffi::c_void;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// Whose stores are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those of system calls, too.
+    All,
+    /// Those of instructions.
+    UserMode,
+}
+
+/// `struct uffdio_api` of linux/userfaultfd.h.
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Span {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct Register {
+    range: Span,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct WriteProtect {
+    range: Span,
+    mode: u64,
+}
+
+const UFFD_API: u64 = 0xaa;
+const PAGEFAULT_FLAG_WP: u64 = 1;
+const REGISTER_MODE_WP: u64 = 2;
+const WRITEPROTECT_MODE_WP: u64 = 1;
+const USER_MODE_ONLY: u32 = 1;
+
+/// `_IOWR(0xaa, 0x3f, struct uffdio_api)`, and so on.
+const UFFDIO_API: Opcode = 0xc018_aa3f;
+const UFFDIO_REGISTER: Opcode = 0xc020_aa00;
+const UFFDIO_UNREGISTER: Opcode = 0x8010_aa01;
+const UFFDIO_WAKE: Opcode = 0x8010_aa02;
+const UFFDIO_WRITEPROTECT: Opcode = 0xc018_aa06;
+/// `_IO(0xaa, 0)`, of `/dev/userfaultfd`.
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+
+/// A range to which stores can be held. When it is dropped, they go on.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    uffd: OwnedFd,
+    range: Range<usize>,
+    is_replaced: bool,
+}
+
+impl Hold {
+    /// Prepares to hold stores to a range of private pages without a file, with the widest reach that this process may have.
+    pub fn widest(range: Range<usize>) -> io::Result<Self> {
+        match Self::new(range.clone(), Reach::All) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Self::new(range, Reach::UserMode)
+            }
+            other => other,
+        }
+    }
+
+    pub fn new(range: Range<usize>, reach: Reach) -> io::Result<Self> {
+        let hold = Self { uffd: uffd(reach)?, range, is_replaced: false };
+        let mut api = Api { api: UFFD_API, features: PAGEFAULT_FLAG_WP, ioctls: 0 };
+        let mut register = Register { range: hold.span(), mode: REGISTER_MODE_WP, ioctls: 0 };
+        // SAFETY: each request reads and writes a structure of its own, which is what it is given; there are no pointers in them. What
+        // is registered goes on as before until it is protected.
+        unsafe {
+            ioctl(&hold.uffd, Updater::<UFFDIO_API, Api>::new(&mut api))?;
+            ioctl(&hold.uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register))?;
+        }
+        hold.populate();
+        Ok(hold)
+    }
+
+    fn span(&self) -> Span {
+        Span { start: self.range.start as u64, len: self.range.len() as u64 }
+    }
+
+    /// Has all pages be there.
+    fn populate(&self) {
+        let start = self.range.start as *mut c_void;
+        // SAFETY: it loads from all pages, which changes nothing.
+        if unsafe { madvise(start, self.range.len(), Advice::LinuxPopulateRead) }.is_ok() {
+            return;
+        }
+        // Linux before 5.14.
+        for at in self.range.clone().step_by(4096) {
+            // SAFETY: the range can be read, as the caller of `Mapping::place` has made sure; the byte's value is nobody's concern.
+            unsafe { ptr::read_volatile(at as *const u8) };
+        }
+    }
+
+    /// Holds the stores of all others from now on. The caller must not store to the range any more, and must have blocked its signals.
+    pub fn begin(&self, _: &SignalsBlocked) -> Result<(), Errno> {
+        self.write_protect(WRITEPROTECT_MODE_WP)
+    }
+
+    fn write_protect(&self, mode: u64) -> Result<(), Errno> {
+        let mut wanted = WriteProtect { range: self.span(), mode };
+        // SAFETY: as in `new`; a thread that faults is woken when this is dropped.
+        unsafe { ioctl(&self.uffd, Updater::<UFFDIO_WRITEPROTECT, WriteProtect>::new(&mut wanted)) }
+    }
+
+    /// Says that there are other pages in the place of the range.
+    pub fn replaced(&mut self) {
+        self.is_replaced = true;
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // The errors are those of a range that the program has unmapped meanwhile. Closing the descriptor would wake the sleepers too, but a
+        // child that was forked meanwhile has it as well.
+        let span = self.span();
+        if !self.is_replaced {
+            let _ = self.write_protect(0);
+            // SAFETY: it takes a range.
+            let _ = unsafe { ioctl(&self.uffd, Setter::<UFFDIO_UNREGISTER, Span>::new(span)) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { ioctl(&self.uffd, Setter::<UFFDIO_WAKE, Span>::new(span)) };
+    }
+}
+
+fn uffd(reach: Reach) -> io::Result<OwnedFd> {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    let user_mode = UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
+    // SAFETY: nothing is registered with it yet.
+    let made = unsafe {
+        userfaultfd(flags | if reach == Reach::All { UserfaultfdFlags::empty() } else { user_mode })
+    };
+    match made {
+        // Who may not do this may have been given the device, of Linux 6.1.
+        Err(Errno::PERM) if reach == Reach::All => uffd_of_device(flags).map_err(|_| Errno::PERM.into()),
+        made => Ok(made?),
+    }
+}
+
+fn uffd_of_device(flags: UserfaultfdFlags) -> io::Result<OwnedFd> {
+    let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // SAFETY: this request takes flags, and its answer is a descriptor of ours or negative.
+    unsafe {
+        match libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags.bits()) {
+            fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// This thread's signals wait until this is dropped, but for those that its own instructions cause.
+pub(crate) struct SignalsBlocked {
+    before: u64,
+    /// Of this thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl SignalsBlocked {
+    pub fn new() -> Self {
+        let caused = [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+        let all = !caused.iter().fold(0, |set, signal| set | 1 << (signal - 1));
+        Self { before: change(libc::SIG_BLOCK, all), _thread: PhantomData }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        change(libc::SIG_SETMASK, self.before);
+    }
+}
+
+/// The kernel's call itself: the C library's leaves out the signals that it needs for itself, whose handlers store too.
+fn change(how: libc::c_int, set: u64) -> u64 {
+    let mut before = 0_u64;
+    // SAFETY: the kernel's sets are of 64 bits, which the pointers are to. It cannot fail.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set, &raw mut before, size_of::<u64>());
+    }
+    before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, Memory, Placed, Protection};
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::thread;
+
+    const PAGE: usize = 4096;
+    const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+    /// One of these tests at a time: they are about moments, and one is about forks.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this process may have; nothing where userfaultfd is refused.
+    fn reaches() -> Vec<Reach> {
+        [Reach::All, Reach::UserMode].into_iter().filter(|reach| uffd(*reach).is_ok()).collect()
+    }
+
+    /// Private pages which are moved one by one while threads store to those around the one whose turn it is.
+    struct Pages {
+        start: NonNull<u8>,
+        count: usize,
+        file: File,
+        arena: Mapping,
+        turn: AtomicUsize,
+        is_over: AtomicBool,
+    }
+
+    // SAFETY: the pages are only ever used as atomics, or as mutexes.
+    unsafe impl Sync for Pages {}
+
+    impl Pages {
+        fn new(count: usize) -> Self {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.set_len((count * PAGE) as u64).unwrap();
+            let arena = Mapping::of_file(&file, 0, count * PAGE, Protection::ReadWrite).unwrap();
+            // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+            let start =
+                unsafe { mmap_anonymous(ptr::null_mut(), count * PAGE, READ_WRITE, MapFlags::PRIVATE) };
+            let start = NonNull::new(start.unwrap().cast()).unwrap();
+            Self { start, count, file, arena, turn: AtomicUsize::new(0), is_over: AtomicBool::new(false) }
+        }
+
+        fn page(&self, n: usize) -> NonNull<u8> {
+            assert!(n < self.count);
+            // SAFETY: inside of the pages.
+            unsafe { self.start.add(n * PAGE) }
+        }
+
+        fn word(&self, page: usize, word: usize) -> &AtomicU64 {
+            assert!(word < PAGE / 8);
+            // SAFETY: inside of the pages, which stay mapped, aligned, and only ever used as atomics.
+            unsafe { AtomicU64::from_ptr(self.page(page).cast::<u64>().add(word).as_ptr()) }
+        }
+
+        fn place(&self, first: usize, count: usize, reach: Reach) -> io::Result<Placed> {
+            let at = first * PAGE;
+            let (file, start) = (self.file.as_fd(), self.page(first));
+            // SAFETY: the pages are the test's, and no part of a stack.
+            unsafe { self.arena.exchange(file, at as u64, start, count * PAGE, PAGE, Some(reach)) }
+        }
+
+        /// Moves all, so many at a time.
+        fn place_all(&self, step: usize, reach: Reach) -> Vec<Placed> {
+            let place = |n| {
+                self.turn.store(n, Ordering::Relaxed);
+                self.place(n, step.min(self.count - n), reach).unwrap()
+            };
+            let placed: Vec<_> = (0..self.count).step_by(step).map(place).collect();
+            self.is_over.store(true, Ordering::Relaxed);
+            assert!(placed.iter().all(|placed| placed.is_in_place().unwrap()));
+            placed
+        }
+
+        /// Does something for the pages around the one whose turn it is, until all have been moved; how often for each.
+        fn around(&self, mut what: impl FnMut(usize)) -> Vec<u64> {
+            let mut done = vec![0; self.count];
+            while !self.is_over.load(Ordering::Relaxed) {
+                let turn = self.turn.load(Ordering::Relaxed);
+                let first = turn.saturating_sub(1);
+                for (at, done) in done.iter_mut().skip(first).take(4).enumerate() {
+                    what(first + at);
+                    *done += 1;
+                }
+            }
+            done
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: made by `new`, and used by nobody any more.
+            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * PAGE) };
+        }
+    }
+
+    fn abandon(placed: Vec<Placed>) {
+        placed.into_iter().for_each(Placed::abandon);
+    }
+
+    #[test]
+    fn no_store_is_lost() {
+        let _alone = alone();
+        for (reach, step) in reaches().into_iter().flat_map(|reach| [(reach, 1), (reach, 7)]) {
+            let pages = Pages::new(3000);
+            thread::scope(|scope| {
+                // One word of each thread's own, one for all, and one of each thread for exchanges.
+                let threads: Vec<_> = (0..3)
+                    .map(|thread| {
+                        let pages = &pages;
+                        scope.spawn(move || {
+                            pages.around(|n| {
+                                let own = pages.word(n, thread);
+                                own.store(own.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                                pages.word(n, 100).fetch_add(1, Ordering::Relaxed);
+                                let count = pages.word(n, PAGE / 8 - 1 - thread);
+                                let old = count.load(Ordering::Relaxed);
+                                count
+                                    .compare_exchange(old, old + 1, Ordering::AcqRel, Ordering::Relaxed)
+                                    .unwrap();
+                            })
+                        })
+                    })
+                    .collect();
+                let placed = pages.place_all(step, reach);
+                let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+                assert!(done[0].iter().sum::<u64>() > 3000, "it was done all the time");
+                for n in 0..pages.count {
+                    for (thread, done) in done.iter().enumerate() {
+                        assert_eq!(pages.word(n, thread).load(Ordering::Relaxed), done[n], "{reach:?} {n}");
+                        assert_eq!(pages.word(n, PAGE / 8 - 1 - thread).load(Ordering::Relaxed), done[n]);
+                    }
+                    let all: u64 = done.iter().map(|done| done[n]).sum();
+                    assert_eq!(pages.word(n, 100).load(Ordering::Relaxed), all, "{reach:?} {n}");
+                    assert_eq!(pages.arena.load_relaxed_u64(n * PAGE + 800), all, "in the file");
+                }
+                abandon(placed);
+            });
+        }
+    }
+
+    #[test]
+    fn mutexes_stay_locked_by_whom_they_were() {
+        let _alone = alone();
+        for reach in reaches() {
+            let pages = Pages::new(1500);
+            thread::scope(|scope| {
+                let threads: Vec<_> = (0..3)
+                    .map(|_| {
+                        let pages = &pages;
+                        scope.spawn(move || {
+                            pages.around(|n| {
+                                let mutex = pages.page(n).as_ptr().cast::<libc::pthread_mutex_t>();
+                                let count = pages.word(n, 64);
+                                // SAFETY: zeros are a mutex of the C library that is not locked.
+                                unsafe {
+                                    assert_eq!(libc::pthread_mutex_lock(mutex), 0);
+                                    let now = count.load(Ordering::Relaxed);
+                                    if now.is_multiple_of(64) {
+                                        // Others sleep in a system call then, and are woken after the exchange.
+                                        thread::yield_now();
+                                    }
+                                    count.store(now + 1, Ordering::Relaxed);
+                                    assert_eq!(libc::pthread_mutex_unlock(mutex), 0);
+                                }
+                            })
+                        })
+                    })
+                    .collect();
+                let placed = pages.place_all(1, reach);
+                let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+                for n in 0..pages.count {
+                    let all: u64 = done.iter().map(|done| done[n]).sum();
+                    assert_eq!(pages.word(n, 64).load(Ordering::Relaxed), all, "{reach:?} {n}");
+                }
+                abandon(placed);
+            });
+        }
+    }
+
+    #[test]
+    fn system_calls_that_store_wait_or_fail() {
+        let _alone = alone();
+        for reach in reaches() {
+            let pages = Pages::new(1500);
+            let (reader, mut writer) = io::pipe().unwrap();
+            let failed = AtomicU64::new(0);
+            thread::scope(|scope| {
+                let (pages, failed) = (&pages, &failed);
+                let thread = scope.spawn(move || {
+                    let mut number = 0_u64;
+                    pages.around(|n| {
+                        number += 1;
+                        writer.write_all(&number.to_ne_bytes()).unwrap();
+                        loop {
+                            // SAFETY: the kernel stores to a word of the pages.
+                            match unsafe {
+                                libc::read(reader.as_raw_fd(), pages.word(n, 5).as_ptr().cast(), 8)
+                            } {
+                                8 => break,
+                                -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => {
+                                    failed.fetch_add(1, Ordering::Relaxed);
+                                }
+                                n => panic!("{n} bytes"),
+                            }
+                        }
+                        assert_eq!(pages.word(n, 5).load(Ordering::Relaxed), number, "{reach:?} {n}");
+                    })
+                });
+                let placed = pages.place_all(1, reach);
+                thread.join().unwrap();
+                abandon(placed);
+            });
+            if reach == Reach::All {
+                assert_eq!(failed.load(Ordering::Relaxed), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_of_the_mover_waits() {
+        static AT: AtomicUsize = AtomicUsize::new(0);
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        extern "C" fn handler(_: libc::c_int) {
+            // SAFETY: a word of the page whose turn it is, as long as signals are sent.
+            unsafe { AtomicU64::from_ptr(AT.load(Ordering::Relaxed) as *mut u64) }
+                .fetch_add(1, Ordering::Relaxed);
+            RUNS.fetch_add(1, Ordering::Relaxed);
+        }
+        let _alone = alone();
+        // SAFETY: the handler does what a handler may.
+        unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
+        // Without a hold, too.
+        for reach in reaches().into_iter().map(Some).chain([None]) {
+            let pages = Pages::new(1000);
+            AT.store(pages.word(0, 3).as_ptr() as usize, Ordering::Relaxed);
+            RUNS.store(0, Ordering::Relaxed);
+            // SAFETY: this thread.
+            let mover = unsafe { libc::pthread_self() };
+            thread::scope(|scope| {
+                let pages = &pages;
+                let sender = scope.spawn(move || {
+                    pages.around(|_| {
+                        // SAFETY: the thread waits for this one.
+                        unsafe { libc::pthread_kill(mover, libc::SIGUSR2) };
+                    })
+                });
+                let mut placed = Vec::new();
+                for n in 0..pages.count {
+                    AT.store(pages.word(n, 3).as_ptr() as usize, Ordering::Relaxed);
+                    pages.turn.store(n, Ordering::Relaxed);
+                    // SAFETY: as in `Pages::place`.
+                    placed.push(unsafe {
+                        let (file, at) = (pages.file.as_fd(), (n * PAGE) as u64);
+                        pages.arena.exchange(file, at, pages.page(n), PAGE, PAGE, reach).unwrap()
+                    });
+                }
+                pages.is_over.store(true, Ordering::Relaxed);
+                sender.join().unwrap();
+                let all: u64 = (0..pages.count).map(|n| pages.word(n, 3).load(Ordering::Relaxed)).sum();
+                assert!(all > 0 && all == RUNS.load(Ordering::Relaxed), "{reach:?}: {all}");
+                abandon(placed);
+            });
+        }
+    }
+
+    #[test]
+    fn another_threads_child_is_held_by_nobody() {
+        let _alone = alone();
+        for reach in reaches() {
+            let pages = Pages::new(1500);
+            thread::scope(|scope| {
+                let pages = &pages;
+                let forks = scope.spawn(move || {
+                    pages.around(|n| {
+                        // SAFETY: the child does nothing but load, store and end.
+                        let child = unsafe { libc::fork() };
+                        if child == 0 {
+                            // If the child's page is shared, then so is its store.
+                            pages.word(n, 9).fetch_add(1, Ordering::Relaxed);
+                            // SAFETY: as above.
+                            unsafe { libc::_exit(0) };
+                        }
+                        let mut status = -1;
+                        // SAFETY: this thread's child.
+                        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                        assert_eq!(status, 0);
+                    })
+                });
+                let stores = scope.spawn(move || {
+                    pages.around(|n| {
+                        pages.word(n, 8).fetch_add(1, Ordering::Relaxed);
+                    })
+                });
+                let placed = pages.place_all(1, reach);
+                forks.join().unwrap();
+                let done = stores.join().unwrap();
+                assert!((0..pages.count).all(|n| pages.word(n, 8).load(Ordering::Relaxed) == done[n]));
+                abandon(placed);
+            });
+        }
+    }
+
+    #[test]
+    fn after_an_error_stores_go_on() {
+        let _alone = alone();
+        for reach in reaches() {
+            let pages = Pages::new(64);
+            thread::scope(|scope| {
+                let pages = &pages;
+                pages.turn.store(10, Ordering::Relaxed);
+                let stores = scope.spawn(move || {
+                    pages.around(|n| {
+                        pages.word(n, 8).fetch_add(1, Ordering::Relaxed);
+                    })
+                });
+                pages.file.set_len(10 * PAGE as u64).unwrap();
+                for _ in 0..300 {
+                    assert!(pages.place(10, 3, reach).is_err(), "the file is too short");
+                }
+                pages.is_over.store(true, Ordering::Relaxed);
+                let done = stores.join().unwrap();
+                assert!((0..pages.count).all(|n| pages.word(n, 8).load(Ordering::Relaxed) == done[n]));
+            });
+            let _other =
+                Hold::new(pages.start.as_ptr() as usize..pages.page(1).as_ptr() as usize, reach).unwrap();
+            assert_eq!(pages.place(0, 2, reach).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+            pages.word(0, 8).store(77, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_huge_page_is_split() {
+        const HUGE: usize = 2 << 20;
+        let _alone = alone();
+        for reach in reaches() {
+            let pages = Pages::new(2 * HUGE / PAGE);
+            // SAFETY: it changes nothing that can be seen.
+            let _ = unsafe { madvise(pages.start.as_ptr().cast(), 2 * HUGE, Advice::LinuxHugepage) };
+            (0..pages.count).for_each(|n| pages.word(n, 9).store(n as u64, Ordering::Relaxed));
+            let middle = pages.count / 2;
+            pages.turn.store(middle, Ordering::Relaxed);
+            thread::scope(|scope| {
+                let pages = &pages;
+                let stores = scope.spawn(move || {
+                    pages.around(|n| {
+                        pages.word(n, 8).fetch_add(1, Ordering::Relaxed);
+                    })
+                });
+                let mut placed: Vec<_> =
+                    (middle..middle + 30).map(|n| pages.place(n, 1, reach).unwrap()).collect();
+                placed.push(pages.place(0, middle, reach).unwrap());
+                pages.is_over.store(true, Ordering::Relaxed);
+                let done = stores.join().unwrap();
+                for (n, done) in done.into_iter().enumerate() {
+                    assert_eq!(pages.word(n, 9).load(Ordering::Relaxed), n as u64);
+                    assert_eq!(pages.word(n, 8).load(Ordering::Relaxed), done);
+                }
+                abandon(placed);
+            });
+        }
+    }
+}
