@@ -1,12 +1,15 @@
 //! What is mapped where in this process, as the kernel knows it.
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::io::{Errno, read};
-use rustix::mm::ProtFlags;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// A run of addresses that are mapped alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +67,7 @@ fn prot(read: bool, write: bool, execute: bool) -> ProtFlags {
 
 /// What is mapped in a range, in order; no area reaches out of it. Another thread may change it at any time.
 pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
-    let maps = open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let maps = Maps::open()?;
     let mut areas = Vec::new();
     let mut from = range.start;
     while from < range.end {
@@ -74,9 +77,8 @@ pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
                 areas.push(area);
             }
             Ok(_) => break,
-            // Linux before 6.11.
-            Err(Errno::NOTTY | Errno::INVAL) => {
-                areas = parse(&text(&maps)?)?;
+            Err(error) if is_too_old(error) => {
+                areas = read_all()?;
                 break;
             }
             Err(error) => return Err(error.into()),
@@ -85,8 +87,105 @@ pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
     Ok(areas.into_iter().filter_map(|area| area.within(&range)).collect())
 }
 
+/// The whole area that an address lies in, or else the next.
+pub(crate) fn area_at(address: usize) -> io::Result<Option<Area>> {
+    match ask(&Maps::open()?, address) {
+        Err(error) if is_too_old(error) => Ok(read_all()?.into_iter().find(|area| area.at.end > address)),
+        asked => Ok(asked?),
+    }
+}
+
+/// Linux before 6.11.
+fn is_too_old(error: Errno) -> bool {
+    matches!(error, Errno::NOTTY | Errno::INVAL)
+}
+
+fn open_maps() -> Result<OwnedFd, Errno> {
+    open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn read_all() -> io::Result<Vec<Area>> {
+    parse(&text(&open_maps()?)?)
+}
+
+/// `/proc/self/maps`. To open it takes as long as several questions, so one descriptor stays open.
+///
+/// It is not ours alone: a program may close descriptors that it does not know (as daemons do when they start) and get the same number for
+/// another file. So its identity is looked at each time, and nobody here closes it.
+enum Maps {
+    Kept(BorrowedFd<'static>),
+    Own(OwnedFd),
+}
+
+/// The kept one, in a page that a child finds empty after a fork: the descriptor that it inherits is of its parent's memory.
+struct Kept {
+    /// 0 while there is none, negative while one is being entered.
+    fd_and_one: AtomicI32,
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+impl Maps {
+    fn open() -> io::Result<Self> {
+        static KEPT: OnceLock<Option<&'static Kept>> = OnceLock::new();
+        let Some(kept) = KEPT.get_or_init(Kept::new) else { return Ok(Self::Own(open_maps()?)) };
+        let number = kept.fd_and_one.load(Ordering::Acquire);
+        if number > 0 {
+            // SAFETY: if it is not open any more, or another file, the next line says so.
+            let fd = unsafe { BorrowedFd::borrow_raw(number - 1) };
+            if fstat(fd).is_ok_and(|stat| kept.is(&stat)) {
+                return Ok(Self::Kept(fd));
+            }
+        }
+        let own = open_maps()?;
+        let stat = fstat(&own)?;
+        // Another thread may be here too, and then this one's is for once.
+        if number < 0
+            || kept.fd_and_one.compare_exchange(number, -1, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            return Ok(Self::Own(own));
+        }
+        kept.device.store(stat.st_dev, Ordering::Relaxed);
+        kept.inode.store(stat.st_ino, Ordering::Relaxed);
+        let fd = own.into_raw_fd();
+        kept.fd_and_one.store(fd + 1, Ordering::Release);
+        // SAFETY: it has just been opened.
+        Ok(Self::Kept(unsafe { BorrowedFd::borrow_raw(fd) }))
+    }
+}
+
+impl Kept {
+    fn new() -> Option<&'static Self> {
+        const PAGE: usize = 4096;
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody; it stays for ever, and zeros are a `Kept`.
+        unsafe {
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            let page = mmap_anonymous(ptr::null_mut(), PAGE, rights, MapFlags::PRIVATE).ok()?;
+            if madvise(page, PAGE, Advice::LinuxWipeOnFork).is_err() {
+                let _ = munmap(page, PAGE);
+                return None;
+            }
+            Some(&*page.cast::<Self>())
+        }
+    }
+
+    fn is(&self, stat: &Stat) -> bool {
+        stat.st_dev == self.device.load(Ordering::Relaxed)
+            && stat.st_ino == self.inode.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for Maps {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Kept(fd) => *fd,
+            Self::Own(fd) => fd.as_fd(),
+        }
+    }
+}
+
 /// The area that an address lies in, or else the next.
-fn ask(maps: &OwnedFd, address: usize) -> Result<Option<Area>, Errno> {
+fn ask(maps: &Maps, address: usize) -> Result<Option<Area>, Errno> {
     let mut query = Query {
         size: size_of::<Query>() as u64,
         query_flags: COVERING_OR_NEXT,
@@ -168,6 +267,8 @@ impl Area {
 mod tests {
     use super::*;
     use crate::{Mapping, Protection};
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn the_query_and_the_text_say_the_same() {
@@ -176,14 +277,57 @@ mod tests {
         let m = Mapping::of_file(&file, 8192, 32 << 10, Protection::ReadWrite).unwrap();
         let start = m.pointer(0, 0) as usize;
         let range = start + 4096..start + 12288;
-        let maps = open(c"/proc/self/maps", OFlags::RDONLY, Mode::empty()).unwrap();
         let told = areas(range.clone()).unwrap();
-        let read: Vec<_> =
-            parse(&text(&maps).unwrap()).unwrap().into_iter().filter_map(|a| a.within(&range)).collect();
+        let read: Vec<_> = read_all().unwrap().into_iter().filter_map(|a| a.within(&range)).collect();
         assert_eq!(told, read);
         assert_eq!((told.len(), told[0].at.clone(), told[0].offset), (1, range, 12288));
         assert!(told[0].shared && told[0].prot == ProtFlags::READ | ProtFlags::WRITE);
         assert_eq!(areas(0..4096).unwrap(), []);
+    }
+
+    fn kept() -> BorrowedFd<'static> {
+        loop {
+            // Unless another test opens it at this moment.
+            if let Maps::Kept(fd) = Maps::open().unwrap() {
+                return fd;
+            }
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_the_program_has_closed_is_not_used() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let start = memory.pointer(0, 0) as usize;
+        for _ in 0..3 {
+            assert_eq!(areas(start..start + 4096).unwrap().len(), 1);
+            let fd = kept();
+            // Another file under the same number.
+            let other = File::open("/dev/null").unwrap();
+            // SAFETY: the library must live with this, which programs do.
+            assert!(unsafe { libc::dup2(other.as_raw_fd(), fd.as_raw_fd()) } >= 0);
+            let again = kept();
+            assert_ne!(fd.as_raw_fd(), again.as_raw_fd());
+            assert!(area_at(start).unwrap().unwrap().at.contains(&start));
+        }
+    }
+
+    #[test]
+    fn a_child_asks_of_its_own_memory() {
+        let memory = Mapping::anonymous(4096).unwrap();
+        let start = memory.pointer(0, 0) as usize;
+        assert_eq!(areas(start..start + 4096).unwrap().len(), 1);
+        // SAFETY: the child makes system calls, and allocates a little, which the C library allows it.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::munmap(start as *mut c_void, 4096);
+                let is_gone = areas(start..start + 4096).is_ok_and(|areas| areas.is_empty());
+                libc::_exit(i32::from(!is_gone));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
     }
 
     #[test]

@@ -36,6 +36,7 @@ mod loom_memory;
 mod mapping;
 mod memory;
 mod placed;
+mod stacks;
 
 pub use guard::leave_handlers_alone;
 #[cfg(loom)]
@@ -43,3 +44,4 @@ pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};
 pub use memory::{Memory, SharedSlice, WORDWISE};
 pub use placed::Placed;
+pub use stacks::{is_only_thread, stacks};

@@ -225,7 +225,18 @@ impl Placed {
 
     /// Whether the whole range still is what was placed there. A program may have unmapped it, or mapped something else.
     pub fn is_in_place(&self) -> io::Result<bool> {
-        Ok(self.present()?.iter().map(|area| area.at.len()).sum::<usize>() == self.len)
+        Ok(self.in_place(self.range())?.iter().map(Range::len).sum::<usize>() == self.len)
+    }
+
+    /// Which parts of a range, which may reach beyond these pages, map the same file at the same distance between address and offset:
+    /// what is still in place of these pages, and of others that were placed so.
+    pub fn in_place(&self, range: Range<usize>) -> io::Result<Vec<Range<usize>>> {
+        Ok(self.present(range)?.into_iter().map(|area| area.at).collect())
+    }
+
+    fn range(&self) -> Range<usize> {
+        let start = self.start.as_ptr() as usize;
+        start..start + self.len
     }
 
     /// Puts private pages in the place of the file's, with the bytes that the range has. What the program has mapped there
@@ -253,11 +264,11 @@ impl Placed {
     }
 
     /// What of the file is still there.
-    fn present(&self) -> io::Result<Vec<Area>> {
-        let start = self.start.as_ptr() as usize;
-        let mut areas = areas(start..start + self.len)?;
+    fn present(&self, range: Range<usize>) -> io::Result<Vec<Area>> {
+        let distance = self.offset.wrapping_sub(self.start.as_ptr() as u64);
+        let mut areas = areas(range)?;
         areas.retain(|area| {
-            let offset = self.offset + (area.at.start - start) as u64;
+            let offset = distance.wrapping_add(area.at.start as u64);
             area.shared && area.file == self.file && area.offset == offset
         });
         Ok(areas)
@@ -267,7 +278,7 @@ impl Placed {
     ///
     /// As [`Placed::lift`].
     unsafe fn put_back(&self) -> io::Result<()> {
-        let areas = self.present()?;
+        let areas = self.present(self.range())?;
         if areas.iter().any(|area| !area.prot.contains(ProtFlags::READ)) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the pages must not be read"));
         }

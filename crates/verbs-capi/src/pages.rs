@@ -3,17 +3,17 @@
 //! Registering is in units of 2 MiB of the program's addresses, the chunks, of which only the pages that are needed are moved. They stay after a region
 //! has ended, so that to register them again costs nothing but a look whether they are still there: the program may have unmapped them.
 //!
-//! A store of another thread during a move would be lost, and whatever lies on the same pages with it. So a process with more than one thread
-//! cannot register memory for others yet, and neither can a stack be registered.
+//! Other threads that store to the pages during a move sleep until it is over. Stacks, and the thread-local memory beside them, are not moved: a
+//! child that is forked has its parent's pages until [`in_child`], and both would run on one stack meanwhile; and any member of the segment
+//! could change where its functions return to.
 #![allow(unsafe_code)] // Pages of the program are replaced.
 
 use ginnel_layout::verbs::{CHUNK, Chunk};
-use ginnel_shmem::{Mapping, Placed};
+use ginnel_shmem::{Mapping, Placed, is_only_thread, stacks};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,6 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 const PAGE: usize = 4096;
-const PAGES: usize = CHUNK / PAGE;
 
 /// Why pages cannot be registered.
 #[derive(Debug)]
@@ -99,31 +98,38 @@ pub fn move_range(
 impl Held {
     /// Moves those of these pages that are not there yet.
     fn place(&mut self, wanted: Range<usize>, chunk: u64) -> Result<(), NotMoved> {
-        let mut is_there = [false; PAGES];
-        let mut i = 0;
-        while let Some(placed) = self.placed.get(i) {
-            let first = (placed.start().as_ptr() as u64 - chunk) as usize / PAGE;
-            let pages = first..first + placed.len() / PAGE;
-            if !placed.is_in_place().unwrap_or(false) {
-                // The program has unmapped it, and what is there now is new.
-                self.placed.swap_remove(i).abandon();
-                continue;
-            }
-            is_there[pages].fill(true);
-            i += 1;
-        }
-        if is_there[wanted.clone()].iter().all(|is_there| *is_there) {
+        let addresses = chunk as usize + wanted.start * PAGE..chunk as usize + wanted.end * PAGE;
+        // All of a chunk lies at the same distance, whichever of its pages is asked.
+        let there = match self.placed.first() {
+            Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved::Unsupported)?,
+            None => Vec::new(),
+        };
+        if there.iter().map(Range::len).sum::<usize>() == addresses.len() {
             return Ok(());
         }
-        let (start, end) = (chunk + (wanted.start * PAGE) as u64, chunk + (wanted.end * PAGE) as u64);
-        check_process(start..end)?;
-        let mut page = wanted.start;
-        while page < wanted.end {
-            let run = is_there[page..wanted.end].iter().take_while(|there| **there == is_there[page]).count();
-            if !is_there[page] {
-                self.place_run(page, run, chunk)?;
+        let stacks = stacks().map_err(|_| NotMoved::Unsupported)?;
+        if stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
+            return Err(NotMoved::Unsupported);
+        }
+        // What the program has unmapped, as a whole. (If it is a part, the rest is still ours.)
+        let is_gone = |placed: &Placed| {
+            let start = placed.start().as_ptr() as usize;
+            let range = start..start + placed.len();
+            let may_be = range.start < addresses.end && addresses.start < range.end;
+            may_be && placed.in_place(range).is_ok_and(|there| there.is_empty())
+        };
+        for n in (0..self.placed.len()).rev() {
+            if is_gone(&self.placed[n]) {
+                self.placed.swap_remove(n).abandon();
             }
-            page += run;
+        }
+        let mut at = addresses.start;
+        let end = addresses.end..addresses.end;
+        for there in there.into_iter().chain([end]) {
+            if at < there.start {
+                self.place_run((at - chunk as usize) / PAGE, (there.start - at) / PAGE, chunk)?;
+            }
+            at = there.end;
         }
         Ok(())
     }
@@ -133,8 +139,15 @@ impl Held {
         let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Fault)?;
         // The exchange must not find the vector in the middle of growing.
         self.placed.reserve(1);
-        // SAFETY: the program has asked for its pages to be registered, and this is its only thread, whose stack is elsewhere.
-        let placed = unsafe { self.memory.place(&*self.file, self.file_at + at, start, len, PAGE) };
+        let (file, file_at) = (&*self.file, self.file_at + at);
+        // SAFETY: the program has asked for its pages to be registered, and does not unmap them meanwhile; no stack is on them, nor
+        // thread-local memory. Other threads cannot come to be during the call if this is the only one.
+        let placed = unsafe {
+            match is_only_thread() {
+                true => self.memory.place(file, file_at, start, len, PAGE),
+                false => self.memory.place_among_threads(file, file_at, start, len, PAGE),
+            }
+        };
         match placed {
             Ok(placed) => {
                 self.placed.push(placed);
@@ -145,24 +158,16 @@ impl Held {
                 (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk))
             }
             Err(error) => Err(match error.kind() {
-                io::ErrorKind::InvalidInput => NotMoved::Unsupported,
                 io::ErrorKind::OutOfMemory => NotMoved::Full,
+                // Shared memory, userfaultfd that is refused or in use, pages of a file.
+                io::ErrorKind::InvalidInput
+                | io::ErrorKind::PermissionDenied
+                | io::ErrorKind::Unsupported
+                | io::ErrorKind::ResourceBusy => NotMoved::Unsupported,
                 _ => NotMoved::Fault,
             }),
         }
     }
-}
-
-/// Whether pages of this range can be moved in this process.
-fn check_process(range: Range<u64>) -> Result<(), NotMoved> {
-    let threads = fs::read_dir("/proc/self/task").map(Iterator::count).unwrap_or(usize::MAX);
-    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| NotMoved::Unsupported)?;
-    let stack = maps.lines().find(|line| line.ends_with("[stack]")).and_then(|line| {
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
-    });
-    let is_stack = stack.is_none_or(|stack| range.start < stack.end && stack.start < range.end);
-    if threads > 1 || is_stack { Err(NotMoved::Unsupported) } else { Ok(()) }
 }
 
 /// The child of a fork gets pages of its own, with what is on them at that moment: what the parent has registered is the parent's.

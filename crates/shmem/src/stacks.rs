@@ -1,0 +1,156 @@
+//! Where threads have what they and the kernel use all the time: their stacks, and their thread-local memory.
+
+use crate::areas::{Area, area_at};
+use rustix::fs::{Dir, Mode, OFlags, open, stat};
+use rustix::thread::Pid;
+use std::ffi::c_int;
+use std::hint::black_box;
+use std::io;
+use std::ops::Range;
+
+const PAGE: usize = 4096;
+/// What a call of this library may use of a stack.
+const DEPTH: usize = 32 << 10;
+/// More than the C library keeps of a thread, from its list of robust locks on.
+const DESCRIPTOR: usize = 4096;
+
+/// Whether this is the only thread of the process.
+pub fn is_only_thread() -> bool {
+    // The folder, its parent, and a folder of each thread.
+    stat(c"/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
+}
+
+/// Addresses where stacks and thread-local memory of all threads lie, as far as can be known: of the thread that the process began with, of
+/// this one, and of those that the C library has made. It may be a little more than that.
+///
+/// Not known are stacks that a program has made itself for coroutines or signals, but for the one that this call is made on.
+pub fn stacks() -> io::Result<Vec<Range<usize>>> {
+    let mut stacks = Vec::new();
+    let here = black_box(&stacks) as *const _ as usize;
+    stacks.push(here.saturating_sub(DEPTH) / PAGE * PAGE..here.saturating_add(2 * PAGE) / PAGE * PAGE);
+    // The kernel has put that on the first stack.
+    // SAFETY: it takes no pointer.
+    let random = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
+    stacks.extend(area_at(random)?.map(|area| area.at));
+    let process = rustix::process::getpid();
+    let local = thread_local_bytes();
+    for thread in threads()? {
+        let Some(list) = robust_list(thread) else { continue };
+        let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
+        // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
+        let start = match area_at(list)? {
+            Some(Area { at, .. }) if at.contains(&list) && thread != process => at.start,
+            _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE,
+        };
+        stacks.push(start..end);
+    }
+    Ok(stacks)
+}
+
+fn threads() -> io::Result<Vec<Pid>> {
+    let folder =
+        open(c"/proc/self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut threads = Vec::new();
+    for entry in Dir::new(folder)? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        threads.extend(number.and_then(Pid::from_raw));
+    }
+    Ok(threads)
+}
+
+/// Where a thread has its list of robust locks, which is beside all else that the C library keeps of it.
+fn robust_list(thread: Pid) -> Option<usize> {
+    let (mut head, mut len) = (0_usize, 0_usize);
+    // SAFETY: the kernel stores a pointer and a length.
+    let done = unsafe {
+        let id = thread.as_raw_nonzero().get();
+        libc::syscall(libc::SYS_get_robust_list, id, &raw mut head, &raw mut len)
+    };
+    (done == 0 && head != 0).then_some(head)
+}
+
+/// How much local memory each thread has at once.
+fn thread_local_bytes() -> usize {
+    unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, sum: *mut libc::c_void) -> c_int {
+        // SAFETY: the dynamic linker's own table of a library, and the sum below.
+        unsafe {
+            for n in 0..usize::from((*info).dlpi_phnum) {
+                let header = (*info).dlpi_phdr.add(n).read();
+                if header.p_type == libc::PT_TLS {
+                    *sum.cast::<usize>() += header.p_memsz as usize + header.p_align as usize;
+                }
+            }
+        }
+        0
+    }
+    let mut sum = 0_usize;
+    // SAFETY: the function takes what it is given here.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::mpsc;
+    use std::thread;
+
+    thread_local! {
+        static LOCAL: Cell<u64> = const { Cell::new(1) };
+    }
+
+    /// Addresses on this thread's stack, far away from each other, and of its thread-local memory.
+    fn own() -> [usize; 4] {
+        let far = [0_u8; 200 << 10];
+        let near = 0_u8;
+        // SAFETY: it has no arguments.
+        let thread = unsafe { libc::pthread_self() } as usize;
+        [
+            black_box(&near) as *const _ as usize,
+            black_box(&far).as_ptr() as usize + far.len() - 1,
+            LOCAL.with(|local| std::ptr::from_ref(local) as usize),
+            thread,
+        ]
+    }
+
+    fn is_in(ranges: &[Range<usize>], address: usize) -> bool {
+        ranges.iter().any(|range| range.contains(&address))
+    }
+
+    #[test]
+    fn stacks_and_local_memory_of_all_threads_are_known() {
+        let (sender, receiver) = mpsc::channel();
+        let threads: Vec<_> = (0..8)
+            .map(|n| {
+                let sender = sender.clone();
+                let (end, wait) = mpsc::channel::<()>();
+                let thread = thread::Builder::new().stack_size((1 + n) << 20).spawn(move || {
+                    sender.send(own()).unwrap();
+                    let _ = wait.recv();
+                });
+                (end, thread.unwrap())
+            })
+            .collect();
+        let theirs: Vec<_> = receiver.iter().take(threads.len()).collect();
+        let ranges = stacks().unwrap();
+        for address in theirs.into_iter().flatten().chain(own()) {
+            assert!(is_in(&ranges, address), "{address:#x} in {ranges:x?}");
+        }
+        // SAFETY: `environ` is on the first stack when a program begins, and AT_EXECFN always.
+        let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
+        assert!(is_in(&ranges, name) && !is_only_thread());
+        // Large allocations are mappings, small ones are in the heap, and code is somewhere else.
+        let large: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 20]).collect();
+        let small: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 10]).collect();
+        for vec in large.iter().chain(&small) {
+            assert!(!is_in(&ranges, vec.as_ptr() as usize), "{:p} in {ranges:x?}", vec.as_ptr());
+            assert!(!is_in(&ranges, vec.as_ptr() as usize + vec.len() - 1));
+        }
+        for (end, thread) in threads {
+            drop(end);
+            thread.join().unwrap();
+        }
+    }
+}
