@@ -67,31 +67,37 @@ fn prot(read: bool, write: bool, execute: bool) -> ProtFlags {
 
 /// What is mapped in a range, in order; no area reaches out of it. Another thread may change it at any time.
 pub(crate) fn areas(range: Range<usize>) -> io::Result<Vec<Area>> {
-    let maps = Maps::open()?;
-    let mut areas = Vec::new();
-    let mut from = range.start;
-    while from < range.end {
-        match ask(&maps, from) {
-            Ok(Some(area)) if area.at.start < range.end => {
-                from = area.at.end;
-                areas.push(area);
-            }
-            Ok(_) => break,
-            Err(error) if is_too_old(error) => {
-                areas = read_all()?;
-                break;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(areas.into_iter().filter_map(|area| area.within(&range)).collect())
+    Maps::open()?.areas(range)
 }
 
-/// The whole area that an address lies in, or else the next.
-pub(crate) fn area_at(address: usize) -> io::Result<Option<Area>> {
-    match ask(&Maps::open()?, address) {
-        Err(error) if is_too_old(error) => Ok(read_all()?.into_iter().find(|area| area.at.end > address)),
-        asked => Ok(asked?),
+impl Maps {
+    /// As [`areas`].
+    pub fn areas(&self, range: Range<usize>) -> io::Result<Vec<Area>> {
+        let mut areas = Vec::new();
+        let mut from = range.start;
+        while from < range.end {
+            match ask(self, from) {
+                Ok(Some(area)) if area.at.start < range.end => {
+                    from = area.at.end;
+                    areas.push(area);
+                }
+                Ok(_) => break,
+                Err(error) if is_too_old(error) => {
+                    areas = read_all()?;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(areas.into_iter().filter_map(|area| area.within(&range)).collect())
+    }
+
+    /// The whole area that an address lies in, or else the next.
+    pub fn area_at(&self, address: usize) -> io::Result<Option<Area>> {
+        match ask(self, address) {
+            Err(error) if is_too_old(error) => Ok(read_all()?.into_iter().find(|area| area.at.end > address)),
+            asked => Ok(asked?),
+        }
     }
 }
 
@@ -112,7 +118,7 @@ fn read_all() -> io::Result<Vec<Area>> {
 ///
 /// It is not ours alone: a program may close descriptors that it does not know (as daemons do when they start) and get the same number for
 /// another file. So its identity is looked at each time, and nobody here closes it.
-enum Maps {
+pub(crate) enum Maps {
     Kept(BorrowedFd<'static>),
     Own(OwnedFd),
 }
@@ -126,7 +132,8 @@ struct Kept {
 }
 
 impl Maps {
-    fn open() -> io::Result<Self> {
+    /// For a few questions.
+    pub fn open() -> io::Result<Self> {
         static KEPT: OnceLock<Option<&'static Kept>> = OnceLock::new();
         let Some(kept) = KEPT.get_or_init(Kept::new) else { return Ok(Self::Own(open_maps()?)) };
         let number = kept.fd_and_one.load(Ordering::Acquire);
@@ -307,7 +314,7 @@ mod tests {
             assert!(unsafe { libc::dup2(other.as_raw_fd(), fd.as_raw_fd()) } >= 0);
             let again = kept();
             assert_ne!(fd.as_raw_fd(), again.as_raw_fd());
-            assert!(area_at(start).unwrap().unwrap().at.contains(&start));
+            assert!(Maps::open().unwrap().area_at(start).unwrap().unwrap().at.contains(&start));
         }
     }
 

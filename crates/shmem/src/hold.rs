@@ -7,7 +7,7 @@
 //! - *Nobody reads the events.* A thread that faults lies in a queue, and the call that wakes a range takes all that lie there, whether
 //!   an event was read or not. None comes too late for it: a fault lies there before it lets go of the kernel's lock on the mapping, which the
 //!   exchange of the pages waits for; a later one finds the new pages, which nobody protects.
-//! - *Absent pages* are not protected by kernels before 6.4, so they are there first. They may be the page of zeros.
+//! - *Absent pages* are not protected by kernels before 6.4, so there they are made to be there first. They may be the page of zeros.
 //! - *System calls that store to the range* (`read`) sleep likewise, if this process may have that: root, `CAP_SYS_PTRACE`, who may open
 //!   `/dev/userfaultfd`, or everybody with `vm.unprivileged_userfaultfd = 1`. For all others, only user mode is held ([`Reach`]): the
 //!   kernel's own stores then fail (`EFAULT`, or fewer bytes than were wanted).
@@ -67,6 +67,7 @@ struct WriteProtect {
 
 const UFFD_API: u64 = 0xaa;
 const PAGEFAULT_FLAG_WP: u64 = 1;
+const WP_UNPOPULATED: u64 = 1 << 13;
 const REGISTER_MODE_WP: u64 = 2;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 const USER_MODE_ONLY: u32 = 1;
@@ -101,16 +102,25 @@ impl Hold {
 
     pub fn new(range: Range<usize>, reach: Reach) -> io::Result<Self> {
         let hold = Self { uffd: uffd(reach)?, range, is_replaced: false };
-        let mut api = Api { api: UFFD_API, features: PAGEFAULT_FLAG_WP, ioctls: 0 };
-        let mut register = Register { range: hold.span(), mode: REGISTER_MODE_WP, ioctls: 0 };
-        // SAFETY: each request reads and writes a structure of its own, which is what it is given; there are no pointers in them. What
-        // is registered goes on as before until it is protected.
-        unsafe {
-            ioctl(&hold.uffd, Updater::<UFFDIO_API, Api>::new(&mut api))?;
-            ioctl(&hold.uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register))?;
+        // A kernel that does not know a feature has done nothing.
+        let protects_absent = hold.agree(PAGEFAULT_FLAG_WP | WP_UNPOPULATED).is_ok();
+        if !protects_absent {
+            hold.agree(PAGEFAULT_FLAG_WP)?;
         }
-        hold.populate();
+        let mut register = Register { range: hold.span(), mode: REGISTER_MODE_WP, ioctls: 0 };
+        // SAFETY: the request reads and writes such a structure, in which there are no pointers. What is registered goes on as before until
+        // it is protected.
+        unsafe { ioctl(&hold.uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
+        if !protects_absent {
+            hold.populate();
+        }
         Ok(hold)
+    }
+
+    fn agree(&self, features: u64) -> Result<(), Errno> {
+        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+        // SAFETY: the request reads and writes such a structure, in which there are no pointers.
+        unsafe { ioctl(&self.uffd, Updater::<UFFDIO_API, Api>::new(&mut api)) }
     }
 
     fn span(&self) -> Span {

@@ -44,4 +44,4 @@ pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};
 pub use memory::{Memory, SharedSlice, WORDWISE};
 pub use placed::Placed;
-pub use stacks::{is_only_thread, stacks};
+pub use stacks::Threads;

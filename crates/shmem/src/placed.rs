@@ -21,7 +21,7 @@
 //! [`Mapping::place_among_threads`] is for who cannot know that: it makes the threads that store to the range sleep from the copy to the
 //! exchange. Their stores go to the new pages then, and none is lost. What a device has been told to write there still is.
 
-use crate::areas::{Area, FileId, areas};
+use crate::areas::{Area, FileId, Maps, areas};
 use crate::guard::{self, Watch};
 use crate::hold::{Hold, Reach, SignalsBlocked};
 use crate::{Mapping, Memory};
@@ -137,7 +137,8 @@ impl Mapping {
             Some(end) if len > 0 && page > 0 && page.is_multiple_of(4096) && whole => at..end,
             _ => return Err(invalid("the range is not of whole pages")),
         };
-        let prot = private_protection(&range)?;
+        let maps = Maps::open()?;
+        let prot = private_protection(&maps, &range)?;
 
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
         let new = unsafe { mmap(ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED, file, offset) }?;
@@ -145,7 +146,7 @@ impl Mapping {
         let broken = AtomicBool::new(false);
         let watch = guard::TRUNCATION.watch(new.start as usize, len, page, READ_WRITE, &raw const broken)?;
         let new_at = new.start as usize;
-        let Some(area) = areas(new_at..new_at + len)?.into_iter().next() else {
+        let Some(area) = maps.areas(new_at..new_at + len)?.into_iter().next() else {
             return Err(io::Error::other("the kernel does not say what has been mapped"));
         };
         // SAFETY: the pages are ours. It is so that others sleep less long; if it cannot be done, the copy finds out why.
@@ -327,7 +328,9 @@ impl Temporary {
         let flags = MprotectFlags::from_bits_retain(prot.bits());
         // SAFETY: these pages are nobody else's, and what they replace is the caller's.
         unsafe {
-            mprotect(self.start, self.len, flags)?;
+            if prot != READ_WRITE {
+                mprotect(self.start, self.len, flags)?;
+            }
             mremap_fixed(self.start, self.len, self.len, MremapFlags::MAYMOVE, to)?;
         }
         // They are not where they were: others may be.
@@ -344,8 +347,8 @@ impl Drop for Temporary {
 }
 
 /// The protection of a range, if it is private memory throughout and of one protection, which allows loads.
-fn private_protection(range: &Range<usize>) -> io::Result<ProtFlags> {
-    let areas = areas(range.clone())?;
+fn private_protection(maps: &Maps, range: &Range<usize>) -> io::Result<ProtFlags> {
+    let areas = maps.areas(range.clone())?;
     let Some(prot) = areas.first().map(|area| area.prot) else {
         return Err(invalid("the range is not mapped"));
     };

@@ -1,6 +1,6 @@
 //! Where threads have what they and the kernel use all the time: their stacks, and their thread-local memory.
 
-use crate::areas::{Area, area_at};
+use crate::areas::{Area, Maps};
 use rustix::fs::{Dir, Mode, OFlags, open, stat};
 use rustix::thread::Pid;
 use std::ffi::c_int;
@@ -14,40 +14,51 @@ const DEPTH: usize = 32 << 10;
 /// More than the C library keeps of a thread, from its list of robust locks on.
 const DESCRIPTOR: usize = 4096;
 
-/// Whether this is the only thread of the process.
-pub fn is_only_thread() -> bool {
-    // The folder, its parent, and a folder of each thread.
-    stat(c"/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
+/// What is known of the threads of this process at one moment.
+#[derive(Debug)]
+pub struct Threads {
+    /// Whether the caller is the only one: then there are no others until it makes them.
+    pub is_one: bool,
+    /// Addresses where stacks and thread-local memory of all threads lie, as far as can be known: of the thread that the process began with, of
+    /// the caller, and of those that the C library has made. It may be a little more than that.
+    ///
+    /// Not known are stacks that a program has made itself for coroutines or signals, but for the one that the caller is on.
+    pub stacks: Vec<Range<usize>>,
 }
 
-/// Addresses where stacks and thread-local memory of all threads lie, as far as can be known: of the thread that the process began with, of
-/// this one, and of those that the C library has made. It may be a little more than that.
-///
-/// Not known are stacks that a program has made itself for coroutines or signals, but for the one that this call is made on.
-pub fn stacks() -> io::Result<Vec<Range<usize>>> {
-    let mut stacks = Vec::new();
-    let here = black_box(&stacks) as *const _ as usize;
-    stacks.push(here.saturating_sub(DEPTH) / PAGE * PAGE..here.saturating_add(2 * PAGE) / PAGE * PAGE);
-    // The kernel has put that on the first stack.
-    // SAFETY: it takes no pointer.
-    let random = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
-    stacks.extend(area_at(random)?.map(|area| area.at));
-    let process = rustix::process::getpid();
-    let local = thread_local_bytes();
-    for thread in threads()? {
-        let Some(list) = robust_list(thread) else { continue };
-        let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
-        // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
-        let start = match area_at(list)? {
-            Some(Area { at, .. }) if at.contains(&list) && thread != process => at.start,
-            _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE,
-        };
-        stacks.push(start..end);
+impl Threads {
+    /// Looks at the threads of this process.
+    pub fn look() -> io::Result<Self> {
+        let threads = threads()?;
+        let maps = Maps::open()?;
+        let mut stacks = Vec::with_capacity(2 + threads.len());
+        let here = black_box(&stacks) as *const _ as usize;
+        stacks.push(here.saturating_sub(DEPTH) / PAGE * PAGE..here.saturating_add(2 * PAGE) / PAGE * PAGE);
+        // The kernel has put that on the first stack.
+        // SAFETY: it takes no pointer.
+        let random = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
+        stacks.extend(maps.area_at(random)?.map(|area| area.at));
+        let process = rustix::process::getpid();
+        let local = thread_local_bytes();
+        for thread in &threads {
+            let Some(list) = robust_list(*thread) else { continue };
+            let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
+            // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
+            let start = match maps.area_at(list)? {
+                Some(Area { at, .. }) if at.contains(&list) && *thread != process => at.start,
+                _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE,
+            };
+            stacks.push(start..end);
+        }
+        Ok(Self { is_one: threads.len() == 1, stacks })
     }
-    Ok(stacks)
 }
 
 fn threads() -> io::Result<Vec<Pid>> {
+    // The folder, its parent, and a folder of each thread.
+    if stat(c"/proc/self/task")?.st_nlink == 3 {
+        return Ok(vec![rustix::thread::gettid()]);
+    }
     let folder =
         open(c"/proc/self/task", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut threads = Vec::new();
@@ -134,13 +145,13 @@ mod tests {
             })
             .collect();
         let theirs: Vec<_> = receiver.iter().take(threads.len()).collect();
-        let ranges = stacks().unwrap();
+        let Threads { is_one, stacks: ranges } = Threads::look().unwrap();
         for address in theirs.into_iter().flatten().chain(own()) {
             assert!(is_in(&ranges, address), "{address:#x} in {ranges:x?}");
         }
         // SAFETY: `environ` is on the first stack when a program begins, and AT_EXECFN always.
         let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as usize;
-        assert!(is_in(&ranges, name) && !is_only_thread());
+        assert!(is_in(&ranges, name) && !is_one);
         // Large allocations are mappings, small ones are in the heap, and code is somewhere else.
         let large: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 20]).collect();
         let small: Vec<_> = (0..20).map(|_| vec![1_u8; 1 << 10]).collect();

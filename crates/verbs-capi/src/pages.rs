@@ -9,7 +9,7 @@
 #![allow(unsafe_code)] // Pages of the program are replaced.
 
 use ginnel_layout::verbs::{CHUNK, Chunk};
-use ginnel_shmem::{Mapping, Placed, is_only_thread, stacks};
+use ginnel_shmem::{Mapping, Placed, Threads};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
@@ -107,8 +107,8 @@ impl Held {
         if there.iter().map(Range::len).sum::<usize>() == addresses.len() {
             return Ok(());
         }
-        let stacks = stacks().map_err(|_| NotMoved::Unsupported)?;
-        if stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
+        let threads = Threads::look().map_err(|_| NotMoved::Unsupported)?;
+        if threads.stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
             return Err(NotMoved::Unsupported);
         }
         // What the program has unmapped, as a whole. (If it is a part, the rest is still ours.)
@@ -127,14 +127,20 @@ impl Held {
         let end = addresses.end..addresses.end;
         for there in there.into_iter().chain([end]) {
             if at < there.start {
-                self.place_run((at - chunk as usize) / PAGE, (there.start - at) / PAGE, chunk)?;
+                self.place_run((at - chunk as usize) / PAGE, (there.start - at) / PAGE, chunk, &threads)?;
             }
             at = there.end;
         }
         Ok(())
     }
 
-    fn place_run(&mut self, first: usize, count: usize, chunk: u64) -> Result<(), NotMoved> {
+    fn place_run(
+        &mut self,
+        first: usize,
+        count: usize,
+        chunk: u64,
+        threads: &Threads,
+    ) -> Result<(), NotMoved> {
         let (at, len) = ((first * PAGE) as u64, count * PAGE);
         let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Fault)?;
         // The exchange must not find the vector in the middle of growing.
@@ -143,7 +149,7 @@ impl Held {
         // SAFETY: the program has asked for its pages to be registered, and does not unmap them meanwhile; no stack is on them, nor
         // thread-local memory. Other threads cannot come to be during the call if this is the only one.
         let placed = unsafe {
-            match is_only_thread() {
+            match threads.is_one {
                 true => self.memory.place(file, file_at, start, len, PAGE),
                 false => self.memory.place_among_threads(file, file_at, start, len, PAGE),
             }
@@ -155,7 +161,7 @@ impl Held {
             }
             // Pages that are protected in different ways are moved one by one.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && count > 1 => {
-                (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk))
+                (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk, threads))
             }
             Err(error) => Err(match error.kind() {
                 io::ErrorKind::OutOfMemory => NotMoved::Full,

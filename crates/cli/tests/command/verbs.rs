@@ -2,7 +2,7 @@
 //! to use, so that one which succeeds has used it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
@@ -303,4 +303,55 @@ fn perftest() {
     ] {
         try_out(program, more);
     }
+}
+
+/// Registers memory in a program whose threads use the heap that it is part of.
+fn register_among_threads(run: &[&str]) {
+    let verbs = Verbs::new();
+    let program = verbs.world.files().join("registers");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/registers.c");
+    let compiled = Command::new("cc")
+        .args(["-O1", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-libverbs")
+        .status();
+    assert!(compiled.unwrap().success());
+    let said = verbs.good(&[run, &[program.to_str().unwrap(), DEVICE]].concat());
+    assert!(said.contains("good"), "{said}");
+}
+
+fn can_compile() -> bool {
+    if !have(&["cc"]) {
+        return false;
+    }
+    let is_there = Path::new("/usr/include/infiniband/verbs.h").exists();
+    if !is_there {
+        println!("SKIPPED no libibverbs-dev: `scripts/setup test` installs it");
+    }
+    is_there
+}
+
+#[test]
+fn memory_is_registered_while_threads_use_it() {
+    if can_compile() {
+        register_among_threads(&[]);
+    }
+}
+
+/// A process that may hold its threads in user mode only.
+#[test]
+fn memory_is_registered_without_privileges() {
+    if !can_compile() || !have(&["unshare", "setpriv"]) {
+        return;
+    }
+    const SCRIPT: &str =
+        "if [ -e /dev/userfaultfd ]; then mount --bind /dev/null /dev/userfaultfd || exit; fi
+        exec setpriv --bounding-set=-sys_ptrace --inh-caps=-sys_ptrace \"$@\"";
+    let run = ["unshare", "--mount", "sh", "-c", SCRIPT, "sh"];
+    let status = Command::new(run[0]).args(&run[1..]).arg("true").output().unwrap().status;
+    if !status.success() {
+        return println!("SKIPPED only root gives up privileges");
+    }
+    register_among_threads(&run);
 }
