@@ -33,6 +33,7 @@ mod index;
 #[cfg(all(loom, test))]
 mod model;
 
+use crate::hold;
 use index::{Entered, Index};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::cell::Cell;
@@ -198,7 +199,7 @@ impl Table {
     }
 
     /// Makes our handler the one that the kernel calls, if it is not.
-    fn install(&self) -> io::Result<()> {
+    pub fn install(&self) -> io::Result<()> {
         if self.replaced()?.is_none() {
             return Ok(());
         }
@@ -254,6 +255,9 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     let table = if signal == STORES.signal { &STORES } else { &TRUNCATION };
     // SAFETY: the kernel hands a SA_SIGINFO handler a valid siginfo.
     let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    if signal == STORES.signal && code == SEGV_ACCERR && hold::is_survived(address, is_store(context)) {
+        return;
+    }
     let range = table.ranges.find(address);
     let survived = range.filter(|range| match signal == STORES.signal {
         true => code == SEGV_ACCERR && copy_page(range, address),
@@ -263,6 +267,22 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         // SAFETY: the flag lives as long as the range is watched, and whoever faults in a mapping holds it.
         Some(range) => unsafe { (*range.value.flag).store(true, Ordering::Relaxed) },
         None => pass_on(table, signal, info, context),
+    }
+}
+
+/// Whether a fault's instruction was to store, where the kernel says so.
+fn is_store(context: *mut libc::c_void) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const WRITE: i64 = 2;
+        let context = context.cast::<libc::ucontext_t>();
+        // SAFETY: the kernel hands a SA_SIGINFO handler a valid context of its own.
+        unsafe { (*context).uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0 }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        false
     }
 }
 

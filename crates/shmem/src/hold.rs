@@ -16,17 +16,32 @@
 //! - *A child* that another thread forks meanwhile has the old pages, with what was there at that moment, and no protection.
 //! - *Huge pages* are split by the kernel where the range ends.
 //! - *A range with a userfaultfd of somebody else's* is refused (`EBUSY`).
+//!
+//! # Without userfaultfd
+//!
+//! Container engines refuse the system call, and private pages of a file (a program's initialized data) cannot be protected so. There, and on x86-64
+//! with Linux 5.14, the range is made read-only by `mprotect`, and the handler of SIGSEGV sleeps until the exchange is over ([`is_survived`]).
+//! This holds instructions only, as in user mode; and a thread that blocks SIGSEGV would be killed, so if one is there, it is an error. (One
+//! that blocks it in the few microseconds from that look to the exchange, and stores to the range there, is killed.)
 
+use crate::guard;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
-use rustix::mm::{Advice, UserfaultfdFlags, madvise, userfaultfd};
+use rustix::mm::{Advice, MprotectFlags, ProtFlags, UserfaultfdFlags, madvise, mprotect, userfaultfd};
+use rustix::process::getpid;
+use rustix::thread::futex;
 use std::ffi::c_void;
+use std::fs;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 /// Whose stores are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +50,8 @@ pub(crate) enum Reach {
     All,
     /// Those of instructions.
     UserMode,
+    /// Those of instructions, without userfaultfd.
+    ByHandler,
 }
 
 /// `struct uffdio_api` of linux/userfaultfd.h.
@@ -84,47 +101,62 @@ const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 /// A range to which stores can be held. When it is dropped, they go on.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    uffd: OwnedFd,
+    how: How,
     range: Range<usize>,
     is_replaced: bool,
 }
 
+#[derive(Debug)]
+enum How {
+    Userfaultfd(OwnedFd),
+    /// The protection that the range has.
+    Handler(ProtFlags, #[allow(dead_code)] MutexGuard<'static, ()>), // One range at a time.
+}
+
 impl Hold {
-    /// Prepares to hold stores to a range of private pages without a file, with the widest reach that this process may have.
-    pub fn widest(range: Range<usize>) -> io::Result<Self> {
-        match Self::new(range.clone(), Reach::All) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Self::new(range, Reach::UserMode)
-            }
-            other => other,
-        }
+    /// Prepares to hold stores to a range of private pages of this protection, with the widest reach that this process may have.
+    pub fn widest(range: Range<usize>, prot: ProtFlags) -> io::Result<Self> {
+        let with = |reach| Self::new(range.clone(), prot, reach);
+        with(Reach::All).or_else(|_| with(Reach::UserMode)).or_else(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::ENOSYS | libc::EINVAL) => with(Reach::ByHandler),
+            _ => Err(error),
+        })
     }
 
-    pub fn new(range: Range<usize>, reach: Reach) -> io::Result<Self> {
-        let hold = Self { uffd: uffd(reach)?, range, is_replaced: false };
-        // A kernel that does not know a feature has done nothing.
-        let protects_absent = hold.agree(PAGEFAULT_FLAG_WP | WP_UNPOPULATED).is_ok();
-        if !protects_absent {
-            hold.agree(PAGEFAULT_FLAG_WP)?;
+    pub fn new(range: Range<usize>, prot: ProtFlags, reach: Reach) -> io::Result<Self> {
+        if reach == Reach::ByHandler {
+            return Self::by_handler(range, prot);
         }
-        let mut register = Register { range: hold.span(), mode: REGISTER_MODE_WP, ioctls: 0 };
+        let mut register = Register { range: span(&range), mode: REGISTER_MODE_WP, ioctls: 0 };
+        let hold = Self { how: How::Userfaultfd(uffd(reach)?), range, is_replaced: false };
+        let How::Userfaultfd(uffd) = &hold.how else { return Ok(hold) };
+        // A kernel that does not know a feature has done nothing.
+        let protects_absent = agree(uffd, PAGEFAULT_FLAG_WP | WP_UNPOPULATED).is_ok();
+        if !protects_absent {
+            agree(uffd, PAGEFAULT_FLAG_WP)?;
+        }
         // SAFETY: the request reads and writes such a structure, in which there are no pointers. What is registered goes on as before until
         // it is protected.
-        unsafe { ioctl(&hold.uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
+        unsafe { ioctl(uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
         if !protects_absent {
             hold.populate();
         }
         Ok(hold)
     }
 
-    fn agree(&self, features: u64) -> Result<(), Errno> {
-        let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-        // SAFETY: the request reads and writes such a structure, in which there are no pointers.
-        unsafe { ioctl(&self.uffd, Updater::<UFFDIO_API, Api>::new(&mut api)) }
-    }
-
-    fn span(&self) -> Span {
-        Span { start: self.range.start as u64, len: self.range.len() as u64 }
+    fn by_handler(range: Range<usize>, prot: ProtFlags) -> io::Result<Self> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: it loads from a page, which changes nothing.
+        let looks = unsafe { madvise(range.start as *mut c_void, 4096, Advice::LinuxPopulateRead) };
+        if !cfg!(target_arch = "x86_64") || looks.is_err() {
+            return Err(Errno::NOSYS.into());
+        }
+        guard::STORES.install()?;
+        if does_any_thread_block(libc::SIGSEGV)? {
+            return Err(Errno::PERM.into());
+        }
+        Ok(Self { how: How::Handler(prot, alone), range, is_replaced: false })
     }
 
     /// Has all pages be there.
@@ -143,13 +175,19 @@ impl Hold {
 
     /// Holds the stores of all others from now on. The caller must not store to the range any more, and must have blocked its signals.
     pub fn begin(&self, _: &SignalsBlocked) -> Result<(), Errno> {
-        self.write_protect(WRITEPROTECT_MODE_WP)
+        match &self.how {
+            How::Userfaultfd(uffd) => write_protect(uffd, &self.range, WRITEPROTECT_MODE_WP),
+            How::Handler(prot, _) => {
+                HELD.begin(&self.range, *prot);
+                self.protect(*prot - ProtFlags::WRITE)
+            }
+        }
     }
 
-    fn write_protect(&self, mode: u64) -> Result<(), Errno> {
-        let mut wanted = WriteProtect { range: self.span(), mode };
-        // SAFETY: as in `new`; a thread that faults is woken when this is dropped.
-        unsafe { ioctl(&self.uffd, Updater::<UFFDIO_WRITEPROTECT, WriteProtect>::new(&mut wanted)) }
+    fn protect(&self, prot: ProtFlags) -> Result<(), Errno> {
+        let flags = MprotectFlags::from_bits_retain(prot.bits());
+        // SAFETY: a store waits in the handler until this is dropped; all else goes on as before.
+        unsafe { mprotect(self.range.start as *mut c_void, self.range.len(), flags) }
     }
 
     /// Says that there are other pages in the place of the range.
@@ -160,17 +198,42 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // The errors are those of a range that the program has unmapped meanwhile. Closing the descriptor would wake the sleepers too, but a
-        // child that was forked meanwhile has it as well.
-        let span = self.span();
-        if !self.is_replaced {
-            let _ = self.write_protect(0);
-            // SAFETY: it takes a range.
-            let _ = unsafe { ioctl(&self.uffd, Setter::<UFFDIO_UNREGISTER, Span>::new(span)) };
+        // The errors are those of a range that the program has unmapped meanwhile.
+        match &self.how {
+            // Closing the descriptor would wake the sleepers too, but a child that was forked meanwhile has it as well.
+            How::Userfaultfd(uffd) => {
+                if !self.is_replaced {
+                    let _ = write_protect(uffd, &self.range, 0);
+                    // SAFETY: it takes a range.
+                    let _ = unsafe { ioctl(uffd, Setter::<UFFDIO_UNREGISTER, Span>::new(span(&self.range))) };
+                }
+                // SAFETY: as above.
+                let _ = unsafe { ioctl(uffd, Setter::<UFFDIO_WAKE, Span>::new(span(&self.range))) };
+            }
+            How::Handler(prot, _) => {
+                if !self.is_replaced {
+                    let _ = self.protect(*prot);
+                }
+                HELD.end();
+            }
         }
-        // SAFETY: as above.
-        let _ = unsafe { ioctl(&self.uffd, Setter::<UFFDIO_WAKE, Span>::new(span)) };
     }
+}
+
+fn span(range: &Range<usize>) -> Span {
+    Span { start: range.start as u64, len: range.len() as u64 }
+}
+
+fn agree(uffd: &OwnedFd, features: u64) -> Result<(), Errno> {
+    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+    // SAFETY: the request reads and writes such a structure, in which there are no pointers.
+    unsafe { ioctl(uffd, Updater::<UFFDIO_API, Api>::new(&mut api)) }
+}
+
+fn write_protect(uffd: &OwnedFd, range: &Range<usize>, mode: u64) -> Result<(), Errno> {
+    let mut wanted = WriteProtect { range: span(range), mode };
+    // SAFETY: as in `agree`; a thread that faults is woken when the hold is dropped.
+    unsafe { ioctl(uffd, Updater::<UFFDIO_WRITEPROTECT, WriteProtect>::new(&mut wanted)) }
 }
 
 fn uffd(reach: Reach) -> io::Result<OwnedFd> {
@@ -196,6 +259,100 @@ fn uffd_of_device(flags: UserfaultfdFlags) -> io::Result<OwnedFd> {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// The range whose stores are held by the handler, if there is one.
+struct Held {
+    start: AtomicUsize,
+    /// 0 if there is none.
+    end: AtomicUsize,
+    prot: AtomicU32,
+    /// Whose: a child has a copy of all this.
+    process: AtomicI32,
+    /// Counts beginnings and ends; odd while there is one.
+    turn: AtomicU32,
+}
+
+static HELD: Held = Held {
+    start: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
+    prot: AtomicU32::new(0),
+    process: AtomicI32::new(0),
+    turn: AtomicU32::new(0),
+};
+
+impl Held {
+    fn begin(&self, range: &Range<usize>, prot: ProtFlags) {
+        self.start.store(range.start, Ordering::SeqCst);
+        self.end.store(range.end, Ordering::SeqCst);
+        self.prot.store(prot.bits(), Ordering::SeqCst);
+        self.process.store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
+        self.turn.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.end.store(0, Ordering::SeqCst);
+        self.turn.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.turn, futex::Flags::PRIVATE, u32::MAX >> 1);
+    }
+}
+
+/// Of the handler of SIGSEGV: whether a fault is a store that is held, or was, so that the instruction can be tried again. Returns when the
+/// hold is over.
+pub(crate) fn is_survived(address: usize, is_store: bool) -> bool {
+    let mut seen = HELD.turn.load(Ordering::SeqCst);
+    if seen == 0 || !is_store {
+        return false;
+    }
+    loop {
+        let range = HELD.start.load(Ordering::SeqCst)..HELD.end.load(Ordering::SeqCst);
+        if seen % 2 == 1 && range.contains(&address) {
+            let is_here = HELD.process.load(Ordering::SeqCst) == getpid().as_raw_nonzero().get();
+            let patience = (!is_here).then_some(&futex::Timespec { tv_sec: 1, tv_nsec: 0 });
+            let waited = futex::wait(&HELD.turn, futex::Flags::PRIVATE, seen, patience);
+            // A child that was forked meanwhile, whose pages nobody replaces. (One of vfork has been woken.)
+            if waited == Err(Errno::TIMEDOUT) {
+                let flags = MprotectFlags::from_bits_retain(HELD.prot.load(Ordering::SeqCst));
+                // SAFETY: it gives the range the protection that it had.
+                return unsafe { mprotect(range.start as *mut c_void, range.len(), flags) }.is_ok();
+            }
+        } else {
+            let page = address / 4096 * 4096;
+            // The hold may be over. SAFETY: it faults as a store would, and stores nothing.
+            if unsafe { madvise(page as *mut c_void, 4096, Advice::LinuxPopulateWrite) }.is_ok() {
+                return true;
+            }
+        }
+        let turn = HELD.turn.load(Ordering::SeqCst);
+        if turn == seen && !(turn % 2 == 1 && range.contains(&address)) {
+            return false;
+        }
+        seen = turn;
+    }
+}
+
+/// Whether any thread blocks the signal, and not for a moment only, as the C library does in some of its functions.
+fn does_any_thread_block(signal: libc::c_int) -> io::Result<bool> {
+    for thread in fs::read_dir("/proc/self/task")? {
+        let status = thread?.path().join("status");
+        let blocks = || {
+            // One that has ended meanwhile blocks nothing.
+            let Ok(status) = fs::read_to_string(&status) else { return false };
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+            let blocked = blocked.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+            blocked.is_none_or(|set| set & 1 << (signal - 1) != 0)
+        };
+        let is_for_long = (0..50).all(|look| {
+            if look > 0 {
+                thread::sleep(Duration::from_micros(100));
+            }
+            blocks()
+        });
+        if is_for_long {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// This thread's signals wait until this is dropped, but for those that its own instructions cause.
@@ -233,14 +390,12 @@ fn change(how: libc::c_int, set: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::{Mapping, Memory, Placed, Protection};
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    use rustix::mm::{MapFlags, mmap_anonymous, munmap};
     use std::fs::File;
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-    use std::sync::{Mutex, MutexGuard, PoisonError};
-    use std::thread;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
     const PAGE: usize = 4096;
     const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
@@ -251,9 +406,10 @@ mod tests {
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this process may have; nothing where userfaultfd is refused.
+    /// What this process may have.
     fn reaches() -> Vec<Reach> {
-        [Reach::All, Reach::UserMode].into_iter().filter(|reach| uffd(*reach).is_ok()).collect()
+        let may = |reach: &Reach| *reach == Reach::ByHandler || uffd(*reach).is_ok();
+        [Reach::All, Reach::UserMode, Reach::ByHandler].into_iter().filter(may).collect()
     }
 
     /// Private pages which are moved one by one while threads store to those around the one whose turn it is.
@@ -304,7 +460,10 @@ mod tests {
         fn place_all(&self, step: usize, reach: Reach) -> Vec<Placed> {
             let place = |n| {
                 self.turn.store(n, Ordering::Relaxed);
-                self.place(n, step.min(self.count - n), reach).unwrap()
+                let placed = self.place(n, step.min(self.count - n), reach);
+                // If it fails, the other threads end with the test.
+                self.is_over.store(placed.is_err(), Ordering::Relaxed);
+                placed.unwrap()
             };
             let placed: Vec<_> = (0..self.count).step_by(step).map(place).collect();
             self.is_over.store(true, Ordering::Relaxed);
@@ -342,7 +501,7 @@ mod tests {
     fn no_store_is_lost() {
         let _alone = alone();
         for (reach, step) in reaches().into_iter().flat_map(|reach| [(reach, 1), (reach, 7)]) {
-            let pages = Pages::new(3000);
+            let pages = Pages::new(if reach == Reach::ByHandler { 1000 } else { 3000 });
             thread::scope(|scope| {
                 // One word of each thread's own, one for all, and one of each thread for exchanges.
                 let threads: Vec<_> = (0..3)
@@ -364,7 +523,7 @@ mod tests {
                     .collect();
                 let placed = pages.place_all(step, reach);
                 let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-                assert!(done[0].iter().sum::<u64>() > 3000, "it was done all the time");
+                assert!(done[0].iter().sum::<u64>() > pages.count as u64, "it was done all the time");
                 for n in 0..pages.count {
                     for (thread, done) in done.iter().enumerate() {
                         assert_eq!(pages.word(n, thread).load(Ordering::Relaxed), done[n], "{reach:?} {n}");
@@ -489,11 +648,11 @@ mod tests {
                 for n in 0..pages.count {
                     AT.store(pages.word(n, 3).as_ptr() as usize, Ordering::Relaxed);
                     pages.turn.store(n, Ordering::Relaxed);
+                    let (file, at) = (pages.file.as_fd(), (n * PAGE) as u64);
                     // SAFETY: as in `Pages::place`.
-                    placed.push(unsafe {
-                        let (file, at) = (pages.file.as_fd(), (n * PAGE) as u64);
-                        pages.arena.exchange(file, at, pages.page(n), PAGE, PAGE, reach).unwrap()
-                    });
+                    let one = unsafe { pages.arena.exchange(file, at, pages.page(n), PAGE, PAGE, reach) };
+                    pages.is_over.store(one.is_err(), Ordering::Relaxed);
+                    placed.push(one.unwrap());
                 }
                 pages.is_over.store(true, Ordering::Relaxed);
                 sender.join().unwrap();
@@ -562,8 +721,12 @@ mod tests {
                 let done = stores.join().unwrap();
                 assert!((0..pages.count).all(|n| pages.word(n, 8).load(Ordering::Relaxed) == done[n]));
             });
+            if reach == Reach::ByHandler {
+                continue;
+            }
             let _other =
-                Hold::new(pages.start.as_ptr() as usize..pages.page(1).as_ptr() as usize, reach).unwrap();
+                Hold::new(pages.start.as_ptr() as usize..pages.page(1).as_ptr() as usize, READ_WRITE, reach)
+                    .unwrap();
             assert_eq!(pages.place(0, 2, reach).unwrap_err().raw_os_error(), Some(libc::EBUSY));
             pages.word(0, 8).store(77, Ordering::Relaxed);
         }
@@ -587,16 +750,15 @@ mod tests {
                         pages.word(n, 8).fetch_add(1, Ordering::Relaxed);
                     })
                 });
-                let mut placed: Vec<_> =
-                    (middle..middle + 30).map(|n| pages.place(n, 1, reach).unwrap()).collect();
-                placed.push(pages.place(0, middle, reach).unwrap());
+                let mut placed: Vec<_> = (middle..middle + 30).map(|n| pages.place(n, 1, reach)).collect();
+                placed.push(pages.place(0, middle, reach));
                 pages.is_over.store(true, Ordering::Relaxed);
                 let done = stores.join().unwrap();
                 for (n, done) in done.into_iter().enumerate() {
                     assert_eq!(pages.word(n, 9).load(Ordering::Relaxed), n as u64);
                     assert_eq!(pages.word(n, 8).load(Ordering::Relaxed), done);
                 }
-                abandon(placed);
+                abandon(placed.into_iter().map(Result::unwrap).collect());
             });
         }
     }

@@ -92,13 +92,14 @@ impl Mapping {
     }
 
     /// As [`Mapping::place`], while other threads may load from the range and store to it: a thread that stores to it meanwhile sleeps
-    /// until the new pages are there, and then stores to these. That takes userfaultfd (Linux 5.11) and memory without a file.
+    /// until the new pages are there, and then stores to these.
     ///
-    /// Is an error, besides those of `place`, where userfaultfd is refused (as container engines do), and for private pages of a file.
+    /// That takes userfaultfd (Linux 5.11). Where it is refused (as container engines do), and for private pages of a file, the
+    /// handler of SIGSEGV holds the threads instead (Linux 5.14, x86-64); if a thread blocks that signal, this is an error.
     ///
-    /// A process that may use userfaultfd for user mode only (without `CAP_SYS_PTRACE`, without rights to `/dev/userfaultfd`, and
-    /// with `vm.unprivileged_userfaultfd = 0`, the default) cannot hold the kernel's stores: a system call of
-    /// another thread that stores to the range meanwhile, such as `read`, may fail with `EFAULT`.
+    /// The kernel's own stores are held only if this process may use userfaultfd for them: as root, with `CAP_SYS_PTRACE`, with rights to
+    /// `/dev/userfaultfd`, or with `vm.unprivileged_userfaultfd = 1`. For others, a system call of another thread that stores to
+    /// the range meanwhile, such as `read`, may fail with `EFAULT`.
     ///
     /// # Safety
     ///
@@ -156,10 +157,11 @@ impl Mapping {
         guard::attend();
 
         let signals = SignalsBlocked::new();
-        let hold = match others {
+        // A range that nobody can store to needs no hold.
+        let hold = match others.filter(|_| prot.contains(ProtFlags::WRITE)) {
             None => None,
-            Some(Reach::All) => Some(Hold::widest(range)?),
-            Some(Reach::UserMode) => Some(Hold::new(range, Reach::UserMode)?),
+            Some(Reach::All) => Some(Hold::widest(range, prot)?),
+            Some(reach) => Some(Hold::new(range, prot, reach)?),
         };
         // SAFETY: the range can be read, as the kernel has just said, stays as it is, and is the caller's to replace.
         let exchanged = unsafe { copy_and_put(new, start, prot, hold, &signals, &broken) };

@@ -1,14 +1,19 @@
-// Registers memory while other threads use the heap that it is part of. Usage: registers DEVICE [times]
+// Registers memory while other threads use the heap that it is part of. Usage: registers DEVICE [confined | times]
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -38,6 +43,9 @@ static char *on_stack[THREADS];
 static _Thread_local char local[100];
 static char *locals[THREADS];
 static pthread_barrier_t begun;
+// In pages of the program's file, which are private.
+static _Atomic uint64_t initialized[3 * PAGE / 8] = {1};
+static uint64_t initialized_done[THREADS];
 
 static struct ibv_mr *reg(void *at, size_t len, int access) {
     struct ibv_mr *mr = ibv_reg_mr(pd, at, len, access);
@@ -74,6 +82,8 @@ static void *hammer(void *argument) {
             counter->own[self]++;
             done[self][n]++;
         }
+        initialized[PAGE / 8 + self]++;
+        initialized_done[self]++;
         int n = next(&random) % BLOCKS;
         if (blocks[n]) {
             for (uint64_t i = 1; i < blocks[n][0]; i++) {
@@ -121,6 +131,7 @@ static void among_threads(void) {
             free(large);
         }
     }
+    CHECK(!ibv_dereg_mr(reg(initialized, sizeof initialized, ALL)));
     // No stack is moved, nor what is local to a thread.
     char buffer[100];
     CHECK(is_refused(buffer, sizeof buffer) && is_refused(local, sizeof local));
@@ -143,7 +154,10 @@ static void among_threads(void) {
         CHECK(counters[n]->locked == all && counters[n]->atomic == all);
         CHECK(!regions[n] || !ibv_dereg_mr(regions[n]));
     }
-    CHECK(total > SHARED);
+    for (int thread = 0; thread < THREADS; thread++) {
+        CHECK(initialized[PAGE / 8 + thread] == initialized_done[thread]);
+    }
+    CHECK(initialized[0] == 1 && total > SHARED);
     printf("%lu turns\n", total);
 }
 
@@ -232,8 +246,23 @@ static void times(const char *what) {
     }
 }
 
+// Refuses userfaultfd, as container engines do.
+static void confine(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+
 int main(int argc, char **argv) {
     CHECK(argc > 1);
+    if (argc > 2 && !strcmp(argv[2], "confined")) {
+        confine();
+    }
     struct ibv_device **devices = ibv_get_device_list(NULL);
     CHECK(devices);
     while (*devices && strcmp(ibv_get_device_name(*devices), argv[1])) {
@@ -242,7 +271,7 @@ int main(int argc, char **argv) {
     struct ibv_context *context = *devices ? ibv_open_device(*devices) : NULL;
     CHECK(context);
     CHECK((pd = ibv_alloc_pd(context)));
-    if (argc > 2) {
+    if (argc > 2 && !strcmp(argv[2], "times")) {
         times("alone");
         pthread_t thread;
         CHECK(!pthread_create(&thread, NULL, rest, NULL));

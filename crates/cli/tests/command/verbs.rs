@@ -306,7 +306,7 @@ fn perftest() {
 }
 
 /// Registers memory in a program whose threads use the heap that it is part of.
-fn register_among_threads(run: &[&str]) {
+fn register_among_threads(run: &[&str], how: &[&str]) {
     let verbs = Verbs::new();
     let program = verbs.world.files().join("registers");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/registers.c");
@@ -317,7 +317,7 @@ fn register_among_threads(run: &[&str]) {
         .arg("-libverbs")
         .status();
     assert!(compiled.unwrap().success());
-    let said = verbs.good(&[run, &[program.to_str().unwrap(), DEVICE]].concat());
+    let said = verbs.good(&[run, &[program.to_str().unwrap(), DEVICE], how].concat());
     assert!(said.contains("good"), "{said}");
 }
 
@@ -335,7 +335,7 @@ fn can_compile() -> bool {
 #[test]
 fn memory_is_registered_while_threads_use_it() {
     if can_compile() {
-        register_among_threads(&[]);
+        register_among_threads(&[], &[]);
     }
 }
 
@@ -353,5 +353,7 @@ fn memory_is_registered_without_privileges() {
     if !status.success() {
         return println!("SKIPPED only root gives up privileges");
     }
-    register_among_threads(&run);
+    register_among_threads(&run, &[]);
+    // As in a container: without userfaultfd.
+    register_among_threads(&run, &["confined"]);
 }
