@@ -7,6 +7,8 @@
 //! *SIGSEGV*, for mappings that ask for it: a store without the right goes nowhere. The handler lays a private copy over
 //! the page that was to be written and sets the flag; the store then goes into the copy, and the library reports it.
 //!
+//! It also holds stores of other threads while pages are moved, where userfaultfd cannot: see [`hold`].
+//!
 //! All else goes to whoever handled the signal before.
 //!
 //! # What this needs of the program

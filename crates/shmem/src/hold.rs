@@ -634,14 +634,14 @@ mod tests {
             let pages = Pages::new(1000);
             AT.store(pages.word(0, 3).as_ptr() as usize, Ordering::Relaxed);
             RUNS.store(0, Ordering::Relaxed);
-            // SAFETY: this thread.
-            let mover = unsafe { libc::pthread_self() };
+            let (process, mover) = (getpid(), rustix::thread::gettid());
             thread::scope(|scope| {
                 let pages = &pages;
                 let sender = scope.spawn(move || {
                     pages.around(|_| {
-                        // SAFETY: the thread waits for this one.
-                        unsafe { libc::pthread_kill(mover, libc::SIGUSR2) };
+                        let [process, mover] = [process, mover].map(|id| id.as_raw_nonzero().get());
+                        // SAFETY: the thread waits for this one. (The C library's function blocks all signals meanwhile.)
+                        unsafe { libc::syscall(libc::SYS_tgkill, process, mover, libc::SIGUSR2) };
                     })
                 });
                 let mut placed = Vec::new();
