@@ -4,6 +4,7 @@
 use crate::channel;
 use crate::context::{MAX_COMPLETIONS, errno, fail, own as own_context};
 use crate::events::Unacknowledged;
+use crate::extended_poll::{self, Extended};
 use crate::program::Process;
 use crate::real;
 use ginnel_shmem::Mapping;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Queue {
     cq: ibv_cq_ex,
     pub queue: Arc<CompletionQueue<Mapping>>,
+    pub extended: Extended,
     pub unacknowledged: Unacknowledged,
 }
 
@@ -53,6 +55,7 @@ unsafe fn create(
     (cq.context, cq.channel, cq.cq_context) = (context, channel, cq_context);
     cq.cqe = entries.cast_signed();
     (cq.mutex, cq.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
+    extended_poll::equip(&mut cq);
     // The address is known only when the queue is there, and there are no events before.
     let address = Arc::<AtomicUsize>::default();
     // SAFETY: the caller's channel.
@@ -65,7 +68,8 @@ unsafe fn create(
         }
         None => CompletionQueue::new(entries as usize),
     };
-    let queue = Queue { cq, queue: Arc::new(queue), unacknowledged: Unacknowledged::default() };
+    let (queue, extended) = (Arc::new(queue), Extended::new());
+    let queue = Queue { cq, queue, extended, unacknowledged: Unacknowledged::default() };
     let queue = Box::into_raw(Box::new(queue));
     address.store(queue.expose_provenance(), Ordering::Relaxed);
     queue.cast()
@@ -88,10 +92,18 @@ unsafe extern "C" fn ginnel_ibv_create_cq(
     }
 }
 
-/// What `ibv_start_poll` needs is not offered yet.
-pub unsafe extern "C" fn create_cq_ex(_: *mut ibv_context, _: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
-    fail(libc::EOPNOTSUPP);
-    ptr::null_mut()
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's context and structure.
+    unsafe {
+        if let Err(error) = extended_poll::is_offered(context, init) {
+            fail(error);
+            return ptr::null_mut();
+        }
+        create(context, (*init).cqe, (*init).cq_context, (*init).channel)
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -127,7 +139,9 @@ unsafe extern "C" fn ginnel_ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_
     0
 }
 
-fn write(completed: &Completed) -> ibv_wc {
+/// A completion as C knows it.
+#[inline]
+pub fn write(completed: &Completed) -> ibv_wc {
     let mut wc = ibv_wc::ZEROED;
     wc.wr_id = completed.id;
     wc.status = completed.status.0;
@@ -146,6 +160,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) 
     // SAFETY: a program calls this by way of a context of ours, so the queue is ours, and there is room for `most` completions.
     unsafe {
         let own = &*cq.cast::<Queue>();
+        let _held = own.extended.hold();
         let mut next = wc;
         let most = usize::try_from(most).unwrap_or(0);
         let found = own.queue.poll(&Process, most, |completed| {

@@ -5,8 +5,11 @@ use crate::address::{self, Address};
 use crate::completion::queue;
 use crate::context::{self, MAX_ELEMENTS, MAX_INLINE, errno, fail, own};
 use crate::events::Unacknowledged;
+use crate::extended_poll;
 use crate::memory::domain;
+use crate::post::{self, Batch};
 use crate::program::Process;
+use crate::section::Section;
 use crate::{real, shared_receive_queue};
 use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
@@ -26,7 +29,9 @@ use std::time::Duration;
 #[repr(C)]
 pub struct Pair {
     qp: ibv_qp_ex,
-    pair: Arc<QueuePair<Mapping>>,
+    pub pair: Arc<QueuePair<Mapping>>,
+    /// Of the calls of the `ibv_wr_*` family, if the program wants these.
+    pub batch: Option<Section<Batch>>,
     signals_all: bool,
     /// What the program has set.
     attributes: Mutex<ibv_qp_attr>,
@@ -50,8 +55,13 @@ pub unsafe fn pair<'a>(qp: *mut ibv_qp) -> Option<&'a Pair> {
     }
 }
 
-/// Makes a queue pair, or says why not. What was granted is put into `init`.
-unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
+/// Makes a queue pair, or says why not. What was granted is put into `init`. The operations that are wanted are those of the `ibv_wr_*`
+/// family.
+unsafe fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    operations: Option<u64>,
+) -> Result<*mut ibv_qp, c_int> {
     // SAFETY: the caller's objects.
     let ((context, domain), sends, receives) = unsafe {
         let domain = domain(pd).ok_or(libc::EINVAL)?;
@@ -117,10 +127,15 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ib
     attributes.cap = init.cap;
     domain.users.fetch_add(1, Ordering::Relaxed);
     let signals_all = init.sq_sig_all != 0;
+    let batch = operations.map(|operations| {
+        post::equip(&mut qp);
+        Section::new(Batch::new(operations, kind, capacity, signals_all))
+    });
     let (attributes, unacknowledged) = (Mutex::new(attributes), Unacknowledged::default());
     let pair = Box::into_raw(Box::new(Pair {
         qp,
         pair: made,
+        batch,
         signals_all,
         attributes,
         init: *init,
@@ -142,7 +157,7 @@ unsafe extern "C" fn ginnel_ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
     // SAFETY: the caller's domain and structure.
     unsafe {
         match domain(pd) {
-            Some(_) => made(create(pd, &mut *init)),
+            Some(_) => made(create(pd, &mut *init, None)),
             None => real::ibv_create_qp(pd, init),
         }
     }
@@ -151,10 +166,8 @@ unsafe extern "C" fn ginnel_ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_ini
 pub unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: the caller's structure, which begins as the shorter one does.
     unsafe {
-        if (*init).comp_mask != IBV_QP_INIT_ATTR_PD {
-            return made(Err(libc::EOPNOTSUPP));
-        }
-        made(create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>()))
+        let wanted = post::wanted(init);
+        made(wanted.and_then(|wanted| create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>(), wanted)))
     }
 }
 
@@ -164,7 +177,9 @@ unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     unsafe {
         let Some(own) = pair(qp) else { return real::ibv_destroy_qp(qp) };
         if let Some((context, domain)) = domain(own.qp.qp_base.pd) {
+            let held = extended_poll::hold(own.qp.qp_base.send_cq, own.qp.qp_base.recv_cq);
             context.open.device.destroy_queue_pair(&own.pair);
+            drop(held);
             context.events.remove(|happened| happened.address == qp.addr());
             own.unacknowledged.wait();
             domain.users.fetch_sub(1, Ordering::Release);
@@ -319,9 +334,11 @@ unsafe fn operation(wr: &ibv_send_wr) -> Option<Operation> {
 }
 
 /// Where a datagram goes; `None` if that is no address of ours.
-unsafe fn datagram(own: &Pair, wr: &ibv_send_wr) -> Option<Datagram> {
-    // SAFETY: a request to a queue pair for datagrams has this part of the union.
-    let ud = unsafe { wr.wr.ud };
+///
+/// # Safety
+///
+/// The address handle is null or one of this library or another one.
+pub unsafe fn datagram(own: &Pair, ud: ibv_send_wr_ud) -> Option<Datagram> {
     // SAFETY: the program's address handle.
     let Address { lid, .. } = unsafe { address::own(ud.ah) }?;
     // The highest bit: the queue pair's own (InfiniBand Architecture Specification 1.2.1, 10.2.5).
@@ -342,6 +359,7 @@ pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [Element] 
     }
 }
 
+/// What C is told of a refusal.
 pub fn refused(refused: Refused) -> c_int {
     match refused {
         Refused::Full => libc::ENOMEM,
@@ -357,9 +375,11 @@ pub unsafe extern "C" fn post_send(
     // SAFETY: a program calls this by way of a context of ours, so the queue pair is ours; the list is the program's.
     unsafe {
         let own = &*qp.cast::<Pair>();
+        // Not between the requests of a batch of another thread.
+        let _held = own.batch.as_ref().map(Section::hold);
         let is_ud = own.pair.kind() == Kind::UD;
         while let Some(request) = wr.as_ref() {
-            let datagram = if is_ud { datagram(own, request) } else { None };
+            let datagram = if is_ud { datagram(own, request.wr.ud) } else { None };
             let result = match operation(request) {
                 Some(operation) => own.pair.post(
                     &Process,
@@ -404,12 +424,12 @@ pub unsafe extern "C" fn post_recv(
     0
 }
 
-/// The calls of the `ibv_wr_*` family are not offered yet.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: the caller's queue pair.
     unsafe {
         match pair(qp) {
+            Some(own) if own.batch.is_some() => qp.cast(),
             Some(_) => ptr::null_mut(),
             None => real::ibv_qp_to_qp_ex(qp),
         }

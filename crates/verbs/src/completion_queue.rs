@@ -215,6 +215,13 @@ impl<M: Memory> CompletionQueue<M> {
         self.tell(is_solicited || is_error);
     }
 
+    /// Gives back completions that were taken last, so that they are the next ones again.
+    pub fn put_back(&self, completions: impl DoubleEndedIterator<Item = Completed>) {
+        let mut ready = self.ready();
+        completions.rev().for_each(|completed| ready.push_front(completed));
+        self.count.store(ready.len(), Ordering::Release);
+    }
+
     /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.
     pub fn poll(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
         let mut found = self.take_ready(most, &mut each);

@@ -481,6 +481,11 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
+    /// How many further requests it takes, if all of them have to wait.
+    pub fn room(&self) -> usize {
+        self.capacity.sends.saturating_sub(self.sender().waiting.len())
+    }
+
     #[cold]
     fn enqueue(
         &self,

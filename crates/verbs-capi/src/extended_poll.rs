@@ -1,0 +1,219 @@
+//! The calls of the `ibv_start_poll` family (`ibv_create_cq_ex(3)`).
+//!
+//! `ibv_start_poll` takes one completion, since many programs want no more; `ibv_next_poll` takes several at a time. Those that the program
+//! has not come to at `ibv_end_poll` are given back, so plain polls, changes of the size and the end of a queue pair find them where they
+//! belong. Between the first and the last of these calls nobody else polls the queue.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::completion::{Queue, queue, write};
+use crate::program::Process;
+use crate::section::{Held, Section};
+use ginnel_shmem::Mapping;
+use ginnel_verbs::completion_queue::CompletionQueue;
+use ginnel_verbs::work::Completed;
+use ginnel_verbs_abi::*;
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The most completions that are taken at a time.
+const BATCH: usize = 16;
+
+/// What can be read of completions.
+const READABLE: u64 = IBV_WC_STANDARD_FLAGS as u64;
+
+/// Whether a queue can be made as a program wishes. The error is what C is told.
+///
+/// # Safety
+///
+/// The context and the wishes are those of `ibv_create_cq_ex`. A program of older headers has no room for fields that its mask does not
+/// name.
+pub unsafe fn is_offered(context: *mut ibv_context, init: *const ibv_cq_init_attr_ex) -> Result<(), c_int> {
+    // Completions are never lost, and a process with one thread pays little for its locks.
+    let harmless = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = (*init).comp_mask;
+        let has_flags = mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+        if mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS != 0
+            || (*init).wc_flags & !READABLE != 0
+            || has_flags && (*init).flags & !harmless != 0
+        {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if i64::from((*init).comp_vector) >= i64::from((*context).num_comp_vectors) {
+            return Err(libc::EINVAL);
+        }
+    }
+    Ok(())
+}
+
+/// Completions that were taken from a queue.
+pub struct Taken {
+    completions: Vec<Completed>,
+    /// The first one that the program has not come to. It reads the one before.
+    next: usize,
+}
+
+/// What a queue needs for these calls.
+pub struct Extended {
+    section: Section<Taken>,
+    /// Whether the program has used them at all. If not, plain polls need not care.
+    is_used: AtomicBool,
+}
+
+impl Extended {
+    /// Nothing is taken.
+    pub fn new() -> Self {
+        let taken = Taken { completions: Vec::new(), next: 0 };
+        Self { section: Section::new(taken), is_used: AtomicBool::new(false) }
+    }
+
+    /// Waits until nobody has completions that may be given back, and has nobody take any.
+    #[inline]
+    pub fn hold(&self) -> Option<Held<'_, Taken>> {
+        self.is_used.load(Ordering::Relaxed).then(|| self.section.hold())
+    }
+}
+
+/// Has nobody poll the queues of a queue pair. One that ends takes its completions with it, and nobody is to give them back then.
+///
+/// # Safety
+///
+/// The pointers are those of a queue pair of ours. Queues live as long as their queue pairs.
+pub unsafe fn hold<'a>(sends: *mut ibv_cq, receives: *mut ibv_cq) -> [Option<Held<'a, Taken>>; 2] {
+    // In the same order everywhere, so that two threads do not wait for each other.
+    let (first, second) = (sends.min(receives), sends.max(receives));
+    // SAFETY: the caller's promise.
+    let (first, second) = unsafe { (queue(first), queue(second).filter(|_| first != second)) };
+    [first, second].map(|queue| queue.map(|queue| queue.extended.section.hold()))
+}
+
+impl Taken {
+    /// Goes to the next completion.
+    #[inline]
+    fn advance(&mut self, queue: &CompletionQueue<Mapping>, most: usize) -> Option<&Completed> {
+        if self.next == self.completions.len() {
+            self.next = 0;
+            self.completions.clear();
+            let completions = &mut self.completions;
+            if queue.poll(&Process, most, |completed| completions.push(completed)) == 0 {
+                return None;
+            }
+        }
+        let current = self.completions.get(self.next)?;
+        self.next += 1;
+        Some(current)
+    }
+
+    /// The completion that the program reads.
+    #[inline]
+    fn current(&self) -> ibv_wc {
+        // There is none only if the program does not keep to the rules.
+        let current = self.next.checked_sub(1).and_then(|current| self.completions.get(current));
+        current.map_or(ibv_wc::ZEROED, write)
+    }
+
+    /// Gives back what the program has not come to.
+    #[inline]
+    fn give_back(&mut self, queue: &CompletionQueue<Mapping>) {
+        if self.next < self.completions.len() {
+            queue.put_back(self.completions.drain(self.next..));
+        }
+        self.completions.clear();
+        self.next = 0;
+    }
+}
+
+#[inline]
+unsafe fn own<'a>(cq: *mut ibv_cq_ex) -> &'a Queue {
+    // SAFETY: a program calls these functions by way of a queue of ours.
+    unsafe { &*cq.cast::<Queue>() }
+}
+
+/// For a program that is in the section.
+#[inline]
+unsafe fn taken<'a>(cq: *mut ibv_cq_ex) -> &'a mut Taken {
+    // SAFETY: `ibv_create_cq_ex(3)` has a program enter the section first, by `ibv_start_poll`.
+    unsafe { &mut *own(cq).extended.section.inside() }
+}
+
+#[inline]
+unsafe fn advance(cq: *mut ibv_cq_ex, most: usize) -> c_int {
+    // SAFETY: the caller's queue, and it is in the section.
+    unsafe {
+        let Some(current) = taken(cq).advance(&own(cq).queue, most) else { return libc::ENOENT };
+        ((*cq).wr_id, (*cq).status) = (current.id, current.status.0);
+    }
+    0
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's structure.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's queue.
+    unsafe {
+        let extended = &own(cq).extended;
+        extended.section.enter();
+        extended.is_used.store(true, Ordering::Relaxed);
+        let result = advance(cq, 1);
+        if result != 0 {
+            // The program does not call `ibv_end_poll` then.
+            extended.section.leave();
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's queue, and it has called `ibv_start_poll`.
+    unsafe { advance(cq, BATCH) }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: as in `next_poll`.
+    unsafe {
+        taken(cq).give_back(&own(cq).queue);
+        own(cq).extended.section.leave();
+    }
+}
+
+macro_rules! read {
+    ($($name:ident $field:ident: $type:ty),* $(,)?) => {$(
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: as in `next_poll`.
+            unsafe { taken(cq).current().$field.into() }
+        }
+    )*};
+}
+
+read! {
+    read_opcode opcode: ibv_wc_opcode,
+    read_vendor_err vendor_err: u32,
+    read_byte_len byte_len: u32,
+    read_imm_data imm_data: u32,
+    read_qp_num qp_num: u32,
+    read_src_qp src_qp: u32,
+    read_wc_flags wc_flags: c_uint,
+    read_slid slid: u32,
+    read_sl sl: u8,
+    read_dlid_path_bits dlid_path_bits: u8,
+}
+
+/// Gives a queue these functions. Those for what cannot be read are left out.
+pub fn equip(cq: &mut ibv_cq_ex) {
+    cq.start_poll = Some(start_poll);
+    cq.next_poll = Some(next_poll);
+    cq.end_poll = Some(end_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_vendor_err);
+    cq.read_byte_len = Some(read_byte_len);
+    cq.read_imm_data = Some(read_imm_data);
+    cq.read_qp_num = Some(read_qp_num);
+    cq.read_src_qp = Some(read_src_qp);
+    cq.read_wc_flags = Some(read_wc_flags);
+    cq.read_slid = Some(read_slid);
+    cq.read_sl = Some(read_sl);
+    cq.read_dlid_path_bits = Some(read_dlid_path_bits);
+}

@@ -1,0 +1,483 @@
+//! The calls of the `ibv_wr_*` family (`ibv_wr_post(3)`).
+//!
+//! Requests are collected between `ibv_wr_start` and `ibv_wr_complete`, which posts them. What cannot be posted is refused when it is
+//! collected, so all requests of a batch are posted or none is. Nothing is allocated once a batch has been as large as it gets.
+#![allow(unsafe_code)] // Structures and functions of C.
+
+use crate::program::Process;
+use crate::queue_pair::{Pair, datagram, refused};
+use crate::section::Section;
+use ginnel_layout::verbs::{Key, Kind, MTU};
+use ginnel_shmem::Mapping;
+use ginnel_verbs::queue_pair::{Capacity, QueuePair};
+use ginnel_verbs::work::{Datagram, Element, MAX_MESSAGE, Operation, Work, total};
+use ginnel_verbs_abi::*;
+use std::ffi::{c_int, c_uint, c_void};
+use std::slice;
+
+/// Room for requests, from the beginning.
+const ROOM: usize = 64;
+
+/// The operations that queue pairs of a type have.
+fn offered(kind: ibv_qp_type) -> u64 {
+    let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let answered =
+        IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    match kind {
+        IBV_QPT_RC => (sends | writes | answered).into(),
+        IBV_QPT_UC => (sends | writes).into(),
+        IBV_QPT_UD => sends.into(),
+        _ => 0,
+    }
+}
+
+/// The operations that a program wants for a new queue pair; `None` if it does not want these calls. The error is what C is told.
+///
+/// # Safety
+///
+/// The pointer is that of `ibv_create_qp_ex`: a program of older headers has no room for fields that its mask does not name.
+pub unsafe fn wanted(init: *const ibv_qp_init_attr_ex) -> Result<Option<u64>, c_int> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mask = (*init).comp_mask;
+        if mask & IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(libc::EINVAL);
+        }
+        if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS == 0 {
+            return Ok(None);
+        }
+        match (*init).send_ops_flags {
+            flags if flags & !offered((*init).qp_type) != 0 => Err(libc::EOPNOTSUPP),
+            flags => Ok(Some(flags)),
+        }
+    }
+}
+
+/// The bytes of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Data {
+    /// None were named yet.
+    None,
+    /// Those of its one element.
+    One,
+    /// Those of some elements of the batch.
+    Elements { first: usize, count: usize },
+    /// They have been copied: those of its one element, whose address counts from the beginning of all these bytes.
+    Inline,
+}
+
+/// A request that is not posted yet.
+#[derive(Clone, Copy)]
+struct Request {
+    /// As it will be posted, but for its elements.
+    work: Work<'static>,
+    data: Data,
+    element: Element,
+}
+
+impl Request {
+    /// A place for a request.
+    const EMPTY: Self = {
+        let operation = Operation::Send { immediate: None, solicited: false };
+        let work =
+            Work { id: 0, operation, datagram: None, elements: &[], is_inline: false, is_signaled: false };
+        Self { work, data: Data::None, element: Element { address: 0, length: 0, key: 0 } }
+    };
+}
+
+/// Requests that are posted together.
+pub struct Batch {
+    /// The operations that the program has asked for.
+    wanted: u64,
+    capacity: Capacity,
+    signals_all: bool,
+    is_ud: bool,
+    /// The most bytes of a message.
+    longest: u32,
+    /// The first `count` of these, and places for others.
+    requests: Vec<Request>,
+    count: usize,
+    /// How many of them are datagrams that have an address. Those come first.
+    addressed: usize,
+    /// Of requests with several elements.
+    elements: Vec<Element>,
+    /// Of requests with inline data.
+    bytes: Vec<u8>,
+    /// What is wrong with the batch.
+    error: c_int,
+}
+
+impl Batch {
+    /// An empty batch for a queue pair.
+    pub fn new(wanted: u64, kind: Kind, capacity: Capacity, signals_all: bool) -> Self {
+        let room = capacity.sends.min(ROOM);
+        let is_ud = kind == Kind::UD;
+        Self {
+            wanted,
+            capacity,
+            signals_all,
+            is_ud,
+            longest: if is_ud { MTU as u32 } else { MAX_MESSAGE },
+            requests: vec![Request::EMPTY; room],
+            count: 0,
+            addressed: 0,
+            elements: Vec::with_capacity(room * capacity.elements),
+            bytes: Vec::with_capacity(room * capacity.inline),
+            error: 0,
+        }
+    }
+
+    /// The first thing that is wrong is what the program is told.
+    #[cold]
+    fn fail(&mut self, error: c_int) {
+        if self.error == 0 {
+            self.error = error;
+        }
+    }
+
+    #[inline]
+    fn clear(&mut self) {
+        self.count = 0;
+        if self.addressed != 0 {
+            self.addressed = 0;
+        }
+        if self.error != 0 {
+            self.error = 0;
+        }
+        if !self.elements.is_empty() {
+            self.elements.clear();
+        }
+        if !self.bytes.is_empty() {
+            self.bytes.clear();
+        }
+    }
+
+    /// Begins another request.
+    #[inline]
+    fn add(&mut self, kind: ibv_qp_create_send_ops_flags, id: u64, flags: c_uint, operation: Operation) {
+        if self.wanted & u64::from(kind) == 0 {
+            return self.fail(libc::EINVAL);
+        }
+        let is_signaled = self.signals_all || flags & IBV_SEND_SIGNALED != 0;
+        let Some(Request { work, data, .. }) = self.requests.get_mut(self.count) else {
+            return self.fail(libc::ENOMEM);
+        };
+        // Field by field, since each store counts: the lock of the queue pair waits for all of them.
+        (work.id, work.operation, work.is_signaled, work.is_inline) = (id, operation, is_signaled, false);
+        *data = Data::None;
+        self.count += 1;
+        if self.count == self.requests.len() {
+            self.add_place();
+        }
+    }
+
+    /// Makes a place for the next request, if there may be one more. Called last, so that whoever has a place keeps nothing for this.
+    #[cold]
+    fn add_place(&mut self) {
+        if self.count < self.capacity.sends {
+            self.requests.push(Request::EMPTY);
+        }
+    }
+
+    /// The last request, if there is one, and its bytes have not been named yet: each has them once.
+    #[inline]
+    fn last(&mut self) -> Option<&mut Request> {
+        let last = self.requests.get_mut(self.count.wrapping_sub(1));
+        last.filter(|last| self.error == 0 && last.data == Data::None)
+    }
+
+    /// The bytes of the last request are those of this element.
+    #[inline]
+    fn set_element(&mut self, element: Element) {
+        let fits = element.length <= self.longest;
+        match self.last() {
+            Some(last) if fits => (last.data, last.element) = (Data::One, element),
+            _ => self.fail(libc::EINVAL),
+        }
+    }
+
+    /// The bytes of the last request are those of these elements.
+    #[inline]
+    fn set_elements(&mut self, elements: &[Element]) {
+        let (first, count) = (self.elements.len(), elements.len());
+        let fits =
+            count <= self.capacity.elements && total(elements).is_some_and(|total| total <= self.longest);
+        match self.last() {
+            Some(last) if fits => last.data = Data::Elements { first, count },
+            _ => return self.fail(libc::EINVAL),
+        }
+        self.elements.extend_from_slice(elements);
+    }
+
+    /// The bytes of the last request are these ones, which the program may change at once.
+    #[inline]
+    fn set_inline<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) {
+        let (most, start) = (self.capacity.inline, self.bytes.len());
+        if self.last().is_none_or(|last| last.work.operation.fills_elements()) {
+            return self.fail(libc::EINVAL);
+        }
+        for part in parts {
+            if part.len() > most - (self.bytes.len() - start) {
+                return self.fail(libc::EINVAL);
+            }
+            self.bytes.extend_from_slice(part);
+        }
+        let length = (self.bytes.len() - start) as u32;
+        if let Some(last) = self.last() {
+            (last.data, last.work.is_inline) = (Data::Inline, true);
+            last.element = Element { address: start as u64, length, key: 0 };
+        }
+    }
+
+    /// The last request goes there.
+    fn set_datagram(&mut self, datagram: Option<Datagram>) {
+        if !self.is_ud {
+            return self.fail(libc::EOPNOTSUPP);
+        }
+        let is_next = self.count == self.addressed + 1;
+        match (self.requests.get_mut(self.addressed), datagram) {
+            (Some(last), Some(_)) if is_next => (last.work.datagram, self.addressed) = (datagram, self.count),
+            _ => self.fail(libc::EINVAL),
+        }
+    }
+
+    /// Posts all requests, or says why none is posted.
+    #[inline]
+    fn post(&mut self, pair: &QueuePair<Mapping>) -> c_int {
+        if self.error != 0 {
+            return self.error;
+        }
+        if self.is_ud && self.addressed != self.count {
+            return libc::EINVAL;
+        }
+        // A single request is refused by itself. Nobody else posts meanwhile, so there is no less room later.
+        if self.count > 1 && self.count > pair.room() {
+            return libc::ENOMEM;
+        }
+        let bytes = self.bytes.as_ptr() as u64;
+        for Request { work, data, element } in self.requests.iter_mut().take(self.count) {
+            let elements = match *data {
+                Data::None => &[],
+                Data::One => slice::from_ref(element),
+                Data::Elements { first, count } => &self.elements[first..][..count],
+                Data::Inline => {
+                    element.address += bytes;
+                    slice::from_ref(element)
+                }
+            };
+            // SAFETY: nothing changes in the batch until it is cleared, and the request ends with it.
+            work.elements = unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) };
+            if let Err(error) = pair.post(&Process, work) {
+                return refused(error);
+            }
+        }
+        0
+    }
+}
+
+/// The batch of a queue pair. A program that posts is in the section.
+#[inline]
+unsafe fn section<'a>(qp: *mut ibv_qp_ex) -> &'a Section<Batch> {
+    // SAFETY: a program calls these functions by way of a queue pair of ours.
+    match unsafe { &(*qp.cast::<Pair>()).batch } {
+        Some(batch) => batch,
+        None => unreachable!("only queue pairs with a batch have these functions"),
+    }
+}
+
+#[inline]
+unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> &'a mut Batch {
+    // SAFETY: `ibv_wr_post(3)` has a program enter the section first, by `ibv_wr_start`.
+    unsafe { &mut *section(qp).inside() }
+}
+
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's queue pair.
+    unsafe { section(qp).enter() }
+}
+
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's queue pair, and it has called `ibv_wr_start`.
+    unsafe {
+        let batch = batch(qp);
+        let result = batch.post(&(*qp.cast::<Pair>()).pair);
+        batch.clear();
+        section(qp).leave();
+        result
+    }
+}
+
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: as in `complete`.
+    unsafe {
+        batch(qp).clear();
+        section(qp).leave();
+    }
+}
+
+/// Begins a request. What it is may depend on whether a peer that waits for solicited events is to be woken.
+#[inline]
+unsafe fn add(
+    qp: *mut ibv_qp_ex,
+    kind: ibv_qp_create_send_ops_flags,
+    operation: impl FnOnce(bool) -> Operation,
+) {
+    // SAFETY: the caller's queue pair; it has set these two fields before.
+    let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
+    // SAFETY: as in `complete`.
+    unsafe { batch(qp).add(kind, id, flags, operation(flags & IBV_SEND_SOLICITED != 0)) }
+}
+
+unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
+    // SAFETY: as in `complete`; so is it in those below.
+    unsafe { add(qp, IBV_QP_EX_WITH_SEND, |solicited| Operation::Send { immediate: None, solicited }) }
+}
+
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
+    let immediate = Some(immediate);
+    // SAFETY: see `send`.
+    unsafe { add(qp, IBV_QP_EX_WITH_SEND_WITH_IMM, |solicited| Operation::Send { immediate, solicited }) }
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, key: u32, address: u64) {
+    let key = Key(key);
+    // SAFETY: see `send`.
+    unsafe {
+        add(qp, IBV_QP_EX_WITH_RDMA_WRITE, |solicited| Operation::Write {
+            address,
+            key,
+            immediate: None,
+            solicited,
+        });
+    }
+}
+
+unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u64, immediate: u32) {
+    let (key, immediate) = (Key(key), Some(immediate));
+    // SAFETY: see `send`.
+    unsafe {
+        add(qp, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, |solicited| Operation::Write {
+            address,
+            key,
+            immediate,
+            solicited,
+        });
+    }
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, key: u32, address: u64) {
+    let key = Key(key);
+    // SAFETY: see `send`.
+    unsafe { add(qp, IBV_QP_EX_WITH_RDMA_READ, |_| Operation::Read { address, key }) }
+}
+
+unsafe extern "C" fn atomic_cmp_swp(qp: *mut ibv_qp_ex, key: u32, address: u64, compare: u64, swap: u64) {
+    let operation = Operation::CompareAndSwap { address, key: Key(key), compare, swap };
+    // SAFETY: see `send`.
+    unsafe { add(qp, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, |_| operation) }
+}
+
+unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, key: u32, address: u64, value: u64) {
+    let operation = Operation::FetchAndAdd { address, key: Key(key), add: value };
+    // SAFETY: see `send`.
+    unsafe { add(qp, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, |_| operation) }
+}
+
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
+    // SAFETY: see `send`.
+    unsafe { batch(qp).set_element(Element { address, length, key }) }
+}
+
+/// What a program says of its memory: `count` things at an address, which counts only if there are any.
+unsafe fn list<'a, T>(count: usize, first: *const T) -> &'a [T] {
+    match count {
+        0 => &[],
+        // SAFETY: the program says that they are there.
+        _ => unsafe { slice::from_raw_parts(first, count) },
+    }
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, first: *const ibv_sge) {
+    // Theirs and ours are laid out alike.
+    const _: () = assert!(size_of::<ibv_sge>() == size_of::<Element>());
+    // SAFETY: see `send`; the list is the program's.
+    unsafe { batch(qp).set_elements(list(count, first.cast())) }
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+    // SAFETY: see `send`; the bytes are the program's.
+    unsafe { batch(qp).set_inline([list(length, address.cast_const().cast())].into_iter()) }
+}
+
+unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, first: *const ibv_data_buf) {
+    // SAFETY: see `send`; the list and the bytes are the program's.
+    unsafe {
+        let parts = list(count, first).iter();
+        batch(qp).set_inline(parts.map(|part| list(part.length, part.addr.cast_const().cast())));
+    }
+}
+
+unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    // SAFETY: see `send`; the address handle is the program's.
+    unsafe {
+        let to = datagram(&*qp.cast::<Pair>(), ibv_send_wr_ud { ah, remote_qpn, remote_qkey });
+        batch(qp).set_datagram(to);
+    }
+}
+
+// What no queue pair has. A real provider leaves the pointers of these unset, so that a program which calls them crashes; here its
+// batch fails.
+
+unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, _: u32) {
+    // SAFETY: see `send`; so is it in those below.
+    unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
+}
+
+unsafe extern "C" fn invalidate(qp: *mut ibv_qp_ex, _: u32) {
+    // SAFETY: see `set_xrc_srqn`.
+    unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
+}
+
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, _: *mut ibv_mw, _: u32, _: *const ibv_mw_bind_info) {
+    // SAFETY: see `set_xrc_srqn`.
+    unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
+}
+
+unsafe extern "C" fn send_tso(qp: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {
+    // SAFETY: see `set_xrc_srqn`.
+    unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
+}
+
+unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, _: u32, _: u64, _: *const c_void) {
+    // SAFETY: see `set_xrc_srqn`.
+    unsafe { batch(qp).fail(libc::EOPNOTSUPP) }
+}
+
+/// Gives a queue pair these functions.
+pub fn equip(qp: &mut ibv_qp_ex) {
+    qp.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    qp.wr_bind_mw = Some(bind_mw);
+    qp.wr_local_inv = Some(invalidate);
+    qp.wr_rdma_read = Some(rdma_read);
+    qp.wr_rdma_write = Some(rdma_write);
+    qp.wr_rdma_write_imm = Some(rdma_write_imm);
+    qp.wr_send = Some(send);
+    qp.wr_send_imm = Some(send_imm);
+    qp.wr_send_inv = Some(invalidate);
+    qp.wr_send_tso = Some(send_tso);
+    qp.wr_set_ud_addr = Some(set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(set_xrc_srqn);
+    qp.wr_set_inline_data = Some(set_inline_data);
+    qp.wr_set_inline_data_list = Some(set_inline_data_list);
+    qp.wr_set_sge = Some(set_sge);
+    qp.wr_set_sge_list = Some(set_sge_list);
+    qp.wr_start = Some(start);
+    qp.wr_complete = Some(complete);
+    qp.wr_abort = Some(abort);
+    qp.wr_atomic_write = Some(atomic_write);
+}
