@@ -222,6 +222,17 @@ fn the_death_of_the_daemon_disturbs_nobody() {
     verbs.pair(&["ibv_rc_pingpong", "-d", DEVICE]);
 }
 
+const CONNECTED: &[&[&str]] = &[
+    &["-n", "1000"],
+    &["-e"],
+    &["-c", "-n", "1000"],
+    &["-s", "100000", "-c", "-n", "100"],
+    &["-m", "256", "-r", "10"],
+];
+
+const BATCHED: &[&[&str]] =
+    &[&["-N", "-n", "1000"], &["-N", "-c", "-n", "1000"], &["-N", "-c", "-s", "100000", "-n", "100"]];
+
 #[test]
 fn pingpong() {
     let programs = ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"];
@@ -234,13 +245,9 @@ fn pingpong() {
             // A datagram has at most 4096 bytes, and as it does not wait for its receive, neither may the receiver run out of them.
             "ibv_ud_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-s", "2048"]],
             "ibv_srq_pingpong" => &[&["-n", "1000"], &["-e"], &["-c", "-n", "1000", "-q", "5"]],
-            _ => &[
-                &["-n", "1000"],
-                &["-e"],
-                &["-c", "-n", "1000"],
-                &["-s", "100000", "-c", "-n", "100"],
-                &["-m", "256", "-r", "10"],
-            ],
+            "ibv_uc_pingpong" => CONNECTED,
+            // With the calls of the `ibv_wr_*` family, too.
+            _ => &[CONNECTED, BATCHED].concat(),
         };
         for more in more {
             for said in verbs.pair(&[&[program, "-d", DEVICE], *more].concat()) {
@@ -250,19 +257,20 @@ fn pingpong() {
     }
 }
 
+const PERFTEST: [&str; 8] = [
+    "ib_write_lat",
+    "ib_write_bw",
+    "ib_read_lat",
+    "ib_read_bw",
+    "ib_send_lat",
+    "ib_send_bw",
+    "ib_atomic_lat",
+    "ib_atomic_bw",
+];
+
 #[test]
 fn perftest() {
-    let programs = [
-        "ib_write_lat",
-        "ib_write_bw",
-        "ib_read_lat",
-        "ib_read_bw",
-        "ib_send_lat",
-        "ib_send_bw",
-        "ib_atomic_lat",
-        "ib_atomic_bw",
-    ];
-    if !have(&programs) {
+    if !have(&PERFTEST) {
         return;
     }
     let verbs = Verbs::new();
@@ -272,7 +280,7 @@ fn perftest() {
         let is_said = server.contains(DEVICE) && client.contains(DEVICE) && client.contains("#bytes");
         assert!(is_said, "{program} {more:?}: {server}{client}");
     };
-    for program in programs {
+    for program in PERFTEST {
         let sizes: &[&[&str]] = match program.contains("atomic") {
             true => &[&["-A", "CMP_AND_SWAP"], &["-A", "FETCH_AND_ADD"]],
             false => &[&["-s", "2"], &["-s", "100"], &["-s", "65536"]],
@@ -356,4 +364,65 @@ fn memory_is_registered_without_privileges() {
     register_among_threads(&run, &[]);
     // As in a container: without userfaultfd.
     register_among_threads(&run, &["confined"]);
+}
+
+/// perftest posts with the `ibv_wr_*` calls on adapters that it knows, so it is told that this is one of them.
+#[test]
+fn perftest_posts_in_batches() {
+    if !have(&PERFTEST) {
+        return;
+    }
+    let verbs = Verbs::new();
+    let Some(adapter) = compiled(&verbs, "adapter", &["-shared", "-fPIC", "-ldl"]) else { return };
+    let preload = format!("LD_PRELOAD={adapter}");
+    let all = PERFTEST.map(|program| vec![program]);
+    let more = [
+        vec!["ib_write_bw", "-s", "100", "-l", "8"],
+        vec!["ib_send_bw", "-s", "2", "-l", "8"],
+        vec!["ib_send_lat", "-s", "65536"],
+        vec!["ib_write_lat", "-s", "2", "-I", "0"],
+        vec!["ib_write_lat", "-c", "UC"],
+        vec!["ib_send_bw", "-c", "UC"],
+        vec!["ib_send_lat", "-c", "UD"],
+        vec!["ib_send_bw", "-c", "UD", "-l", "4"],
+    ];
+    for program in all.into_iter().chain(more) {
+        let command = [&["env", &preload], &program[..], &["-d", DEVICE, "-F", "-n", "1000"]].concat();
+        for said in verbs.pair(&command) {
+            assert!(said.contains("ibv_wr* API     : ON") && said.contains(DEVICE), "{program:?}: {said}");
+        }
+    }
+}
+
+/// Compiles a program of C, or a library, from the tests of the libraries. `None` if that is not possible here.
+fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
+    if !can_compile() {
+        return None;
+    }
+    let program = verbs.world.files().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../verbs-capi/tests/c/{name}.c"));
+    let status = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, &source])
+        .args(flags)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{name}.c cannot be compiled");
+    Some(program.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn requests_are_posted_in_batches() {
+    let verbs = Verbs::new();
+    if let Some(program) = compiled(&verbs, "post", &["-libverbs"]) {
+        verbs.good(&[&program, DEVICE]);
+    }
+}
+
+#[test]
+fn completions_are_polled_one_by_one() {
+    let verbs = Verbs::new();
+    if let Some(program) = compiled(&verbs, "extended_poll", &["-libverbs"]) {
+        verbs.good(&[&program, DEVICE]);
+    }
 }

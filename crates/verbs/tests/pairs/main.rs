@@ -504,6 +504,39 @@ fn queues_have_their_sizes() {
 }
 
 #[test]
+fn a_queue_says_how_many_may_wait() {
+    let both = Both::new();
+    for left in (0..CAPACITY.sends).rev() {
+        both.post(0, 1, SEND, &[]);
+        assert_eq!(both.pairs[0].room(), left);
+    }
+    both.pairs[1].post_receive(1, &[]).unwrap();
+    both.poll(0);
+    assert_eq!(both.pairs[0].room(), 1);
+}
+
+#[test]
+fn completions_that_are_put_back_come_again_in_their_order() {
+    let both = Both::new();
+    for id in 0..4 {
+        both.pairs[1].post_receive(id, &[]).unwrap();
+        both.post(0, id, SEND, &[]);
+    }
+    for i in 0..2 {
+        let mut taken = Vec::new();
+        both.queues[i].poll(&both.sides[i].pages(), 3, |completed| taken.push(completed));
+        both.queues[i].put_back(taken.drain(1..));
+        assert!(!both.queues[i].resize(1));
+        assert_eq!(both.said(i), [1, 2, 3].map(|id| (id, Status::SUCCESS)), "side {i}");
+        assert_eq!(taken[0].id, 0);
+        // Those of a queue pair that ends are gone, as all others are.
+        both.queues[i].put_back(taken.drain(..));
+        both.pairs[i].end();
+        assert!(both.said(i).is_empty());
+    }
+}
+
+#[test]
 fn a_message_that_is_too_long_fails_at_both_ends() {
     for len in [9u32, 100] {
         let both = Both::new();
