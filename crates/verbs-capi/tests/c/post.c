@@ -429,6 +429,78 @@ static void only_what_is_offered_is_granted(void) {
     CHECK(!ibv_destroy_qp(sends));
 }
 
+// Each datagram has an address, once, and not more bytes than a packet.
+static void datagrams_have_addresses(void) {
+    struct ibv_port_attr port;
+    struct ibv_qp *qps[2];
+    CHECK(!ibv_query_port(loop.context, 1, &port));
+    struct ibv_qp_init_attr_ex init = wishes(&loop, 0, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE);
+    init.qp_type = IBV_QPT_UD;
+    CHECK(!ibv_create_qp_ex(loop.context, &init) && errno == EOPNOTSUPP);
+    for (int i = 0; i < 2; i++) {
+        init = wishes(&loop, i, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM);
+        init.qp_type = IBV_QPT_UD;
+        qps[i] = ibv_create_qp_ex(loop.context, &init);
+        CHECK(qps[i]);
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 77};
+        CHECK(!ibv_modify_qp(qps[i], &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+        attr.qp_state = IBV_QPS_RTR;
+        CHECK(!ibv_modify_qp(qps[i], &attr, IBV_QP_STATE));
+        attr.qp_state = IBV_QPS_RTS;
+        CHECK(!ibv_modify_qp(qps[i], &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+    }
+    struct ibv_ah_attr to = {.dlid = port.lid, .port_num = 1};
+    struct ibv_ah *ah = ibv_create_ah(loop.pd, &to);
+    CHECK(ah);
+    for (int i = 0; i < 3; i++) {
+        struct ibv_sge sge = {at(8192 + 1000 * i), 1000, loop.mr->lkey};
+        struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
+        CHECK(!ibv_post_recv(qps[1], &wr, &bad));
+    }
+
+    struct ibv_qp_ex *before = qp;
+    qp = ibv_qp_to_qp_ex(qps[0]);
+    for (int mistake = 0; mistake < 6; mistake++) {
+        ibv_wr_start(qp);
+        begin(1, IBV_SEND_SIGNALED);
+        ibv_wr_send(qp);
+        if (mistake != 0)
+            ibv_wr_set_ud_addr(qp, mistake == 1 ? NULL : ah, qps[1]->qp_num, 77);
+        if (mistake == 2)
+            ibv_wr_set_ud_addr(qp, ah, qps[1]->qp_num, 77);
+        ibv_wr_set_sge(qp, loop.mr->lkey, at(0), mistake == 3 ? 4097 : 8);
+        begin(2, IBV_SEND_SIGNALED);
+        ibv_wr_send(qp);
+        if (mistake != 4)
+            ibv_wr_set_ud_addr(qp, ah, qps[1]->qp_num, 77);
+        struct ibv_sge list[] = {{at(0), 4096, loop.mr->lkey}, {at(0), 1, loop.mr->lkey}};
+        ibv_wr_set_sge_list(qp, mistake == 5 ? 2 : 1, list);
+        CHECK(ibv_wr_complete(qp) == EINVAL);
+        nothing_has_happened();
+    }
+    ibv_wr_start(qp);
+    for (int i = 0; i < 3; i++) {
+        begin(10 + i, IBV_SEND_SIGNALED);
+        ibv_wr_send_imm(qp, i);
+        // In any order.
+        if (i % 2)
+            ibv_wr_set_ud_addr(qp, ah, qps[1]->qp_num, 77);
+        ibv_wr_set_inline_data(qp, "hello", 6);
+        if (i % 2 == 0)
+            ibv_wr_set_ud_addr(qp, ah, qps[1]->qp_num, 77);
+    }
+    CHECK(ibv_wr_complete(qp) == 0);
+    for (int i = 0; i < 3; i++) {
+        completes(0, 10 + i, IBV_WC_SEND);
+        struct ibv_wc wc = next(loop.cqs[1]);
+        CHECK(wc.wr_id == (uint64_t)i && !wc.status && wc.imm_data == (uint32_t)i && wc.byte_len == 46);
+        CHECK(wc.src_qp == qps[0]->qp_num && !strcmp(loop.bytes + 8192 + 1000 * i + 40, "hello"));
+    }
+    qp = before;
+    CHECK(!ibv_destroy_ah(ah) && !ibv_destroy_qp(qps[0]) && !ibv_destroy_qp(qps[1]));
+    nothing_has_happened();
+}
+
 // In the error state requests are flushed, those of a batch too.
 static void a_failure_flushes_what_follows(void) {
     ibv_wr_start(qp);
@@ -468,6 +540,7 @@ int main(int argc, char **argv) {
     a_long_batch_keeps_everything();
     threads_take_turns();
     only_what_is_offered_is_granted();
+    datagrams_have_addresses();
     a_failure_flushes_what_follows();
     end_loop(&loop);
     return 0;
