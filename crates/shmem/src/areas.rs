@@ -131,10 +131,30 @@ struct Kept {
     inode: AtomicU64,
 }
 
+/// Whether a range is mapped to a file from this offset on, as one area: one system call. If the answer is no, it may still be so.
+pub(crate) fn is_certainly(range: &Range<usize>, file: FileId, offset: u64) -> bool {
+    // Whether the descriptor still is what it was need not be known: no other file has such an answer. (Another process's maps would, if that
+    // had the same page of the same file at the same address.)
+    let Some(Some(kept)) = KEPT.get() else { return false };
+    let number = kept.fd_and_one.load(Ordering::Acquire);
+    if number <= 0 {
+        return false;
+    }
+    // SAFETY: if it is not open any more, or another file, the question fails.
+    let maps = Maps::Kept(unsafe { BorrowedFd::borrow_raw(number - 1) });
+    let Ok(Some(area)) = ask(&maps, range.start) else { return false };
+    let is_around = area.at.start <= range.start && range.end <= area.at.end;
+    is_around
+        && area.shared
+        && area.file == file
+        && area.offset.wrapping_add((range.start - area.at.start) as u64) == offset
+}
+
+static KEPT: OnceLock<Option<&'static Kept>> = OnceLock::new();
+
 impl Maps {
     /// For a few questions.
     pub fn open() -> io::Result<Self> {
-        static KEPT: OnceLock<Option<&'static Kept>> = OnceLock::new();
         let Some(kept) = KEPT.get_or_init(Kept::new) else { return Ok(Self::Own(open_maps()?)) };
         let number = kept.fd_and_one.load(Ordering::Acquire);
         if number > 0 {

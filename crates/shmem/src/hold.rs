@@ -342,9 +342,10 @@ fn does_any_thread_block(signal: libc::c_int) -> io::Result<bool> {
             let blocked = blocked.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
             blocked.is_none_or(|set| set & 1 << (signal - 1) != 0)
         };
-        let is_for_long = (0..50).all(|look| {
+        // On a busy machine, that thread may have to wait for its turn.
+        let is_for_long = (0..300).all(|look| {
             if look > 0 {
-                thread::sleep(Duration::from_micros(100));
+                thread::sleep(Duration::from_micros(if look < 30 { 100 } else { 1000 }));
             }
             blocks()
         });

@@ -21,7 +21,7 @@
 //! [`Mapping::place_among_threads`] is for who cannot know that: it makes the threads that store to the range sleep from the copy to the
 //! exchange. Their stores go to the new pages then, and none is lost. What a device has been told to write there still is.
 
-use crate::areas::{Area, FileId, Maps, areas};
+use crate::areas::{self, Area, FileId, Maps, areas};
 use crate::guard::{self, Watch};
 use crate::hold::{Hold, Reach, SignalsBlocked};
 use crate::{Mapping, Memory};
@@ -234,7 +234,16 @@ impl Placed {
     /// Which parts of a range, which may reach beyond these pages, map the same file at the same distance between address and offset:
     /// what is still in place of these pages, and of others that were placed so.
     pub fn in_place(&self, range: Range<usize>) -> io::Result<Vec<Range<usize>>> {
+        let offset = self.distance().wrapping_add(range.start as u64);
+        if areas::is_certainly(&range, self.file, offset) {
+            return Ok(vec![range]);
+        }
         Ok(self.present(range)?.into_iter().map(|area| area.at).collect())
+    }
+
+    /// From an address to its offset.
+    fn distance(&self) -> u64 {
+        self.offset.wrapping_sub(self.start.as_ptr() as u64)
     }
 
     fn range(&self) -> Range<usize> {
@@ -268,7 +277,7 @@ impl Placed {
 
     /// What of the file is still there.
     fn present(&self, range: Range<usize>) -> io::Result<Vec<Area>> {
-        let distance = self.offset.wrapping_sub(self.start.as_ptr() as u64);
+        let distance = self.distance();
         let mut areas = areas(range)?;
         areas.retain(|area| {
             let offset = distance.wrapping_add(area.at.start as u64);

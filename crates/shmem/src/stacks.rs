@@ -41,7 +41,7 @@ impl Threads {
         let process = rustix::process::getpid();
         let local = thread_local_bytes();
         for thread in &threads {
-            let Some(list) = robust_list(*thread) else { continue };
+            let Some(list) = robust_list(*thread)? else { continue };
             let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
             // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
             let start = match maps.area_at(list)? {
@@ -70,15 +70,20 @@ fn threads() -> io::Result<Vec<Pid>> {
     Ok(threads)
 }
 
-/// Where a thread has its list of robust locks, which is beside all else that the C library keeps of it.
-fn robust_list(thread: Pid) -> Option<usize> {
+/// Where a thread has its list of robust locks, which is beside all else that the C library keeps of it. A thread that has ended has none, and
+/// neither has one that the C library has not made.
+fn robust_list(thread: Pid) -> io::Result<Option<usize>> {
     let (mut head, mut len) = (0_usize, 0_usize);
     // SAFETY: the kernel stores a pointer and a length.
     let done = unsafe {
         let id = thread.as_raw_nonzero().get();
         libc::syscall(libc::SYS_get_robust_list, id, &raw mut head, &raw mut len)
     };
-    (done == 0 && head != 0).then_some(head)
+    if done != 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ESRCH) { Ok(None) } else { Err(error) };
+    }
+    Ok((head != 0).then_some(head))
 }
 
 /// How much local memory each thread has at once.
