@@ -35,7 +35,7 @@
 //! 0x48     owner    shortest    u32  no entry that waits has fewer bytes
 //! 0x80     peer     head        u64  receive entries ever used
 //! 0x88     peer     executing   u64  what the peer is about to access (Executing), 0 = nothing
-//! 0x90     peer     error       u32  what the peer has found wrong (WcStatus); 0 = nothing
+//! 0x90     peer     error       u64  what the peer has found wrong: incarnation (32 bits, high), then WcStatus; 0 = nothing
 //! 0x98     peers    senders     u64  how many endpoints are about to send a datagram to it
 //! 0xc0     both     turn        u64  reserved: who executes this direction
 //! ```
@@ -359,7 +359,8 @@ impl QpState {
     }
 }
 
-/// What a peer is about to access by way of a queue pair: a region, by its key, and perhaps the queue pair's rings.
+/// What a peer is about to access by way of a queue pair: a region, by its key, and perhaps the queue pair's rings. Marks of another
+/// incarnation of the queue pair mean nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Executing(pub u64);
 
@@ -368,30 +369,36 @@ impl Executing {
     pub const NONE: Self = Self(0);
     const REGION: u64 = 1 << 32;
     const RINGS: u64 = 1 << 33;
+    const INCARNATION_SHIFT: u32 = 34;
+
+    const fn of(incarnation: u32, what: u64) -> Self {
+        Self((incarnation as u64) << Self::INCARNATION_SHIFT | what)
+    }
 
     /// The rings alone.
-    pub const fn rings() -> Self {
-        Self(Self::RINGS)
+    pub const fn rings(incarnation: u32) -> Self {
+        Self::of(incarnation, Self::RINGS)
     }
 
     /// The region of a key.
-    pub const fn region(key: Key) -> Self {
-        Self(Self::REGION | key.0 as u64)
+    pub const fn region(incarnation: u32, key: Key) -> Self {
+        Self::of(incarnation, Self::REGION | key.0 as u64)
     }
 
     /// The region of a key, and the rings.
-    pub const fn region_and_rings(key: Key) -> Self {
-        Self(Self::RINGS | Self::region(key).0)
+    pub const fn region_and_rings(incarnation: u32, key: Key) -> Self {
+        Self::of(incarnation, Self::RINGS | Self::REGION | key.0 as u64)
+    }
+
+    /// Whether it says something of this incarnation of the queue pair.
+    pub const fn is_of(self, incarnation: u32) -> bool {
+        self.0 != 0
+            && self.0 >> Self::INCARNATION_SHIFT == Self::of(incarnation, 0).0 >> Self::INCARNATION_SHIFT
     }
 
     /// Whether it may access the region of this key.
     pub const fn is_region(self, key: Key) -> bool {
         self.0 & Self::REGION != 0 && self.0 as u32 == key.0
-    }
-
-    /// Whether it may access the rings.
-    pub const fn is_rings(self) -> bool {
-        self.0 & Self::RINGS != 0
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ginnel_layout::verbs::Armed;
+use ginnel_layout::verbs::{Armed, QpNumber};
 use ginnel_shmem::Memory;
 
 use crate::program::Program;
@@ -17,6 +17,9 @@ use crate::work::{Completed, Status};
 
 /// Polls that find nothing, between two looks at what need not be looked at all the time.
 const LOOKS: u32 = 256;
+
+/// Polls, between two tries of requests that wait.
+const PROGRESS: u32 = 64;
 
 /// A queue pair whose completions come here.
 struct Member<M: Memory> {
@@ -53,6 +56,7 @@ pub struct CompletionQueue<M: Memory> {
     members: Mutex<Members<M>>,
     /// Polls that have found nothing.
     empty: AtomicU32,
+    polls: AtomicU32,
     events: Option<Events>,
 }
 
@@ -78,6 +82,7 @@ impl<M: Memory> CompletionQueue<M> {
             count: AtomicUsize::new(0),
             members: Mutex::new(Members { pairs: Vec::new(), shared: Vec::new() }),
             empty: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             events: None,
         }
     }
@@ -144,8 +149,14 @@ impl<M: Memory> CompletionQueue<M> {
             NOTHING => return is_waiting,
             armed => armed == SOLICITED,
         };
-        let mut receivers = members.pairs.iter().filter(|member| member.receives);
-        if receivers.any(|member| member.queue_pair.has_received(solicited_only)) {
+        let receivers = || members.pairs.iter().filter(|member| member.receives);
+        let has_received = || receivers().any(|member| member.queue_pair.has_received(solicited_only));
+        if !has_received() {
+            // What this was woken for, the program has polled itself. Its peers think that it is awake, so they are told that it sleeps.
+            let count = events.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            receivers().for_each(|member| member.queue_pair.arm(Armed::new(count, solicited_only)));
+        }
+        if has_received() {
             self.fire(events);
         }
         is_waiting
@@ -183,6 +194,13 @@ impl<M: Memory> CompletionQueue<M> {
         let mut members = self.members();
         members.pairs.push(Member { queue_pair: queue_pair.clone(), receives });
         members.gather_shared();
+        if let Some(events) = self.events.as_ref().filter(|_| receives) {
+            let armed = events.armed.load(Ordering::SeqCst);
+            if armed != NOTHING {
+                // The program has asked before there was this queue pair.
+                queue_pair.arm(Armed::new(events.count.load(Ordering::Relaxed), armed == SOLICITED));
+            }
+        }
     }
 
     pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair<M>>) {
@@ -190,9 +208,13 @@ impl<M: Memory> CompletionQueue<M> {
         members.pairs.retain(|member| !Arc::ptr_eq(&member.queue_pair, queue_pair));
         members.gather_shared();
         drop(members);
-        // The program cannot tell them from those of a later queue pair of the same number.
+        self.purge(queue_pair.number());
+    }
+
+    /// Forgets the completions of a queue pair that ends or begins anew: the program could not tell them from later ones.
+    pub(crate) fn purge(&self, number: QpNumber) {
         let mut ready = self.ready();
-        ready.retain(|completed| completed.queue_pair != queue_pair.number());
+        ready.retain(|completed| completed.queue_pair != number);
         self.count.store(ready.len(), Ordering::Release);
     }
 
@@ -241,12 +263,14 @@ impl<M: Memory> CompletionQueue<M> {
                 }
                 found += self.take_ready(most - found, &mut each);
             }
-            if found == 0 {
+            // Now and then also while there is always something to take.
+            let is_due = self.polls.fetch_add(1, Ordering::Relaxed) % PROGRESS == 0;
+            if found == 0 || is_due {
                 for member in &members.pairs {
                     member.queue_pair.progress(program);
                 }
                 drop(members);
-                found = self.take_ready(most, &mut each);
+                found += self.take_ready(most - found, &mut each);
             }
         }
         if found == 0 {

@@ -5,10 +5,10 @@
 //! and holds its blocks: so the memory of a peer that dies is given to nobody else before the last who may still be storing into it has
 //! noticed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -85,6 +85,8 @@ struct Blocks {
     owner: u32,
     open: Mutex<BTreeMap<u16, (Block, Mapping)>>,
     doorbell: Doorbell,
+    /// The tables of another endpoint, held like its arenas as long as somebody may access them.
+    _tables: Option<Block>,
 }
 
 impl Arenas<Mapping> for Blocks {
@@ -123,8 +125,6 @@ struct Link {
     epoch: u32,
     /// Says when it dies.
     channel: Wire,
-    /// Its tables, held.
-    _tables: Block,
 }
 
 /// The half of a channel at which this endpoint hears from another one: that it has written completions, and that it has died.
@@ -180,8 +180,6 @@ struct Links {
 }
 
 struct Slots {
-    /// How often there was a queue pair of each index.
-    incarnations: Vec<u32>,
     free: Vec<usize>,
     used: BTreeMap<QpNumber, Arc<QueuePair<Mapping>>>,
 }
@@ -194,6 +192,7 @@ pub(crate) struct Shared {
     own: Arc<Peer<Mapping>>,
     regions: RwLock<Regions<Mapping>>,
     removals: AtomicU64,
+    incarnations: AtomicU32,
     links: Mutex<Links>,
     listener: Listener<MessageChannel>,
     queues: Mutex<Vec<Weak<CompletionQueue<Mapping>>>>,
@@ -209,6 +208,8 @@ pub struct Device {
     arenas: Mutex<Vec<Arena>>,
     slots: Mutex<Slots>,
     notifier: Mutex<Option<Notifier>>,
+    /// Regions that have been taken away, while a peer was in the middle of an access that has not ended since.
+    ending: Mutex<BTreeSet<u32>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -235,13 +236,15 @@ impl Device {
         tables.store_release_u64(verbs::MAGIC, verbs::READY);
         let poke = Arc::<OnceLock<Poke>>::default();
         let doorbell = Doorbell::Own(poke.clone());
-        let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open: Mutex::default(), doorbell };
+        let (open, _tables) = (Mutex::default(), None);
+        let arenas = Blocks { endpoint: endpoint.clone(), owner: number, open, doorbell, _tables };
         let shared = Shared {
             endpoint,
             number,
             own: Arc::new(Peer::new(tables.clone(), Box::new(arenas))),
             regions: RwLock::new(Regions::new(tables.clone())),
             removals: AtomicU64::new(0),
+            incarnations: AtomicU32::new(0),
             links: Mutex::default(),
             listener,
             queues: Mutex::default(),
@@ -249,7 +252,6 @@ impl Device {
             tables,
         };
         let slots = Slots {
-            incarnations: vec![0; QPS],
             // 0 is left out, so that no queue pair number looks like one of the special ones.
             free: (1..QPS).rev().collect(),
             used: BTreeMap::new(),
@@ -260,6 +262,7 @@ impl Device {
             arenas: Mutex::default(),
             slots: Mutex::new(slots),
             notifier: Mutex::default(),
+            ending: Mutex::default(),
         })
     }
 
@@ -358,17 +361,26 @@ impl Device {
     }
 
     /// Takes a region away from everybody. Waits for peers that are in the middle of an access, but no longer than a second; then it is
-    /// an error, although nobody can begin another one.
+    /// an error, although nobody can begin another one, and may be tried again.
     pub fn deregister(&self, key: Key) -> Result<bool, DeviceError> {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if !regions.remove(key) {
+        if !regions.remove(key) && !locked(&self.ending).contains(&key.0) {
             return Ok(false);
         }
         drop(regions);
         self.shared.removals.fetch_add(1, Ordering::Release);
         let used: Vec<_> = locked(&self.slots).used.values().cloned().collect();
         let is_accessed = || used.iter().any(|queue_pair| queue_pair.is_region_accessed(key));
-        self.wait_while(is_accessed).map(|()| true)
+        match self.wait_while(is_accessed) {
+            Ok(()) => {
+                locked(&self.ending).remove(&key.0);
+                Ok(true)
+            }
+            Err(busy) => {
+                locked(&self.ending).insert(key.0);
+                Err(busy)
+            }
+        }
     }
 
     /// Waits for peers that are in the middle of something. One that dies there is found out meanwhile.
@@ -378,6 +390,7 @@ impl Device {
             if Instant::now() >= end {
                 return Err(DeviceError::Busy);
             }
+            self.shared.attend();
             std::thread::yield_now();
         }
         Ok(())
@@ -407,9 +420,7 @@ impl Device {
             return Err(DeviceError::Full("queue pair"));
         };
         slots.free.pop();
-        let incarnation = &mut slots.incarnations[number.index()];
-        *incarnation = incarnation.wrapping_add(1).max(1);
-        Ok(Location { number, incarnation: *incarnation, rings })
+        Ok(Location { number, rings })
     }
 
     /// Gives back what was taken for what was at a place.
@@ -438,15 +449,15 @@ impl Device {
     pub fn destroy_queue_pair(&self, queue_pair: &Arc<QueuePair<Mapping>>) {
         queue_pair.end();
         let waited = self.wait_while(|| queue_pair.are_rings_accessed());
-        let was_used = locked(&self.slots).used.remove(&queue_pair.number()).is_some();
-        match waited {
-            Ok(()) if was_used => self.vacate(queue_pair.location(), queue_pair.capacity().receives),
-            Ok(()) => {}
-            Err(_) => {
-                if let Some(shared) = queue_pair.shared() {
-                    shared.keep_rings();
-                }
+        if waited.is_err() {
+            // It stays in the list, so that those who take a region away wait for its peer, too.
+            if let Some(shared) = queue_pair.shared() {
+                shared.keep_rings();
             }
+            return;
+        }
+        if locked(&self.slots).used.remove(&queue_pair.number()).is_some() {
+            self.vacate(queue_pair.location(), queue_pair.capacity().receives);
         }
     }
 
@@ -509,13 +520,13 @@ impl Shared {
         sender.set_nonblocking(true);
         let doorbell = Doorbell::Channel(Box::new(Mutex::new(sender)));
         let (endpoint, open) = (self.endpoint.clone(), Mutex::default());
-        let arenas = Blocks { endpoint, owner: number, open, doorbell };
+        let arenas = Blocks { endpoint, owner: number, open, doorbell, _tables: Some(block) };
         let (epoch, peer) = (peer.epoch, Arc::new(Peer::new(tables, Box::new(arenas))));
         if let Some(poke) = self.poke.get() {
             // It does not know of the new channel.
             poke.poke();
         }
-        Some(Link { number, peer, epoch, channel: Wire::new(receiver, None), _tables: block })
+        Some(Link { number, peer, epoch, channel: Wire::new(receiver, None) })
     }
 
     /// The notifier attends to these queues, too.
@@ -596,16 +607,29 @@ impl Links {
 impl Shared {
     /// Whether nobody has the endpoint's number, or somebody else does. False also if that cannot be told.
     fn is_gone(&self, claimer: Claimer) -> bool {
+        let number = claimer.endpoint();
         let mut links = locked(&self.links);
-        if let Some(link) = links.links.get_mut(&claimer.endpoint()).filter(|link| !link.peer.is_dead()) {
-            if !link.channel.has_ended() {
+        if let Some(link) = links.links.get_mut(&number) {
+            if link.peer.is_dead() || link.channel.has_ended() {
+                link.peer.set_dead();
+                if claimer.is_of(link.epoch) {
+                    return true;
+                }
+            } else {
                 return !claimer.is_of(link.epoch);
             }
-            link.peer.set_dead();
         }
-        match self.endpoint.connect::<MessageChannel>(&format!("verbs.{}", claimer.endpoint())) {
-            Ok(channel) => !claimer.is_of(channel.info().peer.epoch),
-            Err(error) => error.code() == Some(ErrorCode::NOT_FOUND),
+        if links.tried.get(&number).is_some_and(|tried| tried.elapsed() < LOOK) {
+            return false;
+        }
+        links.tried.insert(number, Instant::now());
+        drop(links);
+        match self.endpoint.connect_with::<MessageChannel>(&format!("verbs.{number}"), &CHANNEL) {
+            Ok(channel) => {
+                !(channel.info().peer.endpoint == number && claimer.is_of(channel.info().peer.epoch))
+            }
+            // Nobody listens there.
+            Err(error) => matches!(error.code(), Some(ErrorCode::REFUSED | ErrorCode::NOT_FOUND)),
         }
     }
 }
@@ -656,6 +680,11 @@ impl Adapter<Mapping> for Shared {
 
     fn has_died(&self, claimer: Claimer) -> bool {
         claimer.endpoint() != self.number && self.is_gone(claimer)
+    }
+
+    fn next_incarnation(&self) -> u32 {
+        // Of the word that says what is accessed, an incarnation has 30 bits.
+        (self.incarnations.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2)) + 1
     }
 
     fn has_to_wait(&self) {

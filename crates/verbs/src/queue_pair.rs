@@ -46,6 +46,9 @@ pub trait Adapter<M: Memory>: Send + Sync {
 
     /// A request waits. If nobody polls, somebody else should try it again.
     fn has_to_wait(&self);
+
+    /// A number that no queue pair of this endpoint has had for its incarnation.
+    fn next_incarnation(&self) -> u32;
 }
 
 /// What happens to a queue pair or to a shared receive queue, beside completions: numbers of `ibv_event_type`.
@@ -142,6 +145,8 @@ struct Sender<M> {
     patience: Option<Duration>,
     /// Since when the first one waits.
     since: Option<Instant>,
+    /// What it will fail with if it waits too long.
+    waits_for: Option<Status>,
     /// Since when the peer is known to have ended.
     ended: Option<Instant>,
     /// Requests posted since the last look whether peers live.
@@ -179,6 +184,8 @@ pub struct QueuePair<M: Memory> {
     location: Location<M>,
     adapter: Arc<dyn Adapter<M>>,
     state: AtomicU32,
+    /// Tells it from others of this number, and from what it was before it began anew.
+    incarnation: AtomicU32,
     sender: Mutex<Sender<M>>,
     receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
@@ -199,8 +206,6 @@ pub struct Rings<M> {
 pub struct Location<M> {
     /// Its number.
     pub number: QpNumber,
-    /// How often there was one of this number.
-    pub incarnation: u32,
     /// Its rings, unless it receives from a shared queue.
     pub rings: Option<Rings<M>>,
 }
@@ -259,7 +264,7 @@ impl<M: Memory> QueuePair<M> {
             }
         };
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
-        tables.store_relaxed_u64(at + qp::SENDERS, 0);
+        // Not the count of senders: one of an earlier queue pair of this number may be about to leave.
         let armed = if completes.1.has_events() { Armed::IDLE } else { Armed::NEVER };
         tables.store_relaxed_u32(at + qp::ARMED, armed.0);
         let sender = Sender {
@@ -271,6 +276,7 @@ impl<M: Memory> QueuePair<M> {
             timeout: None,
             patience: None,
             since: None,
+            waits_for: None,
             ended: None,
             posted: 0,
             known: None,
@@ -282,6 +288,7 @@ impl<M: Memory> QueuePair<M> {
             tables,
             at,
             location,
+            incarnation: AtomicU32::new(adapter.next_incarnation()),
             adapter,
             state: AtomicU32::new(QpState::RESET.0),
             sender: Mutex::new(sender),
@@ -335,11 +342,15 @@ impl<M: Memory> QueuePair<M> {
         QpState(self.state.load(Ordering::Acquire))
     }
 
+    fn incarnation(&self) -> u32 {
+        self.incarnation.load(Ordering::Relaxed)
+    }
+
     fn publish(&self, state: QpState) {
         self.state.store(state.0, Ordering::Release);
         // ORDER verbs.state: what belongs to the state before it. Pairs with: `Remote::connect`.
         // ORDER verbs.executing: the state before a look at `executing`. Pairs with: `Remote::begin`.
-        let word = u64::from(self.location.incarnation) << 32 | u64::from(state.0);
+        let word = u64::from(self.incarnation()) << 32 | u64::from(state.0);
         self.tables.swap_u64(self.at + qp::STATE, word);
         self.tables.full_fence();
     }
@@ -396,23 +407,25 @@ impl<M: Memory> QueuePair<M> {
             State::RESET => {
                 self.publish(to);
                 sender.waiting.clear();
-                (sender.peer, sender.owner, sender.remote) = (None, None, None);
-                (sender.since, sender.ended) = (None, None);
                 sender.remotes.clear();
+                (sender.peer, sender.remote, sender.since, sender.ended) = (None, None, None, None);
                 drop(sender);
                 // What a peer that is in the middle of an access writes would be taken for something new.
                 if !self.wait_for_rings() {
                     return Err(Refused::Invalid);
                 }
+                self.sender().owner = None;
                 // Those that wait are forgotten, as the specification has it.
                 if let Some(mut receiver) = self.receiver() {
                     receiver.reset();
                 }
+                // Whoever was connected with it is not any more, even if it is connected with the same one again.
+                self.incarnation.store(self.adapter.next_incarnation(), Ordering::Relaxed);
+                self.publish(to);
+                self.completes_sends.purge(self.number());
+                self.completes_receives.purge(self.number());
             }
-            State::ERR => {
-                drop(sender);
-                self.fall(None);
-            }
+            State::ERR => self.fall(&mut sender, None),
             _ => {
                 if let Some(peer) = change.peer {
                     for word in [qp::HEAD, qp::EXECUTING, qp::ERROR] {
@@ -435,20 +448,26 @@ impl<M: Memory> QueuePair<M> {
         if self.state() == QpState::RESET {
             return Err(Refused::Invalid);
         }
-        Ok(receiver.post(id, elements)?)
+        receiver.post(id, elements)?;
+        drop(receiver);
+        if self.state() == QpState::ERR {
+            // It is flushed when it is polled.
+            self.completes_receives.tell(true);
+        }
+        Ok(())
     }
 
     /// Posts a request to send: executes it, or has it wait.
     pub fn post(&self, program: &impl Program<M>, work: &Work<'_>) -> Result<(), Refused> {
         let mut sender = self.sender();
-        match self.state() {
-            QpState::RTS => {}
+        let state = self.state();
+        match state {
+            QpState::RTS | QpState::SQD => {}
             QpState::ERR | QpState::SQE => {
                 let flushed = self.completed(work.id, &work.operation, Status::WR_FLUSH_ERR);
                 self.completes_sends.push(flushed);
                 return Ok(());
             }
-            QpState::SQD => return self.enqueue(&mut sender, program, work),
             _ => return Err(Refused::Invalid),
         }
         let len = total(work.elements).ok_or(Refused::Invalid)? as usize;
@@ -461,7 +480,7 @@ impl<M: Memory> QueuePair<M> {
         if is_too_long || !is_offered || work.elements.len() > self.capacity.elements {
             return Err(Refused::Invalid);
         }
-        if !sender.waiting.is_empty() {
+        if !sender.waiting.is_empty() || state == QpState::SQD {
             return self.enqueue(&mut sender, program, work);
         }
         let Work { id, operation, .. } = work;
@@ -474,8 +493,7 @@ impl<M: Memory> QueuePair<M> {
             }
             Attempt::Wait(..) => self.enqueue(&mut sender, program, work),
             Attempt::Failed(status) => {
-                drop(sender);
-                self.fall(Some(self.completed(*id, operation, status)));
+                self.fall(&mut sender, Some(self.completed(*id, operation, status)));
                 Ok(())
             }
         }
@@ -511,7 +529,7 @@ impl<M: Memory> QueuePair<M> {
             None => work.elements.to_vec(),
         };
         if sender.waiting.is_empty() {
-            sender.since = Some(Instant::now());
+            (sender.since, sender.waits_for) = (Some(Instant::now()), None);
             self.adapter.has_to_wait();
         }
         let Work { id, operation, datagram, is_signaled, .. } = *work;
@@ -547,8 +565,8 @@ impl<M: Memory> QueuePair<M> {
         }
         let patience = sender.patience;
         let Some(remote) = sender.remote.as_mut() else { return NOT_CONNECTED };
-        if remote.is_dead() && self.kind == Kind::RC {
-            return GONE;
+        if remote.is_dead() {
+            return if self.kind == Kind::RC { GONE } else { Attempt::Done };
         }
         match remote.execute(program, operation, elements) {
             Ok(()) => Attempt::Done,
@@ -582,6 +600,11 @@ impl<M: Memory> QueuePair<M> {
             let Some((lid, remote)) = sender.remotes.get_mut(&to.number) else { return };
             if *lid != to.lid {
                 return;
+            }
+            if remote.is_dead() {
+                // There may be another endpoint of that number.
+                sender.remotes.remove(&to.number);
+                continue;
             }
             match remote.send_datagram(program, work.elements, immediate, solicited, to.qkey) {
                 // There may be another one of the same number.
@@ -662,25 +685,28 @@ impl<M: Memory> QueuePair<M> {
             };
             match attempt {
                 Attempt::Done => {
-                    sender.since = Some(Instant::now());
+                    (sender.since, sender.waits_for) = (Some(Instant::now()), None);
                     if is_signaled {
                         self.completes_sends.push(self.completed(id, operation, Status::SUCCESS));
                     }
                 }
                 Attempt::Wait(patience, status) => {
+                    // Time that was spent for something else does not count.
+                    if sender.waits_for != Some(status) {
+                        sender.waits_for = Some(status);
+                        sender.since = Some(Instant::now());
+                    }
                     let waited = sender.since.map_or(Duration::ZERO, |since| since.elapsed());
                     if patience.is_none_or(|patience| waited < patience) {
                         sender.waiting.push_front(first);
                         return;
                     }
                     let failed = self.completed(id, operation, status);
-                    drop(sender);
-                    return self.fall(Some(failed));
+                    return self.fall(&mut sender, Some(failed));
                 }
                 Attempt::Failed(status) => {
                     let failed = self.completed(id, operation, status);
-                    drop(sender);
-                    return self.fall(Some(failed));
+                    return self.fall(&mut sender, Some(failed));
                 }
             }
         }
@@ -704,7 +730,9 @@ impl<M: Memory> QueuePair<M> {
             Receives::Own(_) => self.revoke_claims(),
             Receives::Shared(shared) => shared.look(),
         }
-        let error = Status(self.tables.load_acquire_u32(self.at + qp::ERROR));
+        let error = self.tables.load_acquire_u64(self.at + qp::ERROR);
+        let error =
+            if (error >> 32) as u32 == self.incarnation() { Status(error as u32) } else { Status::SUCCESS };
         let mut sender = self.sender();
         let is_dead = sender.owner.as_ref().is_some_and(|owner| owner.is_dead());
         if is_dead {
@@ -712,12 +740,11 @@ impl<M: Memory> QueuePair<M> {
                 return;
             }
             let first = sender.waiting.pop_front();
-            drop(sender);
             let failed = first.map(|first| self.completed(first.id, &first.operation, Status::RETRY_EXC_ERR));
-            self.fall(failed);
-        } else if error != Status::SUCCESS {
+            self.fall(&mut sender, failed);
+        } else if error != Status::SUCCESS && self.state().receives() {
+            self.fall(&mut sender, None);
             drop(sender);
-            self.fall(None);
             (self.tell)(match error {
                 Status::REM_ACCESS_ERR => Event::QP_ACCESS_ERR,
                 Status::REM_INV_REQ_ERR => Event::QP_REQ_ERR,
@@ -726,21 +753,23 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Goes to the error state, after a request that has failed. What waits is flushed; receives are when they are polled.
+    /// Goes to the error state, after a request that has failed. What waits is flushed; receives are when they are polled. Nobody posts
+    /// meanwhile, so what is posted later completes later.
     #[cold]
-    fn fall(&self, failed: Option<Completed>) {
-        let mut sender = self.sender();
-        if let Some(failed) = failed {
-            self.completes_sends.push(failed);
+    fn fall(&self, sender: &mut Sender<M>, failed: Option<Completed>) {
+        if self.state() == QpState::RESET {
+            return;
         }
         let was_good = self.state() != QpState::ERR;
         self.publish(QpState::ERR);
+        if let Some(failed) = failed {
+            self.completes_sends.push(failed);
+        }
         for waiting in sender.waiting.drain(..) {
             let flushed = self.completed(waiting.id, &waiting.operation, Status::WR_FLUSH_ERR);
             self.completes_sends.push(flushed);
         }
         sender.since = None;
-        drop(sender);
         match &self.receives {
             // What was posted to receive is flushed when it is polled.
             Receives::Own(_) => self.completes_receives.tell(true),
@@ -762,12 +791,16 @@ impl<M: Memory> QueuePair<M> {
         if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
             drop(receiver);
             if received.status != Status::SUCCESS {
-                self.fall(None);
+                self.fall(&mut self.sender(), None);
             }
             return Some(self.received_by(received));
         }
-        if self.state() != QpState::ERR {
+        if self.state() != QpState::ERR || self.are_receives_accessed() {
             return None;
+        }
+        // What came before the peer has left.
+        if let Some(received) = receiver.poll(program, |_| Some(self.kind.prefix())) {
+            return Some(self.received_by(received));
         }
         receiver.flush().map(|id| Completed {
             id,
@@ -799,8 +832,13 @@ impl<M: Memory> QueuePair<M> {
         let (status, is_solicited) = (received.status, received.is_solicited);
         self.completes_receives.add_received(self.received_by(received), is_solicited);
         if status != Status::SUCCESS {
-            self.fall(None);
+            self.fall(&mut self.sender(), None);
         }
+    }
+
+    /// Whether a peer may be in the middle of a message. One for datagrams settles that receive by receive.
+    fn are_receives_accessed(&self) -> bool {
+        self.kind != Kind::UD && self.is_accessed(|_| true)
     }
 
     /// Takes receives from senders that have died.
@@ -813,10 +851,12 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Whether its peer is about to access what `what` says.
+    /// Whether its peer is about to access what `what` says. A peer that has ended is not, wherever it was.
     fn is_accessed(&self, what: impl Fn(Executing) -> bool) -> bool {
-        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::execute`.
-        what(Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING)))
+        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
+        let executing = Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
+        let is_alive = || self.sender().owner.as_ref().is_none_or(|owner| !owner.is_dead());
+        executing.is_of(self.incarnation()) && what(executing) && is_alive()
     }
 
     /// Whether a peer is about to access the region of a key, which has been removed.
@@ -830,25 +870,25 @@ impl<M: Memory> QueuePair<M> {
 
     /// Ends it. Its rings may be used for something else once [`QueuePair::are_rings_accessed`] is false.
     pub fn end(self: &Arc<Self>) {
-        self.state.store(QpState::RESET.0, Ordering::Release);
+        let mut sender = self.sender();
         self.publish(QpState::RESET);
+        sender.waiting.clear();
+        sender.remotes.clear();
+        drop(sender);
         self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
         self.completes_sends.remove(self);
         self.completes_receives.remove(self);
         if let Receives::Shared(shared) = &self.receives {
             shared.remove(self);
         }
-        let mut sender = self.sender();
-        sender.waiting.clear();
-        sender.remotes.clear();
     }
 
-    /// Whether a peer is about to access the rings of a queue pair that has ended.
+    /// Whether a peer is about to access something by way of a queue pair that has ended: its rings, or regions.
     pub fn are_rings_accessed(&self) -> bool {
         match self.kind {
             // ORDER verbs.senders: the end of the accesses before what follows here. Pairs with: `Remote::send_datagram`.
             Kind::UD => self.tables.load_acquire_u64(self.at + qp::SENDERS) != 0,
-            _ => self.is_accessed(Executing::is_rings),
+            _ => self.is_accessed(|_| true),
         }
     }
 
@@ -856,6 +896,7 @@ impl<M: Memory> QueuePair<M> {
     fn wait_for_rings(&self) -> bool {
         let end = Instant::now() + Duration::from_secs(1);
         while self.are_rings_accessed() {
+            self.adapter.attend();
             if Instant::now() >= end {
                 return false;
             }

@@ -85,6 +85,8 @@ pub struct Remote<M> {
     may_sleep: bool,
     rung: Armed,
     incarnation: u32,
+    /// What this sender has put into the `executing` word.
+    mark: Executing,
     /// Of the queue pair, and of its receives.
     domain: u32,
     queue_domain: u32,
@@ -130,6 +132,8 @@ impl<M: Memory> Remote<M> {
         let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
         let [domain, queue_domain] = [at, queue_at].map(|at| tables.load_relaxed_u32(at + qp::DOMAIN));
         let incarnation = (state >> 32) as u32;
+        // A sender that begins anew goes on where it was. Others have nothing to write there.
+        let head = tables.load_relaxed_u64(at + qp::HEAD);
         let may_sleep = Armed(tables.load_relaxed_u32(at + qp::ARMED)).is_ever();
         let windows = Windows::new(peer.clone());
         Ok(Self {
@@ -143,13 +147,14 @@ impl<M: Memory> Remote<M> {
             may_sleep,
             rung: Armed::NEVER,
             incarnation,
+            mark: Executing::NONE,
             domain,
             queue_domain,
             ring,
             completions,
             entries,
             stride,
-            head: 0,
+            head,
             tail: 0,
             shortest: 0,
             windows,
@@ -172,7 +177,7 @@ impl<M: Memory> Remote<M> {
         let result = match *operation {
             Operation::Send { immediate, solicited } => self.send(program, elements, immediate, solicited),
             Operation::Write { address, key, immediate: None, .. } => {
-                self.write(program, elements, address, key)
+                self.write(program, elements, address, key, Executing::region(self.incarnation, key))
             }
             Operation::Write { address, key, immediate: Some(immediate), solicited } => {
                 self.write_with_immediate(program, elements, address, key, immediate, solicited)
@@ -190,8 +195,7 @@ impl<M: Memory> Remote<M> {
                 self.atomic(program, elements, address, key, |memory, at| memory.fetch_add_u64(at, add))
             }
         };
-        // ORDER verbs.executing: the accesses before the end. Pairs with: `QueuePair::is_accessed`.
-        self.peer.tables().store_release_u64(self.at + qp::EXECUTING, Executing::NONE.0);
+        self.finish(result);
         if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
             && self.from.kind == Kind::RC
         {
@@ -229,7 +233,8 @@ impl<M: Memory> Remote<M> {
     #[cold]
     fn report(&mut self, result: Result<(), Failure>) {
         let status = result.err().map_or(Status::SUCCESS, Failure::status);
-        self.peer.tables().store_release_u32(self.at + qp::ERROR, status.0);
+        let word = u64::from(self.incarnation) << 32 | u64::from(status.0);
+        self.peer.tables().store_release_u64(self.at + qp::ERROR, word);
         if self.may_sleep {
             self.wake(true);
         }
@@ -237,14 +242,46 @@ impl<M: Memory> Remote<M> {
 
     /// Says what is about to be accessed, and looks whether the peer's queue pair still is what it was.
     #[inline]
-    fn begin(&self, executing: Executing) -> Result<u32, Failure> {
-        let tables = self.peer.tables();
-        // ORDER verbs.executing: this before all looks at what may be taken away. Pairs with: `Regions::remove`, `QueuePair::is_accessed`.
+    fn begin(&mut self, executing: Executing) -> Result<u32, Failure> {
         // Nobody waits for a datagram's sender alone: it counts itself, and claims.
         if self.from.kind != Kind::UD {
-            tables.swap_u64(self.at + qp::EXECUTING, executing.0);
+            let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
+            // ORDER verbs.executing: this before all looks at what may be taken away. Pairs with: `Regions::remove`, `QueuePair::is_accessed`.
+            if tables.compare_exchange_u64(at, self.mark.0, executing.0).is_err() {
+                self.mark_anew(executing)?;
+            }
+            self.mark = executing;
         }
         self.check_state()
+    }
+
+    /// The word does not have what this sender has put there: what stands there is of a sender that had to do with an earlier or a later
+    /// queue pair of this number. Only that of the present one counts.
+    #[cold]
+    fn mark_anew(&self, executing: Executing) -> Result<(), Failure> {
+        let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
+        // Somebody who changes it all the time does not keep this sender for ever.
+        for _ in 0..8 {
+            let found = tables.load_acquire_u64(at);
+            self.check_state()?;
+            if tables.compare_exchange_u64(at, found, executing.0).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(Failure::Gone)
+    }
+
+    /// Nothing is accessed any more.
+    #[inline]
+    fn finish(&mut self, result: Result<(), Failure>) {
+        let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
+        let mark = std::mem::replace(&mut self.mark, Executing::NONE);
+        // ORDER verbs.executing: the accesses before the end. Pairs with: `QueuePair::is_accessed`.
+        match result {
+            // The word may be that of a later queue pair.
+            Err(Failure::Gone) => drop(tables.compare_exchange_u64(at, mark.0, Executing::NONE.0)),
+            _ => tables.store_release_u64(at, Executing::NONE.0),
+        }
     }
 
     #[inline]
@@ -260,8 +297,8 @@ impl<M: Memory> Remote<M> {
 
     /// The same for an operation that the peer's queue pair must allow.
     #[inline]
-    fn begin_remote(&self, key: Key, wanted: u32) -> Result<(), Failure> {
-        let allowed = Access(self.begin(Executing::region(key))?);
+    fn begin_remote(&mut self, executing: Executing, wanted: u32) -> Result<(), Failure> {
+        let allowed = Access(self.begin(executing)?);
         if !allowed.allows(wanted) {
             return Err(Failure::Access);
         }
@@ -274,8 +311,9 @@ impl<M: Memory> Remote<M> {
         elements: &[Element],
         address: u64,
         key: Key,
+        executing: Executing,
     ) -> Result<(), Failure> {
-        self.begin_remote(key, Access::REMOTE_WRITE)?;
+        self.begin_remote(executing, Access::REMOTE_WRITE)?;
         let len = total(elements).ok_or(Failure::Invalid)?;
         if len == 0 {
             return Ok(());
@@ -305,15 +343,17 @@ impl<M: Memory> Remote<M> {
         solicited: bool,
     ) -> Result<(), Failure> {
         let len = total(elements).ok_or(Failure::Invalid)?;
-        self.begin(Executing::rings())?;
+        self.begin(Executing::rings(self.incarnation))?;
         if !self.has_entry() {
             return Err(Failure::NotReady);
         }
-        if let Err(failure) = self.write(program, elements, address, key) {
+        // The claimed entry stays this sender's meanwhile.
+        let executing = Executing::region_and_rings(self.incarnation, key);
+        if let Err(failure) = self.write(program, elements, address, key, executing) {
             self.unclaim();
             return Err(failure);
         }
-        if let Err(gone) = self.begin(Executing::rings()) {
+        if let Err(gone) = self.begin(Executing::rings(self.incarnation)) {
             self.unclaim();
             return Err(gone);
         }
@@ -334,7 +374,7 @@ impl<M: Memory> Remote<M> {
         address: u64,
         key: Key,
     ) -> Result<(), Failure> {
-        self.begin_remote(key, Access::REMOTE_READ)?;
+        self.begin_remote(Executing::region(self.incarnation, key), Access::REMOTE_READ)?;
         let len = total(elements).ok_or(Failure::Invalid)?;
         if len == 0 {
             return Ok(());
@@ -361,7 +401,7 @@ impl<M: Memory> Remote<M> {
         key: Key,
         operation: impl FnOnce(&M, usize) -> u64,
     ) -> Result<(), Failure> {
-        self.begin_remote(key, Access::REMOTE_ATOMIC)?;
+        self.begin_remote(Executing::region(self.incarnation, key), Access::REMOTE_ATOMIC)?;
         if !address.is_multiple_of(8) {
             return Err(Failure::Invalid);
         }
@@ -439,7 +479,7 @@ impl<M: Memory> Remote<M> {
         solicited: bool,
     ) -> Result<(), Failure> {
         let len = total(elements).ok_or(Failure::Invalid)?;
-        self.begin(Executing::rings())?;
+        self.begin(Executing::rings(self.incarnation))?;
         if !self.has_entry() {
             return Err(Failure::NotReady);
         }
@@ -503,7 +543,7 @@ impl<M: Memory> Remote<M> {
                 continue;
             }
             let key = Key(word(at + 12));
-            if let Err(gone) = self.begin(Executing::region_and_rings(key)) {
+            if let Err(gone) = self.begin(Executing::region_and_rings(self.incarnation, key)) {
                 self.unclaim();
                 return Err(gone);
             }

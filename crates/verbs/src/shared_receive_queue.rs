@@ -44,7 +44,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
         let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
         let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, true);
         // Nobody connects with it, so the state is for those who look at the tables.
-        let word = u64::from(location.incarnation) << 32 | u64::from(QpState::RTR.0);
+        let word = u64::from(adapter.next_incarnation()) << 32 | u64::from(QpState::RTR.0);
         tables.store_release_u64(at + qp::STATE, word);
         let (receiver, members) = (Mutex::new(receiver), Mutex::default());
         let are_rings_kept = AtomicBool::new(false);
@@ -101,8 +101,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
 
     /// Ends it. No queue pair receives from it any more.
     pub fn end(&self) {
-        let word = u64::from(self.location.incarnation) << 32 | u64::from(QpState::RESET.0);
-        self.tables.store_release_u64(self.at + qp::STATE, word);
+        self.tables.store_release_u64(self.at + qp::STATE, u64::from(QpState::RESET.0));
         self.tables.store_relaxed_u32(self.at + qp::KIND, Kind::NONE.0);
     }
 

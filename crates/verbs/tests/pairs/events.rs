@@ -104,6 +104,51 @@ fn what_waits_is_tried_by_whoever_attends() {
     assert_eq!(stage.both.said(0), [(1, Status::SUCCESS)]);
 }
 
+#[test]
+fn a_program_that_polls_what_it_is_woken_for_is_woken_for_the_next() {
+    let stage = Stage::new();
+    stage.both.queues[1].arm(false);
+    stage.send(false);
+    assert_eq!(stage.both.said(1).len(), 1);
+    // Only now whoever attends looks.
+    assert_eq!(stage.since(), (1, 0));
+    stage.send(false);
+    assert_eq!(stage.since(), (1, 1));
+}
+
+#[test]
+fn a_queue_pair_that_is_made_after_the_program_has_asked_wakes_it() {
+    let told = Arc::<AtomicU64>::default();
+    let tell = told.clone();
+    let queue = CompletionQueue::with_events(
+        16,
+        Box::new(move || {
+            tell.fetch_add(1, Ordering::Relaxed);
+        }),
+    );
+    queue.arm(false);
+    let both = Both::completing(Kind::RC, [Arc::new(CompletionQueue::new(16)), Arc::new(queue)]);
+    both.connect(0);
+    both.connect(1);
+    let keys = [0, 1].map(|i| both.sides[i].register(0, 4096, 1));
+    both.pairs[1].post_receive(1, &[element(0, 100, keys[1])]).unwrap();
+    both.post(0, 1, SEND, &[element(0, 8, keys[0])]);
+    assert_eq!(both.sides[1].rings.load(Ordering::Relaxed), 1);
+    both.queues[1].attend(&both.sides[1].pages());
+    assert_eq!(told.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_receive_that_is_posted_in_error_is_told_of() {
+    let stage = Stage::new();
+    stage.both.pairs[1].modify(QpState::ERR, Change::default()).unwrap();
+    stage.both.queues[1].arm(false);
+    stage.told[1].store(0, Ordering::Relaxed);
+    stage.both.queues[1].arm(false);
+    stage.both.pairs[1].post_receive(9, &[element(0, 100, stage.keys[1])]).unwrap();
+    assert_eq!(stage.told[1].load(Ordering::Relaxed), 1);
+}
+
 /// A receiver that sleeps after each message, and is woken only by rings: if one got lost, it would sleep for ever.
 #[test]
 fn no_wake_is_lost() {

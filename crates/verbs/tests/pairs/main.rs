@@ -1,10 +1,11 @@
 //! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
 
 mod events;
+mod lifetimes;
 mod shared;
 mod unreliable;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ struct Side {
     /// How often this side was woken, and had requests that wait.
     rings: Arc<AtomicU64>,
     waits: AtomicU64,
+    incarnations: AtomicU32,
     events: Mutex<Vec<Event>>,
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
@@ -82,6 +84,10 @@ impl Adapter<Mapping> for Side {
 
     fn has_died(&self, claimer: Claimer) -> bool {
         claimer.endpoint() != self.number && self.other_has_died.load(Ordering::Relaxed)
+    }
+
+    fn next_incarnation(&self) -> u32 {
+        self.incarnations.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn has_to_wait(&self) {
@@ -142,6 +148,7 @@ impl Side {
         let (removals, other) = (AtomicU64::new(0), OnceLock::new());
         let other_has_died = AtomicBool::new(false);
         let (waits, events) = (AtomicU64::new(0), Mutex::default());
+        let incarnations = AtomicU32::new(0);
         Arc::new(Self {
             number,
             tables,
@@ -152,6 +159,7 @@ impl Side {
             own,
             rings,
             waits,
+            incarnations,
             events,
             other,
         })
@@ -181,7 +189,7 @@ impl Side {
         let behind = ring + shape.entries * shape.stride();
         let place = |at| (Place::new(0, at as u64), (self.arena.clone(), at));
         let rings = Some(Rings { receives: place(ring), completions: place(behind) });
-        Location { number: QpNumber::new(self.number, index).unwrap(), incarnation: 1, rings }
+        Location { number: QpNumber::new(self.number, index).unwrap(), rings }
     }
 
     fn tell(self: &Arc<Self>) -> Tell {

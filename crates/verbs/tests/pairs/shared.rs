@@ -1,5 +1,6 @@
 //! Shared receive queues.
 
+use super::lifetimes::{Meanwhile, with};
 use super::*;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 
@@ -174,6 +175,22 @@ fn what_comes_for_a_queue_pair_that_has_ended_leaves_its_receive() {
     assert_eq!(stage.got(1), [(1, Status::SUCCESS, stage.receivers[1].number())]);
     stage.receivers[1].end();
     assert!(stage.shared.is_unused());
+}
+
+#[test]
+fn a_shared_receive_stays_the_senders_while_it_writes() {
+    let stage = Stage::new();
+    stage.post(1);
+    let meanwhile = || {
+        for receiver in &stage.receivers {
+            receiver.end();
+        }
+        assert!(stage.receivers[0].are_rings_accessed());
+    };
+    let program = Meanwhile(stage.sides[0].pages(), Box::new(meanwhile));
+    let write = Operation::Write { address: BASE, key: stage.keys[1], immediate: Some(9), solicited: false };
+    stage.senders[0].post(&program, &with(write, &[element(0, 8, stage.keys[0])])).unwrap();
+    assert!(!stage.receivers[0].are_rings_accessed());
 }
 
 #[test]

@@ -89,6 +89,20 @@ fn datagrams_that_nobody_can_take_are_lost() {
 }
 
 #[test]
+fn nothing_is_written_into_the_memory_of_the_dead() {
+    let both = datagrams();
+    let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
+    for id in 1..=4 {
+        both.pairs[1].post_receive(id, &[element(100 * id, 100, keys[1])]).unwrap();
+    }
+    both.send_to(0, 1, both.to(1), &[element(0, 8, keys[0])]).unwrap();
+    assert_eq!(both.said(1).len(), 1);
+    both.sides[1].own.set_dead();
+    both.send_to(0, 2, both.to(1), &[element(0, 8, keys[0])]).unwrap();
+    assert!(both.said(1).is_empty());
+}
+
+#[test]
 fn a_receive_that_a_dead_sender_has_claimed_is_used_again() {
     let both = datagrams();
     let keys: Vec<_> = both.sides.iter().map(|side| side.register(0, 8192, 1)).collect();
