@@ -77,10 +77,13 @@ unsafe extern "C" fn ginnel_ibv_get_cq_event(
     // SAFETY: the caller's channel and words.
     unsafe {
         let Some(own) = own(channel) else { return real::ibv_get_cq_event(channel, cq, cq_context) };
-        match own.events.take() {
-            Ok(address) => {
-                let queue: *mut ibv_cq = ptr::with_exposed_provenance_mut(address);
-                (*queue.cast::<Queue>()).unacknowledged.give();
+        let taken = own.events.take(|address| {
+            let queue: *mut ibv_cq = ptr::with_exposed_provenance_mut(address);
+            (*queue.cast::<Queue>()).unacknowledged.give();
+            queue
+        });
+        match taken {
+            Ok(queue) => {
                 cq.write(queue);
                 cq_context.write((*queue).cq_context);
                 0

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::{ptr, thread};
+use std::{process, ptr, thread};
 
 /// The only port.
 const PORT: u8 = 1;
@@ -86,8 +86,8 @@ fn block_signals() -> libc::sigset_t {
     }
 }
 
-/// Segments that are open, by name.
-static OPEN: Mutex<BTreeMap<String, Weak<Open>>> = Mutex::new(BTreeMap::new());
+/// Segments that are open, by the process that has opened them (a child of `fork` opens its own) and by name.
+static OPEN: Mutex<BTreeMap<(u32, String), Weak<Open>>> = Mutex::new(BTreeMap::new());
 
 /// The context of ours that this is, if it is one.
 ///
@@ -145,7 +145,8 @@ fn clone(error: &ginnel::Error) -> std::io::ErrorKind {
 fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = listed.segment();
-    if let Some(open) = all.get(segment).and_then(Weak::upgrade) {
+    let key = (process::id(), segment.to_owned());
+    if let Some(open) = all.get(&key).and_then(Weak::upgrade) {
         return Ok(open);
     }
     let code = |error: &DeviceError| match error {
@@ -160,7 +161,7 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
         guid: listed.guid(),
         domains: AtomicU32::new(0),
     });
-    all.insert(segment.to_owned(), Arc::downgrade(&open));
+    all.insert(key, Arc::downgrade(&open));
     Ok(open)
 }
 
@@ -418,6 +419,39 @@ unsafe extern "C" fn ginnel__ibv_query_gid_ex(
     0
 }
 
+/// All entries of the table of addresses, which has one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel__ibv_query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    // SAFETY: the caller's context and structures, each of which is `size` bytes long.
+    unsafe {
+        if own(context).is_none() {
+            return real::_ibv_query_gid_table(context, entries, most, flags, size);
+        }
+        if most == 0 || flags != 0 {
+            return -(libc::EINVAL as isize);
+        }
+        ginnel__ibv_query_gid_ex(context, PORT.into(), 0, entries, 0, size);
+    }
+    1
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ginnel_ibv_get_pkey_index(context: *mut ibv_context, number: u8, pkey: u16) -> c_int {
+    // SAFETY: the caller's context.
+    unsafe {
+        if own(context).is_none() {
+            return real::ibv_get_pkey_index(context, number, pkey);
+        }
+    }
+    if (number, pkey) == (PORT, PKEY.to_be()) { 0 } else { -1 }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_query_gid_type(
     context: *mut ibv_context,
@@ -464,22 +498,25 @@ unsafe extern "C" fn ginnel_ibv_get_async_event(
     // SAFETY: the caller's context and structure.
     unsafe {
         let Some(own) = own(context) else { return real::ibv_get_async_event(context, event) };
-        let Happened { event: Event(kind), address } = match own.events.take() {
-            Ok(happened) => happened,
+        let taken = own.events.take(|Happened { event: Event(kind), address }| {
+            let mut told = ibv_async_event::ZEROED;
+            told.event_type = kind;
+            match kind {
+                IBV_EVENT_SRQ_LIMIT_REACHED => told.element.srq = ptr::with_exposed_provenance_mut(address),
+                _ => told.element.qp = ptr::with_exposed_provenance_mut(address),
+            }
+            if let Some(unacknowledged) = unacknowledged(&told) {
+                unacknowledged.give();
+            }
+            told
+        });
+        let told = match taken {
+            Ok(told) => told,
             Err(error) => {
                 fail(error.raw_os_error().unwrap_or(libc::EIO));
                 return -1;
             }
         };
-        let mut told = ibv_async_event::ZEROED;
-        told.event_type = kind;
-        match kind {
-            IBV_EVENT_SRQ_LIMIT_REACHED => told.element.srq = ptr::with_exposed_provenance_mut(address),
-            _ => told.element.qp = ptr::with_exposed_provenance_mut(address),
-        }
-        if let Some(unacknowledged) = unacknowledged(&told) {
-            unacknowledged.give();
-        }
         event.write(told);
     }
     0

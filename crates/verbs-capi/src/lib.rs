@@ -23,6 +23,7 @@ mod post;
 mod program;
 mod queue_pair;
 mod real;
+mod refused;
 mod section;
 mod shared_receive_queue;
 mod words;

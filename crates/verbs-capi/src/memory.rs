@@ -81,8 +81,7 @@ fn register(
     // What is only sent from is nobody else's business.
     let chunks = match access {
         0 => Vec::new(),
-        _ => pages::move_range(&context.open.device, &context.open.file, address..end)
-            .map_err(|error| error.errno())?,
+        _ => pages::move_range(&context.open, address..end).map_err(|error| error.errno())?,
     };
     let region = Region { address, length: length as u64, access: Access(access), domain: domain.number };
     context.open.device.register(region, &chunks).map_err(|error| errno(&error))

@@ -8,15 +8,15 @@
 //! could change where its functions return to.
 #![allow(unsafe_code)] // Pages of the program are replaced.
 
+use crate::context::Open;
 use ginnel_layout::verbs::{CHUNK, Chunk};
 use ginnel_shmem::{Mapping, Placed, Threads};
-use ginnel_verbs::device::{Device, DeviceError};
+use ginnel_verbs::device::DeviceError;
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -46,10 +46,10 @@ impl NotMoved {
 
 /// What of a chunk of addresses has been moved.
 struct Held {
-    device: Arc<Device>,
+    /// Stays open for a program that closes the device and opens it again: these pages are of use only there.
+    open: Arc<Open>,
     chunk: Chunk,
     memory: Mapping,
-    file: Arc<OwnedFd>,
     file_at: u64,
     placed: Vec<Placed>,
 }
@@ -62,11 +62,7 @@ fn held() -> MutexGuard<'static, BTreeMap<u64, Held>> {
 }
 
 /// The chunks of a range, all of whose pages have been moved.
-pub fn move_range(
-    device: &Arc<Device>,
-    file: &Arc<OwnedFd>,
-    range: Range<u64>,
-) -> Result<Vec<Chunk>, NotMoved> {
+pub fn move_range(open: &Arc<Open>, range: Range<u64>) -> Result<Vec<Chunk>, NotMoved> {
     follow_forks();
     let first = range.start / PAGE as u64 * PAGE as u64;
     let end = range.end.checked_next_multiple_of(PAGE as u64).ok_or(NotMoved::Fault)?;
@@ -75,17 +71,17 @@ pub fn move_range(
     for at in chunks_of(first, end - first) {
         let known = match held.entry(at) {
             // A page lies in one segment.
-            Entry::Occupied(known) if !Arc::ptr_eq(&known.get().device, device) => {
+            Entry::Occupied(known) if !Arc::ptr_eq(&known.get().open, open) => {
                 return Err(NotMoved::Unsupported);
             }
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
-                let (chunk, memory, file_at) = device.take_chunk().map_err(|error| match error {
+                let (chunk, memory, file_at) = open.device.take_chunk().map_err(|error| match error {
                     DeviceError::Full(_) | DeviceError::Ginnel(_) => NotMoved::Full,
                     _ => NotMoved::Unsupported,
                 })?;
-                let (device, file) = (device.clone(), file.clone());
-                vacant.insert(Held { device, chunk, memory, file, file_at, placed: Vec::new() })
+                let open = open.clone();
+                vacant.insert(Held { open, chunk, memory, file_at, placed: Vec::new() })
             }
         };
         let wanted = first.max(at)..end.min(at + CHUNK as u64);
@@ -145,7 +141,7 @@ impl Held {
         let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Fault)?;
         // The exchange must not find the vector in the middle of growing.
         self.placed.reserve(1);
-        let (file, file_at) = (&*self.file, self.file_at + at);
+        let (file, file_at) = (&*self.open.file, self.file_at + at);
         // SAFETY: the program has asked for its pages to be registered, and does not unmap them meanwhile; no stack is on them, nor
         // thread-local memory. Other threads cannot come to be during the call if this is the only one.
         let placed = unsafe {
@@ -209,7 +205,7 @@ extern "C" fn in_child() {
                 }
             }
             // The device is the parent's, and so is its chunk.
-            std::mem::forget(known.device);
+            std::mem::forget(known.open);
         }
     }
 }

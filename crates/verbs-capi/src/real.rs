@@ -149,6 +149,24 @@ foreign! {
         qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr,
     ) -> c_int = ENOSYS;
     fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq = null_mut();
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int = ENOSYS;
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int = ENOSYS;
+    fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut c_void) -> c_int = ENOSYS;
+    fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut c_void) -> c_int = ENOSYS;
+    fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, opcode: u32, flags: u32) -> c_int = 0;
+    fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int,
+    ) -> *mut ibv_mr = null_mut();
+    fn ibv_rereg_mr(
+        mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int,
+    ) -> c_int = -1;
+    fn ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd = null_mut();
+    fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = null_mut();
+    fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut c_void = null_mut();
+    fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int = -1;
+    fn _ibv_query_gid_table(
+        context: *mut ibv_context, entries: *mut ibv_gid_entry, most: usize, flags: u32, size: usize,
+    ) -> isize = -(ENOSYS as isize);
     fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = ENOSYS;
     fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int = ENOSYS;
     fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int = ENOSYS;

@@ -264,7 +264,7 @@ impl<M: Memory> CompletionQueue<M> {
                 found += self.take_ready(most - found, &mut each);
             }
             // Now and then also while there is always something to take.
-            let is_due = self.polls.fetch_add(1, Ordering::Relaxed) % PROGRESS == 0;
+            let is_due = self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROGRESS);
             if found == 0 || is_due {
                 for member in &members.pairs {
                     member.queue_pair.progress(program);

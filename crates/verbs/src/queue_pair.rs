@@ -425,6 +425,7 @@ impl<M: Memory> QueuePair<M> {
                 self.completes_sends.purge(self.number());
                 self.completes_receives.purge(self.number());
             }
+            State::ERR if from == State::RESET => self.publish(to),
             State::ERR => self.fall(&mut sender, None),
             _ => {
                 if let Some(peer) = change.peer {

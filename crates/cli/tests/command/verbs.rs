@@ -313,20 +313,32 @@ fn perftest() {
     }
 }
 
-/// Registers memory in a program whose threads use the heap that it is part of.
-fn register_among_threads(run: &[&str], how: &[&str]) {
+/// Compiles a program of the folder of this test, as if there were no Ginnel, and runs it over the device.
+fn run_source(name: &str, run: &[&str], how: &[&str]) -> String {
     let verbs = Verbs::new();
-    let program = verbs.world.files().join("registers");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/registers.c");
-    let compiled = Command::new("cc")
-        .args(["-O1", "-pthread", "-o"])
-        .arg(&program)
-        .arg(source)
-        .arg("-libverbs")
-        .status();
-    assert!(compiled.unwrap().success());
+    let program = verbs.world.files().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/{name}.c"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).arg("-libverbs");
+    assert!(compiler.status().unwrap().success());
     let said = verbs.good(&[run, &[program.to_str().unwrap(), DEVICE], how].concat());
     assert!(said.contains("good"), "{said}");
+    said
+}
+
+/// Registers memory in a program whose threads use the heap that it is part of.
+fn register_among_threads(run: &[&str], how: &[&str]) {
+    run_source("registers", run, how);
+}
+
+#[test]
+fn what_is_not_offered_is_refused_and_devices_are_opened_again() {
+    if can_compile() {
+        let said = run_source("refused", &[], &[]);
+        let number = |who: &str| said.lines().find_map(|line| line.strip_prefix(who)).unwrap().to_owned();
+        // Parent and child have devices of their own.
+        assert_ne!(number("child "), number("parent "));
+    }
 }
 
 fn can_compile() -> bool {

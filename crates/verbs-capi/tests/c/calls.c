@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     int (*other)(void) = find(verbs, "ibv_cmd_reg_mr", "IBVERBS_PRIVATE_59");
     int (*minus)(void) = find(cm, "rdma_connect", "RDMACM_1.0");
     void *(*null)(void) = find(verbs, "verbs_open_device", "IBVERBS_PRIVATE_34");
-    long (*negative)(void) = find(verbs, "_ibv_query_gid_table", "IBVERBS_1.11");
+    long (*negative)(void *, void *, size_t, unsigned, size_t) = find(verbs, "_ibv_query_gid_table", "IBVERBS_1.11");
     unsigned short (*zero)(void) = find(cm, "rdma_get_src_port", "RDMACM_1.0");
     void (*nothing)(void) = find(verbs, "verbs_uninit_context", "IBVERBS_PRIVATE_34");
     for (int at = 0; at < 2; at++) {
@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
         errno = 0;
         CHECK(null() == NULL && errno == ENOSYS);
         errno = 0;
-        CHECK(negative() == -ENOSYS && errno == ENOSYS);
+        CHECK(negative(NULL, NULL, 0, 0, 0) == -ENOSYS && errno == ENOSYS);
         errno = 0;
         CHECK(zero() == 0 && errno == ENOSYS);
         errno = 0;

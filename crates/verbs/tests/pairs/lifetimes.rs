@@ -164,6 +164,19 @@ fn a_sender_of_an_earlier_queue_pair_leaves_a_later_one_of_its_number_alone() {
 }
 
 #[test]
+fn the_error_state_can_be_entered_from_any_other() {
+    let side = Side::new(1);
+    let queue = Arc::new(CompletionQueue::new(4));
+    let pair = side.queue_pair(Kind::RC, 1, &queue);
+    pair.modify(QpState::ERR, Change::default()).unwrap();
+    assert_eq!(pair.state(), QpState::ERR);
+    reset(&pair);
+    assert_eq!(pair.state(), QpState::INIT);
+    pair.modify(QpState::ERR, Change::default()).unwrap();
+    assert_eq!(pair.state(), QpState::ERR);
+}
+
+#[test]
 fn what_waits_is_tried_also_while_there_is_always_something_to_take() {
     let (both, keys) = connected();
     both.post(1, 50, SEND, &[element(0, 8, keys[1])]);
