@@ -128,16 +128,17 @@ impl Hold {
             return Self::by_handler(range, prot);
         }
         let mut register = Register { range: span(&range), mode: REGISTER_MODE_WP, ioctls: 0 };
-        let hold = Self { how: How::Userfaultfd(uffd(reach)?), range, is_replaced: false };
-        let How::Userfaultfd(uffd) = &hold.how else { return Ok(hold) };
+        let uffd = uffd(reach)?;
         // A kernel that does not know a feature has done nothing.
-        let protects_absent = agree(uffd, PAGEFAULT_FLAG_WP | WP_UNPOPULATED).is_ok();
+        let protects_absent = agree(&uffd, PAGEFAULT_FLAG_WP | WP_UNPOPULATED).is_ok();
         if !protects_absent {
-            agree(uffd, PAGEFAULT_FLAG_WP)?;
+            agree(&uffd, PAGEFAULT_FLAG_WP)?;
         }
         // SAFETY: the request reads and writes such a structure, in which there are no pointers. What is registered goes on as before until
         // it is protected.
-        unsafe { ioctl(uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
+        unsafe { ioctl(&uffd, Updater::<UFFDIO_REGISTER, Register>::new(&mut register)) }?;
+        // Not before: kernels before 6.15 would unregister what another userfaultfd has registered.
+        let hold = Self { how: How::Userfaultfd(uffd), range, is_replaced: false };
         if !protects_absent {
             hold.populate();
         }
