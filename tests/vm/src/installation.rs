@@ -35,6 +35,23 @@ pub fn program(name: &str) -> Result<PathBuf> {
     bail!("{} is not built; `cargo build --release --workspace` builds it", folder.join(name).display())
 }
 
+/// Puts `libibverbs.so.1` and `librdmacm.so.1` of this workspace into a folder, from the same kind of build as `ginneld`.
+pub fn verbs_libraries(to: &Path) -> Result<()> {
+    let built = program("ginneld")?.parent().context("a program without a folder")?.to_owned();
+    let is_optimised = built.ends_with("release");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi");
+    let made = Command::new("make")
+        .args(["--no-print-directory", "-s", "-C"])
+        .arg(crates)
+        .arg(format!("PROFILE={}", if is_optimised { "release" } else { "dev" }))
+        .arg(format!("OUT={}", to.display()))
+        .env_remove("MAKEFLAGS")
+        .env("CARGO_TARGET_DIR", built.parent().context("a folder without a parent")?)
+        .status()?;
+    ensure!(made.success(), "the libraries for RDMA verbs cannot be built");
+    Ok(())
+}
+
 /// By which kind of device segments come to VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {

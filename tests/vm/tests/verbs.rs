@@ -2,11 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program};
+use vmtest::installation::{Installation, Memory, Plan, program, verbs_libraries};
 use vmtest::{Bed, Job, Vm};
 
 vmtest::test_both_memories!(programs_of_the_distribution_between_two_vms);
@@ -36,23 +35,6 @@ const PROGRAMS: [&str; 16] = [
     "ib_atomic_lat -F -n 200",
 ];
 
-/// The libraries, copied to a folder.
-fn libraries(to: &Path) -> Result<()> {
-    let built = program("ginneld")?.parent().context("a program without a folder")?.to_owned();
-    let is_optimised = built.ends_with("release");
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi");
-    let made = Command::new("make")
-        .args(["--no-print-directory", "-s", "-C"])
-        .arg(crates)
-        .arg(format!("PROFILE={}", if is_optimised { "release" } else { "dev" }))
-        .arg(format!("OUT={}", to.display()))
-        .env_remove("MAKEFLAGS")
-        .env("CARGO_TARGET_DIR", built.parent().context("a folder without a parent")?)
-        .status()?;
-    ensure!(made.success(), "the libraries cannot be built");
-    Ok(())
-}
-
 /// Two VMs whose programs are the host's.
 struct Stage<'b> {
     client: Vm,
@@ -68,7 +50,7 @@ impl<'b> Stage<'b> {
             Plan::new(bed).vm("a").vm("b").memory(memory).segment("rdma", 128, &["a", "b"]).with_verbs();
         let ginnel = plan.start()?;
         let files = bed.dir().join("files");
-        libraries(&files.join("verbs"))?;
+        verbs_libraries(&files.join("verbs"))?;
         let start = |name| {
             let vm = ginnel.vm(name)?.memory_mib(512).host_files().share(&files, FILES);
             vm.library(program("libginnel_preload.so")?).start()
