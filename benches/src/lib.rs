@@ -7,6 +7,7 @@
 //! - `bench-farm-peer` and `bench-farm` are the same for the farm.
 //! - `bench-ready` starts servers of many channels.
 //! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload.
+//! - `bench-verbs` runs RDMA programs over a segment.
 
 pub mod allocate;
 pub mod farm;
@@ -18,5 +19,6 @@ pub mod relayed;
 pub mod report;
 pub mod sockets;
 pub mod stalls;
+pub mod verbs;
 pub mod volume;
 pub mod world;

@@ -550,7 +550,7 @@ fn run(place: &Place<'_>, row: &Row, port: u16, over_tcp: bool) -> Result<f64> {
 }
 
 /// Whether somebody listens at a port, without a connection to it.
-fn listens(port: u16) -> bool {
+pub(crate) fn listens(port: u16) -> bool {
     let sockets =
         ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| std::fs::read_to_string(file).unwrap_or_default());
     sockets.iter().flat_map(|text| text.lines()).any(|line| {

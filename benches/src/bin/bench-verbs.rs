@@ -1,0 +1,34 @@
+//! Unmodified RDMA programs over a segment: `make bench NAME=verbs`.
+
+use anyhow::Result;
+use clap::Parser;
+use ginnel_bench::report::Report;
+use ginnel_bench::verbs::Verbs;
+
+/// Measures programs of RDMA verbs beside what the machine can do, and in VMs beside RDMA over Ethernet.
+#[derive(Parser)]
+struct Cli {
+    /// Only this part.
+    #[arg(long, value_parser = ["host", "vms"])]
+    only: Option<String>,
+    /// Only rows whose names contain this.
+    #[arg(long)]
+    row: Option<String>,
+    /// Pairs of runs for each row, one of them of the peer.
+    #[arg(long, default_value_t = 5)]
+    pairs: usize,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let mut report = Report::default();
+    let mut bench = Verbs { report: &mut report, pairs: cli.pairs, row: cli.row.as_deref() };
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    if wants("host") {
+        bench.host()?;
+    }
+    if wants("vms") {
+        bench.vms()?;
+    }
+    report.finish("verbs", cli.only.is_some() || cli.row.is_some())
+}

@@ -1,0 +1,340 @@
+//! Programs of RDMA verbs over a segment: between two processes of the host beside what the machine can do, and between two VMs beside
+//! the kernel's RDMA over Ethernet.
+
+mod floors;
+
+use crate::report::{Better, Report, median};
+use crate::sockets::listens;
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use vmtest::installation::{Installation, Plan, program, verbs_libraries};
+use vmtest::{Bed, Job, Vm};
+
+/// How long a program may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Where server and client of the host run.
+const CPUS: [usize; 2] = [0, 1];
+/// The segment, and the device that it is.
+const SEGMENT: &str = "rdma";
+const DEVICE: &str = "ginnel_rdma";
+/// Where both VMs have the bench's folder.
+const FILES: &str = "/tmp/files";
+/// Measures `ibv_reg_mr`; compiled when it is needed.
+const REGISTER: &str = include_str!("verbs/register.c");
+/// Bytes that the rows of large messages move in one run.
+const VOLUME: usize = 4 << 30;
+
+/// What is measured, and how.
+pub struct Verbs<'r> {
+    /// Where the rows go.
+    pub report: &'r mut Report,
+    /// Pairs of runs of each row.
+    pub pairs: usize,
+    /// Only rows whose names contain this.
+    pub row: Option<&'r str>,
+}
+
+impl Verbs<'_> {
+    fn wants(&self, case: &str) -> bool {
+        self.row.is_none_or(|row| case.contains(row))
+    }
+
+    /// Runs two measurements in turns, and adds a row of them. Whoever comes first changes, in case that matters.
+    fn compare(
+        &mut self,
+        row: &Row<'_>,
+        mut ours: impl FnMut() -> Result<f64>,
+        mut theirs: impl FnMut() -> Result<f64>,
+    ) -> Result<()> {
+        if !self.wants(row.case) {
+            return Ok(());
+        }
+        let (mut figures, mut peers) = (Vec::new(), Vec::new());
+        for pair in 0..self.pairs {
+            for own in [pair % 2 == 1, pair % 2 != 1] {
+                match own {
+                    true => figures.push(ours().context(row.case.to_owned())?),
+                    false => peers.push(theirs().context(row.case.to_owned())?),
+                }
+            }
+        }
+        let Row { case, unit, better, peer, target, note } = *row;
+        let note = match peer {
+            // A line takes some 60 ns between CPUs that share a cache, and 200 or more between others.
+            FLOOR => format!("CPUs {}", if median(peers.clone()) < 130.0 { "near" } else { "far" }),
+            _ => note.into(),
+        };
+        self.report.pairs(case, unit, better, &figures, peer, &peers, Some(target), &note);
+        Ok(())
+    }
+
+    /// Between two processes of the host.
+    pub fn host(&mut self) -> Result<()> {
+        let bed = Bed::new("bench-verbs")?;
+        let host = Host::new(&bed)?;
+        for (case, tool, target) in [
+            ("ib_write_lat, 8 B, one way", "ib_write_lat", 1.0 / 1.8),
+            ("ib_send_lat, 8 B, one way", "ib_send_lat", 1.0 / 3.0),
+        ] {
+            let row = Row { case, unit: "ns", better: Better::Lower, peer: FLOOR, target, note: "" };
+            let line = format!("{tool} -s 8 -n 100000 -U");
+            self.compare(&row, || one_way(&host.pair(&line)?), || floors::one_way(CPUS, 400_000))?;
+        }
+        for tool in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+            for (size, words) in [(64 << 10, "64 KiB"), (1 << 20, "1 MiB")] {
+                let (case, count) = (format!("{tool}, {words}"), VOLUME / size);
+                let row = Row {
+                    case: &case,
+                    unit: "GB/s",
+                    better: Better::Higher,
+                    peer: "memcpy",
+                    target: 0.9,
+                    note: "",
+                };
+                let line = format!("{tool} -s {size} -n {count} --report_gbits");
+                self.compare(
+                    &row,
+                    || Ok(last_line(&host.pair(&line)?, 3)? / 8.0),
+                    || floors::memcpy(CPUS[1], size, count as u32),
+                )?;
+            }
+        }
+        for (case, options, note) in [
+            ("ib_write_bw, 8 B, rate", "", "128 requests under way"),
+            ("ib_write_bw, 8 B, lists of 32, rate", "-l 32", "128 requests under way"),
+        ] {
+            let row = Row { case, unit: "M/s", better: Better::Higher, peer: TARGET, target: 1.0, note };
+            let line = format!("ib_write_bw -s 8 -n 4000000 {options}");
+            self.compare(&row, || last_line(&host.pair(&line)?, 4), || Ok(20.0))?;
+        }
+        self.registration(&host)
+    }
+
+    /// What it takes to register memory.
+    fn registration(&mut self, host: &Host<'_>) -> Result<()> {
+        let rows = [
+            ("ibv_reg_mr, 4 KiB, first time", "first", 20.0, "each in 2 MiB of addresses of its own"),
+            ("ibv_reg_mr, 4 KiB, first time, beside others", "beside", 20.0, "one page after the other"),
+            ("ibv_reg_mr, 4 KiB, again", "again", 1.0, "after ibv_dereg_mr"),
+            ("ibv_reg_mr, 4 KiB, to send from", "sending", 0.5, "never registered before"),
+            ("ibv_reg_mr, 1 MiB, first time", "mebibyte", 400.0, "each in 2 MiB of addresses of its own"),
+        ];
+        if !rows.iter().any(|(case, ..)| self.wants(case)) {
+            return Ok(());
+        }
+        let tool = host.bed.dir().join("register");
+        compile(REGISTER, &tool)?;
+        let line = host.line(1, &format!("{} {DEVICE}", tool.display()))?;
+        for (case, name, asked, note) in rows {
+            let row = Row { case, unit: "us", better: Better::Lower, peer: TARGET, target: 1.0, note };
+            let ours = || {
+                let out = host.bed.host_spawn(&line)?.wait(PATIENCE)?.ok()?.stdout;
+                let words = out.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+                words.and_then(|words| words.parse().ok()).with_context(|| format!("no {name}: {out:?}"))
+            };
+            self.compare(&row, ours, || Ok(asked))?;
+        }
+        Ok(())
+    }
+
+    /// Between two VMs, which have both the segment and RDMA over their network.
+    pub fn vms(&mut self) -> Result<()> {
+        let rows = [
+            ("VMs: ib_write_lat, 8 B, one way", "ib_write_lat", 300.0),
+            ("VMs: ib_send_lat, 8 B, one way", "ib_send_lat", 200.0),
+        ];
+        if !rows.iter().any(|(case, ..)| self.wants(case)) {
+            return Ok(());
+        }
+        let bed = Bed::new("bench-verbs-vms")?;
+        let vms = Vms::new(&bed)?;
+        let note = format!("guests run under {}, with one processor each", bed.accel()?);
+        for (case, tool, target) in rows {
+            let row = Row { case, unit: "ns", better: Better::Lower, peer: "rdma_rxe", target, note: &note };
+            let line = format!("{tool} -s 8 -U");
+            let (ours, theirs) = (format!("{line} -n 20000"), format!("{line} -n 1000"));
+            self.compare(
+                &row,
+                || one_way(&vms.pair(Over::Segment, &ours)?),
+                || one_way(&vms.pair(Over::Ethernet, &theirs)?),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The peer of what is compared with how fast a cache line goes.
+const FLOOR: &str = "bounced cache line";
+/// The peer of what is compared with nothing that was measured.
+const TARGET: &str = "target";
+
+/// Which row it is.
+struct Row<'a> {
+    case: &'a str,
+    unit: &'static str,
+    better: Better,
+    peer: &'static str,
+    target: f64,
+    note: &'a str,
+}
+
+/// The median of all that a latency test lists by `-U`, in nanoseconds. Its own table has two digits behind the microsecond.
+fn one_way(out: &str) -> Result<f64> {
+    let microseconds = |line: &str| {
+        let (number, time) = line.split_once(", ")?;
+        number.trim().parse::<u64>().ok()?;
+        time.trim().parse::<f64>().ok()
+    };
+    let all: Vec<f64> = out.lines().filter_map(microseconds).collect();
+    ensure!(all.len() >= 100, "no list of times: {out:?}");
+    Ok(median(all) * 1000.0)
+}
+
+/// A column of perftest's table of one line.
+fn last_line(out: &str, column: usize) -> Result<f64> {
+    let mut lines = out.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
+    let word = lines.next().and_then(|line| line.split_whitespace().nth(column));
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("no table: {out:?}"))
+}
+
+fn compile(source: &str, to: &Path) -> Result<()> {
+    let file = to.with_extension("c");
+    std::fs::write(&file, source)?;
+    let compiled =
+        Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(to).arg(&file).arg("-libverbs").status()?;
+    ensure!(compiled.success(), "no program without libibverbs-dev: `scripts/setup bench` installs it");
+    Ok(())
+}
+
+/// A port that no earlier run has used.
+fn next_port() -> u16 {
+    static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(21_000);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Two processes of the host.
+struct Host<'b> {
+    bed: &'b Bed,
+    ginnel: Installation<'b>,
+}
+
+impl<'b> Host<'b> {
+    fn new(bed: &'b Bed) -> Result<Self> {
+        let ginnel = Plan::new(bed).segment(SEGMENT, 1024, &["host"]).with_verbs().start()?;
+        verbs_libraries(&bed.dir().join("verbs"))?;
+        Ok(Self { bed, ginnel })
+    }
+
+    /// Runs a program over the segment, on the server's CPU or the client's.
+    fn line(&self, end: usize, program: &str) -> Result<String> {
+        let libraries = self.bed.dir().join("verbs");
+        self.ginnel.on_host(&format!(
+            "export GINNEL_VERBS={}; exec taskset -c {} ginnel run --verbs --mode off -- {program}",
+            libraries.display(),
+            CPUS[end]
+        ))
+    }
+
+    /// What the client of a pair says.
+    fn pair(&self, program: &str) -> Result<String> {
+        let port = next_port();
+        let line = format!("{program} -d {DEVICE} -F -p {port}");
+        let server = self.bed.host_spawn(&self.line(0, &line)?)?;
+        let end = Instant::now() + PATIENCE;
+        while !listens(port) {
+            let may_come = Instant::now() < end && server.is_running();
+            ensure!(may_come, "`{line}` does not listen: {:?}", server.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let client = self.bed.host_spawn(&self.line(1, &format!("{line} 127.0.0.1"))?)?.wait(PATIENCE)?;
+        if client.code() != Some(0) {
+            let _ = server.kill(9);
+        }
+        let ended = server.wait(PATIENCE)?;
+        let client = client.ok().with_context(|| format!("the server has said {ended:?}"))?;
+        ended.ok()?;
+        Ok(client.stdout)
+    }
+}
+
+/// What two VMs are connected by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// Memory that they share.
+    Segment,
+    /// Their network.
+    Ethernet,
+}
+
+/// Two VMs whose programs are the host's.
+struct Vms<'b> {
+    client: Vm,
+    server: Vm,
+    bed: &'b Bed,
+    _daemons: [Job; 2],
+    _ginnel: Installation<'b>,
+}
+
+impl<'b> Vms<'b> {
+    fn new(bed: &'b Bed) -> Result<Self> {
+        let ginnel =
+            Plan::new(bed).vm("a").vm("b").segment(SEGMENT, 128, &["a", "b"]).with_verbs().start()?;
+        let files = bed.dir().join("files");
+        verbs_libraries(&files.join("verbs"))?;
+        let start = |name| {
+            let vm = ginnel.vm(name)?.memory_mib(768).host_files().share(&files, FILES);
+            let vm = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"]
+                .iter()
+                .fold(vm, |vm, name| vm.module(name));
+            vm.library(program("libginnel_preload.so")?).start()
+        };
+        let (client, server) = (start("a")?, start("b")?);
+        for vm in [&client, &server] {
+            vm.wait_ready()?;
+            let link = "chroot /host rdma link add rxe0 type rxe netdev eth0 && chroot /host rdma link";
+            let said = vm.run(link)?.ok().context("no RDMA over the VM's network")?.stdout;
+            ensure!(said.contains("rxe0"), "no RDMA over the VM's network: {said}");
+        }
+        let daemons = [ginnel.start_guest(&client)?, ginnel.start_guest(&server)?];
+        Ok(Self { client, server, bed, _daemons: daemons, _ginnel: ginnel })
+    }
+
+    /// What runs a program of the host's.
+    fn line(&self, end: &str, over: Over, program: &str) -> Result<String> {
+        let (program, arguments) = program.split_once(' ').unwrap_or((program, ""));
+        let (prefix, device) = match over {
+            Over::Segment => ("ginnel run --verbs --mode off --", DEVICE),
+            Over::Ethernet => ("", "rxe0"),
+        };
+        let script = format!(
+            "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
+             exec {prefix} {program} -d {device} -F {arguments}\n"
+        );
+        std::fs::write(self.bed.dir().join("files").join(end), script)?;
+        Ok(format!("exec chroot /host sh {FILES}/{end}"))
+    }
+
+    /// What the client of a pair says.
+    fn pair(&self, over: Over, program: &str) -> Result<String> {
+        let port = next_port();
+        let program = format!("{program} -p {port}");
+        let server = self.server.spawn(&self.line("server", over, &program)?)?;
+        let listens = format!(
+            "until netstat -ltn | grep -q :{port}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
+            server.pid()
+        );
+        let output = self.server.run_within(PATIENCE, &listens)?;
+        ensure!(output.code() == Some(0), "{program} does not listen: {:?}", server.said());
+        let client = self.line("client", over, &format!("{program} {}", self.server.address()?))?;
+        let client = self.client.run_within(PATIENCE, &client)?;
+        if client.code() != Some(0) {
+            let _ = server.kill(9);
+        }
+        let ended = server.wait(PATIENCE)?;
+        let client = client.ok().with_context(|| format!("the server has said {ended:?}"))?;
+        ended.ok()?;
+        Ok(client.stdout)
+    }
+}
