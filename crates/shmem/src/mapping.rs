@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, OnceLock};
 
 /// What a mapping may be used for.
@@ -419,6 +419,15 @@ impl Memory for Mapping {
     #[inline]
     fn full_fence(&self) {
         fence(Ordering::SeqCst);
+    }
+    #[inline]
+    fn fence_after_exchange(&self) {
+        // Intel SDM, volume 3, 9.2.3.9: neither loads nor stores pass a locked instruction.
+        if cfg!(target_arch = "x86_64") {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
     }
 
     #[inline]

@@ -77,6 +77,13 @@ pub trait Memory: Clone {
     /// Orders all earlier stores of this thread before all its later loads, as seen by everybody (store-load fence).
     fn full_fence(&self);
 
+    /// The same right behind an exchange of this thread's: a swap, an addition, or a compare-exchange that has put its word. Where the
+    /// processor's exchanges are full fences themselves, this orders only what the compiler does.
+    #[inline]
+    fn fence_after_exchange(&self) {
+        self.full_fence();
+    }
+
     /// Asks for the cache line at an offset, which is wanted soon. A hint: it reads nothing and orders nothing, and an offset that
     /// is not inside is ignored.
     #[inline]

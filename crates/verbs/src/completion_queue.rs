@@ -4,7 +4,6 @@
 //! pairs, each of which has one writer.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ginnel_layout::verbs::{Armed, QpNumber};
@@ -14,6 +13,19 @@ use crate::program::Program;
 use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::work::{Completed, Status};
+
+/// What the models look at.
+#[cfg(loom)]
+mod seen {
+    pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+    pub use loom::sync::{Mutex, MutexGuard};
+}
+#[cfg(not(loom))]
+mod seen {
+    pub use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+    pub use std::sync::{Mutex, MutexGuard};
+}
+use seen::{AtomicU32, AtomicUsize, Ordering, fence};
 
 /// Polls that find nothing, between two looks at what need not be looked at all the time.
 const LOOKS: u32 = 256;
@@ -50,7 +62,7 @@ impl<M: Memory> Members<M> {
 /// A completion queue.
 pub struct CompletionQueue<M: Memory> {
     capacity: AtomicUsize,
-    ready: Mutex<VecDeque<Completed>>,
+    ready: seen::Mutex<VecDeque<Completed>>,
     /// How many are ready.
     count: AtomicUsize,
     members: Mutex<Members<M>>,
@@ -78,7 +90,7 @@ impl<M: Memory> CompletionQueue<M> {
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity: AtomicUsize::new(capacity),
-            ready: Mutex::default(),
+            ready: seen::Mutex::new(VecDeque::new()),
             count: AtomicUsize::new(0),
             members: Mutex::new(Members { pairs: Vec::new(), shared: Vec::new() }),
             empty: AtomicU32::new(0),
@@ -182,7 +194,7 @@ impl<M: Memory> CompletionQueue<M> {
         self.members().pairs.is_empty()
     }
 
-    fn ready(&self) -> MutexGuard<'_, VecDeque<Completed>> {
+    fn ready(&self) -> seen::MutexGuard<'_, VecDeque<Completed>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -305,5 +317,75 @@ impl<M: Memory> CompletionQueue<M> {
         }
         // Whoever shares its CPU with its peer would wait for the end of its time.
         std::thread::yield_now();
+    }
+}
+
+/// A model of those who add completions beside the program, which asks to be told of them.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use crate::work::Opcode;
+    use ginnel_layout::verbs::QpNumber;
+    use ginnel_shmem::LoomMemory;
+    use loom::sync::Condvar;
+    use loom::thread;
+
+    /// A program without memory.
+    struct Nothing;
+
+    impl Program<LoomMemory> for Nothing {
+        fn copy_in(&self, _: u64, _: &LoomMemory, _: usize, _: usize, _: bool) {}
+        fn copy_out(&self, _: &LoomMemory, _: usize, _: u64, _: usize) {}
+        fn get(&self, _: u64, _: &mut [u8]) {}
+        fn put(&self, _: u64, _: &[u8]) {}
+    }
+
+    fn completed(id: u64) -> Completed {
+        Completed {
+            id,
+            status: Status::SUCCESS,
+            opcode: Opcode::SEND,
+            length: 0,
+            immediate: None,
+            queue_pair: QpNumber(0),
+            source: QpNumber(0),
+            lid: 0,
+        }
+    }
+
+    /// The program asks, polls, and sleeps until it is told, as often as there are completions. One that nobody tells it of is a deadlock.
+    #[test]
+    fn no_completion_is_added_in_silence() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.check(|| {
+            let told = Arc::new((seen::Mutex::new(false), Condvar::new()));
+            let tell = {
+                let told = told.clone();
+                move || {
+                    *told.0.lock().unwrap() = true;
+                    told.1.notify_one();
+                }
+            };
+            let queue = Arc::new(CompletionQueue::<LoomMemory>::with_events(4, Box::new(tell)));
+            let adder = {
+                let queue = queue.clone();
+                thread::spawn(move || (0..2).for_each(|id| queue.push(completed(id))))
+            };
+            let mut next = 0;
+            while next < 2 {
+                queue.arm(false);
+                let found = queue.poll(&Nothing, 2, |completed| {
+                    assert_eq!(completed.id, next);
+                    next += 1;
+                });
+                let mut is_told = told.0.lock().unwrap();
+                while found == 0 && !*is_told {
+                    is_told = told.1.wait(is_told).unwrap();
+                }
+                *is_told = false;
+            }
+            adder.join().unwrap();
+        });
     }
 }

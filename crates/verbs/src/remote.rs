@@ -2,7 +2,7 @@
 //!
 //! Whoever posts a request does its work: checks the peer's key, copies, and writes the peer's completion. Before it looks at anything that
 //! the peer may take away (a region, the rings), it says in the peer's `executing` word what it is about to access; the peer takes away
-//! first and looks at the word afterwards. Both do so by an exchange, which is a full fence, so at least one of them sees the other.
+//! first and looks at the word afterwards. Both have a full fence in between, so at least one of them sees the other.
 
 use std::sync::Arc;
 
@@ -217,6 +217,7 @@ impl<M: Memory> Remote<M> {
         let tables = peer.tables();
         // ORDER verbs.senders: this before the look at the state. Pairs with: `QueuePair::are_rings_accessed`.
         tables.fetch_add_u64(senders, 1);
+        tables.fence_after_exchange();
         let result = match self.check_state() {
             Ok(_) if tables.load_relaxed_u32(self.at + qp::QKEY) == qkey => {
                 self.send(program, elements, immediate, solicited)
@@ -250,6 +251,7 @@ impl<M: Memory> Remote<M> {
             if tables.compare_exchange_u64(at, self.mark.0, executing.0).is_err() {
                 self.mark_anew(executing)?;
             }
+            tables.fence_after_exchange();
             self.mark = executing;
         }
         self.check_state()
@@ -454,6 +456,7 @@ impl<M: Memory> Remote<M> {
             // ORDER verbs.executing: the claim before all looks at what may be taken away. Pairs with: `ReceiveQueue::has_claims`.
             if found.is_free(self.head, entries) && memory.compare_exchange_u64(at, found.0, claim.0).is_ok()
             {
+                memory.fence_after_exchange();
                 self.peer.tables().store_relaxed_u64(self.queue_at + qp::HEAD, self.head + 1);
                 return true;
             }
