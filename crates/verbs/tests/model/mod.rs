@@ -1,0 +1,408 @@
+//! Two honest endpoints with all kinds of queue pairs, in plain memory into which a neighbour scribbles between their operations. The
+//! fuzzer uses it as well.
+//!
+//! Every call returns; nothing outside of tables and arenas is touched, since the memory checks each offset; a program's addresses are those
+//! of its own requests; and each completion is of a request that has none yet, and fits it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use ginnel_layout::verbs::{
+    Access, CHUNK, CHUNK_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind, MEMBER, Place,
+    QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, qp,
+};
+use ginnel_shmem::{Mapping, Memory};
+use ginnel_verbs::completion_queue::CompletionQueue;
+use ginnel_verbs::peer::{Arenas, Peer};
+use ginnel_verbs::program::Program;
+use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted, lid};
+use ginnel_verbs::receive::Shape;
+use ginnel_verbs::regions::{Region, Regions};
+use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
+use ginnel_verbs::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
+
+/// An operation, or, with the top bit of its code, a scribble.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// What.
+    pub code: u8,
+    /// Its arguments.
+    pub a: u16,
+    /// See above.
+    pub b: u16,
+}
+
+const BASE: u64 = 7 * CHUNK as u64;
+/// Bytes of the program.
+const PROGRAM: usize = 64 << 10;
+const SHAPE: Shape = Shape { entries: 4, elements: 3 };
+const CAPACITY: Capacity = Capacity { sends: 4, elements: 3, inline: 64, receives: SHAPE };
+const ALL: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+const QKEY: u32 = 5;
+/// Indices of the queue pairs, and of the shared receive queue.
+const KINDS: [(usize, Kind); 4] = [(1, Kind::RC), (2, Kind::UC), (3, Kind::UD), (4, Kind::RC)];
+const SHARED: usize = 5;
+/// The one that receives from the shared queue.
+const SHARES: usize = 3;
+
+struct One(Mapping);
+
+impl Arenas<Mapping> for One {
+    fn arena(&self, number: u16) -> Option<Mapping> {
+        (number == 0).then(|| self.0.clone())
+    }
+    fn ring(&self) {}
+}
+
+struct Device {
+    number: u32,
+    regions: Mutex<Regions<Mapping>>,
+    removals: AtomicU64,
+    incarnations: AtomicU32,
+    other: OnceLock<Arc<Peer<Mapping>>>,
+}
+
+impl Adapter<Mapping> for Device {
+    fn peer(&self, endpoint: u32) -> Option<Arc<Peer<Mapping>>> {
+        self.other.get().filter(|_| endpoint != self.number).cloned()
+    }
+    fn region(&self, key: Key) -> Option<Region> {
+        self.regions.lock().unwrap().region(key)
+    }
+    fn removals(&self) -> &AtomicU64 {
+        &self.removals
+    }
+    fn attend(&self) {}
+    fn claimer(&self) -> Claimer {
+        Claimer::new(self.number, 7)
+    }
+    fn member(&self) -> u32 {
+        self.number
+    }
+    fn has_died(&self, claimer: Claimer) -> bool {
+        claimer.endpoint() > 2
+    }
+    fn has_to_wait(&self) {}
+
+    fn next_incarnation(&self) -> u32 {
+        self.incarnations.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// The program's memory: the first bytes of the second chunk.
+struct Pages(Mapping);
+
+impl Pages {
+    fn at(address: u64, len: usize) -> usize {
+        let at = address.checked_sub(BASE).expect("no address of the program") as usize;
+        assert!(at + len <= PROGRAM, "{len} bytes at {address:#x} are none of the program");
+        CHUNK + at
+    }
+}
+
+impl Program<Mapping> for Pages {
+    fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
+        let mut bytes = vec![0; len];
+        self.get(from, &mut bytes);
+        if is_last { to.write_release(at, &bytes) } else { to.write(at, &bytes) }
+    }
+    fn copy_out(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        let mut bytes = vec![0; len];
+        from.read(at, &mut bytes);
+        self.put(to, &bytes);
+    }
+    fn get(&self, from: u64, into: &mut [u8]) {
+        if !into.is_empty() {
+            self.0.read(Self::at(from, into.len()), into);
+        }
+    }
+    fn put(&self, to: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.0.write(Self::at(to, bytes.len()), bytes);
+        }
+    }
+}
+
+/// A request that has no completion yet.
+struct Outstanding {
+    /// Whose, unless it is a shared receive.
+    of: Option<QpNumber>,
+    /// What a completion says, of a request to send.
+    opcode: Option<Opcode>,
+    /// Bytes of a receive.
+    length: u32,
+}
+
+struct Side {
+    number: u32,
+    tables: Mapping,
+    arena: Mapping,
+    device: Arc<Device>,
+    own: Arc<Peer<Mapping>>,
+    queue: Arc<CompletionQueue<Mapping>>,
+    pairs: Vec<Arc<QueuePair<Mapping>>>,
+    shared: Arc<SharedReceiveQueue<Mapping>>,
+    key: Key,
+    outstanding: HashMap<u64, Outstanding>,
+    last: u64,
+}
+
+fn area() -> Region {
+    let access = Access(Access::LOCAL_WRITE | ALL);
+    Region { address: BASE, length: PROGRAM as u64, access, domain: 1 }
+}
+
+impl Side {
+    fn new(number: u32) -> Self {
+        let (tables, arena) = (Mapping::anonymous(TABLES).unwrap(), Mapping::anonymous(2 * CHUNK).unwrap());
+        tables.store_relaxed_u32(MEMBER, number);
+        let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
+        let mut regions = Regions::new(tables.clone());
+        let key = regions.add(area(), &[Chunk::new(0, 1)]).unwrap();
+        let device = Arc::new(Device {
+            number,
+            regions: Mutex::new(regions),
+            removals: AtomicU64::new(0),
+            incarnations: AtomicU32::new(0),
+            other: OnceLock::new(),
+        });
+        let rings = |index: usize| {
+            let place = |at: usize| (Place::new(0, at as u64), (arena.clone(), at));
+            let behind = index * 4096 + SHAPE.entries * SHAPE.stride();
+            Some(Rings { receives: place(index * 4096), completions: place(behind) })
+        };
+        let location = |index, rings| Location { number: QpNumber::new(number, index).unwrap(), rings };
+        let shared = SharedReceiveQueue::new(
+            tables.clone(),
+            location(SHARED, rings(SHARED)),
+            1,
+            SHAPE,
+            device.clone(),
+            Box::new(|_| {}),
+        )
+        .unwrap();
+        let queue = Arc::new(CompletionQueue::with_events(8, Box::new(|| {})));
+        let pairs = KINDS.iter().enumerate().map(|(i, &(index, kind))| {
+            let shared = (i == SHARES).then(|| shared.clone());
+            let own = if shared.is_some() { None } else { rings(index) };
+            let completes = (queue.clone(), queue.clone());
+            let tell = Box::new(|_| {});
+            let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
+            QueuePair::new(tables.clone(), location(index, own), wanted, device.clone()).unwrap()
+        });
+        let pairs = pairs.collect();
+        let (outstanding, last) = (HashMap::new(), 0);
+        Self { number, tables, arena, device, own, queue, pairs, shared, key, outstanding, last }
+    }
+
+    fn pages(&self) -> Pages {
+        Pages(self.arena.clone())
+    }
+
+    /// As far as it goes towards sending.
+    fn connect(&self, i: usize) {
+        let (pair, kind) = (&self.pairs[i], KINDS[i].1);
+        let peer = QpNumber::new(3 - self.number, KINDS[i].0).filter(|_| kind != Kind::UD);
+        let (timeout, patience) = (Some(Some(Duration::ZERO)), Some(None));
+        let change = Change { access: Some(Access(ALL)), qkey: Some(QKEY), ..Change::default() };
+        let _ = pair.modify(QpState::INIT, change);
+        let _ = pair.modify(QpState::RTR, Change { peer, timeout, patience, ..Change::default() });
+        let _ = pair.modify(QpState::RTS, Change::default());
+    }
+
+    fn elements(&self, a: u16, b: u16) -> Vec<Element> {
+        let count = usize::from(a >> 2 & 3).max(1);
+        let length = [0, 1, 8, 31, 32, 33, 100, 5000][usize::from(a >> 4 & 7)];
+        let one = |i: usize| {
+            // Some lie around the end of the region.
+            let address = BASE + (u64::from(b) * 8 + 100 * i as u64) % (PROGRAM as u64 + 64);
+            let key = if b == 0xffff { !self.key.0 } else { self.key.0 };
+            Element { address, length, key }
+        };
+        (0..count).map(one).collect()
+    }
+
+    fn post_receive(&mut self, a: u16, b: u16) {
+        let i = usize::from(a & 3);
+        // What a program posts lies in its memory.
+        let end = BASE + PROGRAM as u64;
+        let mut elements = self.elements(a, b);
+        elements.retain(|one| one.address + u64::from(one.length) <= end);
+        self.last += 1;
+        let posted = match i {
+            SHARES => self.shared.post_receive(self.last, &elements),
+            _ => self.pairs[i].post_receive(self.last, &elements),
+        };
+        if posted.is_ok() {
+            let of = (i != SHARES).then(|| self.pairs[i].number());
+            let length = total(&elements).unwrap();
+            self.outstanding.insert(self.last, Outstanding { of, opcode: None, length });
+        }
+    }
+
+    fn send(&mut self, code: u8, a: u16, b: u16, remote: Key) {
+        let pair = self.pairs[usize::from(a & 3)].clone();
+        let address = BASE + u64::from(b) * 8 % (PROGRAM as u64 + 64);
+        let key = if a & 0x800 != 0 { Key(u32::from(b)) } else { remote };
+        let (immediate, solicited) = ((a & 0x100 != 0).then_some(7), a & 0x200 != 0);
+        let operation = match code % 5 {
+            0 => Operation::Send { immediate, solicited },
+            1 => Operation::Write { address, key, immediate, solicited },
+            2 => Operation::Read { address, key },
+            3 => Operation::CompareAndSwap { address, key, compare: 0, swap: 1 },
+            _ => Operation::FetchAndAdd { address, key, add: 1 },
+        };
+        let number = QpNumber::new(3 - self.number, KINDS[2].0).unwrap();
+        let datagram =
+            (pair.kind() == Kind::UD).then_some(Datagram { number, lid: lid(3 - self.number), qkey: QKEY });
+        let mut elements = self.elements(a, b);
+        let is_inline = a & 0x400 != 0;
+        if is_inline {
+            let end = BASE + PROGRAM as u64;
+            elements.retain(|one| one.address + u64::from(one.length) <= end);
+        }
+        self.last += 1;
+        let id = self.last;
+        let of = Some(pair.number());
+        self.outstanding.insert(id, Outstanding { of, opcode: Some(operation.done()), length: 0 });
+        let is_signaled = a & 0x1000 == 0;
+        let work = Work { id, operation, datagram, elements: &elements, is_inline, is_signaled };
+        if pair.post(&self.pages(), &work).is_err() {
+            self.outstanding.remove(&id);
+        }
+    }
+
+    fn poll(&mut self) {
+        let (queue, pages) = (self.queue.clone(), self.pages());
+        queue.poll(&pages, 8, |one| self.check(one));
+    }
+
+    fn check(&mut self, one: Completed) {
+        let Some(found) = self.outstanding.remove(&one.id) else {
+            panic!("a completion of nothing: {one:?}");
+        };
+        let of = found.of.unwrap_or(self.pairs[SHARES].number());
+        assert_eq!(one.queue_pair, of, "{one:?}");
+        if one.status != Status::SUCCESS {
+            return;
+        }
+        match found.opcode {
+            Some(opcode) => assert_eq!(one.opcode, opcode, "{one:?}"),
+            None if one.opcode == Opcode::RECV => assert!(one.length <= found.length, "{one:?}"),
+            None => assert!(one.opcode == Opcode::RECV_RDMA_WITH_IMM && one.immediate.is_some(), "{one:?}"),
+        }
+        let is_datagram = found.opcode.is_none() && of == self.pairs[2].number();
+        assert!(!is_datagram || one.length as usize >= GRH, "{one:?}");
+    }
+
+    fn modify(&self, a: u16, b: u16) {
+        let i = usize::from(a & 3);
+        let at = self.pairs[i].number().at().unwrap();
+        match b % 4 {
+            0 => {
+                // A peer that has stopped in the middle of an access would hold it up for a second.
+                self.tables.store_relaxed_u64(at + qp::EXECUTING, 0);
+                self.tables.store_relaxed_u64(at + qp::SENDERS, 0);
+                self.pairs[i].modify(QpState::RESET, Change::default()).unwrap();
+                self.connect(i);
+            }
+            1 => self.pairs[i].modify(QpState::ERR, Change::default()).unwrap(),
+            2 => drop(self.pairs[i].modify(QpState::SQD, Change::default())),
+            _ => self.connect(i),
+        }
+    }
+
+    /// Takes the region away, and registers it anew.
+    fn register(&mut self) {
+        let mut regions = self.device.regions.lock().unwrap();
+        assert!(regions.remove(self.key));
+        self.device.removals.fetch_add(1, Ordering::Release);
+        for pair in &self.pairs {
+            pair.is_region_accessed(self.key);
+        }
+        self.key = regions.add(area(), &[Chunk::new(0, 1)]).unwrap();
+    }
+
+    /// A word of the tables or of the rings becomes something else.
+    fn scribble(&self, code: u8, a: u16, b: u16) {
+        let index = usize::from(a & 7);
+        let pick = usize::from(a >> 3 & 31);
+        let small = u64::from(b);
+        let value = match a >> 8 & 15 {
+            0 => u64::MAX,
+            1 => small << 48,
+            2 => small << 32,
+            3 => small << 16 | small,
+            4 => u64::MAX - small,
+            5 => Executing::region_and_rings(1, Key(b.into())).0,
+            6 => 1 << 32 | small & 7,
+            7 => 1 << (b & 63),
+            8..=11 => {
+                let kind = (b & 7) as u8;
+                Completion::new(u64::from(b >> 6), kind, (b >> 3 & 7) as u8).0
+            }
+            12 => Completion::claim(u64::from(b >> 6), Claimer::new(u32::from(b & 7), 7)).0,
+            _ => small,
+        };
+        let ring = index * 4096;
+        match code % 6 {
+            0 => self.tables.store_relaxed_u64(pair_at(index) + pick * 8, value),
+            1 => self.tables.store_relaxed_u32(pair_at(index) + pick * 4, value as u32),
+            2 => {
+                let at = REGION_TABLE + (index & 1) * REGION + pick % 8 * 8;
+                self.tables.store_relaxed_u64(at, value);
+            }
+            3 => self.tables.store_relaxed_u32(CHUNK_TABLE + pick * 4, value as u32),
+            4 => self.arena.store_relaxed_u64(ring + pick * 8, value),
+            _ => {
+                let at = ring + SHAPE.entries * SHAPE.stride();
+                let entry = pick / 8 * completion::ENTRY;
+                self.arena.store_relaxed_u64(at + entry + pick % 8 * 8, value);
+            }
+        }
+    }
+}
+
+fn pair_at(index: usize) -> usize {
+    QpNumber::new(1, index).and_then(QpNumber::at).unwrap()
+}
+
+/// Does all of it.
+pub fn run(ops: &[Op]) {
+    let mut sides = [Side::new(1), Side::new(2)];
+    assert!(sides[0].device.other.set(sides[1].own.clone()).is_ok());
+    assert!(sides[1].device.other.set(sides[0].own.clone()).is_ok());
+    for side in &sides {
+        (0..KINDS.len()).for_each(|i| side.connect(i));
+    }
+    for &Op { code, a, b } in ops {
+        let remote = sides[1 - usize::from(code & 1)].key;
+        let side = &mut sides[usize::from(code & 1)];
+        let what = code >> 1 & 0x3f;
+        if code & 0x80 != 0 {
+            side.scribble(what, a, b);
+            continue;
+        }
+        match what % 16 {
+            0..=4 => side.send(what, a, b, remote),
+            5..=7 => side.post_receive(a, b),
+            8..=10 => side.poll(),
+            11 => {
+                side.pairs[usize::from(a & 3)].look();
+                side.shared.set_limit(u32::from(b));
+            }
+            12 => drop(side.queue.attend(&side.pages())),
+            13 => side.queue.arm(a & 1 != 0),
+            14 => side.modify(a, b),
+            _ => side.register(),
+        }
+    }
+    for side in &mut sides {
+        (0..8).for_each(|_| side.poll());
+        for pair in &side.pairs {
+            pair.end();
+        }
+    }
+}
