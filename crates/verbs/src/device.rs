@@ -30,8 +30,6 @@ use crate::shared_receive_queue::SharedReceiveQueue;
 /// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
 const SMALLEST: u64 = 8 << 20;
 const LARGEST: u64 = 64 << 20;
-/// How long is waited for a peer that is in the middle of an access.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks whether peers have died, and between two tries to reach one that is not there.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -385,7 +383,7 @@ impl Device {
 
     /// Waits for peers that are in the middle of something. One that dies there is found out meanwhile.
     fn wait_while(&self, mut is_accessed: impl FnMut() -> bool) -> Result<(), DeviceError> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + self.shared.patience();
         while is_accessed() {
             if Instant::now() >= end {
                 return Err(DeviceError::Busy);

@@ -47,6 +47,11 @@ pub trait Adapter<M: Memory>: Send + Sync {
     /// A request waits. If nobody polls, somebody else should try it again.
     fn has_to_wait(&self);
 
+    /// How long is waited for a peer that is in the middle of an access.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
     /// A number that no queue pair of this endpoint has had for its incarnation.
     fn next_incarnation(&self) -> u32;
 }
@@ -893,9 +898,9 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Waits until no peer is about to access the rings, for a second at most.
+    /// Waits until no peer is about to access the rings, but not for ever.
     fn wait_for_rings(&self) -> bool {
-        let end = Instant::now() + Duration::from_secs(1);
+        let end = Instant::now() + self.adapter.patience();
         while self.are_rings_accessed() {
             self.adapter.attend();
             if Instant::now() >= end {

@@ -85,7 +85,9 @@ impl Adapter<Mapping> for Device {
         claimer.endpoint() > 2
     }
     fn has_to_wait(&self) {}
-
+    fn patience(&self) -> Duration {
+        Duration::from_micros(100)
+    }
     fn next_incarnation(&self) -> u32 {
         self.incarnations.fetch_add(1, Ordering::Relaxed) + 1
     }
