@@ -10,7 +10,7 @@ use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Bed, Job, Output, Vm};
 
 /// How long a program may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Modes of the library in which programs are tried.
 pub const MODES: [&str; 2] = ["auto", "eager"];
 /// The distribution's, whatever else is in the path.
