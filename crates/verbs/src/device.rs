@@ -174,6 +174,8 @@ struct Links {
     last_incoming: u64,
     /// When those that could not be reached were tried.
     tried: HashMap<u32, Instant>,
+    /// When the daemon was asked whether those live that have claimed a receive.
+    asked: HashMap<u32, Instant>,
     looked: Option<Instant>,
 }
 
@@ -617,10 +619,11 @@ impl Shared {
                 return !claimer.is_of(link.epoch);
             }
         }
-        if links.tried.get(&number).is_some_and(|tried| tried.elapsed() < LOOK) {
+        // Not among those that could not be reached: a datagram for one of these is lost.
+        if links.asked.get(&number).is_some_and(|asked| asked.elapsed() < LOOK) {
             return false;
         }
-        links.tried.insert(number, Instant::now());
+        links.asked.insert(number, Instant::now());
         drop(links);
         match self.endpoint.connect_with::<MessageChannel>(&format!("verbs.{number}"), &CHANNEL) {
             Ok(channel) => {
