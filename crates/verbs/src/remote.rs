@@ -134,6 +134,9 @@ impl<M: Memory> Remote<M> {
         let incarnation = (state >> 32) as u32;
         // A sender that begins anew goes on where it was. Others have nothing to write there.
         let head = tables.load_relaxed_u64(at + qp::HEAD);
+        if head > u64::MAX / 2 {
+            return Err(NotConnected::Corrupt);
+        }
         let may_sleep = Armed(tables.load_relaxed_u32(at + qp::ARMED)).is_ever();
         let windows = Windows::new(peer.clone());
         Ok(Self {

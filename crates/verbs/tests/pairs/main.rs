@@ -657,12 +657,13 @@ fn states_follow_each_other_as_the_specification_says() {
 #[test]
 fn lies_in_the_tables_are_refused() {
     type Lie = fn(&Mapping, usize);
-    let lies: [(&str, Lie); 11] = [
+    let lies: [(&str, Lie); 12] = [
         ("entries", |m, at| m.store_relaxed_u32(at + qp::ENTRIES, 3)),
         ("many entries", |m, at| m.store_relaxed_u32(at + qp::ENTRIES, 1 << 31)),
         ("stride", |m, at| m.store_relaxed_u32(at + qp::STRIDE, 65)),
         ("no stride", |m, at| m.store_relaxed_u32(at + qp::STRIDE, 0)),
         ("executor", |m, at| m.store_relaxed_u32(at + qp::EXECUTOR, 9)),
+        ("receives used", |m, at| m.store_relaxed_u64(at + qp::HEAD, u64::MAX)),
         ("ring", |m, at| m.store_relaxed_u64(at + qp::RING, u64::MAX)),
         ("ring at the end", |m, at| m.store_relaxed_u64(at + qp::RING, ARENA as u64 - 64)),
         ("crooked ring", |m, at| m.store_relaxed_u64(at + qp::RING, 4)),
