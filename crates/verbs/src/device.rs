@@ -284,16 +284,6 @@ impl Device {
         self.shared.endpoint.member()
     }
 
-    /// Number of this process's endpoint.
-    pub fn number(&self) -> u32 {
-        self.shared.number
-    }
-
-    /// The segment's page.
-    pub fn page(&self) -> usize {
-        self.shared.endpoint.page()
-    }
-
     /// The file of the segment.
     pub fn file(&self) -> std::io::Result<OwnedFd> {
         self.tables.file().0.as_fd().try_clone_to_owned()
@@ -485,11 +475,6 @@ impl Device {
             self.vacate(shared.location(), shared.shape());
         }
         true
-    }
-
-    /// The queue pair of a number.
-    pub fn queue_pair(&self, number: QpNumber) -> Option<Arc<QueuePair<Mapping>>> {
-        locked(&self.slots).used.get(&number).cloned()
     }
 }
 

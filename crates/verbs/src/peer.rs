@@ -163,7 +163,8 @@ impl<M: Memory> Windows<M> {
             let chunk = Chunk(tables.load_relaxed_u32(CHUNK_TABLE + i * 4));
             chunks.push(self.peer.place(chunk.place(), CHUNK).ok_or(Denied)?);
         }
-        // The owner may have removed it meanwhile, and another one may have come.
+        // The owner may have removed it meanwhile, and another one may have come. The words above are loaded before this look.
+        tables.full_fence();
         if tables.load_acquire_u64(at + region::WORD) != word {
             return Err(Denied);
         }

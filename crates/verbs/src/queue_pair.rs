@@ -675,7 +675,7 @@ impl<M: Memory> QueuePair<M> {
         Completed { id, status, opcode, length, immediate: None, queue_pair, source: QpNumber(0), lid: 0 }
     }
 
-    /// Tries again what waits, and looks what the peer has found wrong. To be called now and then.
+    /// Tries again the requests that wait. To be called now and then.
     pub fn progress(&self, program: &impl Program<M>) {
         let mut sender = self.sender();
         if sender.waiting.is_empty() || self.state() != QpState::RTS {

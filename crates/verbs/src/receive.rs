@@ -164,7 +164,7 @@ impl<M: Memory> ReceiveQueue<M> {
         self.shortest = if self.is_empty() { length } else { self.shortest.min(length) };
         self.tables.store_relaxed_u32(self.at + qp::SHORTEST, self.shortest);
         self.tail += 1;
-        // ORDER verbs.receive: the entry before the tail. Pairs with: `Remote::entry`.
+        // ORDER verbs.receive: the entry before the tail. Pairs with: `Remote::look_for_entries`.
         self.tables.store_release_u64(self.at + qp::TAIL, self.tail);
         Ok(())
     }

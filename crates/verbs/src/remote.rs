@@ -594,7 +594,7 @@ impl<M: Memory> Remote<M> {
             memory.store_relaxed_u32(at + completion::TARGET, self.to.0);
             memory.store_relaxed_u16(at + completion::LID, self.from.lid);
         }
-        // ORDER verbs.completion: the message and the entry before the header. Pairs with: `ReceiveQueue::poll`.
+        // ORDER verbs.completion: the message and the entry before the header. Pairs with: `ReceiveQueue::header`.
         memory.store_release_u64(at + completion::HEADER, header.0);
         self.head += 1;
         if !self.is_shared {
