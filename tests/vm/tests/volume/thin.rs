@@ -88,7 +88,7 @@ fn a_thin_pool_shrinks() -> Result<()> {
         .program("/usr/sbin/mkfs.ext4")
         .program("/usr/sbin/e2fsck")
         .program("/usr/sbin/dumpe2fs")
-        .qemu_args(&format!("-drive if=none,id=d,format=raw,file={}", disk.display()))
+        .qemu_args(&format!("-drive if=none,id=d,format=raw,cache=unsafe,file={}", disk.display()))
         .qemu_args("-device virtio-blk-pci,drive=d")
         .boot()?;
     wait_for_disk(&vm, "vda")?;
