@@ -35,7 +35,7 @@ pub unsafe fn own<'a>(channel: *mut ibv_comp_channel) -> Option<&'a Channel> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+pub unsafe extern "C" fn ginnel_ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     // SAFETY: the caller's context.
     unsafe {
         if own_context(context).is_none() {
@@ -56,7 +56,7 @@ unsafe extern "C" fn ginnel_ibv_create_comp_channel(context: *mut ibv_context) -
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+pub unsafe extern "C" fn ginnel_ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's channel.
     unsafe {
         let Some(own) = own(channel) else { return real::ibv_destroy_comp_channel(channel) };

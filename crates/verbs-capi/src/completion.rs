@@ -76,7 +76,7 @@ unsafe fn create(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_create_cq(
+pub unsafe extern "C" fn ginnel_ibv_create_cq(
     context: *mut ibv_context,
     entries: c_int,
     cq_context: *mut c_void,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn create_cq_ex(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+pub unsafe extern "C" fn ginnel_ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller's queue.
     unsafe {
         let Some(own) = queue(cq) else { return real::ibv_destroy_cq(cq) };

@@ -5,7 +5,7 @@ use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
 use crate::program::Process;
 use crate::{completion, queue_pair, real, shared_receive_queue};
-use ginnel::AttachOptions;
+use ginnel::{AttachOptions, ErrorCode};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::queue_pair::{Event, Tell, lid};
 use ginnel_verbs::receive::Shape;
@@ -76,7 +76,7 @@ impl Context {
 }
 
 /// Blocks all signals for this thread. Which were blocked before.
-fn block_signals() -> libc::sigset_t {
+pub fn block_signals() -> libc::sigset_t {
     let (mut all, mut old) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
     // SAFETY: both sets are filled by these calls, which cannot fail for these arguments.
     unsafe {
@@ -126,19 +126,12 @@ pub fn errno(error: &DeviceError) -> c_int {
         DeviceError::Full(_) => libc::ENOMEM,
         DeviceError::Busy => libc::EBUSY,
         DeviceError::Number(_) => libc::EUSERS,
-        DeviceError::Ginnel(error) => std::io::Error::from(clone(error)).raw_os_error().unwrap_or(libc::EIO),
-    }
-}
-
-fn clone(error: &ginnel::Error) -> std::io::ErrorKind {
-    use std::io::ErrorKind;
-    match error.code() {
-        Some(ginnel::ErrorCode::NO_MEMORY | ginnel::ErrorCode::QUOTA | ginnel::ErrorCode::LIMIT) => {
-            ErrorKind::OutOfMemory
-        }
-        Some(ginnel::ErrorCode::DENIED) => ErrorKind::PermissionDenied,
-        Some(ginnel::ErrorCode::NOT_FOUND) => ErrorKind::NotFound,
-        _ => ErrorKind::Other,
+        DeviceError::Ginnel(error) => match error.code() {
+            Some(ErrorCode::NO_MEMORY | ErrorCode::QUOTA | ErrorCode::LIMIT) => libc::ENOMEM,
+            Some(ErrorCode::DENIED | ErrorCode::READ_ONLY) => libc::EACCES,
+            Some(ErrorCode::NOT_FOUND | ErrorCode::NO_SEGMENT) => libc::ENOENT,
+            _ => libc::EIO,
+        },
     }
 }
 
@@ -166,7 +159,7 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+pub unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let Some(listed) = devices::own(device) else {
         // SAFETY: a device that is not ours is the real library's.
         return unsafe { real::ibv_open_device(device) };

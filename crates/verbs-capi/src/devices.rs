@@ -111,6 +111,11 @@ fn guid(segment: &str) -> u64 {
 #[cfg(test)]
 use tests::ours;
 
+/// Our devices as they are now.
+pub fn pointers() -> Vec<*mut ibv_device> {
+    present().into_iter().map(Device::as_ptr).collect()
+}
+
 /// A list that a program has, and frees. It sees `entries` alone, whose last one is null.
 struct List {
     entries: Box<[*mut ibv_device]>,

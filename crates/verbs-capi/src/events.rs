@@ -57,17 +57,18 @@ impl<T> Events<T> {
         }
     }
 
-    /// Takes away those that nobody has been given.
-    pub fn remove(&self, is_gone: impl Fn(&T) -> bool) {
+    /// Takes away those that nobody has been given, and returns them.
+    pub fn remove(&self, is_gone: impl Fn(&T) -> bool) -> Vec<T> {
         let mut queue = self.queue();
-        let before = queue.len();
-        queue.retain(|event| !is_gone(event));
-        for _ in queue.len()..before {
+        let (gone, left): (Vec<T>, Vec<T>) = queue.drain(..).partition(is_gone);
+        queue.extend(left);
+        for _ in &gone {
             let mut count = 0_u64;
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
             // SAFETY: eight bytes of our own. It does not wait: a thread that takes an event at the same time finds none, and waits again.
             unsafe { libc::preadv2(self.fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
         }
+        gone
     }
 }
 

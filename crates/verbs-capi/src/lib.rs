@@ -9,6 +9,7 @@
 
 mod address;
 mod channel;
+mod cm;
 mod completion;
 mod context;
 mod devices;

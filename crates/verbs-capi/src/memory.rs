@@ -33,7 +33,7 @@ pub unsafe fn domain<'a>(pd: *mut ibv_pd) -> Option<(&'a Context, &'a Domain)> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub unsafe extern "C" fn ginnel_ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the caller's context.
     let Some(own) = (unsafe { own(context) }) else {
         // SAFETY: it is not ours.

@@ -39,6 +39,13 @@ pub struct Pair {
     pub unacknowledged: Unacknowledged,
 }
 
+impl Pair {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.pair.number().0
+    }
+}
+
 /// The queue pair of ours that this is, if it is one.
 ///
 /// # Safety
@@ -172,7 +179,7 @@ pub unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_ini
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub unsafe extern "C" fn ginnel_ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair.
     unsafe {
         let Some(own) = pair(qp) else { return real::ibv_destroy_qp(qp) };
@@ -226,7 +233,7 @@ fn patience(attributes: &ibv_qp_attr) -> Option<Duration> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn ginnel_ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: the caller's queue pair and structure.
     let (own, new) = unsafe {
         let Some(own) = pair(qp) else { return real::ibv_modify_qp(qp, attr, mask) };

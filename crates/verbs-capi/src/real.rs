@@ -1,9 +1,11 @@
 //! Functions of the real libraries, for those of ours that need them: each gives what the table says if there is none.
 
+use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
 #[cfg(test)]
 use libc::ENOSYS;
-use std::ffi::{c_int, c_uint, c_void};
+use libc::sockaddr;
+use std::ffi::{c_char, c_int, c_uint, c_void};
 #[cfg(test)]
 use std::ptr::null_mut;
 
@@ -177,4 +179,60 @@ foreign! {
     fn ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port: u8) -> *mut ibv_ah = null_mut();
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = null_mut();
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = null_mut();
+
+    fn rdma_create_event_channel() -> *mut rdma_event_channel = null_mut();
+    fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> () = ();
+    fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int = -1;
+    fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int = -1;
+    fn rdma_create_id(
+        channel: *mut rdma_event_channel, id: *mut *mut rdma_cm_id, context: *mut c_void, ps: rdma_port_space,
+    ) -> c_int = -1;
+    fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int = -1;
+    fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int = -1;
+    fn rdma_bind_addr(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int = -1;
+    fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int = -1;
+    fn rdma_resolve_addr(
+        id: *mut rdma_cm_id, from: *mut sockaddr, to: *mut sockaddr, timeout_ms: c_int,
+    ) -> c_int = -1;
+    fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int = -1;
+    fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int = -1;
+    fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int = -1;
+    fn rdma_reject(id: *mut rdma_cm_id, private: *const c_void, len: u8) -> c_int = -1;
+    fn rdma_establish(id: *mut rdma_cm_id) -> c_int = -1;
+    fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int = -1;
+    fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int = -1;
+    fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int = -1;
+    fn rdma_create_ep(
+        id: *mut *mut rdma_cm_id, res: *mut rdma_addrinfo, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr,
+    ) -> c_int = -1;
+    fn rdma_destroy_ep(id: *mut rdma_cm_id) -> () = ();
+    fn rdma_set_option(
+        id: *mut rdma_cm_id, level: c_int, name: c_int, value: *mut c_void, len: usize,
+    ) -> c_int = -1;
+    fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int = -1;
+    fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int = -1;
+    fn rdma_destroy_qp(id: *mut rdma_cm_id) -> () = ();
+    fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> c_int = -1;
+    fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int = -1;
+    fn rdma_destroy_srq(id: *mut rdma_cm_id) -> () = ();
+    fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int = -1;
+    fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context = null_mut();
+    fn rdma_free_devices(list: *mut *mut ibv_context) -> () = ();
+    fn rdma_getaddrinfo(
+        node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo, result: *mut *mut rdma_addrinfo,
+    ) -> c_int = -1;
+    fn rdma_freeaddrinfo(result: *mut rdma_addrinfo) -> () = ();
+    fn rdma_join_multicast(id: *mut rdma_cm_id, address: *mut sockaddr, context: *mut c_void) -> c_int = -1;
+    fn rdma_join_multicast_ex(
+        id: *mut rdma_cm_id, attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void,
+    ) -> c_int = -1;
+    fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int = -1;
+    fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut c_void) -> c_int = -1;
+    fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut c_void) -> c_int = -1;
+    fn rdma_reject_ece(id: *mut rdma_cm_id, private: *const c_void, len: u8) -> c_int = -1;
+    fn rdma_resolve_addrinfo(
+        id: *mut rdma_cm_id, node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo,
+    ) -> c_int = -1;
+    fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int = -1;
+    fn rdma_write_cm_event(id: *mut rdma_cm_id, event: rdma_cm_event_type, status: c_int, arg: u64) -> c_int = -1;
 }

@@ -90,7 +90,7 @@ pub unsafe extern "C" fn create_srq_ex(_: *mut ibv_context, init: *mut ibv_srq_i
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+pub unsafe extern "C" fn ginnel_ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: the caller's queue.
     unsafe {
         let Some(shared) = own(srq) else { return real::ibv_destroy_srq(srq) };

@@ -284,6 +284,11 @@ impl Device {
         self.shared.endpoint.member()
     }
 
+    /// The endpoint that the process is in the segment.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.shared.endpoint
+    }
+
     /// The file of the segment.
     pub fn file(&self) -> std::io::Result<OwnedFd> {
         self.tables.file().0.as_fd().try_clone_to_owned()

@@ -16,6 +16,7 @@
 //! regions       own regions
 //! work          requests and completions
 //! inspect       what stands in the tables, for people
+//! cm            the connection manager
 //! ```
 //!
 //! # Whom it protects from whom
@@ -24,6 +25,7 @@
 //! pages, and everything else in the segment, whatever the keys say: the wall is the segment. It cannot make this process access anything
 //! else: what it writes is loaded once, checked against what lies in its own arenas, and used.
 
+pub mod cm;
 pub mod completion_queue;
 pub mod device;
 pub mod inspect;

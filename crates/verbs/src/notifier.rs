@@ -27,6 +27,11 @@ const POKED: u64 = u64::MAX - 1;
 pub(crate) struct Poke(UnixStream);
 
 impl Poke {
+    /// One that writes to this socket, which does not block.
+    pub(crate) fn new(socket: UnixStream) -> Self {
+        Self(socket)
+    }
+
     pub(crate) fn poke(&self) {
         // If there is no room, it is about to wake up.
         let _ = (&self.0).write(&[0]);
@@ -62,7 +67,7 @@ impl Notifier {
             spawn(Box::new(move || run(&shared, set, poked, &program, &is_over))).map_err(failed)?
         };
         // There is one notifier of a device, and so one poke.
-        let _ = shared.poke().set(Poke(poke));
+        let _ = shared.poke().set(Poke::new(poke));
         Ok(Self { shared, is_over, thread: Some(thread), process: process::id() })
     }
 }
@@ -104,7 +109,8 @@ fn run(
     }
 }
 
-fn drain(poked: &mut UnixStream) {
+/// Takes what has been written to wake whoever reads here.
+pub(crate) fn drain(poked: &mut UnixStream) {
     let mut bytes = [0; 64];
     loop {
         match poked.read(&mut bytes) {

@@ -1,0 +1,154 @@
+//! librdmacm's identifiers, events and calls: the C side of `ginnel_verbs::cm`.
+//!
+//! A process that sees a segment as a device has its connections made here; all others go on to the real librdmacm. So an event channel, an
+//! identifier or a list is ours or the real library's as a whole, and which it is stands in a register of addresses: these calls are
+//! rare.
+//!
+//! ```text
+//! addresses       addresses of C, of this machine and of the network namespace
+//! event_channel   event channels and events
+//! id              identifiers, and the states of a connection
+//! objects         queue pairs and queues of an identifier
+//! address_info    rdma_getaddrinfo
+//! refused         what is not offered
+//! ```
+#![allow(unsafe_code)] // Structures and functions of C.
+
+mod address_info;
+mod addresses;
+mod event_channel;
+mod id;
+mod objects;
+mod refused;
+
+use crate::context::{Context, block_signals, ginnel_ibv_open_device, own as own_context};
+use crate::devices;
+use crate::memory::ginnel_ibv_alloc_pd;
+use ginnel_verbs::cm::manager::Manager;
+use ginnel_verbs::device::{Device, DeviceError};
+use ginnel_verbs_abi::{ibv_context, ibv_pd};
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{process, ptr, thread};
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Addresses of objects of ours.
+struct Register(Mutex<BTreeSet<usize>>);
+
+impl Register {
+    const fn new() -> Self {
+        Self(Mutex::new(BTreeSet::new()))
+    }
+
+    fn add<T>(&self, object: *const T) {
+        locked(&self.0).insert(object.addr());
+    }
+
+    fn remove<T>(&self, object: *const T) -> bool {
+        locked(&self.0).remove(&object.addr())
+    }
+
+    fn has<T>(&self, object: *const T) -> bool {
+        locked(&self.0).contains(&object.addr())
+    }
+}
+
+/// A device of ours that is open for identifiers, for as long as the process is.
+#[derive(Clone, Copy)]
+struct Opened {
+    process: u32,
+    listed: usize,
+    context: usize,
+    pd: usize,
+}
+
+impl Opened {
+    fn context(&self) -> *mut ibv_context {
+        ptr::with_exposed_provenance_mut(self.context)
+    }
+
+    /// The domain of queue pairs for which the program names none.
+    fn pd(&self) -> *mut ibv_pd {
+        ptr::with_exposed_provenance_mut(self.pd)
+    }
+
+    fn device(&self) -> Arc<Device> {
+        // SAFETY: the context is ours, and stays open.
+        let own: Option<&Context> = unsafe { own_context(self.context()) };
+        own.expect("a context of ours").open.device.clone()
+    }
+}
+
+/// The devices of ours, each of which is opened by the first who asks. The child of a fork opens its own.
+fn opened() -> Vec<Opened> {
+    static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+    let mut opened = locked(&OPENED);
+    let process = process::id();
+    let open = |listed: *mut ginnel_verbs_abi::ibv_device| {
+        // SAFETY: a device of ours; devices are never freed.
+        unsafe {
+            let context = ginnel_ibv_open_device(listed);
+            let pd = if context.is_null() { ptr::null_mut() } else { ginnel_ibv_alloc_pd(context) };
+            (!pd.is_null()).then(|| Opened {
+                process,
+                listed: listed.addr(),
+                context: context.expose_provenance(),
+                pd: pd.expose_provenance(),
+            })
+        }
+    };
+    let mut found = Vec::new();
+    for listed in devices::pointers() {
+        let known = opened.iter().find(|known| (known.process, known.listed) == (process, listed.addr()));
+        match known.copied().or_else(|| open(listed).inspect(|new| opened.push(*new))) {
+            Some(device) => found.push(device),
+            None => continue,
+        }
+    }
+    found
+}
+
+/// Whether connections are made here: there is a device of ours.
+fn is_here() -> bool {
+    !opened().is_empty()
+}
+
+/// The manager of this process.
+fn manager() -> Result<Arc<Manager>, DeviceError> {
+    static MANAGER: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
+    let mut manager = locked(&MANAGER);
+    if let Some((process, manager)) = &*manager
+        && *process == process::id()
+    {
+        return Ok(manager.clone());
+    }
+    let new = Manager::start(|run| {
+        // Signals are for the program's threads.
+        let old = block_signals();
+        let thread = thread::Builder::new().name("ginnel-cm".into()).spawn(run);
+        // SAFETY: the mask is what it was before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
+        thread
+    })?;
+    let new = Arc::new(new);
+    if let Some((_, parents)) = manager.replace((process::id(), new.clone())) {
+        // Its thread is in the parent.
+        std::mem::forget(parents);
+    }
+    Ok(new)
+}
+
+/// -1, with this in `errno`.
+fn failed(error: c_int) -> c_int {
+    crate::context::fail(error);
+    -1
+}
+
+/// 0, or -1 with an error in `errno`.
+fn done(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(failed, |()| 0)
+}

@@ -1,0 +1,46 @@
+//! Calls that are not offered for identifiers of ours. The real library has them for its own.
+#![allow(unsafe_code)] // Functions of C.
+
+use super::failed;
+use super::id::own;
+use crate::real;
+use ginnel_verbs_abi::rdmacm::*;
+use libc::sockaddr;
+use std::ffi::{c_int, c_void};
+
+/// Writes functions that fail for identifiers of ours.
+macro_rules! refused {
+    ($($name:ident = $real:ident($($argument:ident: $type:ty),*);)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(id: *mut rdma_cm_id, $($argument: $type),*) -> c_int {
+                // SAFETY: the caller's objects.
+                unsafe {
+                    match own(id) {
+                        Some(_) => failed(libc::EOPNOTSUPP),
+                        None => real::$real(id, $($argument),*),
+                    }
+                }
+            }
+        )*
+    };
+}
+
+refused! {
+    // Multicast.
+    ginnel_rdma_join_multicast = rdma_join_multicast(address: *mut sockaddr, context: *mut c_void);
+    ginnel_rdma_join_multicast_ex = rdma_join_multicast_ex(
+        attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void
+    );
+    ginnel_rdma_leave_multicast = rdma_leave_multicast(address: *mut sockaddr);
+    // What connections of certain adapters have in addition.
+    ginnel_rdma_set_local_ece = rdma_set_local_ece(ece: *mut c_void);
+    ginnel_rdma_get_remote_ece = rdma_get_remote_ece(ece: *mut c_void);
+    ginnel_rdma_reject_ece = rdma_reject_ece(private: *const c_void, len: u8);
+    // Names of services.
+    ginnel_rdma_resolve_addrinfo = rdma_resolve_addrinfo(
+        node: *const i8, service: *const i8, hints: *const rdma_addrinfo
+    );
+    ginnel_rdma_query_addrinfo = rdma_query_addrinfo(info: *mut *mut rdma_addrinfo);
+    ginnel_rdma_write_cm_event = rdma_write_cm_event(event: rdma_cm_event_type, status: c_int, arg: u64);
+}

@@ -1,0 +1,624 @@
+//! Listeners and connections, and the thread that hears for all of them.
+//!
+//! A connection is in one of these phases:
+//!
+//! ```text
+//!     the side that asks                     the side that is asked
+//!
+//!     Open       (the channel is there)
+//!       | request(): REQ  ---------------->
+//!     Asking                                 Asked      Event::Request to the listener's owner
+//!       |           <---------------- REP    | accept()
+//!     Agreed     Event::Reply                Agreeing
+//!       | ready(): RTU    ---------------->
+//!     Established                            Established      Event::Established
+//!       | disconnect(): DREQ  ------------>
+//!     Leaving                                Over       Event::Disconnected
+//!       |           <---------------- DREP
+//!     Over       Event::Disconnected
+//! ```
+//!
+//! Either side may disconnect. Datagrams need no RTU: the connection is over with the REP. A side that dies, or drops its connection, ends
+//! the channel: the other one is told by an event for which phase that was.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ginnel::{ChannelOptions, Endpoint, Error, ErrorCode, Listener, MessageChannel, MessageReceiver};
+use ginnel::{MessageSender, ReadySet, WaitMode};
+use ginnel_layout::verbs::QpNumber;
+
+use crate::cm::message::{LARGEST, Message, Reject, Reply, Request};
+use crate::cm::names::{Network, Space, name};
+use crate::device::{Device, DeviceError};
+use crate::notifier::{Poke, drain};
+
+/// Reason of a rejection: nobody listens there (InfiniBand Architecture Specification 1.2.1, table 109).
+pub const NO_SERVICE: u16 = 8;
+/// Reason of a rejection: the program says so.
+pub const CONSUMER: u16 = 28;
+
+/// Channels that have been opened to listeners of this process and have asked for nothing yet. The oldest makes room.
+const SILENT: usize = 256;
+/// Messages that are taken from a connection in a turn.
+const TURN: usize = 16;
+/// Between two looks at channels of which nobody tells the thread.
+const LOOK: Duration = Duration::from_millis(10);
+
+const CHANNEL: ChannelOptions =
+    ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
+
+const POKED: u64 = u64::MAX;
+/// Keys with this bit are of listeners.
+const LISTENER: u64 = 1 << 63;
+
+/// What has happened to a listener or a connection.
+#[derive(Debug)]
+pub enum Event {
+    /// Somebody asks for a connection.
+    Request(Arc<Connection>, Request),
+    /// The other side agrees.
+    Reply(Reply),
+    /// The other side refuses.
+    Reject(Reject),
+    /// The other side is ready.
+    Established,
+    /// The connection has ended.
+    Disconnected,
+    /// The other side has gone before there was a connection.
+    Unreachable,
+}
+
+/// Whoever has a listener or a connection.
+pub trait Owner: Send + Sync {
+    /// Is told by the manager's thread, which holds no lock.
+    fn happened(&self, event: Event);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Asking,
+    Asked,
+    Agreed,
+    Agreeing,
+    Established,
+    Leaving,
+    Over,
+}
+
+/// What a call does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongPhase;
+
+struct Side {
+    phase: Phase,
+    /// None once it is over.
+    sender: Option<MessageSender>,
+    owner: Option<Arc<dyn Owner>>,
+    is_datagram: bool,
+}
+
+impl Side {
+    /// The other side has ended in any case if a message cannot be sent: the channel has room for more than a connection ever sends.
+    fn send(&mut self, message: &Message) {
+        if let Some(sender) = &mut self.sender {
+            let _ = sender.send(&message.encode());
+        }
+    }
+
+    fn end(&mut self) {
+        self.phase = Phase::Over;
+        // What was sent is still read.
+        self.sender = None;
+    }
+}
+
+/// A connection. The other side sees its end when it is dropped.
+pub struct Connection {
+    device: Arc<Device>,
+    /// Number of the member, and of the endpoint, at the other side, as the daemon says.
+    peer: (u32, u32),
+    side: Mutex<Side>,
+    shared: Weak<Shared>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer).field("phase", &self.side().phase).finish()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connection {
+    fn side(&self) -> MutexGuard<'_, Side> {
+        locked(&self.side)
+    }
+
+    /// The device that it goes through.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Number of the member at the other side.
+    pub fn peer_member(&self) -> u32 {
+        self.peer.0
+    }
+
+    /// Says who is told of what happens from now on.
+    pub fn set_owner(&self, owner: Option<Arc<dyn Owner>>) {
+        self.side().owner = owner;
+    }
+
+    fn step(
+        &self,
+        from: &[Phase],
+        step: impl FnOnce(&mut Side),
+    ) -> Result<(), WrongPhase> {
+        let mut side = self.side();
+        if !from.contains(&side.phase) {
+            return Err(WrongPhase);
+        }
+        step(&mut side);
+        Ok(())
+    }
+
+    /// Asks for the connection.
+    pub fn request(&self, request: Request) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Open], |side| {
+            side.phase = Phase::Asking;
+            side.is_datagram = request.space.is_datagram();
+            side.send(&Message::Request(request));
+        })
+    }
+
+    /// Agrees to a request.
+    pub fn accept(&self, reply: Reply) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Asked], |side| {
+            side.phase = Phase::Agreeing;
+            side.send(&Message::Reply(reply));
+            if side.is_datagram {
+                side.end();
+            }
+        })
+    }
+
+    /// Refuses a request, or what the other side has agreed to.
+    pub fn reject(&self, reject: Reject) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Asked, Phase::Agreed, Phase::Agreeing], |side| {
+            side.send(&Message::Reject(reject));
+            side.end();
+        })
+    }
+
+    /// After a reply: this side is ready.
+    pub fn ready(&self) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Agreed], |side| {
+            side.phase = Phase::Established;
+            side.send(&Message::Ready);
+        })
+    }
+
+    /// The other side's queue pair has been heard of before its message that it is ready.
+    pub fn is_in_use(&self) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Agreeing], |side| side.phase = Phase::Established)
+    }
+
+    /// Ends the connection. The owner is told once the other side knows.
+    pub fn disconnect(&self) -> Result<(), WrongPhase> {
+        self.step(&[Phase::Established, Phase::Agreeing, Phase::Agreed], |side| {
+            side.phase = Phase::Leaving;
+            side.send(&Message::Disconnect);
+        })
+    }
+
+    /// A number that the other side says is one of its queue pairs'. None has number 0.
+    fn is_theirs(&self, queue_pair: u32) -> bool {
+        queue_pair == 0
+            || queue_pair & !QpNumber::MASK == 0 && QpNumber(queue_pair).endpoint() == self.peer.1
+    }
+
+    /// What a message means; an error if it means nothing now. Such a side is not heard any more.
+    fn hear(&self, message: Message) -> Result<Option<Event>, WrongPhase> {
+        let mut side = self.side();
+        let event = match (side.phase, message) {
+            (Phase::Asking, Message::Reply(reply)) if self.is_theirs(reply.parameters.queue_pair) => {
+                if side.is_datagram {
+                    side.end();
+                } else {
+                    side.phase = Phase::Agreed;
+                }
+                Event::Reply(reply)
+            }
+            (Phase::Asking, Message::Reject(reject)) => {
+                side.end();
+                Event::Reject(reject)
+            }
+            // It is too late for a rejection then.
+            (Phase::Agreeing | Phase::Established, Message::Reject(_)) => {
+                side.end();
+                Event::Disconnected
+            }
+            (Phase::Agreeing, Message::Ready) => {
+                side.phase = Phase::Established;
+                Event::Established
+            }
+            // It was known already, or this side has gone meanwhile.
+            (Phase::Established | Phase::Leaving, Message::Ready) => return Ok(None),
+            (Phase::Agreed | Phase::Agreeing | Phase::Established, Message::Disconnect) => {
+                side.send(&Message::Disconnected);
+                side.end();
+                Event::Disconnected
+            }
+            (Phase::Leaving, Message::Disconnect | Message::Disconnected) => {
+                side.end();
+                Event::Disconnected
+            }
+            (Phase::Over, _) => return Ok(None),
+            _ => return Err(WrongPhase),
+        };
+        Ok(Some(event))
+    }
+
+    /// What it means that the channel has ended.
+    fn ended(&self) -> Option<Event> {
+        let mut side = self.side();
+        let event = match side.phase {
+            Phase::Over | Phase::Open => None,
+            // As an adapter's kernel refuses when the program that was asked has gone.
+            Phase::Asking => Some(Event::Reject(Reject { reason: CONSUMER, private: Vec::new() })),
+            Phase::Asked | Phase::Agreeing => Some(Event::Unreachable),
+            Phase::Agreed | Phase::Established | Phase::Leaving => Some(Event::Disconnected),
+        };
+        side.end();
+        event
+    }
+
+    fn tell(&self, event: Event) {
+        let owner = self.side().owner.clone();
+        if let Some(owner) = owner {
+            owner.happened(event);
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            // It gives up its half.
+            shared.poke.poke();
+        }
+    }
+}
+
+/// A name at which the process listens.
+struct Listening {
+    listener: Listener<MessageChannel>,
+    device: Arc<Device>,
+    owner: Arc<dyn Owner>,
+    is_watched: bool,
+}
+
+/// The half of a connection at which this process hears.
+struct Wire {
+    receiver: MessageReceiver,
+    to: To,
+    is_registered: bool,
+    is_pending: bool,
+}
+
+enum To {
+    /// Nothing has been asked yet.
+    Silent { sender: Option<MessageSender>, device: Arc<Device>, owner: Arc<dyn Owner> },
+    Connection(Weak<Connection>),
+}
+
+#[derive(Default)]
+struct State {
+    last: u64,
+    listening: BTreeMap<u64, Listening>,
+    wires: BTreeMap<u64, Wire>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    poke: Poke,
+    is_over: AtomicBool,
+}
+
+/// All listeners and connections of this process. May be used from several threads.
+pub struct Manager {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// After a fork, the child has no such thread.
+    process: u32,
+}
+
+/// Addresses at which this process listens. They are free when it is dropped.
+pub struct Listeners {
+    shared: Arc<Shared>,
+    keys: Vec<u64>,
+}
+
+impl Drop for Listeners {
+    fn drop(&mut self) {
+        let mut state = locked(&self.shared.state);
+        let gone: Vec<_> = self.keys.iter().filter_map(|key| state.listening.remove(key)).collect();
+        drop(state);
+        // Asks the daemon.
+        drop(gone);
+    }
+}
+
+fn failed(source: std::io::Error) -> Error {
+    Error::System { what: "starting a thread for connections", source }
+}
+
+impl Manager {
+    /// Starts its thread by `spawn`.
+    pub fn start(
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>,
+    ) -> Result<Self, DeviceError> {
+        let mut set = ReadySet::new()?;
+        set.set_mode(WaitMode::Interrupt);
+        let (poke, poked) = UnixStream::pair().map_err(failed)?;
+        poke.set_nonblocking(true).map_err(failed)?;
+        poked.set_nonblocking(true).map_err(failed)?;
+        set.watch(&poked, POKED)?;
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), poke: Poke::new(poke), is_over: AtomicBool::new(false) });
+        let thread = {
+            let shared = shared.clone();
+            spawn(Box::new(move || run(&shared, set, poked))).map_err(failed)?
+        };
+        Ok(Self { shared, thread: Some(thread), process: process::id() })
+    }
+
+    /// Listens at addresses, none of which is an unspecified one, of each of the devices. The first address must be free on all of them;
+    /// others that somebody else has are left out.
+    pub fn listen(
+        &self,
+        devices: &[Arc<Device>],
+        space: Space,
+        addresses: &[SocketAddr],
+        namespace: u64,
+        owner: &Arc<dyn Owner>,
+    ) -> Result<Listeners, DeviceError> {
+        let mut found = Vec::new();
+        for device in devices {
+            let network = Network { member: device.member(), namespace };
+            for (i, address) in addresses.iter().enumerate() {
+                match device.endpoint().listen_with(&name(space, *address, network), &CHANNEL) {
+                    Ok(listener) => {
+                        let (device, owner) = (device.clone(), owner.clone());
+                        found.push(Listening { listener, device, owner, is_watched: false });
+                    }
+                    Err(error) if i == 0 || error.code() != Some(ErrorCode::IN_USE) => return Err(error.into()),
+                    Err(_) => {}
+                }
+            }
+        }
+        let mut state = locked(&self.shared.state);
+        let mut keys = Vec::new();
+        for listening in found {
+            state.last += 1;
+            let key = state.last;
+            state.listening.insert(key, listening);
+            keys.push(key);
+        }
+        drop(state);
+        self.shared.poke.poke();
+        Ok(Listeners { shared: self.shared.clone(), keys })
+    }
+
+    /// Opens the way to whoever listens at an address; `None` if nobody does. Asks the daemon.
+    pub fn reach(
+        &self,
+        device: &Arc<Device>,
+        space: Space,
+        address: SocketAddr,
+        namespace: u64,
+    ) -> Result<Option<Arc<Connection>>, DeviceError> {
+        let network = Network { member: device.member(), namespace };
+        let endpoint: &Endpoint = device.endpoint();
+        let channel: MessageChannel = match endpoint.connect_with(&name(space, address, network), &CHANNEL) {
+            Ok(channel) => channel,
+            Err(error) if matches!(error.code(), Some(ErrorCode::REFUSED | ErrorCode::NOT_FOUND)) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let (sender, mut receiver) = channel.split();
+        receiver.set_nonblocking(true);
+        let connection = self.shared.connection(device.clone(), Phase::Open, sender);
+        let to = To::Connection(Arc::downgrade(&connection));
+        locked(&self.shared.state).add(Wire { receiver, to, is_registered: false, is_pending: true });
+        self.shared.poke.poke();
+        Ok(Some(connection))
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.process != process::id() {
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.poke.poke();
+        let _ = thread.join();
+    }
+}
+
+impl State {
+    fn add(&mut self, wire: Wire) {
+        self.last += 1;
+        self.wires.insert(self.last, wire);
+    }
+
+    /// Takes the connections that have come.
+    fn accept(&mut self) {
+        let mut came = Vec::new();
+        for listening in self.listening.values() {
+            while let Ok(channel) = listening.listener.try_accept() {
+                came.push((channel, listening.device.clone(), listening.owner.clone()));
+            }
+        }
+        for (channel, device, owner) in came {
+            let (sender, mut receiver) = channel.split();
+            receiver.set_nonblocking(true);
+            let to = To::Silent { sender: Some(sender), device, owner };
+            self.add(Wire { receiver, to, is_registered: false, is_pending: true });
+        }
+        let silent = |wire: &Wire| matches!(wire.to, To::Silent { .. });
+        let surplus = self.wires.values().filter(|wire| silent(wire)).count().saturating_sub(SILENT);
+        let oldest: Vec<_> =
+            self.wires.iter().filter(|(_, wire)| silent(wire)).map(|(key, _)| *key).take(surplus).collect();
+        for key in oldest {
+            self.wires.remove(&key);
+        }
+    }
+}
+
+/// What a connection, or whoever listens, is to be told.
+enum Telling {
+    Listener(Arc<dyn Owner>, Arc<Connection>, Request),
+    Connection(Arc<Connection>, Event),
+}
+
+impl Shared {
+    fn connection(self: &Arc<Self>, device: Arc<Device>, phase: Phase, mut sender: MessageSender) -> Arc<Connection> {
+        sender.set_nonblocking(true);
+        let peer = &sender.info().peer;
+        let peer = (peer.member, peer.endpoint);
+        let side = Side { phase, sender: Some(sender), owner: None, is_datagram: false };
+        Arc::new(Connection { device, peer, side: Mutex::new(side), shared: Arc::downgrade(self) })
+    }
+
+    /// Takes some of what has come at a wire. False: it has ended.
+    fn hear(self: &Arc<Self>, wire: &mut Wire, told: &mut Vec<Telling>) -> bool {
+        wire.is_pending = false;
+        let mut buffer = [0; LARGEST];
+        for _ in 0..TURN {
+            let message = match wire.receiver.recv_into(&mut buffer) {
+                Ok(len) => buffer.get(..len).and_then(Message::decode),
+                Err(Error::WouldBlock) => return true,
+                Err(_) => {
+                    if let To::Connection(connection) = &wire.to
+                        && let Some(connection) = connection.upgrade()
+                        && let Some(event) = connection.ended()
+                    {
+                        told.push(Telling::Connection(connection, event));
+                    }
+                    return false;
+                }
+            };
+            if !self.take(&mut wire.to, message, told) {
+                return false;
+            }
+        }
+        wire.is_pending = true;
+        true
+    }
+
+    /// A message has come; `None` if it cannot be read. False: the other side is not heard any more.
+    fn take(self: &Arc<Self>, to: &mut To, message: Option<Message>, told: &mut Vec<Telling>) -> bool {
+        match to {
+            To::Silent { sender, device, owner } => {
+                let (Some(Message::Request(request)), Some(sender)) = (message, sender.take()) else {
+                    return false;
+                };
+                let connection = self.connection(device.clone(), Phase::Asked, sender);
+                if !connection.is_theirs(request.parameters.queue_pair) {
+                    return false;
+                }
+                connection.side().is_datagram = request.space.is_datagram();
+                let owner = owner.clone();
+                *to = To::Connection(Arc::downgrade(&connection));
+                told.push(Telling::Listener(owner, connection, request));
+                true
+            }
+            To::Connection(connection) => {
+                let Some(connection) = connection.upgrade() else { return false };
+                let heard = message.ok_or(WrongPhase).and_then(|message| connection.hear(message));
+                let is_good = heard.is_ok();
+                let event = heard.unwrap_or_else(|_| connection.ended());
+                if let Some(event) = event {
+                    told.push(Telling::Connection(connection, event));
+                }
+                is_good
+            }
+        }
+    }
+}
+
+fn run(shared: &Arc<Shared>, mut set: ReadySet, mut poked: UnixStream) {
+    let mut keys = Vec::new();
+    while !shared.is_over.load(Ordering::Acquire) {
+        let mut told = Vec::new();
+        let timeout = turn(shared, &mut set, &keys, &mut told);
+        for telling in told {
+            match telling {
+                Telling::Listener(owner, connection, request) => owner.happened(Event::Request(connection, request)),
+                Telling::Connection(connection, event) => connection.tell(event),
+            }
+        }
+        if set.wait(&mut keys, timeout).is_err() {
+            // Nothing wakes it any more, so it looks again and again.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if keys.contains(&POKED) {
+            drain(&mut poked);
+        }
+    }
+}
+
+/// Takes what has come. How long the thread may sleep then.
+fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<Telling>) -> Option<Duration> {
+    let mut state = locked(&shared.state);
+    let mut is_hidden = false;
+    for (key, listening) in &mut state.listening {
+        if !listening.is_watched {
+            listening.is_watched = set.watch(&listening.listener, LISTENER | key).is_ok();
+            is_hidden |= !listening.is_watched;
+        }
+    }
+    state.accept();
+    let mut ended = Vec::new();
+    for (key, wire) in &mut state.wires {
+        if matches!(&wire.to, To::Connection(connection) if connection.strong_count() == 0) {
+            ended.push(*key);
+            continue;
+        }
+        if !wire.is_registered {
+            // Where there is no room, the thread looks from time to time.
+            wire.is_registered = wire.receiver.register(set, *key).is_ok();
+            wire.is_pending = true;
+        }
+        let is_due = !wire.is_registered || wire.is_pending || keys.contains(key);
+        if is_due && !shared.hear(wire, told) {
+            ended.push(*key);
+        }
+    }
+    let gone: Vec<_> = ended.iter().filter_map(|key| state.wires.remove(key)).collect();
+    let is_pending = state.wires.values().any(|wire| wire.is_pending);
+    is_hidden |= state.wires.values().any(|wire| !wire.is_registered);
+    drop(state);
+    // Tells the daemon.
+    drop(gone);
+    match (is_pending, is_hidden) {
+        (true, _) => Some(Duration::ZERO),
+        (_, true) => Some(LOOK),
+        _ => None,
+    }
+}

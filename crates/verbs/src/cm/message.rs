@@ -1,0 +1,270 @@
+//! The messages of a connection.
+//!
+//! All numbers are little-endian. A message begins with its kind and the version of this format:
+//!
+//! | kind | what follows |
+//! |---|---|
+//! | 1 REQ | number of the port space (1 byte), addresses from and to (19 bytes each), parameters, private data |
+//! | 2 REP | parameters, private data |
+//! | 3 REJ | reason (2 bytes), private data |
+//! | 4 RTU | nothing |
+//! | 5 DREQ | nothing |
+//! | 6 DREP | nothing |
+//!
+//! An address is its family (4 or 6), its port, and its 16 bytes, of which IPv4 uses the first four. Parameters are the numbers of a queue
+//! pair and its key (4 bytes each), then a byte for each of the numbers of [`Parameters`], in their order. Private data goes on to the end.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::cm::names::Space;
+
+/// The most bytes of private data in a message.
+pub const MOST: usize = 255;
+
+/// The largest message.
+pub const LARGEST: usize = 3 + 2 * ADDRESS + PARAMETERS + MOST;
+
+const VERSION: u8 = 1;
+const ADDRESS: usize = 19;
+const PARAMETERS: usize = 14;
+
+/// What one side tells the other of its queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// Number of the queue pair; 0: there is none.
+    pub queue_pair: u32,
+    /// Key for datagrams.
+    pub qkey: u32,
+    /// How many reads and atomic operations of the other side it serves at a time.
+    pub responder_resources: u8,
+    /// How many reads and atomic operations of its own it has at a time.
+    pub initiator_depth: u8,
+    /// Whether there is flow control by the adapters.
+    pub flow_control: u8,
+    /// How often a request is tried again that nobody answers.
+    pub retry_count: u8,
+    /// How often a request is tried again for which there is no receive.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: u8,
+}
+
+/// Asks for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Where the ports are counted.
+    pub space: Space,
+    /// Whose address asks.
+    pub from: SocketAddr,
+    /// Which address is asked.
+    pub to: SocketAddr,
+    /// Of the queue pair that asks.
+    pub parameters: Parameters,
+    /// For the program.
+    pub private: Vec<u8>,
+}
+
+/// Agrees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Of the queue pair that is asked.
+    pub parameters: Parameters,
+    /// For the program.
+    pub private: Vec<u8>,
+}
+
+/// Refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// Why (InfiniBand Architecture Specification 1.2.1, 12.6.7.2).
+    pub reason: u16,
+    /// For the program.
+    pub private: Vec<u8>,
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// REQ.
+    Request(Request),
+    /// REP.
+    Reply(Reply),
+    /// REJ.
+    Reject(Reject),
+    /// RTU: the side that has asked is ready to use.
+    Ready,
+    /// DREQ: this side disconnects.
+    Disconnect,
+    /// DREP: that has been heard.
+    Disconnected,
+}
+
+fn put_address(bytes: &mut Vec<u8>, address: SocketAddr) {
+    let (family, raw) = match address.ip() {
+        IpAddr::V4(ip) => {
+            let mut raw = [0; 16];
+            raw[..4].copy_from_slice(&ip.octets());
+            (4, raw)
+        }
+        IpAddr::V6(ip) => (6, ip.octets()),
+    };
+    bytes.push(family);
+    bytes.extend(address.port().to_le_bytes());
+    bytes.extend(raw);
+}
+
+fn take_address(bytes: &[u8; ADDRESS]) -> Option<SocketAddr> {
+    let [family, low, high, raw @ ..] = *bytes;
+    let ip = match (family, raw) {
+        (4, [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) => Ipv4Addr::new(a, b, c, d).into(),
+        (6, raw) => Ipv6Addr::from(raw).into(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_le_bytes([low, high])))
+}
+
+fn put_parameters(bytes: &mut Vec<u8>, parameters: &Parameters) {
+    let Parameters {
+        queue_pair,
+        qkey,
+        responder_resources,
+        initiator_depth,
+        flow_control,
+        retry_count,
+        rnr_retry_count,
+        srq,
+    } = *parameters;
+    bytes.extend(queue_pair.to_le_bytes());
+    bytes.extend(qkey.to_le_bytes());
+    bytes.extend([responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq]);
+}
+
+fn take_parameters(bytes: &[u8; PARAMETERS]) -> Parameters {
+    let [a, b, c, d, e, f, g, h, counts @ ..] = *bytes;
+    let [responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq] = counts;
+    Parameters {
+        queue_pair: u32::from_le_bytes([a, b, c, d]),
+        qkey: u32::from_le_bytes([e, f, g, h]),
+        responder_resources,
+        initiator_depth,
+        flow_control,
+        retry_count,
+        rnr_retry_count,
+        srq,
+    }
+}
+
+impl Message {
+    /// The bytes of it. Private data must not have more than [`MOST`].
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(LARGEST);
+        match self {
+            Self::Request(Request { space, from, to, parameters, private }) => {
+                let number = Space::ALL.iter().position(|other| other == space).unwrap_or(0);
+                bytes.extend([1, VERSION, number as u8]);
+                put_address(&mut bytes, *from);
+                put_address(&mut bytes, *to);
+                put_parameters(&mut bytes, parameters);
+                bytes.extend(private);
+            }
+            Self::Reply(Reply { parameters, private }) => {
+                bytes.extend([2, VERSION]);
+                put_parameters(&mut bytes, parameters);
+                bytes.extend(private);
+            }
+            Self::Reject(Reject { reason, private }) => {
+                bytes.extend([3, VERSION]);
+                bytes.extend(reason.to_le_bytes());
+                bytes.extend(private);
+            }
+            Self::Ready => bytes.extend([4, VERSION]),
+            Self::Disconnect => bytes.extend([5, VERSION]),
+            Self::Disconnected => bytes.extend([6, VERSION]),
+        }
+        bytes
+    }
+
+    /// The message that these bytes are, which may come from anybody.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let ([kind, VERSION], rest) = bytes.split_first_chunk()? else { return None };
+        let private = |rest: &[u8]| (rest.len() <= MOST).then(|| rest.to_vec());
+        Some(match kind {
+            1 => {
+                let (number, rest) = rest.split_first()?;
+                let (from, rest) = rest.split_first_chunk()?;
+                let (to, rest) = rest.split_first_chunk()?;
+                let (parameters, rest) = rest.split_first_chunk()?;
+                Self::Request(Request {
+                    space: *Space::ALL.get(usize::from(*number))?,
+                    from: take_address(from)?,
+                    to: take_address(to)?,
+                    parameters: take_parameters(parameters),
+                    private: private(rest)?,
+                })
+            }
+            2 => {
+                let (parameters, rest) = rest.split_first_chunk()?;
+                Self::Reply(Reply { parameters: take_parameters(parameters), private: private(rest)? })
+            }
+            3 => {
+                let (reason, rest) = rest.split_first_chunk()?;
+                Self::Reject(Reject { reason: u16::from_le_bytes(*reason), private: private(rest)? })
+            }
+            4 if rest.is_empty() => Self::Ready,
+            5 if rest.is_empty() => Self::Disconnect,
+            6 if rest.is_empty() => Self::Disconnected,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_sent_is_what_is_heard() {
+        let parameters = Parameters {
+            queue_pair: 0x12_3456,
+            qkey: 7,
+            responder_resources: 1,
+            initiator_depth: 2,
+            flow_control: 3,
+            retry_count: 4,
+            rnr_retry_count: 5,
+            srq: 6,
+        };
+        for message in [
+            Message::Request(Request {
+                space: Space::Ib,
+                from: "10.0.0.1:5".parse().unwrap(),
+                to: "[fd00::1]:65535".parse().unwrap(),
+                parameters,
+                private: vec![9; MOST],
+            }),
+            Message::Reply(Reply { parameters, private: vec![] }),
+            Message::Reject(Reject { reason: 28, private: vec![1] }),
+            Message::Ready,
+            Message::Disconnect,
+            Message::Disconnected,
+        ] {
+            let bytes = message.encode();
+            assert!(bytes.len() <= LARGEST);
+            assert_eq!(Message::decode(&bytes), Some(message));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_heard_has_one_meaning(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0..8_u8) {
+            let mut bytes = bytes;
+            if let [first, second, ..] = &mut bytes[..] {
+                (*first, *second) = (kind, VERSION);
+            }
+            if let Some(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
+}
