@@ -75,12 +75,16 @@ impl Context {
     }
 }
 
-/// Blocks all signals for this thread. Which were blocked before.
+/// Blocks the signals for this thread that may go to any. Which were blocked before. What a thread's own faults raise is not blocked: that
+/// would end the process, and [`crate::pages`] moves no pages under a thread that cannot be stopped at them.
 pub fn block_signals() -> libc::sigset_t {
     let (mut all, mut old) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
     // SAFETY: both sets are filled by these calls, which cannot fail for these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            libc::sigdelset(all.as_mut_ptr(), signal);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
         old.assume_init()
     }

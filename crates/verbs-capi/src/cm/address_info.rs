@@ -57,11 +57,14 @@ unsafe fn fill(result: &mut rdma_addrinfo, hints: &rdma_addrinfo, found: &addrin
     // SAFETY: getaddrinfo says how long its address is, and its name is a string.
     unsafe {
         let address = copy(found.ai_addr, found.ai_addrlen)?;
-        let name = if found.ai_canonname.is_null() { ptr::null_mut() } else { libc::strdup(found.ai_canonname) };
+        let name =
+            if found.ai_canonname.is_null() { ptr::null_mut() } else { libc::strdup(found.ai_canonname) };
         if hints.ai_flags.cast_unsigned() & RAI_PASSIVE != 0 {
-            (result.ai_src_addr, result.ai_src_len, result.ai_src_canonname) = (address, found.ai_addrlen, name);
+            (result.ai_src_addr, result.ai_src_len, result.ai_src_canonname) =
+                (address, found.ai_addrlen, name);
         } else {
-            (result.ai_dst_addr, result.ai_dst_len, result.ai_dst_canonname) = (address, found.ai_addrlen, name);
+            (result.ai_dst_addr, result.ai_dst_len, result.ai_dst_canonname) =
+                (address, found.ai_addrlen, name);
         }
     }
     Some(())

@@ -125,7 +125,8 @@ mod tests {
         // SAFETY: no address, and one of no family.
         unsafe {
             assert_eq!(read(ptr::null()), None);
-            assert_eq!(read((&raw const *&std::mem::zeroed::<sockaddr_storage>()).cast()), None);
+            let nothing: sockaddr_storage = std::mem::zeroed();
+            assert_eq!(read((&raw const nothing).cast()), None);
         }
     }
 

@@ -125,7 +125,13 @@ impl Given {
         Box::new(given)
     }
 
-    fn put(mut self: Box<Self>, parameters: &Parameters, private: &[u8], is_datagram: bool, member: u32) -> Box<Self> {
+    fn put(
+        mut self: Box<Self>,
+        parameters: &Parameters,
+        private: &[u8],
+        is_datagram: bool,
+        member: u32,
+    ) -> Box<Self> {
         let private = &private[..private.len().min(MOST)];
         self.private[..private.len()].copy_from_slice(private);
         let len = room(self.event.event, is_datagram);

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use super::addresses::{self, storage};
-use super::event_channel::{self, EventChannel, Happened, What, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event, room};
+use super::event_channel::{
+    self, EventChannel, Happened, What, ginnel_rdma_ack_cm_event, ginnel_rdma_get_cm_event, room,
+};
 use super::{Opened, Register, done, failed, is_here, locked, manager, objects, opened};
 use crate::context::errno;
 use crate::events::{Events, Unacknowledged};
@@ -178,7 +180,8 @@ impl Id {
             return (RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
         }
         let connected = objects::connect(self, qp);
-        let ready = |()| self.connection().and_then(|connection| connection.ready().ok()).ok_or(libc::ENOTCONN);
+        let ready =
+            |()| self.connection().and_then(|connection| connection.ready().ok()).ok_or(libc::ENOTCONN);
         match connected.and_then(ready) {
             Ok(()) => (RDMA_CM_EVENT_ESTABLISHED, 0),
             Err(error) => {
@@ -317,10 +320,11 @@ unsafe extern "C" fn ginnel_rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut r
         let Some(own) = own(id) else { return real::rdma_migrate_id(id, channel) };
         let is_sync = channel.is_null();
         let made = if is_sync { EventChannel::create() } else { Ok(channel) };
-        let (channel, new) = match made.and_then(|made| Ok((made, event_channel::own(made).ok_or(libc::EINVAL)?))) {
-            Ok(made) => made,
-            Err(error) => return failed(error),
-        };
+        let (channel, new) =
+            match made.and_then(|made| Ok((made, event_channel::own(made).ok_or(libc::EINVAL)?))) {
+                Ok(made) => made,
+                Err(error) => return failed(error),
+            };
         acknowledge(id);
         let mut events = locked(&own.core.events);
         if let Some(old) = events.replace(new.events.clone()) {
@@ -430,7 +434,11 @@ unsafe extern "C" fn ginnel_rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> 
 }
 
 /// The way to an address: through the device where somebody listens at it. If nobody does yet, through the first.
-fn reach(space: Space, to: SocketAddr, devices: &[Opened]) -> Result<(Opened, Option<Arc<Connection>>), c_int> {
+fn reach(
+    space: Space,
+    to: SocketAddr,
+    devices: &[Opened],
+) -> Result<(Opened, Option<Arc<Connection>>), c_int> {
     let manager = manager().map_err(|error| code(&error))?;
     let namespace = addresses::namespace();
     for opened in devices {
@@ -764,7 +772,8 @@ unsafe extern "C" fn ginnel_rdma_create_ep(
         let wanted = &*res;
         let ps = wanted.ai_port_space.cast_unsigned();
         let made = space(ps).ok_or(libc::EPROTONOSUPPORT);
-        let made = made.and_then(|_| create(ptr::null_mut(), ptr::null_mut(), ps, wanted.ai_qp_type.cast_unsigned()));
+        let made = made
+            .and_then(|_| create(ptr::null_mut(), ptr::null_mut(), ps, wanted.ai_qp_type.cast_unsigned()));
         let made = match made {
             Ok(made) => made,
             Err(error) => return failed(error),

@@ -95,7 +95,10 @@ pub fn fail(qp: *mut ibv_qp) {
 }
 
 /// Makes a completion queue that the program has not made, and a channel for its events.
-unsafe fn create_queue(id: *mut rdma_cm_id, entries: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), c_int> {
+unsafe fn create_queue(
+    id: *mut rdma_cm_id,
+    entries: u32,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), c_int> {
     // SAFETY: the caller's identifier.
     unsafe {
         let channel = ginnel_ibv_create_comp_channel((*id).verbs);
@@ -218,7 +221,11 @@ pub unsafe fn create(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_ini
 /// # Safety
 ///
 /// Both identifiers are ours.
-pub unsafe fn create_wanted(listener: &Id, listen: *mut rdma_cm_id, id: *mut rdma_cm_id) -> Result<(), c_int> {
+pub unsafe fn create_wanted(
+    listener: &Id,
+    listen: *mut rdma_cm_id,
+    id: *mut rdma_cm_id,
+) -> Result<(), c_int> {
     match listener.wanted() {
         // SAFETY: the caller's promise.
         Some(mut wanted) => unsafe { create(id, (*listen).pd, &mut wanted) },
@@ -265,7 +272,10 @@ pub unsafe extern "C" fn ginnel_rdma_destroy_qp(id: *mut rdma_cm_id) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ginnel_rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+unsafe extern "C" fn ginnel_rdma_create_srq_ex(
+    id: *mut rdma_cm_id,
+    init: *mut ibv_srq_init_attr_ex,
+) -> c_int {
     // SAFETY: the caller's identifier and structure.
     unsafe {
         if id::own(id).is_none() {
@@ -304,7 +314,8 @@ unsafe extern "C" fn ginnel_rdma_create_srq(
         }
         let mut extended = ibv_srq_init_attr_ex::ZEROED;
         (extended.srq_context, extended.attr) = ((*init).srq_context, (*init).attr);
-        (extended.comp_mask, extended.srq_type) = (IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD, IBV_SRQT_BASIC);
+        (extended.comp_mask, extended.srq_type) =
+            (IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD, IBV_SRQT_BASIC);
         extended.pd = pd;
         let result = ginnel_rdma_create_srq_ex(id, &raw mut extended);
         (*init).attr = extended.attr;

@@ -159,11 +159,7 @@ impl Connection {
         self.side().owner = owner;
     }
 
-    fn step(
-        &self,
-        from: &[Phase],
-        step: impl FnOnce(&mut Side),
-    ) -> Result<(), WrongPhase> {
+    fn step(&self, from: &[Phase], step: impl FnOnce(&mut Side)) -> Result<(), WrongPhase> {
         let mut side = self.side();
         if !from.contains(&side.phase) {
             return Err(WrongPhase);
@@ -223,8 +219,7 @@ impl Connection {
 
     /// A number that the other side says is one of its queue pairs'. None has number 0.
     fn is_theirs(&self, queue_pair: u32) -> bool {
-        queue_pair == 0
-            || queue_pair & !QpNumber::MASK == 0 && QpNumber(queue_pair).endpoint() == self.peer.1
+        queue_pair == 0 || queue_pair & !QpNumber::MASK == 0 && QpNumber(queue_pair).endpoint() == self.peer.1
     }
 
     /// What a message means; an error if it means nothing now. Such a side is not heard any more.
@@ -318,8 +313,14 @@ struct Wire {
 
 enum To {
     /// Nothing has been asked yet.
-    Silent { sender: Option<MessageSender>, device: Arc<Device>, owner: Arc<dyn Owner> },
+    Silent(Box<Silent>),
     Connection(Weak<Connection>),
+}
+
+struct Silent {
+    sender: Option<MessageSender>,
+    device: Arc<Device>,
+    owner: Arc<dyn Owner>,
 }
 
 #[derive(Default)]
@@ -374,8 +375,11 @@ impl Manager {
         poke.set_nonblocking(true).map_err(failed)?;
         poked.set_nonblocking(true).map_err(failed)?;
         set.watch(&poked, POKED)?;
-        let shared =
-            Arc::new(Shared { state: Mutex::default(), poke: Poke::new(poke), is_over: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            poke: Poke::new(poke),
+            is_over: AtomicBool::new(false),
+        });
         let thread = {
             let shared = shared.clone();
             spawn(Box::new(move || run(&shared, set, poked))).map_err(failed)?
@@ -402,7 +406,9 @@ impl Manager {
                         let (device, owner) = (device.clone(), owner.clone());
                         found.push(Listening { listener, device, owner, is_watched: false });
                     }
-                    Err(error) if i == 0 || error.code() != Some(ErrorCode::IN_USE) => return Err(error.into()),
+                    Err(error) if i == 0 || error.code() != Some(ErrorCode::IN_USE) => {
+                        return Err(error.into());
+                    }
                     Err(_) => {}
                 }
             }
@@ -477,10 +483,10 @@ impl State {
         for (channel, device, owner) in came {
             let (sender, mut receiver) = channel.split();
             receiver.set_nonblocking(true);
-            let to = To::Silent { sender: Some(sender), device, owner };
+            let to = To::Silent(Box::new(Silent { sender: Some(sender), device, owner }));
             self.add(Wire { receiver, to, is_registered: false, is_pending: true });
         }
-        let silent = |wire: &Wire| matches!(wire.to, To::Silent { .. });
+        let silent = |wire: &Wire| matches!(wire.to, To::Silent(_));
         let surplus = self.wires.values().filter(|wire| silent(wire)).count().saturating_sub(SILENT);
         let oldest: Vec<_> =
             self.wires.iter().filter(|(_, wire)| silent(wire)).map(|(key, _)| *key).take(surplus).collect();
@@ -497,7 +503,12 @@ enum Telling {
 }
 
 impl Shared {
-    fn connection(self: &Arc<Self>, device: Arc<Device>, phase: Phase, mut sender: MessageSender) -> Arc<Connection> {
+    fn connection(
+        self: &Arc<Self>,
+        device: Arc<Device>,
+        phase: Phase,
+        mut sender: MessageSender,
+    ) -> Arc<Connection> {
         sender.set_nonblocking(true);
         let peer = &sender.info().peer;
         let peer = (peer.member, peer.endpoint);
@@ -534,16 +545,16 @@ impl Shared {
     /// A message has come; `None` if it cannot be read. False: the other side is not heard any more.
     fn take(self: &Arc<Self>, to: &mut To, message: Option<Message>, told: &mut Vec<Telling>) -> bool {
         match to {
-            To::Silent { sender, device, owner } => {
-                let (Some(Message::Request(request)), Some(sender)) = (message, sender.take()) else {
+            To::Silent(silent) => {
+                let (Some(Message::Request(request)), Some(sender)) = (message, silent.sender.take()) else {
                     return false;
                 };
-                let connection = self.connection(device.clone(), Phase::Asked, sender);
+                let connection = self.connection(silent.device.clone(), Phase::Asked, sender);
                 if !connection.is_theirs(request.parameters.queue_pair) {
                     return false;
                 }
                 connection.side().is_datagram = request.space.is_datagram();
-                let owner = owner.clone();
+                let owner = silent.owner.clone();
                 *to = To::Connection(Arc::downgrade(&connection));
                 told.push(Telling::Listener(owner, connection, request));
                 true
@@ -569,7 +580,9 @@ fn run(shared: &Arc<Shared>, mut set: ReadySet, mut poked: UnixStream) {
         let timeout = turn(shared, &mut set, &keys, &mut told);
         for telling in told {
             match telling {
-                Telling::Listener(owner, connection, request) => owner.happened(Event::Request(connection, request)),
+                Telling::Listener(owner, connection, request) => {
+                    owner.happened(Event::Request(connection, request))
+                }
                 Telling::Connection(connection, event) => connection.tell(event),
             }
         }

@@ -35,7 +35,10 @@ impl Guest {
             .program(artifact("ginnel")?)
             .program("/usr/sbin/dmsetup")
             .program("/usr/sbin/mkfs.ext4")
-            .qemu_args(&format!("-drive if=none,id=d,format=raw,discard=unmap,cache=unsafe,file={}", disk.display()))
+            .qemu_args(&format!(
+                "-drive if=none,id=d,format=raw,discard=unmap,cache=unsafe,file={}",
+                disk.display()
+            ))
             .qemu_args("-device virtio-blk-pci,drive=d")
             .boot()?;
         wait_for_disk(&vm, "vda")?;
