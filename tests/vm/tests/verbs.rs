@@ -35,6 +35,15 @@ const PROGRAMS: [&str; 16] = [
     "ib_atomic_lat -F -n 200",
 ];
 
+/// Servers and clients that connect with librdmacm, by the addresses of the VMs, and what both say. In place of `{}`, the server's
+/// address.
+const CONNECTED: [[&str; 3]; 4] = [
+    ["rping -s -V -v -C 10 -p 7390", "rping -c -V -v -C 10 -p 7390 -a {}", "rdma-ping-9"],
+    ["ucmatose -c 2", "ucmatose -c 2 -s {}", "return status 0"],
+    ["ib_write_lat -R -F -n 200 -p 7391", "ib_write_lat -R -F -n 200 -p 7391 {}", "rdma_cm QPs\t : ON"],
+    ["udaddy -c 2", "udaddy -c 2 -s {}", "return status 0"],
+];
+
 /// Two VMs whose programs are the host's.
 struct Stage<'b> {
     client: Vm,
@@ -62,12 +71,17 @@ impl<'b> Stage<'b> {
         Ok(Self { client, server, files, _daemons: daemons, _ginnel: ginnel })
     }
 
-    /// What runs a program of the host's over the segment.
+    /// What runs a program of the host's on the segment's device.
     fn line(&self, name: &str, program: &str) -> Result<String> {
         let (program, arguments) = program.split_once(' ').unwrap_or((program, ""));
+        self.script(name, &format!("{program} -d ginnel_rdma {arguments}"))
+    }
+
+    /// What runs a program of the host's over the segment.
+    fn script(&self, name: &str, program: &str) -> Result<String> {
         let script = format!(
             "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
-             exec ginnel run --verbs --mode off -- {program} -d ginnel_rdma {arguments}\n"
+             exec ginnel run --verbs --mode off -- {program}\n"
         );
         fs::write(self.files.join(name), script)?;
         Ok(format!("exec chroot /host sh {FILES}/{name}"))
@@ -76,15 +90,26 @@ impl<'b> Stage<'b> {
     /// Runs a program in both VMs; what the two have said, the server first.
     fn play(&self, port: u16, program: &str) -> Result<[String; 2]> {
         let program = format!("{program} -p {port}");
-        let server = self.server.spawn(&self.line("server", &program)?)?;
-        let listens = format!(
-            "until netstat -ltn | grep -q :{port}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
-            server.pid()
-        );
+        let server = self.line("server", &program)?;
+        let client = self.line("client", &format!("{program} {}", self.server.address()?))?;
+        self.both(&program, &server, &client, &format!("netstat -ltn | grep -q :{port}"))
+    }
+
+    /// Runs a server and its client, which connect with librdmacm.
+    fn connect(&self, server: &str, client: &str) -> Result<[String; 2]> {
+        let address = self.server.address()?.to_string();
+        let client = self.script("client", &client.replace("{}", &address))?;
+        let listens = format!("ginnel status --json | grep -q '\"cm\\..*\\.{address}\"'");
+        self.both(server, &self.script("server", server)?, &client, &listens)
+    }
+
+    /// Runs a server, and its client once a command says that the server listens.
+    fn both(&self, program: &str, server: &str, client: &str, listens: &str) -> Result<[String; 2]> {
+        let server = self.server.spawn(server)?;
+        let listens = format!("until {listens}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done", server.pid());
         let output = self.server.run_within(PATIENCE, &listens)?;
         ensure!(output.code() == Some(0), "{program} does not listen: {:?}", server.said());
-        let client = self.line("client", &format!("{program} {}", self.server.address()?))?;
-        let client = self.client.run_within(PATIENCE, &client)?;
+        let client = self.client.run_within(PATIENCE, client)?;
         if client.code() != Some(0) {
             let _ = server.kill(9);
             let said = server.said();
@@ -114,6 +139,11 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         };
         ensure!(is_said, "{program}: {server}{client}");
         println!("{program}: {}", client.lines().rev().nth(1).unwrap_or("").trim());
+    }
+    for [server, client, words] in CONNECTED {
+        for said in stage.connect(server, client)? {
+            ensure!(said.contains(words), "{client}: {said}");
+        }
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ mod namespaces;
 mod operate;
 mod passing;
 mod programs;
+mod rdma_cm;
 mod readers;
 mod returning;
 mod run;

@@ -9,23 +9,23 @@ use std::time::Instant;
 use crate::stage::{PATIENCE, free_port, have, listens};
 use crate::world::{World, built_libraries, built_library, wait_for};
 
-const DEVICE: &str = "ginnel_web";
+pub const DEVICE: &str = "ginnel_web";
 
 /// A segment that is a device, and the libraries.
-struct Verbs {
-    world: World,
+pub struct Verbs {
+    pub world: World,
     libraries: PathBuf,
     preload: PathBuf,
 }
 
 impl Verbs {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let world = World::with("size = '256M'\nverbs = true");
         let libraries = built_libraries("crates/verbs-capi", "verbs");
         Self { world, libraries, preload: built_library("ginnel-preload", "libginnel_preload.so") }
     }
 
-    fn command(&self, program: &[&str]) -> Command {
+    pub fn command(&self, program: &[&str]) -> Command {
         let mut command = self.world.command("run --verbs --mode off --");
         command.args(program).env("GINNEL_VERBS", &self.libraries).env_remove("LD_LIBRARY_PATH");
         command.env("GINNEL_PRELOAD", &self.preload).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -33,13 +33,13 @@ impl Verbs {
     }
 
     /// Runs a program that must succeed; what it has printed.
-    fn good(&self, program: &[&str]) -> String {
+    pub fn good(&self, program: &[&str]) -> String {
         let child = self.command(program).spawn().unwrap();
         expect_good(program, child)
     }
 
     /// Runs a program twice, as server and as its client, which both must succeed.
-    fn pair(&self, program: &[&str]) -> [String; 2] {
+    pub fn pair(&self, program: &[&str]) -> [String; 2] {
         let [server, client] = self.start(program).map(|mut child| child.0.take().unwrap());
         let client = expect_good(program, client);
         [expect_good(program, server), client]
@@ -47,7 +47,7 @@ impl Verbs {
 
     /// Starts a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument
     /// of both.
-    fn start(&self, program: &[&str]) -> [Killed; 2] {
+    pub fn start(&self, program: &[&str]) -> [Killed; 2] {
         let port = free_port();
         let number = port.to_string();
         let server = [program, &["-p", &number]].concat();
@@ -66,7 +66,7 @@ impl Verbs {
 }
 
 /// A child that ends with the test.
-struct Killed(Option<Child>);
+pub struct Killed(pub Option<Child>);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -77,12 +77,12 @@ impl Drop for Killed {
     }
 }
 
-fn text(output: &Output) -> String {
+pub fn text(output: &Output) -> String {
     [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
 }
 
 /// Waits for the end of a program that must succeed.
-fn expect_good(program: &[&str], child: Child) -> String {
+pub fn expect_good(program: &[&str], child: Child) -> String {
     let id = child.id().to_string();
     let (sender, receiver) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || sender.send(child.wait_with_output()));
@@ -114,7 +114,7 @@ fn the_segment_is_a_device() {
         "PORT_ACTIVE (4)",
         "link_layer:\t\tInfiniBand",
         "max_mtu:\t\t4096 (5)",
-        "atomic_cap:\t\t\tATOMIC_GLOB",
+        "atomic_cap:\t\t\tATOMIC_HCA",
     ] {
         assert!(info.contains(line), "{info}");
     }
@@ -341,7 +341,7 @@ fn what_is_not_offered_is_refused_and_devices_are_opened_again() {
     }
 }
 
-fn can_compile() -> bool {
+pub fn can_compile() -> bool {
     if !have(&["cc"]) {
         return false;
     }
