@@ -258,6 +258,13 @@ impl<M: Memory> CompletionQueue<M> {
 
     /// Takes up to `most` completions, and hands each to `each`. Returns how many there were.
     pub fn poll(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
+        let found = self.take(program, most, &mut each);
+        // Who has let others run looks again: a program that hears elsewhere that its peer has gone believes that there is nothing left.
+        if found == 0 && self.has_rested() { self.take(program, most, &mut each) } else { found }
+    }
+
+    #[inline]
+    fn take(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
         let mut found = self.take_ready(most, &mut each);
         if found < most {
             let members = self.members();
@@ -285,9 +292,6 @@ impl<M: Memory> CompletionQueue<M> {
                 found += self.take_ready(most - found, &mut each);
             }
         }
-        if found == 0 {
-            self.rest();
-        }
         found
     }
 
@@ -302,12 +306,13 @@ impl<M: Memory> CompletionQueue<M> {
         found
     }
 
-    /// Nothing was found.
-    fn rest(&self) {
-        let empty = self.empty.fetch_add(1, Ordering::Relaxed);
-        if empty % LOOKS == LOOKS - 1 {
+    /// Nothing was found. Whether others have run meanwhile.
+    fn has_rested(&self) -> bool {
+        let is_due = self.empty.fetch_add(1, Ordering::Relaxed) % LOOKS == LOOKS - 1;
+        if is_due {
             self.look();
         }
+        is_due
     }
 
     #[cold]

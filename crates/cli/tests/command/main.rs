@@ -12,6 +12,7 @@ mod full;
 mod growth;
 mod hostile;
 mod liars;
+mod libfabric;
 mod load;
 mod measure;
 mod namespaces;

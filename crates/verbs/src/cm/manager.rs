@@ -46,7 +46,7 @@ pub const CONSUMER: u16 = 28;
 
 /// Channels that have been opened to listeners of this process and have asked for nothing yet. The oldest makes room.
 const SILENT: usize = 256;
-/// Messages that are taken from a connection in a turn.
+/// Connections that are taken from a listener, and messages that are taken from a connection, in a turn. The rest comes in the next.
 const TURN: usize = 16;
 /// Between two looks at channels of which nobody tells the thread.
 const LOOK: Duration = Duration::from_millis(10);
@@ -476,9 +476,8 @@ impl State {
     fn accept(&mut self) {
         let mut came = Vec::new();
         for listening in self.listening.values() {
-            while let Ok(channel) = listening.listener.try_accept() {
-                came.push((channel, listening.device.clone(), listening.owner.clone()));
-            }
+            let accepted = std::iter::from_fn(|| listening.listener.try_accept().ok()).take(TURN);
+            came.extend(accepted.map(|channel| (channel, listening.device.clone(), listening.owner.clone())));
         }
         for (channel, device, owner) in came {
             let (sender, mut receiver) = channel.split();
