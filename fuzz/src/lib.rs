@@ -9,6 +9,9 @@ pub mod model;
 #[path = "../../crates/sync/tests/model/mod.rs"]
 pub mod sync_model;
 
+#[path = "../../crates/verbs/tests/model/mod.rs"]
+pub mod verbs_model;
+
 #[path = "../../crates/virtqueue/tests/rig/mod.rs"]
 pub mod rig;
 
@@ -67,6 +70,19 @@ impl SyncInput {
         let RingInput { ops, .. } = RingInput::parse(input)?;
         let op = |Op { code, a, b }: Op| sync_model::Op { code, a, b };
         Some(Self { kind: sync_model::kind(*input.first()?), ops: ops.into_iter().map(op).collect() })
+    }
+}
+
+/// What the harness of verbs does. The first byte has no meaning; each five bytes after it are an operation, or a scribble.
+pub struct VerbsInput {
+    pub ops: Vec<verbs_model::Op>,
+}
+
+impl VerbsInput {
+    pub fn parse(input: &[u8]) -> Option<Self> {
+        let RingInput { ops, .. } = RingInput::parse(input)?;
+        let op = |Op { code, a, b }: Op| verbs_model::Op { code, a, b };
+        Some(Self { ops: ops.into_iter().map(op).collect() })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Writes the seeds of the ring, board, carrier, wire, farm, virtqueue and vhost_user targets into the folder that is named: `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that is named:
+//! `scripts/fuzz seeds`.
 
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
@@ -17,6 +18,7 @@ fn main() -> io::Result<()> {
     for (target, name, bytes) in rings()
         .chain(boards())
         .chain(carriers())
+        .chain(verbs())
         .chain(packets())
         .chain(farms())
         .chain(virtqueues())
@@ -98,6 +100,42 @@ fn boards() -> impl Iterator<Item = Seed> {
     [("well", well), ("lies", lies)]
         .into_iter()
         .map(|(name, ops)| ("board_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
+}
+
+/// Verbs: all operations on all kinds of queue pairs, polled and told of; and each kind of scribble between a receive and its message.
+fn verbs() -> impl Iterator<Item = Seed> {
+    let op = |what: u8, side: u8, a: u16, b: u16| Op { code: what << 1 | side, a, b };
+    let exchange = move |n: u16, lie: Option<Op>| {
+        let (pair, operation) = (n % 4, (n / 4 % 5) as u8);
+        // Atomics want eight bytes; sends and writes carry an immediate value now and then, and inline data.
+        let (length, flags) = if operation >= 3 { (2, 0) } else { (n % 8, n % 8 << 8) };
+        let receive = op(5, 1, pair | 1 << 2 | 6 << 4, 64 * n);
+        let send = op(operation, 0, pair | 1 << 2 | length << 4 | flags, 16 * n);
+        [op(13, 1, n, 0), receive].into_iter().chain(lie).chain([
+            send,
+            op(12, 1, 0, 0),
+            op(8, 0, 0, 0),
+            op(8, 1, 0, 0),
+        ])
+    };
+    let well: Vec<Op> = (0..60)
+        .flat_map(|n| {
+            let again = [op(14, (n % 2) as u8, n % 4, n / 4), op(14, 1 - (n % 2) as u8, n % 4, 0)];
+            let register = op(15, 1, 0, 0);
+            exchange(n, None).chain(again.into_iter().filter(move |_| n % 8 == 7)).chain([register])
+        })
+        .collect();
+    let lies: Vec<Op> = (0..120)
+        .flat_map(|n| {
+            let (kind, side) = ((n % 6) as u8, (n / 6 % 2) as u8);
+            let word = n % 6 | n / 3 % 32 << 3 | n % 16 << 8;
+            let lie = Op { code: 0x80 | kind << 1 | side, a: word, b: n.wrapping_mul(0x9e37) };
+            exchange(n, Some(lie)).chain([op(14, side, n % 4, 0)])
+        })
+        .collect();
+    [("well", well), ("lies", lies)]
+        .into_iter()
+        .map(|(name, ops)| ("verbs_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
 /// Change-overs: all is well, with bytes and wakes before and behind the change; and each kind of scribble at each step.

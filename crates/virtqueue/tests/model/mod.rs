@@ -157,7 +157,7 @@ impl World {
                     let wanted: Vec<_> =
                         request.segments.iter().filter(|s| s.writable == writable && s.len > 0).collect();
                     assert_eq!(buffers.len(), wanted.len());
-                    assert_eq!(len, wanted.iter().map(|s| s.len).sum());
+                    assert_eq!(len, wanted.iter().map(|s| s.len).sum::<u32>());
                     for (buffer, segment) in buffers.iter().zip(wanted) {
                         assert_eq!(
                             (self.guest.guest_address(buffer), buffer.len),
