@@ -8,7 +8,7 @@ BENCHES = channel memory farm volume daemon ready sockets verbs
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs lint doc install clean
 
 all: build
 
@@ -55,9 +55,9 @@ bench: build
 	scripts/setup bench
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
-# Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), then the VM
-# tests at length.
-soak: build soak-ring soak-sockets
+# Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8 messages
+# over RDMA queue pairs (soak-verbs), then the VM tests at length.
+soak: build soak-ring soak-sockets soak-verbs
 	GINNEL_SOAK=1 $(VMTEST)
 
 soak-ring:
@@ -65,6 +65,9 @@ soak-ring:
 
 soak-sockets:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: hostile:: --nocapture
+
+soak-verbs:
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -1,6 +1,9 @@
 //! Unmodified programs of RDMA verbs under `ginnel run --verbs`. Only segments are RDMA devices here, and each program is told which one
 //! to use, so that one which succeeds has used it.
 
+mod ends;
+mod soak;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

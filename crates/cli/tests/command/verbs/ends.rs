@@ -1,0 +1,75 @@
+//! A program that runs twice, each connected with the other by queue pairs.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+
+use super::{DEVICE, Killed, Verbs, can_compile};
+
+/// Compiles a program of this folder. `None` if that is not possible here.
+pub fn compiled(verbs: &Verbs, name: &str) -> Option<String> {
+    if !can_compile() {
+        return None;
+    }
+    let program = verbs.world.files().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/verbs/{name}.c"));
+    let status = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&program, &source])
+        .arg("-libverbs")
+        .status()
+        .unwrap();
+    assert!(status.success(), "{name}.c cannot be compiled");
+    Some(program.to_str().unwrap().to_owned())
+}
+
+/// One of the two.
+pub struct End {
+    child: Killed,
+    /// Closed, it ends.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl End {
+    fn start(verbs: &Verbs, program: &str, which: usize, arguments: &[&str]) -> Self {
+        let mut command = verbs.command(&[&[program, DEVICE, &which.to_string()], arguments].concat());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child: Killed(Some(child)), input, output }
+    }
+
+    /// Its next line. The programs see to it that they do not run for ever.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let (status, said) = self.ended();
+            panic!("it has ended: {status}, {said}");
+        }
+        line
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        // If it has ended meanwhile, its next line is missing.
+        let _ = self.input.as_mut().unwrap().write_all(line.as_bytes());
+    }
+
+    /// Waits for its end, which it is told of; how it has ended, and what it has said since.
+    pub fn ended(&mut self) -> (ExitStatus, String) {
+        drop(self.input.take());
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        let output = self.child.0.take().unwrap().wait_with_output().unwrap();
+        (output.status, said + &String::from_utf8_lossy(&output.stderr))
+    }
+}
+
+/// Starts both, and tells each where the other one is.
+pub fn start(verbs: &Verbs, program: &str, arguments: [&[&str]; 2]) -> [End; 2] {
+    let mut ends = [0, 1].map(|which| End::start(verbs, program, which, arguments[which]));
+    let lines = ends.each_mut().map(End::line);
+    ends[0].tell(&lines[1]);
+    ends[1].tell(&lines[0]);
+    ends
+}
