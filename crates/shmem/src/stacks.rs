@@ -44,11 +44,13 @@ impl Threads {
             let Some(list) = robust_list(*thread)? else { continue };
             let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
             // The C library puts what it keeps of a thread behind the thread's local memory, and that behind the stack; not so for the first one.
-            let start = match maps.area_at(list)? {
-                Some(Area { at, .. }) if at.contains(&list) && *thread != process => at.start,
-                _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE,
-            };
-            stacks.push(start..end);
+            // All of that is in one mapping. What begins where it ends is the program's.
+            stacks.push(match maps.area_at(list)? {
+                Some(Area { at, .. }) if at.contains(&list) && *thread != process => {
+                    at.start..end.min(at.end)
+                }
+                _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE..end,
+            });
         }
         Ok(Self { is_one: threads.len() == 1, stacks })
     }
@@ -133,6 +135,36 @@ mod tests {
 
     fn is_in(ranges: &[Range<usize>], address: usize) -> bool {
         ranges.iter().any(|range| range.contains(&address))
+    }
+
+    /// The first address behind this thread's stack, thread-local memory and descriptor.
+    fn behind_own() -> usize {
+        let mut attributes = std::mem::MaybeUninit::uninit();
+        let (mut start, mut len) = (std::ptr::null_mut(), 0);
+        // SAFETY: the first call fills the attributes, which the second reads and the third gives back.
+        unsafe {
+            assert_eq!(libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()), 0);
+            assert_eq!(libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut len), 0);
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        }
+        start as usize + len
+    }
+
+    /// Memory of the program may be there. (If another stack is, its guard is between them, and not part of it.)
+    #[test]
+    fn what_follows_a_stack_is_not_part_of_it() {
+        let (sender, receiver) = mpsc::channel();
+        let (end, wait) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            sender.send((own()[3], behind_own())).unwrap();
+            let _ = wait.recv();
+        });
+        let (descriptor, behind) = receiver.recv().unwrap();
+        let Threads { stacks, .. } = Threads::look().unwrap();
+        assert!(is_in(&stacks, descriptor) && is_in(&stacks, behind - 1), "{behind:#x} in {stacks:x?}");
+        assert!(!is_in(&stacks, behind), "{behind:#x} in {stacks:x?}");
+        drop(end);
+        thread.join().unwrap();
     }
 
     #[test]
