@@ -27,6 +27,8 @@ const PKEY: u16 = 0xffff;
 pub const MAX_ELEMENTS: usize = ginnel_layout::verbs::receive::MOST;
 /// The most bytes that are taken from the program when it posts.
 pub const MAX_INLINE: usize = 512;
+/// What atomic requests work on.
+const ATOMIC_SIZES: u16 = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP as u16;
 /// The most completions of a queue.
 pub const MAX_COMPLETIONS: usize = 1 << 22;
 
@@ -265,7 +267,9 @@ fn attributes(open: &Open) -> ibv_device_attr {
     attr.max_qp_rd_atom = 255;
     attr.max_res_rd_atom = 255;
     attr.max_qp_init_rd_atom = 255;
-    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    // They are atomic for the CPU too, which `IBV_ATOMIC_GLOB` would say, and `pci_atomic_caps` does. But adapters say this, so programs are
+    // tried with it: UCX offers no atomic operations on a device that says the other.
+    attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_pkeys = 1;
     attr.phys_port_cnt = PORT;
     attr
@@ -292,6 +296,8 @@ unsafe extern "C" fn query_device_ex(
     let Some(own) = own.filter(|_| wishes == 0) else { return libc::EINVAL };
     let mut all = ibv_device_attr_ex::ZEROED;
     all.orig_attr = attributes(&own.open);
+    all.pci_atomic_caps.fetch_add = ATOMIC_SIZES;
+    all.pci_atomic_caps.compare_swap = ATOMIC_SIZES;
     all.phys_port_cnt_ex = PORT.into();
     // SAFETY: the caller has room for `size` bytes, and what it does not know is not written.
     unsafe {

@@ -31,6 +31,9 @@ pub const PRELOAD: Library = Library {
     is_there: Path::is_file,
 };
 
+/// Beside the libraries for RDMA verbs: makes a file of each device for programs that look for it, such as those with UCX.
+pub const DEVICE_FILES: &str = "device-files.so";
+
 /// The folder of the libraries that take the place of libibverbs and librdmacm.
 pub const VERBS: Library = Library {
     variable: "LD_LIBRARY_PATH",
@@ -38,7 +41,7 @@ pub const VERBS: Library = Library {
     place: "GINNEL_VERBS",
     places: &["verbs", "../lib/ginnel/verbs"],
     purpose: "the folder of the libraries for RDMA verbs",
-    is_there: |folder| folder.join("libibverbs.so.1").is_file(),
+    is_there: |folder| ["libibverbs.so.1", DEVICE_FILES].iter().all(|file| folder.join(file).is_file()),
 };
 
 impl Library {

@@ -8,9 +8,9 @@ mod signals;
 use crate::output;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use library::{Library, PRELOAD, VERBS};
+use library::{DEVICE_FILES, Library, PRELOAD, VERBS};
 use program::Fit;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ const NOT_FOUND: u8 = 127;
 /// those of programs that cannot load the library (statically linked, set-user-ID, written in Go).
 ///
 /// With --verbs, the program also finds Ginnel's libibverbs and librdmacm in place of the system's (LD_LIBRARY_PATH): each segment with
-/// `verbs = true` that this user may use is an RDMA device for it, beside the devices that the machine has.
+/// `verbs = true` that this user may use is an RDMA device for it, beside the devices that the machine has. A small library (LD_PRELOAD)
+/// gives each of these devices a file for programs that look for one, below /dev/infiniband.
 ///
 /// Exit status: the program's, 128 + N if signal N has ended it and there is no report, and that same signal with a report. 125
 /// if ginnel fails, 126 if the program cannot be executed, 127 if it is not found.
@@ -109,7 +110,9 @@ fn execute(args: Args) -> Result<()> {
         load(&mut command, &PRELOAD, &library)?;
     }
     if args.verbs {
-        load(&mut command, &VERBS, &VERBS.find()?)?;
+        let folder = VERBS.find()?;
+        load(&mut command, &PRELOAD, &folder.join(DEVICE_FILES))?;
+        load(&mut command, &VERBS, &folder)?;
     }
     let Some(file) = args.report else {
         return Err(program::Unusable(command.exec()).at(&path));
@@ -127,8 +130,10 @@ fn execute(args: Args) -> Result<()> {
 
 /// Tells the program's dynamic loader of a library.
 fn load(command: &mut Command, library: &Library, place: &Path) -> Result<()> {
-    let value = library.first(place, std::env::var_os(library.variable))?;
-    command.env(library.variable, value);
+    let variable = OsStr::new(library.variable);
+    let told = command.get_envs().find(|(name, _)| *name == variable).and_then(|(_, value)| value);
+    let others = told.map(OsStr::to_owned).or_else(|| std::env::var_os(variable));
+    command.env(variable, library.first(place, others)?);
     Ok(())
 }
 

@@ -28,6 +28,7 @@ mod signalled;
 mod stage;
 mod traps;
 mod verbs;
+mod verbs_programs;
 mod volume;
 mod waking;
 mod world;

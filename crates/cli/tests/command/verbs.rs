@@ -23,7 +23,12 @@ pub struct Verbs {
 
 impl Verbs {
     pub fn new() -> Self {
-        let world = World::with("size = '256M'\nverbs = true");
+        Self::sized("256M")
+    }
+
+    /// With a segment of this size.
+    pub fn sized(size: &str) -> Self {
+        let world = World::with(&format!("size = '{size}'\nverbs = true"));
         let libraries = built_libraries("crates/verbs-capi", "verbs");
         Self { world, libraries, preload: built_library("ginnel-preload", "libginnel_preload.so") }
     }
@@ -43,9 +48,10 @@ impl Verbs {
 
     /// Runs a program twice, as server and as its client, which both must succeed.
     pub fn pair(&self, program: &[&str]) -> [String; 2] {
-        let [server, client] = self.start(program).map(|mut child| child.0.take().unwrap());
-        let client = expect_good(program, client);
-        [expect_good(program, server), client]
+        // A server whose client has failed ends with the test.
+        let [mut server, mut client] = self.start(program);
+        let client = expect_good(program, client.0.take().unwrap());
+        [expect_good(program, server.0.take().unwrap()), client]
     }
 
     /// Starts a program twice, as server and as its client. The server is there when it listens at the port, which is the last argument

@@ -1,0 +1,3 @@
+//! Further programs and libraries that use RDMA verbs, as the distribution has them, over a segment.
+
+mod ucx;

@@ -1,0 +1,163 @@
+//! UCX, over which MPI libraries send.
+
+use std::fs;
+
+use crate::stage::{free_port, have, listens};
+use crate::verbs::{DEVICE, Killed, Verbs, expect_good};
+use crate::world::wait_for;
+
+/// Each test of ucx_perftest registers UCX's pools of buffers anew, at other addresses.
+const SIZE: &str = "2G";
+
+/// Tests of UCX's protocols.
+const OF_PROTOCOLS: &[&str] = &[
+    "tag_lat -s 8 -n 200",
+    "tag_lat -s 65536 -n 20",
+    "tag_bw -s 1024 -n 500",
+    "tag_bw -s 1048576 -n 20",
+    "ucp_put_lat -s 8 -n 200",
+    "ucp_put_bw -s 65536 -n 200",
+    "ucp_get -s 8 -n 200",
+    "ucp_get -s 65536 -n 20",
+    "ucp_am_lat -s 100 -n 200",
+    "ucp_add -s 8 -n 200",
+    "ucp_fadd -s 8 -n 200",
+    "ucp_swap -s 8 -n 200",
+    "ucp_cswap -s 8 -n 200",
+];
+
+/// Tests of UCX's transports, where each operation is a request of verbs.
+const OF_CONNECTED: &[&str] = &[
+    "am_lat -s 8 -n 200",
+    "am_bw -D zcopy -s 4096 -n 500",
+    "put_lat -s 8 -n 200",
+    "put_bw -D zcopy -s 65536 -n 200",
+    "get -D zcopy -s 4096 -n 200",
+    "add_lat -s 8 -n 200",
+    "fadd -s 8 -n 200",
+    "cswap -s 8 -n 200",
+];
+
+const OF_DATAGRAMS: &[&str] = &["am_lat -s 8 -n 200", "am_bw -D zcopy -s 4000 -n 500"];
+
+/// What runs a program of UCX over these transports and devices alone. It says which way it takes to each peer.
+fn line<'a>(settings: &'a [String], program: &[&'a str]) -> Vec<&'a str> {
+    let settings = settings.iter().map(String::as_str);
+    ["env", "UCX_LOG_LEVEL=info"].into_iter().chain(settings).chain(program.iter().copied()).collect()
+}
+
+fn only(transports: &str, devices: &str) -> Vec<String> {
+    vec![format!("UCX_TLS={transports}"), format!("UCX_NET_DEVICES={devices}")]
+}
+
+#[test]
+fn the_device_is_found() {
+    if !have(&["ucx_info"]) {
+        return;
+    }
+    let said = Verbs::new().good(&["ucx_info", "-d"]);
+    let (_, ours) = said.split_once(&format!("Memory domain: {DEVICE}")).expect(&said);
+    let (ours, _) = ours.split_once("Memory domain:").unwrap_or((ours, ""));
+    for (transport, has_atomics) in [("rc_verbs", true), ("ud_verbs", false)] {
+        let (_, of_it) = ours.split_once(&format!("Transport: {transport}")).expect(&said);
+        let (of_it, _) = of_it.split_once("Transport:").unwrap_or((of_it, ""));
+        assert!(of_it.contains(&format!("Device: {DEVICE}:1")), "{transport}: {said}");
+        for words in ["atomic_fadd: 64 bit", "atomic_cswap: 64 bit"] {
+            assert_eq!(of_it.contains(words), has_atomics, "{transport}, {words}: {said}");
+        }
+    }
+    assert!(!said.contains("WARN") && !said.contains("ERROR"), "{said}");
+}
+
+/// Runs tests of ucx_perftest, in one process after the other. Each test has new connections.
+fn perftest(verbs: &Verbs, settings: &[String], tests: &[&str], more: &[&str]) -> [String; 2] {
+    let batch = verbs.world.files().join("batch");
+    let lines = tests.iter().enumerate().map(|(i, test)| format!("test{i} -t {test} -w 10\n"));
+    fs::write(&batch, lines.collect::<String>()).unwrap();
+    let program = ["ucx_perftest", "-f", "-b", batch.to_str().unwrap()];
+    let both = verbs.pair(&line(settings, &[&program, more].concat()));
+    for (i, test) in tests.iter().enumerate() {
+        let result = both[1].lines().find(|line| line.trim_start().starts_with(&format!("test{i} ")));
+        println!("{settings:?} {test}: {}", result.unwrap_or_else(|| panic!("{test}: {}", both.concat())));
+    }
+    for said in &both {
+        assert!(!said.contains("WARN") && !said.contains("ERROR"), "{said}");
+    }
+    both
+}
+
+#[test]
+fn protocols() {
+    if !have(&["ucx_perftest"]) {
+        return;
+    }
+    let verbs = Verbs::sized(SIZE);
+    for (transports, kind) in [("rc_v", "rc_verbs"), ("ud_v", "ud_verbs")] {
+        let both = perftest(&verbs, &only(transports, &format!("{DEVICE}:1")), OF_PROTOCOLS, &[]);
+        for said in both {
+            let way = format!("({kind}/{DEVICE}:1)");
+            assert!(said.contains(&way), "{way}: {said}");
+        }
+    }
+}
+
+#[test]
+fn transports() {
+    if !have(&["ucx_perftest"]) {
+        return;
+    }
+    let verbs = Verbs::sized(SIZE);
+    for (kind, tests) in [("rc_verbs", OF_CONNECTED), ("ud_verbs", OF_DATAGRAMS)] {
+        perftest(&verbs, &[], tests, &["-x", kind, "-d", &format!("{DEVICE}:1")]);
+    }
+}
+
+/// The demonstration of UCX compares what it reads and writes with what it should be. It connects over TCP.
+#[test]
+fn data_are_right() {
+    if !have(&["io_demo"]) {
+        return;
+    }
+    let verbs = Verbs::sized(SIZE);
+    let mut settings = only("rc_v,tcp", &format!("{DEVICE}:1,lo"));
+    settings.push("UCX_SOCKADDR_TLS_PRIORITY=tcp".into());
+    // Messages with tags, and active messages.
+    for more in [&[][..], &["-A"]] {
+        let port = free_port().to_string();
+        let options = ["io_demo", "-q", "-o", "read,write", "-d", "1:300000", "-p", &port];
+        let server = line(&settings, &[&options, more].concat());
+        let server = Killed(Some(verbs.command(&server).spawn().unwrap()));
+        wait_for("a server", || listens(port.parse().unwrap()));
+        let client = line(&settings, &[&options, more, &["-v", "-i", "300", "127.0.0.1"]].concat());
+        let said = expect_good(&client, verbs.command(&client).spawn().unwrap());
+        drop(server);
+        let way = format!("(rc_verbs/{DEVICE}:1");
+        assert!(said.contains(&way) && said.contains("Client exit with status 'OK'"), "{more:?}: {said}");
+    }
+}
+
+/// A program that asks for the file of a device, as UCX does, finds one; nothing else changes.
+#[test]
+fn a_device_has_a_file() {
+    const SCRIPT: &str = "
+import errno, os, stat, sys
+at = '/dev/infiniband/'
+mine = at + sys.argv[1]
+assert stat.S_ISCHR(os.stat(mine).st_mode)
+assert os.access(mine, os.R_OK | os.W_OK) and not os.access(mine, os.X_OK)
+for other in [at + 'ginnelx', mine[1:], '/tmp' + mine, at + 'ginnel']:
+    assert not os.access(other, os.F_OK), other
+    try:
+        os.stat(other)
+        assert False, other
+    except OSError as error:
+        assert error.errno == errno.ENOENT, error
+assert stat.S_ISDIR(os.stat('/dev').st_mode) and os.access('/dev', os.X_OK)
+assert stat.S_ISREG(os.stat(sys.executable).st_mode)
+";
+    let python = crate::stage::PYTHON;
+    if !have(&["python3"]) {
+        return;
+    }
+    Verbs::new().good(&[python, "-c", SCRIPT, DEVICE]);
+}
