@@ -332,24 +332,33 @@ pub(crate) fn is_survived(address: usize, is_store: bool) -> bool {
     }
 }
 
+/// How often a thread is looked at that wants a CPU, and blocks a signal: some seconds. On a busy machine it may have to wait so long for its
+/// turn. One that sleeps is looked at 300 times, for a quarter of a second.
+const PATIENCE: i32 = 6000;
+
 /// Whether any thread blocks the signal, and not for a moment only, as the C library does in some of its functions.
 fn does_any_thread_block(signal: libc::c_int) -> io::Result<bool> {
     for thread in fs::read_dir("/proc/self/task")? {
         let status = thread?.path().join("status");
+        // `None`: it does not. Otherwise, whether it waits for something else than a CPU.
         let blocks = || {
             // One that has ended meanwhile blocks nothing.
-            let Ok(status) = fs::read_to_string(&status) else { return false };
-            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-            let blocked = blocked.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-            blocked.is_none_or(|set| set & 1 << (signal - 1) != 0)
+            let status = fs::read_to_string(&status).ok()?;
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            let blocked = field("SigBlk:").and_then(|set| u64::from_str_radix(set, 16).ok());
+            let is_blocked = blocked.is_none_or(|set| set & 1 << (signal - 1) != 0);
+            is_blocked.then(|| !field("State:").is_some_and(|state| state.starts_with('R')))
         };
-        // On a busy machine, that thread may have to wait for its turn.
-        let is_for_long = (0..300).all(|look| {
-            if look > 0 {
-                thread::sleep(Duration::from_micros(if look < 30 { 100 } else { 1000 }));
+        let (mut patience, mut looks) = (PATIENCE, 0);
+        let is_for_long = loop {
+            let Some(sleeps) = blocks() else { break false };
+            patience -= if sleeps { PATIENCE / 300 } else { 1 };
+            if patience <= 0 {
+                break true;
             }
-            blocks()
-        });
+            thread::sleep(Duration::from_micros(if looks < 30 { 100 } else { 1000 }));
+            looks += 1;
+        };
         if is_for_long {
             return Ok(true);
         }

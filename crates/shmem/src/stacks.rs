@@ -11,7 +11,7 @@ use std::ops::Range;
 const PAGE: usize = 4096;
 /// What a call of this library may use of a stack.
 const DEPTH: usize = 32 << 10;
-/// More than the C library keeps of a thread, from its list of robust locks on.
+/// More than the C library keeps of a thread: from where its thread-local memory ends, and so from its list of robust locks on.
 const DESCRIPTOR: usize = 4096;
 
 /// What is known of the threads of this process at one moment.
@@ -39,7 +39,7 @@ impl Threads {
         let random = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
         stacks.extend(maps.area_at(random)?.map(|area| area.at));
         let process = rustix::process::getpid();
-        let local = thread_local_bytes();
+        let local = thread_local_bytes() + descriptor_before_list()?;
         for thread in &threads {
             let Some(list) = robust_list(*thread)? else { continue };
             let end = list.saturating_add(DESCRIPTOR).next_multiple_of(PAGE);
@@ -49,7 +49,7 @@ impl Threads {
                 Some(Area { at, .. }) if at.contains(&list) && *thread != process => {
                     at.start..end.min(at.end)
                 }
-                _ => list.saturating_sub(DESCRIPTOR + local) / PAGE * PAGE..end,
+                _ => list.saturating_sub(local)..end,
             });
         }
         Ok(Self { is_one: threads.len() == 1, stacks })
@@ -86,6 +86,18 @@ fn robust_list(thread: Pid) -> io::Result<Option<usize>> {
         return if error.raw_os_error() == Some(libc::ESRCH) { Ok(None) } else { Err(error) };
     }
     Ok((head != 0).then_some(head))
+}
+
+/// How much of what the C library keeps of a thread lies between its thread-local memory and its list of robust locks. It is the same for all
+/// threads.
+fn descriptor_before_list() -> io::Result<usize> {
+    // SAFETY: it has no arguments.
+    let descriptor = unsafe { libc::pthread_self() } as usize;
+    let list = robust_list(rustix::thread::gettid())?;
+    // Where thread-local memory ends at the descriptor (ELF Handling For Thread-Local Storage, variant II).
+    let distance =
+        list.filter(|_| cfg!(target_arch = "x86_64")).and_then(|list| list.checked_sub(descriptor));
+    Ok(distance.map_or(DESCRIPTOR, |distance| distance.min(DESCRIPTOR)))
 }
 
 /// How much local memory each thread has at once.
@@ -165,6 +177,19 @@ mod tests {
         assert!(!is_in(&stacks, behind), "{behind:#x} in {stacks:x?}");
         drop(end);
         thread.join().unwrap();
+    }
+
+    /// Nor is what precedes the thread-local memory of the first thread, which has no stack there.
+    #[test]
+    fn nothing_is_taken_for_thread_local_memory_that_is_not() {
+        let process = rustix::process::getpid();
+        let list = robust_list(process).unwrap().unwrap();
+        let before = descriptor_before_list().unwrap();
+        assert!(before > 0 && before < 2048, "{before}");
+        let Threads { stacks, .. } = Threads::look().unwrap();
+        let first = stacks.iter().find(|range| range.contains(&list)).unwrap();
+        let local = list - before - first.start;
+        assert_eq!(local, thread_local_bytes(), "{first:x?}");
     }
 
     #[test]
