@@ -4,8 +4,10 @@ use crate::real;
 use ginnel_verbs_abi::{
     DEVICE_PADDING, IBV_FORK_UNNEEDED, IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device, ibv_fork_status,
 };
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device of ours. It is there for as long as the process is, because programs keep pointers to it, and nobody counts them.
 #[repr(C)]
@@ -68,9 +70,9 @@ fn ours() -> Vec<&'static Device> {
 
 /// Devices that were listed once.
 #[cfg(not(test))]
-fn known() -> std::sync::MutexGuard<'static, Vec<&'static Device>> {
-    static KNOWN: std::sync::Mutex<Vec<&'static Device>> = std::sync::Mutex::new(Vec::new());
-    KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn known() -> MutexGuard<'static, Vec<&'static Device>> {
+    static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Asks the daemon which segments are devices. Without a daemon there are none. A device that is gone is listed no more, but known.
@@ -143,12 +145,12 @@ fn list() -> Option<List> {
     Some(List { entries: entries.into_boxed_slice(), real })
 }
 
-/// In front of the entries in memory, so that the list is found again.
-#[repr(C)]
-struct Header {
-    real: *mut *mut ibv_device,
-    /// Entries, the null included.
-    length: usize,
+/// The list of the real library that belongs to a list, by the address of that. It is not beside the entries because some programs give a
+/// list to `free` (qperf does), so it must be what `malloc` has returned. The real list of such a program stays, as it would without us.
+static REAL: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+fn real_lists() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    REAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[unsafe(no_mangle)]
@@ -164,10 +166,9 @@ unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut
         return ptr::null_mut();
     };
     let length = entries.len();
-    let size = size_of::<Header>() + length * size_of::<*mut ibv_device>();
-    // SAFETY: the size is not zero. Of malloc, because the length is known to the header alone.
-    let header = unsafe { libc::malloc(size) }.cast::<Header>();
-    if header.is_null() {
+    // SAFETY: the size is not zero.
+    let made = unsafe { libc::malloc(length * size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if made.is_null() {
         if !real.is_null() {
             // SAFETY: the list is the real library's, and nobody else has it.
             unsafe { real::ibv_free_device_list(real) };
@@ -176,13 +177,15 @@ unsafe extern "C" fn ginnel_ibv_get_device_list(num_devices: *mut c_int) -> *mut
         return ptr::null_mut();
     }
     count(length - 1);
-    // SAFETY: there is room for a header and the entries behind it.
-    unsafe {
-        header.write(Header { real, length });
-        let list = header.add(1).cast::<*mut ibv_device>();
-        ptr::copy_nonoverlapping(entries.as_ptr(), list, length);
-        list
+    // SAFETY: there is room for the entries.
+    unsafe { ptr::copy_nonoverlapping(entries.as_ptr(), made, length) };
+    if real.is_null() {
+        // What a program has given to `free` may have been here.
+        real_lists().remove(&made.addr());
+    } else {
+        real_lists().insert(made.addr(), real.expose_provenance());
     }
+    made
 }
 
 #[unsafe(no_mangle)]
@@ -190,13 +193,12 @@ unsafe extern "C" fn ginnel_ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
     }
-    // SAFETY: the list is of the function above, so it has a header in front, and the caller gives it up.
+    let real = real_lists().remove(&list.addr());
+    // SAFETY: the list is of the function above, and the caller gives it up; and with it that of the real library, which nobody else has.
     unsafe {
-        let header = list.cast::<Header>().sub(1);
-        let real = (*header).real;
-        libc::free(header.cast());
-        if !real.is_null() {
-            real::ibv_free_device_list(real);
+        libc::free(list.cast());
+        if let Some(real) = real {
+            real::ibv_free_device_list(ptr::with_exposed_provenance_mut(real));
         }
     }
 }
@@ -305,6 +307,30 @@ mod tests {
         assert_eq!(listed(), Some(vec![ours.as_ptr(), real.as_ptr()]));
         DEVICES.set(None);
         assert_eq!(listed(), Some(vec![ours.as_ptr()]), "without a real library");
+    }
+
+    /// qperf does this.
+    #[test]
+    fn a_list_may_be_given_to_free() {
+        OURS.set(vec![device("ginnel_a")]);
+        for real in [None, Some(vec![device("mlx5_0").as_ptr()])] {
+            let lost = real.is_some();
+            DEVICES.set(real);
+            let mut count = 0;
+            // SAFETY: as a program calls it.
+            unsafe {
+                let list = ginnel_ibv_get_device_list(&mut count);
+                assert!(
+                    libc::malloc_usable_size(list.cast())
+                        >= (count as usize + 1) * size_of::<*mut ibv_device>()
+                );
+                libc::free(list.cast());
+            }
+            assert_eq!(LISTS.get(), i32::from(lost));
+            LISTS.set(0);
+            // Later ones, perhaps at the same address, are as always.
+            assert!(listed().is_some());
+        }
     }
 
     #[test]
