@@ -16,10 +16,10 @@ const PAGE: usize = 4096;
 const HEADER: usize = 512;
 
 /// A sequence of numbers that looks random (SplitMix64).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,12 +27,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
     /// A word as a liar writes it: near what stands there, small, large, or any.
-    fn lie(&mut self, now: u64) -> u64 {
+    pub fn lie(&mut self, now: u64) -> u64 {
         match self.below(7) {
             0 => 0,
             1 => u64::MAX,

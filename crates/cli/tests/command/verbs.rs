@@ -1,6 +1,7 @@
 //! Unmodified programs of RDMA verbs under `ginnel run --verbs`. Only segments are RDMA devices here, and each program is told which one
 //! to use, so that one which succeeds has used it.
 
+mod adversary;
 mod ends;
 mod soak;
 

@@ -34,8 +34,10 @@ struct end {
 	struct ibv_srq *srq;
 	struct ibv_qp *pairs[MOST_PAIRS];
 	int count;
+	/* The memory. */
 	struct ibv_mr *mr;
 	char *bytes;
+	size_t size;
 	/* The other end's memory. */
 	uint64_t address;
 	uint32_t key;
@@ -57,8 +59,8 @@ static inline struct ibv_context *open_named(const char *name)
 	return NULL;
 }
 
-/* Makes queue pairs with room for so many sends and receives, and registers so many bytes. */
-static inline void make_end(struct end *end, const char *device, int pairs, int shared, int sends, int receives, size_t bytes)
+/* Opens the device, makes queues for so many sends and receives of each queue pair, and takes so many bytes. */
+static inline void open_end(struct end *end, const char *device, int pairs, int shared, int sends, int receives, size_t bytes)
 {
 	end->context = open_named(device);
 	end->pd = ibv_alloc_pd(end->context);
@@ -73,12 +75,27 @@ static inline void make_end(struct end *end, const char *device, int pairs, int 
 		CHECK(end->srq);
 	}
 	end->count = pairs;
-	for (int i = 0; i < pairs; i++) {
+	end->size = bytes;
+	end->bytes = aligned_alloc(4096, bytes);
+	CHECK(end->bytes);
+	memset(end->bytes, 0, bytes);
+}
+
+static inline void register_end(struct end *end)
+{
+	end->mr = ibv_reg_mr(end->pd, end->bytes, end->size, ALL_ACCESS);
+	CHECK(end->mr);
+}
+
+/* Makes the queue pairs, with room for so many sends and receives. */
+static inline void make_pairs(struct end *end, int sends, int receives)
+{
+	for (int i = 0; i < end->count; i++) {
 		struct ibv_qp_init_attr init = {
 			.send_cq = end->sends,
 			.recv_cq = end->receives,
 			.srq = end->srq,
-			.cap = {sends, shared ? 0 : receives, 1, 1, 64},
+			.cap = {sends, end->srq ? 0 : receives, 1, 1, 64},
 			.qp_type = IBV_QPT_RC,
 		};
 		end->pairs[i] = ibv_create_qp(end->pd, &init);
@@ -87,15 +104,13 @@ static inline void make_end(struct end *end, const char *device, int pairs, int 
 		CHECK(!ibv_modify_qp(end->pairs[i], &attr,
 				     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	}
-	end->bytes = aligned_alloc(4096, bytes);
-	CHECK(end->bytes);
-	memset(end->bytes, 0, bytes);
-	end->mr = ibv_reg_mr(end->pd, end->bytes, bytes, ALL_ACCESS);
-	CHECK(end->mr);
 }
 
-/* Connects each queue pair with that of the same place at the other end. */
-static inline void connect_end(struct end *end)
+/*
+ * Connects each queue pair with that of the same place at the other end. False if there is no other end any more. One
+ * that cannot be reached fails after eight times 4.096 us x 2^timeout.
+ */
+static inline int connect_end(struct end *end, int timeout)
 {
 	struct ibv_port_attr port;
 	CHECK(!ibv_query_port(end->context, 1, &port));
@@ -106,7 +121,8 @@ static inline void connect_end(struct end *end)
 	fflush(stdout);
 	unsigned long address;
 	unsigned lid;
-	CHECK(scanf("at %lu %u %u", &address, &end->key, &lid) == 3);
+	if (scanf(" at %lu %u %u", &address, &end->key, &lid) != 3)
+		return 0;
 	end->address = address;
 	for (int i = 0; i < end->count; i++) {
 		unsigned number;
@@ -123,11 +139,12 @@ static inline void connect_end(struct end *end)
 				     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 					     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 		attr = (struct ibv_qp_attr){
-			.qp_state = IBV_QPS_RTS, .timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
+			.qp_state = IBV_QPS_RTS, .timeout = timeout, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
 		CHECK(!ibv_modify_qp(end->pairs[i], &attr,
 				     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 					     IBV_QP_MAX_QP_RD_ATOMIC));
 	}
+	return 1;
 }
 
 /* The next of numbers that look random (SplitMix64). */

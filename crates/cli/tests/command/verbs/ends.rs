@@ -32,7 +32,8 @@ pub struct End {
 }
 
 impl End {
-    fn start(verbs: &Verbs, program: &str, which: usize, arguments: &[&str]) -> Self {
+    /// Starts one: the first, or the second.
+    pub fn start(verbs: &Verbs, program: &str, which: usize, arguments: &[&str]) -> Self {
         let mut command = verbs.command(&[&[program, DEVICE, &which.to_string()], arguments].concat());
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
@@ -53,6 +54,16 @@ impl End {
     pub fn tell(&mut self, line: &str) {
         // If it has ended meanwhile, its next line is missing.
         let _ = self.input.as_mut().unwrap().write_all(line.as_bytes());
+    }
+
+    /// Kills it as hard as possible.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    /// How it has ended, if it has.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.0.as_mut().unwrap().try_wait().unwrap()
     }
 
     /// Waits for its end, which it is told of; how it has ended, and what it has said since.

@@ -2,8 +2,8 @@
  * Sends so many messages to the other end, and receives as many: SEND and WRITE with an immediate value, of all lengths. Each message must
  * arrive once, in order, as it was sent; and nobody may sleep for ever. It polls and sleeps in turns.
  *
- * Ends with 1 if something is wrong, with 3 if there is no progress for STALL seconds, and with 4 if that is so because a call does not
- * return.
+ * Ends with 1 if something is wrong, with 3 if there is no progress for STALL seconds, with 4 if that is so because a call does not
+ * return, and with 5 if memory has changed that nobody else has to do with.
  *
  * Usage: soak DEVICE 0|1 own|shared any|solicited free|one COUNT STALL
  */
@@ -254,6 +254,24 @@ static void sleep_for_one(void)
 	sleeps++;
 }
 
+/* Memory that is not registered, and is on no page that is: static, and of the heap. */
+static char untouched[65536], *also_untouched;
+
+static void fill_untouched(void)
+{
+	also_untouched = malloc(sizeof untouched);
+	CHECK(also_untouched);
+	memset(untouched, 0x5a, sizeof untouched);
+	memset(also_untouched, 0x5a, sizeof untouched);
+}
+
+static void check_untouched(void)
+{
+	for (size_t i = 0; i < sizeof untouched; i++)
+		if (untouched[i] != 0x5a || also_untouched[i] != 0x5a)
+			_exit(5);
+}
+
 static volatile int is_suspected;
 
 static void stalled(int signal)
@@ -272,6 +290,7 @@ static void stalled(int signal)
 		fprintf(stderr, "pair %d: posted %lu, complete %lu, received %lu, of %lu; %lu receives are not posted\n", i,
 			all[i].posted, all[i].complete, all[i].received, all[i].count, all[i].free);
 	(void)signal;
+	check_untouched();
 	_exit(is_stuck ? 4 : 3);
 }
 
@@ -279,6 +298,8 @@ int main(int count, char **arguments)
 {
 	CHECK(count == 8);
 	stall = atoi(arguments[7]);
+	fill_untouched();
+	atexit(check_untouched);
 	signal(SIGALRM, stalled);
 	alarm(stall);
 	me = atoi(arguments[2]);
@@ -298,12 +319,14 @@ int main(int count, char **arguments)
 	}
 	random_state = messages * 2 + me;
 	pairs = shared ? 3 : 1;
-	make_end(&end, arguments[1], pairs, shared, WINDOW, RECEIVES, BYTES);
+	open_end(&end, arguments[1], pairs, shared, WINDOW, RECEIVES, BYTES);
+	register_end(&end);
+	make_pairs(&end, WINDOW, RECEIVES);
 	for (int i = 0; i < pairs; i++)
 		all[i].count = messages / pairs;
 	for (uint64_t slot = 0; slot < RECEIVES; slot++)
 		post_receive(0, slot);
-	connect_end(&end);
+	CHECK(connect_end(&end, 20));
 
 	alarm(stall);
 	struct timespec begin, now;
