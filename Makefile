@@ -56,7 +56,7 @@ bench: build
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
 # Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8 messages
-# over RDMA queue pairs and hostile members (soak-verbs), then the VM tests at length.
+# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), then the VM tests at length.
 soak: build soak-ring soak-sockets soak-verbs
 	GINNEL_SOAK=1 $(VMTEST)
 
@@ -67,7 +67,7 @@ soak-sockets:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: hostile:: --nocapture
 
 soak-verbs:
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

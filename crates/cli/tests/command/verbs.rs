@@ -3,6 +3,7 @@
 
 mod adversary;
 mod ends;
+mod kills;
 mod soak;
 
 use std::fs;

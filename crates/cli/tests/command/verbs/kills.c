@@ -1,0 +1,267 @@
+/*
+ * Two ends that send to each other for ever. The first one survives: when its peer has died, it waits until all its requests have ended,
+ * says so, and connects with the next one. The second one kills itself in a call: it goes through the call step by step once, to know how
+ * many instructions that has, and dies at a random one of the next such call. Before that it says that it is at work. With "none",
+ * somebody else kills it.
+ *
+ * Usage: kills DEVICE 0|1 own|shared post|poll|receive|register|deregister|none SEED
+ */
+#define _GNU_SOURCE
+#include "ends.h"
+#include <poll.h>
+#include <signal.h>
+#include <time.h>
+
+#define SENDS 16
+#define RECEIVES 32
+#define LONGEST 256
+/* Seconds without a completion, or without the end of a connection, after which something is wrong. */
+#define STALL 30
+
+#define BYTES ((SENDS + 3 * RECEIVES) * LONGEST)
+
+static struct end end;
+static int is_survivor;
+
+/* The call in which it dies. */
+static const char *fatal;
+/* It has received something. */
+static int is_at_work;
+static volatile uint64_t steps, limit = UINT64_MAX, measured;
+static unsigned before_steps;
+
+static void step(int signal)
+{
+	(void)signal;
+	if (steps++ >= limit)
+		kill(getpid(), SIGKILL);
+}
+
+/* The CPU traps after each instruction while this flag is set. */
+static inline void set_trap_flag(void)
+{
+	__asm__ volatile("sub $128, %%rsp; pushfq; orq $0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
+}
+
+static inline void clear_trap_flag(void)
+{
+	__asm__ volatile("sub $128, %%rsp; pushfq; andq $~0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
+}
+
+/*
+ * Whether the call of this name is gone through step by step. It is neither the first one nor always the same one, and not before the
+ * other end is there: that would have to wait until it takes this one for unreachable.
+ */
+static int begin_steps(const char *name)
+{
+	if (!is_at_work || strcmp(name, fatal) || before_steps-- > 0)
+		return 0;
+	before_steps = below(8);
+	steps = 0;
+	if (measured)
+		limit = below(measured);
+	return 1;
+}
+
+static void end_steps(void)
+{
+	if (!measured)
+		measured = steps;
+}
+
+static volatile uint64_t calls;
+
+#define CALL(name, call)                     \
+	do {                                 \
+		calls++;                     \
+		int stepped = begin_steps(name); \
+		if (stepped)                 \
+			set_trap_flag();     \
+		call;                        \
+		clear_trap_flag();           \
+		if (stepped)                 \
+			end_steps();         \
+	} while (0)
+
+/* Requests to send: all are signaled, and complete in their order. */
+static uint64_t posted, complete;
+static int has_failed, sends_have_failed;
+/* Receives that are posted. In a shared queue they stay when a connection ends. */
+static char is_posted[RECEIVES];
+static unsigned receives;
+static uint64_t received;
+
+static void post_sends(void)
+{
+	while (posted - complete < SENDS && !has_failed) {
+		unsigned length = below(2) ? below(33) : below(LONGEST + 1), what = below(8);
+		uint64_t offset = (SENDS + RECEIVES + posted % RECEIVES) * LONGEST;
+		struct ibv_sge sge = {(uintptr_t)end.bytes + posted % SENDS * LONGEST, length, end.mr->lkey};
+		struct ibv_send_wr wr = {
+			.wr_id = posted++,
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = what < 4 ? IBV_WR_SEND : what < 7 ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_READ,
+			.send_flags = IBV_SEND_SIGNALED | (what == 0 && length <= 64 ? IBV_SEND_INLINE : 0),
+			.wr.rdma = {end.address + offset, end.key},
+		}, *bad;
+		int result;
+		CALL("post", result = ibv_post_send(end.pairs[0], &wr, &bad));
+		CHECK(!result);
+	}
+}
+
+/* Each receive has its turn before any is posted again, so one that is lost is noticed. */
+static void post_receives(void)
+{
+	if (receives > 0 || has_failed)
+		return;
+	for (uint64_t i = 0; i < RECEIVES; i++) {
+		struct ibv_sge sge = {(uintptr_t)end.bytes + (SENDS + i) * LONGEST, LONGEST, end.mr->lkey};
+		struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
+		int result;
+		CHECK(!is_posted[i]);
+		is_posted[i] = 1;
+		receives++;
+		CALL("receive", result = end.srq ? ibv_post_srq_recv(end.srq, &wr, &bad) : ibv_post_recv(end.pairs[0], &wr, &bad));
+		CHECK(!result);
+	}
+}
+
+static int poll_one(struct ibv_cq *cq, struct ibv_wc *wc)
+{
+	int found;
+	CALL("poll", found = ibv_poll_cq(cq, 1, wc));
+	CHECK(found >= 0);
+	if (found)
+		CHECK(wc->qp_num == end.pairs[0]->qp_num);
+	return found;
+}
+
+static int take(void)
+{
+	struct ibv_wc wc;
+	int found = 0;
+	while (poll_one(end.sends, &wc)) {
+		found++;
+		CHECK(wc.wr_id == complete && complete < posted);
+		complete++;
+		/* Of those that fail, the first one may say why. */
+		int is_fine = wc.status == IBV_WC_SUCCESS || wc.status == IBV_WC_RETRY_EXC_ERR ? !sends_have_failed
+											       : wc.status == IBV_WC_WR_FLUSH_ERR;
+		if (!is_fine)
+			fprintf(stderr, "send %lu: status %d\n", wc.wr_id, wc.status);
+		CHECK(is_fine);
+		has_failed |= sends_have_failed |= wc.status != IBV_WC_SUCCESS;
+	}
+	while (poll_one(end.receives, &wc)) {
+		found++;
+		CHECK(wc.wr_id < RECEIVES && is_posted[wc.wr_id]);
+		is_posted[wc.wr_id] = 0;
+		receives--;
+		CHECK(wc.status == IBV_WC_SUCCESS || (wc.status == IBV_WC_WR_FLUSH_ERR && !end.srq));
+		has_failed |= wc.status != IBV_WC_SUCCESS;
+		received++;
+	}
+	if (!is_survivor && !is_at_work && received > 0) {
+		is_at_work = 1;
+		puts("at work");
+		fflush(stdout);
+	}
+	return found;
+}
+
+/* A region of its own comes and goes. */
+static void register_another(void)
+{
+	static char bytes[3 * 4096] __attribute__((aligned(4096)));
+	struct ibv_mr *mr;
+	int result;
+	CALL("register", mr = ibv_reg_mr(end.pd, bytes + below(4096), 4096, ALL_ACCESS));
+	CHECK(mr);
+	CALL("deregister", result = ibv_dereg_mr(mr));
+	CHECK(!result);
+}
+
+static void sleep_for_one(void)
+{
+	CHECK(!ibv_req_notify_cq(end.sends, 0) && !ibv_req_notify_cq(end.receives, 0));
+	if (take())
+		return;
+	struct ibv_cq *cq;
+	void *context;
+	CHECK(!ibv_get_cq_event(end.channel, &cq, &context));
+	ibv_ack_cq_events(cq, 1);
+}
+
+/* All requests of the connection have ended. */
+static int is_over(void)
+{
+	return has_failed && complete == posted && (end.srq || receives == 0);
+}
+
+static void work(int sleeps)
+{
+	unsigned turn = 0;
+	while (!is_over()) {
+		post_sends();
+		post_receives();
+		if (turn++ % 16 == 0)
+			register_another();
+		if (take())
+			alarm(STALL);
+		else if (sleeps)
+			sleep_for_one();
+	}
+}
+
+static void connected(int sleeps)
+{
+	posted = complete = received = 0;
+	has_failed = sends_have_failed = 0;
+	make_pairs(&end, SENDS, RECEIVES);
+	/* What stays in a shared queue names its region. */
+	if (!end.mr)
+		register_end(&end);
+	post_receives();
+	if (!connect_end(&end, 16)) {
+		puts("good");
+		exit(0);
+	}
+	alarm(STALL);
+	work(sleeps);
+	alarm(0);
+	CHECK(!ibv_destroy_qp(end.pairs[0]));
+	if (!end.srq) {
+		CHECK(receives == 0 && !ibv_dereg_mr(end.mr));
+		end.mr = NULL;
+	}
+	printf("over after %lu messages\n", received);
+	fflush(stdout);
+}
+
+static void stalled(int signal)
+{
+	(void)signal;
+	fprintf(stderr, "no progress: %lu sends posted, %lu complete, %u receives posted, %lu received%s, %lu calls\n", posted, complete,
+		receives, received, has_failed ? ", has failed" : "", calls);
+	_exit(3);
+}
+
+int main(int count, char **arguments)
+{
+	CHECK(count == 6);
+	is_survivor = !strcmp(arguments[2], "0");
+	int shared = !strcmp(arguments[3], "shared");
+	fatal = is_survivor ? "" : arguments[4];
+	random_state = strtoul(arguments[5], NULL, 10);
+	before_steps = 1 + below(200);
+	signal(SIGTRAP, step);
+	signal(SIGALRM, stalled);
+	open_end(&end, arguments[1], 1, shared, SENDS, RECEIVES, BYTES);
+	for (unsigned turn = 0;; turn++) {
+		connected(is_survivor ? turn & 1 : 0);
+		/* The survivor never dies. */
+		CHECK(is_survivor);
+	}
+}

@@ -1,0 +1,140 @@
+//! One of two processes dies in the middle of what it does with queue pairs: at a random instruction of a call, or at any time, beside a
+//! daemon that dies too. The other one gets each completion at most once, and an error for all requests that are left. It goes on with
+//! the next process; in the end all memory is back.
+//!
+//! `GINNEL_SOAK=1` kills 10,000 times, `GINNEL_SOAK=n` with n > 1 kills n times.
+
+use std::os::unix::process::ExitStatusExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ginnel_status::Inspect;
+
+use super::Verbs;
+use super::ends::{self, End};
+use crate::hostile::Random;
+use crate::world::wait_for;
+
+/// In which call the process kills itself, or who kills it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kill {
+    In(&'static str),
+    AtAnyTime,
+    /// Before the other one can have reached it.
+    Early,
+    /// At any time, while the daemon is replaced.
+    WithDaemon,
+}
+
+const KILLS: [Kill; 20] = [
+    Kill::In("post"),
+    Kill::In("receive"),
+    Kill::In("poll"),
+    Kill::In("register"),
+    Kill::AtAnyTime,
+    Kill::In("post"),
+    Kill::In("deregister"),
+    Kill::In("receive"),
+    Kill::AtAnyTime,
+    Kill::WithDaemon,
+    Kill::In("post"),
+    Kill::In("receive"),
+    Kill::In("poll"),
+    Kill::In("register"),
+    Kill::Early,
+    Kill::In("post"),
+    Kill::In("deregister"),
+    Kill::In("receive"),
+    Kill::AtAnyTime,
+    Kill::WithDaemon,
+];
+
+/// The survivor has no request left after so long. 60 ms are what is promised, on a machine that has nothing else to do.
+const BOUND: Duration = Duration::from_secs(2);
+/// The same, where a daemon has to start meanwhile, or a peer that cannot be reached is waited for as long as the program has said.
+const LONG_BOUND: Duration = Duration::from_secs(20);
+
+fn inspect(verbs: &Verbs) -> Inspect {
+    let mut daemon = ginnel::Daemon::connect_to(&verbs.world.socket()).unwrap();
+    serde_json::from_str(&daemon.inspect().unwrap()).unwrap()
+}
+
+/// Bytes of the segment that are in use, and endpoints and blocks.
+fn used(verbs: &Verbs) -> (u64, usize, usize) {
+    let inspect = inspect(verbs);
+    let segment = inspect.segments.iter().find(|segment| segment.name == "web").unwrap();
+    (segment.used, inspect.endpoints.len(), inspect.blocks.len())
+}
+
+/// Kills so many processes that exchange messages with one that survives them all. How long that has waited at most for its requests, if
+/// only a process was killed.
+fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: &mut Random) -> Duration {
+    let before = used(verbs);
+    let mut survivor = End::start(verbs, program, 0, &[receives, "none", "0"]);
+    let mut longest = Duration::ZERO;
+    for n in 0..kills {
+        let kill = KILLS[n % KILLS.len()];
+        let seed = random.below(1 << 30).to_string();
+        let what = format!("{receives}, {n}: {kill:?}, seed {seed}");
+        let place = survivor.line();
+        let call = if let Kill::In(call) = kill { call } else { "none" };
+        let mut victim = End::start(verbs, program, 1, &[receives, call, &seed]);
+        survivor.tell(&victim.line());
+        victim.tell(&place);
+        if kill != Kill::Early {
+            assert_eq!(victim.line(), "at work\n", "{what}");
+        }
+        let any_time = Duration::from_micros(random.below(50_000) as u64);
+        let died = match kill {
+            Kill::In(_) => {
+                wait_for("a kill", || victim.has_ended().is_some());
+                let status = victim.has_ended().unwrap();
+                assert_eq!(status.signal(), Some(9), "{what}: {status}, {}", victim.ended().1);
+                Instant::now()
+            }
+            Kill::AtAnyTime | Kill::Early => {
+                thread::sleep(if kill == Kill::Early { any_time / 50 } else { any_time });
+                victim.kill();
+                Instant::now()
+            }
+            Kill::WithDaemon => thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(any_time);
+                    victim.kill();
+                });
+                verbs.world.replace_daemon();
+                Instant::now()
+            }),
+        };
+        let said = survivor.line();
+        let took = died.elapsed();
+        assert!(said.starts_with("over after "), "{what}: {said}");
+        let is_long = matches!(kill, Kill::WithDaemon | Kill::Early);
+        let bound = if is_long { LONG_BOUND } else { BOUND };
+        assert!(took < bound, "{what}: it has taken {took:?} until all requests had ended");
+        if !is_long {
+            longest = longest.max(took);
+        }
+    }
+    survivor.line();
+    let (status, said) = survivor.ended();
+    assert!(status.success() && said.contains("good"), "{receives}: {status}, {said}");
+    wait_for("the return of all memory", || used(verbs) == before);
+    longest
+}
+
+#[test]
+fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
+    let kills = match std::env::var("GINNEL_SOAK").map(|n| n.parse()) {
+        Ok(Ok(n)) if n > 1 => n,
+        Ok(_) => 10_000,
+        Err(_) => 40,
+    };
+    let mut verbs = Verbs::new();
+    let Some(program) = ends::compiled(&verbs, "kills") else { return };
+    let mut random = Random(1);
+    for receives in ["own", "shared"] {
+        let longest = kill(&mut verbs, &program, receives, kills / 2, &mut random);
+        println!("{receives}: {} kills; requests had ended after {longest:?} at the latest", kills / 2);
+    }
+}
