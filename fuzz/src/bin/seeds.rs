@@ -19,6 +19,7 @@ fn main() -> io::Result<()> {
         .chain(boards())
         .chain(carriers())
         .chain(verbs())
+        .chain(messages())
         .chain(packets())
         .chain(farms())
         .chain(virtqueues())
@@ -33,6 +34,25 @@ fn main() -> io::Result<()> {
 }
 
 type Seed = (&'static str, String, Vec<u8>);
+
+/// The messages of an RDMA connection.
+fn messages() -> impl Iterator<Item = Seed> {
+    use ginnel_verbs::cm::message::{Message, Parameters, Reject, Reply, Request};
+    let (from, to) = (([10, 0, 0, 1], 7).into(), ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 7471).into());
+    let parameters =
+        Parameters { queue_pair: 0x1001, responder_resources: 1, retry_count: 7, ..Parameters::default() };
+    let space = ginnel_verbs::cm::names::Space::Tcp;
+    [
+        ("req", Message::Request(Request { space, from, to, parameters, private: b"hello".to_vec() })),
+        ("rep", Message::Reply(Reply { parameters, private: vec![] })),
+        ("rej", Message::Reject(Reject { reason: 28, private: b"no".to_vec() })),
+        ("rtu", Message::Ready),
+        ("dreq", Message::Disconnect),
+        ("drep", Message::Disconnected),
+    ]
+    .into_iter()
+    .map(|(name, message)| ("verbs_message", name.to_owned(), message.encode()))
+}
 
 /// Lists of operations that go where random ones seldom go: around the end, into padding, through sleep, to the end.
 fn rings() -> impl Iterator<Item = Seed> {
