@@ -38,7 +38,8 @@ enum Aim {
     All,
 }
 
-const AIMS: [Aim; 5] = [Aim::Rings, Aim::Peers, Aim::Regions, Aim::Pairs, Aim::All];
+/// Rings are read in the most ways.
+const AIMS: [Aim; 6] = [Aim::Peers, Aim::Rings, Aim::Regions, Aim::Rings, Aim::Pairs, Aim::All];
 
 /// An endpoint of somebody else.
 struct Other {
