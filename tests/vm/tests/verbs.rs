@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -35,13 +36,19 @@ const PROGRAMS: [&str; 16] = [
     "ib_atomic_lat -F -n 200",
 ];
 
-/// Servers and clients that connect with librdmacm, by the addresses of the VMs, and what both say. In place of `{}`, the server's
-/// address.
-const CONNECTED: [[&str; 3]; 4] = [
-    ["rping -s -V -v -C 10 -p 7390", "rping -c -V -v -C 10 -p 7390 -a {}", "rdma-ping-9"],
-    ["ucmatose -c 2", "ucmatose -c 2 -s {}", "return status 0"],
-    ["ib_write_lat -R -F -n 200 -p 7391", "ib_write_lat -R -F -n 200 -p 7391 {}", "rdma_cm QPs\t : ON"],
-    ["udaddy -c 2", "udaddy -c 2 -s {}", "return status 0"],
+/// Servers and clients that connect with librdmacm, by the addresses of the VMs, and what both say.
+const CONNECTED: [(u16, [&str; 3]); 4] = [
+    (7390, ["rping -s -V -v -C 10 -p 7390", "rping -c -V -v -C 10 -p 7390 -a SERVER", "rdma-ping-9"]),
+    (7471, ["ucmatose -c 2", "ucmatose -c 2 -s SERVER", "return status 0"]),
+    (
+        7391,
+        [
+            "ib_write_lat -R -F -n 200 -p 7391",
+            "ib_write_lat -R -F -n 200 -p 7391 SERVER",
+            "rdma_cm QPs\t : ON",
+        ],
+    ),
+    (7174, ["udaddy -c 2", "udaddy -c 2 -s SERVER", "return status 0"]),
 ];
 
 /// Two VMs whose programs are the host's.
@@ -71,53 +78,70 @@ impl<'b> Stage<'b> {
         Ok(Self { client, server, files, _daemons: daemons, _ginnel: ginnel })
     }
 
-    /// What runs a program of the host's on the segment's device.
-    fn line(&self, name: &str, program: &str) -> Result<String> {
-        let (program, arguments) = program.split_once(' ').unwrap_or((program, ""));
-        self.script(name, &format!("{program} -d ginnel_rdma {arguments}"))
-    }
-
-    /// What runs a program of the host's over the segment.
-    fn script(&self, name: &str, program: &str) -> Result<String> {
+    /// What runs a command of the host's over the segment.
+    fn line(&self, name: &str, command: &str) -> Result<String> {
         let script = format!(
             "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
-             exec ginnel run --verbs --mode off -- {program}\n"
+             exec ginnel run --verbs --mode off -- {command}\n"
         );
         fs::write(self.files.join(name), script)?;
         Ok(format!("exec chroot /host sh {FILES}/{name}"))
     }
 
-    /// Runs a program in both VMs; what the two have said, the server first.
-    fn play(&self, port: u16, program: &str) -> Result<[String; 2]> {
-        let program = format!("{program} -p {port}");
-        let server = self.line("server", &program)?;
-        let client = self.line("client", &format!("{program} {}", self.server.address()?))?;
-        self.both(&program, &server, &client, &format!("netstat -ltn | grep -q :{port}"))
-    }
-
-    /// Runs a server and its client, which connect with librdmacm.
-    fn connect(&self, server: &str, client: &str) -> Result<[String; 2]> {
-        let address = self.server.address()?.to_string();
-        let client = self.script("client", &client.replace("{}", &address))?;
-        let listens = format!("ginnel status --json | grep -q '\"cm\\..*\\.{address}\"'");
-        self.both(server, &self.script("server", server)?, &client, &listens)
-    }
-
-    /// Runs a server, and its client once a command says that the server listens.
-    fn both(&self, program: &str, server: &str, client: &str, listens: &str) -> Result<[String; 2]> {
-        let server = self.server.spawn(server)?;
-        let listens = format!("until {listens}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done", server.pid());
+    /// Starts a command in both VMs: the server, and when that listens at the port, the client.
+    fn start(&self, pair: &Pair) -> Result<[Job; 2]> {
+        let Pair { port, server, client, uses_librdmacm } = pair;
+        let job = self.server.spawn(&self.line(&format!("server.{port}"), server)?)?;
+        let listens = match uses_librdmacm {
+            true => {
+                format!("ginnel status --json | grep -q '\"cm\\..*\\.{port}\\.{}\"'", self.server.address()?)
+            }
+            false => format!("netstat -ltn | grep -q :{port}"),
+        };
+        let listens = format!("until {listens}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done", job.pid());
         let output = self.server.run_within(PATIENCE, &listens)?;
-        ensure!(output.code() == Some(0), "{program} does not listen: {:?}", server.said());
-        let client = self.client.run_within(PATIENCE, client)?;
+        ensure!(output.code() == Some(0), "{server} does not listen: {:?}", job.said());
+        let client = client.replace("SERVER", &self.server.address()?.to_string());
+        Ok([job, self.client.spawn(&self.line(&format!("client.{port}"), &client)?)?])
+    }
+
+    /// Waits for both, which must succeed; what they have said, the server first.
+    fn finish(pair: &Pair, [server, client]: [Job; 2]) -> Result<[String; 2]> {
+        let client = client.wait(PATIENCE)?;
         if client.code() != Some(0) {
             let _ = server.kill(9);
             let said = server.said();
-            client.ok().with_context(|| format!("{program}; the server has said: {said:?}"))?;
+            client.ok().with_context(|| format!("{}; the server has said: {said:?}", pair.client))?;
             return Ok(Default::default());
         }
-        let ended = server.wait(PATIENCE)?.ok().with_context(|| format!("the server of {program}"))?;
+        let ended = server.wait(PATIENCE)?.ok().with_context(|| format!("the server of {}", pair.client))?;
         Ok([ended.stdout, client.stdout])
+    }
+
+    fn play(&self, pair: &Pair) -> Result<[String; 2]> {
+        Self::finish(pair, self.start(pair)?)
+    }
+}
+
+/// The commands of a server and its client, in which `SERVER` stands for the server's address.
+struct Pair {
+    port: u16,
+    server: String,
+    client: String,
+    /// The port is not of the kernel's TCP.
+    uses_librdmacm: bool,
+}
+
+impl Pair {
+    /// A program of ibverbs-utils or perftest, with its arguments.
+    fn tool(port: u16, program: &str) -> Self {
+        let server = format!("{program} -d ginnel_rdma -p {port}");
+        Self::new(port, &server, &format!("{server} SERVER"))
+    }
+
+    /// Programs that first meet by TCP.
+    fn new(port: u16, server: &str, client: &str) -> Self {
+        Self { port, server: server.into(), client: client.into(), uses_librdmacm: false }
     }
 }
 
@@ -129,10 +153,10 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
     }
     let bed = Bed::new("verbs")?;
     let stage = Stage::new(&bed, memory)?;
-    let devices = stage.client.run(&stage.line("devices", "ibv_devinfo")?)?.ok()?.stdout;
+    let devices = stage.client.run(&stage.line("devices", "ibv_devinfo -d ginnel_rdma")?)?.ok()?.stdout;
     ensure!(devices.contains("PORT_ACTIVE"), "{devices}");
     for (port, program) in (7300..).zip(PROGRAMS) {
-        let [server, client] = stage.play(port, program)?;
+        let [server, client] = stage.play(&Pair::tool(port, program))?;
         let is_said = match program.starts_with("ibv_") {
             true => server.contains("iters in") && client.contains("iters in"),
             false => client.contains("#bytes"),
@@ -140,9 +164,81 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         ensure!(is_said, "{program}: {server}{client}");
         println!("{program}: {}", client.lines().rev().nth(1).unwrap_or("").trim());
     }
-    for [server, client, words] in CONNECTED {
-        for said in stage.connect(server, client)? {
+    for (port, [server, client, words]) in CONNECTED {
+        for said in stage.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })? {
             ensure!(said.contains(words), "{client}: {said}");
+        }
+    }
+    // The rest does not depend on how the guest comes to the memory.
+    if memory == Memory::Dax {
+        two_processes_in_each_vm(&stage)?;
+        batches(&stage)?;
+        libraries(&stage)?;
+    }
+    Ok(())
+}
+
+/// Two servers in one VM, and their clients in the other one, at the same time.
+fn two_processes_in_each_vm(stage: &Stage<'_>) -> Result<()> {
+    // They run for a second, so that both do at once.
+    let pairs = ["ib_send_bw -F -D 1", "ib_write_bw -F -D 1"];
+    let pairs = [Pair::tool(7400, pairs[0]), Pair::tool(7401, pairs[1])];
+    let jobs = [stage.start(&pairs[0])?, stage.start(&pairs[1])?];
+    for (pair, jobs) in pairs.iter().zip(jobs) {
+        let [_, client] = Stage::finish(pair, jobs)?;
+        ensure!(client.contains("#bytes"), "{}: {client}", pair.client);
+    }
+    Ok(())
+}
+
+/// perftest posts with the `ibv_wr_*` calls on adapters that it knows, so it is told that this is one of them.
+fn batches(stage: &Stage<'_>) -> Result<()> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi/tests/c/adapter.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(stage.files.join("adapter.so")).arg(source).arg("-ldl");
+    ensure!(compiler.status()?.success(), "adapter.c cannot be compiled");
+    for (port, program) in (7410..).zip(["ib_send_bw -F -n 200", "ib_atomic_lat -F -n 200"]) {
+        let program = format!("env LD_PRELOAD={FILES}/adapter.so {program}");
+        for said in stage.play(&Pair::tool(port, &program))? {
+            ensure!(said.contains("ibv_wr* API     : ON"), "{program}: {said}");
+        }
+    }
+    Ok(())
+}
+
+/// A program for pyverbs, which checks what it sends.
+const PINGPONG: &str = include_str!("../../../crates/cli/tests/command/verbs_programs/pingpong.py");
+
+/// UCX, qperf and pyverbs.
+fn libraries(stage: &Stage<'_>) -> Result<()> {
+    let is_there = |path: &str| {
+        let is_there = Path::new(path).exists();
+        if !is_there {
+            println!("SKIPPED {path} is not installed: `scripts/setup test` installs it");
+        }
+        is_there
+    };
+    if is_there("/usr/bin/ucx_perftest") {
+        let batch = "tag -t tag_bw -s 100000 -n 50 -w 10\nget -t ucp_get -s 65536 -n 50 -w 10\n";
+        fs::write(stage.files.join("batch"), batch)?;
+        // The buffers that it has with its defaults are larger than the segment.
+        let server = "env UCX_TLS=rc_v UCX_NET_DEVICES=ginnel_rdma:1 UCX_RC_VERBS_RX_QUEUE_LEN=256 \
+                      UCX_UD_VERBS_RX_QUEUE_LEN=256 UCX_LOG_LEVEL=info ucx_perftest -f -b batch -p 7420";
+        let [server, client] = stage.play(&Pair::new(7420, server, &format!("{server} SERVER")))?;
+        for words in [" tag ", " get ", "tag(rc_verbs/ginnel_rdma:1)", "rma(rc_verbs/ginnel_rdma:1)"] {
+            ensure!(client.contains(words), "{words}: {server}{client}");
+        }
+    }
+    if is_there("/usr/bin/qperf") {
+        let client = "qperf -lp 7430 -i ginnel_rdma -v -t 1 SERVER rc_lat ver_rc_compare_swap ud_lat quit";
+        let [_, client] = stage.play(&Pair::new(7430, "qperf -lp 7430", client))?;
+        ensure!(client.matches("ginnel_rdma").count() == 3, "{client}");
+    }
+    if is_there("/usr/lib/python3/dist-packages/pyverbs") {
+        fs::write(stage.files.join("pingpong.py"), PINGPONG)?;
+        let server = format!("/usr/bin/python3 {FILES}/pingpong.py ginnel_rdma 7440 20");
+        for said in stage.play(&Pair::new(7440, &server, &format!("{server} SERVER")))? {
+            ensure!(said.contains("all data are right"), "{said}");
         }
     }
     Ok(())

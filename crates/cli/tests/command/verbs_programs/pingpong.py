@@ -1,7 +1,7 @@
 """Two processes that send each other messages, and write, read and count in each other's memory.
 
-pingpong.py DEVICE PORT          waits for the other one
-pingpong.py DEVICE PORT HOST     is the other one
+pingpong.py DEVICE PORT ROUNDS          waits for the other one
+pingpong.py DEVICE PORT ROUNDS HOST     is the other one
 """
 
 import json
@@ -31,7 +31,6 @@ from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import RecvWR, SendWR, SGE
 
 SIZE = 10000
-ROUNDS = 200
 RECEIVED, SENT = 1, 2
 ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
 
@@ -114,12 +113,12 @@ class End:
         assert memory.read(SIZE, 0) == expected
 
 
-def run(device, connection, begins):
+def run(device, connection, rounds, begins):
     end = End(device, connection)
     end.receive()
     end.swap()
     # There and back. Half of the times the program sleeps until there is something.
-    for n in range(ROUNDS):
+    for n in range(rounds):
         for sends in (begins, not begins):
             if sends:
                 end.sent.write(pattern(2 * n + begins), SIZE)
@@ -149,13 +148,14 @@ def run(device, connection, begins):
     end.swap()
     assert int.from_bytes(end.target.read(8, 0), "little") == 1030
     end.swap()
-    print(f"{device}: {ROUNDS} rounds, all data are right")
+    print(f"{device}: {rounds} rounds, all data are right")
 
 
-device, port = sys.argv[1], int(sys.argv[2])
-if len(sys.argv) > 3:
-    connection = socket.create_connection((sys.argv[3], port))
+device, port, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+begins = len(sys.argv) > 4
+if begins:
+    connection = socket.create_connection((sys.argv[4], port))
 else:
     connection = socket.create_server(("", port)).accept()[0]
 with connection:
-    run(device, connection, len(sys.argv) > 3)
+    run(device, connection, rounds, begins)

@@ -20,7 +20,7 @@ fn pyverbs() {
     let file = verbs.world.files().join("pingpong.py");
     fs::write(&file, PROGRAM).unwrap();
     let port = free_port().to_string();
-    let server = [PYTHON, file.to_str().unwrap(), DEVICE, &port];
+    let server = [PYTHON, file.to_str().unwrap(), DEVICE, &port, "200"];
     let mut running = Killed(Some(verbs.command(&server).spawn().unwrap()));
     wait_for("a server", || listens(port.parse().unwrap()));
     let client = [&server[..], &["127.0.0.1"]].concat();
