@@ -161,3 +161,13 @@ assert stat.S_ISREG(os.stat(sys.executable).st_mode)
     }
     Verbs::new().good(&[python, "-c", SCRIPT, DEVICE]);
 }
+
+/// What makes that file takes no other library's place.
+#[test]
+fn all_libraries_are_loaded() {
+    let verbs = Verbs::new();
+    let command = ["printenv", "LD_PRELOAD"];
+    let said = expect_good(&command, verbs.command(&command).env("LD_PRELOAD", "libc.so.6").spawn().unwrap());
+    let names: Vec<_> = said.trim().split(':').map(|path| path.rsplit('/').next().unwrap()).collect();
+    assert_eq!(names, ["device-files.so", "libginnel_preload.so", "libc.so.6"]);
+}
