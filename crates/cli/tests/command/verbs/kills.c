@@ -8,9 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "ends.h"
-#include <poll.h>
 #include <signal.h>
-#include <time.h>
 
 #define SENDS 16
 #define RECEIVES 32
@@ -217,6 +215,7 @@ static void work(int sleeps)
 
 static void connected(int sleeps)
 {
+	alarm(STALL);
 	posted = complete = received = 0;
 	has_failed = sends_have_failed = 0;
 	make_pairs(&end, SENDS, RECEIVES);
@@ -230,7 +229,6 @@ static void connected(int sleeps)
 	}
 	alarm(STALL);
 	work(sleeps);
-	alarm(0);
 	CHECK(!ibv_destroy_qp(end.pairs[0]));
 	if (!end.srq) {
 		CHECK(receives == 0 && !ibv_dereg_mr(end.mr));
