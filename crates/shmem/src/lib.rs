@@ -36,6 +36,7 @@ mod loom_memory;
 mod mapping;
 mod memory;
 mod placed;
+mod present;
 mod stacks;
 
 pub use guard::leave_handlers_alone;
@@ -44,4 +45,5 @@ pub use loom_memory::{LoomMemory, Order};
 pub use mapping::{Mapping, Protection};
 pub use memory::{Memory, SharedSlice, WORDWISE};
 pub use placed::Placed;
+pub use present::{is_mapped, is_private, populate};
 pub use stacks::Threads;

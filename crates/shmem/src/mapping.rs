@@ -173,6 +173,19 @@ impl Mapping {
         unsafe { copy::load_acquire(into, from, len) };
     }
 
+    /// Copies out to memory that may be shared too, and stores the last word there after all else, with release: for whoever polls the
+    /// last byte there.
+    ///
+    /// # Safety
+    ///
+    /// As [`Mapping::read_acquire_to`].
+    #[inline]
+    pub unsafe fn read_release_to(&self, at: usize, into: *mut u8, len: usize) {
+        let from = self.pointer(at, len);
+        // SAFETY: `from` is inside the mapping, as just checked; the caller answers for `into`.
+        unsafe { copy::store_release(into, from, len) };
+    }
+
     /// Asks the kernel for huge pages, where it has them for this kind of memory. A wish: nothing else changes.
     pub fn prefer_huge_pages(&self) {
         // SAFETY: advice about a mapping of ours that changes nothing of what is in it.

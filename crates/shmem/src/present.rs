@@ -1,0 +1,90 @@
+//! What the program has mapped, and what it may do there.
+
+use crate::areas::areas;
+use rustix::io::Errno;
+use rustix::mm::{Advice, ProtFlags, madvise};
+use std::io;
+use std::ops::Range;
+
+const PAGE: usize = 4096;
+
+/// The smallest run of pages that has all of a range.
+fn pages(range: Range<usize>) -> Option<Range<usize>> {
+    Some(range.start / PAGE * PAGE..range.end.checked_next_multiple_of(PAGE)?)
+}
+
+/// Whether all of a range is mapped, and can be read; and, if `is_written`, stored to. Another thread may change that at any time.
+pub fn is_mapped(range: Range<usize>, is_written: bool) -> io::Result<bool> {
+    let Some(range) = pages(range) else { return Ok(false) };
+    let wanted = if is_written { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    let areas = areas(range.clone())?;
+    let mapped = areas.iter().filter(|area| area.prot.contains(wanted)).map(|area| area.at.len());
+    Ok(mapped.sum::<usize>() == range.len())
+}
+
+/// Whether all of a range is mapped, and is this process's own memory.
+pub fn is_private(range: Range<usize>) -> io::Result<bool> {
+    let areas = areas(range.clone())?;
+    Ok(areas.iter().filter(|area| !area.shared).map(|area| area.at.len()).sum::<usize>() == range.len())
+}
+
+/// As [`is_mapped`], right before an access: the pages are there afterwards, and an access faults only if the program changes something meanwhile.
+pub fn populate(range: Range<usize>, is_written: bool) -> bool {
+    let Some(whole) = pages(range.clone()) else { return false };
+    let advice = if is_written { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    // SAFETY: it faults pages in, as an access would, and changes nothing that is on them.
+    match unsafe { madvise(std::ptr::with_exposed_provenance_mut(whole.start), whole.len(), advice) } {
+        Ok(()) => true,
+        // An access would be answered with SIGBUS.
+        Err(Errno::FAULT | Errno::HWPOISON) => false,
+        // Before Linux 5.14, and for memory of devices.
+        Err(_) => is_mapped(range, is_written).unwrap_or(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, MprotectFlags, mmap, mmap_anonymous, mprotect, munmap};
+    use std::ptr;
+
+    #[test]
+    fn what_is_mapped_is_known() {
+        let (len, rights) = (4 * PAGE, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: new pages, at an address of the kernel's choice.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, MapFlags::SHARED) }.unwrap();
+        let at = start.expose_provenance();
+        // SAFETY: pages of this test's own.
+        unsafe {
+            mprotect(start.byte_add(2 * PAGE), PAGE, MprotectFlags::READ).unwrap();
+            mprotect(start.byte_add(3 * PAGE), PAGE, MprotectFlags::empty()).unwrap();
+        }
+        let both = |range: Range<usize>, is_written| {
+            let range = at + range.start..at + range.end;
+            let mapped = is_mapped(range.clone(), is_written).unwrap();
+            assert_eq!(populate(range.clone(), is_written), mapped, "{range:x?}");
+            mapped
+        };
+        assert!(both(0..2 * PAGE, true) && both(5..2 * PAGE - 5, true) && both(10..3 * PAGE, false));
+        assert!(!both(0..2 * PAGE + 1, true) && !both(0..3 * PAGE + 1, false));
+        assert!(!is_mapped(usize::MAX - 5..usize::MAX, false).unwrap());
+        let own = vec![0_u8; 3 * PAGE];
+        let own_at = own.as_ptr().expose_provenance().next_multiple_of(PAGE);
+        assert!(is_private(own_at..own_at + PAGE).unwrap() && !is_private(at..at + PAGE).unwrap());
+        // SAFETY: as above.
+        unsafe { munmap(start, len) }.unwrap();
+    }
+
+    #[test]
+    fn pages_behind_the_end_of_a_file_are_not_there() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new pages, at an address of the kernel's choice.
+        let start = unsafe { mmap(ptr::null_mut(), 2 * PAGE, rights, MapFlags::SHARED, &file, 0) }.unwrap();
+        let at = start.expose_provenance();
+        assert!(populate(at..at + PAGE, true) && !populate(at..at + 2 * PAGE, true));
+        // SAFETY: pages of this test's own.
+        unsafe { munmap(start, 2 * PAGE) }.unwrap();
+    }
+}
