@@ -33,11 +33,22 @@
 //! 0x3c     owner    armed       u32  whether the owner is to be woken for a completion (Armed)
 //! 0x40     owner    tail        u64  receive entries ever posted
 //! 0x48     owner    shortest    u32  no entry that waits has fewer bytes
+//! 0x50     owner    answer      u64  what has come of an errand: its number (32 bits, high), then WcStatus
+//! 0x58     owner    bounce      u64  where the bytes of errands lie (Place)
+//! 0x60     owner    room        u32  how many there may be; 0 if no errands are done
 //! 0x80     peer     head        u64  receive entries ever used
 //! 0x88     peer     executing   u64  what the peer is about to access (Executing), 0 = nothing
 //! 0x90     peer     error       u64  what the peer has found wrong: incarnation (32 bits, high), then WcStatus; 0 = nothing
 //! 0x98     peers    senders     u64  how many endpoints are about to send a datagram to it
-//! 0xc0     both     turn        u64  reserved: who executes this direction
+//! 0xa0     both     turn        u64  reserved: who executes this direction
+//! 0xc0     peer     asked       u64  an errand for the owner: incarnation (32 bits, high), then its number; written last
+//! 0xc8     peer     address     u64  the errand's address in the owner's memory
+//! 0xd0     peer     key         u32  the region's key
+//! 0xd4     peer     kind        u32  what is to be done (Errand)
+//! 0xd8     peer     length      u32  bytes that are in the bounce area, or are to be put there
+//! 0xdc     peer     rest        u32  bytes from the address on that the request is about, these included
+//! 0xe0     peer     first       u64  what is to be compared with, or added
+//! 0xe8     peer     second      u64  what is to be put there
 //! ```
 //!
 //! ```text
@@ -70,6 +81,11 @@
 //!
 //! Pages are registered in units of 2 MiB of the owner's addresses, the *chunks*: each corresponds to 2 MiB of an arena, in which
 //! a page lies where it lies in the chunk. A region names one chunk after the other, from the one that has its first byte.
+//!
+//! Pages that cannot lie in an arena form a *shadow* region. Its key says so ([`Key::is_shadow`]), and nothing of it is in the tables. What a
+//! peer would do to it, the peer asks the owner's process for, by way of the queue pair: an *errand*, one at a time. The bytes go
+//! through the queue pair's bounce area, which is in an arena of the owner. A receive into a shadow region has one element, whose key is
+//! [`Key::PLACE`] and whose address is a place in the owner's arenas; the owner copies from there when it takes the completion.
 
 use crate::{CACHE_LINE, PAGE};
 
@@ -150,6 +166,12 @@ pub mod qp {
     pub const TAIL: usize = 0x40;
     /// No entry that waits has fewer bytes.
     pub const SHORTEST: usize = 0x48;
+    /// What has come of an errand.
+    pub const ANSWER: usize = 0x50;
+    /// Where the bytes of errands lie.
+    pub const BOUNCE: usize = 0x58;
+    /// How many bytes an errand may have.
+    pub const ROOM: usize = 0x60;
     /// Receive entries ever used.
     pub const HEAD: usize = 0x80;
     /// What the peer is about to access ([`Executing`](super::Executing)).
@@ -158,6 +180,18 @@ pub mod qp {
     pub const ERROR: usize = 0x90;
     /// How many endpoints are about to send a datagram to it.
     pub const SENDERS: usize = 0x98;
+    /// An errand for the owner.
+    pub const ASKED: usize = 0xc0;
+    /// Its address.
+    pub const ASKED_ADDRESS: usize = 0xc8;
+    /// Its key, and what is to be done ([`Errand`](super::Errand)).
+    pub const ASKED_KEY: usize = 0xd0;
+    /// How many bytes it has, and how many the whole request has from there on.
+    pub const ASKED_LENGTH: usize = 0xd8;
+    /// What is to be compared with, or added.
+    pub const ASKED_FIRST: usize = 0xe0;
+    /// What is to be put there.
+    pub const ASKED_SECOND: usize = 0xe8;
 }
 
 /// Offsets in a region.
@@ -290,25 +324,56 @@ impl Chunk {
     }
 }
 
-/// A key of a region, as programs pass it around: index (24 bits, high), then the low bits of its generation.
+/// A key of a region, as programs pass it around: whether it is a shadow region (1 bit, high), index (23 bits), then the low bits of its
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub u32);
 
 impl Key {
+    const SHADOW: u32 = 1 << 31;
+
+    /// No region's: in a receive entry, it says that the address is a [`Place`] in the owner's arenas.
+    pub const PLACE: Self = Self(u32::MAX);
+
     /// The key of a region's generation.
     pub const fn new(index: usize, generation: u32) -> Self {
-        Self((index as u32) << 8 | generation & 0xff)
+        Self((index as u32) << 8 & !Self::SHADOW | generation & 0xff)
+    }
+
+    /// The same for a shadow region.
+    pub const fn shadow(index: usize, generation: u32) -> Self {
+        Self(Self::new(index, generation).0 | Self::SHADOW)
+    }
+
+    /// Whether the region is a shadow region.
+    pub const fn is_shadow(self) -> bool {
+        self.0 & Self::SHADOW != 0
     }
 
     /// The region's index. May be no index of the tables.
     pub const fn index(self) -> usize {
-        (self.0 >> 8) as usize
+        ((self.0 & !Self::SHADOW) >> 8) as usize
     }
 
     /// Where the region lies in its owner's tables, if it is there.
     pub const fn at(self) -> Option<usize> {
-        if self.index() < REGIONS { Some(REGION_TABLE + self.index() * REGION) } else { None }
+        if self.0 >> 8 < REGIONS as u32 { Some(REGION_TABLE + self.index() * REGION) } else { None }
     }
+}
+
+/// What the owner of a shadow region is asked to do. Open: the reader refuses others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errand(pub u32);
+
+impl Errand {
+    /// Copies from the bounce area to the region.
+    pub const WRITE: Self = Self(1);
+    /// Copies from the region to the bounce area.
+    pub const READ: Self = Self(2);
+    /// Compares and swaps; what was there is put into the bounce area.
+    pub const COMPARE_AND_SWAP: Self = Self(3);
+    /// Adds; what was there is put into the bounce area.
+    pub const FETCH_AND_ADD: Self = Self(4);
 }
 
 /// What may be done with a region, or by the peer of a queue pair: bits as those of `ibv_access_flags`.
@@ -571,6 +636,9 @@ const _: () = {
     assert!(number.0 < 1 << 24 && number.endpoint() == 4095 && number.index() == 1023);
     assert!(QpNumber::new(0, 0).is_none() && QpNumber::new(4096, 0).is_none());
     assert!(Key::new(4095, 0x1ff).index() == 4095 && Key::new(4095, 0x1ff).0 & 0xff == 0xff);
+    assert!(Key::shadow(4095, 0x1ff).index() == 4095 && Key::shadow(4095, 1).is_shadow());
+    assert!(Key::shadow(4095, 1).at().is_none() && Key::new(4095, 1).at().is_some());
+    assert!(Key::PLACE.is_shadow() && Key::PLACE.index() >= REGIONS && Key::PLACE.at().is_none());
     assert!(Chunk::new(3, 7).place().arena() == 3 && Chunk::new(3, 7).place().offset() == 14 << 20);
     assert!(receive::stride(3) == 64 && receive::stride(receive::MOST) == 256);
     assert!(completion::PAYLOAD + completion::INLINE == completion::ENTRY);

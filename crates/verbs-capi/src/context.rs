@@ -58,14 +58,7 @@ pub struct Happened {
 impl Context {
     /// Starts a thread that attends to completion queues while the program sleeps, if there is none.
     pub fn start_notifier(&self) -> Result<(), DeviceError> {
-        self.open.device.start_notifier(Process, |run| {
-            // Signals are for the program's threads.
-            let old = block_signals();
-            let thread = thread::Builder::new().name("ginnel-verbs".into()).spawn(run);
-            // SAFETY: the mask is what it was before.
-            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
-            thread
-        })
+        start_notifier(&self.open.device)
     }
 
     /// How an object's events reach the program. The address is put there once it is known.
@@ -77,15 +70,26 @@ impl Context {
     }
 }
 
-/// Blocks the signals for this thread that may go to any. Which were blocked before. What a thread's own faults raise is not blocked: that
-/// would end the process, and [`crate::pages`] moves no pages under a thread that cannot be stopped at them.
+fn start_notifier(device: &Device) -> Result<(), DeviceError> {
+    device.start_notifier(Process, |run| {
+        // Signals are for the program's threads.
+        let old = block_signals();
+        let thread = thread::Builder::new().name("ginnel-verbs".into()).spawn(run);
+        // SAFETY: the mask is what it was before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
+        thread
+    })
+}
+
+/// Blocks all signals for this thread, but for those that say what it has done itself: the kernel ends a process that blocks these, and a
+/// thread that stores to pages while they move into the segment may be made to sleep by one. Which were blocked before.
 pub fn block_signals() -> libc::sigset_t {
     let (mut all, mut old) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
     // SAFETY: both sets are filled by these calls, which cannot fail for these arguments.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
-        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
-            libc::sigdelset(all.as_mut_ptr(), signal);
+        for caused in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP] {
+            libc::sigdelset(all.as_mut_ptr(), caused);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
         old.assume_init()
@@ -154,12 +158,11 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     };
     let device = Device::open(segment, &AttachOptions::default()).map_err(|error| code(&error))?;
     let file = device.file().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
-    let open = Arc::new(Open {
-        device: Arc::new(device),
-        file: Arc::new(file),
-        guid: listed.guid(),
-        domains: AtomicU32::new(0),
-    });
+    let device = Arc::new(device);
+    let weak = Arc::downgrade(&device);
+    device.start_notifier_by(move || weak.upgrade().map_or(Ok(()), |device| start_notifier(&device)));
+    let open =
+        Arc::new(Open { device, file: Arc::new(file), guid: listed.guid(), domains: AtomicU32::new(0) });
     all.insert(key, Arc::downgrade(&open));
     Ok(open)
 }

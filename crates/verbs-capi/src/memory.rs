@@ -2,8 +2,10 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use crate::context::{Context, errno, fail, next_domain, own};
-use crate::{pages, real};
+use crate::pages::{self, NotMoved};
+use crate::real;
 use ginnel_layout::verbs::{Access, Key};
+use ginnel_verbs::device::DeviceError;
 use ginnel_verbs::regions::Region;
 use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_uint, c_void};
@@ -78,13 +80,29 @@ fn register(
         return Err(libc::EINVAL);
     }
     let end = address.checked_add(length as u64).ok_or(libc::EINVAL)?;
-    // What is only sent from is nobody else's business.
-    let chunks = match access {
-        0 => Vec::new(),
-        _ => pages::move_range(&context.open, address..end).map_err(|error| error.errno())?,
-    };
     let region = Region { address, length: length as u64, access: Access(access), domain: domain.number };
-    context.open.device.register(region, &chunks).map_err(|error| errno(&error))
+    let device = &context.open.device;
+    // What is only sent from is nobody else's business.
+    let is_written = access & (IBV_ACCESS_LOCAL_WRITE | writes) != 0;
+    let chunks = match access {
+        0 => Ok(Vec::new()),
+        _ => pages::move_range(&context.open, address..end, is_written),
+    };
+    let registered = match chunks {
+        Ok(chunks) => device.register(region, &chunks),
+        Err(NotMoved) => Err(DeviceError::Full("memory region")),
+    };
+    let registered = match registered {
+        Err(DeviceError::Full(_)) if access != 0 => {
+            // As a driver that cannot pin the pages.
+            if !ginnel_shmem::is_mapped(address as usize..end as usize, is_written).unwrap_or(false) {
+                return Err(libc::EFAULT);
+            }
+            device.register_shadow(region)
+        }
+        registered => registered,
+    };
+    registered.map_err(|error| errno(&error))
 }
 
 unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {

@@ -11,10 +11,8 @@
 use crate::context::Open;
 use ginnel_layout::verbs::{CHUNK, Chunk};
 use ginnel_shmem::{Mapping, Placed, Threads};
-use ginnel_verbs::device::DeviceError;
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -22,27 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 const PAGE: usize = 4096;
 
-/// Why pages cannot be registered.
+/// Pages are not moved: this kind of memory, or of process, does not allow it, or there is no room. Peers can only have the owner access
+/// them.
 #[derive(Debug)]
-pub enum NotMoved {
-    /// This kind of memory, or of process, is not supported yet.
-    Unsupported,
-    /// The range is not mapped, or must not be read.
-    Fault,
-    /// There is no room.
-    Full,
-}
-
-impl NotMoved {
-    /// The error that C is told.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Unsupported => libc::EOPNOTSUPP,
-            Self::Fault => libc::EFAULT,
-            Self::Full => libc::ENOMEM,
-        }
-    }
-}
+pub struct NotMoved;
 
 /// What of a chunk of addresses has been moved.
 struct Held {
@@ -61,51 +42,88 @@ fn held() -> MutexGuard<'static, BTreeMap<u64, Held>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The chunks of a range, all of whose pages have been moved.
-pub fn move_range(open: &Arc<Open>, range: Range<u64>) -> Result<Vec<Chunk>, NotMoved> {
+/// The chunks of a range, all of whose pages have been moved. If others may write there, the program must be able to as well: it may have
+/// protected the pages.
+pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Result<Vec<Chunk>, NotMoved> {
     follow_forks();
     let first = range.start / PAGE as u64 * PAGE as u64;
-    let end = range.end.checked_next_multiple_of(PAGE as u64).ok_or(NotMoved::Fault)?;
+    let end = range.end.checked_next_multiple_of(PAGE as u64).ok_or(NotMoved)?;
     let mut held = held();
-    let mut chunks = Vec::new();
-    for at in chunks_of(first, end - first) {
-        let known = match held.entry(at) {
-            // A page lies in one segment.
-            Entry::Occupied(known) if !Arc::ptr_eq(&known.get().open, open) => {
-                return Err(NotMoved::Unsupported);
+    let mut new = Vec::new();
+    let moved = match reserve(&mut held, open, first..end, &mut new) {
+        Ok(()) => chunks_of(first, end - first)
+            .map(|at| {
+                let known = held.get_mut(&at).ok_or(NotMoved)?;
+                let wanted = first.max(at)..end.min(at + CHUNK as u64);
+                let pages = (wanted.start - at) as usize / PAGE..(wanted.end - at) as usize / PAGE;
+                known.place(pages, at, is_written)?;
+                Ok(known.chunk)
+            })
+            .collect(),
+        Err(not_moved) => Err(not_moved),
+    };
+    if moved.is_err() {
+        // What was taken for nothing.
+        for at in new {
+            if held.get(&at).is_some_and(|known| known.placed.is_empty())
+                && let Some(known) = held.remove(&at)
+            {
+                open.device.give_chunk(known.chunk);
             }
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(vacant) => {
-                let (chunk, memory, file_at) = open.device.take_chunk().map_err(|error| match error {
-                    DeviceError::Full(_) | DeviceError::Ginnel(_) => NotMoved::Full,
-                    _ => NotMoved::Unsupported,
-                })?;
-                let open = open.clone();
-                vacant.insert(Held { open, chunk, memory, file_at, placed: Vec::new() })
-            }
-        };
-        let wanted = first.max(at)..end.min(at + CHUNK as u64);
-        known.place((wanted.start - at) as usize / PAGE..(wanted.end - at) as usize / PAGE, at)?;
-        chunks.push(known.chunk);
+        }
     }
-    Ok(chunks)
+    moved
+}
+
+/// Takes a chunk for each that a range lies in, before anything is moved: pages that have been moved stay, and would take room for nothing
+/// if there is not enough for all.
+fn reserve(
+    held: &mut BTreeMap<u64, Held>,
+    open: &Arc<Open>,
+    range: Range<u64>,
+    new: &mut Vec<u64>,
+) -> Result<(), NotMoved> {
+    for at in chunks_of(range.start, range.end - range.start) {
+        match held.get(&at) {
+            // A page lies in one segment.
+            Some(known) if !Arc::ptr_eq(&known.open, open) => return Err(NotMoved),
+            Some(_) => {}
+            None => new.push(at),
+        }
+    }
+    // Shared memory is not moved. What follows would say so too, but only after it has taken chunks.
+    for run in new.chunk_by(|a, b| a + CHUNK as u64 == *b) {
+        let (first, end) = (run[0].max(range.start), (run[run.len() - 1] + CHUNK as u64).min(range.end));
+        if !ginnel_shmem::is_private(first as usize..end as usize).unwrap_or(false) {
+            new.clear();
+            return Err(NotMoved);
+        }
+    }
+    let taken = open.device.take_chunks(new.len()).map_err(|_| NotMoved)?;
+    for (at, (chunk, memory, file_at)) in new.iter().zip(taken) {
+        held.insert(*at, Held { open: open.clone(), chunk, memory, file_at, placed: Vec::new() });
+    }
+    Ok(())
 }
 
 impl Held {
     /// Moves those of these pages that are not there yet.
-    fn place(&mut self, wanted: Range<usize>, chunk: u64) -> Result<(), NotMoved> {
+    fn place(&mut self, wanted: Range<usize>, chunk: u64, is_written: bool) -> Result<(), NotMoved> {
         let addresses = chunk as usize + wanted.start * PAGE..chunk as usize + wanted.end * PAGE;
         // All of a chunk lies at the same distance, whichever of its pages is asked.
         let there = match self.placed.first() {
-            Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved::Unsupported)?,
+            Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved)?,
             None => Vec::new(),
         };
         if there.iter().map(Range::len).sum::<usize>() == addresses.len() {
             return Ok(());
         }
-        let threads = Threads::look().map_err(|_| NotMoved::Unsupported)?;
+        if is_written && !ginnel_shmem::is_mapped(addresses.clone(), true).unwrap_or(false) {
+            return Err(NotMoved);
+        }
+        let threads = Threads::look().map_err(|_| NotMoved)?;
         if threads.stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
-            return Err(NotMoved::Unsupported);
+            return Err(NotMoved);
         }
         // What the program has unmapped, as a whole. (If it is a part, the rest is still ours.)
         let is_gone = |placed: &Placed| {
@@ -138,7 +156,7 @@ impl Held {
         threads: &Threads,
     ) -> Result<(), NotMoved> {
         let (at, len) = ((first * PAGE) as u64, count * PAGE);
-        let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Fault)?;
+        let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved)?;
         // The exchange must not find the vector in the middle of growing.
         self.placed.reserve(1);
         let (file, file_at) = (&*self.open.file, self.file_at + at);
@@ -159,15 +177,8 @@ impl Held {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput && count > 1 => {
                 (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk, threads))
             }
-            Err(error) => Err(match error.kind() {
-                io::ErrorKind::OutOfMemory => NotMoved::Full,
-                // Shared memory, userfaultfd that is refused or in use, pages of a file.
-                io::ErrorKind::InvalidInput
-                | io::ErrorKind::PermissionDenied
-                | io::ErrorKind::Unsupported
-                | io::ErrorKind::ResourceBusy => NotMoved::Unsupported,
-                _ => NotMoved::Fault,
-            }),
+            // Shared memory, userfaultfd that is refused or in use, pages of a file.
+            Err(_) => Err(NotMoved),
         }
     }
 }

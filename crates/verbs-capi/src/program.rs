@@ -4,6 +4,7 @@
 use ginnel_shmem::Mapping;
 use ginnel_verbs::program::Program;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The process itself. A program that posts a request says that its addresses are valid until that is completed, and that nobody changes
 /// the bytes meanwhile (`ibv_post_send(3)`); its registered pages may be shared memory, which others change.
@@ -33,5 +34,26 @@ impl Program<Mapping> for Process {
     fn put(&self, to: u64, bytes: &[u8]) {
         // SAFETY: as in `copy_out`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) }
+    }
+
+    fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        // SAFETY: the program has registered this memory for that, and it is still there. It takes it for shared memory.
+        unsafe { from.read_release_to(at, to as *mut u8, len) }
+    }
+
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
+        // SAFETY: as in `deliver`; the word is aligned.
+        let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
+        word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|found| found)
+    }
+
+    fn fetch_add(&self, at: u64, value: u64) -> u64 {
+        // SAFETY: as in `compare_exchange`.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }.fetch_add(value, Ordering::AcqRel)
+    }
+
+    fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool {
+        let at = at as usize;
+        at.checked_add(len).is_some_and(|end| ginnel_shmem::populate(at..end, is_written))
     }
 }

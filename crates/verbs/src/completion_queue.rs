@@ -343,6 +343,16 @@ mod models {
         fn copy_out(&self, _: &LoomMemory, _: usize, _: u64, _: usize) {}
         fn get(&self, _: u64, _: &mut [u8]) {}
         fn put(&self, _: u64, _: &[u8]) {}
+        fn deliver(&self, _: &LoomMemory, _: usize, _: u64, _: usize) {}
+        fn compare_exchange(&self, _: u64, _: u64, _: u64) -> u64 {
+            0
+        }
+        fn fetch_add(&self, _: u64, _: u64) -> u64 {
+            0
+        }
+        fn is_there(&self, _: u64, _: usize, _: bool) -> bool {
+            true
+        }
     }
 
     fn completed(id: u64) -> Completed {

@@ -8,14 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode};
 use ginnel::{Listener, Mapping, Memory, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights};
-use ginnel_layout::verbs::{self, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
+use ginnel_layout::verbs::{self, Access, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
 
 use crate::completion_queue::CompletionQueue;
 use crate::notifier::{Notifier, Poke};
@@ -25,6 +25,7 @@ use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Tell, Wanted};
 use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
 use crate::runs::Runs;
+use crate::shadow::Bounce;
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
@@ -198,15 +199,23 @@ pub(crate) struct Shared {
     queues: Mutex<Vec<Weak<CompletionQueue<Mapping>>>>,
     /// There once there is a notifier.
     poke: Arc<OnceLock<Poke>>,
+    arenas: Mutex<Vec<Arena>>,
+    /// Starts the notifier.
+    starter: OnceLock<Starter>,
+    is_started: AtomicBool,
 }
+
+/// How a notifier is started that the program has not asked for.
+type Starter = Box<dyn Fn() -> Result<(), DeviceError> + Send + Sync>;
 
 /// A segment as an RDMA device of this process. May be used from several threads.
 pub struct Device {
     shared: Arc<Shared>,
     /// The block of the tables, and the file, for mapping pages at the program's addresses.
     tables: Block,
-    arenas: Mutex<Vec<Arena>>,
     slots: Mutex<Slots>,
+    /// There are shadow regions that peers may access, or were.
+    has_shadows: AtomicBool,
     notifier: Mutex<Option<Notifier>>,
     /// Regions that have been taken away, while a peer was in the middle of an access that has not ended since.
     ending: Mutex<BTreeSet<u32>>,
@@ -250,6 +259,9 @@ impl Device {
             queues: Mutex::default(),
             poke,
             tables,
+            arenas: Mutex::default(),
+            starter: OnceLock::new(),
+            is_started: AtomicBool::new(false),
         };
         let slots = Slots {
             // 0 is left out, so that no queue pair number looks like one of the special ones.
@@ -259,8 +271,8 @@ impl Device {
         Ok(Self {
             shared: Arc::new(shared),
             tables: block,
-            arenas: Mutex::default(),
             slots: Mutex::new(slots),
+            has_shadows: AtomicBool::new(false),
             notifier: Mutex::default(),
             ending: Mutex::default(),
         })
@@ -274,9 +286,18 @@ impl Device {
     ) -> Result<(), DeviceError> {
         let mut notifier = locked(&self.notifier);
         if notifier.is_none() {
-            *notifier = Some(Notifier::start(self.shared.clone(), program, spawn)?);
+            // So that the thread itself starts no other.
+            self.shared.is_started.store(true, Ordering::Relaxed);
+            let started = Notifier::start(self.shared.clone(), program, spawn);
+            self.shared.is_started.store(started.is_ok(), Ordering::Relaxed);
+            *notifier = Some(started?);
         }
         Ok(())
+    }
+
+    /// How a notifier is started once a shadow region needs one.
+    pub fn start_notifier_by(&self, start: impl Fn() -> Result<(), DeviceError> + Send + Sync + 'static) {
+        let _ = self.shared.starter.set(Box::new(start));
     }
 
     /// Number of the member that this process belongs to.
@@ -297,62 +318,66 @@ impl Device {
     /// Takes memory of the arenas, which peers can reach: its place, the memory that it lies in, and where in it. What is there is whatever
     /// was there before.
     pub fn take(&self, len: usize, align: usize) -> Result<(Place, Mapping, usize), DeviceError> {
-        let mut arenas = locked(&self.arenas);
-        let (len, align) = ((len as u64).next_multiple_of(64), align as u64);
-        let found =
-            arenas.iter_mut().enumerate().find_map(|(i, arena)| Some((i, arena.free.take(len, align)?)));
-        let (i, at) = match found {
-            Some(found) => found,
-            None => {
-                let i = self.add_arena(&mut arenas, len)?;
-                (i, arenas[i].free.take(len, align).ok_or(DeviceError::Full("arena"))?)
-            }
-        };
-        Ok((Place::new(i as u16, at), arenas[i].memory.clone(), at as usize))
-    }
-
-    fn add_arena(&self, arenas: &mut Vec<Arena>, len: u64) -> Result<usize, DeviceError> {
-        let i =
-            u16::try_from(arenas.len()).ok().filter(|i| *i < 1 << 12).ok_or(DeviceError::Full("arena"))?;
-        let usual = (SMALLEST << i.min(16)).min(LARGEST);
-        let name = format!("verbs.{}.{i}", self.shared.number);
-        let options = BlockOptions { align: CHUNK, zero: false, ..BlockOptions::default() };
-        // Where a large one finds no room, a small one may.
-        let mut size = usual.max(len).next_multiple_of(CHUNK as u64);
-        let least = len.next_multiple_of(CHUNK as u64);
-        let block = loop {
-            match self.shared.endpoint.create_block(&name, size as usize, &options) {
-                Err(error) if size > least && is_too_large(&error) => {
-                    size = (size / 2).next_multiple_of(CHUNK as u64).max(least);
-                }
-                other => break other?,
-            }
-        };
-        let memory = block.memory()?;
-        arenas.push(Arena { block, memory, free: Runs::new(size) });
-        self.shared.tables.store_relaxed_u32(verbs::ARENAS, arenas.len() as u32);
-        Ok(arenas.len() - 1)
+        self.shared.take(len, align)
     }
 
     /// Gives back what was taken.
     pub fn give(&self, place: Place, len: usize) {
-        if let Some(arena) = locked(&self.arenas).get_mut(usize::from(place.arena())) {
-            arena.free.give(place.offset(), (len as u64).next_multiple_of(64));
-        }
+        self.shared.give(place, len);
     }
 
-    /// A chunk of an arena for pages of the program: the memory that it lies in, and where in the segment's file it begins.
-    pub fn take_chunk(&self) -> Result<(Chunk, Mapping, u64), DeviceError> {
-        let (place, memory, at) = self.take(CHUNK, CHUNK)?;
-        let arenas = locked(&self.arenas);
-        let file_at = arenas[usize::from(place.arena())].block.file().1 + at as u64;
-        Ok((Chunk::new(place.arena(), (at / CHUNK) as u32), memory, file_at))
+    /// Chunks of arenas for pages of the program: of each, the memory that it lies in, and where in the segment's file it begins. As many as
+    /// are wanted or none; then no room is taken from others either.
+    pub fn take_chunks(&self, count: usize) -> Result<Vec<(Chunk, Mapping, u64)>, DeviceError> {
+        let mut arenas = locked(&self.shared.arenas);
+        let before = arenas.len();
+        let mut taken = Vec::new();
+        for _ in 0..count {
+            match self.shared.take_of(&mut arenas, CHUNK, CHUNK) {
+                Ok((place, memory, at)) => {
+                    let file_at = arenas[usize::from(place.arena())].block.file().1 + at as u64;
+                    taken.push((Chunk::new(place.arena(), (at / CHUNK) as u32), memory, file_at));
+                }
+                Err(error) => {
+                    for (chunk, ..) in taken {
+                        let place: Place = chunk.place();
+                        arenas[usize::from(place.arena())].free.give(place.offset(), CHUNK as u64);
+                    }
+                    // Peers have not heard of the arenas that were made for this.
+                    arenas.truncate(before);
+                    self.shared.tables.store_relaxed_u32(verbs::ARENAS, before as u32);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Gives a chunk back.
+    pub fn give_chunk(&self, chunk: Chunk) {
+        self.give(chunk.place(), CHUNK);
     }
 
     /// Registers a region, which peers reach by these chunks.
     pub fn register(&self, region: Region, chunks: &[Chunk]) -> Result<Key, DeviceError> {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         Ok(regions.add(region, chunks)?)
+    }
+
+    /// Registers a region whose memory peers cannot reach: what they would do with it, a thread of this process does, which is started now
+    /// if it is needed.
+    pub fn register_shadow(&self, region: Region) -> Result<Key, DeviceError> {
+        const REMOTE: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        if region.access.0 & REMOTE != 0 {
+            self.shared.start_notifier()?;
+            let slots = locked(&self.slots);
+            self.has_shadows.store(true, Ordering::Relaxed);
+            if !slots.used.values().all(|queue_pair| queue_pair.offer_errands()) {
+                return Err(DeviceError::Full("shadow region"));
+            }
+        }
+        let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(regions.add_shadow(region)?)
     }
 
     /// Takes a region away from everybody. Waits for peers that are in the middle of an access, but no longer than a second; then it is
@@ -364,6 +389,10 @@ impl Device {
         }
         drop(regions);
         self.shared.removals.fetch_add(1, Ordering::Release);
+        if key.is_shadow() {
+            // Peers access nothing of it themselves, and what this process does for them has ended.
+            return Ok(true);
+        }
         let used: Vec<_> = locked(&self.slots).used.values().cloned().collect();
         let is_accessed = || used.iter().any(|queue_pair| queue_pair.is_region_accessed(key));
         match self.wait_while(is_accessed) {
@@ -436,7 +465,15 @@ impl Device {
         let tables = self.shared.tables.clone();
         let queue_pair =
             QueuePair::new(tables, location, wanted, adapter).ok_or(DeviceError::Full("queue pair"))?;
-        locked(&self.slots).used.insert(number, queue_pair.clone());
+        let mut slots = locked(&self.slots);
+        slots.used.insert(number, queue_pair.clone());
+        // Whoever registers the first shadow region looks at the list afterwards.
+        let has_shadows = self.has_shadows.load(Ordering::Relaxed);
+        drop(slots);
+        if has_shadows && !queue_pair.offer_errands() {
+            self.destroy_queue_pair(&queue_pair);
+            return Err(DeviceError::Full("queue pair"));
+        }
         Ok(queue_pair)
     }
 
@@ -452,6 +489,7 @@ impl Device {
             return;
         }
         if locked(&self.slots).used.remove(&queue_pair.number()).is_some() {
+            queue_pair.release();
             self.vacate(queue_pair.location(), queue_pair.capacity().receives);
         }
     }
@@ -477,6 +515,7 @@ impl Device {
         }
         shared.end();
         if !shared.are_rings_kept() {
+            shared.release();
             self.vacate(shared.location(), shared.shape());
         }
         true
@@ -493,6 +532,73 @@ const CHANNEL: ChannelOptions =
     ChannelOptions { capacity: 4096, input_capacity: 4096, patience: Duration::ZERO, backlog: 0 };
 
 impl Shared {
+    /// Takes memory of the arenas, which peers can reach: its place, the memory that it lies in, and where in it. What is there is whatever
+    /// was there before.
+    fn take(&self, len: usize, align: usize) -> Result<(Place, Mapping, usize), DeviceError> {
+        self.take_of(&mut locked(&self.arenas), len, align)
+    }
+
+    fn take_of(
+        &self,
+        arenas: &mut Vec<Arena>,
+        len: usize,
+        align: usize,
+    ) -> Result<(Place, Mapping, usize), DeviceError> {
+        let (len, align) = ((len as u64).next_multiple_of(64), align as u64);
+        let found =
+            arenas.iter_mut().enumerate().find_map(|(i, arena)| Some((i, arena.free.take(len, align)?)));
+        let (i, at) = match found {
+            Some(found) => found,
+            None => {
+                let i = self.add_arena(arenas, len)?;
+                (i, arenas[i].free.take(len, align).ok_or(DeviceError::Full("arena"))?)
+            }
+        };
+        Ok((Place::new(i as u16, at), arenas[i].memory.clone(), at as usize))
+    }
+
+    fn add_arena(&self, arenas: &mut Vec<Arena>, len: u64) -> Result<usize, DeviceError> {
+        let i =
+            u16::try_from(arenas.len()).ok().filter(|i| *i < 1 << 12).ok_or(DeviceError::Full("arena"))?;
+        let usual = (SMALLEST << i.min(16)).min(LARGEST);
+        let name = format!("verbs.{}.{i}", self.number);
+        let options = BlockOptions { align: CHUNK, zero: false, ..BlockOptions::default() };
+        // Where a large one finds no room, a small one may.
+        let mut size = usual.max(len).next_multiple_of(CHUNK as u64);
+        let least = len.next_multiple_of(CHUNK as u64);
+        let block = loop {
+            match self.endpoint.create_block(&name, size as usize, &options) {
+                Err(error) if size > least && is_too_large(&error) => {
+                    size = (size / 2).next_multiple_of(CHUNK as u64).max(least);
+                }
+                other => break other?,
+            }
+        };
+        let memory = block.memory()?;
+        arenas.push(Arena { block, memory, free: Runs::new(size) });
+        self.tables.store_relaxed_u32(verbs::ARENAS, arenas.len() as u32);
+        Ok(arenas.len() - 1)
+    }
+
+    /// Gives back what was taken.
+    fn give(&self, place: Place, len: usize) {
+        if let Some(arena) = locked(&self.arenas).get_mut(usize::from(place.arena())) {
+            arena.free.give(place.offset(), (len as u64).next_multiple_of(64));
+        }
+    }
+
+    /// Starts the notifier, if there is a way to do so and nobody has.
+    fn start_notifier(&self) -> Result<(), DeviceError> {
+        if self.poke.get().is_some() || self.is_started.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let started = self.starter.get().map_or(Ok(()), |start| start());
+        if started.is_err() {
+            self.is_started.store(false, Ordering::Relaxed);
+        }
+        started
+    }
+
     /// Opens the way to another endpoint.
     fn link(&self, number: u32) -> Option<Link> {
         let name = format!("verbs.{number}");
@@ -655,6 +761,25 @@ impl Adapter<Mapping> for Shared {
 
     fn region(&self, key: Key) -> Option<Region> {
         self.regions.read().unwrap_or_else(PoisonError::into_inner).region(key)
+    }
+
+    fn with_region(&self, key: Key, then: &mut dyn FnMut(&Region)) {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions.region(key).iter().for_each(then);
+    }
+
+    fn take(&self, len: usize) -> Option<Bounce<Mapping>> {
+        let (place, memory, at) = self.take(len, 64).ok()?;
+        Some(Bounce { place, memory, at, len })
+    }
+
+    fn give(&self, bounce: Bounce<Mapping>) {
+        self.give(bounce.place, bounce.len);
+    }
+
+    fn has_asked(&self) {
+        // Without one, whoever polls goes on.
+        let _ = self.start_notifier();
     }
 
     fn removals(&self) -> &AtomicU64 {

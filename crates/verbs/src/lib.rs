@@ -14,6 +14,7 @@
 //! shared_receive_queue   one for several queue pairs
 //! peer          a peer's tables and regions, as a poster sees them
 //! regions       own regions
+//! shadow        those whose memory cannot lie in the segment
 //! work          requests and completions
 //! inspect       what stands in the tables, for people
 //! cm            the connection manager
@@ -37,5 +38,6 @@ pub mod receive;
 pub mod regions;
 pub mod remote;
 pub mod runs;
+pub mod shadow;
 pub mod shared_receive_queue;
 pub mod work;

@@ -18,6 +18,16 @@ impl<M: Memory> Program<M> for Kept<'_> {
     // Nothing is written to the bytes of an inline request.
     fn copy_out(&self, _: &M, _: usize, _: u64, _: usize) {}
     fn put(&self, _: u64, _: &[u8]) {}
+    fn deliver(&self, _: &M, _: usize, _: u64, _: usize) {}
+    fn compare_exchange(&self, _: u64, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn fetch_add(&self, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn is_there(&self, _: u64, _: usize, _: bool) -> bool {
+        false
+    }
 }
 
 /// Memory of the program, by address. The program answers for it that the addresses of its requests are valid until these are completed.
@@ -34,4 +44,18 @@ pub trait Program<M: Memory> {
 
     /// Copies bytes to the program's.
     fn put(&self, to: u64, bytes: &[u8]);
+
+    /// Copies `len` bytes of shared memory to the program's at `to`, where it may be polling the last one of them: the last word comes last,
+    /// with release.
+    fn deliver(&self, from: &M, at: usize, to: u64, len: usize);
+
+    /// Puts `new` in the place of the program's word at a multiple of eight, if that is `old`. What was there.
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64;
+
+    /// Adds to the program's word at a multiple of eight. What was there.
+    fn fetch_add(&self, at: u64, value: u64) -> u64;
+
+    /// Whether the program still has memory there that can be read, or written. It has promised that as long as the region is
+    /// registered; a promise that it has broken must not end it in a thread of this library.
+    fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool;
 }

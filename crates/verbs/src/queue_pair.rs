@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
@@ -15,9 +15,10 @@ use ginnel_shmem::Memory;
 use crate::completion_queue::CompletionQueue;
 use crate::peer::Peer;
 use crate::program::{Kept, Program};
-use crate::receive::{NotPosted, ReceiveQueue, Received, Shape};
+use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
 use crate::regions::Region;
 use crate::remote::{self, Failure, NotConnected, Remote};
+use crate::shadow::{Asked, Bounce, Servant};
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -28,6 +29,15 @@ pub trait Adapter<M: Memory>: Send + Sync {
 
     /// The region of a key.
     fn region(&self, key: Key) -> Option<Region>;
+
+    /// Calls `then` with the region of a key, if there is one. It is not removed before that returns.
+    fn with_region(&self, key: Key, then: &mut dyn FnMut(&Region));
+
+    /// Memory of an arena, which peers can reach. `None` if there is no room.
+    fn take(&self, len: usize) -> Option<Bounce<M>>;
+
+    /// Gives it back.
+    fn give(&self, bounce: Bounce<M>);
 
     /// Counts how often a region was removed.
     fn removals(&self) -> &AtomicU64;
@@ -46,6 +56,9 @@ pub trait Adapter<M: Memory>: Send + Sync {
 
     /// A request waits. If nobody polls, somebody else should try it again.
     fn has_to_wait(&self);
+
+    /// A peer's process has been asked for something, and there may be more to ask for then. Somebody should do that also if nobody polls.
+    fn has_asked(&self) {}
 
     /// How long is waited for a peer that is in the middle of an access.
     fn patience(&self) -> Duration {
@@ -191,7 +204,11 @@ pub struct QueuePair<M: Memory> {
     state: AtomicU32,
     /// Tells it from others of this number, and from what it was before it began anew.
     incarnation: AtomicU32,
+    /// What the peer may do.
+    access: AtomicU32,
     sender: Mutex<Sender<M>>,
+    /// For the errands of its peer, if there are shadow regions.
+    servant: OnceLock<Servant<M>>,
     receives: Receives<M>,
     completes_sends: Arc<CompletionQueue<M>>,
     completes_receives: Arc<CompletionQueue<M>>,
@@ -264,7 +281,8 @@ impl<M: Memory> QueuePair<M> {
                 publish_rings(&tables, at, kind, location.number, rings, shape);
                 let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
                 let is_shared = kind == Kind::UD;
-                let queue = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, is_shared);
+                let owner = Owner { adapter: adapter.clone(), domain };
+                let queue = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, is_shared, owner);
                 Receives::Own(Box::new(Mutex::new(queue)))
             }
         };
@@ -296,6 +314,8 @@ impl<M: Memory> QueuePair<M> {
             incarnation: AtomicU32::new(adapter.next_incarnation()),
             adapter,
             state: AtomicU32::new(QpState::RESET.0),
+            access: AtomicU32::new(0),
+            servant: OnceLock::new(),
             sender: Mutex::new(sender),
             receives,
             completes_sends: completes.0.clone(),
@@ -400,6 +420,7 @@ impl<M: Memory> QueuePair<M> {
             self.tables.store_relaxed_u32(self.at + qp::QKEY, qkey);
         }
         if let Some(access) = change.access {
+            self.access.store(access.0, Ordering::Relaxed);
             self.tables.store_relaxed_u32(self.at + qp::ACCESS, access.0);
         }
         if let Some(timeout) = change.timeout {
@@ -425,7 +446,9 @@ impl<M: Memory> QueuePair<M> {
                     receiver.reset();
                 }
                 // Whoever was connected with it is not any more, even if it is connected with the same one again.
+                let turn = self.servant.get().map(Servant::turn);
                 self.incarnation.store(self.adapter.next_incarnation(), Ordering::Relaxed);
+                drop(turn);
                 self.publish(to);
                 self.completes_sends.purge(self.number());
                 self.completes_receives.purge(self.number());
@@ -576,6 +599,10 @@ impl<M: Memory> QueuePair<M> {
         }
         match remote.execute(program, operation, elements) {
             Ok(()) => Attempt::Done,
+            Err(Failure::Asked) => {
+                self.adapter.has_asked();
+                Attempt::Wait(None, Status::SUCCESS)
+            }
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
             Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR),
@@ -675,8 +702,11 @@ impl<M: Memory> QueuePair<M> {
         Completed { id, status, opcode, length, immediate: None, queue_pair, source: QpNumber(0), lid: 0 }
     }
 
-    /// Tries again the requests that wait. To be called now and then.
+    /// Tries again the requests that wait, and does what the peer asks for. To be called now and then.
     pub fn progress(&self, program: &impl Program<M>) {
+        if let Some(servant) = self.servant.get() {
+            self.serve(program, servant);
+        }
         let mut sender = self.sender();
         if sender.waiting.is_empty() || self.state() != QpState::RTS {
             return;
@@ -717,6 +747,48 @@ impl<M: Memory> QueuePair<M> {
             }
         }
         sender.since = None;
+    }
+
+    /// From now on, the peer may ask for what is to be done with shadow regions. False if there is no room for that.
+    pub fn offer_errands(&self) -> bool {
+        if self.kind == Kind::UD || self.servant.get().is_some() {
+            return true;
+        }
+        let Some(servant) = Servant::new(|len| self.adapter.take(len)) else { return false };
+        match self.servant.set(servant) {
+            Ok(()) => {
+                self.servant.get().into_iter().for_each(|servant| servant.publish(&self.tables, self.at))
+            }
+            // Another thread has been faster.
+            Err(servant) => self.adapter.give(servant.into_bounce()),
+        }
+        true
+    }
+
+    /// Does what the peer has asked for.
+    #[cold]
+    fn serve(&self, program: &impl Program<M>, servant: &Servant<M>) {
+        let mut done = servant.turn();
+        if !self.state().receives() {
+            return;
+        }
+        let Some((number, asked)) = servant.asked(&self.tables, self.at, self.incarnation(), *done) else {
+            return;
+        };
+        *done = number;
+        let status = self.execute(program, servant.bounce(), &asked);
+        servant.answer(&self.tables, self.at, number, status);
+    }
+
+    fn execute(&self, program: &impl Program<M>, bounce: &Bounce<M>, asked: &Asked) -> Status {
+        let Some(wanted) = asked.wanted(bounce.len) else { return Status::REM_INV_REQ_ERR };
+        let mut status = Status::REM_ACCESS_ERR;
+        if asked.key.is_shadow() && Access(self.access.load(Ordering::Relaxed)).allows(wanted) {
+            self.adapter.with_region(asked.key, &mut |region| {
+                status = asked.execute(program, bounce, region, wanted, self.domain);
+            });
+        }
+        status
     }
 
     /// Whether requests wait, or the peer has ended and this queue pair is about to fail.
@@ -886,6 +958,17 @@ impl<M: Memory> QueuePair<M> {
         self.completes_receives.remove(self);
         if let Receives::Shared(shared) = &self.receives {
             shared.remove(self);
+        }
+    }
+
+    /// Gives back what is kept for messages and errands of a queue pair that has ended, once no peer accesses it.
+    pub(crate) fn release(&self) {
+        if let Some(mut receiver) = self.receiver() {
+            receiver.release();
+        }
+        if let Some(servant) = self.servant.get() {
+            self.tables.store_relaxed_u32(self.at + qp::ROOM, 0);
+            self.adapter.give(servant.bounce().clone());
         }
     }
 

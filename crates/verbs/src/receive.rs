@@ -1,13 +1,18 @@
 //! A queue pair's receive queue, by its owner: entries for messages to come, and what has come.
 
-use ginnel_layout::verbs::{Claimer, Completion, QpNumber, completion, qp, receive};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ginnel_layout::verbs::{Access, Claimer, Completion, Key, QpNumber, completion, qp, receive};
 use ginnel_shmem::Memory;
 
 use crate::program::Program;
+use crate::queue_pair::Adapter;
+use crate::shadow::Bounce;
 use crate::work::{Element, Opcode, Status};
 
 /// A receive queue.
-pub struct ReceiveQueue<M> {
+pub struct ReceiveQueue<M: Memory> {
     tables: M,
     /// Of the queue pair in the tables.
     at: usize,
@@ -25,6 +30,17 @@ pub struct ReceiveQueue<M> {
     shortest: u32,
     /// Several senders may use it, so each claims what it uses.
     is_shared: bool,
+    owner: Owner<M>,
+    /// Where messages for buffers in shadow regions are put, by the entry's place in the ring.
+    bounces: BTreeMap<usize, Bounce<M>>,
+}
+
+/// Whose receives they are.
+pub struct Owner<M: Memory> {
+    /// The device.
+    pub adapter: Arc<dyn Adapter<M>>,
+    /// The protection domain.
+    pub domain: u32,
 }
 
 /// How large a receive queue is.
@@ -53,12 +69,14 @@ struct Posted {
     id: u64,
     count: usize,
     length: u32,
+    /// A buffer is in a shadow region, so messages are put somewhere else first.
+    is_bounced: bool,
 }
 
 /// Why a receive was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPosted {
-    /// The queue is full.
+    /// The queue is full, or there is no memory for messages to a shadow region.
     Full,
     /// It has more elements than the queue was made for, or more bytes than a message may have.
     Invalid,
@@ -96,6 +114,7 @@ impl<M: Memory> ReceiveQueue<M> {
         ring: (M, usize),
         completions: (M, usize),
         is_shared: bool,
+        owner: Owner<M>,
     ) -> Self {
         let queue = Self {
             tables,
@@ -109,6 +128,8 @@ impl<M: Memory> ReceiveQueue<M> {
             elements: vec![Element::default(); shape.entries * shape.elements],
             shortest: u32::MAX,
             is_shared,
+            owner,
+            bounces: BTreeMap::new(),
         };
         queue.clear();
         queue
@@ -116,8 +137,16 @@ impl<M: Memory> ReceiveQueue<M> {
 
     /// Empties it. No peer uses it.
     pub fn reset(&mut self) {
+        self.release();
         (self.tail, self.head, self.shortest) = (0, 0, u32::MAX);
         self.clear();
+    }
+
+    /// Gives back what is kept for messages. No peer uses it any more.
+    pub fn release(&mut self) {
+        for (_, bounce) in std::mem::take(&mut self.bounces) {
+            self.owner.adapter.give(bounce);
+        }
     }
 
     fn clear(&self) {
@@ -140,7 +169,19 @@ impl<M: Memory> ReceiveQueue<M> {
     }
 
     /// Posts an entry.
+    #[inline]
     pub fn post(&mut self, id: u64, elements: &[Element]) -> Result<(), NotPosted> {
+        self.post_with(id, elements, None)
+    }
+
+    /// The same with memory for messages that there is already.
+    #[inline]
+    fn post_with(
+        &mut self,
+        id: u64,
+        elements: &[Element],
+        bounce: Option<Bounce<M>>,
+    ) -> Result<(), NotPosted> {
         if elements.len() > self.shape.elements {
             return Err(NotPosted::Invalid);
         }
@@ -149,8 +190,14 @@ impl<M: Memory> ReceiveQueue<M> {
             return Err(NotPosted::Full);
         }
         let slot = self.slot(self.tail);
-        self.posted[slot] = Posted { id, count: elements.len(), length };
+        let is_bounced = elements.iter().any(|element| Key(element.key).is_shadow());
+        let in_bounce = match is_bounced {
+            true => [self.bounce(slot, length, bounce)?],
+            false => [Element::default()],
+        };
+        self.posted[slot] = Posted { id, count: elements.len(), length, is_bounced };
         self.elements[slot * self.shape.elements..][..elements.len()].copy_from_slice(elements);
+        let elements = if is_bounced { &in_bounce } else { elements };
 
         let (memory, ring) = &self.ring;
         let at = ring + slot * self.shape.stride();
@@ -167,6 +214,57 @@ impl<M: Memory> ReceiveQueue<M> {
         // ORDER verbs.receive: the entry before the tail. Pairs with: `Remote::look_for_entries`.
         self.tables.store_release_u64(self.at + qp::TAIL, self.tail);
         Ok(())
+    }
+
+    /// Memory for a message of up to so many bytes, for the entry at a place in the ring, and what peers are told of it.
+    #[cold]
+    fn bounce(&mut self, slot: usize, length: u32, kept: Option<Bounce<M>>) -> Result<Element, NotPosted> {
+        if length == 0 {
+            return Ok(Element::default());
+        }
+        let taken = kept.or_else(|| self.owner.adapter.take(length as usize));
+        let bounce = taken.ok_or(NotPosted::Full)?;
+        let address = bounce.place.0;
+        self.bounces.insert(slot, bounce);
+        Ok(Element { address, length, key: Key::PLACE.0 })
+    }
+
+    /// Gives back what was kept for messages to an entry.
+    #[cold]
+    fn give_bounce(&mut self, slot: usize) {
+        if let Some(bounce) = self.bounces.remove(&slot) {
+            self.owner.adapter.give(bounce);
+        }
+    }
+
+    /// Copies a message to the buffers of an entry from where its sender has put it. False if one is not in a region that allows it.
+    #[cold]
+    fn fetch(&self, program: &impl Program<M>, slot: usize, len: usize, prefix: usize) -> bool {
+        let Some(Bounce { memory, at, .. }) = self.bounces.get(&slot) else { return len == 0 };
+        let mut skipped = prefix;
+        let (mut from, mut left) = (at + prefix, len);
+        for element in &self.elements[slot * self.shape.elements..][..self.posted[slot].count] {
+            let skip = skipped.min(element.length as usize);
+            skipped -= skip;
+            let n = left.min(element.length as usize - skip);
+            if n == 0 {
+                continue;
+            }
+            let mut is_fetched = false;
+            self.owner.adapter.with_region(Key(element.key), &mut |region| {
+                let to = element.address.wrapping_add(skip as u64);
+                is_fetched = region.allows(element, Access::LOCAL_WRITE, self.owner.domain)
+                    && program.is_there(to, n, true);
+                if is_fetched {
+                    program.copy_out(memory, from, to, n);
+                }
+            });
+            if !is_fetched {
+                return false;
+            }
+            (from, left) = (from + n, left - n);
+        }
+        true
     }
 
     /// Whether something has come.
@@ -235,6 +333,9 @@ impl<M: Memory> ReceiveQueue<M> {
                 continue;
             };
             let received = self.take(program, header, slot, at, target, prefix);
+            if self.posted[slot].is_bounced {
+                self.give_bounce(slot);
+            }
             self.head += 1;
             return Some(received);
         }
@@ -283,7 +384,11 @@ impl<M: Memory> ReceiveQueue<M> {
                     scatter(program, &payload[..len], elements, prefix);
                 }
             }
-            Completion::RECEIVE if received.length <= posted.length => {}
+            Completion::RECEIVE if received.length <= posted.length => {
+                if posted.is_bounced && !self.fetch(program, slot, length as usize, prefix) {
+                    received.status = Status::LOC_PROT_ERR;
+                }
+            }
             Completion::WRITE_WITH_IMMEDIATE if immediate.is_some() => {
                 received.opcode = Opcode::RECV_RDMA_WITH_IMM;
             }
@@ -299,9 +404,10 @@ impl<M: Memory> ReceiveQueue<M> {
     fn post_again(&mut self) {
         let slot = self.slot(self.head);
         let Posted { id, count, .. } = self.posted[slot];
+        let bounce = self.bounces.remove(&slot);
         let elements = self.elements[slot * self.shape.elements..][..count].to_vec();
         self.head += 1;
-        let posted = self.post(id, &elements);
+        let posted = self.post_with(id, &elements, bounce);
         debug_assert_eq!(posted, Ok(()), "it was posted before, and its place is free");
     }
 
@@ -314,7 +420,9 @@ impl<M: Memory> ReceiveQueue<M> {
         if self.is_shared && !self.take_back() {
             return None;
         }
-        let id = self.posted[self.slot(self.head)].id;
+        let slot = self.slot(self.head);
+        let id = self.posted[slot].id;
+        self.give_bounce(slot);
         self.head += 1;
         Some(id)
     }

@@ -43,7 +43,17 @@ pub struct Full;
 struct Slot {
     generation: u32,
     region: Option<Region>,
+    is_shadow: bool,
     chunks: (u32, u32),
+}
+
+impl Slot {
+    fn key(&self, index: usize) -> Key {
+        match self.is_shadow {
+            true => Key::shadow(index, self.generation),
+            false => Key::new(index, self.generation),
+        }
+    }
 }
 
 /// The regions of an endpoint.
@@ -65,20 +75,11 @@ impl<M: Memory> Regions<M> {
     pub fn add(&mut self, region: Region, chunks: &[Chunk]) -> Result<Key, Full> {
         let count = chunks.len() as u32;
         let first = self.take_chunks(count).ok_or(Full)?;
-        let index = match self.free.pop() {
-            Some(index) => index as usize,
-            None if self.slots.len() < REGIONS => {
-                self.slots.push(Slot::default());
-                self.slots.len() - 1
-            }
-            None => {
-                self.give_chunks(first, count);
-                return Err(Full);
-            }
+        let Some(index) = self.enter(region, false) else {
+            self.give_chunks(first, count);
+            return Err(Full);
         };
         let slot = &mut self.slots[index];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.region = Some(region);
         slot.chunks = (first, count);
         if !chunks.is_empty() {
             for (i, chunk) in chunks.iter().enumerate() {
@@ -93,7 +94,28 @@ impl<M: Memory> Regions<M> {
             let word = u64::from(generation) << 32 | u64::from(region.access.0 | Access::VALID);
             self.tables.store_release_u64(at + region::WORD, word);
         }
-        Ok(Key::new(index, self.slots[index].generation))
+        Ok(self.slots[index].key(index))
+    }
+
+    /// Registers a shadow region, of which nothing is in the tables: its key says that the owner is to be asked.
+    pub fn add_shadow(&mut self, region: Region) -> Result<Key, Full> {
+        let index = self.enter(region, true).ok_or(Full)?;
+        Ok(self.slots[index].key(index))
+    }
+
+    /// Enters a region into the books. Where.
+    fn enter(&mut self, region: Region, is_shadow: bool) -> Option<usize> {
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None if self.slots.len() < REGIONS => {
+                self.slots.push(Slot::default());
+                self.slots.len() - 1
+            }
+            None => return None,
+        };
+        let generation = self.slots[index].generation.wrapping_add(1);
+        self.slots[index] = Slot { generation, region: Some(region), is_shadow, chunks: (0, 0) };
+        Some(index)
     }
 
     /// Takes a region out of the books, and from its peers' sight. Peers that have looked before may still be at work on it, and say so in
@@ -119,7 +141,7 @@ impl<M: Memory> Regions<M> {
     /// The region of a key.
     pub fn region(&self, key: Key) -> Option<Region> {
         let slot = self.slots.get(key.index())?;
-        slot.region.filter(|_| Key::new(key.index(), slot.generation) == key)
+        slot.region.filter(|_| slot.key(key.index()) == key)
     }
 
     /// How many there are.
@@ -172,6 +194,20 @@ mod tests {
         assert_eq!((again.index(), regions.len()), (key.index(), 1));
         assert!(again != key && regions.region(key).is_none() && regions.region(again).is_some());
         assert!(regions.region(Key(u32::MAX)).is_none());
+    }
+
+    #[test]
+    fn a_shadow_region_is_in_the_books_alone() {
+        let tables = Mapping::anonymous(TABLES).unwrap();
+        let mut regions = Regions::new(tables.clone());
+        let key = regions.add_shadow(region(4096, 100)).unwrap();
+        assert!(key.is_shadow() && key.at().is_none());
+        assert_eq!(regions.region(key), Some(region(4096, 100)));
+        let same = Key::new(key.index(), 1);
+        assert_eq!((regions.region(same), tables.load_relaxed_u64(same.at().unwrap())), (None, 0));
+        assert!(!regions.remove(same) && regions.remove(key) && !regions.remove(key));
+        let later = regions.add(region(0, 1), &[Chunk::default()]).unwrap();
+        assert!(later.index() == key.index() && !later.is_shadow() && regions.region(key).is_none());
     }
 
     #[test]

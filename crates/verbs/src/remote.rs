@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{
-    Access, Armed, Claimer, Completion, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS, QpNumber,
-    QpState, completion, qp, receive,
+    Access, Armed, Claimer, Completion, Errand, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS,
+    QpNumber, QpState, completion, qp, receive,
 };
 use ginnel_shmem::Memory;
 
 use crate::peer::{Peer, Windows};
 use crate::program::Program;
+use crate::shadow::{Asked, Asker, Step, Way};
 use crate::work::{Element, Operation, Status, total};
 
 /// The largest ring that is believed in.
@@ -24,6 +25,8 @@ pub const MAX_ENTRIES: usize = 1 << 15;
 pub enum Failure {
     /// The peer has posted no receive. It may be tried again.
     NotReady,
+    /// The peer's process has been asked to do it, and has not answered yet. It is to be tried again.
+    Asked,
     /// The peer's queue pair has ended, or is in error.
     Gone,
     /// The peer's region does not allow it.
@@ -39,7 +42,7 @@ impl Failure {
     pub fn status(self) -> Status {
         match self {
             Self::NotReady => Status::RNR_RETRY_EXC_ERR,
-            Self::Gone => Status::RETRY_EXC_ERR,
+            Self::Gone | Self::Asked => Status::RETRY_EXC_ERR,
             Self::Access => Status::REM_ACCESS_ERR,
             Self::Invalid => Status::REM_INV_REQ_ERR,
             Self::Operation => Status::REM_OP_ERR,
@@ -100,6 +103,10 @@ pub struct Remote<M> {
     tail: u64,
     shortest: u32,
     windows: Windows<M>,
+    /// For what the peer's process does itself.
+    asker: Asker<M>,
+    /// Of an RDMA WRITE with an immediate value to a shadow region, the bytes are there, and the receive entry was not.
+    is_written: bool,
 }
 
 impl<M: Memory> Remote<M> {
@@ -161,6 +168,8 @@ impl<M: Memory> Remote<M> {
             tail: 0,
             shortest: 0,
             windows,
+            asker: Asker::new(),
+            is_written: false,
         })
     }
 
@@ -187,7 +196,8 @@ impl<M: Memory> Remote<M> {
             }
             Operation::Read { address, key } => self.read(program, elements, address, key),
             Operation::CompareAndSwap { address, key, compare, swap } => {
-                self.atomic(program, elements, address, key, |memory, at| {
+                let errand = (Errand::COMPARE_AND_SWAP, [compare, swap]);
+                self.atomic(program, elements, address, key, errand, |memory, at| {
                     match memory.compare_exchange_u64(at, compare, swap) {
                         Ok(()) => compare,
                         Err(found) => found,
@@ -195,7 +205,10 @@ impl<M: Memory> Remote<M> {
                 })
             }
             Operation::FetchAndAdd { address, key, add } => {
-                self.atomic(program, elements, address, key, |memory, at| memory.fetch_add_u64(at, add))
+                let errand = (Errand::FETCH_AND_ADD, [add, 0]);
+                self.atomic(program, elements, address, key, errand, |memory, at| {
+                    memory.fetch_add_u64(at, add)
+                })
             }
         };
         self.finish(result);
@@ -324,7 +337,7 @@ impl<M: Memory> Remote<M> {
             return Ok(());
         }
         let target = self.windows.look_up(key, address, len, Access::REMOTE_WRITE, self.domain);
-        let target = target.map_err(|_| Failure::Access)?;
+        let Ok(target) = target else { return self.write_shadow(program, elements, address, key, len) };
         let (mut to, mut left) = (address, len as usize);
         for element in elements {
             let (mut from, mut rest) = (element.address, element.length as usize);
@@ -348,13 +361,21 @@ impl<M: Memory> Remote<M> {
         solicited: bool,
     ) -> Result<(), Failure> {
         let len = total(elements).ok_or(Failure::Invalid)?;
+        let executing = Executing::region_and_rings(self.incarnation, key);
+        let is_shadow = key.is_shadow();
+        if is_shadow && !self.is_written {
+            // Before a receive is claimed, since others would wait for that one until the peer has answered.
+            self.write(program, elements, address, key, executing)?;
+        }
         self.begin(Executing::rings(self.incarnation))?;
-        if !self.has_entry() {
+        let has_entry = self.has_entry();
+        // Only a request of a reliable connection is tried again.
+        self.is_written = is_shadow && !has_entry && self.from.kind == Kind::RC;
+        if !has_entry {
             return Err(Failure::NotReady);
         }
         // The claimed entry stays this sender's meanwhile.
-        let executing = Executing::region_and_rings(self.incarnation, key);
-        if let Err(failure) = self.write(program, elements, address, key, executing) {
+        if !is_shadow && let Err(failure) = self.write(program, elements, address, key, executing) {
             self.unclaim();
             return Err(failure);
         }
@@ -385,7 +406,7 @@ impl<M: Memory> Remote<M> {
             return Ok(());
         }
         let target = self.windows.look_up(key, address, len, Access::REMOTE_READ, self.domain);
-        let target = target.map_err(|_| Failure::Access)?;
+        let Ok(target) = target else { return self.read_shadow(program, elements, address, key, len) };
         let mut from = address;
         for element in elements {
             let (mut to, mut rest) = (element.address, element.length as usize);
@@ -404,6 +425,7 @@ impl<M: Memory> Remote<M> {
         elements: &[Element],
         address: u64,
         key: Key,
+        (errand, operands): (Errand, [u64; 2]),
         operation: impl FnOnce(&M, usize) -> u64,
     ) -> Result<(), Failure> {
         self.begin_remote(Executing::region(self.incarnation, key), Access::REMOTE_ATOMIC)?;
@@ -411,8 +433,20 @@ impl<M: Memory> Remote<M> {
             return Err(Failure::Invalid);
         }
         let target = self.windows.look_up(key, address, 8, Access::REMOTE_ATOMIC, self.domain);
-        let (memory, at, _) = target.as_ref().map_err(|_| Failure::Access)?.piece(address, 8);
-        let before = operation(memory, at).to_ne_bytes();
+        let before = match target {
+            Ok(target) => {
+                let (memory, at, _) = target.piece(address, 8);
+                operation(memory, at)
+            }
+            Err(_) => {
+                let mut before = [0; 8];
+                let asked = Asked { errand, key, address, length: 8, rest: 8, operands };
+                let take = |memory: &M, at, _, _| memory.read(at, &mut before);
+                self.ask(&asked, |_, _, _, _| (), take)?;
+                u64::from_ne_bytes(before)
+            }
+        };
+        let before = before.to_ne_bytes();
         let mut bytes = &before[..];
         for element in elements {
             let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize));
@@ -420,6 +454,65 @@ impl<M: Memory> Remote<M> {
             bytes = rest;
         }
         Ok(())
+    }
+
+    /// Has the peer's process do something with a shadow region, as far as that is possible now.
+    #[cold]
+    fn ask(
+        &mut self,
+        asked: &Asked,
+        fill: impl FnOnce(&M, usize, usize, usize),
+        drain: impl FnOnce(&M, usize, usize, usize),
+    ) -> Result<(), Failure> {
+        if !asked.key.is_shadow() {
+            return Err(Failure::Access);
+        }
+        let way = Way { peer: &self.peer, at: self.at, incarnation: self.incarnation };
+        match self.asker.proceed(way, asked, fill, drain) {
+            Step::Done => Ok(()),
+            Step::Waits => Err(Failure::Asked),
+            Step::Failed(Status::REM_ACCESS_ERR) => Err(Failure::Access),
+            Step::Failed(Status::REM_INV_REQ_ERR) => Err(Failure::Invalid),
+            Step::Failed(_) => Err(Failure::Operation),
+        }
+    }
+
+    #[cold]
+    fn write_shadow(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+        len: u32,
+    ) -> Result<(), Failure> {
+        let asked = Asked { errand: Errand::WRITE, key, address, length: 0, rest: len, operands: [0; 2] };
+        let fill = |memory: &M, mut at, from, len| {
+            for_each_run(elements, from, len, |address, len| {
+                program.copy_in(address, memory, at, len, false);
+                at += len;
+            });
+        };
+        self.ask(&asked, fill, |_, _, _, _| ())
+    }
+
+    #[cold]
+    fn read_shadow(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+        len: u32,
+    ) -> Result<(), Failure> {
+        let asked = Asked { errand: Errand::READ, key, address, length: 0, rest: len, operands: [0; 2] };
+        let drain = |memory: &M, mut at, from, len| {
+            for_each_run(elements, from, len, |address, len| {
+                program.copy_out(memory, at, address, len);
+                at += len;
+            });
+        };
+        self.ask(&asked, |_, _, _, _| (), drain)
     }
 
     /// Whether the peer has posted a receive that is not used yet. It is this message's then, until it is completed.
@@ -555,6 +648,9 @@ impl<M: Memory> Remote<M> {
             }
             let target = self.windows.look_up(key, to, rest as u32, Access::LOCAL_WRITE, self.queue_domain);
             let Ok(target) = target else {
+                if key == Key::PLACE && rest == len as usize {
+                    return self.deliver_in_place(program, elements, Place(to), rest);
+                }
                 return self.refuse(Completion::PROTECTION, Failure::Operation);
             };
             while rest > 0 {
@@ -574,6 +670,25 @@ impl<M: Memory> Remote<M> {
             0 => Ok(()),
             _ => self.refuse(Completion::PROTECTION, Failure::Operation),
         }
+    }
+
+    /// Copies a message to where the peer fetches it from for a buffer in a shadow region.
+    #[cold]
+    fn deliver_in_place(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        place: Place,
+        len: usize,
+    ) -> Result<(), Failure> {
+        let Some((memory, mut at)) = self.peer.place(place, len) else {
+            return self.refuse(Completion::PROTECTION, Failure::Operation);
+        };
+        for_each_run(elements, 0, len, |address, len| {
+            program.copy_in(address, &memory, at, len, false);
+            at += len;
+        });
+        Ok(())
     }
 
     /// Tells the peer that its next receive has failed.
@@ -624,5 +739,19 @@ impl<M: Memory> Remote<M> {
 
     fn slot(&self) -> usize {
         self.head as usize & (self.entries - 1)
+    }
+}
+
+/// The runs of the program's bytes that are `len` bytes of a message from an offset on.
+pub(crate) fn for_each_run(elements: &[Element], from: usize, len: usize, mut each: impl FnMut(u64, usize)) {
+    let (mut skip, mut left) = (from, len);
+    for element in elements {
+        let skipped = skip.min(element.length as usize);
+        skip -= skipped;
+        let n = left.min(element.length as usize - skipped);
+        if n > 0 {
+            each(element.address.wrapping_add(skipped as u64), n);
+            left -= n;
+        }
     }
 }

@@ -9,7 +9,7 @@ use ginnel_shmem::Memory;
 
 use crate::program::Program;
 use crate::queue_pair::{Adapter, Event, Location, QueuePair, Refused, Rings, Tell};
-use crate::receive::{ReceiveQueue, Shape};
+use crate::receive::{Owner, ReceiveQueue, Shape};
 use crate::work::Element;
 
 /// A receive queue for several queue pairs. It has a place in the table of queue pairs, for its words.
@@ -42,7 +42,8 @@ impl<M: Memory> SharedReceiveQueue<M> {
         publish_rings(&tables, at, Kind::SHARED, location.number, rings, shape);
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
         let (ring, completions) = (rings.receives.1.clone(), rings.completions.1.clone());
-        let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, true);
+        let owner = Owner { adapter: adapter.clone(), domain };
+        let receiver = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, true, owner);
         // Nobody connects with it, so the state is for those who look at the tables.
         let word = u64::from(adapter.next_incarnation()) << 32 | u64::from(QpState::RTR.0);
         tables.store_release_u64(at + qp::STATE, word);
@@ -122,6 +123,11 @@ impl<M: Memory> SharedReceiveQueue<M> {
         if is_below && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             (self.tell)(Event::SRQ_LIMIT_REACHED);
         }
+    }
+
+    /// Gives back what is kept for messages. No sender uses it any more.
+    pub(crate) fn release(&self) {
+        self.receiver().release();
     }
 
     /// A sender has stopped in the middle of an access, so the rings cannot be used for something else.

@@ -24,6 +24,7 @@ use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, R
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
 use ginnel_verbs::remote::{Failure, Remote, Sender};
+use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Operation, Status};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
@@ -51,8 +52,11 @@ impl Arenas<LoomMemory> for One {
     }
 }
 
-/// The owner's device, of which nothing is needed here.
-struct Device(AtomicU64);
+/// The owner's device, which has one shadow region, and memory for errands.
+struct Device {
+    removals: AtomicU64,
+    arena: LoomMemory,
+}
 
 impl Adapter<LoomMemory> for Device {
     fn peer(&self, _: u32) -> Option<Arc<Peer<LoomMemory>>> {
@@ -61,8 +65,15 @@ impl Adapter<LoomMemory> for Device {
     fn region(&self, _: Key) -> Option<Region> {
         None
     }
+    fn with_region(&self, _: Key, then: &mut dyn FnMut(&Region)) {
+        then(&Region { address: ADDRESS, length: 4096, access: Access(RIGHTS), domain: 1 });
+    }
+    fn take(&self, len: usize) -> Option<Bounce<LoomMemory>> {
+        Some(Bounce { place: Place::new(0, BOUNCE as u64), memory: self.arena.clone(), at: BOUNCE, len })
+    }
+    fn give(&self, _: Bounce<LoomMemory>) {}
     fn removals(&self) -> &AtomicU64 {
-        &self.0
+        &self.removals
     }
     fn attend(&self) {}
     fn claimer(&self) -> Claimer {
@@ -95,6 +106,54 @@ impl Program<LoomMemory> for Number {
     fn put(&self, _: u64, bytes: &[u8]) {
         assert!((1..=2).any(|number: u64| bytes == number.to_ne_bytes()), "{bytes:?}");
     }
+    fn deliver(&self, _: &LoomMemory, _: usize, _: u64, _: usize) {}
+    fn compare_exchange(&self, _: u64, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn fetch_add(&self, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn is_there(&self, _: u64, _: usize, _: bool) -> bool {
+        true
+    }
+}
+
+/// A program whose memory is one number, and that remembers what was stored there.
+struct Remembers(u64, std::sync::Mutex<Vec<u64>>);
+
+impl Remembers {
+    fn new(number: u64) -> Self {
+        Self(number, std::sync::Mutex::default())
+    }
+
+    fn got(&self) -> Vec<u64> {
+        self.1.lock().unwrap().clone()
+    }
+}
+
+impl Program<LoomMemory> for Remembers {
+    fn copy_in(&self, _: u64, to: &LoomMemory, at: usize, _: usize, _: bool) {
+        to.write(at, &self.0.to_ne_bytes());
+    }
+    fn copy_out(&self, from: &LoomMemory, at: usize, _: u64, _: usize) {
+        let mut bytes = [0; 8];
+        from.read(at, &mut bytes);
+        self.1.lock().unwrap().push(u64::from_ne_bytes(bytes));
+    }
+    fn get(&self, _: u64, _: &mut [u8]) {}
+    fn put(&self, _: u64, _: &[u8]) {}
+    fn deliver(&self, from: &LoomMemory, at: usize, to: u64, len: usize) {
+        self.copy_out(from, at, to, len);
+    }
+    fn compare_exchange(&self, _: u64, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn fetch_add(&self, _: u64, _: u64) -> u64 {
+        0
+    }
+    fn is_there(&self, _: u64, _: usize, _: bool) -> bool {
+        true
+    }
 }
 
 const OWNER: u32 = 2;
@@ -102,6 +161,9 @@ const SHAPE: Shape = Shape { entries: 1, elements: 1 };
 /// In the arena: the completion's place behind the receive's, and the page.
 const COMPLETION: usize = receive::stride(1);
 const PAGE: usize = CHUNK;
+/// The bounce area, behind the rings.
+const BOUNCE: usize = CHUNK / 2;
+const RIGHTS: u32 = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
 const ADDRESS: u64 = 3 * CHUNK as u64;
 /// Longer than what a completion has room for.
 const LONG: u32 = 40;
@@ -146,6 +208,15 @@ impl Owner {
             qp::EXECUTING,
             qp::ERROR,
             qp::SENDERS,
+            qp::ANSWER,
+            qp::BOUNCE,
+            qp::ROOM,
+            qp::ASKED,
+            qp::ASKED_ADDRESS,
+            qp::ASKED_KEY,
+            qp::ASKED_LENGTH,
+            qp::ASKED_FIRST,
+            qp::ASKED_SECOND,
         ];
         let of_region = [region::WORD, region::ADDRESS, region::LENGTH, region::DOMAIN, region::CHUNK];
         let words = of_pair.map(|word| at + word).into_iter();
@@ -161,8 +232,11 @@ impl Owner {
         ];
         let entry = (0..receive::stride(1)).step_by(8);
         let payload = (completion::PAYLOAD..completion::ENTRY).step_by(8).map(|at| COMPLETION + at);
-        let words =
-            entry.chain(of_completion.map(|at| COMPLETION + at)).chain(payload).chain([PAGE, PAGE + GRH]);
+        let words = entry.chain(of_completion.map(|at| COMPLETION + at)).chain(payload).chain([
+            PAGE,
+            PAGE + GRH,
+            BOUNCE,
+        ]);
         let arena = LoomMemory::new(2 * CHUNK, words);
         let own = |memory: &LoomMemory| lacks.map_or(memory.clone(), |order| memory.without(order));
 
@@ -185,9 +259,9 @@ impl Owner {
         let capacity = Capacity { sends: 1, elements: 1, inline: 0, receives: SHAPE };
         let completes = (queue.clone(), queue.clone());
         let wanted = Wanted { kind, domain: 1, capacity, shared: None, completes, tell: Box::new(|_| {}) };
-        let pair =
-            QueuePair::new(own(&tables), location, wanted, Arc::new(Device(AtomicU64::new(0)))).unwrap();
-        let access = Some(Access(Access::REMOTE_WRITE));
+        let device = Arc::new(Device { removals: AtomicU64::new(0), arena: own(&arena) });
+        let pair = QueuePair::new(own(&tables), location, wanted, device).unwrap();
+        let access = Some(Access(RIGHTS));
         pair.modify(QpState::INIT, Change { access, qkey: Some(5), ..Change::default() }).unwrap();
         let peer = (kind != Kind::UD).then(|| poster(1));
         pair.modify(QpState::RTR, Change { peer, ..Change::default() }).unwrap();
@@ -380,6 +454,45 @@ fn flush((owners, posters): Lacks) {
     owner.pair.end();
 }
 
+/// A number is read from a shadow region, and one written there: the owner looks while its peer asks, and the peer while the owner
+/// answers.
+fn errands((owners, posters): Lacks) {
+    let owner = Owner::new(Kind::RC, owners, false);
+    assert!(owner.pair.offer_errands());
+    let mut remote = owner.remote(Kind::RC, 1, posters);
+    let key = Key::shadow(0, 1);
+    let operations = [
+        Operation::Read { address: ADDRESS, key },
+        Operation::Write { address: ADDRESS, key, immediate: None, solicited: false },
+    ];
+    let go_on = move |remote: &mut Remote<LoomMemory>, program: &Remembers, done: &mut usize| {
+        let Some(operation) = operations.get(*done) else { return };
+        match remote.execute(program, operation, &element(8)) {
+            Ok(()) => *done += 1,
+            Err(Failure::Asked) => {}
+            Err(failure) => panic!("assertion: {failure:?}"),
+        }
+    };
+    // The poster is the first to run: of two threads that load a word before one of them stores to it, loom remembers the last load alone,
+    // so it must see a store before the other thread's load.
+    let (pair, program) = (owner.pair.clone(), Arc::new(Remembers::new(2)));
+    let servant = {
+        let program = program.clone();
+        thread::spawn(move || (0..2).for_each(|_| pair.progress(&*program)))
+    };
+    let (posters, mut done) = (Remembers::new(1), 0);
+    (0..3).for_each(|_| go_on(&mut remote, &posters, &mut done));
+    servant.join().unwrap();
+    // The rest.
+    for _ in 0..2 {
+        owner.pair.progress(&*program);
+        go_on(&mut remote, &posters, &mut done);
+        go_on(&mut remote, &posters, &mut done);
+    }
+    assert_eq!((done, program.got(), posters.got()), (2, vec![1], vec![2]), "what was written, and read");
+    owner.pair.end();
+}
+
 /// As the code is.
 const WHOLE: Lacks = (None, None);
 
@@ -423,6 +536,11 @@ fn one_sender_gets_a_receive() {
 #[test]
 fn a_receive_is_flushed_or_used() {
     explore(3, || flush(WHOLE));
+}
+
+#[test]
+fn errands_are_done_once_and_as_they_were_asked_for() {
+    explore(3, || errands(WHOLE));
 }
 
 /// What the failure of a model says: somebody accesses what is somebody else's, or was not told.
@@ -482,5 +600,19 @@ fn without_an_order_a_message_is_overwritten() {
     ];
     for lacks in each {
         must_fail(RACE, ("connection", lacks), |lacks| two_laps(Kind::RC, lacks));
+    }
+}
+
+#[test]
+fn without_an_order_an_errand_is_another_one() {
+    // Its number, and the answer, from one to the other.
+    let each = [
+        (None, Some(Order::Release)),
+        (Some(Order::Acquire), None),
+        (Some(Order::Release), None),
+        (None, Some(Order::Acquire)),
+    ];
+    for lacks in each {
+        must_fail(RACE, ("errand", lacks), errands);
     }
 }

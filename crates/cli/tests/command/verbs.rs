@@ -9,6 +9,7 @@ mod soak;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::stage::{PATIENCE, free_port, have, listens};
@@ -361,6 +362,62 @@ pub fn can_compile() -> bool {
         println!("SKIPPED no libibverbs-dev: `scripts/setup test` installs it");
     }
     is_there
+}
+
+/// Huge pages for those who ask for them, until the test ends.
+struct HugePages {
+    before: String,
+    /// One test after the other.
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    /// At least so many that nobody uses. `None` where there are not.
+    fn reserve(wanted: u64) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = fs::read_to_string(Self::COUNT).ok()?;
+        let reserved = Self { before, _turn: turn };
+        let count = reserved.before.trim().parse::<u64>().ok()? + wanted;
+        fs::write(Self::COUNT, count.to_string()).ok()?;
+        let text = fs::read_to_string("/proc/meminfo").ok()?;
+        let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"))?;
+        (free.trim().parse::<u64>().ok()? >= wanted).then_some(reserved)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::COUNT, &self.before);
+    }
+}
+
+#[test]
+fn memory_that_cannot_lie_in_the_segment_is_registered() {
+    if can_compile() {
+        let _pages = HugePages::reserve(16);
+        let said = run_source("shadow", &[], &[]);
+        said.lines().filter(|line| line.starts_with("SKIPPED")).for_each(|line| println!("{line}"));
+    }
+}
+
+#[test]
+fn perftest_uses_huge_pages() {
+    if !have(&PERFTEST) {
+        return;
+    }
+    let Some(_pages) = HugePages::reserve(32) else {
+        return println!("SKIPPED huge pages cannot be reserved here");
+    };
+    let verbs = Verbs::new();
+    for program in PERFTEST {
+        let line = [program, "-d", DEVICE, "-F", "-n", "200", "--use_hugepages"];
+        for said in verbs.pair(&line) {
+            assert!(said.contains(DEVICE), "{program}: {said}");
+        }
+    }
 }
 
 #[test]

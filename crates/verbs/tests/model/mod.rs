@@ -1,5 +1,5 @@
 //! Two honest endpoints with all kinds of queue pairs, in plain memory into which a neighbour scribbles between their operations. The
-//! fuzzer uses it as well.
+//! fuzzer uses it as well. Some regions lie in the arenas, and some are shadow regions.
 //!
 //! Every call returns; nothing outside of tables and arenas is touched, since the memory checks each offset; a program's addresses are those
 //! of its own requests; and each completion is of a request that has none yet, and fits it.
@@ -20,6 +20,8 @@ use ginnel_verbs::program::Program;
 use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, Rings, Wanted, lid};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
+use ginnel_verbs::runs::Runs;
+use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -37,6 +39,8 @@ pub struct Op {
 const BASE: u64 = 7 * CHUNK as u64;
 /// Bytes of the program.
 const PROGRAM: usize = 64 << 10;
+/// Where in the arena memory is given out that is asked for later.
+const SPARE: std::ops::Range<usize> = 1 << 20..(1 << 20) + (300 << 10);
 const SHAPE: Shape = Shape { entries: 4, elements: 3 };
 const CAPACITY: Capacity = Capacity { sends: 4, elements: 3, inline: 64, receives: SHAPE };
 const ALL: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -58,6 +62,8 @@ impl Arenas<Mapping> for One {
 
 struct Device {
     number: u32,
+    arena: Mapping,
+    spare: Mutex<Runs>,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     incarnations: AtomicU32,
@@ -70,6 +76,16 @@ impl Adapter<Mapping> for Device {
     }
     fn region(&self, key: Key) -> Option<Region> {
         self.regions.lock().unwrap().region(key)
+    }
+    fn with_region(&self, key: Key, then: &mut dyn FnMut(&Region)) {
+        self.regions.lock().unwrap().region(key).iter().for_each(then);
+    }
+    fn take(&self, len: usize) -> Option<Bounce<Mapping>> {
+        let at = self.spare.lock().unwrap().take((len as u64).next_multiple_of(64), 64)?;
+        Some(Bounce { place: Place::new(0, at), memory: self.arena.clone(), at: at as usize, len })
+    }
+    fn give(&self, bounce: Bounce<Mapping>) {
+        self.spare.lock().unwrap().give(bounce.at as u64, (bounce.len as u64).next_multiple_of(64));
     }
     fn removals(&self) -> &AtomicU64 {
         &self.removals
@@ -125,6 +141,19 @@ impl Program<Mapping> for Pages {
             self.0.write(Self::at(to, bytes.len()), bytes);
         }
     }
+    fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        self.copy_out(from, at, to, len);
+    }
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
+        self.0.compare_exchange_u64(Self::at(at, 8), old, new).map_or_else(|found| found, |()| old)
+    }
+    fn fetch_add(&self, at: u64, value: u64) -> u64 {
+        self.0.fetch_add_u64(Self::at(at, 8), value)
+    }
+    fn is_there(&self, at: u64, len: usize, _: bool) -> bool {
+        Self::at(at, len);
+        true
+    }
 }
 
 /// A request that has no completion yet.
@@ -146,7 +175,8 @@ struct Side {
     queue: Arc<CompletionQueue<Mapping>>,
     pairs: Vec<Arc<QueuePair<Mapping>>>,
     shared: Arc<SharedReceiveQueue<Mapping>>,
-    key: Key,
+    /// Of the same memory, as a region in the arena and as a shadow region.
+    keys: [Key; 2],
     outstanding: HashMap<u64, Outstanding>,
     last: u64,
 }
@@ -156,15 +186,24 @@ fn area() -> Region {
     Region { address: BASE, length: PROGRAM as u64, access, domain: 1 }
 }
 
+fn register(regions: &mut Regions<Mapping>) -> [Key; 2] {
+    [regions.add(area(), &[Chunk::new(0, 1)]).unwrap(), regions.add_shadow(area()).unwrap()]
+}
+
 impl Side {
     fn new(number: u32) -> Self {
         let (tables, arena) = (Mapping::anonymous(TABLES).unwrap(), Mapping::anonymous(2 * CHUNK).unwrap());
         tables.store_relaxed_u32(MEMBER, number);
         let own = Arc::new(Peer::new(tables.clone(), Box::new(One(arena.clone()))));
         let mut regions = Regions::new(tables.clone());
-        let key = regions.add(area(), &[Chunk::new(0, 1)]).unwrap();
+        let keys = register(&mut regions);
+        let mut spare = Runs::default();
+        // Not enough for everything that may be posted.
+        spare.give(SPARE.start as u64, SPARE.len() as u64);
         let device = Arc::new(Device {
             number,
+            arena: arena.clone(),
+            spare: Mutex::new(spare),
             regions: Mutex::new(regions),
             removals: AtomicU64::new(0),
             incarnations: AtomicU32::new(0),
@@ -194,9 +233,10 @@ impl Side {
             let wanted = Wanted { kind, domain: 1, capacity: CAPACITY, shared, completes, tell };
             QueuePair::new(tables.clone(), location(index, own), wanted, device.clone()).unwrap()
         });
-        let pairs = pairs.collect();
+        let pairs: Vec<_> = pairs.collect();
+        assert!(pairs.iter().all(|pair| pair.offer_errands()));
         let (outstanding, last) = (HashMap::new(), 0);
-        Self { number, tables, arena, device, own, queue, pairs, shared, key, outstanding, last }
+        Self { number, tables, arena, device, own, queue, pairs, shared, keys, outstanding, last }
     }
 
     fn pages(&self) -> Pages {
@@ -220,8 +260,8 @@ impl Side {
         let one = |i: usize| {
             // Some lie around the end of the region.
             let address = BASE + (u64::from(b) * 8 + 100 * i as u64) % (PROGRAM as u64 + 64);
-            let key = if b == 0xffff { !self.key.0 } else { self.key.0 };
-            Element { address, length, key }
+            let key = self.keys[(usize::from(a >> 13) + i) & 1].0;
+            Element { address, length, key: if b == 0xffff { !key } else { key } }
         };
         (0..count).map(one).collect()
     }
@@ -319,12 +359,12 @@ impl Side {
     /// Takes the region away, and registers it anew.
     fn register(&mut self) {
         let mut regions = self.device.regions.lock().unwrap();
-        assert!(regions.remove(self.key));
+        assert!(self.keys.iter().all(|key| regions.remove(*key)));
         self.device.removals.fetch_add(1, Ordering::Release);
         for pair in &self.pairs {
-            pair.is_region_accessed(self.key);
+            pair.is_region_accessed(self.keys[0]);
         }
-        self.key = regions.add(area(), &[Chunk::new(0, 1)]).unwrap();
+        self.keys = register(&mut regions);
     }
 
     /// A word of the tables or of the rings becomes something else.
@@ -349,7 +389,7 @@ impl Side {
             _ => small,
         };
         let ring = index * 4096;
-        match code % 6 {
+        match code % 7 {
             0 => self.tables.store_relaxed_u64(pair_at(index) + pick * 8, value),
             1 => self.tables.store_relaxed_u32(pair_at(index) + pick * 4, value as u32),
             2 => {
@@ -358,6 +398,11 @@ impl Side {
             }
             3 => self.tables.store_relaxed_u32(CHUNK_TABLE + pick * 4, value as u32),
             4 => self.arena.store_relaxed_u64(ring + pick * 8, value),
+            // An errand, so that its number is one of this incarnation.
+            5 => {
+                let state = self.tables.load_relaxed_u64(pair_at(index) + qp::STATE);
+                self.tables.store_relaxed_u64(pair_at(index) + qp::ASKED, state >> 32 << 32 | small);
+            }
             _ => {
                 let at = ring + SHAPE.entries * SHAPE.stride();
                 let entry = pick / 8 * completion::ENTRY;
@@ -380,7 +425,7 @@ pub fn run(ops: &[Op]) {
         (0..KINDS.len()).for_each(|i| side.connect(i));
     }
     for &Op { code, a, b } in ops {
-        let remote = sides[1 - usize::from(code & 1)].key;
+        let remote = sides[1 - usize::from(code & 1)].keys[usize::from(a >> 14 & 1)];
         let side = &mut sides[usize::from(code & 1)];
         let what = code >> 1 & 0x3f;
         if code & 0x80 != 0 {

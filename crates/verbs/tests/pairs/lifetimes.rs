@@ -23,6 +23,22 @@ impl Program<Mapping> for Meanwhile<'_> {
     fn put(&self, to: u64, bytes: &[u8]) {
         self.0.put(to, bytes);
     }
+
+    fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        self.0.deliver(from, at, to, len);
+    }
+
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
+        self.0.compare_exchange(at, old, new)
+    }
+
+    fn fetch_add(&self, at: u64, value: u64) -> u64 {
+        self.0.fetch_add(at, value)
+    }
+
+    fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool {
+        self.0.is_there(at, len, is_written)
+    }
 }
 
 pub fn with<'a>(operation: Operation, elements: &'a [Element]) -> Work<'a> {

@@ -2,6 +2,7 @@
 
 mod events;
 mod lifetimes;
+mod shadow;
 mod shared;
 mod unreliable;
 
@@ -22,17 +23,29 @@ use ginnel_verbs::queue_pair::{
 };
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions, chunks_of};
+use ginnel_verbs::runs::Runs;
+use ginnel_verbs::shadow::Bounce;
 use ginnel_verbs::work::{Completed, Element, Opcode, Operation, Status, Work};
 
 /// The first address of the program's memory. Its pages are those of the arena from the second chunk on.
 const BASE: u64 = 7 * CHUNK as u64;
 const ARENA: usize = 4 * CHUNK;
+/// The first address of memory that is not in the arena, and its bytes.
+const OUTSIDE: u64 = 100 * CHUNK as u64;
+const OUTSIDE_BYTES: usize = 1 << 20;
+/// Where in the arena memory is given out that is asked for later.
+const SPARE: std::ops::Range<usize> = 1 << 20..2 << 20;
 
 /// An endpoint with one arena: rings in the first chunk, pages of the program in the others.
 struct Side {
     number: u32,
     tables: Mapping,
     arena: Mapping,
+    outside: Mapping,
+    /// Whether memory that a request names is not there any more.
+    is_unmapped: Arc<AtomicBool>,
+    spare: Mutex<Runs>,
+    asked: AtomicU64,
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     /// Whether the other side counts as dead if it has claimed a receive.
@@ -68,6 +81,23 @@ impl Adapter<Mapping> for Side {
         self.regions.lock().unwrap().region(key)
     }
 
+    fn with_region(&self, key: Key, then: &mut dyn FnMut(&Region)) {
+        self.regions.lock().unwrap().region(key).iter().for_each(then);
+    }
+
+    fn take(&self, len: usize) -> Option<Bounce<Mapping>> {
+        let at = self.spare.lock().unwrap().take((len as u64).next_multiple_of(64), 64)?;
+        Some(Bounce { place: Place::new(0, at), memory: self.arena.clone(), at: at as usize, len })
+    }
+
+    fn give(&self, bounce: Bounce<Mapping>) {
+        self.spare.lock().unwrap().give(bounce.at as u64, (bounce.len as u64).next_multiple_of(64));
+    }
+
+    fn has_asked(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn removals(&self) -> &AtomicU64 {
         &self.removals
     }
@@ -95,12 +125,19 @@ impl Adapter<Mapping> for Side {
     }
 }
 
-/// The program's memory, as if its pages had been moved into the arena.
-struct Pages(Mapping);
+/// The program's memory, as if its pages had been moved into the arena; and memory outside of it.
+struct Pages {
+    arena: Mapping,
+    outside: Mapping,
+    is_unmapped: Arc<AtomicBool>,
+}
 
 impl Pages {
-    fn at(address: u64) -> usize {
-        CHUNK + (address - BASE) as usize
+    fn at(&self, address: u64) -> (&Mapping, usize) {
+        match address.checked_sub(OUTSIDE) {
+            Some(at) => (&self.outside, at as usize),
+            None => (&self.arena, CHUNK + (address - BASE) as usize),
+        }
     }
 }
 
@@ -119,14 +156,34 @@ impl Program<Mapping> for Pages {
 
     fn get(&self, from: u64, into: &mut [u8]) {
         if !into.is_empty() {
-            self.0.read(Self::at(from), into);
+            let (memory, at) = self.at(from);
+            memory.read(at, into);
         }
     }
 
     fn put(&self, to: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
-            self.0.write(Self::at(to), bytes);
+            let (memory, at) = self.at(to);
+            memory.write(at, bytes);
         }
+    }
+
+    fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        self.copy_out(from, at, to, len);
+    }
+
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
+        let (memory, at) = self.at(at);
+        memory.compare_exchange_u64(at, old, new).map_or_else(|found| found, |()| old)
+    }
+
+    fn fetch_add(&self, at: u64, value: u64) -> u64 {
+        let (memory, at) = self.at(at);
+        memory.fetch_add_u64(at, value)
+    }
+
+    fn is_there(&self, _: u64, _: usize, _: bool) -> bool {
+        !self.is_unmapped.load(Ordering::Relaxed)
     }
 }
 
@@ -149,10 +206,16 @@ impl Side {
         let other_has_died = AtomicBool::new(false);
         let (waits, events) = (AtomicU64::new(0), Mutex::default());
         let incarnations = AtomicU32::new(0);
+        let mut spare = Runs::default();
+        spare.give(SPARE.start as u64, SPARE.len() as u64);
         Arc::new(Self {
             number,
             tables,
             arena,
+            outside: Mapping::anonymous(OUTSIDE_BYTES).unwrap(),
+            is_unmapped: Arc::default(),
+            spare: Mutex::new(spare),
+            asked: AtomicU64::new(0),
             regions,
             removals,
             other_has_died,
@@ -166,7 +229,8 @@ impl Side {
     }
 
     fn pages(&self) -> Pages {
-        Pages(self.arena.clone())
+        let (arena, outside) = (self.arena.clone(), self.outside.clone());
+        Pages { arena, outside, is_unmapped: self.is_unmapped.clone() }
     }
 
     /// Registers a part of the program's memory, from an offset on.
