@@ -42,6 +42,12 @@ fn held() -> MutexGuard<'static, BTreeMap<u64, Held>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Looks at pages while none of them is being moved.
+pub fn while_none_move<T>(look: impl FnOnce() -> T) -> T {
+    let _held = held();
+    look()
+}
+
 /// The chunks of a range, all of whose pages have been moved. If others may write there, the program must be able to as well: it may have
 /// protected the pages.
 pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Result<Vec<Chunk>, NotMoved> {

@@ -1,6 +1,7 @@
 //! The program's memory, by address.
 #![allow(unsafe_code)] // Pointers of the program, which answers for them.
 
+use crate::pages;
 use ginnel_shmem::Mapping;
 use ginnel_verbs::program::Program;
 use std::ptr;
@@ -54,6 +55,9 @@ impl Program<Mapping> for Process {
 
     fn is_there(&self, at: u64, len: usize, is_written: bool) -> bool {
         let at = at as usize;
-        at.checked_add(len).is_some_and(|end| ginnel_shmem::populate(at..end, is_written))
+        let Some(end) = at.checked_add(len) else { return false };
+        // A registration may protect the pages for a moment, to move them.
+        ginnel_shmem::populate(at..end, is_written)
+            || pages::while_none_move(|| ginnel_shmem::populate(at..end, is_written))
     }
 }

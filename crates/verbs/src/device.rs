@@ -25,7 +25,7 @@ use crate::queue_pair::{Adapter, Location, QueuePair, Rings, Tell, Wanted};
 use crate::receive::Shape;
 use crate::regions::{Full, Region, Regions};
 use crate::runs::Runs;
-use crate::shadow::Bounce;
+use crate::shadow::{self, Bounce};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
@@ -183,6 +183,16 @@ struct Links {
 struct Slots {
     free: Vec<usize>,
     used: BTreeMap<QpNumber, Arc<QueuePair<Mapping>>>,
+}
+
+/// With more queue pairs than these, further ones take less memory.
+const FEW: usize = 64;
+
+impl Slots {
+    /// How many bytes a peer may ask for at once.
+    fn most_of_errand(&self) -> usize {
+        if self.used.len() <= FEW { shadow::MOST } else { shadow::LEAST }
+    }
 }
 
 /// The part that queue pairs need.
@@ -372,7 +382,8 @@ impl Device {
             self.shared.start_notifier()?;
             let slots = locked(&self.slots);
             self.has_shadows.store(true, Ordering::Relaxed);
-            if !slots.used.values().all(|queue_pair| queue_pair.offer_errands()) {
+            let most = slots.most_of_errand();
+            if !slots.used.values().all(|queue_pair| queue_pair.offer_errands(most)) {
                 return Err(DeviceError::Full("shadow region"));
             }
         }
@@ -469,8 +480,9 @@ impl Device {
         slots.used.insert(number, queue_pair.clone());
         // Whoever registers the first shadow region looks at the list afterwards.
         let has_shadows = self.has_shadows.load(Ordering::Relaxed);
+        let most = slots.most_of_errand();
         drop(slots);
-        if has_shadows && !queue_pair.offer_errands() {
+        if has_shadows && !queue_pair.offer_errands(most) {
             self.destroy_queue_pair(&queue_pair);
             return Err(DeviceError::Full("queue pair"));
         }

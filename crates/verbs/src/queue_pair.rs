@@ -749,12 +749,13 @@ impl<M: Memory> QueuePair<M> {
         sender.since = None;
     }
 
-    /// From now on, the peer may ask for what is to be done with shadow regions. False if there is no room for that.
-    pub fn offer_errands(&self) -> bool {
+    /// From now on, the peer may ask for what is to be done with shadow regions, up to so many bytes at once, or fewer where there is little
+    /// room. False if there is none at all.
+    pub fn offer_errands(&self, most: usize) -> bool {
         if self.kind == Kind::UD || self.servant.get().is_some() {
             return true;
         }
-        let Some(servant) = Servant::new(|len| self.adapter.take(len)) else { return false };
+        let Some(servant) = Servant::new(most, |len| self.adapter.take(len)) else { return false };
         match self.servant.set(servant) {
             Ok(()) => {
                 self.servant.get().into_iter().for_each(|servant| servant.publish(&self.tables, self.at))

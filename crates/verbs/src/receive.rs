@@ -171,17 +171,17 @@ impl<M: Memory> ReceiveQueue<M> {
     /// Posts an entry.
     #[inline]
     pub fn post(&mut self, id: u64, elements: &[Element]) -> Result<(), NotPosted> {
-        self.post_with(id, elements, None)
+        let length = self.length(elements)?;
+        if elements.iter().any(|element| Key(element.key).is_shadow()) {
+            return self.post_bounced(id, elements, length, None);
+        }
+        self.enter(Posted { id, count: elements.len(), length, is_bounced: false }, elements, elements);
+        Ok(())
     }
 
-    /// The same with memory for messages that there is already.
+    /// The bytes of an entry, if it can be posted.
     #[inline]
-    fn post_with(
-        &mut self,
-        id: u64,
-        elements: &[Element],
-        bounce: Option<Bounce<M>>,
-    ) -> Result<(), NotPosted> {
+    fn length(&self, elements: &[Element]) -> Result<u32, NotPosted> {
         if elements.len() > self.shape.elements {
             return Err(NotPosted::Invalid);
         }
@@ -189,20 +189,21 @@ impl<M: Memory> ReceiveQueue<M> {
         if self.len() == self.shape.entries {
             return Err(NotPosted::Full);
         }
+        Ok(length)
+    }
+
+    /// Posts an entry that can be posted, of which peers see these elements.
+    #[inline]
+    fn enter(&mut self, posted: Posted, elements: &[Element], seen: &[Element]) {
         let slot = self.slot(self.tail);
-        let is_bounced = elements.iter().any(|element| Key(element.key).is_shadow());
-        let in_bounce = match is_bounced {
-            true => [self.bounce(slot, length, bounce)?],
-            false => [Element::default()],
-        };
-        self.posted[slot] = Posted { id, count: elements.len(), length, is_bounced };
+        let length = posted.length;
+        self.posted[slot] = posted;
         self.elements[slot * self.shape.elements..][..elements.len()].copy_from_slice(elements);
-        let elements = if is_bounced { &in_bounce } else { elements };
 
         let (memory, ring) = &self.ring;
         let at = ring + slot * self.shape.stride();
-        memory.store_relaxed_u64(at + receive::LENGTH, u64::from(length) | (elements.len() as u64) << 32);
-        for (i, element) in elements.iter().enumerate() {
+        memory.store_relaxed_u64(at + receive::LENGTH, u64::from(length) | (seen.len() as u64) << 32);
+        for (i, element) in seen.iter().enumerate() {
             let at = at + receive::ELEMENTS + i * receive::ELEMENT;
             memory.store_relaxed_u64(at, element.address);
             memory.store_relaxed_u64(at + 8, u64::from(element.length) | u64::from(element.key) << 32);
@@ -213,20 +214,28 @@ impl<M: Memory> ReceiveQueue<M> {
         self.tail += 1;
         // ORDER verbs.receive: the entry before the tail. Pairs with: `Remote::look_for_entries`.
         self.tables.store_release_u64(self.at + qp::TAIL, self.tail);
-        Ok(())
     }
 
-    /// Memory for a message of up to so many bytes, for the entry at a place in the ring, and what peers are told of it.
+    /// Posts an entry with a buffer in a shadow region: peers see memory for a message of its length instead, which there may be already.
     #[cold]
-    fn bounce(&mut self, slot: usize, length: u32, kept: Option<Bounce<M>>) -> Result<Element, NotPosted> {
+    fn post_bounced(
+        &mut self,
+        id: u64,
+        elements: &[Element],
+        length: u32,
+        kept: Option<Bounce<M>>,
+    ) -> Result<(), NotPosted> {
+        let posted = Posted { id, count: elements.len(), length, is_bounced: true };
         if length == 0 {
-            return Ok(Element::default());
+            self.enter(posted, elements, &[]);
+            return Ok(());
         }
         let taken = kept.or_else(|| self.owner.adapter.take(length as usize));
         let bounce = taken.ok_or(NotPosted::Full)?;
-        let address = bounce.place.0;
-        self.bounces.insert(slot, bounce);
-        Ok(Element { address, length, key: Key::PLACE.0 })
+        let seen = Element { address: bounce.place.0, length, key: Key::PLACE.0 };
+        self.bounces.insert(self.slot(self.tail), bounce);
+        self.enter(posted, elements, &[seen]);
+        Ok(())
     }
 
     /// Gives back what was kept for messages to an entry.
@@ -333,7 +342,7 @@ impl<M: Memory> ReceiveQueue<M> {
                 continue;
             };
             let received = self.take(program, header, slot, at, target, prefix);
-            if self.posted[slot].is_bounced {
+            if !self.bounces.is_empty() {
                 self.give_bounce(slot);
             }
             self.head += 1;
@@ -403,11 +412,14 @@ impl<M: Memory> ReceiveQueue<M> {
     #[cold]
     fn post_again(&mut self) {
         let slot = self.slot(self.head);
-        let Posted { id, count, .. } = self.posted[slot];
+        let Posted { id, count, length, .. } = self.posted[slot];
         let bounce = self.bounces.remove(&slot);
         let elements = self.elements[slot * self.shape.elements..][..count].to_vec();
         self.head += 1;
-        let posted = self.post_with(id, &elements, bounce);
+        let posted = match bounce {
+            Some(_) => self.post_bounced(id, &elements, length, bounce),
+            None => self.post(id, &elements),
+        };
         debug_assert_eq!(posted, Ok(()), "it was posted before, and its place is free");
     }
 

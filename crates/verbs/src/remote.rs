@@ -104,7 +104,7 @@ pub struct Remote<M> {
     shortest: u32,
     windows: Windows<M>,
     /// For what the peer's process does itself.
-    asker: Asker<M>,
+    asker: Box<Asker<M>>,
     /// Of an RDMA WRITE with an immediate value to a shadow region, the bytes are there, and the receive entry was not.
     is_written: bool,
 }
@@ -168,7 +168,7 @@ impl<M: Memory> Remote<M> {
             tail: 0,
             shortest: 0,
             windows,
-            asker: Asker::new(),
+            asker: Box::new(Asker::new()),
             is_written: false,
         })
     }
@@ -425,7 +425,7 @@ impl<M: Memory> Remote<M> {
         elements: &[Element],
         address: u64,
         key: Key,
-        (errand, operands): (Errand, [u64; 2]),
+        errand: (Errand, [u64; 2]),
         operation: impl FnOnce(&M, usize) -> u64,
     ) -> Result<(), Failure> {
         self.begin_remote(Executing::region(self.incarnation, key), Access::REMOTE_ATOMIC)?;
@@ -433,27 +433,30 @@ impl<M: Memory> Remote<M> {
             return Err(Failure::Invalid);
         }
         let target = self.windows.look_up(key, address, 8, Access::REMOTE_ATOMIC, self.domain);
-        let before = match target {
-            Ok(target) => {
-                let (memory, at, _) = target.piece(address, 8);
-                operation(memory, at)
-            }
-            Err(_) => {
-                let mut before = [0; 8];
-                let asked = Asked { errand, key, address, length: 8, rest: 8, operands };
-                let take = |memory: &M, at, _, _| memory.read(at, &mut before);
-                self.ask(&asked, |_, _, _, _| (), take)?;
-                u64::from_ne_bytes(before)
-            }
+        let Ok(target) = target else {
+            return self.atomic_shadow(program, elements, address, key, errand);
         };
-        let before = before.to_ne_bytes();
-        let mut bytes = &before[..];
-        for element in elements {
-            let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize));
-            program.put(element.address, part);
-            bytes = rest;
-        }
+        let (memory, at, _) = target.piece(address, 8);
+        put_word(program, elements, operation(memory, at));
         Ok(())
+    }
+
+    #[cold]
+    fn atomic_shadow(
+        &mut self,
+        program: &impl Program<M>,
+        elements: &[Element],
+        address: u64,
+        key: Key,
+        (errand, operands): (Errand, [u64; 2]),
+    ) -> Result<(), Failure> {
+        let asked = Asked { errand, key, address, length: 8, rest: 8, operands };
+        let drain = |memory: &M, at, _, _| {
+            let mut before = [0; 8];
+            memory.read(at, &mut before);
+            put_word(program, elements, u64::from_ne_bytes(before));
+        };
+        self.ask(&asked, |_, _, _, _| (), drain)
     }
 
     /// Has the peer's process do something with a shadow region, as far as that is possible now.
@@ -739,6 +742,17 @@ impl<M: Memory> Remote<M> {
 
     fn slot(&self) -> usize {
         self.head as usize & (self.entries - 1)
+    }
+}
+
+/// Puts a word into the program's bytes, as much of it as there is room for.
+fn put_word<M: Memory>(program: &impl Program<M>, elements: &[Element], word: u64) {
+    let word = word.to_ne_bytes();
+    let mut bytes = &word[..];
+    for element in elements {
+        let (part, rest) = bytes.split_at(bytes.len().min(element.length as usize));
+        program.put(element.address, part);
+        bytes = rest;
     }
 }
 

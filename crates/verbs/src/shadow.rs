@@ -23,9 +23,10 @@ use crate::program::Program;
 use crate::regions::Region;
 use crate::work::{Element, Status};
 
-/// The size that is tried first for a bounce area, and the smallest.
-const MOST: usize = 64 << 10;
-const LEAST: usize = 4 << 10;
+/// The largest bounce area, and the smallest.
+pub const MOST: usize = 64 << 10;
+/// See above.
+pub const LEAST: usize = 4 << 10;
 
 /// A peer that has not answered for so long is rung again. It should have heard the first time. (In a model there is no time.)
 const AGAIN: Duration = if cfg!(loom) { Duration::MAX } else { Duration::from_millis(10) };
@@ -65,10 +66,10 @@ pub(crate) struct Servant<M> {
 }
 
 impl<M: Memory> Servant<M> {
-    /// With a bounce area as large as there is room for. `None` if there is none.
-    pub fn new(take: impl Fn(usize) -> Option<Bounce<M>>) -> Option<Self> {
+    /// With a bounce area of so many bytes, or as many as there is room for. `None` if there is none.
+    pub fn new(most: usize, take: impl Fn(usize) -> Option<Bounce<M>>) -> Option<Self> {
         let sizes =
-            std::iter::successors(Some(MOST), |size| Some(size / 2)).take_while(|size| *size >= LEAST);
+            std::iter::successors(Some(most), |size| Some(size / 2)).take_while(|size| *size >= LEAST);
         let bounce = sizes.filter_map(take).next()?;
         Some(Self { bounce, done: Mutex::new(0) })
     }

@@ -24,7 +24,7 @@ use ginnel_verbs::queue_pair::{Adapter, Capacity, Change, Location, QueuePair, R
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
 use ginnel_verbs::remote::{Failure, Remote, Sender};
-use ginnel_verbs::shadow::Bounce;
+use ginnel_verbs::shadow::{self, Bounce};
 use ginnel_verbs::work::{Completed, Element, Operation, Status};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
@@ -458,7 +458,7 @@ fn flush((owners, posters): Lacks) {
 /// answers.
 fn errands((owners, posters): Lacks) {
     let owner = Owner::new(Kind::RC, owners, false);
-    assert!(owner.pair.offer_errands());
+    assert!(owner.pair.offer_errands(shadow::MOST));
     let mut remote = owner.remote(Kind::RC, 1, posters);
     let key = Key::shadow(0, 1);
     let operations = [

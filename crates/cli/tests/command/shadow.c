@@ -25,7 +25,6 @@
     } while (0)
 
 enum {
-    PAGE = 4096,
     // More than is done at once.
     LEN = 300000,
     STACK_LEN = 100000,
@@ -128,9 +127,8 @@ static int is_refused(struct side *side, void *at, size_t len, int access, int w
 static void *rest(void *buffer_out) {
     char buffer[STACK_LEN];
     __atomic_store_n((char **)buffer_out, buffer, __ATOMIC_RELEASE);
-    for (;;) {
-        pause();
-    }
+    pause();
+    return NULL;
 }
 
 static char *mapped(size_t len, int flags, int fd) {
@@ -272,10 +270,8 @@ static void owner(const char *device, int socket) {
         CHECK(queue_pair(&side));
     }
     // The last part: it stops, and is killed.
-    static char buffer[PAGE];
     char *at = mapped(LEN, MAP_SHARED | MAP_ANONYMOUS, -1);
     struct ibv_mr *mr = reg(&side, at, LEN, ALL);
-    (void)buffer;
     say(&side, (struct word){.address = (uintptr_t)at, .key = mr->rkey, .len = LEN});
     for (;;) {
         pause();
@@ -308,10 +304,9 @@ static void peer(const char *device, int socket, pid_t child) {
         struct ibv_mr *mr = reg(&side, at, len, LOCAL);
         fill(at, len, 1);
         struct ibv_sge all = {(uintptr_t)at, len, mr->lkey};
-        struct ibv_send_wr request = {.wr_id = 1, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+        struct ibv_send_wr request = {.wr_id = 1, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
         request.wr.rdma.remote_addr = theirs.address, request.wr.rdma.rkey = theirs.key;
         // Nobody polls here before the owner has all of it.
-        request.send_flags = 0;
         post(&side, &request);
         hear(&side);
         memset(at, 0, len);
@@ -385,6 +380,43 @@ static void peer(const char *device, int socket, pid_t child) {
     CHECK(!ibv_dereg_mr(mr) && !ibv_destroy_qp(side.qp) && !ibv_destroy_cq(side.cq));
 }
 
+// Two connected queue pairs of one process.
+static void both_ends(struct side *side, struct ibv_qp *ends[2]) {
+    struct ibv_port_attr port;
+    CHECK(!ibv_query_port(side->context, 1, &port));
+    ends[0] = queue_pair(side), ends[1] = queue_pair(side);
+    connect_to(ends[0], ends[1]->qp_num, port.lid);
+    connect_to(ends[1], ends[0]->qp_num, port.lid);
+    side->qp = ends[0];
+}
+
+static void close_side(struct side *side) {
+    CHECK(!ibv_destroy_cq(side->cq) && !ibv_dealloc_pd(side->pd) && !ibv_close_device(side->context));
+}
+
+// A program that unmaps what is registered goes on, and is not told by a signal.
+static void unmapped(const char *device) {
+    kind_now = "unmapped";
+    struct side side = open_side(device, -1);
+    char *at = mapped(LEN, MAP_SHARED | MAP_ANONYMOUS, -1), bytes[8] = "hello";
+    struct ibv_mr *gone = reg(&side, at, LEN, ALL), *mr = reg(&side, bytes, sizeof bytes, LOCAL);
+    CHECK(!munmap(at, LEN));
+    struct ibv_sge here = {(uintptr_t)bytes, 8, mr->lkey};
+    enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
+    for (int i = 0; i < 2; i++) {
+        struct ibv_qp *ends[2];
+        both_ends(&side, ends);
+        struct ibv_send_wr request = {.wr_id = 1, .sg_list = &here, .num_sge = 1, .opcode = opcodes[i], .send_flags = IBV_SEND_SIGNALED};
+        request.wr.rdma.remote_addr = (uintptr_t)at, request.wr.rdma.rkey = gone->rkey;
+        post(&side, &request);
+        struct ibv_wc wc = completion(&side);
+        CHECK(wc.wr_id == 1 && wc.status == IBV_WC_REM_OP_ERR);
+        CHECK(!ibv_destroy_qp(ends[0]) && !ibv_destroy_qp(ends[1]));
+    }
+    CHECK(!ibv_dereg_mr(gone) && !ibv_dereg_mr(mr));
+    close_side(&side);
+}
+
 // Memory that must not be stored to, between two queue pairs of this process.
 static void read_only(const char *device) {
     kind_now = "read-only";
@@ -397,23 +429,19 @@ static void read_only(const char *device) {
         CHECK(is_refused(&side, at, LEN, LOCAL, EFAULT) && is_refused(&side, at, LEN, ALL, EFAULT));
         CHECK(is_refused(&side, at, LEN, IBV_ACCESS_REMOTE_WRITE, EINVAL));
         struct ibv_mr *readable = reg(&side, at, LEN, IBV_ACCESS_REMOTE_READ), *sends = reg(&side, at, LEN, 0);
-        struct ibv_qp *one = queue_pair(&side), *two = queue_pair(&side);
-        struct ibv_port_attr port;
-        CHECK(!ibv_query_port(side.context, 1, &port));
-        connect_to(one, two->qp_num, port.lid);
-        connect_to(two, one->qp_num, port.lid);
+        struct ibv_qp *ends[2];
+        both_ends(&side, ends);
         char bytes[8] = "";
         struct ibv_mr *mr = reg(&side, bytes, sizeof bytes, LOCAL);
         struct ibv_sge here = {(uintptr_t)bytes, 8, mr->lkey}, there = {(uintptr_t)at, 5, sends->lkey};
         struct ibv_send_wr request = {.wr_id = 1, .sg_list = &here, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED};
         request.wr.rdma.remote_addr = (uintptr_t)at, request.wr.rdma.rkey = readable->rkey;
-        side.qp = one;
         post(&side, &request);
         done(&side, 1);
         CHECK(!memcmp(bytes, "hello", 5));
         memset(bytes, 0, sizeof bytes);
         struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = &here, .num_sge = 1}, *bad;
-        CHECK(!ibv_post_recv(two, &receive, &bad));
+        CHECK(!ibv_post_recv(ends[1], &receive, &bad));
         struct ibv_send_wr send = {.wr_id = 3, .sg_list = &there, .num_sge = 1, .opcode = IBV_WR_SEND};
         post(&side, &send);
         done(&side, 2);
@@ -424,10 +452,10 @@ static void read_only(const char *device) {
         struct ibv_wc wc = completion(&side);
         CHECK(wc.wr_id == 4 && wc.status == IBV_WC_REM_ACCESS_ERR);
         CHECK(!ibv_dereg_mr(readable) && !ibv_dereg_mr(sends) && !ibv_dereg_mr(mr));
-        CHECK(!ibv_destroy_qp(one) && !ibv_destroy_qp(two) && !munmap(at, LEN));
+        CHECK(!ibv_destroy_qp(ends[0]) && !ibv_destroy_qp(ends[1]) && !munmap(at, LEN));
         CHECK(is_refused(&side, at, LEN, ALL, EFAULT));
     }
-    CHECK(!ibv_destroy_cq(side.cq) && !ibv_dealloc_pd(side.pd) && !ibv_close_device(side.context));
+    close_side(&side);
 }
 
 int main(int argc, char **argv) {
@@ -443,5 +471,6 @@ int main(int argc, char **argv) {
     close(sockets[1]);
     peer(argv[1], sockets[0], child);
     read_only(argv[1]);
+    unmapped(argv[1]);
     printf("good\n");
 }

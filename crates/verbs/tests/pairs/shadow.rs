@@ -21,7 +21,7 @@ impl Side {
 }
 
 /// A bounce area.
-const BOUNCE: usize = 64 << 10;
+const BOUNCE: usize = ginnel_verbs::shadow::MOST;
 const ALL_OUTSIDE: u64 = OUTSIDE_BYTES as u64;
 
 fn outside(at: u64, length: u32, key: Key) -> Element {
@@ -32,7 +32,7 @@ fn outside(at: u64, length: u32, key: Key) -> Element {
 fn stage(kind: Kind) -> (Both, [Key; 2]) {
     let both = Both::of_kind(kind);
     let keys = [0, 1].map(|i| {
-        assert!(both.pairs[i].offer_errands());
+        assert!(both.pairs[i].offer_errands(BOUNCE));
         both.sides[i].register_shadow(0, ALL_OUTSIDE, 1 | ALL)
     });
     for i in 0..2 {
@@ -270,7 +270,7 @@ fn a_shared_receive_queue_has_receives_outside() {
     let location = Location { rings: None, ..two.location(6) };
     let receiver = QueuePair::new(two.tables.clone(), location, wanted, two.adapter()).unwrap();
     let sender = one.queue_pair(Kind::RC, 7, &both.queues[0]);
-    assert!(receiver.offer_errands());
+    assert!(receiver.offer_errands(BOUNCE));
     for (a, b) in [(&receiver, &sender), (&sender, &receiver)] {
         a.modify(QpState::INIT, Change { access: Some(Access(ALL)), ..Change::default() }).unwrap();
         a.modify(QpState::RTR, Change { peer: Some(b.number()), ..Change::default() }).unwrap();
