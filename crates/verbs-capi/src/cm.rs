@@ -15,13 +15,13 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 mod address_info;
-mod addresses;
+pub mod addresses;
 mod event_channel;
 mod id;
 mod objects;
 mod refused;
 
-use crate::context::{Context, block_signals, ginnel_ibv_open_device, own as own_context};
+use crate::context::{Context, Open, block_signals, ginnel_ibv_open_device, own as own_context};
 use crate::devices;
 use crate::memory::ginnel_ibv_alloc_pd;
 use ginnel_verbs::cm::manager::Manager;
@@ -32,7 +32,7 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{process, ptr, thread};
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,7 +59,7 @@ impl Register {
 
 /// A device of ours that is open for identifiers, for as long as the process is.
 #[derive(Clone, Copy)]
-struct Opened {
+pub struct Opened {
     process: u32,
     listed: usize,
     context: usize,
@@ -76,15 +76,20 @@ impl Opened {
         ptr::with_exposed_provenance_mut(self.pd)
     }
 
-    fn device(&self) -> Arc<Device> {
+    /// The segment.
+    pub fn open(&self) -> Arc<Open> {
         // SAFETY: the context is ours, and stays open.
         let own: Option<&Context> = unsafe { own_context(self.context()) };
-        own.expect("a context of ours").open.device.clone()
+        own.expect("a context of ours").open.clone()
+    }
+
+    fn device(&self) -> Arc<Device> {
+        self.open().device.clone()
     }
 }
 
 /// The devices of ours, each of which is opened by the first who asks. The child of a fork opens its own.
-fn opened() -> Vec<Opened> {
+pub fn opened() -> Vec<Opened> {
     static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
     let mut opened = locked(&OPENED);
     let process = process::id();
@@ -113,7 +118,7 @@ fn opened() -> Vec<Opened> {
 }
 
 /// Whether connections are made here: there is a device of ours.
-fn is_here() -> bool {
+pub fn is_here() -> bool {
     !opened().is_empty()
 }
 
@@ -143,12 +148,12 @@ fn manager() -> Result<Arc<Manager>, DeviceError> {
 }
 
 /// -1, with this in `errno`.
-fn failed(error: c_int) -> c_int {
+pub fn failed(error: c_int) -> c_int {
     crate::context::fail(error);
     -1
 }
 
 /// 0, or -1 with an error in `errno`.
-fn done(result: Result<(), c_int>) -> c_int {
+pub fn done(result: Result<(), c_int>) -> c_int {
     result.map_or_else(failed, |()| 0)
 }

@@ -1,7 +1,7 @@
 //! Protection domains and memory regions.
 #![allow(unsafe_code)] // Structures and functions of C.
 
-use crate::context::{Context, errno, fail, next_domain, own};
+use crate::context::{Context, Open, errno, fail, next_domain, own};
 use crate::pages::{self, NotMoved};
 use crate::real;
 use ginnel_layout::verbs::{Access, Key};
@@ -10,6 +10,7 @@ use ginnel_verbs::regions::Region;
 use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A protection domain of ours.
@@ -64,9 +65,10 @@ const OPTIONAL: c_uint = IBV_ACCESS_OPTIONAL_RANGE | IBV_ACCESS_HUGETLB;
 const KNOWN: c_uint =
     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-fn register(
-    context: &Context,
-    domain: &Domain,
+/// Registers a run of the program's bytes in a domain, and moves its pages into the segment if anybody may reach them.
+pub fn register(
+    open: &Arc<Open>,
+    domain: u32,
     address: u64,
     length: usize,
     access: c_uint,
@@ -80,13 +82,13 @@ fn register(
         return Err(libc::EINVAL);
     }
     let end = address.checked_add(length as u64).ok_or(libc::EINVAL)?;
-    let region = Region { address, length: length as u64, access: Access(access), domain: domain.number };
-    let device = &context.open.device;
+    let region = Region { address, length: length as u64, access: Access(access), domain };
+    let device = &open.device;
     // What is only sent from is nobody else's business.
     let is_written = access & (IBV_ACCESS_LOCAL_WRITE | writes) != 0;
     let chunks = match access {
         0 => Ok(Vec::new()),
-        _ => pages::move_range(&context.open, address..end, is_written),
+        _ => pages::move_range(open, address..end, is_written),
     };
     let registered = match chunks {
         Ok(chunks) => device.register(region, &chunks),
@@ -108,7 +110,7 @@ fn register(
 unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c_uint) -> *mut ibv_mr {
     // SAFETY: the caller's domain, which is ours.
     let Some((context, own)) = (unsafe { domain(pd) }) else { return ptr::null_mut() };
-    match register(context, own, address as u64, length, access) {
+    match register(&context.open, own.number, address as u64, length, access) {
         Ok(key) => {
             own.users.fetch_add(1, Ordering::Relaxed);
             // SAFETY: as above.

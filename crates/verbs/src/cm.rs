@@ -6,10 +6,17 @@
 //!
 //! ```text
 //! names         the names of addresses
+//! meet          listening and reaching by these names
 //! message       what goes through a channel
+//! hello         what goes through the stream of an rsocket before its bytes
 //! manager       listeners, connections, and the thread that hears for all of them
 //! ```
+//!
+//! Rsockets have the same names, because they share the port space of `RDMA_PS_TCP` with identifiers as they do on a real adapter. But their
+//! channels are streams, so an identifier that asks an rsocket for a connection is refused, and the other way round.
 
+pub mod hello;
 pub mod manager;
+pub mod meet;
 pub mod message;
 pub mod names;

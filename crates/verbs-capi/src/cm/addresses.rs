@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Structures and functions of C.
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -102,6 +103,41 @@ pub fn source(to: SocketAddr) -> io::Result<IpAddr> {
     // A port is needed, and none is heard of it.
     socket.connect(SocketAddr::new(to.ip(), to.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
+}
+
+/// A port that nobody has probably: one of those that a kernel gives, too.
+pub fn any_port() -> u16 {
+    32768 + (RandomState::new().hash_one(0) % 28232) as u16
+}
+
+/// The addresses of a listener, the one that must be free first.
+pub fn listened(bound: SocketAddr) -> Vec<SocketAddr> {
+    let with_port = |ip| SocketAddr::new(ip, bound.port());
+    if !bound.ip().is_unspecified() {
+        return vec![bound];
+    }
+    let loopback = with_port(Ipv4Addr::LOCALHOST.into());
+    let others = local().into_iter().filter(|ip| bound.is_ipv6() || ip.is_ipv4());
+    std::iter::once(loopback).chain(others.map(with_port)).collect()
+}
+
+/// Where somebody connects: like connect(2), an unspecified address is this machine.
+pub fn target(to: SocketAddr) -> SocketAddr {
+    let ip = match to.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(ip, to.port())
+}
+
+/// Which address connects: the one that is bound, completed by what the kernel would choose.
+pub fn origin(bound: Option<SocketAddr>, to: SocketAddr) -> io::Result<SocketAddr> {
+    let ip = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
+        Some(ip) => ip,
+        None => source(to)?,
+    };
+    Ok(SocketAddr::new(ip, bound.map_or_else(any_port, |bound| bound.port())))
 }
 
 /// Number of the network namespace of this process.

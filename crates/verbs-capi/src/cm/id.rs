@@ -18,8 +18,7 @@ use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
 use libc::sockaddr;
 use std::ffi::{c_int, c_void};
-use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::{ptr, slice};
@@ -342,11 +341,6 @@ unsafe extern "C" fn ginnel_rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut r
     0
 }
 
-/// A port that nobody has probably: one of those that a kernel gives, too.
-fn any_port() -> u16 {
-    32768 + (RandomState::new().hash_one(0) % 28232) as u16
-}
-
 /// Gives an identifier a local address.
 unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result<(), c_int> {
     if own.state().bound.is_some() {
@@ -360,7 +354,7 @@ unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result<(),
         unsafe { attach(id, *opened().first().ok_or(libc::ENODEV)?) };
     }
     let is_port_chosen = address.port() == 0;
-    let port = if is_port_chosen { any_port() } else { address.port() };
+    let port = if is_port_chosen { addresses::any_port() } else { address.port() };
     let address = SocketAddr::new(address.ip(), port);
     let mut state = own.state();
     (state.bound, state.is_port_chosen) = (Some(address), is_port_chosen);
@@ -376,17 +370,6 @@ unsafe extern "C" fn ginnel_rdma_bind_addr(id: *mut rdma_cm_id, address: *mut so
         let Some(own) = own(id) else { return real::rdma_bind_addr(id, address) };
         done(addresses::read(address).ok_or(libc::EAFNOSUPPORT).and_then(|address| bind(id, own, address)))
     }
-}
-
-/// The addresses of a listener, the one that must be free first.
-fn addresses_of(bound: SocketAddr) -> Vec<SocketAddr> {
-    let with_port = |ip| SocketAddr::new(ip, bound.port());
-    if !bound.ip().is_unspecified() {
-        return vec![bound];
-    }
-    let loopback = with_port(Ipv4Addr::LOCALHOST.into());
-    let others = addresses::local().into_iter().filter(|ip| bound.is_ipv6() || ip.is_ipv4());
-    std::iter::once(loopback).chain(others.map(with_port)).collect()
 }
 
 unsafe fn listen(id: *mut rdma_cm_id, own: &Id) -> Result<(), c_int> {
@@ -408,10 +391,11 @@ unsafe fn listen(id: *mut rdma_cm_id, own: &Id) -> Result<(), c_int> {
     let owner: Arc<dyn Owner> = own.core.clone();
     let mut tries = if is_port_chosen { 64 } else { 1 };
     let listeners = loop {
-        let made = manager.listen(&devices, space, &addresses_of(bound), addresses::namespace(), &owner);
+        let made =
+            manager.listen(&devices, space, &addresses::listened(bound), addresses::namespace(), &owner);
         tries -= 1;
         match made.map_err(|error| code(&error)) {
-            Err(libc::EADDRINUSE) if tries > 0 => bound.set_port(any_port()),
+            Err(libc::EADDRINUSE) if tries > 0 => bound.set_port(addresses::any_port()),
             made => break made?,
         }
     };
@@ -463,22 +447,11 @@ unsafe fn resolve(
         // SAFETY: as above.
         unsafe { bind(id, own, from)? };
     }
-    // Like connect(2), an unspecified address is this machine.
-    let ip = match to.ip() {
-        ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    let (to, bound) = (addresses::target(to), own.state().bound);
+    let from = match addresses::origin(bound, to) {
+        Ok(from) => from,
+        Err(error) => return Ok(Err(error.raw_os_error().unwrap_or(libc::ENETUNREACH))),
     };
-    let to = SocketAddr::new(ip, to.port());
-    let bound = own.state().bound;
-    let source = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
-        Some(ip) => ip,
-        None => match addresses::source(to) {
-            Ok(ip) => ip,
-            Err(error) => return Ok(Err(error.raw_os_error().unwrap_or(libc::ENETUNREACH))),
-        },
-    };
-    let from = SocketAddr::new(source, bound.map_or_else(any_port, |bound| bound.port()));
     let (opened, connection) = reach(space, to, &opened())?;
     // SAFETY: as above.
     unsafe {

@@ -30,12 +30,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ginnel::{ChannelOptions, Endpoint, Error, ErrorCode, Listener, MessageChannel, MessageReceiver};
+use ginnel::{ChannelOptions, Error, Listener, MessageChannel, MessageReceiver};
 use ginnel::{MessageSender, ReadySet, WaitMode};
 use ginnel_layout::verbs::QpNumber;
 
+use crate::cm::meet;
 use crate::cm::message::{LARGEST, Message, Reject, Reply, Request};
-use crate::cm::names::{Network, Space, name};
+use crate::cm::names::Space;
 use crate::device::{Device, DeviceError};
 use crate::notifier::{Poke, drain};
 
@@ -397,27 +398,13 @@ impl Manager {
         namespace: u64,
         owner: &Arc<dyn Owner>,
     ) -> Result<Listeners, DeviceError> {
-        let mut found = Vec::new();
-        for device in devices {
-            let network = Network { member: device.member(), namespace };
-            for (i, address) in addresses.iter().enumerate() {
-                match device.endpoint().listen_with(&name(space, *address, network), &CHANNEL) {
-                    Ok(listener) => {
-                        let (device, owner) = (device.clone(), owner.clone());
-                        found.push(Listening { listener, device, owner, is_watched: false });
-                    }
-                    Err(error) if i == 0 || error.code() != Some(ErrorCode::IN_USE) => {
-                        return Err(error.into());
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
+        let found = meet::listen(devices, space, addresses, namespace, &CHANNEL)?;
         let mut state = locked(&self.shared.state);
         let mut keys = Vec::new();
-        for listening in found {
+        for (listener, device) in found {
             state.last += 1;
             let key = state.last;
+            let listening = Listening { listener, device, owner: owner.clone(), is_watched: false };
             state.listening.insert(key, listening);
             keys.push(key);
         }
@@ -434,15 +421,8 @@ impl Manager {
         address: SocketAddr,
         namespace: u64,
     ) -> Result<Option<Arc<Connection>>, DeviceError> {
-        let network = Network { member: device.member(), namespace };
-        let endpoint: &Endpoint = device.endpoint();
-        let channel: MessageChannel = match endpoint.connect_with(&name(space, address, network), &CHANNEL) {
-            Ok(channel) => channel,
-            Err(error) if matches!(error.code(), Some(ErrorCode::REFUSED | ErrorCode::NOT_FOUND)) => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let reached = meet::reach::<MessageChannel>(device, space, address, namespace, &CHANNEL)?;
+        let Some(channel) = reached else { return Ok(None) };
         let (sender, mut receiver) = channel.split();
         receiver.set_nonblocking(true);
         let connection = self.shared.connection(device.clone(), Phase::Open, sender);

@@ -25,7 +25,8 @@ pub const MOST: usize = 255;
 pub const LARGEST: usize = 3 + 2 * ADDRESS + PARAMETERS + MOST;
 
 const VERSION: u8 = 1;
-const ADDRESS: usize = 19;
+/// Bytes of an address.
+pub(crate) const ADDRESS: usize = 19;
 const PARAMETERS: usize = 14;
 
 /// What one side tells the other of its queue pair.
@@ -99,7 +100,7 @@ pub enum Message {
     Disconnected,
 }
 
-fn put_address(bytes: &mut Vec<u8>, address: SocketAddr) {
+pub(crate) fn put_address(bytes: &mut Vec<u8>, address: SocketAddr) {
     let (family, raw) = match address.ip() {
         IpAddr::V4(ip) => {
             let mut raw = [0; 16];
@@ -113,7 +114,7 @@ fn put_address(bytes: &mut Vec<u8>, address: SocketAddr) {
     bytes.extend(raw);
 }
 
-fn take_address(bytes: &[u8; ADDRESS]) -> Option<SocketAddr> {
+pub(crate) fn take_address(bytes: &[u8; ADDRESS]) -> Option<SocketAddr> {
     let [family, low, high, raw @ ..] = *bytes;
     let ip = match (family, raw) {
         (4, [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]) => Ipv4Addr::new(a, b, c, d).into(),
