@@ -25,6 +25,7 @@ mod program;
 mod queue_pair;
 mod real;
 mod refused;
+mod rsocket;
 mod section;
 mod shared_receive_queue;
 mod words;

@@ -4,7 +4,7 @@ use ginnel_verbs_abi::rdmacm::*;
 use ginnel_verbs_abi::*;
 #[cfg(test)]
 use libc::ENOSYS;
-use libc::sockaddr;
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 #[cfg(test)]
 use std::ptr::null_mut;
@@ -235,4 +235,39 @@ foreign! {
     ) -> c_int = -1;
     fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int = -1;
     fn rdma_write_cm_event(id: *mut rdma_cm_id, event: rdma_cm_event_type, status: c_int, arg: u64) -> c_int = -1;
+    fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int = -1;
+    fn rbind(socket: c_int, address: *const sockaddr, len: socklen_t) -> c_int = -1;
+    fn rlisten(socket: c_int, backlog: c_int) -> c_int = -1;
+    fn raccept(socket: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = -1;
+    fn rconnect(socket: c_int, address: *const sockaddr, len: socklen_t) -> c_int = -1;
+    fn rshutdown(socket: c_int, how: c_int) -> c_int = -1;
+    fn rclose(socket: c_int) -> c_int = -1;
+    fn rrecv(socket: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> ssize_t = -1;
+    fn rrecvfrom(
+        socket: c_int, buffer: *mut c_void, len: usize, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t,
+    ) -> ssize_t = -1;
+    fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t = -1;
+    fn rsend(socket: c_int, buffer: *const c_void, len: usize, flags: c_int) -> ssize_t = -1;
+    fn rsendto(
+        socket: c_int, buffer: *const c_void, len: usize, flags: c_int, to: *const sockaddr, to_len: socklen_t,
+    ) -> ssize_t = -1;
+    fn rsendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t = -1;
+    fn rread(socket: c_int, buffer: *mut c_void, len: usize) -> ssize_t = -1;
+    fn rreadv(socket: c_int, list: *const iovec, count: c_int) -> ssize_t = -1;
+    fn rwrite(socket: c_int, buffer: *const c_void, len: usize) -> ssize_t = -1;
+    fn rwritev(socket: c_int, list: *const iovec, count: c_int) -> ssize_t = -1;
+    fn rpoll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = -1;
+    fn rselect(
+        count: c_int, reads: *mut fd_set, writes: *mut fd_set, exceptions: *mut fd_set, timeout: *mut timeval,
+    ) -> c_int = -1;
+    fn rgetpeername(socket: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = -1;
+    fn rgetsockname(socket: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int = -1;
+    fn rsetsockopt(socket: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int = -1;
+    fn rgetsockopt(socket: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int = -1;
+    fn rfcntl(socket: c_int, command: c_int, argument: *mut c_void) -> c_int = -1;
+    fn riomap(
+        socket: c_int, buffer: *mut c_void, len: usize, protection: c_int, flags: c_int, offset: off_t,
+    ) -> off_t = -1;
+    fn riounmap(socket: c_int, buffer: *mut c_void, len: usize) -> c_int = -1;
+    fn riowrite(socket: c_int, buffer: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize = usize::MAX;
 }

@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     // The long way, then the short one.
     double (*many)(long, long, long, long, long, long, long, long, double, double, double, double, double, double, double,
                    double, double) = find(verbs, "ibv_cmd_reg_mr", "IBVERBS_PRIVATE_34");
-    int (*variadic)(int, int, ...) = find(cm, "rfcntl", "RDMACM_1.0");
+    int (*variadic)(int, int, ...) = find(cm, "repoll_ctl", "RDMACM_1.5");
     for (int at = 0; at < 2; at++) {
         errno = 77;
         CHECK(many(1, 2, 3, 4, 5, 6, 7, 8, 9.5, 10, 11, 12, 13, 14, 15, 16, 17) == 1785 + 4.5);
@@ -80,10 +80,10 @@ int main(int argc, char **argv) {
 
     // The same name in another node is another function.
     int (*other)(void) = find(verbs, "ibv_cmd_reg_mr", "IBVERBS_PRIVATE_59");
-    int (*minus)(void) = find(cm, "rdma_connect", "RDMACM_1.0");
+    int (*minus)(void) = find(cm, "repoll_wait", "RDMACM_1.5");
     void *(*null)(void) = find(verbs, "verbs_open_device", "IBVERBS_PRIVATE_34");
     long (*negative)(void *, void *, size_t, unsigned, size_t) = find(verbs, "_ibv_query_gid_table", "IBVERBS_1.11");
-    unsigned short (*zero)(void) = find(cm, "rdma_get_src_port", "RDMACM_1.0");
+    unsigned (*zero)(void) = find(verbs, "__ioctl_final_num_attrs", "IBVERBS_PRIVATE_34");
     void (*nothing)(void) = find(verbs, "verbs_uninit_context", "IBVERBS_PRIVATE_34");
     for (int at = 0; at < 2; at++) {
         errno = 0;

@@ -24,7 +24,7 @@ double ibv_cmd_reg_mr(long a, long b, long c, long d, long e, long f, long g, lo
 
 int ibv_cmd_dealloc_pd(int value) { return value + 1; }
 
-int rfcntl(int count, int command, ...) {
+int repoll_ctl(int count, int command, ...) {
     va_list list;
     double sum = command;
     va_start(list, command);

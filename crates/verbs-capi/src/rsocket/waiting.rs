@@ -1,0 +1,166 @@
+//! Threads that sleep until an rsocket, or an ordinary descriptor, is ready.
+//!
+//! Whoever waits at a direction of a stream sleeps at the descriptor of its half, which becomes readable once after the half was armed. The first
+//! who takes up that half again takes the readiness away from all others who sleep there. So each sleeper has a bell of its own,
+//! puts it into the list of what it waits for, and is rung by whoever changes anything there: no wake is lost, and nobody looks in vain
+//! unless several threads use the same half.
+#![allow(unsafe_code)] // Descriptors by their numbers.
+
+use super::line::locked;
+use super::table::generation;
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Between two looks at what cannot wake anybody: a half in a VM without interrupts.
+const NAP: Duration = Duration::from_millis(1);
+
+/// A descriptor by which a thread is woken.
+pub struct Bell(OwnedFd);
+
+thread_local! {
+    static OWN: RefCell<Option<(u32, Arc<Bell>)>> = const { RefCell::new(None) };
+}
+
+impl Bell {
+    fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: it takes numbers, and gives a new descriptor or an error.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new.
+        Ok(Arc::new(Self(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// This thread's bell.
+    pub fn own() -> Result<Arc<Self>, c_int> {
+        let found = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            match &*own {
+                Some((made, bell)) if *made == generation() => Ok(bell.clone()),
+                _ => {
+                    let bell = Self::new()?;
+                    // That of the parent of a fork is the parent's, too.
+                    *own = Some((generation(), bell.clone()));
+                    Ok(bell)
+                }
+            }
+        });
+        // A thread that is about to end makes one for the occasion.
+        found.unwrap_or_else(|_| Self::new()).map_err(|error| super::code(&error, libc::EMFILE))
+    }
+
+    fn ring(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes of our own. If the counter is full, it has rung.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+/// poll(2), until a point in time. How many are ready.
+pub fn poll(descriptors: &mut [libc::pollfd], until: Option<Instant>) -> Result<usize, c_int> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let left = left.map(|left| libc::timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let timeout = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the list and the time are there during the call.
+    let found = unsafe {
+        libc::ppoll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, timeout, std::ptr::null())
+    };
+    usize::try_from(found).map_err(|_| super::code(&io::Error::last_os_error(), libc::ENOMEM))
+}
+
+/// At what a thread sleeps: its bell, and descriptors.
+pub struct Wake {
+    bell: Arc<Bell>,
+    pub descriptors: Vec<libc::pollfd>,
+    /// Something cannot wake it, so it looks from time to time.
+    naps: bool,
+}
+
+impl Wake {
+    /// At this thread's bell alone.
+    pub fn new() -> Result<Self, c_int> {
+        Ok(Self { bell: Bell::own()?, descriptors: Vec::new(), naps: false })
+    }
+
+    /// Also at this descriptor, once it is readable. Without one the thread looks from time to time.
+    pub fn add(&mut self, fd: Option<RawFd>) {
+        match fd {
+            Some(fd) => self.descriptors.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 }),
+            None => self.naps = true,
+        }
+    }
+
+    /// Sleeps until the bell rings, one of the descriptors is ready, or the deadline comes. An error if a signal came first. Forgets the
+    /// descriptors.
+    pub fn sleep(&mut self, deadline: Option<Instant>) -> Result<(), c_int> {
+        let nap = std::mem::take(&mut self.naps).then(|| Instant::now() + NAP);
+        let until = [deadline, nap].into_iter().flatten().min();
+        let fd = self.bell.0.as_raw_fd();
+        self.descriptors.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        let found = poll(&mut self.descriptors, until);
+        if self.descriptors.last().is_some_and(|bell| bell.revents != 0) {
+            let mut count = 0_u64;
+            // SAFETY: eight bytes of our own.
+            unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+        }
+        self.descriptors.clear();
+        found.map(drop)
+    }
+}
+
+/// The bells of those who wait for a change of something.
+#[derive(Default)]
+pub struct Waiters {
+    count: AtomicUsize,
+    bells: Mutex<Vec<Arc<Bell>>>,
+}
+
+/// A thread that waits, until this is dropped.
+pub struct Entered<'a> {
+    waiters: &'a Waiters,
+    bell: Arc<Bell>,
+}
+
+impl Waiters {
+    /// From now on the bell of this thread is rung. The caller looks once more before it sleeps.
+    pub fn enter(&self, wake: &Wake) -> Entered<'_> {
+        let mut bells = locked(&self.bells);
+        bells.push(wake.bell.clone());
+        self.count.store(bells.len(), Ordering::SeqCst);
+        Entered { waiters: self, bell: wake.bell.clone() }
+    }
+
+    /// Whether anybody waits. Exact under the lock under which those who wait look once more.
+    #[inline]
+    pub fn are_some(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wakes all, but the one who calls.
+    #[inline]
+    pub fn ring(&self, caller: Option<&Wake>) {
+        if self.are_some() {
+            let is_other = |bell: &&Arc<Bell>| !caller.is_some_and(|wake| Arc::ptr_eq(bell, &wake.bell));
+            locked(&self.bells).iter().filter(is_other).for_each(|bell| bell.ring());
+        }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut bells = locked(&self.waiters.bells);
+        if let Some(at) = bells.iter().position(|bell| Arc::ptr_eq(bell, &self.bell)) {
+            bells.swap_remove(at);
+        }
+        self.waiters.count.store(bells.len(), Ordering::SeqCst);
+    }
+}
