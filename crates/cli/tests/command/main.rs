@@ -22,6 +22,7 @@ mod programs;
 mod rdma_cm;
 mod readers;
 mod returning;
+mod rsockets;
 mod run;
 mod settling;
 mod signalled;

@@ -475,7 +475,7 @@ fn perftest_posts_in_batches() {
 }
 
 /// Compiles a program of C, or a library, from the tests of the libraries. `None` if that is not possible here.
-fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
+pub fn compiled(verbs: &Verbs, name: &str, flags: &[&str]) -> Option<String> {
     if !can_compile() {
         return None;
     }
