@@ -212,6 +212,12 @@ impl<M: Memory> Remote<M> {
             }
         };
         self.finish(result);
+        if let Err(failure) = result
+            && !matches!(failure, Failure::Asked | Failure::NotReady)
+        {
+            self.asker.forget();
+            self.is_written = false;
+        }
         if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
             && self.from.kind == Kind::RC
         {

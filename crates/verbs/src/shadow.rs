@@ -220,6 +220,11 @@ impl<M: Memory> Asker<M> {
         Self { bounce: None, pending: None, done: 0 }
     }
 
+    /// The request has ended without an answer, which nobody looks for any more.
+    pub fn forget(&mut self) {
+        (self.pending, self.done) = (None, 0);
+    }
+
     /// Goes on with a request as far as that is possible now: to be called until it is done, with the same one. `fill` puts bytes of the
     /// request into the bounce area, `drain` takes them out: the area, where in it, from which byte of the request on, and how many.
     /// The caller has said in the queue pair that it accesses what belongs to it.

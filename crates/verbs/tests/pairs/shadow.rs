@@ -113,6 +113,29 @@ fn the_owner_writes_and_reads_for_its_peer() {
     }
 }
 
+/// A request on UC that fails is over, and nobody is told. The next one has nothing to do with it.
+#[test]
+fn the_answer_to_a_request_that_is_over_is_nobody_elses() {
+    let (both, keys) = stage(Kind::UC);
+    let allow = |access| {
+        let change = Change { access: Some(Access(access)), ..Change::default() };
+        both.pairs[1].modify(QpState::RTS, change).unwrap();
+    };
+    both.fill_outside(0, 0, &vec![1; BOUNCE]);
+    both.fill_outside(1, 0, &vec![0; BOUNCE]);
+    both.post(0, 1, write(0, keys[1]), &[outside(0, BOUNCE as u32, keys[0])]);
+    assert!(both.said(0).is_empty(), "the owner has not been asked to look");
+    allow(0);
+    assert_eq!(both.said(0), [(1, Status::SUCCESS)]);
+    // The owner answers now.
+    assert!(both.said(1).is_empty());
+    allow(1 | ALL);
+    both.fill_outside(0, 0, &[2; 8]);
+    both.post(0, 2, write(100, keys[1]), &[outside(0, 8, keys[0])]);
+    assert_eq!(both.until(1), [(2, Status::SUCCESS)]);
+    assert_eq!(both.bytes_outside(1, 100, 8), [2; 8]);
+}
+
 #[test]
 fn the_owner_does_atomic_operations_for_its_peer() {
     let (both, keys) = stage(Kind::RC);
