@@ -22,8 +22,8 @@ mod objects;
 mod refused;
 
 use crate::context::{Context, Open, block_signals, ginnel_ibv_open_device, own as own_context};
-use crate::devices;
 use crate::memory::ginnel_ibv_alloc_pd;
+use crate::{devices, forks};
 use ginnel_verbs::cm::manager::Manager;
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs_abi::{ibv_context, ibv_pd};
@@ -61,7 +61,6 @@ impl Register {
 #[derive(Clone, Copy)]
 pub struct Opened {
     process: u32,
-    listed: usize,
     context: usize,
     pd: usize,
 }
@@ -88,11 +87,27 @@ impl Opened {
     }
 }
 
-/// The devices of ours, each of which is opened by the first who asks. The child of a fork opens its own.
+/// Devices that were opened for identifiers, and by which process.
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+/// The manager, and whose it is.
+static MANAGER: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
+
+/// While this is there, nobody opens devices for identifiers, starts a manager, or makes or looks for an object.
+pub fn hold() -> impl Sized + 'static {
+    let registers =
+        [&event_channel::CHANNELS, &event_channel::EVENTS, &id::IDS, &objects::LISTS, &address_info::RESULTS];
+    (locked(&OPENED), locked(&MANAGER), registers.map(|register| locked(&register.0)))
+}
+
+/// The devices of ours: those that there are when the first one is needed. The child of a fork opens its own.
 pub fn opened() -> Vec<Opened> {
-    static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+    forks::follow();
     let mut opened = locked(&OPENED);
     let process = process::id();
+    let known: Vec<_> = opened.iter().filter(|known| known.process == process).copied().collect();
+    if !known.is_empty() {
+        return known;
+    }
     let open = |listed: *mut ginnel_verbs_abi::ibv_device| {
         // SAFETY: a device of ours; devices are never freed.
         unsafe {
@@ -100,20 +115,13 @@ pub fn opened() -> Vec<Opened> {
             let pd = if context.is_null() { ptr::null_mut() } else { ginnel_ibv_alloc_pd(context) };
             (!pd.is_null()).then(|| Opened {
                 process,
-                listed: listed.addr(),
                 context: context.expose_provenance(),
                 pd: pd.expose_provenance(),
             })
         }
     };
-    let mut found = Vec::new();
-    for listed in devices::pointers() {
-        let known = opened.iter().find(|known| (known.process, known.listed) == (process, listed.addr()));
-        match known.copied().or_else(|| open(listed).inspect(|new| opened.push(*new))) {
-            Some(device) => found.push(device),
-            None => continue,
-        }
-    }
+    let found: Vec<_> = devices::pointers().into_iter().filter_map(open).collect();
+    opened.extend(&found);
     found
 }
 
@@ -124,7 +132,6 @@ pub fn is_here() -> bool {
 
 /// The manager of this process.
 fn manager() -> Result<Arc<Manager>, DeviceError> {
-    static MANAGER: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
     let mut manager = locked(&MANAGER);
     if let Some((process, manager)) = &*manager
         && *process == process::id()

@@ -4,7 +4,7 @@
 use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
 use crate::program::Process;
-use crate::{completion, queue_pair, real, shared_receive_queue};
+use crate::{completion, forks, queue_pair, real, shared_receive_queue};
 use ginnel::{AttachOptions, ErrorCode};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::queue_pair::{Event, Tell, lid};
@@ -99,6 +99,11 @@ pub fn block_signals() -> libc::sigset_t {
 /// Segments that are open, by the process that has opened them (a child of `fork` opens its own) and by name.
 static OPEN: Mutex<BTreeMap<(u32, String), Weak<Open>>> = Mutex::new(BTreeMap::new());
 
+/// While this is there, no device is opened.
+pub fn hold() -> impl Sized + 'static {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The context of ours that this is, if it is one.
 ///
 /// # Safety
@@ -146,6 +151,7 @@ pub fn errno(error: &DeviceError) -> c_int {
 }
 
 fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
+    forks::follow();
     let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = listed.segment();
     let key = (process::id(), segment.to_owned());

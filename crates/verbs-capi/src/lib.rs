@@ -17,6 +17,7 @@ mod drivers;
 mod entries;
 mod events;
 mod extended_poll;
+mod forks;
 mod library;
 mod memory;
 mod pages;

@@ -35,6 +35,11 @@ mod waiting;
 use crate::context::fail;
 use std::ffi::c_int;
 
+/// While this is there, nobody takes or gives back what rsockets share.
+pub fn hold() -> impl Sized + 'static {
+    maps::hold()
+}
+
 /// What a call gives, or -1 and an error in `errno`.
 fn given(result: Result<usize, c_int>) -> isize {
     match result {

@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int};
 use std::{mem, ptr};
 
 /// Results of ours that programs have.
-static RESULTS: Register = Register::new();
+pub static RESULTS: Register = Register::new();
 
 /// A copy of an address, in memory of malloc.
 unsafe fn copy(address: *const sockaddr, len: socklen_t) -> Option<*mut sockaddr> {

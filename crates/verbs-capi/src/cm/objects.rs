@@ -353,7 +353,7 @@ unsafe extern "C" fn ginnel_rdma_init_qp_attr(
 }
 
 /// Lists of devices of ours that programs have.
-static LISTS: Register = Register::new();
+pub static LISTS: Register = Register::new();
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {

@@ -23,7 +23,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 /// Pages that are taken from the kernel at once.
@@ -65,6 +65,11 @@ unsafe impl Sync for Table {}
 
 /// Pages that nobody uses, and to which segment each belongs.
 static FREE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+/// While this is there, nobody takes such pages.
+pub fn hold() -> impl Sized + 'static {
+    locked(&FREE)
+}
 
 impl Table {
     fn new(open: &Arc<Open>) -> Result<Self, c_int> {
@@ -229,6 +234,8 @@ impl Maps {
         let _turn = locked(&self.turn);
         self.pair.post(&Process, &work).map_err(|_| libc::EIO)?;
         let mut looks = 0;
+        // Ten megabytes in a second, at least.
+        let end = Instant::now() + 2 * PATIENCE + Duration::from_nanos(100 * len as u64);
         let status = loop {
             let mut status = None;
             self.completions.poll(&Process, 1, |completed| status = Some(completed.status));
@@ -236,7 +243,11 @@ impl Maps {
                 break status;
             }
             looks += 1;
-            // Usually it was done when it was posted. Otherwise the queue pair's patience ends this.
+            // Usually it was done when it was posted. Otherwise the queue pair's patience ends this, or this one's, if the memory is not in the
+            // segment and its owner does not answer.
+            if looks > LOOKS && Instant::now() >= end {
+                let _ = self.pair.modify(QpState::ERR, Change::default());
+            }
             if looks < LOOKS { thread::yield_now() } else { thread::sleep(INTERVAL) }
         };
         match status {

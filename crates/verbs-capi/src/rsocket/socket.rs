@@ -150,8 +150,9 @@ impl Socket {
     /// Accepts a connection, as an rsocket that is like this one.
     pub fn accept(&self) -> Result<Arc<Self>, c_int> {
         let listening = self.listening.get().ok_or(libc::EINVAL)?;
-        let stream = listening.accept(self.waits())?;
+        // Before the connection is taken, which would be lost if there were no number for it.
         let socket = Self::new(self.family, false)?;
+        let stream = listening.accept(self.waits())?;
         *locked(&socket.options) = locked(&self.options).clone();
         locked(&socket.state).bound = Some(stream.local);
         let _ = socket.stream.set(stream);
@@ -175,7 +176,21 @@ impl Socket {
         if self.listening.get().is_some() {
             return Err(libc::EISCONN);
         }
-        let made = self.begin(&mut state, to, waits);
+        let end = Instant::now() + PATIENCE;
+        let made = loop {
+            let made = self.begin(&mut state, to);
+            // Its queue is full, perhaps.
+            if made != Err(libc::ETIMEDOUT) || !waits || Instant::now() >= end {
+                break made;
+            }
+            // Others may look at it meanwhile.
+            drop(state);
+            std::thread::sleep(INTERVAL);
+            state = locked(&self.state);
+            if self.stream.get().is_some() || state.pending.is_some() {
+                return Err(libc::EALREADY);
+            }
+        };
         if !waits {
             // As with TCP, the program is told by poll and SO_ERROR.
             if made.is_err() || state.pending.is_none() {
@@ -189,31 +204,24 @@ impl Socket {
         if is_pending { self.finish_connecting() } else { Ok(()) }
     }
 
-    fn begin(&self, state: &mut State, to: SocketAddr, waits: bool) -> Result<(), c_int> {
+    fn begin(&self, state: &mut State, to: SocketAddr) -> Result<(), c_int> {
         let from =
             addresses::origin(state.bound, to).map_err(|error| super::code(&error, libc::ENETUNREACH))?;
         let options = self.channel_options(0);
         let namespace = addresses::namespace();
-        let end = Instant::now() + PATIENCE;
-        let (mut channel, open) = loop {
-            let mut result = Err(libc::ECONNREFUSED);
-            for opened in opened() {
-                let open = opened.open();
-                match meet::reach::<StreamChannel>(&open.device, Space::Tcp, to, namespace, &options) {
-                    Ok(Some(channel)) => {
-                        result = Ok((channel, open));
-                        break;
-                    }
-                    Ok(None) => {}
-                    Err(error) => result = Err(unreachable(&error)),
+        let mut reached = Err(libc::ECONNREFUSED);
+        for opened in opened() {
+            let open = opened.open();
+            match meet::reach::<StreamChannel>(&open.device, Space::Tcp, to, namespace, &options) {
+                Ok(Some(channel)) => {
+                    reached = Ok((channel, open));
+                    break;
                 }
+                Ok(None) => {}
+                Err(error) => reached = Err(unreachable(&error)),
             }
-            match result {
-                // Its queue is full, perhaps.
-                Err(libc::ETIMEDOUT) if waits && Instant::now() < end => std::thread::sleep(INTERVAL),
-                result => break result?,
-            }
-        };
+        }
+        let (mut channel, open) = reached?;
         let has_maps = locked(&self.options).io_maps > 0;
         let maps = if has_maps { Some(Maps::new(&open)?) } else { None };
         let hello = Hello { from, to, offer: maps.as_ref().and_then(Maps::offer) };
