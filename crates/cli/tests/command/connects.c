@@ -197,6 +197,69 @@ static void established(int disconnects, int by_client)
     destroy(listener);
 }
 
+/* The side that has asked does not like the answer. */
+static void response_refused(void)
+{
+    struct rdma_cm_id *listener = listening(), *client = resolved();
+    /* It connects its queue pair itself. */
+    struct ibv_qp *qp = client->qp;
+    client->qp = NULL;
+    struct rdma_conn_param param = {.private_data = "hello", .private_data_len = 6, .responder_resources = 3,
+                                    .initiator_depth = 2, .qp_num = qp->qp_num};
+    CHECK(rdma_connect(client, &param) == 0);
+    struct rdma_cm_id *server = requested(listener);
+    create_qp(server);
+    CHECK(rdma_accept(server, NULL) == 0);
+    struct rdma_cm_event *event = expect(RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    CHECK(event->param.conn.qp_num == server->qp->qp_num);
+    CHECK(rdma_ack_cm_event(event) == 0);
+    CHECK(rdma_reject(client, "no", 3) == 0);
+    event = expect(RDMA_CM_EVENT_REJECTED, 28);
+    CHECK(event->id == server && !strcmp(event->param.conn.private_data, "no"));
+    CHECK(rdma_ack_cm_event(event) == 0);
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    CHECK(ibv_query_qp(server->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_ERR);
+    client->qp = qp;
+    destroy(client);
+    destroy(server);
+    destroy(listener);
+}
+
+/* Requests beyond the backlog are refused. */
+static void backlog(void)
+{
+    struct rdma_event_channel *usual = channel, *other = rdma_create_event_channel();
+    CHECK(other);
+    channel = other;
+    struct rdma_cm_id *listener = made();
+    channel = usual;
+    CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0 && rdma_listen(listener, 1) == 0);
+    struct rdma_cm_id *first = resolved(), *second = resolved();
+    ask(first);
+    struct pollfd fd = {.fd = other->fd, .events = POLLIN};
+    CHECK(poll(&fd, 1, 20000) == 1);
+    ask(second);
+    struct rdma_cm_event *event = expect(RDMA_CM_EVENT_REJECTED, 28);
+    CHECK(event->id == second);
+    CHECK(rdma_ack_cm_event(event) == 0);
+    destroy(second);
+    /* Once the first is taken, there is room again. */
+    CHECK(rdma_get_cm_event(other, &event) == 0 && event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *server = event->id;
+    CHECK(rdma_ack_cm_event(event) == 0);
+    second = resolved();
+    ask(second);
+    CHECK(poll(&fd, 1, 20000) == 1);
+    destroy(server);
+    CHECK(rdma_ack_cm_event(expect(RDMA_CM_EVENT_REJECTED, 28)) == 0);
+    destroy(listener);
+    CHECK(rdma_ack_cm_event(expect(RDMA_CM_EVENT_REJECTED, 28)) == 0);
+    destroy(first);
+    destroy(second);
+    rdma_destroy_event_channel(other);
+}
+
 static void migrated(void)
 {
     struct rdma_cm_id *id = made();
@@ -230,6 +293,8 @@ int main(int argc, char **argv)
     refused();
     for (int i = 0; i < 4; i++)
         established(i & 1, i & 2);
+    response_refused();
+    backlog();
     migrated();
     int count = 0;
     struct ibv_context **devices = rdma_get_devices(&count);

@@ -4,7 +4,11 @@
 use std::path::Path;
 use std::process::{Child, Command};
 
-use crate::stage::{free_port, have};
+use ginnel::{AttachOptions, Endpoint, Error, MessageChannel};
+use ginnel_verbs::cm::message::{Message, Parameters, Request};
+use ginnel_verbs::cm::names::Space;
+
+use crate::stage::{PATIENCE, free_port, have};
 use crate::verbs::{Killed, Verbs, can_compile, expect_good, text};
 use crate::world::wait_for;
 
@@ -149,6 +153,52 @@ fn the_death_of_a_process_disconnects_its_peers() {
         let said = text(&end.join().unwrap());
         assert!(said.contains("DISCONNECT EVENT") || said.contains("completion"), "{victim}: {said}");
     }
+}
+
+/// A member that does not keep to the messages of a connection is not heard, and those who do are.
+#[test]
+fn whoever_sends_nonsense_is_not_heard() {
+    if !have(&["rping"]) {
+        return;
+    }
+    let verbs = Verbs::new();
+    let port = free_port();
+    let number = port.to_string();
+    let line = ["-V", "-C", "3", "-p", &number];
+    let mut server = serve(&verbs, &[&["rping", "-s"], &line[..]].concat(), "tcp", port);
+    let status = verbs.world.good("status --json").out;
+    let name = status.split('"').find(|word| word.starts_with(&format!("cm.tcp.{port}.lo."))).unwrap();
+    let options = AttachOptions { socket: verbs.world.socket(), ..AttachOptions::default() };
+    let endpoint = Endpoint::attach_with("web", &options).unwrap();
+    let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
+    let request = |space, queue_pair| {
+        let parameters = Parameters { queue_pair, ..Parameters::default() };
+        Message::Request(Request { space, from: address, to: address, parameters, private: vec![] }).encode()
+    };
+    let own = endpoint.number().0 << 12 | 1;
+    for message in [
+        vec![],
+        vec![9; 100],
+        Message::Ready.encode(),
+        Message::Disconnect.encode(),
+        // The listener is not for datagrams.
+        request(Space::Udp, own),
+        // A queue pair of somebody else's.
+        request(Space::Tcp, (endpoint.number().0 + 1) << 12 | 1),
+        request(Space::Tcp, u32::MAX),
+    ] {
+        let mut channel = endpoint.connect::<MessageChannel>(name).unwrap();
+        channel.set_timeout(Some(PATIENCE));
+        channel.send(&message).unwrap();
+        let heard = channel.recv();
+        assert!(matches!(heard, Err(Error::Closed | Error::Finished)), "{message:?}: {heard:?}");
+    }
+    // Those who say nothing at all make room.
+    let silent: Vec<_> =
+        std::iter::repeat_with(|| endpoint.connect::<MessageChannel>(name)).take(100).flatten().collect();
+    assert!(silent.len() > 50);
+    verbs.good(&[&["rping", "-c", "-a", "127.0.0.1"], &line[..]].concat());
+    expect_good(&["rping"], server.0.take().unwrap());
 }
 
 /// What programs of the distribution do not try: refusals, names that are taken, and events that nobody takes.

@@ -15,9 +15,9 @@ use std::ptr;
 use std::sync::Arc;
 
 /// Event channels of ours.
-static CHANNELS: Register = Register::new();
+pub static CHANNELS: Register = Register::new();
 /// Events of ours that programs have.
-static EVENTS: Register = Register::new();
+pub static EVENTS: Register = Register::new();
 
 /// An event channel of ours.
 #[repr(C)]
@@ -164,6 +164,7 @@ fn given(own: &Id, id: *mut rdma_cm_id, what: What) -> Result<Box<Given>, c_int>
     Ok(match what {
         What::Step(event, status) => Given::new(id, event, status),
         What::Event(Event::Request(connection, request)) => {
+            own.take_request();
             let member = connection.peer_member();
             let (child, parameters) = own.child(id, connection, &request)?;
             let mut given = Given::new(child, RDMA_CM_EVENT_CONNECT_REQUEST, 0);

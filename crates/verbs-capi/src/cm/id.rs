@@ -21,10 +21,11 @@ use std::ffi::{c_int, c_void};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::{ptr, slice};
+use std::time::{Duration, Instant};
+use std::{ptr, slice, thread};
 
 /// Identifiers of ours.
-static IDS: Register = Register::new();
+pub static IDS: Register = Register::new();
 
 /// An identifier of ours.
 #[repr(C)]
@@ -41,7 +42,13 @@ struct Core {
     address: AtomicUsize,
     /// Where its events go. None once the identifier is destroyed.
     events: Mutex<Option<Arc<Events<Happened>>>>,
+    /// Of a listener: requests that the program has not taken, and how many there may be.
+    requests: AtomicUsize,
+    backlog: AtomicUsize,
 }
+
+/// The most requests that wait for a program, and as many as wait if it does not say.
+const BACKLOG: usize = 1024;
 
 #[derive(Default)]
 struct State {
@@ -62,6 +69,14 @@ struct State {
 
 impl Owner for Core {
     fn happened(&self, event: Event) {
+        if matches!(event, Event::Request(..)) {
+            let backlog = self.backlog.load(Ordering::Relaxed);
+            let more = |waiting: usize| (waiting < backlog).then_some(waiting + 1);
+            if self.requests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+                // The other side sees the end of the connection.
+                return;
+            }
+        }
         self.push(What::Event(event));
     }
 }
@@ -150,6 +165,11 @@ impl Id {
     pub fn parameters(&self) -> (Parameters, Parameters) {
         let state = self.state();
         (state.own, state.theirs)
+    }
+
+    /// The program takes a request.
+    pub fn take_request(&self) {
+        self.core.requests.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// What a listener makes queue pairs by.
@@ -372,7 +392,7 @@ unsafe extern "C" fn ginnel_rdma_bind_addr(id: *mut rdma_cm_id, address: *mut so
     }
 }
 
-unsafe fn listen(id: *mut rdma_cm_id, own: &Id) -> Result<(), c_int> {
+unsafe fn listen(id: *mut rdma_cm_id, own: &Id, backlog: c_int) -> Result<(), c_int> {
     // SAFETY: the caller's identifier.
     let space = space(unsafe { (*id).ps }).ok_or(libc::EPROTONOSUPPORT)?;
     if own.state().bound.is_none() {
@@ -388,6 +408,8 @@ unsafe fn listen(id: *mut rdma_cm_id, own: &Id) -> Result<(), c_int> {
     };
     let devices: Vec<Arc<Device>> = opened().iter().map(Opened::device).collect();
     let manager = manager().map_err(|error| code(&error))?;
+    let backlog = usize::try_from(backlog).ok().filter(|backlog| *backlog > 0).unwrap_or(BACKLOG);
+    own.core.backlog.store(backlog.min(BACKLOG), Ordering::Relaxed);
     let owner: Arc<dyn Owner> = own.core.clone();
     let mut tries = if is_port_chosen { 64 } else { 1 };
     let listeners = loop {
@@ -411,13 +433,18 @@ unsafe extern "C" fn ginnel_rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> 
     // SAFETY: the caller's identifier.
     unsafe {
         match own(id) {
-            Some(own) => done(listen(id, own)),
+            Some(own) => done(listen(id, own, backlog)),
             None => real::rdma_listen(id, backlog),
         }
     }
 }
 
-/// The way to an address: through the device where somebody listens at it. If nobody does yet, through the first.
+/// How long whoever connects waits for room in a listener's queue, and between two tries.
+const PATIENCE: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// The way to an address: through the device where somebody listens at it. If nobody does yet, through the first. An error of a device
+/// counts if there is no way through another one. ETIMEDOUT: the listener's queue is full.
 fn reach(
     space: Space,
     to: SocketAddr,
@@ -425,13 +452,21 @@ fn reach(
 ) -> Result<(Opened, Option<Arc<Connection>>), c_int> {
     let manager = manager().map_err(|error| code(&error))?;
     let namespace = addresses::namespace();
+    let mut failure = None;
     for opened in devices {
-        let found = manager.reach(&opened.device(), space, to, namespace).map_err(|error| code(&error))?;
-        if found.is_some() {
-            return Ok((*opened, found));
+        match manager.reach(&opened.device(), space, to, namespace) {
+            Ok(None) => {}
+            Ok(found) => return Ok((*opened, found)),
+            Err(DeviceError::Ginnel(error)) if error.code() == Some(ginnel::ErrorCode::LIMIT) => {
+                failure = Some(libc::ETIMEDOUT);
+            }
+            Err(error) => failure = Some(code(&error)),
         }
     }
-    Ok((*devices.first().ok_or(libc::ENODEV)?, None))
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok((*devices.first().ok_or(libc::ENODEV)?, None)),
+    }
 }
 
 /// Finds the way to an address. The error of an event, or that of the call.
@@ -452,7 +487,12 @@ unsafe fn resolve(
         Ok(from) => from,
         Err(error) => return Ok(Err(error.raw_os_error().unwrap_or(libc::ENETUNREACH))),
     };
-    let (opened, connection) = reach(space, to, &opened())?;
+    let devices = opened();
+    let (opened, connection) = match reach(space, to, &devices) {
+        // There is time until the program connects.
+        Err(libc::ETIMEDOUT) if devices.len() == 1 => (devices[0], None),
+        reached => reached?,
+    };
     // SAFETY: as above.
     unsafe {
         attach(id, opened);
@@ -574,13 +614,21 @@ unsafe fn connect(id: *mut rdma_cm_id, own: &Id, param: *const rdma_conn_param) 
     // SAFETY: as above.
     let verbs = unsafe { (*id).verbs };
     let devices: Vec<_> = opened().into_iter().filter(|opened| opened.context() == verbs).collect();
-    match reach(space, to, &devices)?.1 {
-        Some(connection) if ask(connection.clone()) => {}
-        _ => {
-            own.fail_queue_pair();
-            own.core.push(What::Step(RDMA_CM_EVENT_REJECTED, event_channel::no_service()));
+    let end = Instant::now() + PATIENCE;
+    let reached = loop {
+        match reach(space, to, &devices) {
+            Err(libc::ETIMEDOUT) if Instant::now() < end => thread::sleep(INTERVAL),
+            reached => break reached,
         }
-    }
+    };
+    let failure = match reached {
+        Ok((_, Some(connection))) if ask(connection.clone()) => return Ok(()),
+        Ok(_) => What::Step(RDMA_CM_EVENT_REJECTED, event_channel::no_service()),
+        Err(libc::ETIMEDOUT) => What::Step(RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+        Err(error) => return Err(error),
+    };
+    own.fail_queue_pair();
+    own.core.push(failure);
     Ok(())
 }
 

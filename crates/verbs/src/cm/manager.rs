@@ -235,12 +235,12 @@ impl Connection {
                 }
                 Event::Reply(reply)
             }
-            (Phase::Asking, Message::Reject(reject)) => {
+            (Phase::Asking | Phase::Agreeing, Message::Reject(reject)) => {
                 side.end();
                 Event::Reject(reject)
             }
             // It is too late for a rejection then.
-            (Phase::Agreeing | Phase::Established, Message::Reject(_)) => {
+            (Phase::Established, Message::Reject(_)) => {
                 side.end();
                 Event::Disconnected
             }
@@ -300,6 +300,7 @@ impl Drop for Connection {
 struct Listening {
     listener: Listener<MessageChannel>,
     device: Arc<Device>,
+    space: Space,
     owner: Arc<dyn Owner>,
     is_watched: bool,
 }
@@ -321,6 +322,7 @@ enum To {
 struct Silent {
     sender: Option<MessageSender>,
     device: Arc<Device>,
+    space: Space,
     owner: Arc<dyn Owner>,
 }
 
@@ -404,7 +406,8 @@ impl Manager {
         for (listener, device) in found {
             state.last += 1;
             let key = state.last;
-            let listening = Listening { listener, device, owner: owner.clone(), is_watched: false };
+            let owner = owner.clone();
+            let listening = Listening { listener, device, space, owner, is_watched: false };
             state.listening.insert(key, listening);
             keys.push(key);
         }
@@ -457,12 +460,14 @@ impl State {
         let mut came = Vec::new();
         for listening in self.listening.values() {
             let accepted = std::iter::from_fn(|| listening.listener.try_accept().ok()).take(TURN);
-            came.extend(accepted.map(|channel| (channel, listening.device.clone(), listening.owner.clone())));
+            came.extend(accepted.map(|channel| {
+                (channel, listening.device.clone(), listening.space, listening.owner.clone())
+            }));
         }
-        for (channel, device, owner) in came {
+        for (channel, device, space, owner) in came {
             let (sender, mut receiver) = channel.split();
             receiver.set_nonblocking(true);
-            let to = To::Silent(Box::new(Silent { sender: Some(sender), device, owner }));
+            let to = To::Silent(Box::new(Silent { sender: Some(sender), device, space, owner }));
             self.add(Wire { receiver, to, is_registered: false, is_pending: true });
         }
         let silent = |wire: &Wire| matches!(wire.to, To::Silent(_));
@@ -528,6 +533,10 @@ impl Shared {
                 let (Some(Message::Request(request)), Some(sender)) = (message, silent.sender.take()) else {
                     return false;
                 };
+                // What a connection is, the listener says.
+                if request.space != silent.space {
+                    return false;
+                }
                 let connection = self.connection(silent.device.clone(), Phase::Asked, sender);
                 if !connection.is_theirs(request.parameters.queue_pair) {
                     return false;
@@ -585,7 +594,6 @@ fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<T
             is_hidden |= !listening.is_watched;
         }
     }
-    state.accept();
     let mut ended = Vec::new();
     for (key, wire) in &mut state.wires {
         if matches!(&wire.to, To::Connection(connection) if connection.strong_count() == 0) {
@@ -603,6 +611,8 @@ fn turn(shared: &Arc<Shared>, set: &mut ReadySet, keys: &[u64], told: &mut Vec<T
         }
     }
     let gone: Vec<_> = ended.iter().filter_map(|key| state.wires.remove(key)).collect();
+    // After those that were there have been heard, because the oldest of those that are silent make room.
+    state.accept();
     let is_pending = state.wires.values().any(|wire| wire.is_pending);
     is_hidden |= state.wires.values().any(|wire| !wire.is_registered);
     drop(state);
