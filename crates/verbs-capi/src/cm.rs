@@ -93,10 +93,21 @@ static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 static MANAGER: Mutex<Option<(u32, Arc<Manager>)>> = Mutex::new(None);
 
 /// While this is there, nobody opens devices for identifiers, starts a manager, or makes or looks for an object.
-pub fn hold() -> impl Sized + 'static {
+pub struct Held {
+    _opened: MutexGuard<'static, Vec<Opened>>,
+    _manager: MutexGuard<'static, Option<(u32, Arc<Manager>)>>,
+    _registers: [MutexGuard<'static, BTreeSet<usize>>; 5],
+}
+
+/// Waits until nobody does that.
+pub fn hold() -> Held {
     let registers =
         [&event_channel::CHANNELS, &event_channel::EVENTS, &id::IDS, &objects::LISTS, &address_info::RESULTS];
-    (locked(&OPENED), locked(&MANAGER), registers.map(|register| locked(&register.0)))
+    Held {
+        _opened: locked(&OPENED),
+        _manager: locked(&MANAGER),
+        _registers: registers.map(|register| locked(&register.0)),
+    }
 }
 
 /// The devices of ours: those that there are when the first one is needed. The child of a fork opens its own.

@@ -16,7 +16,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{process, ptr, thread};
 
 /// The only port.
@@ -100,7 +100,10 @@ pub fn block_signals() -> libc::sigset_t {
 static OPEN: Mutex<BTreeMap<(u32, String), Weak<Open>>> = Mutex::new(BTreeMap::new());
 
 /// While this is there, no device is opened.
-pub fn hold() -> impl Sized + 'static {
+pub type Held = MutexGuard<'static, BTreeMap<(u32, String), Weak<Open>>>;
+
+/// Waits until nobody opens a device.
+pub fn hold() -> Held {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -69,14 +69,17 @@ fn ours() -> Vec<&'static Device> {
 }
 
 /// While this is there, no device is looked up.
-#[cfg(not(test))]
-pub fn hold() -> impl Sized + 'static {
-    known()
+pub struct Held {
+    #[cfg(not(test))]
+    _known: std::sync::MutexGuard<'static, Vec<&'static Device>>,
 }
 
-#[cfg(test)]
-pub fn hold() -> impl Sized + 'static {
-    [0; 0]
+/// Waits until nobody looks up a device.
+pub fn hold() -> Held {
+    Held {
+        #[cfg(not(test))]
+        _known: known(),
+    }
 }
 
 /// Devices that were listed once.

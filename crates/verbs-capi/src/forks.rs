@@ -3,13 +3,17 @@
 //! [`pages`](crate::pages) and [`rsocket`](crate::rsocket) follow forks by themselves, because their children begin anew.
 #![allow(unsafe_code)] // A function of C.
 
-use crate::{cm, context, devices, rsocket};
-use std::any::Any;
+use crate::{cm, context, devices, pages, rsocket};
 use std::cell::Cell;
 use std::sync::Once;
 
-/// Of each lock, what holds it.
-type Held = [Box<dyn Any>; 4];
+/// Holds all of these locks. Nothing in it is on the heap, whose pages may be the parent's, too, for a moment.
+struct Held {
+    _identifiers: cm::Held,
+    _devices: devices::Held,
+    _contexts: context::Held,
+    _maps: rsocket::Held,
+}
 
 thread_local! {
     /// What the thread that forks holds meanwhile.
@@ -19,20 +23,22 @@ thread_local! {
 /// From now on, forks wait for whoever holds such a lock.
 pub fn follow() {
     static ONCE: Once = Once::new();
-    // SAFETY: functions of this library.
-    ONCE.call_once(|| unsafe {
-        libc::pthread_atfork(Some(before), Some(after), Some(after));
+    ONCE.call_once(|| {
+        // First, so that it comes first in the child, which then has pages of its own.
+        pages::follow_forks();
+        // SAFETY: functions of this library.
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     });
 }
 
 extern "C" fn before() {
     // In the order in which calls take them.
-    FORKING.set(Some([
-        Box::new(cm::hold()),
-        Box::new(devices::hold()),
-        Box::new(context::hold()),
-        Box::new(rsocket::hold()),
-    ]));
+    FORKING.set(Some(Held {
+        _identifiers: cm::hold(),
+        _devices: devices::hold(),
+        _contexts: context::hold(),
+        _maps: rsocket::hold(),
+    }));
 }
 
 extern "C" fn after() {

@@ -190,7 +190,7 @@ impl Held {
 }
 
 /// The child of a fork gets pages of its own, with what is on them at that moment: what the parent has registered is the parent's.
-fn follow_forks() {
+pub fn follow_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: functions of this library.
     ONCE.call_once(|| unsafe {

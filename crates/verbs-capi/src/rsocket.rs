@@ -32,13 +32,10 @@ mod table;
 mod transfer;
 mod waiting;
 
+pub use maps::{Held, hold};
+
 use crate::context::fail;
 use std::ffi::c_int;
-
-/// While this is there, nobody takes or gives back what rsockets share.
-pub fn hold() -> impl Sized + 'static {
-    maps::hold()
-}
 
 /// What a call gives, or -1 and an error in `errno`.
 fn given(result: Result<usize, c_int>) -> isize {

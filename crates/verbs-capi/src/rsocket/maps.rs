@@ -21,7 +21,7 @@ use ginnel_verbs_abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE};
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,10 @@ unsafe impl Sync for Table {}
 static FREE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 /// While this is there, nobody takes such pages.
-pub fn hold() -> impl Sized + 'static {
+pub type Held = MutexGuard<'static, Vec<(usize, usize)>>;
+
+/// Waits until nobody does that.
+pub fn hold() -> Held {
     locked(&FREE)
 }
 
