@@ -7,7 +7,10 @@
 //! ```text
 //! addresses       addresses of C, of this machine and of the network namespace
 //! event_channel   event channels and events
-//! id              identifiers, and the states of a connection
+//! id              identifiers
+//! binding         their addresses: bind, listen, resolve
+//! connecting      connections: connect, accept, reject, disconnect
+//! endpoint        rdma_create_ep
 //! objects         queue pairs and queues of an identifier
 //! address_info    rdma_getaddrinfo
 //! refused         what is not offered
@@ -16,6 +19,9 @@
 
 mod address_info;
 pub mod addresses;
+mod binding;
+mod connecting;
+mod endpoint;
 mod event_channel;
 mod id;
 mod objects;

@@ -135,6 +135,7 @@ impl Waiters {
     pub fn enter(&self, wake: &Wake) -> Entered<'_> {
         let mut bells = locked(&self.bells);
         bells.push(wake.bell.clone());
+        // ORDER rsocket.waiters: the count before the look at what is waited for. Pairs with: `Waiters::are_some`.
         self.count.store(bells.len(), Ordering::SeqCst);
         Entered { waiters: self, bell: wake.bell.clone() }
     }
@@ -142,6 +143,7 @@ impl Waiters {
     /// Whether anybody waits. Exact under the lock under which those who wait look once more.
     #[inline]
     pub fn are_some(&self) -> bool {
+        // ORDER rsocket.waiters: the change before the count. Pairs with: `Waiters::enter`.
         self.count.load(Ordering::SeqCst) > 0
     }
 
