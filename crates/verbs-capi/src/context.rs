@@ -4,7 +4,7 @@
 use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
 use crate::program::Process;
-use crate::{completion, forks, queue_pair, real, shared_receive_queue};
+use crate::{completion, forks, queue_pair, real, shared_receive_queue, threads};
 use ginnel::{AttachOptions, ErrorCode};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::queue_pair::{Event, Tell, lid};
@@ -155,6 +155,7 @@ pub fn errno(error: &DeviceError) -> c_int {
 
 fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     forks::follow();
+    threads::watch();
     let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = listed.segment();
     let key = (process::id(), segment.to_owned());

@@ -7,12 +7,13 @@
 
 use crate::completion::{Queue, queue, write};
 use crate::program::Process;
-use crate::section::{Held, Section};
 use ginnel_shmem::Mapping;
 use ginnel_verbs::completion_queue::CompletionQueue;
+use ginnel_verbs::lock::{Lock, Locked};
 use ginnel_verbs::work::Completed;
 use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_uint};
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The most completions that are taken at a time.
@@ -56,7 +57,7 @@ pub struct Taken {
 
 /// What a queue needs for these calls.
 pub struct Extended {
-    section: Section<Taken>,
+    taken: Lock<Taken>,
     /// Whether the program has used them at all. If not, plain polls need not care.
     is_used: AtomicBool,
 }
@@ -65,13 +66,13 @@ impl Extended {
     /// Nothing is taken.
     pub fn new() -> Self {
         let taken = Taken { completions: Vec::new(), next: 0 };
-        Self { section: Section::new(taken), is_used: AtomicBool::new(false) }
+        Self { taken: Lock::new(taken), is_used: AtomicBool::new(false) }
     }
 
     /// Waits until nobody has completions that may be given back, and has nobody take any.
     #[inline]
-    pub fn hold(&self) -> Option<Held<'_, Taken>> {
-        self.is_used.load(Ordering::Relaxed).then(|| self.section.hold())
+    pub fn hold(&self) -> Option<Locked<'_, Taken>> {
+        self.is_used.load(Ordering::Relaxed).then(|| self.taken.lock())
     }
 }
 
@@ -80,12 +81,12 @@ impl Extended {
 /// # Safety
 ///
 /// The pointers are those of a queue pair of ours. Queues live as long as their queue pairs.
-pub unsafe fn hold<'a>(sends: *mut ibv_cq, receives: *mut ibv_cq) -> [Option<Held<'a, Taken>>; 2] {
+pub unsafe fn hold<'a>(sends: *mut ibv_cq, receives: *mut ibv_cq) -> [Option<Locked<'a, Taken>>; 2] {
     // In the same order everywhere, so that two threads do not wait for each other.
     let (first, second) = (sends.min(receives), sends.max(receives));
     // SAFETY: the caller's promise.
     let (first, second) = unsafe { (queue(first), queue(second).filter(|_| first != second)) };
-    [first, second].map(|queue| queue.map(|queue| queue.extended.section.hold()))
+    [first, second].map(|queue| queue.map(|queue| queue.extended.taken.lock()))
 }
 
 impl Taken {
@@ -130,16 +131,16 @@ unsafe fn own<'a>(cq: *mut ibv_cq_ex) -> &'a Queue {
     unsafe { &*cq.cast::<Queue>() }
 }
 
-/// For a program that is in the section.
+/// For a program that holds the lock.
 #[inline]
 unsafe fn taken<'a>(cq: *mut ibv_cq_ex) -> &'a mut Taken {
-    // SAFETY: `ibv_create_cq_ex(3)` has a program enter the section first, by `ibv_start_poll`.
-    unsafe { &mut *own(cq).extended.section.inside() }
+    // SAFETY: `ibv_create_cq_ex(3)` has a program call `ibv_start_poll` first, which takes the lock.
+    unsafe { &mut *own(cq).extended.taken.data_ptr() }
 }
 
 #[inline]
 unsafe fn advance(cq: *mut ibv_cq_ex, most: usize) -> c_int {
-    // SAFETY: the caller's queue, and it is in the section.
+    // SAFETY: the caller's queue, and it holds the lock.
     unsafe {
         let Some(current) = taken(cq).advance(&own(cq).queue, most) else { return libc::ENOENT };
         ((*cq).wr_id, (*cq).status) = (current.id, current.status.0);
@@ -155,12 +156,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     // SAFETY: the caller's queue.
     unsafe {
         let extended = &own(cq).extended;
-        extended.section.enter();
+        mem::forget(extended.taken.lock());
         extended.is_used.store(true, Ordering::Relaxed);
         let result = advance(cq, 1);
         if result != 0 {
             // The program does not call `ibv_end_poll` then.
-            extended.section.leave();
+            extended.taken.force_unlock();
         }
         result
     }
@@ -175,7 +176,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: as in `next_poll`.
     unsafe {
         taken(cq).give_back(&own(cq).queue);
-        own(cq).extended.section.leave();
+        own(cq).extended.taken.force_unlock();
     }
 }
 

@@ -27,6 +27,6 @@ mod queue_pair;
 mod real;
 mod refused;
 mod rsocket;
-mod section;
 mod shared_receive_queue;
+mod threads;
 mod words;

@@ -6,14 +6,14 @@
 
 use crate::program::Process;
 use crate::queue_pair::{Pair, datagram, refused};
-use crate::section::Section;
 use ginnel_layout::verbs::{Key, Kind, MTU};
 use ginnel_shmem::Mapping;
+use ginnel_verbs::lock::Lock;
 use ginnel_verbs::queue_pair::{Capacity, QueuePair};
 use ginnel_verbs::work::{Datagram, Element, MAX_MESSAGE, Operation, Work, total};
 use ginnel_verbs_abi::*;
 use std::ffi::{c_int, c_uint, c_void};
-use std::slice;
+use std::{mem, slice};
 
 /// Room for requests, from the beginning.
 const ROOM: usize = 64;
@@ -279,9 +279,9 @@ impl Batch {
     }
 }
 
-/// The batch of a queue pair. A program that posts is in the section.
+/// The batch of a queue pair. A program that posts holds the lock, from `ibv_wr_start` on.
 #[inline]
-unsafe fn section<'a>(qp: *mut ibv_qp_ex) -> &'a Section<Batch> {
+unsafe fn lock<'a>(qp: *mut ibv_qp_ex) -> &'a Lock<Batch> {
     // SAFETY: a program calls these functions by way of a queue pair of ours.
     match unsafe { &(*qp.cast::<Pair>()).batch } {
         Some(batch) => batch,
@@ -291,13 +291,13 @@ unsafe fn section<'a>(qp: *mut ibv_qp_ex) -> &'a Section<Batch> {
 
 #[inline]
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> &'a mut Batch {
-    // SAFETY: `ibv_wr_post(3)` has a program enter the section first, by `ibv_wr_start`.
-    unsafe { &mut *section(qp).inside() }
+    // SAFETY: `ibv_wr_post(3)` has a program call `ibv_wr_start` first, which takes the lock.
+    unsafe { &mut *lock(qp).data_ptr() }
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's queue pair.
-    unsafe { section(qp).enter() }
+    unsafe { mem::forget(lock(qp).lock()) }
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
@@ -306,7 +306,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         let batch = batch(qp);
         let result = batch.post(&(*qp.cast::<Pair>()).pair);
         batch.clear();
-        section(qp).leave();
+        lock(qp).force_unlock();
         result
     }
 }
@@ -315,7 +315,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: as in `complete`.
     unsafe {
         batch(qp).clear();
-        section(qp).leave();
+        lock(qp).force_unlock();
     }
 }
 

@@ -9,10 +9,10 @@ use crate::extended_poll;
 use crate::memory::domain;
 use crate::post::{self, Batch};
 use crate::program::Process;
-use crate::section::Section;
 use crate::{real, shared_receive_queue};
 use ginnel_layout::verbs::{Access, Key, Kind, QpNumber, QpState};
 use ginnel_shmem::Mapping;
+use ginnel_verbs::lock::Lock;
 use ginnel_verbs::queue_pair::{Capacity, Change, QueuePair, Refused, Wanted};
 use ginnel_verbs::receive::Shape;
 use ginnel_verbs::remote::MAX_ENTRIES;
@@ -31,7 +31,7 @@ pub struct Pair {
     qp: ibv_qp_ex,
     pub pair: Arc<QueuePair<Mapping>>,
     /// Of the calls of the `ibv_wr_*` family, if the program wants these.
-    pub batch: Option<Section<Batch>>,
+    pub batch: Option<Lock<Batch>>,
     signals_all: bool,
     /// What the program has set.
     attributes: Mutex<ibv_qp_attr>,
@@ -136,7 +136,7 @@ unsafe fn create(
     let signals_all = init.sq_sig_all != 0;
     let batch = operations.map(|operations| {
         post::equip(&mut qp);
-        Section::new(Batch::new(operations, kind, capacity, signals_all))
+        Lock::new(Batch::new(operations, kind, capacity, signals_all))
     });
     let (attributes, unacknowledged) = (Mutex::new(attributes), Unacknowledged::default());
     let pair = Box::into_raw(Box::new(Pair {
@@ -383,7 +383,7 @@ pub unsafe extern "C" fn post_send(
     unsafe {
         let own = &*qp.cast::<Pair>();
         // Not between the requests of a batch of another thread.
-        let _held = own.batch.as_ref().map(Section::hold);
+        let _held = own.batch.as_ref().map(Lock::lock);
         let is_ud = own.pair.kind() == Kind::UD;
         while let Some(request) = wr.as_ref() {
             let datagram = if is_ud { datagram(own, request.wr.ud) } else { None };

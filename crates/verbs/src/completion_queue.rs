@@ -4,11 +4,12 @@
 //! pairs, each of which has one writer.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ginnel_layout::verbs::{Armed, QpNumber};
 use ginnel_shmem::Memory;
 
+use crate::lock::{Lock, Locked};
 use crate::program::Program;
 use crate::queue_pair::QueuePair;
 use crate::shared_receive_queue::SharedReceiveQueue;
@@ -18,12 +19,20 @@ use crate::work::{Completed, Status};
 #[cfg(loom)]
 mod seen {
     pub use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-    pub use loom::sync::{Mutex, MutexGuard};
+    pub use loom::sync::{Mutex as Lock, MutexGuard as Locked};
+
+    pub fn locked<T>(lock: &Lock<T>) -> Locked<'_, T> {
+        lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 #[cfg(not(loom))]
 mod seen {
+    pub use crate::lock::{Lock, Locked};
     pub use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
-    pub use std::sync::{Mutex, MutexGuard};
+
+    pub fn locked<T>(lock: &Lock<T>) -> Locked<'_, T> {
+        lock.lock()
+    }
 }
 use seen::{AtomicU32, AtomicUsize, Ordering, fence};
 
@@ -62,10 +71,10 @@ impl<M: Memory> Members<M> {
 /// A completion queue.
 pub struct CompletionQueue<M: Memory> {
     capacity: AtomicUsize,
-    ready: seen::Mutex<VecDeque<Completed>>,
+    ready: seen::Lock<VecDeque<Completed>>,
     /// How many are ready.
     count: AtomicUsize,
-    members: Mutex<Members<M>>,
+    members: Lock<Members<M>>,
     /// Polls that have found nothing.
     empty: AtomicU32,
     polls: AtomicU32,
@@ -90,9 +99,9 @@ impl<M: Memory> CompletionQueue<M> {
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity: AtomicUsize::new(capacity),
-            ready: seen::Mutex::new(VecDeque::new()),
+            ready: seen::Lock::new(VecDeque::new()),
             count: AtomicUsize::new(0),
-            members: Mutex::new(Members { pairs: Vec::new(), shared: Vec::new() }),
+            members: Lock::new(Members { pairs: Vec::new(), shared: Vec::new() }),
             empty: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             events: None,
@@ -194,12 +203,12 @@ impl<M: Memory> CompletionQueue<M> {
         self.members().pairs.is_empty()
     }
 
-    fn ready(&self) -> seen::MutexGuard<'_, VecDeque<Completed>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ready(&self) -> seen::Locked<'_, VecDeque<Completed>> {
+        seen::locked(&self.ready)
     }
 
-    fn members(&self) -> MutexGuard<'_, Members<M>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    fn members(&self) -> Locked<'_, Members<M>> {
+        self.members.lock()
     }
 
     pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>, receives: bool) {
@@ -374,7 +383,7 @@ mod models {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
         builder.check(|| {
-            let told = Arc::new((seen::Mutex::new(false), Condvar::new()));
+            let told = Arc::new((seen::Lock::new(false), Condvar::new()));
             let tell = {
                 let told = told.clone();
                 move || {

@@ -30,6 +30,7 @@ pub mod cm;
 pub mod completion_queue;
 pub mod device;
 pub mod inspect;
+pub mod lock;
 mod notifier;
 pub mod peer;
 pub mod program;

@@ -6,13 +6,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
+use crate::lock::{Lock, Locked};
 use crate::peer::Peer;
 use crate::program::{Kept, Program};
 use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
@@ -183,7 +184,7 @@ enum Attempt {
 
 /// Where the receives of a queue pair are.
 enum Receives<M: Memory> {
-    Own(Box<Mutex<ReceiveQueue<M>>>),
+    Own(Box<Lock<ReceiveQueue<M>>>),
     Shared(Arc<SharedReceiveQueue<M>>),
 }
 
@@ -206,7 +207,7 @@ pub struct QueuePair<M: Memory> {
     incarnation: AtomicU32,
     /// What the peer may do.
     access: AtomicU32,
-    sender: Mutex<Sender<M>>,
+    sender: Lock<Sender<M>>,
     /// For the errands of its peer, if there are shadow regions.
     servant: OnceLock<Servant<M>>,
     receives: Receives<M>,
@@ -283,7 +284,7 @@ impl<M: Memory> QueuePair<M> {
                 let is_shared = kind == Kind::UD;
                 let owner = Owner { adapter: adapter.clone(), domain };
                 let queue = ReceiveQueue::new(tables.clone(), at, shape, ring, completions, is_shared, owner);
-                Receives::Own(Box::new(Mutex::new(queue)))
+                Receives::Own(Box::new(Lock::new(queue)))
             }
         };
         tables.store_relaxed_u32(at + qp::DOMAIN, domain);
@@ -316,7 +317,7 @@ impl<M: Memory> QueuePair<M> {
             state: AtomicU32::new(QpState::RESET.0),
             access: AtomicU32::new(0),
             servant: OnceLock::new(),
-            sender: Mutex::new(sender),
+            sender: Lock::new(sender),
             receives,
             completes_sends: completes.0.clone(),
             completes_receives: completes.1.clone(),
@@ -387,14 +388,14 @@ impl<M: Memory> QueuePair<M> {
         self.tables.full_fence();
     }
 
-    fn sender(&self) -> MutexGuard<'_, Sender<M>> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sender(&self) -> Locked<'_, Sender<M>> {
+        self.sender.lock()
     }
 
     /// Its own receive queue.
-    fn receiver(&self) -> Option<MutexGuard<'_, ReceiveQueue<M>>> {
+    fn receiver(&self) -> Option<Locked<'_, ReceiveQueue<M>>> {
         match &self.receives {
-            Receives::Own(receiver) => Some(receiver.lock().unwrap_or_else(PoisonError::into_inner)),
+            Receives::Own(receiver) => Some(receiver.lock()),
             Receives::Shared(_) => None,
         }
     }
@@ -487,6 +488,7 @@ impl<M: Memory> QueuePair<M> {
     }
 
     /// Posts a request to send: executes it, or has it wait.
+    #[inline]
     pub fn post(&self, program: &impl Program<M>, work: &Work<'_>) -> Result<(), Refused> {
         let mut sender = self.sender();
         let state = self.state();
@@ -566,7 +568,7 @@ impl<M: Memory> QueuePair<M> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn attempt(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) -> Attempt {
         let Work { ref operation, elements, is_inline, is_signaled, .. } = *work;
         if !is_inline {
@@ -618,6 +620,7 @@ impl<M: Memory> QueuePair<M> {
     }
 
     /// Sends a datagram, or loses it.
+    #[inline(never)]
     fn send_datagram(&self, sender: &mut Sender<M>, program: &impl Program<M>, work: &Work<'_>) {
         let (Some(to), Operation::Send { immediate, solicited }) = (work.datagram, work.operation) else {
             return;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
 
+use crate::lock::{Lock, Locked};
 use crate::program::Program;
 use crate::queue_pair::{Adapter, Event, Location, QueuePair, Refused, Rings, Tell};
 use crate::receive::{Owner, ReceiveQueue, Shape};
@@ -19,8 +20,8 @@ pub struct SharedReceiveQueue<M: Memory> {
     tables: M,
     at: usize,
     adapter: Arc<dyn Adapter<M>>,
-    receiver: Mutex<ReceiveQueue<M>>,
-    members: Mutex<BTreeMap<QpNumber, Weak<QueuePair<M>>>>,
+    receiver: Lock<ReceiveQueue<M>>,
+    members: Lock<BTreeMap<QpNumber, Weak<QueuePair<M>>>>,
     are_rings_kept: AtomicBool,
     /// The program wants to know of fewer receives than this; 0 if it does not.
     limit: AtomicU32,
@@ -47,7 +48,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
         // Nobody connects with it, so the state is for those who look at the tables.
         let word = u64::from(adapter.next_incarnation()) << 32 | u64::from(QpState::RTR.0);
         tables.store_release_u64(at + qp::STATE, word);
-        let (receiver, members) = (Mutex::new(receiver), Mutex::default());
+        let (receiver, members) = (Lock::new(receiver), Lock::default());
         let are_rings_kept = AtomicBool::new(false);
         let limit = AtomicU32::new(0);
         Some(Arc::new(Self {
@@ -79,12 +80,12 @@ impl<M: Memory> SharedReceiveQueue<M> {
         &self.location
     }
 
-    fn receiver(&self) -> MutexGuard<'_, ReceiveQueue<M>> {
-        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+    fn receiver(&self) -> Locked<'_, ReceiveQueue<M>> {
+        self.receiver.lock()
     }
 
-    fn members(&self) -> MutexGuard<'_, BTreeMap<QpNumber, Weak<QueuePair<M>>>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    fn members(&self) -> Locked<'_, BTreeMap<QpNumber, Weak<QueuePair<M>>>> {
+        self.members.lock()
     }
 
     pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>) {
