@@ -29,6 +29,7 @@ impl Region {
     }
 
     /// Whether a request in this protection domain may use these bytes so.
+    #[inline]
     pub fn allows(&self, element: &Element, wanted: u32, domain: u32) -> bool {
         self.domain == domain && self.access.allows(wanted) && self.has(element.address, element.length)
     }

@@ -264,7 +264,7 @@ impl<M: Memory> Remote<M> {
     }
 
     /// Says what is about to be accessed, and looks whether the peer's queue pair still is what it was.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, executing: Executing) -> Result<u32, Failure> {
         // Nobody waits for a datagram's sender alone: it counts itself, and claims.
         if self.from.kind != Kind::UD {
@@ -296,7 +296,7 @@ impl<M: Memory> Remote<M> {
     }
 
     /// Nothing is accessed any more.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, result: Result<(), Failure>) {
         let (tables, at) = (self.peer.tables(), self.at + qp::EXECUTING);
         let mark = std::mem::replace(&mut self.mark, Executing::NONE);
@@ -308,7 +308,7 @@ impl<M: Memory> Remote<M> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_state(&self) -> Result<u32, Failure> {
         let tables = self.peer.tables();
         // ORDER verbs.state: see `Remote::connect`.
@@ -320,7 +320,7 @@ impl<M: Memory> Remote<M> {
     }
 
     /// The same for an operation that the peer's queue pair must allow.
-    #[inline]
+    #[inline(always)]
     fn begin_remote(&mut self, executing: Executing, wanted: u32) -> Result<(), Failure> {
         let allowed = Access(self.begin(executing)?);
         if !allowed.allows(wanted) {
@@ -329,6 +329,7 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
+    #[inline]
     fn write(
         &mut self,
         program: &impl Program<M>,
@@ -357,6 +358,7 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
+    #[inline(never)]
     fn write_with_immediate(
         &mut self,
         program: &impl Program<M>,
@@ -399,6 +401,7 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
+    #[inline(never)]
     fn read(
         &mut self,
         program: &impl Program<M>,
@@ -425,6 +428,7 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
+    #[inline(never)]
     fn atomic(
         &mut self,
         program: &impl Program<M>,
@@ -579,6 +583,7 @@ impl<M: Memory> Remote<M> {
         }
     }
 
+    #[inline]
     fn send(
         &mut self,
         program: &impl Program<M>,

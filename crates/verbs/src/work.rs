@@ -15,8 +15,12 @@ pub struct Element {
 }
 
 /// Bytes of all elements. `None` if they are more than a message may have.
+#[inline]
 pub fn total(elements: &[Element]) -> Option<u32> {
-    let bytes = elements.iter().map(|element| u64::from(element.length)).sum::<u64>();
+    let bytes = match elements {
+        [one] => u64::from(one.length),
+        _ => elements.iter().map(|element| u64::from(element.length)).sum(),
+    };
     u32::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_MESSAGE)
 }
 
