@@ -115,7 +115,7 @@ impl<M: Memory> Windows<M> {
 
     /// The region of a key, if `len` of its bytes at `address` may be accessed so by a queue pair in this domain of the peer's. The caller
     /// has said before that it is at work on the key.
-    #[inline]
+    #[inline(always)]
     pub fn look_up(
         &mut self,
         key: Key,

@@ -680,7 +680,7 @@ impl<M: Memory> QueuePair<M> {
     }
 
     /// Whether a request may use these bytes of the program.
-    #[inline]
+    #[inline(always)]
     fn may_use(&self, sender: &mut Sender<M>, element: &Element, wanted: u32) -> bool {
         if element.length == 0 {
             return true;

@@ -329,7 +329,7 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(
         &mut self,
         program: &impl Program<M>,
@@ -583,7 +583,7 @@ impl<M: Memory> Remote<M> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn send(
         &mut self,
         program: &impl Program<M>,
