@@ -88,6 +88,9 @@ pub trait Memory: Clone {
     /// is not inside is ignored.
     #[inline]
     fn prefetch(&self, _at: usize) {}
+    /// The same for a line that is stored to soon: others lose their copies of it now.
+    #[inline]
+    fn prefetch_to_store(&self, _at: usize) {}
 
     /// Copies out.
     fn read(&self, at: usize, into: &mut [u8]);

@@ -143,6 +143,18 @@ impl<M: Memory> Windows<M> {
         Ok(Target { window })
     }
 
+    /// Asks for the line of a byte that is stored to soon, if its region is the one that was used last.
+    #[inline]
+    pub fn prefetch_to_store(&self, key: Key, address: u64) {
+        if let Some(window) = self.known.get(self.last).filter(|window| window.key == key)
+            && address.wrapping_sub(window.region.address) < window.region.length
+        {
+            let target = Target { window };
+            let (memory, at, _) = target.piece(address, 1);
+            memory.prefetch_to_store(at);
+        }
+    }
+
     #[cold]
     fn learn(&mut self, key: Key, at: usize, word: u64) -> Result<usize, Denied> {
         let tables = &self.peer.tables;

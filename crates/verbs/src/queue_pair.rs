@@ -501,7 +501,11 @@ impl<M: Memory> QueuePair<M> {
             }
             _ => return Err(Refused::Invalid),
         }
-        let len = total(work.elements).ok_or(Refused::Invalid)? as usize;
+        let len = total(work.elements).ok_or(Refused::Invalid)?;
+        if let Some(remote) = &sender.remote {
+            remote.prefetch(&work.operation, len);
+        }
+        let len = len as usize;
         let is_too_long = work.is_inline && (len > self.capacity.inline || work.operation.fills_elements());
         let is_offered = match self.kind {
             Kind::RC => true,

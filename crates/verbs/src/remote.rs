@@ -178,6 +178,20 @@ impl<M: Memory> Remote<M> {
         self.peer.is_dead()
     }
 
+    /// Asks for the line that the peer looks at, which is stored to last. It is on its way while the request is checked.
+    #[inline(always)]
+    pub fn prefetch(&self, operation: &Operation, len: u32) {
+        match *operation {
+            Operation::Write { address, key, immediate: None, .. } if len > 0 => {
+                self.windows.prefetch_to_store(key, address.wrapping_add(u64::from(len) - 1));
+            }
+            Operation::Send { .. } if !self.is_shared => {
+                self.completions.0.prefetch_to_store(self.completion_at());
+            }
+            _ => {}
+        }
+    }
+
     /// Does what is to be done, with these bytes of the program.
     #[inline]
     pub fn execute(
