@@ -23,6 +23,8 @@ const DEVICE: &str = "ginnel_rdma";
 const FILES: &str = "/tmp/files";
 /// Measures `ibv_reg_mr`; compiled when it is needed.
 const REGISTER: &str = include_str!("verbs/register.c");
+/// Measures what waits; likewise.
+const WAITING: &str = include_str!("verbs/waiting.c");
 /// Bytes that the rows of large messages move in one run.
 const VOLUME: usize = 4 << 30;
 
@@ -109,7 +111,80 @@ impl Verbs<'_> {
             let line = format!("ib_write_bw -s 8 -n 4000000 {options}");
             self.compare(&row, || last_line(&host.pair(&line)?, 4), || Ok(20.0))?;
         }
-        self.registration(&host)
+        self.registration(&host)?;
+        self.waiting(&host)?;
+        self.ucx(&host)?;
+        self.streams(&host)
+    }
+
+    /// What a process has of its peer's end, and what it costs to wait for a peer.
+    fn waiting(&mut self, host: &Host<'_>) -> Result<()> {
+        let rows = [
+            ("the peer is killed: first error, polled", "death", "ms", 100.0, "from kill(2) on, median of 9"),
+            ("the peer is killed: first error, asleep", "death-asleep", "ms", 100.0, "likewise"),
+            ("CPU time of a sleeper", "idle", "us/s", 100.0, "in ibv_get_cq_event; 100 us/s are 0.01 %"),
+        ];
+        if !rows.iter().any(|(case, ..)| self.wants(case)) {
+            return Ok(());
+        }
+        let tool = host.bed.dir().join("waiting");
+        compile(WAITING, &tool)?;
+        let line = host.line(1, &format!("{} {DEVICE}", tool.display()))?;
+        for (case, name, unit, asked, note) in rows {
+            let row = Row { case, unit, better: Better::Lower, peer: TARGET, target: 1.0, note };
+            let ours = || named(&host.bed.host_spawn(&line)?.wait(PATIENCE)?.ok()?.stdout, name);
+            self.compare(&row, ours, || Ok(asked))?;
+        }
+        Ok(())
+    }
+
+    /// UCX over verbs, beside UCX over the shared memory of POSIX.
+    fn ucx(&mut self, host: &Host<'_>) -> Result<()> {
+        for (size, words, count, target) in [(8, "8 B", 100_000, 0.5), (64 << 10, "64 KiB", 10_000, 0.5)] {
+            let case = format!("ucx_perftest tag_lat, {words}, over rc_verbs");
+            let row = Row {
+                case: &case,
+                unit: "us",
+                better: Better::Lower,
+                peer: "UCX over posix",
+                target,
+                note: "",
+            };
+            let run = |transports: &str| -> Result<f64> {
+                let port = next_port();
+                // UCX would take free huge pages of the machine for its buffers, which cannot be registered in place.
+                let line = format!(
+                    "env UCX_TLS={transports} UCX_IB_ALLOC=thp,md,mmap,heap UCX_LOG_LEVEL=error \
+                     ucx_perftest -f -t tag_lat -s {size} -n {count} -p {port}"
+                );
+                let out = host.meet(&line, "127.0.0.1", || Ok(listens(port)))?;
+                // Of the last line, which has numbers only: how many there were, and their median.
+                let numbers = out.lines().last().map(|line| line.split_whitespace());
+                let median = numbers.and_then(|mut numbers| numbers.nth(1)?.parse().ok());
+                median.with_context(|| format!("no table: {out:?}"))
+            };
+            let devices = format!("rc_v UCX_NET_DEVICES={DEVICE}:1");
+            self.compare(&row, || run(&devices), || run("posix,self"))?;
+        }
+        Ok(())
+    }
+
+    /// rsockets, beside TCP by the same program.
+    fn streams(&mut self, host: &Host<'_>) -> Result<()> {
+        for (size, words, count, unit, better, column) in [
+            (64, "64 B, one way", "-I 20000 -C 1", "us", Better::Lower, 7),
+            (65_536, "64 KiB, one after the other", "-I 1 -C 20000", "Gb/s", Better::Higher, 6),
+        ] {
+            let case = format!("rstream -T b, {words}");
+            let row = Row { case: &case, unit, better, peer: "TCP", target: 1.0, note: "blocking calls" };
+            let run = |kind: &str| -> Result<f64> {
+                let out = host.rsockets(&format!("rstream {kind} -S {size} {count}"))?;
+                let last = out.lines().last().and_then(|line| line.split_whitespace().nth(column));
+                last.and_then(|word| word.parse().ok()).with_context(|| format!("no table: {out:?}"))
+            };
+            self.compare(&row, || run("-T b"), || run("-T b -T s"))?;
+        }
+        Ok(())
     }
 
     /// What it takes to register memory.
@@ -129,11 +204,7 @@ impl Verbs<'_> {
         let line = host.line(1, &format!("{} {DEVICE}", tool.display()))?;
         for (case, name, asked, note) in rows {
             let row = Row { case, unit: "us", better: Better::Lower, peer: TARGET, target: 1.0, note };
-            let ours = || {
-                let out = host.bed.host_spawn(&line)?.wait(PATIENCE)?.ok()?.stdout;
-                let words = out.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-                words.and_then(|words| words.parse().ok()).with_context(|| format!("no {name}: {out:?}"))
-            };
+            let ours = || named(&host.bed.host_spawn(&line)?.wait(PATIENCE)?.ok()?.stdout, name);
             self.compare(&row, ours, || Ok(asked))?;
         }
         Ok(())
@@ -192,6 +263,12 @@ fn one_way(out: &str) -> Result<f64> {
     Ok(median(all) * 1000.0)
 }
 
+/// The number in a line that begins with its name.
+fn named(out: &str, name: &str) -> Result<f64> {
+    let number = out.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    number.and_then(|number| number.parse().ok()).with_context(|| format!("no {name}: {out:?}"))
+}
+
 /// A column of perftest's table of one line.
 fn last_line(out: &str, column: usize) -> Result<f64> {
     let mut lines = out.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
@@ -237,18 +314,31 @@ impl<'b> Host<'b> {
         ))
     }
 
-    /// What the client of a pair says.
+    /// What the client of a pair of perftest says.
     fn pair(&self, program: &str) -> Result<String> {
         let port = next_port();
-        let line = format!("{program} -d {DEVICE} -F -p {port}");
-        let server = self.bed.host_spawn(&self.line(0, &line)?)?;
+        self.meet(&format!("{program} -d {DEVICE} -F -p {port}"), "127.0.0.1", || Ok(listens(port)))
+    }
+
+    /// What the client of a program for rsockets says.
+    fn rsockets(&self, program: &str) -> Result<String> {
+        let port = next_port();
+        let status = self.ginnel.on_host("ginnel status --json")?;
+        let name = format!("cm.tcp.{port}.lo.");
+        let listens = || Ok(listens(port) || self.bed.host(&status)?.ok()?.stdout.contains(&name));
+        self.meet(&format!("{program} -p {port}"), "-s 127.0.0.1", listens)
+    }
+
+    /// Starts a program as a server and, once that listens, as its client with further arguments. What the client says.
+    fn meet(&self, line: &str, client: &str, listens: impl Fn() -> Result<bool>) -> Result<String> {
+        let server = self.bed.host_spawn(&self.line(0, line)?)?;
         let end = Instant::now() + PATIENCE;
-        while !listens(port) {
+        while !listens()? {
             let may_come = Instant::now() < end && server.is_running();
             ensure!(may_come, "`{line}` does not listen: {:?}", server.said());
             std::thread::sleep(Duration::from_millis(2));
         }
-        let client = self.bed.host_spawn(&self.line(1, &format!("{line} 127.0.0.1"))?)?.wait(PATIENCE)?;
+        let client = self.bed.host_spawn(&self.line(1, &format!("{line} {client}"))?)?.wait(PATIENCE)?;
         if client.code() != Some(0) {
             let _ = server.kill(9);
         }
