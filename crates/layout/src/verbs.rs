@@ -10,6 +10,7 @@
 //!          0x01000  queue pairs  QPS x 256 B
 //!          0x41000  regions      REGIONS x 64 B, written by the owner
 //!          0x81000  chunks       CHUNKS x 4 B, written by the owner
+//!          0xa1000  counters     QPS x 64 B, written by the owner, for people
 //! ```
 //!
 //! The CPU that posts a work request also executes it: it looks up the peer's region or receive entry, copies straight into the
@@ -79,6 +80,18 @@
 //! 0x1c  chunk    u32  index of its first chunk
 //! ```
 //!
+//! ```text
+//! counters of a queue pair
+//! 0x00  executed  u64  requests executed since it was made
+//! 0x08  bytes     u64  that these have sent, written or read
+//! 0x10  waits     u64  what requests wait for (Waits; 32 bits, high), then how many wait; 0 = none
+//! 0x18  since     u64  when the first of them began to wait for it
+//! 0x20  tried     u64  when it was tried last
+//! ```
+//!
+//! Both times are nanoseconds of the owner's CLOCK_MONOTONIC. Peers have nothing to do with the counters: whoever looks after the machine
+//! reads them.
+//!
 //! Pages are registered in units of 2 MiB of the owner's addresses, the *chunks*: each corresponds to 2 MiB of an arena, in which
 //! a page lies where it lies in the chunk. A region names one chunk after the other, from the one that has its first byte.
 //!
@@ -102,6 +115,10 @@ pub const EPOCH: usize = 0x0c;
 pub const MEMBER: usize = 0x10;
 /// Offset of the number of its arenas.
 pub const ARENAS: usize = 0x14;
+/// Offset of the number of its shadow regions, and of their bytes: for people.
+pub const SHADOWS: usize = 0x18;
+/// See above.
+pub const SHADOW_BYTES: usize = 0x20;
 
 /// Queue pairs of an endpoint.
 pub const QPS: usize = 1024;
@@ -120,11 +137,15 @@ pub const REGION_TABLE: usize = QP_TABLE + QPS * QP;
 pub const REGION: usize = CACHE_LINE;
 /// Offset of the first chunk.
 pub const CHUNK_TABLE: usize = REGION_TABLE + REGIONS * REGION;
+/// Offset of the counters of the first queue pair, and the end of what peers use.
+pub const COUNTER_TABLE: usize = CHUNK_TABLE + CHUNKS * 4;
+/// Bytes of a queue pair's counters: a line that only its owner writes.
+pub const COUNTERS: usize = CACHE_LINE;
 /// Bytes of the tables.
-pub const TABLES: usize = CHUNK_TABLE + CHUNKS * 4;
+pub const TABLES: usize = COUNTER_TABLE + QPS * COUNTERS;
 
 const _: () = {
-    assert!(REGION_TABLE == 0x41000 && CHUNK_TABLE == 0x81000);
+    assert!(REGION_TABLE == 0x41000 && CHUNK_TABLE == 0x81000 && COUNTER_TABLE == 0xa1000);
     assert!(TABLES.is_multiple_of(PAGE));
 };
 
@@ -192,6 +213,20 @@ pub mod qp {
     pub const ASKED_FIRST: usize = 0xe0;
     /// What is to be put there.
     pub const ASKED_SECOND: usize = 0xe8;
+}
+
+/// Offsets in a queue pair's counters.
+pub mod counters {
+    /// Requests executed.
+    pub const EXECUTED: usize = 0x00;
+    /// Their bytes.
+    pub const BYTES: usize = 0x08;
+    /// What requests wait for ([`Waits`](super::Waits)), and how many.
+    pub const WAITS: usize = 0x10;
+    /// When the first of them began to wait for it.
+    pub const SINCE: usize = 0x18;
+    /// When it was tried last.
+    pub const TRIED: usize = 0x20;
 }
 
 /// Offsets in a region.
@@ -279,6 +314,11 @@ impl QpNumber {
     /// Where it lies in its owner's tables, if it is there.
     pub const fn at(self) -> Option<usize> {
         if self.index() < QPS { Some(QP_TABLE + self.index() * QP) } else { None }
+    }
+
+    /// Where its counters lie in its owner's tables, likewise.
+    pub const fn counters_at(self) -> Option<usize> {
+        if self.index() < QPS { Some(COUNTER_TABLE + self.index() * COUNTERS) } else { None }
     }
 }
 
@@ -465,6 +505,27 @@ impl Executing {
     pub const fn is_region(self, key: Key) -> bool {
         self.0 & Self::REGION != 0 && self.0 as u32 == key.0
     }
+}
+
+/// What the requests of a queue pair wait for. Open: the reader shows others as unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waits(pub u32);
+
+impl Waits {
+    /// Nothing.
+    pub const NOTHING: Self = Self(0);
+    /// The peer's queue pair is not ready to receive.
+    pub const PEER: Self = Self(1);
+    /// The peer has posted no receive.
+    pub const RECEIVE: Self = Self(2);
+    /// The peer's process has been asked for something, and has not answered.
+    pub const ERRAND: Self = Self(3);
+    /// There is no room in its own completion queue.
+    pub const COMPLETIONS: Self = Self(4);
+    /// Its own program has stopped it ([`QpState::SQD`]).
+    pub const STOPPED: Self = Self(5);
+    /// The peer has ended, or its queue pair has. It is about to fail.
+    pub const ENDED: Self = Self(6);
 }
 
 /// Who executes what is posted to a queue pair. Open: the reader refuses others.

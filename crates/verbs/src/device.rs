@@ -616,7 +616,7 @@ impl Shared {
         let name = format!("verbs.{number}");
         let channel: MessageChannel = self.endpoint.connect_with(&name, &CHANNEL).ok()?;
         let block = self.endpoint.open_block(&name, Rights::READ_WRITE).ok()?;
-        let tables = block.memory().ok().filter(|_| block.len() >= verbs::TABLES)?;
+        let tables = block.memory().ok().filter(|_| block.len() >= verbs::COUNTER_TABLE)?;
         // ORDER verbs.ready: see `Device::open`.
         let is_ready = tables.load_acquire_u64(verbs::MAGIC) == verbs::READY;
         let owner = (tables.load_relaxed_u32(verbs::ENDPOINT), tables.load_relaxed_u32(verbs::EPOCH));

@@ -2,9 +2,12 @@
 
 use ginnel::{Endpoint, Error, ErrorCode, Memory, Rights};
 use ginnel_layout::verbs::{
-    self, Access, Kind, QPS, QpNumber, QpState, REGION, REGION_TABLE, REGIONS, TABLES, qp, region,
+    self, Access, Kind, QPS, QpNumber, QpState, REGION, REGION_TABLE, REGIONS, TABLES, Waits, counters, qp,
+    region,
 };
 use serde::Serialize;
+
+use crate::counters::now;
 
 /// An endpoint that uses a segment as an RDMA device, as its tables say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -17,6 +20,10 @@ pub struct Tables {
     pub regions: u64,
     /// Their bytes.
     pub region_bytes: u64,
+    /// Shadow regions, which its process accesses for its peers.
+    pub shadow_regions: u64,
+    /// Their bytes.
+    pub shadow_bytes: u64,
     /// Arenas, of which it takes memory for rings and registered pages.
     pub arenas: u32,
     /// Its queue pairs and shared receive queues.
@@ -42,11 +49,31 @@ pub struct QueuePair {
     pub used: u64,
     /// Receives that its queue holds.
     pub entries: u32,
+    /// Requests that it has executed since it was made: sends, writes, reads and atomic operations.
+    pub executed: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that wait.
+    pub waits: Option<Waiting>,
+}
+
+/// Requests that wait to be executed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Waiting {
+    /// How many.
+    pub requests: u32,
+    /// What the first of them waits for: `peer` (its queue pair is not ready to receive), `receive` (the peer has posted none), `errand`
+    /// (the peer's process has been asked for something), `completions` (its own completion queue is full), `stopped` (its own
+    /// program has stopped it, state SQD), `ended` (the peer has ended) or `?`.
+    pub reason: &'static str,
+    /// For how long, in nanoseconds. Of a program in another VM, or if this is seen from another machine, up to its last try.
+    pub nanoseconds: u64,
 }
 
 /// The tables of these endpoints of a segment; one that has none is left out. Asks the daemon, as an endpoint of its own.
 pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result<Vec<Tables>, Error> {
     let own = Endpoint::attach(segment)?;
+    let member = own.member();
     let mut all = Vec::new();
     for number in endpoints {
         let block = match own.open_block(&format!("verbs.{number}"), Rights::READ) {
@@ -56,14 +83,18 @@ pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result
             Err(error) => return Err(error),
         };
         if block.len() >= TABLES {
-            all.extend(read(&block.memory()?));
+            let tables = block.memory()?;
+            // Machines have clocks of their own.
+            let is_near = tables.load_relaxed_u32(verbs::MEMBER) == member;
+            all.extend(read(&tables, is_near.then(now)));
         }
     }
     Ok(all)
 }
 
-/// What stands in tables, if anything does. Their owner may have written anything.
-pub fn read(tables: &impl Memory) -> Option<Tables> {
+/// What stands in tables, if anything does. Their owner may have written anything. `now` is the time of the owner's CLOCK_MONOTONIC, if
+/// that is known, in nanoseconds.
+pub fn read(tables: &impl Memory, now: Option<u64>) -> Option<Tables> {
     if tables.load_acquire_u64(verbs::MAGIC) != verbs::READY {
         return None;
     }
@@ -79,15 +110,17 @@ pub fn read(tables: &impl Memory) -> Option<Tables> {
         epoch: tables.load_relaxed_u32(verbs::EPOCH),
         regions,
         region_bytes,
+        shadow_regions: tables.load_relaxed_u64(verbs::SHADOWS),
+        shadow_bytes: tables.load_relaxed_u64(verbs::SHADOW_BYTES),
         arenas: tables.load_relaxed_u32(verbs::ARENAS),
         queue_pairs: (1..QPS)
-            .filter_map(|index| queue_pair(tables, QpNumber::new(endpoint, index)?))
+            .filter_map(|index| queue_pair(tables, QpNumber::new(endpoint, index)?, now))
             .collect(),
     })
 }
 
-fn queue_pair(tables: &impl Memory, number: QpNumber) -> Option<QueuePair> {
-    let at = number.at()?;
+fn queue_pair(tables: &impl Memory, number: QpNumber, now: Option<u64>) -> Option<QueuePair> {
+    let (at, counters_at) = (number.at()?, number.counters_at()?);
     let kind = match Kind(tables.load_relaxed_u32(at + qp::KIND)) {
         Kind::RC => "rc",
         Kind::UC => "uc",
@@ -110,6 +143,8 @@ fn queue_pair(tables: &impl Memory, number: QpNumber) -> Option<QueuePair> {
     let queue = QpNumber::new(number.endpoint(), word(qp::QUEUE) as usize);
     let shared = queue.filter(|queue| *queue != number).map(|queue| queue.0);
     let own = |offset| if shared.is_none() { tables.load_relaxed_u64(at + offset) } else { 0 };
+    // A shared receive queue executes nothing; what stands there is of a queue pair that had the number before.
+    let counter = |offset| if kind == "srq" { 0 } else { tables.load_relaxed_u64(counters_at + offset) };
     Some(QueuePair {
         number: number.0,
         kind,
@@ -119,5 +154,74 @@ fn queue_pair(tables: &impl Memory, number: QpNumber) -> Option<QueuePair> {
         posted: own(qp::TAIL),
         used: own(qp::HEAD),
         entries: if shared.is_none() { word(qp::ENTRIES) } else { 0 },
+        executed: counter(counters::EXECUTED),
+        bytes: counter(counters::BYTES),
+        waits: waiting(counter(counters::WAITS), [counters::SINCE, counters::TRIED].map(counter), now),
     })
+}
+
+fn waiting(word: u64, [since, tried]: [u64; 2], now: Option<u64>) -> Option<Waiting> {
+    let requests = word as u32;
+    if requests == 0 {
+        return None;
+    }
+    let reason = match Waits((word >> 32) as u32) {
+        Waits::PEER => "peer",
+        Waits::RECEIVE => "receive",
+        Waits::ERRAND => "errand",
+        Waits::COMPLETIONS => "completions",
+        Waits::STOPPED => "stopped",
+        Waits::ENDED => "ended",
+        _ => "?",
+    };
+    // A clock that shows less is another one after all.
+    let until = now.filter(|now| *now >= tried).unwrap_or(tried);
+    Some(Waiting { requests, reason, nanoseconds: until.saturating_sub(since) })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::counters::Counters;
+    use ginnel_shmem::Mapping;
+
+    #[test]
+    fn what_waits_is_shown_with_its_reason() {
+        let tables = Mapping::anonymous(TABLES).unwrap();
+        assert_eq!(read(&tables, None), None);
+        tables.store_relaxed_u64(verbs::MAGIC, verbs::READY);
+        tables.store_relaxed_u32(verbs::ENDPOINT, 3);
+        let number = QpNumber::new(3, 5).unwrap();
+        let mut counters = Counters::new(tables.clone(), number.counters_at().unwrap());
+        counters.executed(100);
+        counters.waits(2, Some(Waits::RECEIVE));
+        let pairs = |now| read(&tables, now).unwrap().queue_pairs;
+        assert_eq!(pairs(None), []);
+        tables.store_relaxed_u32(number.at().unwrap() + qp::KIND, Kind::RC.0);
+        let shown = pairs(Some(now() + 1_000_000_000)).remove(0);
+        assert_eq!((shown.number, shown.executed, shown.bytes), (number.0, 1, 100));
+        let waits = shown.waits.unwrap();
+        assert_eq!((waits.requests, waits.reason), (2, "receive"));
+        assert!(waits.nanoseconds >= 1_000_000_000);
+        counters.rests();
+        assert_eq!(pairs(None)[0].waits, None);
+        // The queue that has the number now has executed nothing.
+        counters.waits(1, Some(Waits::PEER));
+        tables.store_relaxed_u32(number.at().unwrap() + qp::KIND, Kind::SHARED.0);
+        let shown = pairs(None).remove(0);
+        assert_eq!((shown.executed, shown.bytes, shown.waits), (0, 0, None));
+    }
+
+    #[test]
+    fn times_that_make_no_sense_are_short() {
+        let word = |waits: Waits| u64::from(waits.0) << 32 | 1;
+        let time = |times, now| waiting(word(Waits::ERRAND), times, now).unwrap().nanoseconds;
+        assert_eq!(time([100, 250], Some(400)), 300);
+        assert_eq!(time([100, 250], Some(200)), 150);
+        assert_eq!(time([100, 250], None), 150);
+        assert_eq!(time([250, 100], None), 0);
+        assert_eq!(time([u64::MAX, 0], Some(u64::MAX)), 0);
+        assert_eq!(waiting(word(Waits(99)), [0, 0], None).unwrap().reason, "?");
+        assert_eq!(waiting(u64::from(Waits::PEER.0) << 32, [0, 0], None), None);
+    }
 }

@@ -16,6 +16,7 @@
 //! regions       own regions
 //! shadow        those whose memory cannot lie in the segment
 //! work          requests and completions
+//! counters      what queue pairs have executed and wait for
 //! inspect       what stands in the tables, for people
 //! cm            the connection manager
 //! ```
@@ -28,6 +29,7 @@
 
 pub mod cm;
 pub mod completion_queue;
+mod counters;
 pub mod device;
 pub mod inspect;
 pub mod lock;

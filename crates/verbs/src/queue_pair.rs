@@ -9,10 +9,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ginnel_layout::verbs::{Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, qp};
+use ginnel_layout::verbs::{
+    Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, Waits, qp,
+};
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
+use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
 use crate::peer::Peer;
 use crate::program::{Kept, Program};
@@ -172,13 +175,14 @@ struct Sender<M> {
     posted: u32,
     /// Keys that were checked last: number of removals then, key and region.
     known: Option<(u64, u32, Region)>,
+    counters: Counters<M>,
 }
 
 /// What has come of an attempt.
 enum Attempt {
     Done,
     /// It has to wait for something, as long as this; then it fails with this.
-    Wait(Option<Duration>, Status),
+    Wait(Option<Duration>, Status, Waits),
     Failed(Status),
 }
 
@@ -189,7 +193,7 @@ enum Receives<M: Memory> {
 }
 
 /// The peer has ended, or its queue pair has.
-const GONE: Attempt = Attempt::Wait(Some(GRACE), Status::RETRY_EXC_ERR);
+const GONE: Attempt = Attempt::Wait(Some(GRACE), Status::RETRY_EXC_ERR, Waits::ENDED);
 /// There is no peer.
 const NOT_CONNECTED: Attempt = Attempt::Failed(Status::RETRY_EXC_ERR);
 
@@ -304,6 +308,7 @@ impl<M: Memory> QueuePair<M> {
             ended: None,
             posted: 0,
             known: None,
+            counters: Counters::new(tables.clone(), location.number.counters_at()?),
         };
         let queue_pair = Arc::new(Self {
             kind,
@@ -436,6 +441,7 @@ impl<M: Memory> QueuePair<M> {
                 sender.waiting.clear();
                 sender.remotes.clear();
                 (sender.peer, sender.remote, sender.since, sender.ended) = (None, None, None, None);
+                sender.counters.rests();
                 drop(sender);
                 // What a peer that is in the middle of an access writes would be taken for something new.
                 if !self.wait_for_rings() {
@@ -467,6 +473,10 @@ impl<M: Memory> QueuePair<M> {
                     sender.owner = self.adapter.peer(peer.endpoint());
                 }
                 self.publish(to);
+                let waiting = sender.waiting.len();
+                if to == State::SQD && waiting > 0 {
+                    sender.counters.waits(waiting, Some(Waits::STOPPED));
+                }
             }
         }
         Ok(())
@@ -516,17 +526,19 @@ impl<M: Memory> QueuePair<M> {
             return Err(Refused::Invalid);
         }
         if !sender.waiting.is_empty() || state == QpState::SQD {
-            return self.enqueue(&mut sender, program, work);
+            let waits = (state == QpState::SQD).then_some(Waits::STOPPED);
+            return self.enqueue(&mut sender, program, work, waits);
         }
         let Work { id, operation, .. } = work;
         match self.attempt(&mut sender, program, work) {
             Attempt::Done => {
+                sender.counters.executed(len as u32);
                 if work.is_signaled {
                     self.completes_sends.push(self.completed(*id, operation, Status::SUCCESS));
                 }
                 Ok(())
             }
-            Attempt::Wait(..) => self.enqueue(&mut sender, program, work),
+            Attempt::Wait(.., waits) => self.enqueue(&mut sender, program, work, Some(waits)),
             Attempt::Failed(status) => {
                 self.fall(&mut sender, Some(self.completed(*id, operation, status)));
                 Ok(())
@@ -545,6 +557,7 @@ impl<M: Memory> QueuePair<M> {
         sender: &mut Sender<M>,
         program: &impl Program<M>,
         work: &Work<'_>,
+        waits: Option<Waits>,
     ) -> Result<(), Refused> {
         if sender.waiting.len() >= self.capacity.sends {
             return Err(Refused::Full);
@@ -569,6 +582,7 @@ impl<M: Memory> QueuePair<M> {
         }
         let Work { id, operation, datagram, is_signaled, .. } = *work;
         sender.waiting.push_back(Waiting { id, operation, datagram, elements, bytes, is_signaled });
+        sender.counters.waits(sender.waiting.len(), waits);
         Ok(())
     }
 
@@ -582,7 +596,7 @@ impl<M: Memory> QueuePair<M> {
             }
         }
         if is_signaled && self.completes_sends.is_full() {
-            return Attempt::Wait(None, Status::SUCCESS);
+            return Attempt::Wait(None, Status::SUCCESS, Waits::COMPLETIONS);
         }
         if self.kind == Kind::UD {
             self.send_datagram(sender, program, work);
@@ -607,11 +621,11 @@ impl<M: Memory> QueuePair<M> {
             Ok(()) => Attempt::Done,
             Err(Failure::Asked) => {
                 self.adapter.has_asked();
-                Attempt::Wait(None, Status::SUCCESS)
+                Attempt::Wait(None, Status::SUCCESS, Waits::ERRAND)
             }
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
-            Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR),
+            Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR, Waits::RECEIVE),
             Err(Failure::Gone) => GONE,
             Err(failure) => Attempt::Failed(failure.status()),
         }
@@ -664,7 +678,7 @@ impl<M: Memory> QueuePair<M> {
     #[cold]
     fn connect(&self, sender: &mut Sender<M>) -> Result<(), Attempt> {
         let wait = match self.kind {
-            Kind::RC => Err(Attempt::Wait(sender.timeout, Status::RETRY_EXC_ERR)),
+            Kind::RC => Err(Attempt::Wait(sender.timeout, Status::RETRY_EXC_ERR, Waits::PEER)),
             _ => Err(Attempt::Done),
         };
         let Some(number) = sender.peer else { return wait };
@@ -728,12 +742,14 @@ impl<M: Memory> QueuePair<M> {
             };
             match attempt {
                 Attempt::Done => {
+                    sender.counters.executed(total(elements).unwrap_or(0));
+                    sender.counters.goes_on();
                     (sender.since, sender.waits_for) = (Some(Instant::now()), None);
                     if is_signaled {
                         self.completes_sends.push(self.completed(id, operation, Status::SUCCESS));
                     }
                 }
-                Attempt::Wait(patience, status) => {
+                Attempt::Wait(patience, status, waits) => {
                     // Time that was spent for something else does not count.
                     if sender.waits_for != Some(status) {
                         sender.waits_for = Some(status);
@@ -742,6 +758,8 @@ impl<M: Memory> QueuePair<M> {
                     let waited = sender.since.map_or(Duration::ZERO, |since| since.elapsed());
                     if patience.is_none_or(|patience| waited < patience) {
                         sender.waiting.push_front(first);
+                        let waiting = sender.waiting.len();
+                        sender.counters.waits(waiting, Some(waits));
                         return;
                     }
                     let failed = self.completed(id, operation, status);
@@ -754,6 +772,7 @@ impl<M: Memory> QueuePair<M> {
             }
         }
         sender.since = None;
+        sender.counters.rests();
     }
 
     /// From now on, the peer may ask for what is to be done with shadow regions, up to so many bytes at once, or fewer where there is little
@@ -856,6 +875,7 @@ impl<M: Memory> QueuePair<M> {
             self.completes_sends.push(flushed);
         }
         sender.since = None;
+        sender.counters.rests();
         match &self.receives {
             // What was posted to receive is flushed when it is polled.
             Receives::Own(_) => self.completes_receives.tell(true),

@@ -2,7 +2,9 @@
 //!
 //! The books are private. What stands in the tables is a copy for peers, which this endpoint never reads.
 
-use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, region};
+use ginnel_layout::verbs::{
+    Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, SHADOW_BYTES, SHADOWS, region,
+};
 use ginnel_shmem::Memory;
 
 use crate::runs::Runs;
@@ -64,12 +66,15 @@ pub struct Regions<M> {
     free: Vec<u32>,
     /// What of the chunk table no region has.
     free_chunks: Runs,
+    /// How many shadow regions there are, and their bytes.
+    shadows: (u64, u64),
 }
 
 impl<M: Memory> Regions<M> {
     /// None yet, in these tables.
     pub fn new(tables: M) -> Self {
-        Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks: Runs::new(CHUNKS as u64) }
+        let free_chunks = Runs::new(CHUNKS as u64);
+        Self { tables, slots: Vec::new(), free: Vec::new(), free_chunks, shadows: (0, 0) }
     }
 
     /// Registers a region. Peers can reach it by the chunks that its bytes lie in; without any they cannot.
@@ -98,10 +103,21 @@ impl<M: Memory> Regions<M> {
         Ok(self.slots[index].key(index))
     }
 
-    /// Registers a shadow region, of which nothing is in the tables: its key says that the owner is to be asked.
+    /// Registers a shadow region, of which the tables have nothing but its part in a sum: its key says that the owner is to be asked.
     pub fn add_shadow(&mut self, region: Region) -> Result<Key, Full> {
         let index = self.enter(region, true).ok_or(Full)?;
+        let (count, bytes) = self.shadows;
+        self.count_shadows(count + 1, bytes.saturating_add(region.length));
         Ok(self.slots[index].key(index))
+    }
+
+    fn count_shadows(&mut self, count: u64, bytes: u64) {
+        self.shadows = (count, bytes);
+        // For people; in a model there are none.
+        if !cfg!(loom) {
+            self.tables.store_relaxed_u64(SHADOWS, count);
+            self.tables.store_relaxed_u64(SHADOW_BYTES, bytes);
+        }
     }
 
     /// Enters a region into the books. Where.
@@ -122,8 +138,10 @@ impl<M: Memory> Regions<M> {
     /// Takes a region out of the books, and from its peers' sight. Peers that have looked before may still be at work on it, and say so in
     /// the `executing` words of this endpoint's queue pairs, which must be looked at afterwards. False if there is no such region.
     pub fn remove(&mut self, key: Key) -> bool {
-        if self.region(key).is_none() {
-            return false;
+        let Some(region) = self.region(key) else { return false };
+        if key.is_shadow() {
+            let (count, bytes) = self.shadows;
+            self.count_shadows(count - 1, bytes.saturating_sub(region.length));
         }
         let (at, slot) = (key.at(), &mut self.slots[key.index()]);
         slot.region = None;
@@ -206,7 +224,13 @@ mod tests {
         assert_eq!(regions.region(key), Some(region(4096, 100)));
         let same = Key::new(key.index(), 1);
         assert_eq!((regions.region(same), tables.load_relaxed_u64(same.at().unwrap())), (None, 0));
+        let shadows = || [SHADOWS, SHADOW_BYTES].map(|word| tables.load_relaxed_u64(word));
+        let other = regions.add_shadow(region(0, 50)).unwrap();
+        assert_eq!(shadows(), [2, 150]);
+        assert!(regions.remove(other));
+        assert_eq!(shadows(), [1, 100]);
         assert!(!regions.remove(same) && regions.remove(key) && !regions.remove(key));
+        assert_eq!(shadows(), [0, 0]);
         let later = regions.add(region(0, 1), &[Chunk::default()]).unwrap();
         assert!(later.index() == key.index() && !later.is_shadow() && regions.region(key).is_none());
     }

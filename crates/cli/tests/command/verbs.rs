@@ -5,6 +5,7 @@ mod adversary;
 mod ends;
 mod kills;
 mod soak;
+mod waits;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -151,6 +152,21 @@ fn programs_and_queue_pairs_of_a_device_are_shown() {
     let connected = |i: usize| pairs(i).iter().find(|pair| pair["kind"] == "rc").unwrap();
     assert_eq!(connected(0)["peer"], connected(1)["number"]);
     assert_eq!(connected(1)["peer"], connected(0)["number"]);
+    // The client's counters grow: its requests have 64 KiB each.
+    let client = || {
+        let json = verbs.world.good("verbs web --json").json();
+        let endpoints = json[0]["endpoints"].as_array().unwrap().clone();
+        let pairs = endpoints.iter().flat_map(|endpoint| endpoint["queue_pairs"].as_array().unwrap());
+        let sender = pairs.clone().find(|pair| pair["state"] == "RTS").unwrap();
+        ["executed", "bytes"].map(|counter| sender[counter].as_u64().unwrap())
+    };
+    let [executed, bytes] = client();
+    // One of the two words may have been stored a moment before the other one.
+    assert!(executed > 0 && bytes / 65536 >= executed / 2, "{executed}, {bytes}");
+    wait_for("further requests", || {
+        let [later, later_bytes] = client();
+        later > executed && later_bytes > bytes
+    });
     drop(both);
     let said = verbs.world.expect(1, "verbs shared").err;
     assert!(said.contains("no segment shared"), "{said}");

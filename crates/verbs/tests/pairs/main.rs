@@ -1,6 +1,7 @@
 //! Two endpoints whose tables and arenas are plain memory: everything but the daemon and the program's pages.
 
 mod events;
+mod inspect;
 mod lifetimes;
 mod shadow;
 mod shared;

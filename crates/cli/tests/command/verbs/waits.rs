@@ -1,0 +1,50 @@
+//! `ginnel verbs` says who waits for whom.
+
+use super::ends::{compiled, start};
+use super::*;
+
+#[test]
+fn a_program_whose_peer_posts_no_receive_is_shown() {
+    let verbs = Verbs::new();
+    let Some(program) = compiled(&verbs, "waits") else { return };
+    let mut ends = start(&verbs, &program, [&[], &[]]);
+    // It waits for its peer to be ready first.
+    wait_for("a request that waits", || verbs.world.good("verbs").out.contains(" for a receive of "));
+    let json = || {
+        let json = verbs.world.good("verbs web --json").json();
+        let endpoints = json[0]["endpoints"].as_array().unwrap().clone();
+        endpoints.iter().map(|endpoint| endpoint["queue_pairs"][0].clone()).collect::<Vec<_>>()
+    };
+    let shown = json();
+    let of = |waits: bool| shown.iter().find(|pair| pair["waits"].is_object() == waits).unwrap();
+    let (sender, receiver) = (of(true), of(false));
+    assert_eq!((&sender["waits"]["requests"], &sender["executed"]), (&3.into(), &0.into()), "{sender}");
+    assert_eq!((&sender["waits"]["reason"], &sender["peer"]), (&"receive".into(), &receiver["number"]));
+    // The clock of the same machine goes on.
+    let waited = |pair: &serde_json::Value| pair["waits"]["nanoseconds"].as_u64();
+    wait_for("a longer time", || json().iter().filter_map(waited).next() > waited(sender));
+    let said = verbs.world.good("verbs").out;
+    let line = said.lines().find(|line| line.contains(" waits ")).unwrap();
+    let [sender_number, receiver_number] =
+        [sender, receiver].map(|pair| format!("{:#08x} (program waits", pair["number"].as_u64().unwrap()));
+    let begins = format!("{DEVICE} {sender_number} ");
+    let names = format!(" for a receive of {receiver_number} ");
+    assert!(
+        line.starts_with(&begins) && line.contains(&names) && line.ends_with("@host): 3 requests"),
+        "{line}"
+    );
+
+    ends[1].tell("go\n");
+    for end in &mut ends {
+        assert_eq!(end.line(), "done\n");
+    }
+    let said = verbs.world.good("verbs").out;
+    assert!(!said.contains(" waits ") && said.contains("2.9 KiB"), "{said}");
+    let shown = json();
+    let done: Vec<_> = shown.iter().map(|pair| (pair["executed"].as_u64(), pair["bytes"].as_u64())).collect();
+    assert!(done.contains(&(Some(3), Some(3000))) && done.contains(&(Some(0), Some(0))), "{done:?}");
+    for end in &mut ends {
+        let (status, said) = end.ended();
+        assert!(status.success(), "{said}");
+    }
+}

@@ -1,0 +1,118 @@
+//! What a queue pair has executed and what it waits for, for people who look at it.
+//!
+//! The totals are the owner's own; the tables have a copy, which only [`crate::inspect`] reads. So an executed request costs two
+//! stores to a line that nobody else writes or polls. What is waited for is written when a request is tried and has to wait.
+
+use ginnel_layout::verbs::{Waits, counters};
+use ginnel_shmem::Memory;
+use rustix::time::{ClockId, clock_gettime};
+
+/// CLOCK_MONOTONIC, in nanoseconds. Each machine has its own.
+pub(crate) fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
+}
+
+/// The counters of a queue pair, by its owner.
+pub(crate) struct Counters<M> {
+    tables: M,
+    at: usize,
+    executed: u64,
+    bytes: u64,
+    /// What the first request waits for, and since when.
+    waits: Waits,
+    since: u64,
+}
+
+impl<M: Memory> Counters<M> {
+    /// Those of a new queue pair, whose counters lie there.
+    pub fn new(tables: M, at: usize) -> Self {
+        let counters = Self { tables, at, executed: 0, bytes: 0, waits: Waits::NOTHING, since: 0 };
+        for word in [counters::EXECUTED, counters::BYTES, counters::WAITS, counters::SINCE, counters::TRIED] {
+            counters.store(word, 0);
+        }
+        counters
+    }
+
+    #[inline]
+    fn store(&self, word: usize, value: u64) {
+        // In a model nobody looks at them, and each store is one more to be tried in all orders.
+        if !cfg!(loom) {
+            self.tables.store_relaxed_u64(self.at + word, value);
+        }
+    }
+
+    /// A request of so many bytes has been executed.
+    #[inline]
+    pub fn executed(&mut self, bytes: u32) {
+        self.executed = self.executed.wrapping_add(1);
+        self.bytes = self.bytes.wrapping_add(bytes.into());
+        self.store(counters::EXECUTED, self.executed);
+        self.store(counters::BYTES, self.bytes);
+    }
+
+    /// A request that waited has been executed. The next one has not begun to wait.
+    pub fn goes_on(&mut self) {
+        self.waits = Waits::NOTHING;
+    }
+
+    /// So many requests wait. The first one has been tried, and waits for this; with `None`, it has not been tried again.
+    #[cold]
+    pub fn waits(&mut self, requests: usize, waits: Option<Waits>) {
+        if let Some(waits) = waits {
+            let now = now();
+            if self.waits != waits {
+                (self.waits, self.since) = (waits, now);
+                self.store(counters::SINCE, now);
+            }
+            self.store(counters::TRIED, now);
+        }
+        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
+        self.store(counters::WAITS, u64::from(self.waits.0) << 32 | u64::from(requests));
+    }
+
+    /// No request waits any more.
+    #[cold]
+    pub fn rests(&mut self) {
+        self.waits = Waits::NOTHING;
+        self.store(counters::WAITS, 0);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ginnel_layout::verbs::{COUNTER_TABLE, TABLES};
+    use ginnel_shmem::Mapping;
+
+    #[test]
+    fn what_is_waited_for_begins_when_it_changes() {
+        let tables = Mapping::anonymous(TABLES).unwrap();
+        let word = |word| tables.load_relaxed_u64(COUNTER_TABLE + word);
+        tables.store_relaxed_u64(COUNTER_TABLE + counters::WAITS, 7);
+        let mut own = Counters::new(tables.clone(), COUNTER_TABLE);
+        assert_eq!(word(counters::WAITS), 0);
+        own.executed(5);
+        own.executed(u32::MAX);
+        assert_eq!((word(counters::EXECUTED), word(counters::BYTES)), (2, 5 + u64::from(u32::MAX)));
+
+        let waits = |waits: Waits, requests| u64::from(waits.0) << 32 | requests;
+        own.waits(1, Some(Waits::PEER));
+        let (since, tried) = (word(counters::SINCE), word(counters::TRIED));
+        assert!(since > 0 && tried == since && word(counters::WAITS) == waits(Waits::PEER, 1));
+        while now() == tried {}
+        own.waits(2, None);
+        assert_eq!((word(counters::TRIED), word(counters::WAITS)), (tried, waits(Waits::PEER, 2)));
+        own.waits(2, Some(Waits::PEER));
+        assert!(word(counters::SINCE) == since && word(counters::TRIED) > tried);
+        own.waits(2, Some(Waits::RECEIVE));
+        let later = word(counters::SINCE);
+        assert!(later > since && word(counters::WAITS) == waits(Waits::RECEIVE, 2));
+        while now() == later {}
+        own.goes_on();
+        own.waits(1, Some(Waits::RECEIVE));
+        assert!(word(counters::SINCE) > later);
+        own.rests();
+        assert_eq!(word(counters::WAITS), 0);
+    }
+}
