@@ -150,6 +150,16 @@ impl Endpoint {
         self.0.inspect()
     }
 
+    /// Whether the endpoint can be used; if it cannot be any more, the error says why. The death of a daemon is no such case. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Broken`] if the segment's memory is gone, [`Error::Refused`] if the daemon does not know the endpoint any more: its segment
+    /// is not declared any more, for example.
+    pub fn check(&self) -> Result<(), Error> {
+        self.0.check()
+    }
+
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.0
     }

@@ -13,7 +13,7 @@ use ginnel_layout::segment;
 use ginnel_layout::wire::{self, Fds, Kind};
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::device::Registers;
-use ginnel_shmem::{Mapping, Protection};
+use ginnel_shmem::{Mapping, Memory, Protection};
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
@@ -262,7 +262,14 @@ impl Inner {
         }
     }
 
-    /// The same, but not more often than every [`GLANCE`], and for no more than a look at the clock else.
+    /// The same; an error if the endpoint cannot be used any more.
+    pub fn check(&self) -> Result<(), Error> {
+        let looked = self.session().look();
+        self.look_for_events();
+        if self.memory.is_broken() { Err(Error::Broken) } else { looked }
+    }
+
+    /// [`Inner::look_for_events`], but not more often than every [`GLANCE`], and for no more than a look at the clock else.
     pub fn glance(&self) {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;

@@ -38,6 +38,35 @@ pub struct Open {
     pub file: Arc<OwnedFd>,
     guid: u64,
     domains: AtomicU32,
+    loss: Arc<Loss>,
+}
+
+/// How the contexts of a device hear that it is lost for good. On its own, because whoever tells them must not be the last who has the
+/// device.
+#[derive(Default)]
+struct Loss(Mutex<(bool, Vec<Weak<Events<Happened>>>)>);
+
+impl Loss {
+    const HAPPENED: Happened = Happened { event: Event::DEVICE_FATAL, address: 0 };
+
+    fn tell(&self) {
+        let (is_lost, contexts) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_lost = true;
+        contexts
+            .drain(..)
+            .filter_map(|events| events.upgrade())
+            .for_each(|events| events.push(Self::HAPPENED));
+    }
+
+    /// A new context hears of it too, also if it has just happened.
+    fn add(&self, events: &Arc<Events<Happened>>) {
+        let (is_lost, contexts) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_lost {
+            return events.push(Self::HAPPENED);
+        }
+        contexts.retain(|events| events.strong_count() > 0);
+        contexts.push(Arc::downgrade(events));
+    }
 }
 
 /// A context of ours.
@@ -159,7 +188,8 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     let mut all = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let segment = listed.segment();
     let key = (process::id(), segment.to_owned());
-    if let Some(open) = all.get(&key).and_then(Weak::upgrade) {
+    // One that is lost stays so; there may be another segment of that name.
+    if let Some(open) = all.get(&key).and_then(Weak::upgrade).filter(|open| !open.device.is_lost()) {
         return Ok(open);
     }
     let code = |error: &DeviceError| match error {
@@ -171,8 +201,11 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
     let device = Arc::new(device);
     let weak = Arc::downgrade(&device);
     device.start_notifier_by(move || weak.upgrade().map_or(Ok(()), |device| start_notifier(&device)));
-    let open =
-        Arc::new(Open { device, file: Arc::new(file), guid: listed.guid(), domains: AtomicU32::new(0) });
+    let loss = Arc::<Loss>::default();
+    let told = loss.clone();
+    device.when_lost(move || told.tell());
+    let (file, domains) = (Arc::new(file), AtomicU32::new(0));
+    let open = Arc::new(Open { device, file, guid: listed.guid(), domains, loss });
     all.insert(key, Arc::downgrade(&open));
     Ok(open)
 }
@@ -197,6 +230,7 @@ pub unsafe extern "C" fn ginnel_ibv_open_device(device: *mut ibv_device) -> *mut
             return ptr::null_mut();
         }
     };
+    open.loss.add(&events);
     let mut verbs = verbs_context::ZEROED;
     verbs.query_port = Some(query_port);
     verbs.query_device_ex = Some(query_device_ex);
@@ -514,10 +548,15 @@ unsafe extern "C" fn ginnel_ibv_get_async_event(
     // SAFETY: the caller's context and structure.
     unsafe {
         let Some(own) = own(context) else { return real::ibv_get_async_event(context, event) };
+        if own.events.is_empty() {
+            // Without it nobody would notice anything while the program sleeps here. If it cannot be started, whoever polls notices.
+            let _ = own.start_notifier();
+        }
         let taken = own.events.take(|Happened { event: Event(kind), address }| {
             let mut told = ibv_async_event::ZEROED;
             told.event_type = kind;
             match kind {
+                IBV_EVENT_DEVICE_FATAL => {}
                 IBV_EVENT_SRQ_LIMIT_REACHED => told.element.srq = ptr::with_exposed_provenance_mut(address),
                 _ => told.element.qp = ptr::with_exposed_provenance_mut(address),
             }
@@ -563,6 +602,8 @@ unsafe extern "C" fn ginnel_ibv_ack_async_event(event: *mut ibv_async_event) {
     unsafe {
         match unacknowledged(&*event) {
             Some(unacknowledged) => unacknowledged.acknowledge(1),
+            // It is about no object, so nothing waits for it, in the real library neither.
+            None if (*event).event_type == IBV_EVENT_DEVICE_FATAL => {}
             None => real::ibv_ack_async_event(event),
         }
     }

@@ -32,6 +32,10 @@ impl<T> Events<T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.queue().is_empty()
+    }
+
     pub fn push(&self, event: T) {
         let mut queue = self.queue();
         queue.push_back(event);

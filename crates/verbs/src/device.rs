@@ -32,7 +32,7 @@ use crate::shared_receive_queue::SharedReceiveQueue;
 const SMALLEST: u64 = 8 << 20;
 const LARGEST: u64 = 64 << 20;
 /// Between two looks whether peers have died, and between two tries to reach one that is not there.
-const LOOK: Duration = Duration::from_millis(10);
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
 
 /// The segments that are RDMA devices of this member, as far as this user sees them, in their order. Asks the daemon.
 pub fn list(socket: &Path) -> Result<Vec<String>, Error> {
@@ -213,6 +213,9 @@ pub(crate) struct Shared {
     /// Starts the notifier.
     starter: OnceLock<Starter>,
     is_started: AtomicBool,
+    /// The device is lost for good, and who is told of that.
+    is_lost: AtomicBool,
+    tell_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// How a notifier is started that the program has not asked for.
@@ -272,6 +275,8 @@ impl Device {
             arenas: Mutex::default(),
             starter: OnceLock::new(),
             is_started: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            tell_lost: OnceLock::new(),
         };
         let slots = Slots {
             // 0 is left out, so that no queue pair number looks like one of the special ones.
@@ -308,6 +313,16 @@ impl Device {
     /// How a notifier is started once a shadow region needs one.
     pub fn start_notifier_by(&self, start: impl Fn() -> Result<(), DeviceError> + Send + Sync + 'static) {
         let _ = self.shared.starter.set(Box::new(start));
+    }
+
+    /// Who is told, once, that the device is lost for good: its segment is not declared any more, or the segment's memory is gone.
+    pub fn when_lost(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.tell_lost.set(Box::new(tell));
+    }
+
+    /// Whether that is so.
+    pub fn is_lost(&self) -> bool {
+        self.shared.is_lost.load(Ordering::Relaxed)
     }
 
     /// Number of the member that this process belongs to.
@@ -688,6 +703,31 @@ impl Shared {
         of_peers.chain(links.incoming.values()).filter_map(wait).min()
     }
 
+    /// Looks whether the device is lost for good. If so, that stays, and the program is told.
+    pub(crate) fn is_lost(&self) -> bool {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return true;
+        }
+        // Other errors may pass: the daemon has too many clients just now, for example.
+        let is_lost = match self.endpoint.check() {
+            Err(Error::Broken) => true,
+            Err(Error::Refused { code, .. }) => matches!(
+                code,
+                ErrorCode::STALE
+                    | ErrorCode::BROKEN
+                    | ErrorCode::NO_SEGMENT
+                    | ErrorCode::NOT_FOUND
+                    | ErrorCode::DENIED
+            ),
+            // What was touched while the file was cut off may be this mapping alone.
+            _ => self.tables.is_broken(),
+        };
+        if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
+            self.tell_lost.get().into_iter().for_each(|tell| tell());
+        }
+        is_lost
+    }
+
     /// Attends to all completion queues. Whether requests wait.
     pub(crate) fn attend_queues(&self, program: &impl Program<Mapping>) -> bool {
         let queues: Vec<_> = locked(&self.queues).iter().filter_map(Weak::upgrade).collect();
@@ -829,6 +869,7 @@ impl Adapter<Mapping> for Shared {
             return;
         }
         links.looked = Some(Instant::now());
+        self.is_lost();
         while let Ok(channel) = self.listener.try_accept() {
             links.accept(channel);
         }

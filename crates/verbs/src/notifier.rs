@@ -9,11 +9,11 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ginnel::{Error, Mapping, ReadySet, WaitMode};
 
-use crate::device::Shared;
+use crate::device::{LOOK, Shared};
 use crate::program::Program;
 
 /// Between two tries of requests that wait for their peers, as if those had asked for so much time (InfiniBand Architecture
@@ -94,9 +94,18 @@ fn run(
     program: &impl Program<Mapping>,
     is_over: &AtomicBool,
 ) {
-    let mut keys = Vec::new();
+    let (mut keys, mut is_lost, mut looked) = (Vec::new(), false, Instant::now());
     while !is_over.load(Ordering::Acquire) {
         let of_channels = shared.hear(&set, &keys);
+        // Not for each completion that somebody waits for. What the daemon says is readable at the listener.
+        let is_due = keys.contains(&LISTENER) || looked.elapsed() >= LOOK;
+        if is_due && !is_lost {
+            (is_lost, looked) = (shared.is_lost(), Instant::now());
+            if is_lost {
+                // The listener would wake this thread again and again, and nobody comes there any more.
+                let _ = set.unwatch(shared.listener());
+            }
+        }
         let of_requests = shared.attend_queues(program).then_some(RETRY);
         let timeout = [of_channels, of_requests].into_iter().flatten().min();
         if set.wait(&mut keys, timeout).is_err() {

@@ -84,6 +84,8 @@ impl Event {
     pub const QP_REQ_ERR: Self = Self(2);
     /// The peer has asked for what it may not do.
     pub const QP_ACCESS_ERR: Self = Self(3);
+    /// The device is lost for good.
+    pub const DEVICE_FATAL: Self = Self(8);
     /// A shared receive queue has fewer receives than its limit.
     pub const SRQ_LIMIT_REACHED: Self = Self(15);
     /// A queue pair takes no more receives from its shared receive queue.

@@ -124,6 +124,13 @@ impl World {
         self.wait_for_daemon();
     }
 
+    /// The same with another configuration.
+    pub fn reconfigure(&mut self, change: impl FnOnce(String) -> String) {
+        let file = self.folder.path().join("ginneld.toml");
+        fs::write(&file, change(fs::read_to_string(&file).unwrap())).unwrap();
+        self.replace_daemon();
+    }
+
     fn wait_for_daemon(&mut self) {
         wait_for("an answer of ginneld", || {
             let ended = self.daemon.try_wait().unwrap();

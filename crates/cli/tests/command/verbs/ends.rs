@@ -34,7 +34,12 @@ pub struct End {
 impl End {
     /// Starts one: the first, or the second.
     pub fn start(verbs: &Verbs, program: &str, which: usize, arguments: &[&str]) -> Self {
-        let mut command = verbs.command(&[&[program, DEVICE, &which.to_string()], arguments].concat());
+        Self::named(verbs, &[&[program, DEVICE, &which.to_string()], arguments].concat())
+    }
+
+    /// Starts a program that has no other end, with its arguments.
+    pub fn named(verbs: &Verbs, program: &[&str]) -> Self {
+        let mut command = verbs.command(program);
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         Self { child: Killed(Some(child)), input, output }

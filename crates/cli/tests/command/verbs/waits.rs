@@ -24,7 +24,7 @@ fn a_program_whose_peer_posts_no_receive_is_shown() {
     let waited = |pair: &serde_json::Value| pair["waits"]["nanoseconds"].as_u64();
     wait_for("a longer time", || json().iter().filter_map(waited).next() > waited(sender));
     let said = verbs.world.good("verbs").out;
-    let line = said.lines().find(|line| line.contains(" waits ")).unwrap();
+    let line = said.lines().find(|line| line.contains(" for a receive of ")).unwrap();
     let [sender_number, receiver_number] =
         [sender, receiver].map(|pair| format!("{:#08x} (program waits", pair["number"].as_u64().unwrap()));
     let begins = format!("{DEVICE} {sender_number} ");
@@ -39,7 +39,7 @@ fn a_program_whose_peer_posts_no_receive_is_shown() {
         assert_eq!(end.line(), "done\n");
     }
     let said = verbs.world.good("verbs").out;
-    assert!(!said.contains(" waits ") && said.contains("2.9 KiB"), "{said}");
+    assert!(!said.contains(" for a receive of ") && said.contains("2.9 KiB"), "{said}");
     let shown = json();
     let done: Vec<_> = shown.iter().map(|pair| (pair["executed"].as_u64(), pair["bytes"].as_u64())).collect();
     assert!(done.contains(&(Some(3), Some(3000))) && done.contains(&(Some(0), Some(0))), "{done:?}");
