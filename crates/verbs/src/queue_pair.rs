@@ -5,7 +5,7 @@
 //! whoever polls a completion queue of the queue pair tries again.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -214,6 +214,8 @@ pub struct QueuePair<M: Memory> {
     /// What the peer may do.
     access: AtomicU32,
     sender: Lock<Sender<M>>,
+    /// Requests may wait. Whoever polls and finds nothing looks at this first, and not at the sender.
+    has_waiting: AtomicBool,
     /// For the errands of its peer, if there are shadow regions.
     servant: OnceLock<Servant<M>>,
     receives: Receives<M>,
@@ -325,6 +327,7 @@ impl<M: Memory> QueuePair<M> {
             access: AtomicU32::new(0),
             servant: OnceLock::new(),
             sender: Lock::new(sender),
+            has_waiting: AtomicBool::new(false),
             receives,
             completes_sends: completes.0.clone(),
             completes_receives: completes.1.clone(),
@@ -583,6 +586,7 @@ impl<M: Memory> QueuePair<M> {
             self.adapter.has_to_wait();
         }
         let Work { id, operation, datagram, is_signaled, .. } = *work;
+        self.has_waiting.store(true, Ordering::Relaxed);
         sender.waiting.push_back(Waiting { id, operation, datagram, elements, bytes, is_signaled });
         sender.counters.waits(sender.waiting.len(), waits);
         Ok(())
@@ -730,7 +734,14 @@ impl<M: Memory> QueuePair<M> {
         if let Some(servant) = self.servant.get() {
             self.serve(program, servant);
         }
+        if self.has_waiting.load(Ordering::Relaxed) {
+            self.try_again(program);
+        }
+    }
+
+    fn try_again(&self, program: &impl Program<M>) {
         let mut sender = self.sender();
+        self.has_waiting.store(!sender.waiting.is_empty(), Ordering::Relaxed);
         if sender.waiting.is_empty() || self.state() != QpState::RTS {
             return;
         }

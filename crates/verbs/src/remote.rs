@@ -185,9 +185,8 @@ impl<M: Memory> Remote<M> {
             Operation::Write { address, key, immediate: None, .. } if len > 0 => {
                 self.windows.prefetch_to_store(key, address.wrapping_add(u64::from(len) - 1));
             }
-            Operation::Send { .. } if !self.is_shared => {
-                self.completions.0.prefetch_to_store(self.completion_at());
-            }
+            // Where others send, too, this is a guess.
+            Operation::Send { .. } => self.completions.0.prefetch_to_store(self.completion_at()),
             _ => {}
         }
     }
