@@ -224,13 +224,17 @@ mod tests {
         assert_eq!(regions.region(key), Some(region(4096, 100)));
         let same = Key::new(key.index(), 1);
         assert_eq!((regions.region(same), tables.load_relaxed_u64(same.at().unwrap())), (None, 0));
-        let shadows = || [SHADOWS, SHADOW_BYTES].map(|word| tables.load_relaxed_u64(word));
+        let is_told = |count, bytes| {
+            // Models leave these words out.
+            let told = [SHADOWS, SHADOW_BYTES].map(|word| tables.load_relaxed_u64(word));
+            assert!(cfg!(loom) || told == [count, bytes], "{told:?}");
+        };
         let other = regions.add_shadow(region(0, 50)).unwrap();
-        assert_eq!(shadows(), [2, 150]);
+        is_told(2, 150);
         assert!(regions.remove(other));
-        assert_eq!(shadows(), [1, 100]);
+        is_told(1, 100);
         assert!(!regions.remove(same) && regions.remove(key) && !regions.remove(key));
-        assert_eq!(shadows(), [0, 0]);
+        is_told(0, 0);
         let later = regions.add(region(0, 1), &[Chunk::default()]).unwrap();
         assert!(later.index() == key.index() && !later.is_shadow() && regions.region(key).is_none());
     }
