@@ -51,6 +51,37 @@ const CONNECTED: [(u16, [&str; 3]); 4] = [
     (7174, ["udaddy -c 2", "udaddy -c 2 -s SERVER", "return status 0"]),
 ];
 
+/// The same for programs that need to be tried with one kind of memory only, and what the client says.
+const STREAMS: [(u16, [&str; 3]); 5] = [
+    (7500, ["rdma_server -p 7500", "rdma_client -s SERVER -p 7500", "end 0"]),
+    (7501, ["rdma_xserver -c r -p 7501", "rdma_xclient -c r -s SERVER -p 7501", "end 0"]),
+    // `-T v`: their bytes are verified.
+    (
+        7502,
+        [
+            "rstream -p 7502 -T b -T v -S 64 -I 20 -C 50",
+            "rstream -s SERVER -p 7502 -T b -T v -S 64 -I 20 -C 50",
+            "custom",
+        ],
+    ),
+    (
+        7503,
+        [
+            "rstream -p 7503 -T a -T v -S 100000 -I 5 -C 20",
+            "rstream -s SERVER -p 7503 -T a -T v -S 100000 -I 5 -C 20",
+            "custom",
+        ],
+    ),
+    (
+        7504,
+        [
+            "riostream -p 7504 -T n -T v -S 100000 -I 5 -C 20",
+            "riostream -s SERVER -p 7504 -T n -T v -S 100000 -I 5 -C 20",
+            "custom",
+        ],
+    ),
+];
+
 /// Two VMs whose programs are the host's.
 struct Stage<'b> {
     client: Vm,
@@ -173,6 +204,8 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
     if memory == Memory::Dax {
         two_processes_in_each_vm(&stage)?;
         batches(&stage)?;
+        streams(&stage)?;
+        huge_pages(&stage)?;
         libraries(&stage)?;
     }
     Ok(())
@@ -187,6 +220,51 @@ fn two_processes_in_each_vm(stage: &Stage<'_>) -> Result<()> {
     for (pair, jobs) in pairs.iter().zip(jobs) {
         let [_, client] = Stage::finish(pair, jobs)?;
         ensure!(client.contains("#bytes"), "{}: {client}", pair.client);
+    }
+    Ok(())
+}
+
+/// The rest of the programs of librdmacm, which for rsockets is streams.
+fn streams(stage: &Stage<'_>) -> Result<()> {
+    for (port, [server, client, words]) in STREAMS {
+        let [_, said] = stage.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })?;
+        ensure!(said.contains(words), "{client}: {said}");
+    }
+    copy(stage)?;
+    // Extended connections are refused as many adapters refuse them.
+    let line = format!("rdma_xclient -c x -s {}", stage.server.address()?);
+    let refused = stage.client.run_within(PATIENCE, &stage.line("refused", &line)?)?;
+    let said = format!("{}{}", refused.stdout, refused.stderr);
+    ensure!(said.contains("rdma_create_ep: Operation not supported"), "{line}: {said}");
+    Ok(())
+}
+
+/// Copies a file with rcopy, whose server goes on until it is killed. It maps its files, which those of the test's folder cannot be.
+fn copy(stage: &Stage<'_>) -> Result<()> {
+    let words = (0..1 << 20_u32).map(|n: u32| n.wrapping_mul(0x9e37_79b1).to_le_bytes());
+    fs::write(stage.files.join("from"), words.flatten().collect::<Vec<_>>())?;
+    stage.client.run(&format!("cp /host{FILES}/from /host/tmp/from"))?.ok()?;
+    let client = "rcopy /tmp/from SERVER:/tmp/to -p 7505";
+    let pair = Pair { uses_librdmacm: true, ..Pair::new(7505, "rcopy -p 7505", client) };
+    let [server, client] = stage.start(&pair)?;
+    let said =
+        client.wait(PATIENCE)?.ok().with_context(|| format!("the server: {:?}", server.said()))?.stdout;
+    ensure!(said.contains("4194304 bytes in"), "{said}");
+    // The client ends once the server has it all.
+    stage.server.run(&format!("cmp /host{FILES}/from /host/tmp/to"))?.ok()?;
+    server.kill(9)?;
+    Ok(())
+}
+
+/// Pages that cannot be moved into the segment, so that the owner's process does what its peer asks for.
+fn huge_pages(stage: &Stage<'_>) -> Result<()> {
+    for vm in [&stage.server, &stage.client] {
+        vm.run("echo 16 >/proc/sys/vm/nr_hugepages && [ $(cat /proc/sys/vm/nr_hugepages) = 16 ]")?.ok()?;
+    }
+    for (port, program) in (7450..).zip(["ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_atomic_bw"]) {
+        let program = format!("{program} -F -n 100 --use_hugepages");
+        let [_, client] = stage.play(&Pair::tool(port, &program))?;
+        ensure!(client.contains("#bytes"), "{program}: {client}");
     }
     Ok(())
 }
@@ -227,6 +305,18 @@ fn libraries(stage: &Stage<'_>) -> Result<()> {
         let [server, client] = stage.play(&Pair::new(7420, server, &format!("{server} SERVER")))?;
         for words in [" tag ", " get ", "tag(rc_verbs/ginnel_rdma:1)", "rma(rc_verbs/ginnel_rdma:1)"] {
             ensure!(client.contains(words), "{words}: {server}{client}");
+        }
+    }
+    if is_there("/usr/bin/fi_pingpong") && is_there("/usr/bin/fi_info") {
+        let said = stage.client.run(&stage.line("fi_info", "fi_info -p verbs")?)?.ok()?.stdout;
+        for words in ["domain: ginnel_rdma", "FI_EP_MSG", "FI_EP_DGRAM", "provider: verbs;ofi_rxm"] {
+            ensure!(said.contains(words), "{words}: {said}");
+        }
+        // No other provider is asked. `-c` checks the data.
+        let program = "fi_pingpong -I 50 -c -p verbs -e dgram -S 1024";
+        let pair = Pair::new(7460, &format!("{program} -B 7460"), &format!("{program} -P 7460 SERVER"));
+        for said in stage.play(&pair)? {
+            ensure!(said.contains("usec/xfer") && said.contains("=50"), "{program}: {said}");
         }
     }
     if is_there("/usr/bin/qperf") {
