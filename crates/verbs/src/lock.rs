@@ -57,7 +57,6 @@ pub struct RawLock {
 // SAFETY: the word leaves `FREE` by a compare-exchange or a swap, or by a store while there is no other thread that could have changed it
 // since the look before. In both cases it stays until the holder unlocks it.
 unsafe impl RawMutex for RawLock {
-    #[expect(clippy::declare_interior_mutable_const, reason = "lock_api wants it so")]
     const INIT: Self = Self { word: AtomicU32::new(FREE) };
 
     type GuardMarker = GuardSend;
