@@ -1,8 +1,8 @@
 //! Locks within a process that cost next to nothing while it has one thread.
 //!
 //! Most programs that post requests have one thread. An uncontended lock of the standard library costs two atomic exchanges, and a
-//! request with its completion takes three locks: together as long as the line needs to reach the peer. While the process has one thread,
-//! plain stores do, and a thread that begins later sees them.
+//! request with its completion takes three locks. While the process has one thread, plain stores do, and a thread that begins later
+//! sees them.
 //!
 //! The type is that of the `lock_api` crate, whose guards this has, and whose `force_unlock` lets one call of C take a lock and another
 //! one release it.
