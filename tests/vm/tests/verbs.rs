@@ -313,10 +313,14 @@ fn libraries(stage: &Stage<'_>) -> Result<()> {
             ensure!(said.contains(words), "{words}: {said}");
         }
         // No other provider is asked. `-c` checks the data.
-        let program = "fi_pingpong -I 50 -c -p verbs -e dgram -S 1024";
-        let pair = Pair::new(7460, &format!("{program} -B 7460"), &format!("{program} -P 7460 SERVER"));
-        for said in stage.play(&pair)? {
-            ensure!(said.contains("usec/xfer") && said.contains("=50"), "{program}: {said}");
+        let ways = ["verbs -e dgram -S 1024", "verbs -e msg -S 4096", "'verbs;ofi_rxm' -e rdm -S 4096"];
+        for (port, way) in (7460..).zip(ways) {
+            let program = format!("fi_pingpong -I 50 -c -p {way}");
+            let pair =
+                Pair::new(port, &format!("{program} -B {port}"), &format!("{program} -P {port} SERVER"));
+            for said in stage.play(&pair)? {
+                ensure!(said.contains("usec/xfer") && said.contains("=50"), "{program}: {said}");
+            }
         }
     }
     if is_there("/usr/bin/qperf") {

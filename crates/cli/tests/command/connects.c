@@ -2,6 +2,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
@@ -129,6 +131,37 @@ static void addresses_are_taken(void)
     CHECK(rdma_bind_addr(id, (struct sockaddr *)&foreign) == -1);
     /* Any port. */
     CHECK(rdma_listen(id, 1) == 0 && rdma_get_src_port(id) != 0);
+    destroy(id);
+}
+
+/* An address of this machine that others know, if it has one. */
+static int has_other_address(struct sockaddr_in *found)
+{
+    struct ifaddrs *list;
+    int has = 0;
+    CHECK(getifaddrs(&list) == 0);
+    for (struct ifaddrs *at = list; at && !has; at = at->ifa_next) {
+        has = at->ifa_addr && at->ifa_addr->sa_family == AF_INET && !(at->ifa_flags & IFF_LOOPBACK);
+        if (has)
+            memcpy(found, at->ifa_addr, sizeof *found);
+    }
+    freeifaddrs(list);
+    return has;
+}
+
+/* Like any adapter, the device is that of addresses which others know. */
+static void bound_to_loopback(void)
+{
+    struct sockaddr_in other;
+    int has_other = has_other_address(&other);
+    struct rdma_cm_id *id = made();
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == 0);
+    CHECK((id->verbs == NULL) == has_other);
+    destroy(id);
+    if (!has_other)
+        return;
+    id = made();
+    CHECK(rdma_bind_addr(id, (struct sockaddr *)&other) == 0 && id->verbs);
     destroy(id);
 }
 
@@ -290,6 +323,7 @@ int main(int argc, char **argv)
     CHECK(channel);
     nobody_listens();
     addresses_are_taken();
+    bound_to_loopback();
     refused();
     for (int i = 0; i < 4; i++)
         established(i & 1, i & 2);

@@ -12,9 +12,16 @@ use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs_abi::rdmacm::*;
 use libc::sockaddr;
 use std::ffi::c_int;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Whether an address says through which device. RDMA of the kernel takes loopback addresses for unspecified ones (`cma_any_addr`):
+/// libfabric, for one, binds one to learn whether it has to look for the addresses that other machines know. Where there is none of
+/// those, a loopback address is as good as any.
+fn names_a_device(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && (!ip.to_canonical().is_loopback() || addresses::local().is_empty())
+}
 
 /// Gives an identifier a local address.
 pub unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result<(), c_int> {
@@ -25,8 +32,11 @@ pub unsafe fn bind(id: *mut rdma_cm_id, own: &Id, address: SocketAddr) -> Result
         if !addresses::is_local(address.ip()) {
             return Err(libc::EADDRNOTAVAIL);
         }
-        // SAFETY: the caller's identifier.
-        unsafe { attach(id, *opened().first().ok_or(libc::ENODEV)?) };
+        let first = *opened().first().ok_or(libc::ENODEV)?;
+        if names_a_device(address.ip()) {
+            // SAFETY: the caller's identifier.
+            unsafe { attach(id, first) };
+        }
     }
     let is_port_chosen = address.port() == 0;
     let port = if is_port_chosen { addresses::any_port() } else { address.port() };
