@@ -164,10 +164,10 @@ static inline unsigned below(unsigned n)
 	return mix(random_state) % n;
 }
 
-/* Waits until the test closes stdin. */
+/* Waits until the test closes stdin, or writes a full stop. */
 static inline void wait_for_end(void)
 {
-	while (getchar() != EOF)
+	for (int c = 0; c != EOF && c != '.'; c = getchar())
 		;
 }
 

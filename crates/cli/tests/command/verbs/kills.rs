@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use ginnel_status::Inspect;
 
-use super::Verbs;
 use super::ends::{self, End};
+use super::{DEVICE, Killed, Verbs, expect_good};
 use crate::hostile::Random;
 use crate::world::wait_for;
 
@@ -69,7 +69,6 @@ fn used(verbs: &Verbs) -> (u64, usize, usize) {
 /// Kills so many processes that exchange messages with one that survives them all. How long that has waited at most for its requests, if
 /// only a process was killed.
 fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: &mut Random) -> Duration {
-    let before = used(verbs);
     let mut survivor = End::start(verbs, program, 0, &[receives, "none", "0"]);
     let mut longest = Duration::ZERO;
     for n in 0..kills {
@@ -119,7 +118,6 @@ fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: 
     survivor.line();
     let (status, said) = survivor.ended();
     assert!(status.success() && said.contains("good"), "{receives}: {status}, {said}");
-    wait_for("the return of all memory", || used(verbs) == before);
     longest
 }
 
@@ -132,9 +130,21 @@ fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
     };
     let mut verbs = Verbs::new();
     let Some(program) = ends::compiled(&verbs, "kills") else { return };
+    let Some(bystander) = ends::compiled(&verbs, "bystander") else { return };
+    let before = used(&verbs);
+    let stop = verbs.world.files().join("stop");
+    let line = format!(
+        "while [ ! -e {} ]; do {bystander} {DEVICE} 16 100 || exit; done; echo nothing has changed",
+        stop.display()
+    );
+    let mut bystander = Killed(Some(verbs.command(&["sh", "-c", &line]).spawn().unwrap()));
     let mut random = Random(1);
     for receives in ["own", "shared"] {
         let longest = kill(&mut verbs, &program, receives, kills / 2, &mut random);
         println!("{receives}: {} kills; requests had ended after {longest:?} at the latest", kills / 2);
     }
+    std::fs::write(stop, "").unwrap();
+    let said = expect_good(&["bystander"], bystander.0.take().unwrap());
+    assert!(said.contains("nothing has changed"), "{said}");
+    wait_for("the return of all memory", || used(&verbs) == before);
 }

@@ -1,20 +1,20 @@
-//! Unmodified programs of RDMA verbs in two VMs: a segment that the VMs share is their RDMA device, and the only one that they have.
+//! Unmodified programs of RDMA verbs between two VMs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program, verbs_libraries};
-use vmtest::{Bed, Job, Vm};
+use vmtest::installation::Memory;
+use vmtest::{Bed, Job};
+
+use crate::stage::{FILES, Guest, Stage};
 
 vmtest::test_both_memories!(programs_of_the_distribution_between_two_vms);
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Where both VMs have the test's folder.
-const FILES: &str = "/tmp/files";
 
 /// Programs and their arguments, beside the device and the server's name.
 const PROGRAMS: [&str; 16] = [
@@ -82,58 +82,38 @@ const STREAMS: [(u16, [&str; 3]); 5] = [
     ),
 ];
 
-/// Two VMs whose programs are the host's.
-struct Stage<'b> {
-    client: Vm,
-    server: Vm,
-    files: PathBuf,
-    _daemons: [Job; 2],
-    _ginnel: Installation<'b>,
+/// The VMs of clients and of servers.
+struct Pairing<'b> {
+    client: Guest,
+    server: Guest,
+    stage: Stage<'b>,
 }
 
-impl<'b> Stage<'b> {
+impl<'b> Pairing<'b> {
     fn new(bed: &'b Bed, memory: Memory) -> Result<Self> {
-        let plan =
-            Plan::new(bed).vm("a").vm("b").memory(memory).segment("rdma", 128, &["a", "b"]).with_verbs();
-        let ginnel = plan.start()?;
-        let files = bed.dir().join("files");
-        verbs_libraries(&files.join("verbs"))?;
-        let start = |name| {
-            let vm = ginnel.vm(name)?.memory_mib(512).host_files().share(&files, FILES);
-            vm.library(program("libginnel_preload.so")?).start()
-        };
-        let (client, server) = (start("a")?, start("b")?);
-        client.wait_ready()?;
-        server.wait_ready()?;
-        let daemons = [ginnel.start_guest(&client)?, ginnel.start_guest(&server)?];
-        Ok(Self { client, server, files, _daemons: daemons, _ginnel: ginnel })
-    }
-
-    /// What runs a command of the host's over the segment.
-    fn line(&self, name: &str, command: &str) -> Result<String> {
-        let script = format!(
-            "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
-             exec ginnel run --verbs --mode off -- {command}\n"
-        );
-        fs::write(self.files.join(name), script)?;
-        Ok(format!("exec chroot /host sh {FILES}/{name}"))
+        let stage = Stage::new(bed, memory)?;
+        let [client, server] = stage.boot(["a", "b"])?;
+        Ok(Self { client, server, stage })
     }
 
     /// Starts a command in both VMs: the server, and when that listens at the port, the client.
     fn start(&self, pair: &Pair) -> Result<[Job; 2]> {
         let Pair { port, server, client, uses_librdmacm } = pair;
-        let job = self.server.spawn(&self.line(&format!("server.{port}"), server)?)?;
+        let job = self.server.vm.spawn(&self.stage.in_guest(&format!("server.{port}"), server)?)?;
         let listens = match uses_librdmacm {
             true => {
-                format!("ginnel status --json | grep -q '\"cm\\..*\\.{port}\\.{}\"'", self.server.address()?)
+                format!(
+                    "ginnel status --json | grep -q '\"cm\\..*\\.{port}\\.{}\"'",
+                    self.server.vm.address()?
+                )
             }
             false => format!("netstat -ltn | grep -q :{port}"),
         };
         let listens = format!("until {listens}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done", job.pid());
-        let output = self.server.run_within(PATIENCE, &listens)?;
+        let output = self.server.vm.run_within(PATIENCE, &listens)?;
         ensure!(output.code() == Some(0), "{server} does not listen: {:?}", job.said());
-        let client = client.replace("SERVER", &self.server.address()?.to_string());
-        Ok([job, self.client.spawn(&self.line(&format!("client.{port}"), &client)?)?])
+        let client = client.replace("SERVER", &self.server.vm.address()?.to_string());
+        Ok([job, self.client.vm.spawn(&self.stage.in_guest(&format!("client.{port}"), &client)?)?])
     }
 
     /// Waits for both, which must succeed; what they have said, the server first.
@@ -183,11 +163,16 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         return Ok(());
     }
     let bed = Bed::new("verbs")?;
-    let stage = Stage::new(&bed, memory)?;
-    let devices = stage.client.run(&stage.line("devices", "ibv_devinfo -d ginnel_rdma")?)?.ok()?.stdout;
+    let pairing = Pairing::new(&bed, memory)?;
+    let devices = pairing
+        .client
+        .vm
+        .run(&pairing.stage.in_guest("devices", "ibv_devinfo -d ginnel_rdma")?)?
+        .ok()?
+        .stdout;
     ensure!(devices.contains("PORT_ACTIVE"), "{devices}");
     for (port, program) in (7300..).zip(PROGRAMS) {
-        let [server, client] = stage.play(&Pair::tool(port, program))?;
+        let [server, client] = pairing.play(&Pair::tool(port, program))?;
         let is_said = match program.starts_with("ibv_") {
             true => server.contains("iters in") && client.contains("iters in"),
             false => client.contains("#bytes"),
@@ -196,88 +181,92 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         println!("{program}: {}", client.lines().rev().nth(1).unwrap_or("").trim());
     }
     for (port, [server, client, words]) in CONNECTED {
-        for said in stage.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })? {
+        for said in pairing.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })? {
             ensure!(said.contains(words), "{client}: {said}");
         }
     }
     // The rest does not depend on how the guest comes to the memory.
     if memory == Memory::Dax {
-        two_processes_in_each_vm(&stage)?;
-        batches(&stage)?;
-        streams(&stage)?;
-        huge_pages(&stage)?;
-        libraries(&stage)?;
+        two_processes_in_each_vm(&pairing)?;
+        batches(&pairing)?;
+        streams(&pairing)?;
+        huge_pages(&pairing)?;
+        libraries(&pairing)?;
     }
     Ok(())
 }
 
 /// Two servers in one VM, and their clients in the other one, at the same time.
-fn two_processes_in_each_vm(stage: &Stage<'_>) -> Result<()> {
+fn two_processes_in_each_vm(pairing: &Pairing<'_>) -> Result<()> {
     // They run for a second, so that both do at once.
     let pairs = ["ib_send_bw -F -D 1", "ib_write_bw -F -D 1"];
     let pairs = [Pair::tool(7400, pairs[0]), Pair::tool(7401, pairs[1])];
-    let jobs = [stage.start(&pairs[0])?, stage.start(&pairs[1])?];
+    let jobs = [pairing.start(&pairs[0])?, pairing.start(&pairs[1])?];
     for (pair, jobs) in pairs.iter().zip(jobs) {
-        let [_, client] = Stage::finish(pair, jobs)?;
+        let [_, client] = Pairing::finish(pair, jobs)?;
         ensure!(client.contains("#bytes"), "{}: {client}", pair.client);
     }
     Ok(())
 }
 
 /// The rest of the programs of librdmacm, which for rsockets is streams.
-fn streams(stage: &Stage<'_>) -> Result<()> {
+fn streams(pairing: &Pairing<'_>) -> Result<()> {
     for (port, [server, client, words]) in STREAMS {
-        let [_, said] = stage.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })?;
+        let [_, said] = pairing.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })?;
         ensure!(said.contains(words), "{client}: {said}");
     }
-    copy(stage)?;
+    copy(pairing)?;
     // Extended connections are refused as many adapters refuse them.
-    let line = format!("rdma_xclient -c x -s {}", stage.server.address()?);
-    let refused = stage.client.run_within(PATIENCE, &stage.line("refused", &line)?)?;
+    let line = format!("rdma_xclient -c x -s {}", pairing.server.vm.address()?);
+    let refused = pairing.client.vm.run_within(PATIENCE, &pairing.stage.in_guest("refused", &line)?)?;
     let said = format!("{}{}", refused.stdout, refused.stderr);
     ensure!(said.contains("rdma_create_ep: Operation not supported"), "{line}: {said}");
     Ok(())
 }
 
 /// Copies a file with rcopy, whose server goes on until it is killed. It maps its files, which those of the test's folder cannot be.
-fn copy(stage: &Stage<'_>) -> Result<()> {
+fn copy(pairing: &Pairing<'_>) -> Result<()> {
     let words = (0..1 << 20_u32).map(|n: u32| n.wrapping_mul(0x9e37_79b1).to_le_bytes());
-    fs::write(stage.files.join("from"), words.flatten().collect::<Vec<_>>())?;
-    stage.client.run(&format!("cp /host{FILES}/from /host/tmp/from"))?.ok()?;
+    fs::write(pairing.stage.files.join("from"), words.flatten().collect::<Vec<_>>())?;
+    pairing.client.vm.run(&format!("cp /host{FILES}/from /host/tmp/from"))?.ok()?;
     let client = "rcopy /tmp/from SERVER:/tmp/to -p 7505";
     let pair = Pair { uses_librdmacm: true, ..Pair::new(7505, "rcopy -p 7505", client) };
-    let [server, client] = stage.start(&pair)?;
+    let [server, client] = pairing.start(&pair)?;
     let said =
         client.wait(PATIENCE)?.ok().with_context(|| format!("the server: {:?}", server.said()))?.stdout;
     ensure!(said.contains("4194304 bytes in"), "{said}");
     // The client ends once the server has it all.
-    stage.server.run(&format!("cmp /host{FILES}/from /host/tmp/to"))?.ok()?;
+    pairing.server.vm.run(&format!("cmp /host{FILES}/from /host/tmp/to"))?.ok()?;
     server.kill(9)?;
     Ok(())
 }
 
 /// Pages that cannot be moved into the segment, so that the owner's process does what its peer asks for.
-fn huge_pages(stage: &Stage<'_>) -> Result<()> {
-    for vm in [&stage.server, &stage.client] {
+fn huge_pages(pairing: &Pairing<'_>) -> Result<()> {
+    for vm in [&pairing.server.vm, &pairing.client.vm] {
         vm.run("echo 16 >/proc/sys/vm/nr_hugepages && [ $(cat /proc/sys/vm/nr_hugepages) = 16 ]")?.ok()?;
     }
     for (port, program) in (7450..).zip(["ib_write_lat", "ib_read_bw", "ib_send_bw", "ib_atomic_bw"]) {
         let program = format!("{program} -F -n 100 --use_hugepages");
-        let [_, client] = stage.play(&Pair::tool(port, &program))?;
+        let [_, client] = pairing.play(&Pair::tool(port, &program))?;
         ensure!(client.contains("#bytes"), "{program}: {client}");
     }
     Ok(())
 }
 
 /// perftest posts with the `ibv_wr_*` calls on adapters that it knows, so it is told that this is one of them.
-fn batches(stage: &Stage<'_>) -> Result<()> {
+fn batches(pairing: &Pairing<'_>) -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi/tests/c/adapter.c");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).arg(stage.files.join("adapter.so")).arg(source).arg("-ldl");
+    compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(pairing.stage.files.join("adapter.so"))
+        .arg(source)
+        .arg("-ldl");
     ensure!(compiler.status()?.success(), "adapter.c cannot be compiled");
     for (port, program) in (7410..).zip(["ib_send_bw -F -n 200", "ib_atomic_lat -F -n 200"]) {
         let program = format!("env LD_PRELOAD={FILES}/adapter.so {program}");
-        for said in stage.play(&Pair::tool(port, &program))? {
+        for said in pairing.play(&Pair::tool(port, &program))? {
             ensure!(said.contains("ibv_wr* API     : ON"), "{program}: {said}");
         }
     }
@@ -285,10 +274,10 @@ fn batches(stage: &Stage<'_>) -> Result<()> {
 }
 
 /// A program for pyverbs, which checks what it sends.
-const PINGPONG: &str = include_str!("../../../crates/cli/tests/command/verbs_programs/pingpong.py");
+const PINGPONG: &str = include_str!("../../../../crates/cli/tests/command/verbs_programs/pingpong.py");
 
 /// UCX, qperf and pyverbs.
-fn libraries(stage: &Stage<'_>) -> Result<()> {
+fn libraries(pairing: &Pairing<'_>) -> Result<()> {
     let is_there = |path: &str| {
         let is_there = Path::new(path).exists();
         if !is_there {
@@ -298,17 +287,18 @@ fn libraries(stage: &Stage<'_>) -> Result<()> {
     };
     if is_there("/usr/bin/ucx_perftest") {
         let batch = "tag -t tag_bw -s 100000 -n 50 -w 10\nget -t ucp_get -s 65536 -n 50 -w 10\n";
-        fs::write(stage.files.join("batch"), batch)?;
+        fs::write(pairing.stage.files.join("batch"), batch)?;
         // The buffers that it has with its defaults are larger than the segment.
         let server = "env UCX_TLS=rc_v UCX_NET_DEVICES=ginnel_rdma:1 UCX_RC_VERBS_RX_QUEUE_LEN=256 \
                       UCX_UD_VERBS_RX_QUEUE_LEN=256 UCX_LOG_LEVEL=info ucx_perftest -f -b batch -p 7420";
-        let [server, client] = stage.play(&Pair::new(7420, server, &format!("{server} SERVER")))?;
+        let [server, client] = pairing.play(&Pair::new(7420, server, &format!("{server} SERVER")))?;
         for words in [" tag ", " get ", "tag(rc_verbs/ginnel_rdma:1)", "rma(rc_verbs/ginnel_rdma:1)"] {
             ensure!(client.contains(words), "{words}: {server}{client}");
         }
     }
     if is_there("/usr/bin/fi_pingpong") && is_there("/usr/bin/fi_info") {
-        let said = stage.client.run(&stage.line("fi_info", "fi_info -p verbs")?)?.ok()?.stdout;
+        let said =
+            pairing.client.vm.run(&pairing.stage.in_guest("fi_info", "fi_info -p verbs")?)?.ok()?.stdout;
         for words in ["domain: ginnel_rdma", "FI_EP_MSG", "FI_EP_DGRAM", "provider: verbs;ofi_rxm"] {
             ensure!(said.contains(words), "{words}: {said}");
         }
@@ -318,20 +308,20 @@ fn libraries(stage: &Stage<'_>) -> Result<()> {
             let program = format!("fi_pingpong -I 50 -c -p {way}");
             let pair =
                 Pair::new(port, &format!("{program} -B {port}"), &format!("{program} -P {port} SERVER"));
-            for said in stage.play(&pair)? {
+            for said in pairing.play(&pair)? {
                 ensure!(said.contains("usec/xfer") && said.contains("=50"), "{program}: {said}");
             }
         }
     }
     if is_there("/usr/bin/qperf") {
         let client = "qperf -lp 7430 -i ginnel_rdma -v -t 1 SERVER rc_lat ver_rc_compare_swap ud_lat quit";
-        let [_, client] = stage.play(&Pair::new(7430, "qperf -lp 7430", client))?;
+        let [_, client] = pairing.play(&Pair::new(7430, "qperf -lp 7430", client))?;
         ensure!(client.matches("ginnel_rdma").count() == 3, "{client}");
     }
     if is_there("/usr/lib/python3/dist-packages/pyverbs") {
-        fs::write(stage.files.join("pingpong.py"), PINGPONG)?;
+        fs::write(pairing.stage.files.join("pingpong.py"), PINGPONG)?;
         let server = format!("/usr/bin/python3 {FILES}/pingpong.py ginnel_rdma 7440 20");
-        for said in stage.play(&Pair::new(7440, &server, &format!("{server} SERVER")))? {
+        for said in pairing.play(&Pair::new(7440, &server, &format!("{server} SERVER")))? {
             ensure!(said.contains("all data are right"), "{said}");
         }
     }
