@@ -146,7 +146,8 @@ impl Wire {
     /// Takes what has come. Whether the endpoint at the other end has ended.
     fn has_ended(&mut self) -> bool {
         self.is_pending = false;
-        for _ in 0..64 {
+        // More than the channel holds, so the end is seen behind all that came before it.
+        for _ in 0..CHANNEL.capacity / 8 {
             match self.receiver.recv_into(&mut [0; 8]) {
                 Ok(_) => {}
                 Err(Error::WouldBlock) => return false,
@@ -789,8 +790,13 @@ impl Adapter<Mapping> for Shared {
             return Some(self.own.clone());
         }
         let mut links = locked(&self.links);
-        if let Some(link) = links.links.get(&endpoint).filter(|link| !link.peer.is_dead()) {
-            return Some(link.peer.clone());
+        // The one that is known may have died, and another one may have its number already, before the notifier has heard of it. Whoever
+        // connects with librdmacm hears of the next one from the next one itself.
+        if let Some(link) = links.links.get_mut(&endpoint).filter(|link| !link.peer.is_dead()) {
+            if !link.channel.has_ended() {
+                return Some(link.peer.clone());
+            }
+            link.peer.set_dead();
         }
         let tried = links.tried.get(&endpoint).is_some_and(|tried| tried.elapsed() < LOOK);
         if tried || endpoint == 0 {

@@ -16,7 +16,7 @@ pub fn compiled(verbs: &Verbs, name: &str) -> Option<String> {
     let status = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .args([&program, &source])
-        .arg("-libverbs")
+        .args(["-lrdmacm", "-libverbs"])
         .status()
         .unwrap();
     assert!(status.success(), "{name}.c cannot be compiled");

@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "ends.h"
-#include <signal.h>
+#include "steps.h"
 
 #define SENDS 16
 #define RECEIVES 32
@@ -27,60 +27,29 @@ static int is_survivor, timeout = 16;
 static const char *fatal;
 /* It has received something. */
 static int is_at_work;
-static volatile uint64_t steps, limit = UINT64_MAX, measured;
 static unsigned before_steps;
-
-static void step(int signal)
-{
-	(void)signal;
-	if (steps++ >= limit)
-		kill(getpid(), SIGKILL);
-}
-
-/* The CPU traps after each instruction while this flag is set. */
-static inline void set_trap_flag(void)
-{
-	__asm__ volatile("sub $128, %%rsp; pushfq; orq $0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
-}
-
-static inline void clear_trap_flag(void)
-{
-	__asm__ volatile("sub $128, %%rsp; pushfq; andq $~0x100, (%%rsp); popfq; add $128, %%rsp" ::: "memory", "cc");
-}
 
 /*
  * Whether the call of this name is gone through step by step. It is neither the first one nor always the same one, and not before the
  * other end is there: that would have to wait until it takes this one for unreachable.
  */
-static int begin_steps(const char *name)
+static int is_stepped(const char *name)
 {
 	if (!is_at_work || strcmp(name, fatal) || before_steps-- > 0)
 		return 0;
 	before_steps = below(8);
-	steps = 0;
-	if (measured)
-		limit = below(measured);
 	return 1;
-}
-
-static void end_steps(void)
-{
-	if (!measured)
-		measured = steps;
 }
 
 static volatile uint64_t calls;
 
-#define CALL(name, call)                     \
-	do {                                 \
-		calls++;                     \
-		int stepped = begin_steps(name); \
-		if (stepped)                 \
-			set_trap_flag();     \
-		call;                        \
-		clear_trap_flag();           \
-		if (stepped)                 \
-			end_steps();         \
+#define CALL(name, call)                  \
+	do {                              \
+		calls++;                  \
+		if (is_stepped(name))     \
+			STEPPED(call);    \
+		else                      \
+			call;             \
 	} while (0)
 
 /* Requests to send: all are signaled, and complete in their order. */
@@ -260,7 +229,7 @@ int main(int count, char **arguments)
 	fatal = is_survivor ? "" : arguments[4];
 	random_state = strtoul(arguments[5], NULL, 10);
 	before_steps = 1 + below(200);
-	signal(SIGTRAP, step);
+	prepare_steps();
 	signal(SIGALRM, stalled);
 	open_end(&end, arguments[1], 1, shared, SENDS, RECEIVES, BYTES);
 	for (unsigned turn = 0;; turn++) {

@@ -13,6 +13,7 @@ use ginnel_status::Inspect;
 use super::ends::{self, End};
 use super::{DEVICE, Killed, Verbs, expect_good};
 use crate::hostile::Random;
+use crate::stage::free_port;
 use crate::world::wait_for;
 
 /// In which call the process kills itself, or who kills it.
@@ -121,13 +122,17 @@ fn kill(verbs: &mut Verbs, program: &str, receives: &str, kills: usize, random: 
     longest
 }
 
-#[test]
-fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
-    let kills = match std::env::var("GINNEL_SOAK").map(|n| n.parse()) {
+fn kills() -> usize {
+    match std::env::var("GINNEL_SOAK").map(|n| n.parse()) {
         Ok(Ok(n)) if n > 1 => n,
         Ok(_) => 10_000,
         Err(_) => 40,
-    };
+    }
+}
+
+#[test]
+fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
+    let kills = kills();
     let mut verbs = Verbs::new();
     let Some(program) = ends::compiled(&verbs, "kills") else { return };
     let Some(bystander) = ends::compiled(&verbs, "bystander") else { return };
@@ -146,5 +151,51 @@ fn whoever_survives_gets_each_completion_once_and_all_memory_comes_back() {
     std::fs::write(stop, "").unwrap();
     let said = expect_good(&["bystander"], bystander.0.take().unwrap());
     assert!(said.contains("nothing has changed"), "{said}");
+    wait_for("the return of all memory", || used(&verbs) == before);
+}
+
+/// Kills so many processes in a call that connects, beside one that survives them all. How often each connection had come about is not known.
+fn kill_connecting(verbs: &Verbs, program: &str, call: &str, kills: usize, random: &mut Random) {
+    let port = free_port().to_string();
+    let mut survivor = End::named(verbs, &[program, "survivor", call, &port, "0"]);
+    if call == "connect" {
+        assert_eq!(survivor.line(), "listening\n");
+    }
+    for n in 0..kills {
+        let seed = random.below(1 << 30).to_string();
+        let what = format!("{call}, {n}: seed {seed}");
+        let port = if call == "accept" { free_port().to_string() } else { port.clone() };
+        let mut victim = End::named(verbs, &[program, "victim", call, &port, &seed]);
+        if call == "accept" {
+            assert_eq!(victim.line(), "listening\n", "{what}");
+            // The last of them may find nobody.
+            while victim.has_ended().is_none() {
+                survivor.tell(&format!("{port}\n"));
+                assert_eq!(survivor.line(), "over\n", "{what}");
+            }
+        }
+        wait_for("a kill", || victim.has_ended().is_some());
+        let status = victim.has_ended().unwrap();
+        assert_eq!(status.signal(), Some(9), "{what}: {status}, {}", victim.ended().1);
+        if call == "connect" {
+            survivor.tell("0\n");
+            assert_eq!(survivor.line(), "over\n", "{what}");
+        }
+    }
+    let (status, said) = survivor.ended();
+    assert!(status.success() && said.contains("good"), "{call}: {status}, {said}");
+}
+
+#[test]
+fn whoever_survives_while_it_connects_is_told_and_all_memory_comes_back() {
+    let verbs = Verbs::new();
+    let Some(program) = ends::compiled(&verbs, "connect_kills") else { return };
+    let before = used(&verbs);
+    let mut random = Random(2);
+    for call in ["connect", "accept"] {
+        // Each takes long: a call that connects has many instructions.
+        kill_connecting(&verbs, &program, call, kills() / 10, &mut random);
+    }
+    assert!(!verbs.world.good("status --json").out.contains("\"cm."));
     wait_for("the return of all memory", || used(&verbs) == before);
 }
