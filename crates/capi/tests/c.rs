@@ -31,6 +31,10 @@ struct Built {
     compiled: TempDir,
 }
 
+/// All packages have a say in the features of what they depend on, and those of tests only if a test is built. A package that is built without
+/// these would have most others built again.
+const TOGETHER: [&str; 5] = ["--workspace", "--exclude", "vmtest", "--test", "header"];
+
 fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -40,17 +44,8 @@ fn built() -> &'static Built {
         let name = programs.file_name().unwrap().to_str().unwrap();
         let profile = if name == "debug" { "dev" } else { name };
         run(Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "-p",
-                "ginnel-daemon",
-                "--bin",
-                "ginneld",
-                "--profile",
-                profile,
-            ])
+            .args(["build", "--quiet", "--locked", "--bin", "ginneld", "--profile", profile])
+            .args(TOGETHER)
             .env("CARGO_TARGET_DIR", target));
         run(make(target, profile).arg("all"));
         let built =
@@ -66,6 +61,7 @@ fn built() -> &'static Built {
 fn make(target: &Path, profile: &str) -> Command {
     let mut make = Command::new("make");
     make.args(["--no-print-directory", "-C"]).arg(here()).arg(format!("PROFILE={profile}"));
+    make.arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")));
     // Not as a part of the `make` that may run this test.
     make.env("CARGO_TARGET_DIR", target).env_remove("MAKEFLAGS");
     make

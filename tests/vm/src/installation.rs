@@ -45,6 +45,8 @@ pub fn verbs_libraries(to: &Path) -> Result<()> {
         .arg(crates)
         .arg(format!("PROFILE={}", if is_optimised { "release" } else { "dev" }))
         .arg(format!("OUT={}", to.display()))
+        // Together with the others, as all are built already.
+        .arg("PACKAGES=--workspace --lib")
         .env_remove("MAKEFLAGS")
         .env("CARGO_TARGET_DIR", built.parent().context("a folder without a parent")?)
         .status()?;

@@ -241,7 +241,7 @@ fn what_the_c_library_does_with_descriptors_is_known() {
         let name = |line: &str| Some(line.split_whitespace().nth(2)?.split('@').next()?.to_owned());
         text.lines().filter_map(name).collect::<std::collections::BTreeSet<String>>()
     };
-    let ours = symbols(&crate::world::built_library("ginnel-preload", "libginnel_preload.so"));
+    let ours = symbols(&crate::world::built_library("libginnel_preload.so"));
     let plain = |name: &str| {
         let name = name.trim_start_matches('_');
         name.strip_prefix("libc_")

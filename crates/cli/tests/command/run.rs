@@ -280,7 +280,7 @@ fn with_a_connection(folder: &Path) -> (Command, PathBuf, PathBuf) {
     let (end, file) = (folder.join("end"), folder.join("report"));
     let mut command = ginnel();
     command
-        .env("GINNEL_PRELOAD", built_library("ginnel-preload", "libginnel_preload.so"))
+        .env("GINNEL_PRELOAD", built_library("libginnel_preload.so"))
         .env("GINNEL_SOCKET", folder.join("nothing"))
         .env(END, &end)
         .arg(format!("--report={}", file.display()))

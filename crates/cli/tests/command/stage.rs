@@ -69,7 +69,7 @@ impl Stage {
     }
 
     pub fn in_world(mode: &'static str, world: World) -> Self {
-        let library = built_library("ginnel-preload", "libginnel_preload.so");
+        let library = built_library("libginnel_preload.so");
         Self { world, mode, library, is_open: false, settles: false, server: None, runs: Cell::new(0) }
     }
 

@@ -35,7 +35,7 @@ impl Verbs {
     pub fn sized(size: &str) -> Self {
         let world = World::with(&format!("size = '{size}'\nverbs = true"));
         let libraries = built_libraries("crates/verbs-capi", "verbs");
-        Self { world, libraries, preload: built_library("ginnel-preload", "libginnel_preload.so") }
+        Self { world, libraries, preload: built_library("libginnel_preload.so") }
     }
 
     pub fn command(&self, program: &[&str]) -> Command {

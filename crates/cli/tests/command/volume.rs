@@ -14,8 +14,8 @@ use tempfile::TempDir;
 fn bench() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        built("ginnel-volume", "ginnel-volume");
-        built("ginnel-volume-client", "ginnel-volume-bench")
+        built("ginnel-volume");
+        built("ginnel-volume-bench")
     })
 }
 

@@ -15,25 +15,30 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 /// The daemon.
 fn ginneld() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("ginnel-daemon", "ginneld"))
+    BUILT.get_or_init(|| built("ginneld"))
 }
 
 /// A program of another package, as cargo's profile of this test makes it.
-pub fn built(package: &str, program: &str) -> PathBuf {
-    build(package, &["--bin", program], program)
+pub fn built(program: &str) -> PathBuf {
+    build(&["--bin", program], program)
 }
 
 /// A library of another package, likewise.
-pub fn built_library(package: &str, file: &str) -> PathBuf {
-    build(package, &["--lib"], file)
+pub fn built_library(file: &str) -> PathBuf {
+    build(&["--lib"], file)
 }
 
-fn build(package: &str, target: &[&str], file: &str) -> PathBuf {
+/// All packages have a say in the features of what they depend on, and those of tests only if a test is built. A package that is built without
+/// these would have most others built again.
+const TOGETHER: [&str; 5] = ["--workspace", "--exclude", "vmtest", "--test", "header"];
+
+fn build(target: &[&str], file: &str) -> PathBuf {
     let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
     let name = programs.file_name().unwrap().to_str().unwrap();
     let profile = if name == "debug" { "dev" } else { name };
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--locked", "-p", package, "--profile", profile])
+        .args(["build", "--quiet", "--locked", "--profile", profile])
+        .args(TOGETHER)
         .args(target)
         .env("CARGO_TARGET_DIR", programs.parent().unwrap())
         .status()
@@ -51,6 +56,7 @@ pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
         .args(["--no-print-directory", "-s", "-C"])
         .arg(root.join(package))
         .arg(format!("PROFILE={}", if name == "debug" { "dev" } else { name }))
+        .arg(format!("PACKAGES={} --lib", TOGETHER.join(" ")))
         // Not as a part of the `make` that may run this test.
         .env_remove("MAKEFLAGS")
         .env("CARGO_TARGET_DIR", programs.parent().unwrap())

@@ -42,7 +42,7 @@ fn main() {
 /// Runs this program again with the library, beside a daemon.
 fn with_library() {
     let world = World::new();
-    let library = world::built_library("ginnel-preload", "libginnel_preload.so");
+    let library = world::built_library("libginnel_preload.so");
     let status = Command::new(std::env::current_exe().unwrap())
         .args(std::env::args_os().skip(1))
         .env(FILES, world.files())

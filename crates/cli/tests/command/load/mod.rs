@@ -67,7 +67,7 @@ impl Load {
                 .arg("--")
                 .arg(std::env::current_exe().unwrap())
                 .args(["--exact", "load::program::program", "--include-ignored", "--nocapture"])
-                .env("GINNEL_PRELOAD", built_library("ginnel-preload", "libginnel_preload.so"))
+                .env("GINNEL_PRELOAD", built_library("libginnel_preload.so"))
                 .env(ROLE, role)
                 .env(PHASES, phases)
                 .stdin(Stdio::null())
