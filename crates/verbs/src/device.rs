@@ -31,6 +31,8 @@ use crate::shared_receive_queue::SharedReceiveQueue;
 /// The smallest arena, in bytes, and the largest that is taken unless more is needed at once.
 const SMALLEST: u64 = 8 << 20;
 const LARGEST: u64 = 64 << 20;
+/// Room that is left for queues, and for what they need, when memory of the program moves to arenas.
+const FOR_QUEUES: u64 = 1 << 20;
 /// Between two looks whether peers have died, and between two tries to reach one that is not there.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
 
@@ -358,23 +360,26 @@ impl Device {
         let mut arenas = locked(&self.shared.arenas);
         let before = arenas.len();
         let mut taken = Vec::new();
-        for _ in 0..count {
-            match self.shared.take_of(&mut arenas, CHUNK, CHUNK) {
-                Ok((place, memory, at)) => {
-                    let file_at = arenas[usize::from(place.arena())].block.file().1 + at as u64;
-                    taken.push((Chunk::new(place.arena(), (at / CHUNK) as u32), memory, file_at));
-                }
-                Err(error) => {
-                    for (chunk, ..) in taken {
-                        let place: Place = chunk.place();
-                        arenas[usize::from(place.arena())].free.give(place.offset(), CHUNK as u64);
-                    }
-                    // Peers have not heard of the arenas that were made for this.
-                    arenas.truncate(before);
-                    self.shared.tables.store_relaxed_u32(verbs::ARENAS, before as u32);
-                    return Err(error);
-                }
+        let mut take = || {
+            for _ in 0..count {
+                let (place, memory, at) = self.shared.take_of(&mut arenas, CHUNK, CHUNK)?;
+                let file_at = arenas[usize::from(place.arena())].block.file().1 + at as u64;
+                taken.push((Chunk::new(place.arena(), (at / CHUNK) as u32), memory, file_at));
             }
+            self.shared.keep_room_for_queues(&mut arenas)
+        };
+        if let Err(error) = take() {
+            for (chunk, ..) in taken {
+                let place: Place = chunk.place();
+                arenas[usize::from(place.arena())].free.give(place.offset(), CHUNK as u64);
+            }
+            // Peers have not heard of the arenas that were made for this. A block lives as long as it has a name.
+            for i in before..arenas.len() {
+                let _ = self.shared.endpoint.unlink_block(&self.shared.arena_name(i));
+            }
+            arenas.truncate(before);
+            self.shared.tables.store_relaxed_u32(verbs::ARENAS, before as u32);
+            return Err(error);
         }
         Ok(taken)
     }
@@ -585,11 +590,24 @@ impl Shared {
         Ok((Place::new(i as u16, at), arenas[i].memory.clone(), at as usize))
     }
 
+    /// Sees to it that the program's memory does not take the last that the segment has, or that the quota allows: it can stay where it is, and
+    /// what queue pairs need cannot.
+    fn keep_room_for_queues(&self, arenas: &mut Vec<Arena>) -> Result<(), DeviceError> {
+        if !arenas.iter().any(|arena| arena.free.has(FOR_QUEUES)) {
+            self.add_arena(arenas, FOR_QUEUES)?;
+        }
+        Ok(())
+    }
+
+    fn arena_name(&self, i: usize) -> String {
+        format!("verbs.{}.{i}", self.number)
+    }
+
     fn add_arena(&self, arenas: &mut Vec<Arena>, len: u64) -> Result<usize, DeviceError> {
         let i =
             u16::try_from(arenas.len()).ok().filter(|i| *i < 1 << 12).ok_or(DeviceError::Full("arena"))?;
         let usual = (SMALLEST << i.min(16)).min(LARGEST);
-        let name = format!("verbs.{}.{i}", self.number);
+        let name = self.arena_name(i.into());
         let options = BlockOptions { align: CHUNK, zero: false, ..BlockOptions::default() };
         // Where a large one finds no room, a small one may.
         let mut size = usual.max(len).next_multiple_of(CHUNK as u64);

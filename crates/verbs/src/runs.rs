@@ -35,6 +35,11 @@ impl Runs {
         Some(aligned)
     }
 
+    /// Whether so many are free in one run.
+    pub fn has(&self, len: u64) -> bool {
+        self.free.values().any(|free| *free >= len)
+    }
+
     /// Gives back what was taken.
     pub fn give(&mut self, mut at: u64, mut len: u64) {
         if len == 0 {
@@ -65,6 +70,8 @@ mod tests {
         assert_eq!(runs.take(63, 1), Some(1));
         assert_eq!(runs.take(26, 1), Some(74));
         assert_eq!((runs.take(1, 1), runs.take(0, 1)), (None, None));
+        runs.give(10, 20);
+        assert!(runs.has(20) && !runs.has(21));
     }
 
     proptest! {

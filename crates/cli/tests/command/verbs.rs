@@ -33,7 +33,10 @@ impl Verbs {
 
     /// With a segment of this size.
     pub fn sized(size: &str) -> Self {
-        let world = World::with(&format!("size = '{size}'\nverbs = true"));
+        Self::of(World::with(&format!("size = '{size}'\nverbs = true")))
+    }
+
+    fn of(world: World) -> Self {
         let libraries = built_libraries("crates/verbs-capi", "verbs");
         Self { world, libraries, preload: built_library("libginnel_preload.so") }
     }
@@ -419,6 +422,38 @@ fn memory_that_cannot_lie_in_the_segment_is_registered() {
         let _pages = HugePages::reserve(16);
         let said = run_source("shadow", &[], &[]);
         said.lines().filter(|line| line.starts_with("SKIPPED")).for_each(|line| println!("{line}"));
+    }
+}
+
+/// The segment has room, and the endpoint may not have it. What was taken until the quota was used up is given back, so there is room for queues.
+#[test]
+fn memory_beyond_the_quota_is_registered_too() {
+    if !have(&["ib_write_bw"]) {
+        return;
+    }
+    let limits = "[limits]\nblock_bytes_per_endpoint = '12M'\n";
+    let verbs = Verbs::of(World::configured("size = '256M'\nverbs = true", limits));
+    // Twice as many bytes are registered. The first ones would leave no room beside them.
+    for size in ["4500000", "8000000"] {
+        let line = ["ib_write_bw", "-d", DEVICE, "-F", "-s", size, "-n", "5"];
+        let port = free_port();
+        let number = port.to_string();
+        let server = [&line[..], &["-p", &number]].concat();
+        let mut served = Killed(Some(verbs.command(&server).spawn().unwrap()));
+        wait_for("a server", || listens(port));
+        let client = verbs.command(&[&line[..], &["-p", &number, "127.0.0.1"]].concat()).spawn().unwrap();
+        let mut most = 0;
+        let mut client = Killed(Some(client));
+        wait_for("the end of the client", || {
+            let shown = verbs.world.good("verbs web --json").json();
+            let endpoints = shown[0]["endpoints"].as_array().cloned().unwrap_or_default();
+            let shadows = endpoints.iter().filter_map(|endpoint| endpoint["shadow_regions"].as_u64());
+            most = most.max(shadows.sum());
+            client.0.as_mut().unwrap().try_wait().unwrap().is_some()
+        });
+        expect_good(&line, client.0.take().unwrap());
+        expect_good(&server, served.0.take().unwrap());
+        assert!(most >= 1, "{size}: nothing was a shadow region");
     }
 }
 
