@@ -772,12 +772,20 @@ impl Links {
 }
 
 impl Shared {
+    /// Whether the endpoint at the other end of a link has ended. For threads other than the notifier: what they take may be a wake that the
+    /// notifier has not seen, and it would go on sleeping while completions wait, so it is woken to look.
+    fn has_ended(&self, link: &mut Link) -> bool {
+        let has_ended = link.channel.has_ended();
+        self.has_to_wait();
+        has_ended
+    }
+
     /// Whether nobody has the endpoint's number, or somebody else does. False also if that cannot be told.
     fn is_gone(&self, claimer: Claimer) -> bool {
         let number = claimer.endpoint();
         let mut links = locked(&self.links);
         if let Some(link) = links.links.get_mut(&number) {
-            if link.peer.is_dead() || link.channel.has_ended() {
+            if link.peer.is_dead() || self.has_ended(link) {
                 link.peer.set_dead();
                 if claimer.is_of(link.epoch) {
                     return true;
@@ -811,7 +819,7 @@ impl Adapter<Mapping> for Shared {
         // The one that is known may have died, and another one may have its number already, before the notifier has heard of it. Whoever
         // connects with librdmacm hears of the next one from the next one itself.
         if let Some(link) = links.links.get_mut(&endpoint).filter(|link| !link.peer.is_dead()) {
-            if !link.channel.has_ended() {
+            if !self.has_ended(link) {
                 return Some(link.peer.clone());
             }
             link.peer.set_dead();

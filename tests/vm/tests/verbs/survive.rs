@@ -40,7 +40,7 @@ struct End<'s> {
 
 impl<'s> End<'s> {
     fn start(stage: &Stage<'_>, place: Place<'s>, name: &str, command: &str) -> Result<Self> {
-        // Open for both directions, it never ends.
+        // A FIFO that is open for reading and writing never reports its end.
         let (running, input) = match place {
             Place::Host => {
                 let input = format!("{}/{name}.in", stage.files.display());
