@@ -18,6 +18,7 @@
 //! 0x1c0    consumer   ready    u32  sockets only: counts what the carrier before carries, and looks at base: 1 = the kernel,
 //!                                   2 = a ring; 0 = not yet
 //! 0x1c8    consumer   recall   u32  sockets only: 1 = asks the producer to go back to the kernel; 0 = does not
+//! 0x1d0    consumer   taken    u64  sockets only: bytes that the program has received of this ring; head may be behind
 //! 0x200               data[capacity]
 //! ```
 //!
@@ -65,6 +66,8 @@ pub const REPEATED: usize = 0x1a0;
 pub const READY: usize = 0x1c0;
 /// Offset, in a ring of a socket, of the consumer's word that asks the producer to go back to the kernel.
 pub const RECALL: usize = 0x1c8;
+/// Offset, in a ring of a socket, of the consumer's word that says how many bytes its program has received.
+pub const TAKEN: usize = 0x1d0;
 /// Bytes in front of the data.
 pub const HEADER: usize = 0x200;
 

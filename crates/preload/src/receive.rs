@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ginnel::SocketReceiver;
+use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
@@ -319,6 +319,7 @@ fn from_ring(
             Ok(n) => {
                 if how != How::Peek {
                     socket.receiving.shared.fetch_add(n as u64, Ordering::Relaxed);
+                    carrier::note_taken(receiver.ring.memory(), receiver.ring.cursor().position);
                 }
                 if carrier::wants_more(receiver.ring.memory()) {
                     socket.grow();
@@ -380,9 +381,10 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.
             let ring = socket.sending.lock();
-            let lost = ring.as_ref().is_some_and(|sender| sender.ring.in_flight() > 0)
-                && !socket.said.reset.load(Ordering::Relaxed);
-            Some(if lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
+            let is_unread =
+                |sender: &SocketSender| carrier::taken(sender.ring.memory()) < sender.ring.cursor().position;
+            let is_lost = ring.as_ref().is_some_and(is_unread) && !socket.said.reset.load(Ordering::Relaxed);
+            Some(if is_lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }
 }

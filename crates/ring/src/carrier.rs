@@ -42,7 +42,7 @@
 //! | finds itself [recalled](is_recalled), now and then and when it [begins](begin): goes back as above | |
 //! | | finds, after [`recall`], that the producer has not begun ([`left`]): it never will, and the kernel goes on |
 
-use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, WANTED};
+use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, TAKEN, WANTED};
 use ginnel_shmem::Memory;
 
 use crate::error::Corrupt;
@@ -153,6 +153,18 @@ pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
     let ring = memory.load_acquire_u64(END).checked_sub(1)?;
     let (wakes_end, repeated) = (memory.load_relaxed_u64(RESUME), memory.load_relaxed_u64(REPEATED));
     Some(Place { ring, kernel: wakes_end.saturating_sub(1), repeated })
+}
+
+/// The consumer's program has received so many bytes of the ring. Says nothing of their room, which goes back later: this is for a producer
+/// whose consumer has died. One store to a line that the producer does not look at while data flows.
+#[inline]
+pub fn note_taken<M: Memory>(memory: &M, position: u64) {
+    memory.store_relaxed_u64(TAKEN, position);
+}
+
+/// How many bytes of the ring the consumer's program has received. To be asked when the consumer has ended.
+pub fn taken<M: Memory>(memory: &M) -> u64 {
+    memory.load_relaxed_u64(TAKEN)
 }
 
 /// The consumer asks the producer to go back to the kernel's connection. To be followed by [`left`] if the producer had not begun: what that

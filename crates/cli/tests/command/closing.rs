@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs;
 
-use crate::stage::{PYTHON, Stage, have};
+use crate::stage::{PYTHON, Stage, changed, free_port, have};
 use crate::world::wait_for;
 
 /// Connections that are reported and closed in this order, both ways to close one. The first one is for the daemon's greeting.
@@ -93,7 +93,7 @@ fn the_peer_sees_the_end_whatever_the_daemon_does() {
 
 /// What the two ends of a connection that is closed are told. Each pair has changed over when `pair` returns.
 const ENDS: &str = r#"
-import errno, socket, struct
+import errno, os, socket, struct
 listener = socket.create_server(('127.0.0.1', 0))
 def pair():
     a = socket.create_connection(listener.getsockname())
@@ -126,6 +126,21 @@ assert b.recv(100) == b'data'
 fails(errno.ECONNRESET, b.recv, 100)
 assert b.recv(100) == b''
 fails(errno.EPIPE, b.send, b'more')
+# And if the last one that closes it, of two processes that have it, is not the one that has begun it.
+a, b = pair()
+b.sendall(b'unread')
+go, went = os.pipe()
+child = os.fork()
+if child == 0:
+    b.close()
+    os.read(go, 1)
+    assert a.recv(1) == b'u'
+    a.close()
+    os._exit(0)
+a.close()
+os.write(went, b'.')
+fails(errno.ECONNRESET, b.recv, 100)
+assert os.waitpid(child, 0)[1] == 0
 # What is sent first to a peer that has closed its end is lost.
 a, b = pair()
 a.close()
@@ -146,11 +161,96 @@ fn both_ends_are_told_what_tcp_tells_them() {
     if !have(&[PYTHON]) {
         return;
     }
-    for (mode, ends) in [("off", 0), ("eager", 8)] {
+    for (mode, ends) in [("off", 0), ("eager", 12)] {
         let stage = Stage::new(mode).settling();
         stage.client(&[PYTHON, "-c", ENDS]);
         let connections = stage.end();
         let over = connections.iter().filter(|one| one.sent_after_us.is_some()).count();
         assert_eq!(over, ends, "{mode}: {connections:#?}");
+    }
+}
+
+/// A server whose child has the connection to itself, and ends it when the byte that has woken it is still in the kernel's socket: that
+/// stays there while an epoll instance watches the connection. (A child has no doorbell by which it could be woken.) It has received
+/// everything, so the connection ends in order, if the child closes it and if it is killed.
+const UNREAD: &str = r#"
+import os, select, signal, socket, sys
+port, how = int(sys.argv[2]), sys.argv[3]
+def receive(c, n):
+    data = b''
+    while len(data) < n:
+        more = c.recv(n - len(data))
+        assert more, 'the end came too early'
+        data += more
+    return data
+def changed():
+    words = ['"pid":%d,' % os.getpid(), '"sent_after_us"', '"received_after_us"']
+    return any(all(word in line for word in words) for line in open(os.environ['GINNEL_SOCKETS_REPORT']))
+def is_asleep(pid):
+    return open('/proc/%d/stat' % pid).read().rsplit(')', 1)[1].split()[0] == 'S'
+def unread(c):
+    ends = [':%04X' % end[1] for end in (c.getsockname(), c.getpeername())]
+    for line in open('/proc/net/tcp'):
+        words = line.split()
+        if [word[-5:] for word in words[1:3]] == ends:
+            return int(words[4].split(':')[1], 16)
+def wake(c):
+    epoll = select.epoll()
+    epoll.register(c, select.EPOLLIN)
+    # It may have been asleep for something else when the client looked.
+    while unread(c) == 0:
+        c.sendall(b'%8d' % os.getpid())
+        select.select([c], [], [])
+        receive(c, 100)
+if sys.argv[1] == 'serve':
+    s = socket.create_server(('127.0.0.1', port))
+    c, _ = s.accept()
+    while True:
+        has = changed()
+        receive(c, 100)
+        c.sendall(b'!' if has else b'?')
+        if has:
+            break
+    closed, close = os.pipe()
+    if os.fork() == 0:
+        s.close()
+        os.read(closed, 1)
+        wake(c)
+        if how == 'killed':
+            os.kill(os.getpid(), signal.SIGKILL)
+        c.close()
+        os._exit(0)
+    c.close()
+    os.write(close, b'.')
+    assert os.wait()[1] == (signal.SIGKILL if how == 'killed' else 0)
+    sys.exit()
+def ask():
+    c.sendall(b'.' * 100)
+    return receive(c, 1)
+c = socket.create_connection(('127.0.0.1', port))
+while ask() != b'!':
+    pass
+while first := c.recv(1):
+    server = int(first + receive(c, 7))
+    while not is_asleep(server):
+        pass
+    c.sendall(b'.' * 100)
+"#;
+
+#[test]
+fn a_program_that_has_received_everything_ends_the_connection_in_order() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for how in ["killed", "closed"] {
+        let mut stage = Stage::new("eager");
+        let port = free_port();
+        let at = port.to_string();
+        stage.serve(port, &[PYTHON, "-c", UNREAD, "serve", &at, how]);
+        stage.client(&[PYTHON, "-c", UNREAD, "talk", &at, how]);
+        let log = stage.log();
+        let connections = stage.end();
+        // Both ends, and the child's, if it has had the time to say so.
+        assert!(changed(&connections, "python3").len() >= 2, "{how}: {connections:#?} {log}");
     }
 }
