@@ -67,7 +67,7 @@ soak-sockets:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- load:: cpython:: returning:: hostile:: --nocapture
 
 soak-verbs:
-	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: --nocapture
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: mpi:: --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -6,10 +6,12 @@ mod completions;
 mod cp;
 mod farm;
 mod inspect;
+mod libraries;
 mod libvirt_xml;
 mod list;
 mod locks;
 mod man;
+mod mpi_env;
 mod output;
 mod perf;
 mod ping;
@@ -54,6 +56,7 @@ enum Command {
     Perf(perf::Args),
     Cp(cp::Args),
     Run(run::Args),
+    MpiEnv(mpi_env::Args),
     Farm(farm::Args),
     Volume(volume::Args),
     QemuArgs(qemu_args::Args),
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(args),
         Command::Cp(args) => cp::run(args),
         Command::Run(args) => run::run(args),
+        Command::MpiEnv(args) => mpi_env::run(args),
         Command::Farm(args) => farm::run(args),
         Command::Volume(args) => volume::run(args),
         Command::QemuArgs(args) => qemu_args::run(args),

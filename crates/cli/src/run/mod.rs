@@ -1,14 +1,13 @@
 //! `ginnel run`.
 
-mod library;
 mod program;
 mod report;
 mod signals;
 
+use crate::libraries::{DEVICE_FILES, Library, PRELOAD, VERBS};
 use crate::output;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use library::{DEVICE_FILES, Library, PRELOAD, VERBS};
 use program::Fit;
 use std::ffi::{OsStr, OsString};
 use std::io;

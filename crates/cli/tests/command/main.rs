@@ -15,6 +15,7 @@ mod liars;
 mod libfabric;
 mod load;
 mod measure;
+mod mpi;
 mod namespaces;
 mod operate;
 mod passing;

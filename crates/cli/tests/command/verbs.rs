@@ -41,10 +41,17 @@ impl Verbs {
         Self { world, libraries, preload: built_library("libginnel_preload.so") }
     }
 
+    /// The command with its arguments, which finds the libraries.
+    pub fn ginnel(&self, line: &str) -> Command {
+        let mut command = self.world.command(line);
+        command.env("GINNEL_VERBS", &self.libraries).env("GINNEL_PRELOAD", &self.preload);
+        command.env_remove("LD_LIBRARY_PATH").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
     pub fn command(&self, program: &[&str]) -> Command {
-        let mut command = self.world.command("run --verbs --mode off --");
-        command.args(program).env("GINNEL_VERBS", &self.libraries).env_remove("LD_LIBRARY_PATH");
-        command.env("GINNEL_PRELOAD", &self.preload).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = self.ginnel("run --verbs --mode off --");
+        command.args(program);
         command
     }
 

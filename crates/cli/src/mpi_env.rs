@@ -1,0 +1,108 @@
+//! `ginnel mpi-env`.
+
+use crate::libraries::{DEVICE_FILES, PRELOAD, VERBS};
+use crate::output;
+use anyhow::{Context, Result, anyhow, bail};
+use ginnel::Daemon;
+use std::ffi::OsString;
+
+/// Prints the environment in which MPI programs run over a segment, as commands for a shell.
+///
+/// For a shell that starts MPI programs: `eval "$(ginnel mpi-env SEGMENT)"`. MPICH, Open MPI, and whatever else uses UCX or libfabric then find
+/// Ginnel's libibverbs and librdmacm, and take the segment's device for messages to other machines. Both MPIs pass the environment on to
+/// the machines on which they start programs; Ginnel has to be installed at the same place on each of them.
+///
+/// The segment needs `verbs = true`, and its members are the machines on which the programs run.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The segment.
+    #[arg(value_name = "SEGMENT")]
+    segment: String,
+}
+
+/// What an environment variable is set to.
+type Variable = (&'static str, String);
+
+/// The variable that has Open MPI pass others on, as its option `-x` does.
+const PASSED_ON: &str = "OMPI_MCA_mca_base_env_list";
+
+pub fn run(args: Args) -> Result<()> {
+    let text = Daemon::connect()?.inspect().context("asking the daemon for its status")?;
+    let inspect = crate::inspect::parse(&text)?;
+    let is_device = |segment: &ginnel_status::Segment| segment.verbs && segment.name == args.segment;
+    if !inspect.segments.iter().any(is_device) {
+        bail!(
+            "there is no segment {} with `verbs = true` here; `ginnel verbs` shows those that there are",
+            args.segment
+        );
+    }
+    let mut variables = libraries()?;
+    variables.extend(settings(&args.segment));
+    let names: Vec<_> = variables.iter().map(|(name, _)| *name).filter(|name| !is_open_mpis(name)).collect();
+    variables.push((PASSED_ON, names.join(";")));
+    variables.iter().try_for_each(|(name, value)| output::line(export(name, value)))
+}
+
+/// Open MPI passes its own variables on by itself.
+fn is_open_mpis(name: &str) -> bool {
+    name.starts_with("OMPI_")
+}
+
+/// What the dynamic loader is told, and where the daemon is, if that was said.
+fn libraries() -> Result<Vec<Variable>> {
+    let folder = VERBS.find()?;
+    let told = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut variables = vec![
+        (VERBS.variable, VERBS.first(&folder, told(VERBS.variable))?),
+        (PRELOAD.variable, PRELOAD.first(&folder.join(DEVICE_FILES), told(PRELOAD.variable))?),
+    ];
+    variables.extend(told("GINNEL_SOCKET").map(|socket| ("GINNEL_SOCKET", socket)));
+    variables.into_iter().map(|(name, value)| Ok((name, text(name, value)?))).collect()
+}
+
+fn text(name: &str, value: OsString) -> Result<String> {
+    value.into_string().map_err(|value| anyhow!("{name} would be {}, which is not UTF-8", value.display()))
+}
+
+/// What the MPIs and their libraries are told.
+fn settings(segment: &str) -> Vec<Variable> {
+    let device = format!("ginnel_{segment}");
+    let settings = [
+        // Within a machine, its own shared memory.
+        ("UCX_TLS", "self,sm,rc_v".into()),
+        ("UCX_NET_DEVICES", format!("{device}:1")),
+        // Huge pages cannot be moved into a segment.
+        ("UCX_IB_ALLOC", "thp,md,mmap,heap".into()),
+        // By default 4,095 receives of 8 KiB each, 34 MB of the segment for each rank.
+        ("UCX_RC_VERBS_RX_QUEUE_LEN", "512".into()),
+        ("UCX_UD_VERBS_RX_QUEUE_LEN", "512".into()),
+        // Open MPI takes UCX by itself only where it sees an adapter whose driver it knows.
+        ("OMPI_MCA_pml", "ucx".into()),
+        ("OMPI_MCA_osc", "ucx,sm".into()),
+        // They would warn of a device that they do not know.
+        ("OMPI_MCA_btl", "^openib,uct".into()),
+        // For what uses libfabric, such as an MPICH that was built with ch4:ofi.
+        ("FI_PROVIDER", "verbs;ofi_rxm".into()),
+        ("FI_VERBS_DEVICE_NAME", device),
+    ];
+    settings.into()
+}
+
+/// The command of a POSIX shell that sets a variable and has programs inherit it.
+fn export(name: &str, value: &str) -> String {
+    format!("export {name}='{}'", value.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_what_is_meant() {
+        for value in ["", "a b;$HOME", "it's", r#"\"`"#] {
+            let script = format!("{}; printf %s \"$X\"", export("X", value));
+            let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(said.stdout).unwrap(), value);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Unmodified MPI libraries, as the distribution has them: their ranks are processes of one machine, and send over a segment.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::stage::have;
+use crate::verbs::{DEVICE, Verbs, expect_good, text};
+
+/// Room for the buffers of eight ranks.
+const SIZE: &str = "3G";
+
+/// An MPI, and what is set in addition for ranks of one machine, which would use its shared memory.
+struct Mpi {
+    name: &'static str,
+    settings: &'static [(&'static str, &'static str)],
+    /// Options of the program.
+    options: &'static str,
+}
+
+/// Of Open MPI's components for one-sided communication, only that for shared memory makes shared windows, and it would take all
+/// others too.
+const MPIS: [Mpi; 2] = [
+    Mpi { name: "mpich", settings: &[("UCX_TLS", "self,rc_v")], options: "" },
+    Mpi {
+        name: "openmpi",
+        settings: &[
+            ("UCX_TLS", "self,rc_v"),
+            ("OMPI_MCA_osc", "ucx"),
+            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ],
+        options: "--no-shared-windows",
+    },
+];
+
+/// What a shell has to do for a program to have the environment.
+fn environment(verbs: &Verbs) -> String {
+    let output = verbs.ginnel("mpi-env web").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A C program, compiled for an MPI.
+fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/mpi/{name}.c"));
+    let program = verbs.world.files().join(format!("{name}.{}", mpi.name));
+    let mut compiler = Command::new(format!("mpicc.{}", mpi.name));
+    compiler
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source);
+    assert!(compiler.status().unwrap().success(), "{name} of {}", mpi.name);
+    program.to_str().unwrap().to_owned()
+}
+
+/// Runs a program with so many ranks.
+fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> String {
+    let name = mpi.name;
+    let script = format!("{}\n{}\nexec mpirun.{name} -n {ranks} {program}", environment(verbs), exports(mpi));
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).env("GINNEL_SOCKET", verbs.world.socket()).env_remove("LD_LIBRARY_PATH");
+    command
+        .current_dir(verbs.world.files())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    expect_good(&["mpirun", name, program], command.spawn().unwrap())
+}
+
+fn exports(mpi: &Mpi) -> String {
+    mpi.settings.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
+}
+
+#[test]
+fn data_are_right_and_go_over_the_segment() {
+    if !have(&["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"]) {
+        return;
+    }
+    for mpi in MPIS {
+        let verbs = Verbs::sized(SIZE);
+        let program = compiled(&verbs, &mpi, "checks");
+        let proof = verbs.world.files().join("proof");
+        let ginnel = env!("CARGO_BIN_EXE_ginnel");
+        let soak = std::env::var_os("GINNEL_SOAK").is_some();
+        for &ranks in if soak { &[2, 4, 8][..] } else { &[4] } {
+            let command = format!("{ginnel} verbs web --json >{}", proof.display());
+            let said = run(&verbs, &mpi, ranks, &format!("{program} {} '{command}'", mpi.options));
+            assert!(said.contains(&format!("all data are right: {ranks} ranks")), "{}: {said}", mpi.name);
+            let devices: Value = serde_json::from_slice(&std::fs::read(&proof).unwrap()).unwrap();
+            assert_eq!(devices[0]["device"], DEVICE);
+            let bytes: Vec<_> = devices[0]["endpoints"].as_array().unwrap().iter().map(sent).collect();
+            // A message of 2 MB, and others, to the neighbour alone.
+            let have_sent = bytes.iter().filter(|bytes| **bytes > 4_000_000).count();
+            assert_eq!(have_sent, ranks, "{} with {ranks} ranks: {devices}", mpi.name);
+        }
+    }
+}
+
+/// The bytes that the connected queue pairs of a program have sent, written and read.
+fn sent(endpoint: &Value) -> u64 {
+    let pairs = endpoint["queue_pairs"].as_array().unwrap().iter();
+    pairs.filter(|pair| pair["kind"] == "rc").map(|pair| pair["bytes"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn the_environment_is_that_of_a_segment_that_is_a_device() {
+    let verbs = Verbs::new();
+    let said = environment(&verbs);
+    for line in ["export UCX_NET_DEVICES='ginnel_web:1'", "export OMPI_MCA_pml='ucx'"] {
+        assert!(said.lines().any(|said| said == line), "{said}");
+    }
+    // Open MPI passes on what is no setting of its own.
+    let passed_on = said.lines().find(|line| line.starts_with("export OMPI_MCA_mca_base_env_list=")).unwrap();
+    for name in ["LD_LIBRARY_PATH", "LD_PRELOAD", "GINNEL_SOCKET", "UCX_TLS", "FI_PROVIDER"] {
+        assert!(passed_on.contains(name) && said.contains(&format!("export {name}='")), "{name}: {said}");
+    }
+    assert!(!passed_on.contains("OMPI_MCA_pml"), "{said}");
+    let refused = verbs.ginnel("mpi-env shared").output().unwrap();
+    assert!(
+        refused.status.code() == Some(1) && text(&refused).contains("no segment shared"),
+        "{}",
+        text(&refused)
+    );
+}
