@@ -381,8 +381,7 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.
             let ring = socket.sending.lock();
-            let is_unread =
-                |sender: &SocketSender| carrier::taken(sender.ring.memory()) < sender.ring.cursor().position;
+            let is_unread = |sender: &SocketSender| send::untaken(sender) > 0;
             let is_lost = ring.as_ref().is_some_and(is_unread) && !socket.said.reset.load(Ordering::Relaxed);
             Some(if is_lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }

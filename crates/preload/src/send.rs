@@ -4,8 +4,8 @@ use std::iter::Peekable;
 use std::sync::atomic::Ordering;
 
 use ginnel::SocketSender;
-use ginnel_ring::SendError;
 use ginnel_ring::wait::Waitable;
+use ginnel_ring::{SendError, carrier};
 use ginnel_shmem::Memory;
 use libc::c_int;
 
@@ -271,12 +271,16 @@ fn write(
     Ok(n)
 }
 
+/// Bytes in the ring that the peer's program has not received. (The room of others may not have come back yet.)
+pub fn untaken(sender: &SocketSender) -> u64 {
+    sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()))
+}
+
 /// Somebody is about to sleep who counts on the kernel to notice that nobody acknowledges what was sent (TCP_USER_TIMEOUT). It knows
 /// nothing of what is in the ring, so it is given a byte, as long as the peer has not taken that.
 #[cold]
 pub fn probe(socket: &'static Socket) {
-    let is_in_flight = |sender: &SocketSender| sender.ring.in_flight() > 0;
-    if socket.sending.lock().as_ref().is_some_and(is_in_flight) {
+    if socket.sending.lock().as_ref().is_some_and(|sender| untaken(sender) > 0) {
         kernel::wake(socket, socket.fd.load(Ordering::Relaxed));
     }
 }

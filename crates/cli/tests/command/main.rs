@@ -20,6 +20,7 @@ mod namespaces;
 mod operate;
 mod passing;
 mod programs;
+mod queued;
 mod rdma_cm;
 mod readers;
 mod returning;

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ginnel::SocketSender;
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 
@@ -245,7 +246,8 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     match request {
         libc::FIONREAD => crate::receive::available(socket),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
-            Some(socket.sending.lock().as_mut().map_or(0, |sender| sender.ring.in_flight()))
+            let untaken = |sender: &SocketSender| send::untaken(sender) as usize;
+            Some(socket.sending.lock().as_ref().map_or(0, untaken))
         }
         _ => None,
     }
