@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -49,6 +49,9 @@ fn build(target: &[&str], file: &str) -> PathBuf {
 
 /// The folder of libraries that a package's Makefile links, likewise.
 pub fn built_libraries(package: &str, folder: &str) -> PathBuf {
+    // One test at a time: another one's linker would write the files that this one's reads.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let programs = Path::new(env!("CARGO_BIN_EXE_ginnel")).parent().unwrap();
     let name = programs.file_name().unwrap().to_str().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
