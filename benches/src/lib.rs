@@ -8,12 +8,14 @@
 //! - `bench-ready` starts servers of many channels.
 //! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload.
 //! - `bench-verbs` runs RDMA programs over a segment.
+//! - `bench-mpi` runs MPI programs over a segment.
 
 pub mod allocate;
 pub mod farm;
 pub mod guest_disks;
 pub mod joining;
 pub mod measure;
+pub mod mpi;
 pub mod readiness;
 pub mod relayed;
 pub mod report;
