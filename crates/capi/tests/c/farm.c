@@ -2,6 +2,7 @@
  * What programs do with a farm: farm SCENARIO, or farm work ADDRESS HOW as a worker of one. Exits with 0 if all was as it
  * should be.
  */
+#define _GNU_SOURCE
 #include <ginnel.h>
 
 #include <poll.h>
@@ -41,6 +42,32 @@ static void check_status(int line, const char *call, int status, ssize_t result)
 static const char *how;
 static unsigned pieces_seen;
 
+/* What has happened in any of these processes: a file of that name, in a folder of the test's. */
+#define FOLDER "FARM_FOLDER"
+
+static char *file_of(const char *what, char *path, size_t room)
+{
+    snprintf(path, room, "%s/%s", getenv(FOLDER), what);
+    return path;
+}
+
+static void happens(const char *what)
+{
+    char path[200];
+    FILE *file = fopen(file_of(what, path, sizeof path), "w");
+    CHECK(file != NULL && fclose(file) == 0);
+}
+
+static void wait_until(const char *what)
+{
+    char path[200];
+    file_of(what, path, sizeof path);
+    for (int i = 0; access(path, F_OK) != 0; i++) {
+        CHECK(i < WATCHDOG * 1000);
+        usleep(1000);
+    }
+}
+
 static ssize_t work(void *context, const ginnel_farm_task *task, void *result, size_t room)
 {
     const unsigned char *bytes = task->data;
@@ -48,10 +75,19 @@ static ssize_t work(void *context, const ginnel_farm_task *task, void *result, s
     CHECK(context == &pieces_seen && strcmp(task->job, "sum") == 0 && (size_t)task->data % 8 == 0);
     CHECK(room >= sizeof sum);
     pieces_seen++;
-    if (strcmp(how, "die") == 0 && pieces_seen == 3)
+    if (strcmp(how, "die") == 0 && pieces_seen == 3) {
+        happens("death");
         raise(SIGKILL);
-    if (strcmp(how, "lie") == 0)
+    }
+    if (strcmp(how, "lie") == 0) {
+        happens("lie");
         return 1;
+    }
+    /* Else this one might do all pieces before the others have had theirs. */
+    if (strcmp(how, "wait") == 0 && pieces_seen == 1) {
+        wait_until("death");
+        wait_until("lie");
+    }
     if (strcmp(how, "boast") == 0)
         return (ssize_t)room + 1;
     if (strcmp(how, "refuse") == 0) {
@@ -207,7 +243,9 @@ static void run(void)
 /* An event loop, in which one worker dies and another answers nonsense. */
 static void loop(void)
 {
-    const char *const ways[] = {"die", "well", "lie"};
+    const char *const ways[] = {"die", "wait", "lie"};
+    char folder[] = "/tmp/farm.XXXXXX", path[200];
+    CHECK(mkdtemp(folder) != NULL && setenv(FOLDER, folder, 1) == 0);
     ginnel_farm *farm = farm_of(ways, LENGTH(ways));
     ginnel_farm_job one = job();
     int step;
@@ -232,6 +270,8 @@ static void loop(void)
         died += worker.departure == GINNEL_FARM_DIED;
     }
     CHECK(dismissed == 1 && died == 1 && report.deaths == 1 && report.reassigned >= 2);
+    CHECK(unlink(file_of("death", path, sizeof path)) == 0 && unlink(file_of("lie", path, sizeof path)) == 0);
+    CHECK(rmdir(folder) == 0);
     FAILS(GINNEL_ERR_INVALID, ginnel_farm_step(farm));
     ginnel_farm_close(farm);
 }
