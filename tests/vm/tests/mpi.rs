@@ -1,0 +1,173 @@
+//! MPI jobs over two VMs, as people start them: `mpirun` in one VM starts ranks in both, over ssh, and the ranks send over the segment that
+//! the VMs share.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use vmtest::installation::{Installation, Plan, program, verbs_libraries};
+use vmtest::{Bed, Job, Vm};
+
+/// How long a job may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Where VMs have the test's folder.
+const FILES: &str = "/tmp/files";
+const PORT: u16 = 2222;
+
+/// An MPI, and what starts a job with it: on VMs `a` and `b`, with `ssh` of the test's folder.
+struct Mpi {
+    name: &'static str,
+    mpirun: &'static str,
+}
+
+const MPIS: [Mpi; 2] = [
+    Mpi { name: "mpich", mpirun: "mpirun.mpich -launcher-exec /tmp/files/ssh -hosts a,b" },
+    Mpi {
+        name: "openmpi",
+        mpirun: "mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent /tmp/files/ssh --host a:2,b:2",
+    },
+];
+
+/// Which of these programs the host does not have: the VMs run the host's.
+fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
+    let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
+    programs.iter().copied().find(|name| !is_there(name))
+}
+
+/// The VMs `a` and `b`, each with its guest daemon and its server of ssh.
+struct Stage<'b> {
+    vms: Vec<Vm>,
+    files: PathBuf,
+    _jobs: Vec<Job>,
+    _ginnel: Installation<'b>,
+}
+
+impl<'b> Stage<'b> {
+    fn new(bed: &'b Bed) -> Result<Self> {
+        let plan = Plan::new(bed).vm("a").vm("b");
+        let ginnel = plan.segment("rdma", 512, &["host", "a", "b"]).with_verbs().start()?;
+        let files = bed.dir().join("files");
+        verbs_libraries(&files.join("verbs"))?;
+        let mut vms = Vec::new();
+        for name in ["a", "b"] {
+            let vm = ginnel.vm(name)?.memory_mib(1024).host_files().share(&files, FILES);
+            vms.push(vm.library(program("libginnel_preload.so")?).start()?);
+        }
+        prepare_ssh(&files)?;
+        let mut hosts = String::from("127.0.0.1 localhost\n");
+        for (vm, name) in vms.iter().zip(["a", "b"]) {
+            hosts += &format!("{} {name}\n", vm.address()?);
+        }
+        fs::write(files.join("hosts"), hosts)?;
+        let mut jobs = Vec::new();
+        for vm in &vms {
+            vm.wait_ready()?;
+            jobs.push(ginnel.start_guest(vm)?);
+            // Programs of the host find the VMs by name. sshd confines itself to a folder.
+            vm.run(&format!("mount -o bind {FILES}/hosts /host/etc/hosts && mkdir -p /run/sshd"))?.ok()?;
+            jobs.push(vm.spawn(&format!(
+                "exec chroot /host /usr/sbin/sshd -D -e -p {PORT} -f {FILES}/sshd_config"
+            ))?);
+            let listens = format!(
+                "until netstat -ltn | grep -q :{PORT}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
+                {
+                    let sshd = jobs.last().context("sshd")?;
+                    sshd.pid()
+                }
+            );
+            vm.run_within(PATIENCE, &listens)?.ok()?;
+        }
+        Ok(Self { vms, files, _jobs: jobs, _ginnel: ginnel })
+    }
+
+    /// Runs a job that is started in VM `a`; what it says.
+    fn run(&self, mpi: &Mpi, ranks: usize, program: &str) -> Result<String> {
+        let script = format!(
+            "cd {FILES} && export HOME=/tmp GINNEL_VERBS={FILES}/verbs\n\
+             eval \"$(ginnel mpi-env rdma)\"\n\
+             exec {} -n {ranks} {program}\n",
+            mpi.mpirun
+        );
+        fs::write(self.files.join("job"), script)?;
+        let output = self.vms[0].run_within(PATIENCE, &format!("exec chroot /host sh {FILES}/job"))?;
+        let said = output.stdout.clone() + &output.stderr;
+        ensure!(output.code() == Some(0), "{}, {ranks} ranks: {:?}: {said}", mpi.name, output.code());
+        Ok(said)
+    }
+}
+
+/// Keys, and the configurations of server and client.
+fn prepare_ssh(files: &Path) -> Result<()> {
+    for key in ["host", "user"] {
+        let made = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(files.join(key))
+            .status()?;
+        ensure!(made.success(), "ssh-keygen: {made}");
+    }
+    let server = format!(
+        "HostKey {FILES}/host\nAuthorizedKeysFile {FILES}/user.pub\nStrictModes no\nUsePAM no\n\
+         PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n"
+    );
+    fs::write(files.join("sshd_config"), server)?;
+    let client = format!(
+        "#!/bin/sh\nexec ssh -F none -p {PORT} -i {FILES}/user -o IdentitiesOnly=yes -o StrictHostKeyChecking=no \
+         -o UserKnownHostsFile=/tmp/known -o LogLevel=ERROR \"$@\"\n"
+    );
+    fs::write(files.join("ssh"), client)?;
+    ensure!(Command::new("chmod").arg("755").arg(files.join("ssh")).status()?.success(), "chmod");
+    Ok(())
+}
+
+/// Compiles the checks of the tests on one machine for an MPI.
+fn compile(mpi: &Mpi, files: &Path) -> Result<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/cli/tests/command/mpi/checks.c");
+    let name = format!("checks.{}", mpi.name);
+    let compiler = format!("mpicc.{}", mpi.name);
+    let made = Command::new(&compiler)
+        .args(["-O2", "-Wno-stringop-overflow", "-pthread", source, "-o"])
+        .arg(files.join(&name))
+        .status()?;
+    ensure!(made.success(), "{compiler}: {made}");
+    Ok(format!("{FILES}/{name}"))
+}
+
+#[test]
+fn jobs_over_two_vms_send_over_the_segment() -> Result<()> {
+    let programs =
+        ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi", "ssh", "sshd", "ssh-keygen"];
+    if let Some(what) = missing(&programs) {
+        println!("SKIPPED MPI between VMs: {what} is not installed: `scripts/setup test` installs it");
+        return Ok(());
+    }
+    let bed = Bed::new("mpi")?;
+    let stage = Stage::new(&bed)?;
+    // Open MPI takes three times as long under emulation.
+    let soak = std::env::var_os("GINNEL_SOAK").is_some();
+    for mpi in MPIS.into_iter().filter(|mpi| soak || mpi.name == "mpich") {
+        let program = compile(&mpi, &stage.files)?;
+        for &ranks in if soak { &[2, 4][..] } else { &[4] } {
+            let begun = std::time::Instant::now();
+            let proof = format!("ginnel verbs rdma --json >{FILES}/proof");
+            let said = stage.run(&mpi, ranks, &format!("{program} '{proof}'"))?;
+            let expected = format!("all data are right: {ranks} ranks");
+            ensure!(said.contains(&expected), "{}: {said}", mpi.name);
+            let devices: Value = serde_json::from_slice(&fs::read(stage.files.join("proof"))?)?;
+            let endpoints = devices[0]["endpoints"].as_array().context("endpoints")?;
+            // Within a VM, ranks use its own shared memory.
+            let have_sent = endpoints.iter().filter(|endpoint| sent(endpoint) > 1_000_000).count();
+            ensure!(have_sent == ranks, "{}, {ranks} ranks: {have_sent} have sent: {devices}", mpi.name);
+            println!("{}, {ranks} ranks: {:.1} s", mpi.name, begun.elapsed().as_secs_f64());
+        }
+    }
+    Ok(())
+}
+
+/// The bytes that the connected queue pairs of a program have sent, written and read.
+fn sent(endpoint: &Value) -> u64 {
+    let pairs = endpoint["queue_pairs"].as_array().into_iter().flatten();
+    pairs.filter(|pair| pair["kind"] == "rc").filter_map(|pair| pair["bytes"].as_u64()).sum()
+}
