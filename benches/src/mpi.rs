@@ -24,59 +24,49 @@ pub struct Mpi<'r> {
     pub row: Option<&'r str>,
 }
 
-/// A way for an MPI's messages.
-#[derive(Clone, Copy)]
-struct Way {
+/// What ranks of one machine take for their messages after `ginnel mpi-env`: the segment alone.
+const OVER_SEGMENT: &str = "UCX_TLS=self,rc_v";
+
+/// Shared memory of an MPI's own.
+struct Shared {
     /// How it is called in a row.
     name: &'static str,
-    /// The environment of `ginnel mpi-env` comes before these settings.
-    over_segment: bool,
+    /// The environment that selects it.
     settings: &'static str,
 }
 
-/// An MPI, and the ways that it has.
+/// An MPI, and the ways that it has without a segment.
 struct Library {
     name: &'static str,
     command: &'static str,
-    ours: Way,
-    /// Its own shared memory, as it is configured.
-    own: Way,
+    /// As it is configured.
+    own: Shared,
     /// With one copy into shared memory, and one out of it.
-    two_copies: Way,
+    two_copies: Shared,
     /// With one copy by the kernel (Cross Memory Attach).
-    one_copy: Way,
-}
-
-const fn over_segment(settings: &'static str) -> Way {
-    Way { name: "segment", over_segment: true, settings }
-}
-
-const fn shared(name: &'static str, settings: &'static str) -> Way {
-    Way { name, over_segment: false, settings }
+    one_copy: Shared,
 }
 
 const LIBRARIES: [Library; 2] = [
     Library {
         name: "mpich",
         command: "mpirun.mpich",
-        ours: over_segment("UCX_TLS=self,rc_v"),
-        own: shared("own shared memory", ""),
-        two_copies: shared("two copies", "UCX_TLS=self,posix"),
-        one_copy: shared("CMA", "UCX_TLS=self,posix,cma"),
+        own: Shared { name: "own shared memory", settings: "" },
+        two_copies: Shared { name: "two copies", settings: "UCX_TLS=self,posix" },
+        one_copy: Shared { name: "CMA", settings: "UCX_TLS=self,posix,cma" },
     },
     Library {
         name: "openmpi",
         command: "mpirun.openmpi --allow-run-as-root --oversubscribe --bind-to none",
-        ours: over_segment("UCX_TLS=self,rc_v"),
-        own: shared("own shared memory", "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader"),
-        two_copies: shared(
-            "two copies",
-            "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none",
-        ),
-        one_copy: shared(
-            "CMA",
-            "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=cma",
-        ),
+        own: Shared { name: "own shared memory", settings: "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader" },
+        two_copies: Shared {
+            name: "two copies",
+            settings: "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none",
+        },
+        one_copy: Shared {
+            name: "CMA",
+            settings: "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=cma",
+        },
     },
 ];
 
@@ -99,14 +89,16 @@ impl Mpi<'_> {
                 if self.row.is_some_and(|row| !case.contains(row)) {
                     continue;
                 }
-                let run = |way: &Way| host.run(library, way, ranks, arguments).with_context(|| case.clone());
+                let run = |peer: Option<&Shared>| {
+                    host.run(library, peer, ranks, arguments).with_context(|| case.clone())
+                };
                 let (mut figures, mut peers) = (Vec::new(), Vec::new());
                 for pair in 0..self.pairs {
                     // Whoever comes first changes, in case that matters.
                     for own in [pair % 2 == 1, pair % 2 != 1] {
                         match own {
-                            true => figures.push(run(&library.ours)?),
-                            false => peers.push(run(peer)?),
+                            true => figures.push(run(None)?),
+                            false => peers.push(run(Some(peer))?),
                         }
                     }
                 }
@@ -152,19 +144,20 @@ impl<'b> Host<'b> {
         Ok(())
     }
 
-    /// What rank 0 says, in microseconds.
-    fn run(&self, library: &Library, way: &Way, ranks: usize, arguments: &str) -> Result<f64> {
+    /// What rank 0 says, in microseconds: over shared memory of the MPI's own or, without that, over the segment.
+    fn run(&self, library: &Library, shared: Option<&Shared>, ranks: usize, arguments: &str) -> Result<f64> {
         let folder = self.bed.dir();
-        let environment = match way.over_segment {
-            true => format!(
-                "export GINNEL_VERBS={}; eval \"$(ginnel mpi-env {SEGMENT})\";",
-                folder.join("verbs").display()
-            ),
-            false => String::new(),
+        let (environment, settings) = match shared {
+            Some(shared) => (String::new(), shared.settings),
+            None => {
+                let libraries = folder.join("verbs");
+                let libraries = libraries.display();
+                let line = format!("export GINNEL_VERBS={libraries}; eval \"$(ginnel mpi-env {SEGMENT})\";");
+                (line, OVER_SEGMENT)
+            }
         };
         let line = format!(
-            "{environment} exec env {} {} -n {ranks} {} {arguments}",
-            way.settings,
+            "{environment} exec env {settings} {} -n {ranks} {} {arguments}",
             library.command,
             folder.join(format!("exchange.{}", library.name)).display()
         );

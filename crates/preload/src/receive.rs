@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ginnel::{SocketReceiver, SocketSender};
+use ginnel::SocketReceiver;
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
@@ -381,8 +381,8 @@ fn how_ended(socket: &'static Socket) -> Option<Result<usize>> {
             // What it had not read of ours is lost: the connection is broken. Else it is an end as any other: a killed process
             // leaves wake bytes unread, and the kernel resets for them too.
             let ring = socket.sending.lock();
-            let is_unread = |sender: &SocketSender| send::untaken(sender) > 0;
-            let is_lost = ring.as_ref().is_some_and(is_unread) && !socket.said.reset.load(Ordering::Relaxed);
+            let is_unread = ring.as_ref().is_some_and(|sender| send::untaken(sender) > 0);
+            let is_lost = is_unread && !socket.said.reset.load(Ordering::Relaxed);
             Some(if is_lost { Err(Errno(libc::ECONNRESET)) } else { Ok(0) })
         }
     }

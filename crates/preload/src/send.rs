@@ -271,9 +271,11 @@ fn write(
     Ok(n)
 }
 
-/// Bytes in the ring that the peer's program has not received. (The room of others may not have come back yet.)
-pub fn untaken(sender: &SocketSender) -> u64 {
-    sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()))
+/// Bytes in the ring that the peer's program has not received. The room of others may not have come back yet; a peer that says nonsense
+/// is believed no more than that.
+pub fn untaken(sender: &SocketSender) -> usize {
+    let untaken = sender.ring.cursor().position.saturating_sub(carrier::taken(sender.ring.memory()));
+    usize::try_from(untaken).unwrap_or(usize::MAX).min(sender.ring.in_flight())
 }
 
 /// Somebody is about to sleep who counts on the kernel to notice that nobody acknowledges what was sent (TCP_USER_TIMEOUT). It knows

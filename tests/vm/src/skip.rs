@@ -1,6 +1,7 @@
 //! Tests that cannot run here say so, loudly enough to be counted.
 
 use std::io::Write;
+use std::path::Path;
 
 /// Ends the test, which must return a `Result`, unless the condition holds.
 ///
@@ -22,6 +23,12 @@ macro_rules! require {
             return Ok(());
         }
     };
+}
+
+/// Which of these programs the host does not have, for tests whose VMs run the host's ([`crate::VmBuilder::host_files`]).
+pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
+    let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
+    programs.iter().copied().find(|name| !is_there(name))
 }
 
 #[doc(hidden)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use vmtest::installation::{Installation, Plan, program, verbs_libraries};
+use vmtest::skip::missing;
 use vmtest::{Bed, Job, Vm};
 
 /// How long a job may take.
@@ -30,12 +31,6 @@ const MPIS: [Mpi; 2] = [
         mpirun: "mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent /tmp/files/ssh --host a:2,b:2",
     },
 ];
-
-/// Which of these programs the host does not have: the VMs run the host's.
-fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
-    let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
-    programs.iter().copied().find(|name| !is_there(name))
-}
 
 /// The VMs `a` and `b`, each with its guest daemon and its server of ssh.
 struct Stage<'b> {
@@ -68,17 +63,14 @@ impl<'b> Stage<'b> {
             jobs.push(ginnel.start_guest(vm)?);
             // Programs of the host find the VMs by name. sshd confines itself to a folder.
             vm.run(&format!("mount -o bind {FILES}/hosts /host/etc/hosts && mkdir -p /run/sshd"))?.ok()?;
-            jobs.push(vm.spawn(&format!(
-                "exec chroot /host /usr/sbin/sshd -D -e -p {PORT} -f {FILES}/sshd_config"
-            ))?);
+            let line = format!("exec chroot /host /usr/sbin/sshd -D -e -p {PORT} -f {FILES}/sshd_config");
+            let sshd = vm.spawn(&line)?;
             let listens = format!(
                 "until netstat -ltn | grep -q :{PORT}; do [ -d /proc/{} ] || exit 1; sleep 0.1; done",
-                {
-                    let sshd = jobs.last().context("sshd")?;
-                    sshd.pid()
-                }
+                sshd.pid()
             );
             vm.run_within(PATIENCE, &listens)?.ok()?;
+            jobs.push(sshd);
         }
         Ok(Self { vms, files, _jobs: jobs, _ginnel: ginnel })
     }
@@ -139,10 +131,8 @@ fn compile(mpi: &Mpi, files: &Path) -> Result<String> {
 fn jobs_over_two_vms_send_over_the_segment() -> Result<()> {
     let programs =
         ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi", "ssh", "sshd", "ssh-keygen"];
-    if let Some(what) = missing(&programs) {
-        println!("SKIPPED MPI between VMs: {what} is not installed: `scripts/setup test` installs it");
-        return Ok(());
-    }
+    let missing = missing(&programs);
+    vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
     let bed = Bed::new("mpi")?;
     let stage = Stage::new(&bed)?;
     // Open MPI takes three times as long under emulation.

@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ginnel::SocketSender;
 use ginnel_tcp::{Connecting, Role};
 use libc::{c_int, sockaddr, socklen_t};
 
@@ -246,8 +245,7 @@ pub fn queued(fd: c_int, request: libc::c_ulong) -> Option<usize> {
     match request {
         libc::FIONREAD => crate::receive::available(socket),
         libc::TIOCOUTQ if socket.sending.carrier() == Carrier::Ring => {
-            let untaken = |sender: &SocketSender| send::untaken(sender) as usize;
-            Some(socket.sending.lock().as_ref().map_or(0, untaken))
+            Some(socket.sending.lock().as_ref().map_or(0, send::untaken))
         }
         _ => None,
     }

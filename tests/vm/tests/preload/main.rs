@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use vmtest::Bed;
+use vmtest::skip::missing;
 
 use crate::programs::PROGRAMS;
-use crate::stage::{MODES, Stage, missing};
+use crate::stage::{MODES, Stage};
 
 #[test]
 fn programs_of_the_distribution_between_two_vms() -> Result<()> {

@@ -18,12 +18,6 @@ pub const PYTHON: &str = "/usr/bin/python3";
 /// Where both VMs have the stage's folder. Reports are not there: each VM has its own.
 pub const FILES: &str = "/tmp/files";
 
-/// Which of these programs the host does not have: the VMs run the host's.
-pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
-    let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
-    programs.iter().copied().find(|name| !is_there(name))
-}
-
 /// The VMs.
 pub struct Stage<'b> {
     clients: Vm,
