@@ -454,9 +454,15 @@ pub fn is_woken(socket: &Socket) -> bool {
 mod tests {
     use super::*;
 
+    /// One memory for all tests, as a process has: tests run side by side, and a second one would take the entries of the first away.
+    fn loaded() {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(load);
+    }
+
     #[test]
     fn an_entry_is_free_when_nobody_has_its_socket() {
-        load();
+        loaded();
         let me = process();
         let number = take_entry().unwrap();
         let entry = entry(number).unwrap();
@@ -485,7 +491,7 @@ mod tests {
 
     #[test]
     fn more_processes_than_have_room_are_not_forgotten() {
-        load();
+        loaded();
         let number = take_entry().unwrap();
         let entry = entry(number).unwrap();
         for _ in 0..HOLDERS {
@@ -501,7 +507,7 @@ mod tests {
 
     #[test]
     fn a_place_is_what_was_said_last() {
-        load();
+        loaded();
         let number = take_entry().unwrap();
         let common = &entry(number).unwrap().sending;
         common.begin(7);
