@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::epoll::PAIRS;
-use crate::stage::{PYTHON, Stage, changed, have};
+use crate::stage::{PATIENCE, PYTHON, Stage, changed, have};
 
 /// Bytes of a page, and of the words in front of a ring's data.
 const PAGE: usize = 4096;
@@ -56,11 +56,11 @@ fn used_pages(segment: &File) -> Vec<usize> {
     (0..pages).filter(is_used).collect()
 }
 
-/// Writes for so long. Returns how many words it has written.
-fn scribble(segment: &File, seed: u64, time: Duration) -> u64 {
+/// Writes for so long, and until something has been found to be wrong. Returns how many words it has written.
+fn scribble(segment: &File, seed: u64, time: Duration, is_found: impl Fn() -> bool) -> u64 {
     let mut random = Random(seed);
-    let (mut words, end) = (0, Instant::now() + time);
-    while Instant::now() < end {
+    let (mut words, begin) = (0, Instant::now());
+    while begin.elapsed() < time || (!is_found() && begin.elapsed() < PATIENCE / 2) {
         let pages = used_pages(segment);
         if pages.is_empty() {
             thread::sleep(Duration::from_millis(1));
@@ -97,12 +97,13 @@ fn a_peer_that_writes_anything_into_rings_harms_its_own_connections_only() {
             .write(true)
             .open(stage.world.path().join("shm/ginnel-web"))
             .unwrap();
-        let flag = stage.world.files().join("stop");
+        let [flag, reset] = ["stop", "reset"].map(|name| stage.world.files().join(name));
         let program = format!("{PAIRS}{VICTIM}");
-        let program = [PYTHON, "-c", &program, &seed.to_string(), flag.to_str().unwrap()];
+        let program =
+            [PYTHON, "-c", &program, &seed.to_string(), flag.to_str().unwrap(), reset.to_str().unwrap()];
         let (said, words) = thread::scope(|scope| {
             let scribbler = scope.spawn(|| {
-                let words = scribble(&segment, seed, Duration::from_secs(seconds));
+                let words = scribble(&segment, seed, Duration::from_secs(seconds), || reset.exists());
                 fs::write(&flag, "").unwrap();
                 words
             });
@@ -158,6 +159,8 @@ while not os.path.exists(sys.argv[2]):
         except (BlockingIOError, TimeoutError):
             pass
         except ConnectionError:
+            if not resets:
+                open(sys.argv[3], 'w').close()
             resets += 1
             drop(c)
         if chance.random() < 0.002 and c in peers:
