@@ -227,6 +227,8 @@ pub mod counters {
     pub const SINCE: usize = 0x18;
     /// When it was tried last.
     pub const TRIED: usize = 0x20;
+    /// Nanoseconds that requests have waited, without the wait that WAITS is about.
+    pub const WAITED: usize = 0x28;
 }
 
 /// Offsets in a region.

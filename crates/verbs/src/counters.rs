@@ -3,7 +3,7 @@
 //! The totals are the owner's own; the tables have a copy, which only [`crate::inspect`] reads. So an executed request costs two
 //! stores to a line that nobody else writes or polls. What is waited for is written when a request is tried and has to wait.
 
-use ginnel_layout::verbs::{Waits, counters};
+use ginnel_layout::verbs::{COUNTERS, Waits, counters};
 use ginnel_shmem::Memory;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -22,14 +22,16 @@ pub(crate) struct Counters<M> {
     /// What the first request waits for, and since when.
     waits: Waits,
     since: u64,
+    /// The time of all waits that are over, in nanoseconds.
+    waited: u64,
 }
 
 impl<M: Memory> Counters<M> {
     /// Those of a new queue pair, whose counters lie there.
     pub fn new(tables: M, at: usize) -> Self {
-        let counters = Self { tables, at, executed: 0, bytes: 0, waits: Waits::NOTHING, since: 0 };
-        for word in [counters::EXECUTED, counters::BYTES, counters::WAITS, counters::SINCE, counters::TRIED] {
-            counters.store(word, 0);
+        let counters = Self { tables, at, executed: 0, bytes: 0, waits: Waits::NOTHING, since: 0, waited: 0 };
+        for word in 0..COUNTERS / 8 {
+            counters.store(word * 8, 0);
         }
         counters
     }
@@ -53,7 +55,15 @@ impl<M: Memory> Counters<M> {
 
     /// A request that waited has been executed. The next one has not begun to wait.
     pub fn goes_on(&mut self) {
-        self.waits = Waits::NOTHING;
+        self.end_wait(now);
+    }
+
+    fn end_wait(&mut self, now: impl FnOnce() -> u64) {
+        if self.waits != Waits::NOTHING {
+            self.waited = self.waited.wrapping_add(now().saturating_sub(self.since));
+            self.store(counters::WAITED, self.waited);
+            self.waits = Waits::NOTHING;
+        }
     }
 
     /// So many requests wait. The first one has been tried, and waits for this; with `None`, it has not been tried again.
@@ -62,6 +72,7 @@ impl<M: Memory> Counters<M> {
         if let Some(waits) = waits {
             let now = now();
             if self.waits != waits {
+                self.end_wait(|| now);
                 (self.waits, self.since) = (waits, now);
                 self.store(counters::SINCE, now);
             }
@@ -74,8 +85,8 @@ impl<M: Memory> Counters<M> {
     /// No request waits any more.
     #[cold]
     pub fn rests(&mut self) {
-        self.waits = Waits::NOTHING;
         self.store(counters::WAITS, 0);
+        self.end_wait(now);
     }
 }
 
@@ -108,11 +119,19 @@ mod tests {
         own.waits(2, Some(Waits::RECEIVE));
         let later = word(counters::SINCE);
         assert!(later > since && word(counters::WAITS) == waits(Waits::RECEIVE, 2));
+        assert_eq!(word(counters::WAITED), later - since);
         while now() == later {}
         own.goes_on();
+        let waited = word(counters::WAITED);
+        assert!(waited > later - since);
+        own.goes_on();
+        assert_eq!(word(counters::WAITED), waited, "nothing waits");
         own.waits(1, Some(Waits::RECEIVE));
-        assert!(word(counters::SINCE) > later);
+        let last = word(counters::SINCE);
+        assert!(last > later && last - since >= waited);
+        while now() == last {}
         own.rests();
         assert_eq!(word(counters::WAITS), 0);
+        assert!(word(counters::WAITED) > waited);
     }
 }

@@ -53,6 +53,8 @@ pub struct QueuePair {
     pub executed: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Nanoseconds in which its requests have waited, those that wait now included.
+    pub waited: u64,
     /// Requests that wait.
     pub waits: Option<Waiting>,
 }
@@ -145,6 +147,7 @@ fn queue_pair(tables: &impl Memory, number: QpNumber, now: Option<u64>) -> Optio
     let own = |offset| if shared.is_none() { tables.load_relaxed_u64(at + offset) } else { 0 };
     // A shared receive queue executes nothing; what stands there is of a queue pair that had the number before.
     let counter = |offset| if kind == "srq" { 0 } else { tables.load_relaxed_u64(counters_at + offset) };
+    let waits = waiting(counter(counters::WAITS), [counters::SINCE, counters::TRIED].map(counter), now);
     Some(QueuePair {
         number: number.0,
         kind,
@@ -156,7 +159,8 @@ fn queue_pair(tables: &impl Memory, number: QpNumber, now: Option<u64>) -> Optio
         entries: if shared.is_none() { word(qp::ENTRIES) } else { 0 },
         executed: counter(counters::EXECUTED),
         bytes: counter(counters::BYTES),
-        waits: waiting(counter(counters::WAITS), [counters::SINCE, counters::TRIED].map(counter), now),
+        waited: counter(counters::WAITED).saturating_add(waits.as_ref().map_or(0, |waits| waits.nanoseconds)),
+        waits,
     })
 }
 
@@ -202,9 +206,11 @@ mod tests {
         assert_eq!((shown.number, shown.executed, shown.bytes), (number.0, 1, 100));
         let waits = shown.waits.unwrap();
         assert_eq!((waits.requests, waits.reason), (2, "receive"));
-        assert!(waits.nanoseconds >= 1_000_000_000);
+        assert!(waits.nanoseconds >= 1_000_000_000 && shown.waited == waits.nanoseconds);
+        while now() == tables.load_relaxed_u64(number.counters_at().unwrap() + counters::TRIED) {}
         counters.rests();
-        assert_eq!(pairs(None)[0].waits, None);
+        let shown = pairs(None).remove(0);
+        assert!(shown.waits.is_none() && shown.waited > 0);
         // The queue that has the number now has executed nothing.
         counters.waits(1, Some(Waits::PEER));
         tables.store_relaxed_u32(number.at().unwrap() + qp::KIND, Kind::SHARED.0);

@@ -1,5 +1,7 @@
 //! `ginnel verbs`.
 
+mod top;
+
 use crate::inspect::Inspect;
 use crate::output::{self, Table};
 use anyhow::{Context, Result, bail};
@@ -16,7 +18,10 @@ use std::time::Duration;
 /// They are those of programs that run with Ginnel's libibverbs (`ginnel run --verbs`), in segments with `verbs = true` that this user may
 /// attach to. Numbers of queue pairs are those of `ibv_qp.qp_num`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The device of this segment only.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
@@ -25,25 +30,38 @@ pub struct Args {
     json: bool,
 }
 
+#[derive(clap::Subcommand)]
+enum Command {
+    Top(top::Args),
+}
+
 /// The programs of a device.
 type Devices = BTreeMap<String, Vec<Tables>>;
 
-pub fn run(args: Args) -> Result<()> {
-    let text = Daemon::connect()?.inspect().context("asking the daemon for its status")?;
-    let inspect = crate::inspect::parse(&text)?;
+/// Looks at the devices of all segments, or of this one.
+fn look(daemon: &mut Daemon, segment: Option<&str>) -> Result<(Inspect, Devices)> {
+    let inspect = crate::inspect::ask(daemon)?;
     let mut devices = Devices::new();
-    let is_wanted = |name: &str| args.segment.as_deref().is_none_or(|segment| segment == name);
+    let is_wanted = |name: &str| segment.is_none_or(|segment| segment == name);
     for segment in inspect.segments.iter().filter(|segment| segment.verbs && is_wanted(&segment.name)) {
         let endpoints = inspect.endpoints.iter().filter(|endpoint| endpoint.segment == segment.name);
         let tables = ginnel_verbs::inspect::tables(&segment.name, endpoints.map(|endpoint| endpoint.number));
         let tables = tables.with_context(|| format!("looking at segment {}", segment.name))?;
         devices.insert(segment.name.clone(), tables);
     }
-    if let (true, Some(segment)) = (devices.is_empty(), &args.segment) {
+    if let (true, Some(segment)) = (devices.is_empty(), segment) {
         bail!(
             "there is no segment {segment} with `verbs = true` here; `ginnel verbs` shows those that there are"
         );
     }
+    Ok((inspect, devices))
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if let Some(Command::Top(args)) = args.command {
+        return top::run(args);
+    }
+    let (inspect, devices) = look(&mut Daemon::connect()?, args.segment.as_deref())?;
     if args.json {
         let devices: Vec<_> = devices
             .iter()
@@ -123,8 +141,20 @@ fn queue_pairs(devices: &Devices) -> Table {
         "FROM",
     ]);
     for (segment, endpoints) in devices {
-        for QueuePair { number, kind, state, peer, shared, posted, used, entries, executed, bytes, waits } in
-            endpoints.iter().flat_map(|tables| &tables.queue_pairs)
+        for QueuePair {
+            number,
+            kind,
+            state,
+            peer,
+            shared,
+            posted,
+            used,
+            entries,
+            executed,
+            bytes,
+            waits,
+            ..
+        } in endpoints.iter().flat_map(|tables| &tables.queue_pairs)
         {
             let number_of =
                 |number: &Option<u32>| number.map_or("-".into(), |number| format!("{number:#08x}"));
@@ -205,6 +235,7 @@ mod tests {
             entries: 16,
             executed: 5,
             bytes: 3 << 20,
+            waited: 0,
             waits: None,
         };
         let two = QueuePair { number: 0x1002, peer: None, kind: "ud", shared: Some(0x1003), ..one.clone() };
@@ -249,6 +280,7 @@ mod tests {
             entries: 1,
             executed: 0,
             bytes: 0,
+            waited: 0,
             waits: waits("receive", 1, 3_250_000_000),
         };
         let full = QueuePair { waits: waits("completions", 7, 20_000_000), ..pair.clone() };

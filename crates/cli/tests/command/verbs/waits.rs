@@ -1,7 +1,31 @@
-//! `ginnel verbs` says who waits for whom.
+//! `ginnel verbs` says who waits for whom, and `ginnel verbs top` what they do meanwhile.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::ChildStdout;
 
 use super::ends::{compiled, start};
 use super::*;
+
+/// `ginnel verbs top` beside the test.
+struct Top {
+    lines: Lines<BufReader<ChildStdout>>,
+    _child: Killed,
+}
+
+impl Top {
+    fn start(verbs: &Verbs) -> Self {
+        let mut command = verbs.world.command("verbs top web --interval 50ms --json");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { lines, _child: Killed(Some(child)) }
+    }
+
+    /// The next interval: its seconds, and the pairs of programs.
+    fn next(&mut self) -> (f64, Vec<serde_json::Value>) {
+        let said: serde_json::Value = serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap();
+        (said["seconds"].as_f64().unwrap(), said["pairs"].as_array().unwrap().clone())
+    }
+}
 
 #[test]
 fn a_program_whose_peer_posts_no_receive_is_shown() {
@@ -34,10 +58,32 @@ fn a_program_whose_peer_posts_no_receive_is_shown() {
         "{line}"
     );
 
+    let mut top = Top::start(&verbs);
+    let (seconds, pairs) = top.next();
+    let [waits] = &pairs[..] else { panic!("{pairs:?}") };
+    let waited = waits["waited_ns"].as_f64().unwrap() / 1e9;
+    assert!(waited > seconds / 2.0 && waited <= seconds, "{waits} in {seconds} s");
+    assert_eq!((&waits["waits_for"], &waits["requests"]), (&"receive".into(), &0.into()), "{waits}");
+
     ends[1].tell("go\n");
     for end in &mut ends {
         assert_eq!(end.line(), "done\n");
     }
+    let (mut requests, mut bytes) = (0, 0);
+    while requests < 3 {
+        for pair in top.next().1 {
+            requests += pair["requests"].as_u64().unwrap();
+            bytes += pair["bytes"].as_u64().unwrap();
+            assert!(pair["from_program"].as_str().unwrap().starts_with("waits "), "{pair}");
+            assert_eq!(pair["to"], waits["to"]);
+        }
+    }
+    assert_eq!((requests, bytes), (3, 3000));
+    let table = verbs.world.good("verbs top --interval 20ms --count 1").out;
+    assert!(
+        table.starts_with("DEVICE ") && table.trim_end().lines().count() == 1,
+        "nothing happens: {table}"
+    );
     let said = verbs.world.good("verbs").out;
     assert!(!said.contains(" for a receive of ") && said.contains("2.9 KiB"), "{said}");
     let shown = json();
