@@ -72,6 +72,13 @@ impl fmt::Display for Memory {
     }
 }
 
+impl Memory {
+    /// The kinds with which a test is run whose subject is the same for both: DAX, and in the soak BAR as well.
+    pub fn of_default_run() -> &'static [Memory] {
+        if std::env::var_os("GINNEL_SOAK").is_some() { &[Memory::Dax, Memory::Bar] } else { &[Memory::Dax] }
+    }
+}
+
 /// Makes of each of these functions, which take a [`Memory`], a test for either kind: `NAME::dax` and `NAME::bar`.
 #[macro_export]
 macro_rules! test_both_memories {

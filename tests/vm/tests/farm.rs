@@ -9,11 +9,6 @@ use serde_json::Value;
 use vmtest::installation::{Installation, Memory, Plan, program};
 use vmtest::{Bed, HostJob, Job, Vm};
 
-vmtest::test_both_memories!(
-    a_worker_vm_killed_in_the_middle_and_a_late_one,
-    a_worker_vm_finds_only_its_own_slice_and_disturbs_nobody,
-);
-
 const PROMPT: Duration = Duration::from_secs(60);
 const SLICE_MIB: u64 = 16;
 
@@ -67,7 +62,12 @@ fn wait_for_file(vm: &Vm, path: &str) -> Result<()> {
     Ok(())
 }
 
-fn a_worker_vm_killed_in_the_middle_and_a_late_one(memory: Memory) -> Result<()> {
+#[test]
+fn a_worker_vm_killed_in_the_middle_and_a_late_one() -> Result<()> {
+    Memory::of_default_run().iter().try_for_each(|memory| a_worker_is_killed_and_another_is_late(*memory))
+}
+
+fn a_worker_is_killed_and_another_is_late(memory: Memory) -> Result<()> {
     let bed = Bed::new("farm")?;
     let ginnel = slices(&bed, memory, &["w1", "w2"])?;
     let mut guests = boot(&ginnel, &["w1", "w2"])?;
@@ -141,7 +141,12 @@ fn interrupts(vm: &Vm) -> Result<u64> {
     Ok(counts.sum())
 }
 
-fn a_worker_vm_finds_only_its_own_slice_and_disturbs_nobody(memory: Memory) -> Result<()> {
+#[test]
+fn a_worker_vm_finds_only_its_own_slice_and_disturbs_nobody() -> Result<()> {
+    Memory::of_default_run().iter().try_for_each(|memory| a_worker_prowls(*memory))
+}
+
+fn a_worker_prowls(memory: Memory) -> Result<()> {
     let bed = Bed::new("prowl")?;
     let ginnel = slices(&bed, memory, &["w1", "w2"])?;
     let guests = boot(&ginnel, &["w1", "w2"])?;
