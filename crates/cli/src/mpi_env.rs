@@ -18,6 +18,10 @@ pub struct Args {
     /// The segment.
     #[arg(value_name = "SEGMENT")]
     segment: String,
+    /// Have UCX take all RDMA devices of each machine: every segment that is one, and the machine's adapters. It then reaches each
+    /// other rank by the fastest device that both have in common.
+    #[arg(long)]
+    all_devices: bool,
 }
 
 /// What an environment variable is set to.
@@ -37,7 +41,7 @@ pub fn run(args: Args) -> Result<()> {
         );
     }
     let mut variables = libraries()?;
-    variables.extend(settings(&args.segment));
+    variables.extend(settings(&args.segment, args.all_devices));
     let names: Vec<_> = variables.iter().map(|(name, _)| *name).filter(|name| !is_open_mpis(name)).collect();
     variables.push((PASSED_ON, names.join(";")));
     variables.iter().try_for_each(|(name, value)| output::line(export(name, value)))
@@ -65,12 +69,14 @@ fn text(name: &str, value: OsString) -> Result<String> {
 }
 
 /// What the MPIs and their libraries are told.
-fn settings(segment: &str) -> Vec<Variable> {
+fn settings(segment: &str, all_devices: bool) -> Vec<Variable> {
     let device = format!("ginnel_{segment}");
-    let settings = [
+    // Machines have different devices, and UCX_TLS leaves out those that are not for RDMA.
+    let devices = if all_devices { "all".into() } else { format!("{device}:1") };
+    let mut settings = vec![
         // Within a machine, its own shared memory.
         ("UCX_TLS", "self,sm,rc_v".into()),
-        ("UCX_NET_DEVICES", format!("{device}:1")),
+        ("UCX_NET_DEVICES", devices),
         // Huge pages cannot be moved into a segment.
         ("UCX_IB_ALLOC", "thp,md,mmap,heap".into()),
         // By default 4,095 receives of 8 KiB each, 34 MB of the segment for each rank, and messages go through them in turn. With 64, a
@@ -86,9 +92,11 @@ fn settings(segment: &str) -> Vec<Variable> {
         ("OMPI_MCA_btl", "^openib,uct".into()),
         // For what uses libfabric, such as an MPICH that was built with ch4:ofi.
         ("FI_PROVIDER", "verbs;ofi_rxm".into()),
-        ("FI_VERBS_DEVICE_NAME", device),
     ];
-    settings.into()
+    if !all_devices {
+        settings.push(("FI_VERBS_DEVICE_NAME", device));
+    }
+    settings
 }
 
 /// The command of a POSIX shell that sets a variable and has programs inherit it.

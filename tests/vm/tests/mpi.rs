@@ -32,7 +32,7 @@ const MPIS: [Mpi; 2] = [
     },
 ];
 
-/// The VMs `a` and `b`, each with its guest daemon and its server of ssh.
+/// VMs, each with its guest daemon and its server of ssh.
 struct Stage<'b> {
     vms: Vec<Vm>,
     files: PathBuf,
@@ -41,26 +41,32 @@ struct Stage<'b> {
 }
 
 impl<'b> Stage<'b> {
-    fn new(bed: &'b Bed) -> Result<Self> {
-        let plan = Plan::new(bed).vm("a").vm("b");
-        let ginnel = plan.segment("rdma", 512, &["host", "a", "b"]).with_verbs().start()?;
+    /// Starts these VMs. Those in `with_rxe` have an RDMA device of their kernel's as well, over their network.
+    fn new(bed: &'b Bed, ginnel: Installation<'b>, names: &[&str], with_rxe: &[&str]) -> Result<Self> {
+        const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"];
         let files = bed.dir().join("files");
         verbs_libraries(&files.join("verbs"))?;
         let mut vms = Vec::new();
-        for name in ["a", "b"] {
-            let vm = ginnel.vm(name)?.memory_mib(1024).host_files().share(&files, FILES);
+        for name in names {
+            let mut vm = ginnel.vm(name)?.memory_mib(1024).host_files().share(&files, FILES);
+            if with_rxe.contains(name) {
+                vm = MODULES.iter().fold(vm, |vm, module| vm.module(module));
+            }
             vms.push(vm.library(program("libginnel_preload.so")?).start()?);
         }
         prepare_ssh(&files)?;
         let mut hosts = String::from("127.0.0.1 localhost\n");
-        for (vm, name) in vms.iter().zip(["a", "b"]) {
+        for (vm, name) in vms.iter().zip(names) {
             hosts += &format!("{} {name}\n", vm.address()?);
         }
         fs::write(files.join("hosts"), hosts)?;
         let mut jobs = Vec::new();
-        for vm in &vms {
+        for (vm, name) in vms.iter().zip(names) {
             vm.wait_ready()?;
             jobs.push(ginnel.start_guest(vm)?);
+            if with_rxe.contains(name) {
+                vm.run("chroot /host rdma link add rxe0 type rxe netdev eth0")?.ok()?;
+            }
             // Programs of the host find the VMs by name. sshd confines itself to a folder.
             vm.run(&format!("mount -o bind {FILES}/hosts /host/etc/hosts && mkdir -p /run/sshd"))?.ok()?;
             let line = format!("exec chroot /host /usr/sbin/sshd -D -e -p {PORT} -f {FILES}/sshd_config");
@@ -75,18 +81,17 @@ impl<'b> Stage<'b> {
         Ok(Self { vms, files, _jobs: jobs, _ginnel: ginnel })
     }
 
-    /// Runs a job that is started in VM `a`; what it says.
-    fn run(&self, mpi: &Mpi, ranks: usize, program: &str) -> Result<String> {
+    /// Runs a job that is started in VM `a`, over a segment; what it says.
+    fn run(&self, segment: &str, mpirun: &str, ranks: usize, program: &str) -> Result<String> {
         let script = format!(
             "cd {FILES} && export HOME=/tmp GINNEL_VERBS={FILES}/verbs\n\
-             eval \"$(ginnel mpi-env rdma)\"\n\
-             exec {} -n {ranks} {program}\n",
-            mpi.mpirun
+             eval \"$(ginnel mpi-env {segment})\"\n\
+             exec {mpirun} -n {ranks} {program}\n"
         );
         fs::write(self.files.join("job"), script)?;
         let output = self.vms[0].run_within(PATIENCE, &format!("exec chroot /host sh {FILES}/job"))?;
         let said = output.stdout.clone() + &output.stderr;
-        ensure!(output.code() == Some(0), "{}, {ranks} ranks: {:?}: {said}", mpi.name, output.code());
+        ensure!(output.code() == Some(0), "{mpirun}, {ranks} ranks: {:?}: {said}", output.code());
         Ok(said)
     }
 }
@@ -127,14 +132,17 @@ fn compile(mpi: &Mpi, files: &Path) -> Result<String> {
     Ok(format!("{FILES}/{name}"))
 }
 
+const PROGRAMS: [&str; 7] =
+    ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi", "ssh", "sshd", "ssh-keygen"];
+
 #[test]
 fn jobs_over_two_vms_send_over_the_segment() -> Result<()> {
-    let programs =
-        ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi", "ssh", "sshd", "ssh-keygen"];
-    let missing = missing(&programs);
+    let missing = missing(&PROGRAMS);
     vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
     let bed = Bed::new("mpi")?;
-    let stage = Stage::new(&bed)?;
+    let plan = Plan::new(&bed).vm("a").vm("b");
+    let ginnel = plan.segment("rdma", 512, &["host", "a", "b"]).with_verbs().start()?;
+    let stage = Stage::new(&bed, ginnel, &["a", "b"], &[])?;
     // Open MPI takes three times as long under emulation.
     let soak = std::env::var_os("GINNEL_SOAK").is_some();
     for mpi in MPIS.into_iter().filter(|mpi| soak || mpi.name == "mpich") {
@@ -142,7 +150,7 @@ fn jobs_over_two_vms_send_over_the_segment() -> Result<()> {
         for &ranks in if soak { &[2, 4][..] } else { &[4] } {
             let begun = std::time::Instant::now();
             let proof = format!("ginnel verbs rdma --json >{FILES}/proof");
-            let said = stage.run(&mpi, ranks, &format!("{program} '{proof}'"))?;
+            let said = stage.run("rdma", mpi.mpirun, ranks, &format!("{program} '{proof}'"))?;
             let expected = format!("all data are right: {ranks} ranks");
             ensure!(said.contains(&expected), "{}: {said}", mpi.name);
             let devices: Value = serde_json::from_slice(&fs::read(stage.files.join("proof"))?)?;
@@ -153,6 +161,43 @@ fn jobs_over_two_vms_send_over_the_segment() -> Result<()> {
             println!("{}, {ranks} ranks: {:.1} s", mpi.name, begun.elapsed().as_secs_f64());
         }
     }
+    Ok(())
+}
+
+/// Three VMs, and no segment that all of them have: `b` shares one with each of the others, which reach each other by RDMA devices of
+/// their kernels, as they would reach another host by real ones.
+#[test]
+fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()> {
+    let missing = missing(&[&PROGRAMS[..], &["rdma"]].concat());
+    vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
+    let bed = Bed::new("mpi-devices")?;
+    let plan = Plan::new(&bed).vm("a").vm("b").vm("c");
+    let plan = plan.segment("ab", 256, &["host", "a", "b"]).with_verbs();
+    let ginnel = plan.segment("bc", 256, &["host", "b", "c"]).with_verbs().start()?;
+    let stage = Stage::new(&bed, ginnel, &["a", "b", "c"], &["a", "c"])?;
+    let program = compile(&MPIS[0], &stage.files)?;
+    let packets = |vm: usize| -> Result<u64> {
+        let file = "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts";
+        Ok(stage.vms[vm].run(&format!("cat {file}"))?.ok()?.stdout.trim().parse()?)
+    };
+    let before = [packets(0)?, packets(2)?];
+    let mpirun = "mpirun.mpich -launcher-exec /tmp/files/ssh -hosts a,b,c";
+    // Of b, which has both segments and no other device, on the host, where all can be seen.
+    let said = stage.run(
+        "ab --all-devices",
+        mpirun,
+        3,
+        &format!("{program} 'ginnel verbs --json >{FILES}/proof'"),
+    )?;
+    ensure!(said.contains("all data are right: 3 ranks"), "{said}");
+    let devices: Value = serde_json::from_slice(&fs::read(stage.files.join("proof"))?)?;
+    let endpoints = devices[0]["endpoints"].as_array().context("endpoints")?;
+    let bytes: Vec<_> = endpoints.iter().map(sent).collect();
+    ensure!(bytes.len() == 2 && bytes.iter().all(|bytes| *bytes > 1_000_000), "{devices}");
+    // A packet of rxe has 1024 bytes at most here; the ring of the checks has sent megabytes from c to a.
+    let sent = [packets(0)? - before[0], packets(2)? - before[1]];
+    println!("over segment ab: {bytes:?} bytes; by the kernels' devices: {sent:?} packets");
+    ensure!(sent.iter().all(|packets| *packets > 1000), "{sent:?} packets by the kernels' devices: {said}");
     Ok(())
 }
 

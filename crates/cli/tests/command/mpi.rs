@@ -1,12 +1,15 @@
 //! Unmodified MPI libraries, as the distribution has them: their ranks are processes of one machine, and send over a segment.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::stage::have;
-use crate::verbs::{DEVICE, Verbs, expect_good, text};
+use crate::verbs::{DEVICE, Killed, Verbs, expect_good, text, used};
+use crate::world::wait_for;
 
 /// Room for the buffers of eight ranks.
 const SIZE: &str = "3G";
@@ -51,13 +54,14 @@ fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
     compiler
         .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-pthread", "-o"])
         .arg(&program)
-        .arg(source);
+        .arg(source)
+        .arg("-lm");
     assert!(compiler.status().unwrap().success(), "{name} of {}", mpi.name);
     program.to_str().unwrap().to_owned()
 }
 
-/// Runs a program with so many ranks.
-fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> String {
+/// Starts a program with so many ranks.
+fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Child {
     let name = mpi.name;
     let script = format!("{}\n{}\nexec mpirun.{name} -n {ranks} {program}", environment(verbs), exports(mpi));
     let mut command = Command::new("sh");
@@ -67,7 +71,21 @@ fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> String {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    expect_good(&["mpirun", name, program], command.spawn().unwrap())
+    command.spawn().unwrap()
+}
+
+/// Runs a program with so many ranks.
+fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> String {
+    expect_good(&["mpirun", mpi.name, program], start(verbs, mpi, ranks, program))
+}
+
+/// Whether both MPIs are there.
+fn have_both() -> bool {
+    have(&["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"])
+}
+
+fn is_soak() -> bool {
+    std::env::var_os("GINNEL_SOAK").is_some()
 }
 
 fn exports(mpi: &Mpi) -> String {
@@ -76,7 +94,7 @@ fn exports(mpi: &Mpi) -> String {
 
 #[test]
 fn data_are_right_and_go_over_the_segment() {
-    if !have(&["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"]) {
+    if !have_both() {
         return;
     }
     for mpi in MPIS {
@@ -84,8 +102,7 @@ fn data_are_right_and_go_over_the_segment() {
         let program = compiled(&verbs, &mpi, "checks");
         let proof = verbs.world.files().join("proof");
         let ginnel = env!("CARGO_BIN_EXE_ginnel");
-        let soak = std::env::var_os("GINNEL_SOAK").is_some();
-        for &ranks in if soak { &[2, 4, 8][..] } else { &[4] } {
+        for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[4] } {
             let command = format!("{ginnel} verbs web --json >{}", proof.display());
             let said = run(&verbs, &mpi, ranks, &format!("{program} {} '{command}'", mpi.options));
             assert!(said.contains(&format!("all data are right: {ranks} ranks")), "{}: {said}", mpi.name);
@@ -106,6 +123,111 @@ fn sent(endpoint: &Value) -> u64 {
 }
 
 #[test]
+fn solvers_find_what_is_known() {
+    if !have_both() {
+        return;
+    }
+    for mpi in MPIS {
+        let verbs = Verbs::sized(SIZE);
+        let program = compiled(&verbs, &mpi, "solvers");
+        for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[2, 4] } {
+            let said = run(&verbs, &mpi, ranks, &program);
+            assert!(said.contains(&format!("both are solved: {ranks} ranks")), "{}: {said}", mpi.name);
+        }
+    }
+}
+
+/// A job that adds numbers up until it is stopped.
+struct Endless {
+    job: Killed,
+    out: BufReader<ChildStdout>,
+    /// The processes of its ranks.
+    pids: Vec<String>,
+}
+
+impl Endless {
+    /// Starts it, and waits until each rank is at work.
+    fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize) -> Self {
+        let program = compiled(verbs, mpi, "endless");
+        let stop = verbs.world.files().join("stop");
+        let mut job = start(verbs, mpi, ranks, &format!("{program} {}", stop.display()));
+        let mut out = BufReader::new(job.stdout.take().unwrap());
+        let mut pids = Vec::new();
+        while pids.len() < ranks {
+            let mut line = String::new();
+            assert!(out.read_line(&mut line).unwrap() > 0, "{} has ended: {:?}", mpi.name, job.wait());
+            pids.extend(line.trim().strip_prefix("at work: ").map(str::to_owned));
+        }
+        Self { job: Killed(Some(job)), out, pids }
+    }
+
+    /// Waits until it has ended; whether it has succeeded, and what it said.
+    fn end(mut self) -> (bool, String) {
+        let mut said = String::new();
+        self.out.read_to_string(&mut said).unwrap();
+        let output = self.job.0.take().unwrap().wait_with_output().unwrap();
+        (output.status.success(), said + &String::from_utf8_lossy(&output.stderr))
+    }
+}
+
+#[test]
+fn jobs_outlast_a_daemon_and_end_with_a_rank() {
+    const RANKS: usize = 3;
+    if !have_both() {
+        return;
+    }
+    for mpi in MPIS {
+        let mut verbs = Verbs::sized(SIZE);
+        let before = used(&verbs);
+        let job = Endless::start(&verbs, &mpi, RANKS);
+        for _ in 0..3 {
+            verbs.world.replace_daemon();
+        }
+        std::fs::write(verbs.world.files().join("stop"), "").unwrap();
+        let (is_good, said) = job.end();
+        assert!(is_good && said.contains("all sums are right: 3 ranks"), "{}: {said}", mpi.name);
+        wait_for("the return of all memory", || used(&verbs) == before);
+
+        std::fs::remove_file(verbs.world.files().join("stop")).unwrap();
+        let job = Endless::start(&verbs, &mpi, RANKS);
+        let pids = job.pids.clone();
+        let killed = Instant::now();
+        let status = Command::new("kill").args(["-KILL", &pids[1]]).status().unwrap();
+        assert!(status.success());
+        let (is_good, said) = job.end();
+        let took = killed.elapsed();
+        assert!(!is_good && !said.contains("all sums are right"), "{}: {said}", mpi.name);
+        println!("{}: a job has ended {took:?} after one of its ranks", mpi.name);
+        assert!(took < Duration::from_secs(20), "{}: {took:?}: {said}", mpi.name);
+        let is_there = |pid: &String| Path::new(&format!("/proc/{pid}")).exists();
+        wait_for("the end of all ranks", || !pids.iter().any(is_there));
+        wait_for("the return of all memory", || used(&verbs) == before);
+    }
+}
+
+#[test]
+fn jobs_one_after_another_leave_nothing() {
+    if !have_both() {
+        return;
+    }
+    let files = |verbs: &Verbs| -> Vec<_> {
+        let entries = std::fs::read_dir(verbs.world.path().join("shm")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    };
+    for mpi in MPIS {
+        let verbs = Verbs::sized(SIZE);
+        let program = compiled(&verbs, &mpi, "solvers");
+        let before = (used(&verbs), files(&verbs));
+        for job in 0..if is_soak() { 500 } else { 3 } {
+            run(&verbs, &mpi, 2, &program);
+            wait_for(&format!("the return of all memory after job {job} of {}", mpi.name), || {
+                (used(&verbs), files(&verbs)) == before
+            });
+        }
+    }
+}
+
+#[test]
 fn the_environment_is_that_of_a_segment_that_is_a_device() {
     let verbs = Verbs::new();
     let said = environment(&verbs);
@@ -118,6 +240,8 @@ fn the_environment_is_that_of_a_segment_that_is_a_device() {
         assert!(passed_on.contains(name) && said.contains(&format!("export {name}='")), "{name}: {said}");
     }
     assert!(!passed_on.contains("OMPI_MCA_pml"), "{said}");
+    let all = text(&verbs.ginnel("mpi-env web --all-devices").output().unwrap());
+    assert!(all.contains("export UCX_NET_DEVICES='all'") && !all.contains("FI_VERBS_DEVICE_NAME"), "{all}");
     let refused = verbs.ginnel("mpi-env shared").output().unwrap();
     assert!(
         refused.status.code() == Some(1) && text(&refused).contains("no segment shared"),

@@ -101,6 +101,18 @@ impl Drop for Killed {
     }
 }
 
+fn inspect(verbs: &Verbs) -> ginnel_status::Inspect {
+    let mut daemon = ginnel::Daemon::connect_to(&verbs.world.socket()).unwrap();
+    serde_json::from_str(&daemon.inspect().unwrap()).unwrap()
+}
+
+/// Bytes of the segment that are in use, and endpoints and blocks.
+pub fn used(verbs: &Verbs) -> (u64, usize, usize) {
+    let inspect = inspect(verbs);
+    let segment = inspect.segments.iter().find(|segment| segment.name == "web").unwrap();
+    (segment.used, inspect.endpoints.len(), inspect.blocks.len())
+}
+
 pub fn text(output: &Output) -> String {
     [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat()
 }

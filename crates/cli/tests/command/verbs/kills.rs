@@ -8,10 +8,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ginnel_status::Inspect;
-
 use super::ends::{self, End};
-use super::{DEVICE, Killed, Verbs, expect_good};
+use super::{DEVICE, Killed, Verbs, expect_good, used};
 use crate::hostile::Random;
 use crate::stage::free_port;
 use crate::world::wait_for;
@@ -54,18 +52,6 @@ const KILLS: [Kill; 20] = [
 const BOUND: Duration = Duration::from_secs(2);
 /// The same, where a daemon has to start meanwhile, or a peer that cannot be reached is waited for as long as the program has said.
 const LONG_BOUND: Duration = Duration::from_secs(20);
-
-fn inspect(verbs: &Verbs) -> Inspect {
-    let mut daemon = ginnel::Daemon::connect_to(&verbs.world.socket()).unwrap();
-    serde_json::from_str(&daemon.inspect().unwrap()).unwrap()
-}
-
-/// Bytes of the segment that are in use, and endpoints and blocks.
-fn used(verbs: &Verbs) -> (u64, usize, usize) {
-    let inspect = inspect(verbs);
-    let segment = inspect.segments.iter().find(|segment| segment.name == "web").unwrap();
-    (segment.used, inspect.endpoints.len(), inspect.blocks.len())
-}
 
 /// Kills so many processes that exchange messages with one that survives them all. How long that has waited at most for its requests, if
 /// only a process was killed.
