@@ -4,7 +4,7 @@
 use crate::devices::{self, Device as Listed};
 use crate::events::{Events, Unacknowledged};
 use crate::program::Process;
-use crate::{completion, forks, queue_pair, real, shared_receive_queue, threads};
+use crate::{completion, forks, queue_pair, real, shared_receive_queue, threads, warning};
 use ginnel::{AttachOptions, ErrorCode};
 use ginnel_verbs::device::{Device, DeviceError};
 use ginnel_verbs::queue_pair::{Event, Tell, lid};
@@ -167,8 +167,16 @@ pub fn fail(error: c_int) {
     unsafe { *libc::__errno_location() = error }
 }
 
-/// What C is told of an error.
+/// What C is told of an error. If there is no room left, the program's user is told why.
 pub fn errno(error: &DeviceError) -> c_int {
+    let errno = number(error);
+    if matches!(errno, libc::ENOMEM | libc::EUSERS) {
+        warning::no_room(error);
+    }
+    errno
+}
+
+fn number(error: &DeviceError) -> c_int {
     match error {
         DeviceError::Full(_) => libc::ENOMEM,
         DeviceError::Busy => libc::EBUSY,

@@ -29,4 +29,5 @@ mod refused;
 mod rsocket;
 mod shared_receive_queue;
 mod threads;
+mod warning;
 mod words;

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // Pages of the program are replaced.
 
 use crate::context::Open;
+use crate::warning;
 use ginnel_layout::verbs::{CHUNK, Chunk};
 use ginnel_shmem::{Mapping, Placed, Threads};
 use ginnel_verbs::regions::chunks_of;
@@ -105,7 +106,11 @@ fn reserve(
             return Err(NotMoved);
         }
     }
-    let taken = open.device.take_chunks(new.len()).map_err(|_| NotMoved)?;
+    let taken = open.device.take_chunks(new.len()).map_err(|error| {
+        // The memory can be registered where it is, but is slower there.
+        warning::no_room(&error);
+        NotMoved
+    })?;
     for (at, (chunk, memory, file_at)) in new.iter().zip(taken) {
         held.insert(*at, Held { open: open.clone(), chunk, memory, file_at, placed: Vec::new() });
     }

@@ -146,19 +146,32 @@ struct Endless {
 }
 
 impl Endless {
+    /// Starts it.
+    fn spawn(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, how: &str) -> Self {
+        let stop = verbs.world.files().join("stop");
+        let mut job = start(verbs, mpi, ranks, &format!("{program} {} {how}", stop.display()));
+        let out = BufReader::new(job.stdout.take().unwrap());
+        Self { job: Killed(Some(job)), out, pids: Vec::new() }
+    }
+
+    /// Waits until each rank is at work; false if the job has ended.
+    fn begin(&mut self, ranks: usize) -> bool {
+        while self.pids.len() < ranks {
+            let mut line = String::new();
+            if self.out.read_line(&mut line).unwrap() == 0 {
+                return false;
+            }
+            self.pids.extend(line.trim().strip_prefix("at work: ").map(str::to_owned));
+        }
+        true
+    }
+
     /// Starts it, and waits until each rank is at work.
     fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize) -> Self {
         let program = compiled(verbs, mpi, "endless");
-        let stop = verbs.world.files().join("stop");
-        let mut job = start(verbs, mpi, ranks, &format!("{program} {}", stop.display()));
-        let mut out = BufReader::new(job.stdout.take().unwrap());
-        let mut pids = Vec::new();
-        while pids.len() < ranks {
-            let mut line = String::new();
-            assert!(out.read_line(&mut line).unwrap() > 0, "{} has ended: {:?}", mpi.name, job.wait());
-            pids.extend(line.trim().strip_prefix("at work: ").map(str::to_owned));
-        }
-        Self { job: Killed(Some(job)), out, pids }
+        let mut job = Self::spawn(verbs, mpi, ranks, &program, "");
+        assert!(job.begin(ranks), "{} has ended: {:?}", mpi.name, job.end());
+        job
     }
 
     /// Waits until it has ended; whether it has succeeded, and what it said.
@@ -225,6 +238,31 @@ fn jobs_one_after_another_leave_nothing() {
             });
         }
     }
+}
+
+#[test]
+fn jobs_at_once_run_until_the_segment_is_full_which_is_said() {
+    const JOBS: usize = 24;
+    if !have_both() {
+        return;
+    }
+    let mpi = &MPIS[0];
+    // Each rank of this MPI takes some 75 MB if it can get them, and much of that can be elsewhere. None ends before all have begun.
+    let verbs = Verbs::sized("256M");
+    let program = compiled(&verbs, mpi, "endless");
+    let before = used(&verbs);
+    let mut jobs: Vec<_> = (0..JOBS).map(|_| Endless::spawn(&verbs, mpi, 2, &program, "rests")).collect();
+    let begun: Vec<_> = jobs.iter_mut().map(|job| job.begin(2)).collect();
+    std::fs::write(verbs.world.files().join("stop"), "").unwrap();
+    let ends: Vec<_> = jobs.into_iter().map(Endless::end).collect();
+    let (good, bad): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(is_good, _)| *is_good);
+    println!("{} of {JOBS} jobs found room", good.len());
+    assert!(good.iter().all(|(_, said)| said.contains("all sums are right")), "{good:?}");
+    assert!(!good.is_empty() && !bad.is_empty(), "{begun:?}");
+    for (_, said) in bad {
+        assert!(said.contains("libibverbs: Warning: "), "{said}");
+    }
+    wait_for("the return of all memory", || used(&verbs) == before);
 }
 
 #[test]

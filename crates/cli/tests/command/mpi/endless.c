@@ -1,6 +1,6 @@
 /* Adds numbers up with all ranks, and checks the sums, until a file exists.
  *
- * endless FILE     each rank prints "at work: PID" when it has begun */
+ * endless FILE [rests]     each rank prints "at work: PID" when it has begun; one that rests uses little of the CPU from then on */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +30,8 @@ int main(int argc, char **argv)
             printf("at work: %ld\n", (long)getpid());
             fflush(stdout);
         }
+        if (argc > 2 && turn > 10)
+            usleep(20000);
         stop = rank == 0 && turn > 10 && access(argv[1], F_OK) == 0;
         MPI_Bcast(&stop, 1, MPI_INT, 0, MPI_COMM_WORLD);
     }
