@@ -88,6 +88,8 @@ fn settings(segment: &str, all_devices: bool) -> Vec<Variable> {
         // Open MPI takes UCX by itself only where it sees an adapter whose driver it knows.
         ("OMPI_MCA_pml", "ucx".into()),
         ("OMPI_MCA_osc", "ucx,sm".into()),
+        // OpenSHMEM.
+        ("OMPI_MCA_spml", "ucx".into()),
         // They would warn of a device that they do not know.
         ("OMPI_MCA_btl", "^openib,uct".into()),
         // For what uses libfabric, such as an MPICH that was built with ch4:ofi.

@@ -171,7 +171,7 @@ pub fn fail(error: c_int) {
 pub fn errno(error: &DeviceError) -> c_int {
     let errno = number(error);
     if matches!(errno, libc::ENOMEM | libc::EUSERS) {
-        warning::no_room(error);
+        warning::say(error);
     }
     errno
 }
@@ -201,8 +201,13 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
         return Ok(open);
     }
     let code = |error: &DeviceError| match error {
+        // It was listed when there was a daemon.
         DeviceError::Ginnel(ginnel::Error::NoDaemon { .. }) => libc::ENODEV,
-        error => errno(error),
+        error => {
+            // UCX, for one, says that there is no such device.
+            warning::say(error);
+            number(error)
+        }
     };
     let device = Device::open(segment, &AttachOptions::default()).map_err(|error| code(&error))?;
     let file = device.file().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;

@@ -108,7 +108,7 @@ fn reserve(
     }
     let taken = open.device.take_chunks(new.len()).map_err(|error| {
         // The memory can be registered where it is, but is slower there.
-        warning::no_room(&error);
+        warning::say(&error);
         NotMoved
     })?;
     for (at, (chunk, memory, file_at)) in new.iter().zip(taken) {

@@ -1,14 +1,14 @@
 //! What a program's user is told on stderr, as the real library does it.
 //!
-//! Programs learn of an error by a number, and many show no more than that, or go on without the device. That a segment is full
-//! has a cure that the number does not say.
+//! Programs learn of an error by a number, and many show no more than that, or go on without the device. That a segment is full, or out
+//! of service, has a cure that the number does not say.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Says once in a process that a segment has no room, or that a limit is reached.
-pub fn no_room(error: &impl Display) {
+/// Says once in a process what is wrong with a segment.
+pub fn say(error: &impl Display) {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     if !IS_SAID.swap(true, Ordering::Relaxed) {
         // A program that has closed it wants no warnings.

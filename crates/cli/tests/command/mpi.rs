@@ -48,22 +48,38 @@ fn environment(verbs: &Verbs) -> String {
 
 /// A C program, compiled for an MPI.
 fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
+    compiled_by(verbs, &format!("mpicc.{}", mpi.name), name)
+}
+
+fn compiled_by(verbs: &Verbs, compiler: &str, name: &str) -> String {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/mpi/{name}.c"));
-    let program = verbs.world.files().join(format!("{name}.{}", mpi.name));
-    let mut compiler = Command::new(format!("mpicc.{}", mpi.name));
+    let program = verbs.world.files().join(format!("{name}.{compiler}"));
+    let mut compiler = Command::new(compiler);
     compiler
-        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-stringop-overflow", "-pthread", "-o"])
+        .args([
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-stringop-overflow",
+            "-Wno-deprecated-declarations",
+            "-pthread",
+            "-o",
+        ])
         .arg(&program)
         .arg(source)
         .arg("-lm");
-    assert!(compiler.status().unwrap().success(), "{name} of {}", mpi.name);
+    assert!(compiler.status().unwrap().success(), "{compiler:?}");
     program.to_str().unwrap().to_owned()
 }
 
 /// Starts a program with so many ranks.
 fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Child {
-    let name = mpi.name;
-    let script = format!("{}\n{}\nexec mpirun.{name} -n {ranks} {program}", environment(verbs), exports(mpi));
+    start_by(verbs, &format!("mpirun.{}", mpi.name), mpi, ranks, program)
+}
+
+fn start_by(verbs: &Verbs, starter: &str, mpi: &Mpi, ranks: usize, program: &str) -> Child {
+    let script = format!("{}\n{}\nexec env {starter} -n {ranks} {program}", environment(verbs), exports(mpi));
     let mut command = Command::new("sh");
     command.args(["-c", &script]).env("GINNEL_SOCKET", verbs.world.socket()).env_remove("LD_LIBRARY_PATH");
     command
@@ -134,6 +150,21 @@ fn solvers_find_what_is_known() {
             let said = run(&verbs, &mpi, ranks, &program);
             assert!(said.contains(&format!("both are solved: {ranks} ranks")), "{}: {said}", mpi.name);
         }
+    }
+}
+
+#[test]
+fn symmetric_memory_is_reached_by_all() {
+    if !have_both() || !have(&["oshcc", "oshrun"]) {
+        return;
+    }
+    let openmpi = &MPIS[1];
+    let verbs = Verbs::sized(SIZE);
+    let program = compiled_by(&verbs, "oshcc", "symmetric");
+    for &pes in if is_soak() { &[2, 4, 8][..] } else { &[2] } {
+        let job = start_by(&verbs, "SHMEM_SYMMETRIC_HEAP_SIZE=16M oshrun", openmpi, pes, &program);
+        let said = expect_good(&["oshrun", &program], job);
+        assert!(said.contains(&format!("all of the memory is right: {pes} PEs")), "{said}");
     }
 }
 
