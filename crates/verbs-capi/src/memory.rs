@@ -125,6 +125,37 @@ unsafe fn reg_mr(pd: *mut ibv_pd, address: *mut c_void, length: usize, access: c
     }
 }
 
+/// Has the real library register memory.
+fn reg_real(
+    address: *mut c_void,
+    length: usize,
+    access: c_uint,
+    register: impl FnOnce() -> *mut ibv_mr,
+) -> *mut ibv_mr {
+    if access & IBV_ACCESS_ON_DEMAND != 0 {
+        // The device follows the pages.
+        return register();
+    }
+    let range = address as u64..(address as u64).saturating_add(length as u64);
+    ptr::with_exposed_provenance_mut(pages::pin(range, || register().expose_provenance()))
+}
+
+/// Has the real library change what it has registered.
+pub fn rereg_real(
+    mr: *mut ibv_mr,
+    translation: Option<(*mut c_void, usize)>,
+    access: c_uint,
+    register: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some((address, length)) = translation else { return register() };
+    let mut result = 0;
+    reg_real(address, length, access, || {
+        result = register();
+        if result == 0 { mr } else { ptr::null_mut() }
+    });
+    result
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ginnel_ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -136,7 +167,9 @@ unsafe extern "C" fn ginnel_ibv_reg_mr(
     unsafe {
         match domain(pd) {
             Some(_) => reg_mr(pd, address, length, access.cast_unsigned()),
-            None => real::ibv_reg_mr(pd, address, length, access),
+            None => reg_real(address, length, access.cast_unsigned(), || {
+                real::ibv_reg_mr(pd, address, length, access)
+            }),
         }
     }
 }
@@ -153,7 +186,9 @@ unsafe extern "C" fn ginnel_ibv_reg_mr_iova2(
     // SAFETY: the caller's domain.
     unsafe {
         if domain(pd).is_none() {
-            return real::ibv_reg_mr_iova2(pd, address, length, iova, access);
+            return reg_real(address, length, access, || {
+                real::ibv_reg_mr_iova2(pd, address, length, iova, access)
+            });
         }
         if iova != address as u64 {
             fail(libc::EOPNOTSUPP);
@@ -175,7 +210,9 @@ unsafe extern "C" fn ginnel_ibv_reg_mr_iova(
     unsafe {
         match domain(pd) {
             Some(_) => ginnel_ibv_reg_mr_iova2(pd, address, length, iova, access.cast_unsigned()),
-            None => real::ibv_reg_mr_iova(pd, address, length, iova, access),
+            None => reg_real(address, length, access.cast_unsigned(), || {
+                real::ibv_reg_mr_iova(pd, address, length, iova, access)
+            }),
         }
     }
 }
@@ -184,7 +221,9 @@ unsafe extern "C" fn ginnel_ibv_reg_mr_iova(
 unsafe extern "C" fn ginnel_ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller's region; those of our contexts are ours.
     unsafe {
-        let Some(context) = own((*mr).context) else { return real::ibv_dereg_mr(mr) };
+        let Some(context) = own((*mr).context) else {
+            return pages::unpin(mr.addr(), || real::ibv_dereg_mr(mr));
+        };
         match context.open.device.deregister(Key((*mr).lkey)) {
             Ok(true) => {}
             Ok(false) => return libc::EINVAL,

@@ -14,6 +14,7 @@ use ginnel_layout::verbs::{CHUNK, Chunk};
 use ginnel_shmem::{Mapping, Placed, Threads};
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -41,6 +42,39 @@ static HELD: Mutex<BTreeMap<u64, Held>> = Mutex::new(BTreeMap::new());
 
 fn held() -> MutexGuard<'static, BTreeMap<u64, Held>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory that is registered with devices of the real library, by the address of its `ibv_mr`. Those devices reach the pages that were there
+/// at that time, so they must not be exchanged for others. Only used by whoever holds the lock of [`HELD`] as well.
+static PINNED: Mutex<BTreeMap<usize, Range<u64>>> = Mutex::new(BTreeMap::new());
+
+fn pinned() -> MutexGuard<'static, BTreeMap<usize, Range<u64>>> {
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers memory with a real device, while no page is being moved. Returns what `register` returns: the address of an `ibv_mr`, or 0.
+pub fn pin(range: Range<u64>, register: impl FnOnce() -> usize) -> usize {
+    let _held = held();
+    let mr = register();
+    if mr != 0 {
+        pinned().insert(mr, range);
+    }
+    mr
+}
+
+/// Ends a registration with a real device, while no page is being moved. Returns what `deregister` returns, 0 if it has succeeded.
+pub fn unpin(mr: usize, deregister: impl FnOnce() -> c_int) -> c_int {
+    let _held = held();
+    let result = deregister();
+    if result == 0 {
+        pinned().remove(&mr);
+    }
+    result
+}
+
+/// Whether a real device reaches some of these pages.
+fn is_pinned(pages: Range<u64>) -> bool {
+    pinned().values().any(|pinned| pinned.start < pages.end && pages.start < pinned.end)
 }
 
 /// Looks at pages while none of them is being moved.
@@ -152,6 +186,9 @@ impl Held {
         let end = addresses.end..addresses.end;
         for there in there.into_iter().chain([end]) {
             if at < there.start {
+                if is_pinned(at as u64..there.start as u64) {
+                    return Err(NotMoved);
+                }
                 self.place_run((at - chunk as usize) / PAGE, (there.start - at) / PAGE, chunk, &threads)?;
             }
             at = there.end;
@@ -229,5 +266,26 @@ extern "C" fn in_child() {
             // The device is the parent's, and so is its chunk.
             std::mem::forget(known.open);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_pinned_from_its_registration_until_its_end() {
+        assert!(!is_pinned(0..u64::MAX));
+        assert_eq!(pin(0x1800..0x2800, || 7), 7);
+        assert_eq!(pin(0x9000..0xa000, || 0), 0, "the device has refused it");
+        assert!(is_pinned(0x1000..0x2000) && is_pinned(0x2000..0x3000));
+        assert!(!is_pinned(0x1000..0x1800) && !is_pinned(0x3000..0x4000) && !is_pinned(0x9000..0xa000));
+        assert_eq!(unpin(7, || libc::EBUSY), libc::EBUSY);
+        assert!(is_pinned(0x2000..0x3000));
+        // Registered anew, with another range.
+        assert_eq!(pin(0x5000..0x6000, || 7), 7);
+        assert!(!is_pinned(0x2000..0x3000) && is_pinned(0x5000..0x6000));
+        assert_eq!(unpin(7, || 0), 0);
+        assert!(!is_pinned(0..u64::MAX));
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Functions of C.
 
 use crate::context::{fail, own};
-use crate::memory::domain;
+use crate::memory::{domain, rereg_real};
 use crate::queue_pair::pair;
 use crate::real;
 use ginnel_verbs_abi::*;
@@ -100,7 +100,11 @@ unsafe extern "C" fn ginnel_ibv_rereg_mr(
     // SAFETY: the caller's objects.
     unsafe {
         if own((*mr).context).is_none() {
-            return real::ibv_rereg_mr(mr, flags, pd, address, length, access);
+            let translation =
+                (flags.cast_unsigned() & IBV_REREG_MR_CHANGE_TRANSLATION != 0).then_some((address, length));
+            return rereg_real(mr, translation, access.cast_unsigned(), || {
+                real::ibv_rereg_mr(mr, flags, pd, address, length, access)
+            });
         }
     }
     fail(libc::EOPNOTSUPP);
