@@ -255,6 +255,8 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_child() {
     if let Some(mut held) = FORKING.take() {
+        // The parent's registrations are of the parent's pages.
+        pinned().clear();
         for (_, known) in std::mem::take(&mut *held) {
             for placed in known.placed {
                 // SAFETY: this is the child's only thread, and nothing of its stack was moved. What its parent stores meanwhile may or may
