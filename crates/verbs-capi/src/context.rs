@@ -209,7 +209,14 @@ fn open(listed: &Listed) -> Result<Arc<Open>, c_int> {
             number(error)
         }
     };
-    let device = Device::open(segment, &AttachOptions::default()).map_err(|error| code(&error))?;
+    let device = match Device::open(segment, &AttachOptions::default()) {
+        Ok(device) => device,
+        Err(error) => {
+            // Nobody waits for what is written to stderr.
+            drop(all);
+            return Err(code(&error));
+        }
+    };
     let file = device.file().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let device = Arc::new(device);
     let weak = Arc::downgrade(&device);

@@ -3,7 +3,7 @@
 
 use crate::context::{Context, Open, errno, fail, next_domain, own};
 use crate::pages::{self, NotMoved};
-use crate::real;
+use crate::{real, warning};
 use ginnel_layout::verbs::{Access, Key};
 use ginnel_verbs::device::DeviceError;
 use ginnel_verbs::regions::Region;
@@ -92,7 +92,13 @@ pub fn register(
     };
     let registered = match chunks {
         Ok(chunks) => device.register(region, &chunks),
-        Err(NotMoved) => Err(DeviceError::Full("memory region")),
+        Err(not_moved) => {
+            if let NotMoved::Full(error) = not_moved {
+                // The memory can be registered where it is, but is slower there.
+                warning::say(&error);
+            }
+            Err(DeviceError::Full("memory region"))
+        }
     };
     let registered = match registered {
         Err(DeviceError::Full(_)) if access != 0 => {

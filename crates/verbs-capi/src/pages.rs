@@ -9,9 +9,9 @@
 #![allow(unsafe_code)] // Pages of the program are replaced.
 
 use crate::context::Open;
-use crate::warning;
 use ginnel_layout::verbs::{CHUNK, Chunk};
 use ginnel_shmem::{Mapping, Placed, Threads};
+use ginnel_verbs::device::DeviceError;
 use ginnel_verbs::regions::chunks_of;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -22,10 +22,14 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 const PAGE: usize = 4096;
 
-/// Pages are not moved: this kind of memory, or of process, does not allow it, or there is no room. Peers can only have the owner access
-/// them.
+/// Pages are not moved. Peers can only have the owner access them.
 #[derive(Debug)]
-pub struct NotMoved;
+pub enum NotMoved {
+    /// This kind of memory, or of process, does not allow it.
+    Unsuitable,
+    /// There is no room.
+    Full(DeviceError),
+}
 
 /// What of a chunk of addresses has been moved.
 struct Held {
@@ -88,13 +92,13 @@ pub fn while_none_move<T>(look: impl FnOnce() -> T) -> T {
 pub fn move_range(open: &Arc<Open>, range: Range<u64>, is_written: bool) -> Result<Vec<Chunk>, NotMoved> {
     follow_forks();
     let first = range.start / PAGE as u64 * PAGE as u64;
-    let end = range.end.checked_next_multiple_of(PAGE as u64).ok_or(NotMoved)?;
+    let end = range.end.checked_next_multiple_of(PAGE as u64).ok_or(NotMoved::Unsuitable)?;
     let mut held = held();
     let mut new = Vec::new();
     let moved = match reserve(&mut held, open, first..end, &mut new) {
         Ok(()) => chunks_of(first, end - first)
             .map(|at| {
-                let known = held.get_mut(&at).ok_or(NotMoved)?;
+                let known = held.get_mut(&at).ok_or(NotMoved::Unsuitable)?;
                 let wanted = first.max(at)..end.min(at + CHUNK as u64);
                 let pages = (wanted.start - at) as usize / PAGE..(wanted.end - at) as usize / PAGE;
                 known.place(pages, at, is_written)?;
@@ -127,7 +131,7 @@ fn reserve(
     for at in chunks_of(range.start, range.end - range.start) {
         match held.get(&at) {
             // A page lies in one segment.
-            Some(known) if !Arc::ptr_eq(&known.open, open) => return Err(NotMoved),
+            Some(known) if !Arc::ptr_eq(&known.open, open) => return Err(NotMoved::Unsuitable),
             Some(_) => {}
             None => new.push(at),
         }
@@ -137,14 +141,10 @@ fn reserve(
         let (first, end) = (run[0].max(range.start), (run[run.len() - 1] + CHUNK as u64).min(range.end));
         if !ginnel_shmem::is_private(first as usize..end as usize).unwrap_or(false) {
             new.clear();
-            return Err(NotMoved);
+            return Err(NotMoved::Unsuitable);
         }
     }
-    let taken = open.device.take_chunks(new.len()).map_err(|error| {
-        // The memory can be registered where it is, but is slower there.
-        warning::say(&error);
-        NotMoved
-    })?;
+    let taken = open.device.take_chunks(new.len()).map_err(NotMoved::Full)?;
     for (at, (chunk, memory, file_at)) in new.iter().zip(taken) {
         held.insert(*at, Held { open: open.clone(), chunk, memory, file_at, placed: Vec::new() });
     }
@@ -157,18 +157,18 @@ impl Held {
         let addresses = chunk as usize + wanted.start * PAGE..chunk as usize + wanted.end * PAGE;
         // All of a chunk lies at the same distance, whichever of its pages is asked.
         let there = match self.placed.first() {
-            Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved)?,
+            Some(placed) => placed.in_place(addresses.clone()).map_err(|_| NotMoved::Unsuitable)?,
             None => Vec::new(),
         };
         if there.iter().map(Range::len).sum::<usize>() == addresses.len() {
             return Ok(());
         }
         if is_written && !ginnel_shmem::is_mapped(addresses.clone(), true).unwrap_or(false) {
-            return Err(NotMoved);
+            return Err(NotMoved::Unsuitable);
         }
-        let threads = Threads::look().map_err(|_| NotMoved)?;
+        let threads = Threads::look().map_err(|_| NotMoved::Unsuitable)?;
         if threads.stacks.iter().any(|stack| stack.start < addresses.end && addresses.start < stack.end) {
-            return Err(NotMoved);
+            return Err(NotMoved::Unsuitable);
         }
         // What the program has unmapped, as a whole. (If it is a part, the rest is still ours.)
         let is_gone = |placed: &Placed| {
@@ -187,7 +187,7 @@ impl Held {
         for there in there.into_iter().chain([end]) {
             if at < there.start {
                 if is_pinned(at as u64..there.start as u64) {
-                    return Err(NotMoved);
+                    return Err(NotMoved::Unsuitable);
                 }
                 self.place_run((at - chunk as usize) / PAGE, (there.start - at) / PAGE, chunk, &threads)?;
             }
@@ -204,7 +204,7 @@ impl Held {
         threads: &Threads,
     ) -> Result<(), NotMoved> {
         let (at, len) = ((first * PAGE) as u64, count * PAGE);
-        let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved)?;
+        let start = NonNull::new((chunk + at) as *mut u8).ok_or(NotMoved::Unsuitable)?;
         // The exchange must not find the vector in the middle of growing.
         self.placed.reserve(1);
         let (file, file_at) = (&*self.open.file, self.file_at + at);
@@ -226,7 +226,7 @@ impl Held {
                 (first..first + count).try_for_each(|page| self.place_run(page, 1, chunk, threads))
             }
             // Shared memory, userfaultfd that is refused or in use, pages of a file.
-            Err(_) => Err(NotMoved),
+            Err(_) => Err(NotMoved::Unsuitable),
         }
     }
 }

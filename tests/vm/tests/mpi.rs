@@ -183,7 +183,7 @@ fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()>
     let before = [packets(0)?, packets(2)?];
     // UCX 1.13 takes rxe's address of IPv4 by itself, and drops all datagrams that come to it.
     let mpirun = "env UCX_IB_GID_INDEX=0 mpirun.mpich -launcher-exec /tmp/files/ssh -hosts a,b,c";
-    // Of b, which has both segments and no other device, on the host, where all can be seen.
+    // VM b has no device but the segments, so what reached c from it went over bc. VM a, where the proof is made, sees ab alone.
     let said = stage.run(
         "ab --all-devices",
         mpirun,

@@ -38,9 +38,9 @@ enum Command {
 /// The programs of a device.
 type Devices = BTreeMap<String, Vec<Tables>>;
 
-/// Looks at the devices of all segments, or of this one.
-fn look(daemon: &mut Daemon, segment: Option<&str>) -> Result<(Inspect, Devices)> {
-    let inspect = crate::inspect::ask(daemon)?;
+/// Looks at the devices of all segments, or of this one. Asks the daemon that is there now: the one before may have been replaced.
+fn look(segment: Option<&str>) -> Result<(Inspect, Devices)> {
+    let inspect = crate::inspect::ask(&mut Daemon::connect()?)?;
     let mut devices = Devices::new();
     let is_wanted = |name: &str| segment.is_none_or(|segment| segment == name);
     for segment in inspect.segments.iter().filter(|segment| segment.verbs && is_wanted(&segment.name)) {
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(Command::Top(args)) = args.command {
         return top::run(args);
     }
-    let (inspect, devices) = look(&mut Daemon::connect()?, args.segment.as_deref())?;
+    let (inspect, devices) = look(args.segment.as_deref())?;
     if args.json {
         let devices: Vec<_> = devices
             .iter()

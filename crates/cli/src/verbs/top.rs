@@ -4,11 +4,9 @@ use super::{Devices, look, program};
 use crate::inspect::Inspect;
 use crate::output::{self, Table};
 use anyhow::Result;
-use ginnel::Daemon;
 use ginnel_config::Period;
 use ginnel_layout::verbs::QpNumber;
 use ginnel_verbs::inspect::QueuePair;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -24,7 +22,7 @@ pub struct Args {
     /// The device of this segment only.
     #[arg(value_name = "SEGMENT")]
     segment: Option<String>,
-    /// The time from one look to the next.
+    /// The time from one look to the next, at least 10ms.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     interval: Period,
     /// End after so many intervals. Default: until interrupted.
@@ -39,25 +37,24 @@ pub struct Args {
 type Pair = (String, u32, Option<u32>);
 
 /// What has happened between two programs in an interval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Traffic {
     requests: u64,
     bytes: u64,
     /// How long requests waited, in nanoseconds: those of the queue pair whose requests waited longest.
     waited: u64,
-    /// What the requests of that queue pair wait for.
+    /// What requests wait for now: those of that queue pair, if they do.
     waits_for: Option<&'static str>,
 }
 
 pub fn run(args: Args) -> Result<()> {
     let interval = args.interval.0.max(Duration::from_millis(10));
-    let mut daemon = Daemon::connect()?;
     let segment = args.segment.as_deref();
-    let mut before = (Instant::now(), look(&mut daemon, segment)?.1);
+    let mut before = (Instant::now(), look(segment)?.1);
     let is_terminal = std::io::stdout().is_terminal();
     for _ in 0..args.count.unwrap_or(u64::MAX) {
         std::thread::sleep(interval);
-        let (inspect, devices) = look(&mut daemon, segment)?;
+        let (inspect, devices) = look(segment)?;
         let now = Instant::now();
         let elapsed = now - before.0;
         let pairs = traffic(&before.1, &devices, elapsed);

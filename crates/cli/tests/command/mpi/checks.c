@@ -2,24 +2,13 @@
  * synchronisation, and threads.
  *
  * checks [--no-shared-windows] COMMAND     rank 0 runs COMMAND at the end, while all ranks are connected */
-#include <mpi.h>
+#include "check.h"
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int rank, ranks;
-
 static int has_shared_windows = 1;
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "rank %d, line %d: %s\n", rank, __LINE__, #condition); \
-            MPI_Abort(MPI_COMM_WORLD, 1); \
-        } \
-    } while (0)
 
 /* The byte at a place of a message, which depends on who sends it to whom. */
 static unsigned char byte_of(int from, int to, size_t at)

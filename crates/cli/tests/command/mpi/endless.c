@@ -1,8 +1,7 @@
 /* Adds numbers up with all ranks, and checks the sums, until a file exists.
  *
  * endless FILE [rests]     each rank prints "at work: PID" when it has begun; one that rests uses little of the CPU from then on */
-#include <mpi.h>
-#include <stdio.h>
+#include "check.h"
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -12,7 +11,8 @@ enum { COUNT = 5000 };
 int main(int argc, char **argv)
 {
     static double own[COUNT], all[COUNT];
-    int rank, ranks;
+    /* Whoever started it waits for its end. */
+    alarm(300);
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -22,10 +22,7 @@ int main(int argc, char **argv)
             own[i] = (double)(rank + 1) * (double)(turn % 1000 + i);
         MPI_Allreduce(own, all, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
         for (int i = 0; i < COUNT; i++)
-            if (all[i] != ranks * (ranks + 1) / 2 * (double)(turn % 1000 + i)) {
-                fprintf(stderr, "rank %d, turn %ld, number %d: %f\n", rank, turn, i, all[i]);
-                MPI_Abort(MPI_COMM_WORLD, 1);
-            }
+            CHECK(all[i] == ranks * (ranks + 1) / 2 * (double)(turn % 1000 + i));
         if (turn == 10) {
             printf("at work: %ld\n", (long)getpid());
             fflush(stdout);

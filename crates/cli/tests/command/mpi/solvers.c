@@ -2,23 +2,12 @@
  * transposition, with all-to-all.
  *
  * The number of ranks must divide 64. */
+#include "check.h"
 #include <complex.h>
 #include <math.h>
-#include <mpi.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int rank, ranks;
-
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "rank %d, line %d: %s\n", rank, __LINE__, #condition); \
-            MPI_Abort(MPI_COMM_WORLD, 1); \
-        } \
-    } while (0)
 
 /* A number between -1 and 1 that looks random, and is the same in each rank (SplitMix64). */
 static double number(uint64_t n)
