@@ -10,7 +10,8 @@
 //!          0x01000  queue pairs  QPS x 256 B
 //!          0x41000  regions      REGIONS x 64 B, written by the owner
 //!          0x81000  chunks       CHUNKS x 4 B, written by the owner
-//!          0xa1000  counters     QPS x 64 B, written by the owner, for people
+//!          0xa1000  copies       QPS x 64 B, written by the peers of queue pairs
+//!          0xb1000  counters     QPS x 64 B, written by the owner, for people
 //! ```
 //!
 //! The CPU that posts a work request also executes it: it looks up the peer's region or receive entry, copies straight into the
@@ -89,6 +90,19 @@
 //! 0x20  tried     u64  when it was tried last
 //! ```
 //!
+//! ```text
+//! copy that the peer of a queue pair shares with its owner
+//! offset   writer   word
+//! 0x00     peer     offer       u64  incarnation (32 bits, high), then its number; written last
+//! 0x08     peer     address     u64  where the bytes begin, in the owner's addresses
+//! 0x10     peer     key         u32  of the owner's region
+//! 0x14     peer     length      u32  bytes
+//! 0x18     peer     local       u64  where the bytes begin, in the peer's addresses
+//! 0x20     peer     local key   u32  of the peer's region
+//! 0x24     peer     kind        u32  whether the owner's bytes are written or read (Errand)
+//! 0x30     both     claims      u64  which pieces have been claimed (Claims)
+//! ```
+//!
 //! Both times are nanoseconds of the owner's CLOCK_MONOTONIC. Peers have nothing to do with the counters: whoever looks after the machine
 //! reads them.
 //!
@@ -99,11 +113,15 @@
 //! peer would do to it, the peer asks the owner's process for, by way of the queue pair: an *errand*, one at a time. The bytes go
 //! through the queue pair's bounce area, which is in an arena of the owner. A receive into a shadow region has one element, whose key is
 //! [`Key::PLACE`] and whose address is a place in the owner's arenas; the owner copies from there when it takes the completion.
+//!
+//! A peer that executes a long RDMA READ or WRITE offers to *share the copy*: it divides the bytes into pieces ([`copy::piece`]) and claims
+//! one after the other from the front, and an owner that polls meanwhile claims pieces from the back and copies these. `claims` begins anew
+//! with each offer. The word in the header that counts all offers tells a poller when to look at the queue pairs.
 
 use crate::{CACHE_LINE, PAGE};
 
 /// What stands at [`MAGIC`] once the tables can be used. Its last byte is the version.
-pub const READY: u64 = u64::from_le_bytes(*b"ginverb\x01");
+pub const READY: u64 = u64::from_le_bytes(*b"ginverb\x02");
 
 /// Offset of [`READY`].
 pub const MAGIC: usize = 0x00;
@@ -119,6 +137,8 @@ pub const ARENAS: usize = 0x14;
 pub const SHADOWS: usize = 0x18;
 /// See above.
 pub const SHADOW_BYTES: usize = 0x20;
+/// Offset of the number of copies that peers have offered to share. Peers write it, so it has a line of its own.
+pub const OFFERS: usize = 0x40;
 
 /// Queue pairs of an endpoint.
 pub const QPS: usize = 1024;
@@ -137,15 +157,20 @@ pub const REGION_TABLE: usize = QP_TABLE + QPS * QP;
 pub const REGION: usize = CACHE_LINE;
 /// Offset of the first chunk.
 pub const CHUNK_TABLE: usize = REGION_TABLE + REGIONS * REGION;
+/// Offset of the shared copy of the first queue pair.
+pub const COPY_TABLE: usize = CHUNK_TABLE + CHUNKS * 4;
+/// Bytes of a shared copy.
+pub const COPY: usize = CACHE_LINE;
 /// Offset of the counters of the first queue pair, and the end of what peers use.
-pub const COUNTER_TABLE: usize = CHUNK_TABLE + CHUNKS * 4;
+pub const COUNTER_TABLE: usize = COPY_TABLE + QPS * COPY;
 /// Bytes of a queue pair's counters: a line that only its owner writes.
 pub const COUNTERS: usize = CACHE_LINE;
 /// Bytes of the tables.
 pub const TABLES: usize = COUNTER_TABLE + QPS * COUNTERS;
 
 const _: () = {
-    assert!(REGION_TABLE == 0x41000 && CHUNK_TABLE == 0x81000 && COUNTER_TABLE == 0xa1000);
+    assert!(REGION_TABLE == 0x41000 && CHUNK_TABLE == 0x81000);
+    assert!(COPY_TABLE == 0xa1000 && COUNTER_TABLE == 0xb1000);
     assert!(TABLES.is_multiple_of(PAGE));
 };
 
@@ -229,6 +254,35 @@ pub mod counters {
     pub const TRIED: usize = 0x20;
     /// Nanoseconds that requests have waited, without the wait that WAITS is about.
     pub const WAITED: usize = 0x28;
+    /// Bytes that the owner has copied for requests of its peer.
+    pub const HELPED: usize = 0x30;
+}
+
+/// Offsets in a shared copy, and its pieces.
+pub mod copy {
+    /// Incarnation and number.
+    pub const OFFER: usize = 0x00;
+    /// Where the owner's bytes begin.
+    pub const ADDRESS: usize = 0x08;
+    /// The key of the owner's region, then the number of bytes.
+    pub const KEY: usize = 0x10;
+    /// Where the peer's bytes begin.
+    pub const LOCAL: usize = 0x18;
+    /// The key of the peer's region, then what is done ([`Errand`](super::Errand)).
+    pub const LOCAL_KEY: usize = 0x20;
+    /// Which pieces have been claimed ([`Claims`](super::Claims)).
+    pub const CLAIMS: usize = 0x30;
+
+    /// Bytes of all pieces but the last, for a copy of `length` bytes. At most [`MOST`] pieces are needed.
+    pub const fn piece(length: usize) -> usize {
+        let least = length.div_ceil(MOST).next_multiple_of(LEAST);
+        if least > USUAL { least } else { USUAL }
+    }
+
+    /// The most pieces of a copy.
+    pub const MOST: usize = 4096;
+    const USUAL: usize = if cfg!(loom) { 8 } else { 32 << 10 };
+    const LEAST: usize = if cfg!(loom) { 8 } else { 4 << 10 };
 }
 
 /// Offsets in a region.
@@ -316,6 +370,11 @@ impl QpNumber {
     /// Where it lies in its owner's tables, if it is there.
     pub const fn at(self) -> Option<usize> {
         if self.index() < QPS { Some(QP_TABLE + self.index() * QP) } else { None }
+    }
+
+    /// Where its shared copy lies in its owner's tables, likewise.
+    pub const fn copy_at(self) -> Option<usize> {
+        if self.index() < QPS { Some(COPY_TABLE + self.index() * COPY) } else { None }
     }
 
     /// Where its counters lie in its owner's tables, likewise.
@@ -528,6 +587,69 @@ impl Waits {
     pub const STOPPED: Self = Self(5);
     /// The peer has ended, or its queue pair has. It is about to fail.
     pub const ENDED: Self = Self(6);
+    /// The peer has claimed a piece of a shared copy, and has not copied it yet.
+    pub const COPY: Self = Self(7);
+}
+
+/// Which pieces of a shared copy have been claimed: the number of the offer (25 bits, high), how many from the front, how many from
+/// the back, and how many of the latter have been copied (13 bits each).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claims(pub u64);
+
+impl Claims {
+    const BITS: u32 = 13;
+    const MASK: u64 = (1 << Self::BITS) - 1;
+    const FRONT: u64 = 1 << (2 * Self::BITS);
+    const BACK: u64 = 1 << Self::BITS;
+    const DONE: u64 = 1;
+    const NUMBER: u32 = 3 * Self::BITS;
+
+    /// None yet, of the offer of this number.
+    pub const fn new(number: u32) -> Self {
+        Self((number as u64) << Self::NUMBER)
+    }
+
+    /// Whether they are of the offer of this number.
+    pub const fn is_of(self, number: u32) -> bool {
+        self.0 >> Self::NUMBER == Self::new(number).0 >> Self::NUMBER
+    }
+
+    /// Pieces that the peer has claimed, from the front.
+    pub const fn front(self) -> usize {
+        (self.0 >> (2 * Self::BITS) & Self::MASK) as usize
+    }
+
+    /// Pieces that the owner has claimed, from the back.
+    pub const fn back(self) -> usize {
+        (self.0 >> Self::BITS & Self::MASK) as usize
+    }
+
+    /// How many of the owner's it has copied.
+    pub const fn done(self) -> usize {
+        (self.0 & Self::MASK) as usize
+    }
+
+    /// With one more piece from the front, if there is one left of so many.
+    pub const fn claim_front(self, pieces: usize) -> Option<Self> {
+        if self.front() + self.back() < pieces { Some(Self(self.0 + Self::FRONT)) } else { None }
+    }
+
+    /// With one more piece from the back, likewise.
+    pub const fn claim_back(self, pieces: usize) -> Option<Self> {
+        if self.front() + self.back() < pieces { Some(Self(self.0 + Self::BACK)) } else { None }
+    }
+
+    /// Whether the owner may have changed `before` into these: it has claimed further pieces of so many, or copied some.
+    pub const fn follow(self, before: Self, pieces: usize) -> bool {
+        self.0 >> (2 * Self::BITS) == before.0 >> (2 * Self::BITS)
+            && self.back() >= before.back()
+            && self.done() >= before.done()
+            && self.done() <= self.back()
+            && self.front() + self.back() <= pieces
+    }
+
+    /// What is added once a piece from the back has been copied.
+    pub const COPIED: u64 = Self::DONE;
 }
 
 /// Who executes what is posted to a queue pair. Open: the reader refuses others.
@@ -712,4 +834,13 @@ const _: () = {
     assert!(claim.is_of(5) && !claim.is_free(9, 4) && Completion::new(5, Completion::VOID, 0).is_free(9, 4));
     let Some(claimer) = claim.claimer() else { panic!() };
     assert!(claimer.endpoint() == 4095 && claimer.is_of(0xfff) && !claimer.is_of(1));
+    let claims = Claims::new(u32::MAX);
+    assert!(claims.is_of(u32::MAX) && !claims.is_of(0) && claims.claim_front(0).is_none());
+    let (Some(front), Some(back)) = (claims.claim_front(1), claims.claim_back(1)) else { panic!() };
+    assert!(front.front() == 1 && front.back() == 0 && front.claim_back(1).is_none());
+    assert!(back.back() == 1 && back.front() == 0 && back.is_of(u32::MAX) && back.done() == 0);
+    assert!(back.follow(claims, 1) && !back.follow(claims, 0) && !claims.follow(back, 1));
+    let copied = Claims(back.0 + Claims::COPIED);
+    assert!(copied.done() == 1 && copied.follow(back, 1) && !copied.follow(front, 2));
+    assert!(copy::MOST < 1 << 13 && u32::MAX as usize / copy::piece(u32::MAX as usize) < copy::MOST);
 };

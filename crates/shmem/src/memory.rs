@@ -105,6 +105,16 @@ pub trait Memory: Clone {
     /// are all other bytes (or they are newer).
     fn read_acquire(&self, at: usize, into: &mut [u8]);
 
+    /// Copies `len` bytes to another memory, which may be the same one. Whoever sees the last byte there, and acquires, sees all of them.
+    fn copy_to(&self, at: usize, to: &Self, to_at: usize, len: usize) {
+        let mut bytes = [0; 64];
+        for done in (0..len).step_by(bytes.len()) {
+            let part = &mut bytes[..(len - done).min(64)];
+            self.read(at + done, part);
+            to.write(to_at + done, part);
+        }
+    }
+
     /// Whether the memory has gone away (its file was truncated). Its bytes then read as zero and keep nothing.
     fn is_broken(&self) -> bool {
         false

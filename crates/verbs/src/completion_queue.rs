@@ -53,9 +53,28 @@ struct Members<M: Memory> {
     pairs: Vec<Member<M>>,
     /// Shared receive queues of these, each once.
     shared: Vec<Arc<SharedReceiveQueue<M>>>,
+    /// How many copies peers had offered to share when none was left here to help with.
+    offers: u64,
 }
 
 impl<M: Memory> Members<M> {
+    /// Helps with copies that peers have offered to share since the last look.
+    #[inline]
+    fn help(&mut self) {
+        let offers = self.pairs.first().map_or(0, |member| member.queue_pair.offers());
+        if offers != self.offers {
+            self.help_all(offers);
+        }
+    }
+
+    #[cold]
+    fn help_all(&mut self, offers: u64) {
+        let left = self.pairs.iter().filter(|member| member.queue_pair.help()).count();
+        if left == 0 {
+            self.offers = offers;
+        }
+    }
+
     fn gather_shared(&mut self) {
         self.shared.clear();
         for member in self.pairs.iter().filter(|member| member.receives) {
@@ -101,7 +120,7 @@ impl<M: Memory> CompletionQueue<M> {
             capacity: AtomicUsize::new(capacity),
             ready: seen::Lock::new(VecDeque::new()),
             count: AtomicUsize::new(0),
-            members: Lock::new(Members { pairs: Vec::new(), shared: Vec::new() }),
+            members: Lock::new(Members { pairs: Vec::new(), shared: Vec::new(), offers: 0 }),
             empty: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             events: None,
@@ -276,7 +295,7 @@ impl<M: Memory> CompletionQueue<M> {
     fn take(&self, program: &impl Program<M>, most: usize, mut each: impl FnMut(Completed)) -> usize {
         let mut found = self.take_ready(most, &mut each);
         if found < most {
-            let members = self.members();
+            let mut members = self.members();
             for member in members.pairs.iter().filter(|member| member.receives) {
                 while found < most
                     && let Some(completed) = member.queue_pair.poll_receive(program)
@@ -297,6 +316,7 @@ impl<M: Memory> CompletionQueue<M> {
                 for member in &members.pairs {
                     member.queue_pair.progress(program);
                 }
+                members.help();
                 drop(members);
                 found += self.take_ready(most - found, &mut each);
             }

@@ -19,6 +19,8 @@ pub(crate) struct Counters<M> {
     at: usize,
     executed: u64,
     bytes: u64,
+    /// Bytes that were copied for requests of the peer's.
+    helped: u64,
     /// What the first request waits for, and since when.
     waits: Waits,
     since: u64,
@@ -29,7 +31,8 @@ pub(crate) struct Counters<M> {
 impl<M: Memory> Counters<M> {
     /// Those of a new queue pair, whose counters lie there.
     pub fn new(tables: M, at: usize) -> Self {
-        let counters = Self { tables, at, executed: 0, bytes: 0, waits: Waits::NOTHING, since: 0, waited: 0 };
+        let counters =
+            Self { tables, at, executed: 0, bytes: 0, helped: 0, waits: Waits::NOTHING, since: 0, waited: 0 };
         for word in 0..COUNTERS / 8 {
             counters.store(word * 8, 0);
         }
@@ -51,6 +54,12 @@ impl<M: Memory> Counters<M> {
         self.bytes = self.bytes.wrapping_add(bytes.into());
         self.store(counters::EXECUTED, self.executed);
         self.store(counters::BYTES, self.bytes);
+    }
+
+    /// So many bytes have been copied for a request of the peer's.
+    pub fn helped(&mut self, bytes: usize) {
+        self.helped = self.helped.wrapping_add(bytes as u64);
+        self.store(counters::HELPED, self.helped);
     }
 
     /// A request that waited has been executed. The next one has not begun to wait.

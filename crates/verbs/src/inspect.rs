@@ -55,6 +55,8 @@ pub struct QueuePair {
     pub bytes: u64,
     /// Nanoseconds in which its requests have waited, those that wait now included.
     pub waited: u64,
+    /// Bytes that it has copied for requests of its peer, which were long.
+    pub helped: u64,
     /// Requests that wait.
     pub waits: Option<Waiting>,
 }
@@ -66,7 +68,7 @@ pub struct Waiting {
     pub requests: u32,
     /// What the first of them waits for: `peer` (its queue pair is not ready to receive), `receive` (the peer has posted none), `errand`
     /// (the peer's process has been asked for something), `completions` (its own completion queue is full), `stopped` (its own
-    /// program has stopped it, state SQD), `ended` (the peer has ended) or `?`.
+    /// program has stopped it, state SQD), `ended` (the peer has ended), `copy` (the peer has begun to copy a part) or `?`.
     pub reason: &'static str,
     /// For how long, in nanoseconds. Of a program in another VM, or if this is seen from another machine, up to its last try.
     pub nanoseconds: u64,
@@ -160,6 +162,7 @@ fn queue_pair(tables: &impl Memory, number: QpNumber, now: Option<u64>) -> Optio
         executed: counter(counters::EXECUTED),
         bytes: counter(counters::BYTES),
         waited: counter(counters::WAITED).saturating_add(waits.as_ref().map_or(0, |waits| waits.nanoseconds)),
+        helped: counter(counters::HELPED),
         waits,
     })
 }
@@ -176,6 +179,7 @@ fn waiting(word: u64, [since, tried]: [u64; 2], now: Option<u64>) -> Option<Wait
         Waits::COMPLETIONS => "completions",
         Waits::STOPPED => "stopped",
         Waits::ENDED => "ended",
+        Waits::COPY => "copy",
         _ => "?",
     };
     // A clock that shows less is another one after all.

@@ -15,6 +15,7 @@
 //! peer          a peer's tables and regions, as a poster sees them
 //! regions       own regions
 //! shadow        those whose memory cannot lie in the segment
+//! shared_copy   long copies, in which a peer that polls helps
 //! work          requests and completions
 //! counters      what queue pairs have executed and wait for
 //! inspect       what stands in the tables, for people
@@ -42,5 +43,6 @@ pub mod regions;
 pub mod remote;
 pub mod runs;
 pub mod shadow;
+pub mod shared_copy;
 pub mod shared_receive_queue;
 pub mod work;

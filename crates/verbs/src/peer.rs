@@ -3,6 +3,7 @@
 //! All of it is hostile input: each word is loaded once, checked, and then used. What passes the checks lies within the arenas that the
 //! peer has, so a peer that lies harms its own memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,6 +105,19 @@ impl<M: Memory> Target<'_, M> {
         let first = self.window.region.address / CHUNK as u64;
         let (memory, at) = &self.window.chunks[(address / CHUNK as u64 - first) as usize];
         (memory, at + in_chunk, len.min(CHUNK - in_chunk))
+    }
+}
+
+impl<M: Memory> Target<'_, M> {
+    /// Calls `each` with all runs of a range of addresses that lie one after the other in memory: the first address of each, the memory, where
+    /// it is in it, and how many bytes.
+    pub fn for_each_piece(&self, range: Range<u64>, mut each: impl FnMut(u64, &M, usize, usize)) {
+        let mut first = range.start;
+        while first < range.end {
+            let (memory, at, n) = self.piece(first, (range.end - first) as usize);
+            each(first, memory, at, n);
+            first += n as u64;
+        }
     }
 }
 

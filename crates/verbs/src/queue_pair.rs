@@ -10,19 +10,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{
-    Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, Waits, qp,
+    Access, Armed, Claimer, Executing, Key, Kind, MTU, OFFERS, Place, QpNumber, QpState, Waits, qp,
 };
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
 use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
-use crate::peer::Peer;
+use crate::peer::{Peer, Windows};
 use crate::program::{Kept, Program};
 use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
 use crate::regions::Region;
 use crate::remote::{self, Failure, NotConnected, Remote};
 use crate::shadow::{Asked, Bounce, Servant};
+use crate::shared_copy;
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -177,7 +178,16 @@ struct Sender<M> {
     posted: u32,
     /// Keys that were checked last: number of removals then, key and region.
     known: Option<(u64, u32, Region)>,
+    helper: Helper<M>,
     counters: Counters<M>,
+}
+
+/// For copies that the peer shares with this side.
+struct Helper<M> {
+    /// The own regions, as the peer sees them.
+    own: Option<Windows<M>>,
+    /// The last offer that is over.
+    ended: Option<u32>,
 }
 
 /// What has come of an attempt.
@@ -266,6 +276,9 @@ const GRACE: Duration = Duration::from_millis(50);
 /// writes always has something.
 const LOOKS: u32 = 256;
 
+/// Pieces of a shared copy that a poller copies before it looks for completions again.
+const PIECES_AT_ONCE: usize = 32;
+
 /// The most queue pairs that a queue pair for datagrams remembers.
 const MOST_REMOTES: usize = 1024;
 
@@ -312,6 +325,7 @@ impl<M: Memory> QueuePair<M> {
             ended: None,
             posted: 0,
             known: None,
+            helper: Helper { own: None, ended: None },
             counters: Counters::new(tables.clone(), location.number.counters_at()?),
         };
         let queue_pair = Arc::new(Self {
@@ -446,6 +460,7 @@ impl<M: Memory> QueuePair<M> {
                 sender.waiting.clear();
                 sender.remotes.clear();
                 (sender.peer, sender.remote, sender.since, sender.ended) = (None, None, None, None);
+                sender.helper.ended = None;
                 sender.counters.rests();
                 drop(sender);
                 // What a peer that is in the middle of an access writes would be taken for something new.
@@ -629,6 +644,7 @@ impl<M: Memory> QueuePair<M> {
                 self.adapter.has_asked();
                 Attempt::Wait(None, Status::SUCCESS, Waits::ERRAND)
             }
+            Err(Failure::Shared) => Attempt::Wait(None, Status::SUCCESS, Waits::COPY),
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
             Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR, Waits::RECEIVE),
@@ -786,6 +802,56 @@ impl<M: Memory> QueuePair<M> {
         }
         sender.since = None;
         sender.counters.rests();
+    }
+
+    /// How many copies peers of this endpoint have offered to share.
+    pub(crate) fn offers(&self) -> u64 {
+        // A model calls `help` itself.
+        if cfg!(loom) { 0 } else { self.tables.load_relaxed_u64(OFFERS) }
+    }
+
+    /// Copies some pieces of a copy that the peer has offered to share. Whether there may be more to copy.
+    #[cold]
+    pub fn help(&self) -> bool {
+        if self.kind != Kind::RC || !self.state().receives() {
+            return false;
+        }
+        let Some(at) = self.number().copy_at() else { return false };
+        // Another thread that posts is about to be done.
+        let Some(mut sender) = self.sender.try_lock() else { return true };
+        let found = shared_copy::find(&self.tables, at, self.incarnation(), sender.helper.ended);
+        let Some((number, what)) = found else { return false };
+        let is_allowed = |wanted| Access(self.access.load(Ordering::Relaxed)).allows(wanted);
+        let is_connected = sender.remote.is_some() || self.connect(&mut sender).is_ok();
+        let own = || self.adapter.peer(self.number().endpoint()).map(Windows::new);
+        if let Some((wanted, _)) = what.wanted()
+            && is_allowed(wanted)
+            && is_connected
+        {
+            let Sender { remote, helper, counters, .. } = &mut *sender;
+            helper.own = helper.own.take().or_else(own);
+            if let (Some(remote), Some(own)) = (remote, &mut helper.own)
+                && !remote.is_dead()
+            {
+                for _ in 0..PIECES_AT_ONCE {
+                    let mut helped = None;
+                    // The region stays meanwhile.
+                    self.adapter.with_region(what.key, &mut |region| {
+                        if region.allows(&what.remote(), wanted, self.domain) {
+                            helped = remote.help(own, self.domain, (&self.tables, at), (number, &what));
+                        }
+                    });
+                    let Some(bytes) = helped else {
+                        helper.ended = Some(number);
+                        return false;
+                    };
+                    counters.helped(bytes);
+                }
+                return true;
+            }
+        }
+        sender.helper.ended = Some(number);
+        false
     }
 
     /// From now on, the peer may ask for what is to be done with shadow regions, up to so many bytes at once, or fewer where there is little

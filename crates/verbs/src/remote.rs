@@ -4,6 +4,7 @@
 //! the peer may take away (a region, the rings), it says in the peer's `executing` word what it is about to access; the peer takes away
 //! first and looks at the word afterwards. Both have a full fence in between, so at least one of them sees the other.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{
@@ -12,9 +13,10 @@ use ginnel_layout::verbs::{
 };
 use ginnel_shmem::Memory;
 
-use crate::peer::{Peer, Windows};
+use crate::peer::{Peer, Target, Windows};
 use crate::program::Program;
 use crate::shadow::{Asked, Asker, Step, Way};
+use crate::shared_copy::{self, Next, Shareable, Sharing};
 use crate::work::{Element, Operation, Status, total};
 
 /// The largest ring that is believed in.
@@ -27,6 +29,8 @@ pub enum Failure {
     NotReady,
     /// The peer's process has been asked to do it, and has not answered yet. It is to be tried again.
     Asked,
+    /// The peer has not copied its last piece of a shared copy yet. It is to be tried again.
+    Shared,
     /// The peer's queue pair has ended, or is in error.
     Gone,
     /// The peer's region does not allow it.
@@ -42,7 +46,7 @@ impl Failure {
     pub fn status(self) -> Status {
         match self {
             Self::NotReady => Status::RNR_RETRY_EXC_ERR,
-            Self::Gone | Self::Asked => Status::RETRY_EXC_ERR,
+            Self::Gone | Self::Asked | Self::Shared => Status::RETRY_EXC_ERR,
             Self::Access => Status::REM_ACCESS_ERR,
             Self::Invalid => Status::REM_INV_REQ_ERR,
             Self::Operation => Status::REM_OP_ERR,
@@ -80,6 +84,8 @@ pub struct Remote<M> {
     /// Of the queue pair in the peer's tables, and of whatever has its receives.
     at: usize,
     queue_at: usize,
+    /// Of copies that are shared with the peer.
+    copy_at: usize,
     /// Others may use the same receives.
     is_shared: bool,
     /// Bytes in front of a message.
@@ -105,6 +111,8 @@ pub struct Remote<M> {
     windows: Windows<M>,
     /// For what the peer's process does itself.
     asker: Box<Asker<M>>,
+    /// For what the peer's process helps with.
+    sharing: Sharing,
     /// Of an RDMA WRITE with an immediate value to a shadow region, the bytes are there, and the receive entry was not.
     is_written: bool,
 }
@@ -113,6 +121,7 @@ impl<M: Memory> Remote<M> {
     /// The way from one queue pair to another, if that is ready to receive from it.
     pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: Sender) -> Result<Self, NotConnected> {
         let at = to.at().ok_or(NotConnected::Corrupt)?;
+        let copy_at = to.copy_at().ok_or(NotConnected::Corrupt)?;
         let tables = peer.tables();
         // ORDER verbs.state: the state before what belongs to it. Pairs with: `QueuePair::publish`.
         let state = tables.load_acquire_u64(at + qp::STATE);
@@ -152,6 +161,7 @@ impl<M: Memory> Remote<M> {
             to,
             at,
             queue_at,
+            copy_at,
             is_shared: from.kind == Kind::UD || queue_at != at,
             prefix: from.kind.prefix() as u32,
             may_sleep,
@@ -169,6 +179,7 @@ impl<M: Memory> Remote<M> {
             shortest: 0,
             windows,
             asker: Box::new(Asker::new()),
+            sharing: Sharing::default(),
             is_written: false,
         })
     }
@@ -226,9 +237,10 @@ impl<M: Memory> Remote<M> {
         };
         self.finish(result);
         if let Err(failure) = result
-            && !matches!(failure, Failure::Asked | Failure::NotReady)
+            && !matches!(failure, Failure::Asked | Failure::Shared | Failure::NotReady)
         {
             self.asker.forget();
+            self.sharing.forget();
             self.is_written = false;
         }
         if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
@@ -358,6 +370,11 @@ impl<M: Memory> Remote<M> {
         }
         let target = self.windows.look_up(key, address, len, Access::REMOTE_WRITE, self.domain);
         let Ok(target) = target else { return self.write_shadow(program, elements, address, key, len) };
+        if len as usize >= shared_copy::LEAST
+            && let Some(what) = Shareable::new(self.from.kind, Errand::WRITE, key, address, elements)
+        {
+            return self.write_shared(program, &what);
+        }
         let (mut to, mut left) = (address, len as usize);
         for element in elements {
             let (mut from, mut rest) = (element.address, element.length as usize);
@@ -429,6 +446,11 @@ impl<M: Memory> Remote<M> {
         }
         let target = self.windows.look_up(key, address, len, Access::REMOTE_READ, self.domain);
         let Ok(target) = target else { return self.read_shadow(program, elements, address, key, len) };
+        if len as usize >= shared_copy::LEAST
+            && let Some(what) = Shareable::new(self.from.kind, Errand::READ, key, address, elements)
+        {
+            return self.read_shared(program, &what);
+        }
         let mut from = address;
         for element in elements {
             let (mut to, mut rest) = (element.address, element.length as usize);
@@ -539,6 +561,97 @@ impl<M: Memory> Remote<M> {
             });
         };
         self.ask(&asked, |_, _, _, _| (), drain)
+    }
+
+    #[inline(never)]
+    fn write_shared(&mut self, program: &impl Program<M>, what: &Shareable) -> Result<(), Failure> {
+        let copy = |target: &Target<'_, M>, range: Range<usize>| {
+            let (first, end) = (range.start as u64, range.end as u64);
+            target.for_each_piece(what.address + first..what.address + end, |to, memory, at, n| {
+                let is_last = to + n as u64 == what.address + end;
+                program.copy_in(what.local.address + (to - what.address), memory, at, n, is_last);
+            });
+        };
+        self.share(what, copy)
+    }
+
+    #[inline(never)]
+    fn read_shared(&mut self, program: &impl Program<M>, what: &Shareable) -> Result<(), Failure> {
+        let copy = |target: &Target<'_, M>, range: Range<usize>| {
+            let range = what.address + range.start as u64..what.address + range.end as u64;
+            target.for_each_piece(range, |from, memory, at, n| {
+                program.copy_out(memory, at, what.local.address + (from - what.address), n);
+            });
+        };
+        self.share(what, copy)
+    }
+
+    /// Copies together with the peer, if that polls meanwhile: as far as that is possible now.
+    fn share(
+        &mut self,
+        what: &Shareable,
+        copy: impl Fn(&Target<'_, M>, Range<usize>),
+    ) -> Result<(), Failure> {
+        let (wanted, _) = what.wanted().ok_or(Failure::Operation)?;
+        let Self { windows, sharing, peer, copy_at, .. } = self;
+        let target = windows.look_up(what.key, what.address, what.local.length, wanted, self.domain);
+        let target = target.map_err(|_| Failure::Access)?;
+        let tables = peer.tables();
+        sharing.offer(tables, *copy_at, self.incarnation, what);
+        loop {
+            match sharing.next(tables, *copy_at, what) {
+                Next::Copy(piece) => copy(&target, piece),
+                Next::Wait => return Err(Failure::Shared),
+                Next::Corrupt => return Err(Failure::Operation),
+                Next::End => break,
+            }
+        }
+        let rest = what.rest();
+        if !rest.is_empty() {
+            copy(&target, rest);
+        }
+        Ok(())
+    }
+
+    /// Copies a piece of a copy that this peer shares with the owner of `own`. How many bytes; `None` if there is nothing left to do.
+    pub(crate) fn help(
+        &mut self,
+        own: &mut Windows<M>,
+        domain: u32,
+        (tables, at): (&M, usize),
+        (number, what): (u32, &Shareable),
+    ) -> Option<usize> {
+        let begun = self.begin(Executing::region(self.incarnation, Key(what.local.key)));
+        let helped = begun.is_ok().then(|| self.help_piece(own, domain, (tables, at), (number, what)));
+        self.finish(begun.map(drop));
+        helped.flatten()
+    }
+
+    fn help_piece(
+        &mut self,
+        own: &mut Windows<M>,
+        domain: u32,
+        (tables, at): (&M, usize),
+        (number, what): (u32, &Shareable),
+    ) -> Option<usize> {
+        let (wanted, local) = what.wanted()?;
+        let Element { address, length, key } = what.local;
+        let theirs = self.windows.look_up(Key(key), address, length, local, self.domain).ok()?;
+        let ours = own.look_up(what.key, what.address, length, wanted, domain).ok()?;
+        shared_copy::help(tables, at, number, what, |piece| {
+            let range = what.address + piece.start as u64..what.address + piece.end as u64;
+            ours.for_each_piece(range, |run, memory, at, n| {
+                let mut at = at;
+                let local = address + (run - what.address);
+                theirs.for_each_piece(local..local + n as u64, |_, other, there, n| {
+                    match what.errand {
+                        Errand::READ => memory.copy_to(at, other, there, n),
+                        _ => other.copy_to(there, memory, at, n),
+                    }
+                    at += n;
+                });
+            });
+        })
     }
 
     /// Whether the peer has posted a receive that is not used yet. It is this message's then, until it is completed.

@@ -193,6 +193,7 @@ fn waits(inspect: &Inspect, devices: &Devices) -> Vec<String> {
                 "peer" => format!("until {peer} is ready to receive"),
                 "receive" => format!("for a receive of {peer}"),
                 "errand" => format!("for the process of {peer}, which has a shadow region"),
+                "copy" => format!("for the process of {peer}, which has begun to copy a part"),
                 "completions" => "for room in its completion queue".into(),
                 "stopped" => "until its program lets it send again".into(),
                 "ended" => format!("for {peer}, which has ended"),
@@ -236,6 +237,7 @@ mod tests {
             executed: 5,
             bytes: 3 << 20,
             waited: 0,
+            helped: 0,
             waits: None,
         };
         let two = QueuePair { number: 0x1002, peer: None, kind: "ud", shared: Some(0x1003), ..one.clone() };
@@ -281,6 +283,7 @@ mod tests {
             executed: 0,
             bytes: 0,
             waited: 0,
+            helped: 0,
             waits: waits("receive", 1, 3_250_000_000),
         };
         let full = QueuePair { waits: waits("completions", 7, 20_000_000), ..pair.clone() };

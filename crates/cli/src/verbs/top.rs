@@ -165,6 +165,7 @@ mod tests {
             executed,
             bytes,
             waited,
+            helped: 0,
             waits: None,
         }
     }

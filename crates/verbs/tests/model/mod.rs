@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ginnel_layout::verbs::{
-    Access, CHUNK, CHUNK_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind, MEMBER, Place,
-    QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, qp,
+    Access, CHUNK, CHUNK_TABLE, COPY, COPY_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind,
+    MEMBER, OFFERS, Place, QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, copy, qp,
 };
 use ginnel_shmem::{Mapping, Memory};
 use ginnel_verbs::completion_queue::CompletionQueue;
@@ -22,6 +22,7 @@ use ginnel_verbs::receive::Shape;
 use ginnel_verbs::regions::{Region, Regions};
 use ginnel_verbs::runs::Runs;
 use ginnel_verbs::shadow::{self, Bounce};
+use ginnel_verbs::shared_copy;
 use ginnel_verbs::shared_receive_queue::SharedReceiveQueue;
 use ginnel_verbs::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -38,9 +39,11 @@ pub struct Op {
 
 const BASE: u64 = 7 * CHUNK as u64;
 /// Bytes of the program.
-const PROGRAM: usize = 64 << 10;
+const PROGRAM: usize = 320 << 10;
 /// Where in the arena memory is given out that is asked for later.
 const SPARE: std::ops::Range<usize> = 1 << 20..(1 << 20) + (300 << 10);
+/// Bytes of a copy that is shared with a peer that polls.
+const LONG: u32 = shared_copy::LEAST as u32 + 9;
 const SHAPE: Shape = Shape { entries: 4, elements: 3 };
 const CAPACITY: Capacity = Capacity { sends: 4, elements: 3, inline: 64, receives: SHAPE };
 const ALL: u32 = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -67,12 +70,13 @@ struct Device {
     regions: Mutex<Regions<Mapping>>,
     removals: AtomicU64,
     incarnations: AtomicU32,
+    own: OnceLock<Arc<Peer<Mapping>>>,
     other: OnceLock<Arc<Peer<Mapping>>>,
 }
 
 impl Adapter<Mapping> for Device {
     fn peer(&self, endpoint: u32) -> Option<Arc<Peer<Mapping>>> {
-        self.other.get().filter(|_| endpoint != self.number).cloned()
+        if endpoint == self.number { self.own.get().cloned() } else { self.other.get().cloned() }
     }
     fn region(&self, key: Key) -> Option<Region> {
         self.regions.lock().unwrap().region(key)
@@ -109,10 +113,25 @@ impl Adapter<Mapping> for Device {
     }
 }
 
-/// The program's memory: the first bytes of the second chunk.
-struct Pages(Mapping);
+/// The program's memory: the first bytes of the second chunk. While a piece of a long copy is copied, the other side's queue pairs look
+/// whether they can help, and a neighbour may scribble into what is claimed.
+struct Pages<'a> {
+    memory: Mapping,
+    other: Option<&'a Side>,
+    claims: Option<u64>,
+}
 
-impl Pages {
+impl Pages<'_> {
+    fn help(&self, len: usize) {
+        let Some(other) = self.other.filter(|_| len >= 4096) else { return };
+        for pair in &other.pairs {
+            pair.help();
+            if let (Some(claims), Some(at)) = (self.claims, pair.number().copy_at()) {
+                other.tables.store_relaxed_u64(at + copy::CLAIMS, claims);
+            }
+        }
+    }
+
     fn at(address: u64, len: usize) -> usize {
         let at = address.checked_sub(BASE).expect("no address of the program") as usize;
         assert!(at + len <= PROGRAM, "{len} bytes at {address:#x} are none of the program");
@@ -120,35 +139,37 @@ impl Pages {
     }
 }
 
-impl Program<Mapping> for Pages {
+impl Program<Mapping> for Pages<'_> {
     fn copy_in(&self, from: u64, to: &Mapping, at: usize, len: usize, is_last: bool) {
+        self.help(len);
         let mut bytes = vec![0; len];
         self.get(from, &mut bytes);
         if is_last { to.write_release(at, &bytes) } else { to.write(at, &bytes) }
     }
     fn copy_out(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        self.help(len);
         let mut bytes = vec![0; len];
         from.read(at, &mut bytes);
         self.put(to, &bytes);
     }
     fn get(&self, from: u64, into: &mut [u8]) {
         if !into.is_empty() {
-            self.0.read(Self::at(from, into.len()), into);
+            self.memory.read(Self::at(from, into.len()), into);
         }
     }
     fn put(&self, to: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
-            self.0.write(Self::at(to, bytes.len()), bytes);
+            self.memory.write(Self::at(to, bytes.len()), bytes);
         }
     }
     fn deliver(&self, from: &Mapping, at: usize, to: u64, len: usize) {
         self.copy_out(from, at, to, len);
     }
     fn compare_exchange(&self, at: u64, old: u64, new: u64) -> u64 {
-        self.0.compare_exchange_u64(Self::at(at, 8), old, new).map_or_else(|found| found, |()| old)
+        self.memory.compare_exchange_u64(Self::at(at, 8), old, new).map_or_else(|found| found, |()| old)
     }
     fn fetch_add(&self, at: u64, value: u64) -> u64 {
-        self.0.fetch_add_u64(Self::at(at, 8), value)
+        self.memory.fetch_add_u64(Self::at(at, 8), value)
     }
     fn is_there(&self, at: u64, len: usize, _: bool) -> bool {
         Self::at(at, len);
@@ -207,6 +228,7 @@ impl Side {
             regions: Mutex::new(regions),
             removals: AtomicU64::new(0),
             incarnations: AtomicU32::new(0),
+            own: OnceLock::from(own.clone()),
             other: OnceLock::new(),
         });
         let rings = |index: usize| {
@@ -239,8 +261,8 @@ impl Side {
         Self { number, tables, arena, device, own, queue, pairs, shared, keys, outstanding, last }
     }
 
-    fn pages(&self) -> Pages {
-        Pages(self.arena.clone())
+    fn pages(&self) -> Pages<'static> {
+        Pages { memory: self.arena.clone(), other: None, claims: None }
     }
 
     /// As far as it goes towards sending.
@@ -256,7 +278,7 @@ impl Side {
 
     fn elements(&self, a: u16, b: u16) -> Vec<Element> {
         let count = usize::from(a >> 2 & 3).max(1);
-        let length = [0, 1, 8, 31, 32, 33, 100, 5000][usize::from(a >> 4 & 7)];
+        let length = [0, 1, 8, 31, 32, 33, 5000, LONG][usize::from(a >> 4 & 7)];
         let one = |i: usize| {
             // Some lie around the end of the region.
             let address = BASE + (u64::from(b) * 8 + 100 * i as u64) % (PROGRAM as u64 + 64);
@@ -284,7 +306,8 @@ impl Side {
         }
     }
 
-    fn send(&mut self, code: u8, a: u16, b: u16, remote: Key) {
+    fn send(&mut self, code: u8, a: u16, b: u16, other: &Side) {
+        let remote = other.keys[usize::from(a >> 14 & 1)];
         let pair = self.pairs[usize::from(a & 3)].clone();
         let address = BASE + u64::from(b) * 8 % (PROGRAM as u64 + 64);
         let key = if a & 0x800 != 0 { Key(u32::from(b)) } else { remote };
@@ -311,7 +334,11 @@ impl Side {
         self.outstanding.insert(id, Outstanding { of, opcode: Some(operation.done()), length: 0 });
         let is_signaled = a & 0x1000 == 0;
         let work = Work { id, operation, datagram, elements: &elements, is_inline, is_signaled };
-        if pair.post(&self.pages(), &work).is_err() {
+        // What others have claimed of a long copy, or a neighbour says that they have.
+        let claims =
+            (a & 0x80 != 0).then_some(u64::from(b & 7) << 13 | u64::from(b >> 3 & 7) << 26 | 1 << 39);
+        let pages = Pages { other: Some(other), claims, ..self.pages() };
+        if pair.post(&pages, &work).is_err() {
             self.outstanding.remove(&id);
         }
     }
@@ -389,7 +416,7 @@ impl Side {
             _ => small,
         };
         let ring = index * 4096;
-        match code % 7 {
+        match code % 8 {
             0 => self.tables.store_relaxed_u64(pair_at(index) + pick * 8, value),
             1 => self.tables.store_relaxed_u32(pair_at(index) + pick * 4, value as u32),
             2 => {
@@ -402,6 +429,14 @@ impl Side {
             5 => {
                 let state = self.tables.load_relaxed_u64(pair_at(index) + qp::STATE);
                 self.tables.store_relaxed_u64(pair_at(index) + qp::ASKED, state >> 32 << 32 | small);
+            }
+            // An offer, likewise.
+            6 => {
+                let at = COPY_TABLE + index * COPY;
+                self.tables.store_relaxed_u64(at + pick % 8 * 8, value);
+                let state = self.tables.load_relaxed_u64(pair_at(index) + qp::STATE);
+                self.tables.store_relaxed_u64(at + copy::OFFER, state >> 32 << 32 | small & 7);
+                self.tables.fetch_add_u64(OFFERS, 1);
             }
             _ => {
                 let at = ring + SHAPE.entries * SHAPE.stride();
@@ -425,15 +460,15 @@ pub fn run(ops: &[Op]) {
         (0..KINDS.len()).for_each(|i| side.connect(i));
     }
     for &Op { code, a, b } in ops {
-        let remote = sides[1 - usize::from(code & 1)].keys[usize::from(a >> 14 & 1)];
-        let side = &mut sides[usize::from(code & 1)];
+        let [one, two] = &mut sides;
+        let (side, other) = if code & 1 == 0 { (one, &*two) } else { (two, &*one) };
         let what = code >> 1 & 0x3f;
         if code & 0x80 != 0 {
             side.scribble(what, a, b);
             continue;
         }
         match what % 16 {
-            0..=4 => side.send(what, a, b, remote),
+            0..=4 => side.send(what, a, b, other),
             5..=7 => side.post_receive(a, b),
             8..=10 => side.poll(),
             11 => {

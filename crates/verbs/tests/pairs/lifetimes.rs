@@ -3,7 +3,7 @@
 use super::*;
 use ginnel_layout::verbs::Executing;
 
-/// The program's memory, with something that happens in the middle of each copy to the peer.
+/// The program's memory, with something that happens in the middle of each copy.
 pub struct Meanwhile<'a>(pub Pages, pub Box<dyn Fn() + 'a>);
 
 impl Program<Mapping> for Meanwhile<'_> {
@@ -13,6 +13,7 @@ impl Program<Mapping> for Meanwhile<'_> {
     }
 
     fn copy_out(&self, from: &Mapping, at: usize, to: u64, len: usize) {
+        (self.1)();
         self.0.copy_out(from, at, to, len);
     }
 

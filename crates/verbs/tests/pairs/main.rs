@@ -5,6 +5,7 @@ mod inspect;
 mod lifetimes;
 mod shadow;
 mod shared;
+mod shared_copy;
 mod unreliable;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -1,0 +1,412 @@
+//! Copies that the poster of a request and the owner of the memory share.
+//!
+//! A long RDMA READ or WRITE takes as long as one CPU needs to copy its bytes, and the owner of the memory often does nothing but poll
+//! meanwhile: an MPI rank does, while a neighbour fetches a large message. So the poster of a long request offers to share the copy. It
+//! claims one piece after the other from the front and copies it; an owner that polls claims pieces from the back and copies those. An
+//! owner that does not poll costs the poster an offer in vain, and nothing else.
+//!
+//! All claims are in one word, which both change by compare-exchange, so each piece has one claimer. Once no piece is left, the poster
+//! waits for the piece that the owner may still be copying: for a moment at once, then as a request waits for other things. A thread of
+//! the owner claims a piece only after it has said what it is about to access, as for a request of its own, so that a region of the
+//! poster's that is deregistered meanwhile is not accessed afterwards. If the owner dies, the request fails, as any request to it does.
+//!
+//! A program may poll the last byte of memory that is written to, and takes all bytes for written then. So the poster of a WRITE shares all
+//! pieces but the last, and copies that one when all others have been copied.
+//!
+//! The owner checks the regions of both sides as it would for a request, and then touches nothing but arenas of the two. The poster believes
+//! what the owner says of its progress, since wrong bytes in the memory of either are what the owner could also cause without; an owner
+//! that claims a piece and never copies it holds up this one request, until it dies.
+
+use std::ops::Range;
+
+use ginnel_layout::verbs::{Access, Claims, Errand, Key, Kind, OFFERS, copy};
+use ginnel_shmem::Memory;
+
+use crate::work::Element;
+
+/// Copies that are shorter are not shared.
+pub const LEAST: usize = if cfg!(loom) { 8 } else { 128 << 10 };
+
+/// How often the poster looks whether the last piece of the owner's has been copied, before the request waits.
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
+
+/// How often the owner tries to claim a piece, while the poster claims one after the other.
+const TRIES: u32 = if cfg!(loom) { 4 } else { 64 };
+
+/// A copy that may be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shareable {
+    /// WRITE or READ, by the poster.
+    pub errand: Errand,
+    /// The owner's bytes.
+    pub key: Key,
+    pub address: u64,
+    /// The poster's bytes.
+    pub local: Element,
+}
+
+impl Shareable {
+    /// The copy for a request of these elements, if the peer can help with it.
+    pub fn new(kind: Kind, errand: Errand, key: Key, address: u64, elements: &[Element]) -> Option<Self> {
+        let [local] = *elements else { return None };
+        // The peer cannot reach a shadow region of this side.
+        let is_reachable = kind == Kind::RC && !Key(local.key).is_shadow();
+        (is_reachable && local.length as usize >= LEAST).then_some(Self { errand, key, address, local })
+    }
+
+    fn len(&self) -> usize {
+        self.local.length as usize
+    }
+
+    /// How many of its pieces are shared.
+    fn pieces(&self) -> usize {
+        let all = self.len().div_ceil(copy::piece(self.len()));
+        if self.errand == Errand::READ { all } else { all - 1 }
+    }
+
+    fn piece(&self, index: usize) -> Range<usize> {
+        let len = copy::piece(self.len());
+        index * len..self.len().min((index + 1) * len)
+    }
+
+    /// What comes after the shared pieces.
+    pub fn rest(&self) -> Range<usize> {
+        self.len().min(self.pieces() * copy::piece(self.len()))..self.len()
+    }
+
+    /// The owner's bytes.
+    pub fn remote(&self) -> Element {
+        Element { address: self.address, length: self.local.length, key: self.key.0 }
+    }
+
+    /// What the owner must allow, and what the poster's region must.
+    pub fn wanted(&self) -> Option<(u32, u32)> {
+        match self.errand {
+            Errand::READ => Some((Access::REMOTE_READ, Access::LOCAL_WRITE)),
+            Errand::WRITE => Some((Access::REMOTE_WRITE, 0)),
+            _ => None,
+        }
+    }
+}
+
+/// What the poster has to do next.
+pub(crate) enum Next {
+    /// Copy these bytes, which it has claimed.
+    Copy(Range<usize>),
+    /// The owner has not copied its last piece yet.
+    Wait,
+    /// All shared pieces have been copied.
+    End,
+    /// What stands in the owner's tables makes no sense.
+    Corrupt,
+}
+
+/// The poster's side.
+#[derive(Default)]
+pub(crate) struct Sharing {
+    /// Of the last offer. There was none if it is `None`.
+    number: Option<u32>,
+    /// Of an offer that has not ended.
+    claims: Option<Claims>,
+}
+
+impl Sharing {
+    /// Offers to share a copy with the owner of these tables, unless that has been done and the copy has not ended. `at` is where
+    /// the queue pair's shared copy lies, `incarnation` the queue pair's.
+    pub fn offer<M: Memory>(&mut self, tables: &M, at: usize, incarnation: u32, what: &Shareable) {
+        if self.claims.is_some() {
+            return;
+        }
+        // Another one may have been connected here before, whose numbers must not come again soon.
+        let last = self.number.unwrap_or_else(|| tables.load_relaxed_u64(at + copy::OFFER) as u32);
+        let number = last.wrapping_add(1);
+        let claims = Claims::new(number);
+        let Shareable { errand, key, address, local } = *what;
+        tables.store_relaxed_u64(at + copy::ADDRESS, address);
+        tables.store_relaxed_u64(at + copy::KEY, u64::from(local.length) << 32 | u64::from(key.0));
+        tables.store_relaxed_u64(at + copy::LOCAL, local.address);
+        tables.store_relaxed_u64(at + copy::LOCAL_KEY, u64::from(errand.0) << 32 | u64::from(local.key));
+        // The owner's last claim was taken before, so it is not about to compare the word with one of the last offer's.
+        tables.store_relaxed_u64(at + copy::CLAIMS, claims.0);
+        // ORDER verbs.offer: what is offered, and the bytes that are read, before its number. Pairs with: `find`.
+        tables.store_release_u64(at + copy::OFFER, u64::from(incarnation) << 32 | u64::from(number));
+        if !cfg!(loom) {
+            tables.fetch_add_u64(OFFERS, 1);
+        }
+        (self.number, self.claims) = (Some(number), Some(claims));
+    }
+
+    /// Claims the next piece, or says what else is to be done.
+    pub fn next<M: Memory>(&mut self, tables: &M, at: usize, what: &Shareable) -> Next {
+        let (Some(mut claims), pieces) = (self.claims, what.pieces()) else { return Next::End };
+        let word = at + copy::CLAIMS;
+        while let Some(claimed) = claims.claim_front(pieces) {
+            // ORDER verbs.claim: see `help`.
+            match tables.compare_exchange_u64(word, claims.0, claimed.0) {
+                Ok(()) => {
+                    self.claims = Some(claimed);
+                    return Next::Copy(what.piece(claims.front()));
+                }
+                // Each time the owner has come further, which it can do a few thousand times.
+                Err(found) if found != claims.0 && Claims(found).follow(claims, pieces) => {
+                    claims = Claims(found)
+                }
+                Err(_) => return Next::Corrupt,
+            }
+        }
+        self.claims = Some(claims);
+        for _ in 0..LOOKS {
+            // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `help`.
+            let found = Claims(tables.load_acquire_u64(word));
+            if !found.follow(claims, pieces) {
+                return Next::Corrupt;
+            }
+            if found.done() == found.back() {
+                self.claims = None;
+                return Next::End;
+            }
+            #[cfg(not(loom))]
+            std::hint::spin_loop();
+        }
+        Next::Wait
+    }
+
+    /// The request has ended, whatever has come of it.
+    pub fn forget(&mut self) {
+        self.claims = None;
+    }
+}
+
+/// What a queue pair's peer offers to share, and its number, if it is not `ended`. To be called by the owner.
+pub(crate) fn find<M: Memory>(
+    tables: &M,
+    at: usize,
+    incarnation: u32,
+    ended: Option<u32>,
+) -> Option<(u32, Shareable)> {
+    // ORDER verbs.offer: the number before what is offered. Pairs with: `Sharing::offer`.
+    let word = tables.load_acquire_u64(at + copy::OFFER);
+    let number = word as u32;
+    if (word >> 32) as u32 != incarnation || ended == Some(number) {
+        return None;
+    }
+    // What is loaded here may already be of the next offer. Then no piece of this one can be claimed any more.
+    let [what, local] = [copy::KEY, copy::LOCAL_KEY].map(|word| tables.load_relaxed_u64(at + word));
+    let address = tables.load_relaxed_u64(at + copy::LOCAL);
+    let what = Shareable {
+        errand: Errand((local >> 32) as u32),
+        key: Key(what as u32),
+        address: tables.load_relaxed_u64(at + copy::ADDRESS),
+        local: Element { address, length: (what >> 32) as u32, key: local as u32 },
+    };
+    (what.len() >= LEAST).then_some((number, what))
+}
+
+/// Claims a piece for the owner and has it copied. How long it was; `None` if there is none left. The caller has said what is about to be accessed.
+pub(crate) fn help<M: Memory>(
+    tables: &M,
+    at: usize,
+    number: u32,
+    what: &Shareable,
+    copy: impl FnOnce(Range<usize>),
+) -> Option<usize> {
+    let (word, pieces) = (at + copy::CLAIMS, what.pieces());
+    let mut found = Claims(tables.load_relaxed_u64(word));
+    for _ in 0..TRIES {
+        let claimed = found.claim_back(pieces).filter(|_| found.is_of(number))?;
+        // ORDER verbs.claim: what was offered is loaded before the claim, and the poster stores the next offer after it has seen the claim.
+        // Pairs with: `Sharing::next`.
+        match tables.compare_exchange_u64(word, found.0, claimed.0) {
+            Ok(()) => {
+                let piece = what.piece(pieces - claimed.back());
+                let len = piece.len();
+                copy(piece);
+                // ORDER verbs.copied: the piece before the count. Pairs with: `Sharing::next`.
+                tables.fetch_add_u64(word, Claims::COPIED);
+                return Some(len);
+            }
+            Err(now) => found = Claims(now),
+        }
+    }
+    None
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ginnel_layout::verbs::{QpNumber, TABLES};
+    use ginnel_shmem::Mapping;
+
+    fn what(errand: Errand, length: u32) -> Shareable {
+        let local = Element { address: 0, length, key: 5 };
+        Shareable::new(Kind::RC, errand, Key(3), 0, &[local]).unwrap()
+    }
+
+    #[test]
+    fn pieces_and_the_rest_are_the_whole() {
+        for length in [LEAST as u32, LEAST as u32 + 1, 1 << 20, (1 << 20) - 1, 200 << 20, 1 << 31, u32::MAX] {
+            for errand in [Errand::READ, Errand::WRITE] {
+                let what = what(errand, length);
+                let mut end = 0;
+                for piece in 0..what.pieces() {
+                    assert_eq!(what.piece(piece).start, end);
+                    end = what.piece(piece).end;
+                }
+                assert_eq!(what.rest().start, end);
+                assert_eq!(what.rest().end, length as usize);
+                assert_eq!(what.rest().is_empty(), errand == Errand::READ);
+                assert!(what.pieces() <= copy::MOST);
+            }
+        }
+    }
+
+    #[test]
+    fn short_copies_and_those_of_several_elements_are_not_shared() {
+        let element = |length, key| Element { address: 0, length, key };
+        let new = |kind, elements: &[Element]| Shareable::new(kind, Errand::READ, Key(3), 0, elements);
+        assert!(new(Kind::RC, &[element(LEAST as u32 - 1, 5)]).is_none());
+        assert!(new(Kind::UC, &[element(LEAST as u32, 5)]).is_none());
+        assert!(new(Kind::RC, &[element(LEAST as u32, Key::shadow(1, 1).0)]).is_none());
+        assert!(new(Kind::RC, &[element(LEAST as u32, 5); 2]).is_none());
+        assert!(new(Kind::RC, &[element(LEAST as u32, 5)]).is_some());
+    }
+
+    #[test]
+    fn an_offer_has_another_number_each_time_and_ends() {
+        let tables = Mapping::anonymous(TABLES).unwrap();
+        let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
+        assert_eq!(find(&tables, at, 1, None), None);
+        let what = what(Errand::READ, LEAST as u32);
+        let mut sharing = Sharing::default();
+        sharing.offer(&tables, at, 7, &what);
+        assert_eq!(find(&tables, at, 8, None), None, "another incarnation");
+        let (number, found) = find(&tables, at, 7, None).unwrap();
+        assert_eq!(found, what);
+        assert_eq!(find(&tables, at, 7, Some(number)), None);
+        // The poster copies all but the last piece, which the owner has.
+        let mut copied = Vec::new();
+        assert_eq!(help(&tables, at, number, &what, |piece| copied.push(piece)), Some(32 << 10));
+        assert_eq!(copied, [what.piece(what.pieces() - 1)]);
+        for piece in 0..what.pieces() - 1 {
+            assert!(
+                matches!(sharing.next(&tables, at, &what), Next::Copy(range) if range == what.piece(piece))
+            );
+        }
+        assert!(matches!(sharing.next(&tables, at, &what), Next::End));
+        assert!(matches!(sharing.next(&tables, at, &what), Next::End));
+        assert_eq!(help(&tables, at, number, &what, |_| panic!("there is no piece left")), None);
+        // An offer of somebody who is connected here later has another number.
+        Sharing::default().offer(&tables, at, 7, &what);
+        assert!(find(&tables, at, 7, Some(number)).is_some());
+        assert_eq!(help(&tables, at, number, &what, |_| panic!("this offer has ended")), None);
+        assert_eq!(tables.load_relaxed_u64(OFFERS), 2);
+    }
+
+    #[test]
+    fn the_poster_waits_for_the_last_piece_of_the_owner_and_believes_no_nonsense() {
+        let tables = Mapping::anonymous(TABLES).unwrap();
+        let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
+        let word = at + copy::CLAIMS;
+        let what = what(Errand::WRITE, LEAST as u32);
+        let mut sharing = Sharing::default();
+        sharing.offer(&tables, at, 7, &what);
+        let claims = Claims(tables.load_relaxed_u64(word)).claim_back(what.pieces()).unwrap();
+        tables.store_relaxed_u64(word, claims.0);
+        for _ in 1..what.pieces() {
+            assert!(matches!(sharing.next(&tables, at, &what), Next::Copy(_)));
+        }
+        assert!(matches!(sharing.next(&tables, at, &what), Next::Wait));
+        // The request is tried again, and is offered once.
+        sharing.offer(&tables, at, 7, &what);
+        assert!(matches!(sharing.next(&tables, at, &what), Next::Wait));
+        let honest = tables.load_relaxed_u64(word);
+        for lie in [0, u64::MAX, honest + (1 << 13), honest - (1 << 26), honest + 2, honest - (1 << 13)] {
+            tables.store_relaxed_u64(word, lie);
+            assert!(matches!(sharing.next(&tables, at, &what), Next::Corrupt), "{lie:#x}");
+        }
+        tables.store_relaxed_u64(word, honest + Claims::COPIED);
+        assert!(matches!(sharing.next(&tables, at, &what), Next::End));
+    }
+}
+
+/// Models of the poster and the owner: two copies of three pieces, one after the other. Each source word is overwritten once its copy has
+/// ended, and each copied word is looked at then, so a piece that is copied twice, or too late, is a race.
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use ginnel_shmem::{LoomMemory, Order};
+    use loom::thread;
+
+    const AT: usize = 0;
+    const FROM: usize = 64;
+    const TO: usize = 128;
+    const LEN: usize = 24;
+
+    fn copy_piece(memory: &LoomMemory, piece: Range<usize>) {
+        memory.copy_to(FROM + piece.start, memory, TO + piece.start, piece.len());
+    }
+
+    fn shared((owners, posters): (Option<Order>, Option<Order>)) {
+        let words = [copy::OFFER, copy::ADDRESS, copy::KEY, copy::LOCAL, copy::LOCAL_KEY, copy::CLAIMS];
+        let words = words.map(|word| AT + word).into_iter();
+        let data = (0..LEN).step_by(8).flat_map(|at| [FROM + at, TO + at]);
+        let memory = LoomMemory::new(256, words.chain(data));
+        let side = |lacks: Option<Order>| lacks.map_or(memory.clone(), |order| memory.without(order));
+        let (owner, poster) = (side(owners), side(posters));
+        let owner = thread::spawn(move || {
+            for _ in 0..2 {
+                if let Some((number, what)) = find(&owner, AT, 1, None) {
+                    help(&owner, AT, number, &what, |piece| copy_piece(&owner, piece));
+                }
+            }
+        });
+        let local = Element { address: 0, length: LEN as u32, key: 5 };
+        let mut sharing = Sharing::default();
+        for value in 1..=2_u64 {
+            let what = Shareable::new(Kind::RC, Errand::READ, Key(3), 0, &[local]).unwrap();
+            for at in (0..LEN).step_by(8) {
+                poster.write(FROM + at, &value.to_ne_bytes());
+            }
+            sharing.offer(&poster, AT, 1, &what);
+            loop {
+                match sharing.next(&poster, AT, &what) {
+                    Next::Copy(piece) => copy_piece(&poster, piece),
+                    Next::Wait => thread::yield_now(),
+                    Next::Corrupt => panic!("assertion: corrupt"),
+                    Next::End => break,
+                }
+            }
+            for at in (0..LEN).step_by(8) {
+                let mut bytes = [0; 8];
+                poster.read(TO + at, &mut bytes);
+                assert_eq!(u64::from_ne_bytes(bytes), value, "assertion");
+            }
+        }
+        owner.join().unwrap();
+    }
+
+    fn explore(lacks: (Option<Order>, Option<Order>)) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.check(move || shared(lacks));
+    }
+
+    #[test]
+    fn each_piece_is_copied_once_and_before_the_end() {
+        explore((None, None));
+    }
+
+    #[test]
+    fn without_an_order_a_piece_is_copied_too_early_or_too_late() {
+        let each = [
+            (Some(Order::Release), None),
+            (Some(Order::Acquire), None),
+            (None, Some(Order::Release)),
+            (None, Some(Order::Acquire)),
+        ];
+        for lacks in each {
+            let failure = std::panic::catch_unwind(|| explore(lacks));
+            assert!(failure.is_err(), "the model passes although an ordering is missing: {lacks:?}");
+        }
+    }
+}

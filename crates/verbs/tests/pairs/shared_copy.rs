@@ -1,0 +1,237 @@
+//! Long reads and writes, in which a peer that polls helps.
+
+use super::lifetimes::{Meanwhile, with};
+use super::*;
+use ginnel_layout::verbs::{Claims, Errand, OFFERS, copy, counters};
+use ginnel_verbs::shared_copy::LEAST;
+use std::cell::Cell;
+use std::thread;
+
+const LONG: u32 = 1 << 20;
+const READ: u32 = 0;
+
+/// Two sides with a region each, of most of their memory.
+struct Long {
+    both: Both,
+    keys: [Key; 2],
+}
+
+impl Long {
+    fn new() -> Self {
+        let both = Both::new();
+        let register = |side: &Arc<Side>| side.register(0, 3 * CHUNK as u64, Access::LOCAL_WRITE | ALL);
+        let keys = [register(&both.sides[0]), register(&both.sides[1])];
+        Self { both, keys }
+    }
+
+    /// Side 0 reads or writes, from 12 bytes behind its first address, `at` of side 1.
+    fn operation(&self, kind: u32, at: u64) -> Operation {
+        let (address, key) = (BASE + at, self.keys[1]);
+        match kind {
+            READ => Operation::Read { address, key },
+            _ => Operation::Write { address, key, immediate: None, solicited: false },
+        }
+    }
+
+    /// The same, with something that happens while the first piece is copied.
+    fn post(&self, kind: u32, at: u64, meanwhile: &dyn Fn()) {
+        let meanwhile = Cell::new(Some(meanwhile));
+        let once = || {
+            if let Some(event) = meanwhile.take() {
+                event();
+            }
+        };
+        let program = Meanwhile(self.both.sides[0].pages(), Box::new(once));
+        let elements = [element(12, LONG, self.keys[0])];
+        self.both.pairs[0].post(&program, &with(self.operation(kind, at), &elements)).unwrap();
+    }
+
+    /// Puts new bytes where they are copied from, and others where to. What is to be where after the copy: side and place.
+    fn prepare(&self, kind: u32, at: u64, seed: u8) -> (usize, u64, Vec<u8>) {
+        let bytes: Vec<u8> = pattern(LONG as usize).iter().map(|byte| byte.wrapping_add(seed)).collect();
+        let ([from, to], [from_at, to_at]) =
+            if kind == READ { ([1, 0], [at, 12]) } else { ([0, 1], [12, at]) };
+        self.both.fill(to, to_at, &vec![0xee; LONG as usize + 1]);
+        self.both.fill(from, from_at, &bytes);
+        (to, to_at, bytes)
+    }
+
+    /// Where side 1 finds what is offered to it.
+    fn shared(&self) -> (&Mapping, usize) {
+        (&self.both.sides[1].tables, self.both.pairs[1].number().copy_at().unwrap())
+    }
+
+    /// Side 1 claims a piece, and copies nothing.
+    fn claim(&self) {
+        let (tables, at) = self.shared();
+        let claims = Claims(tables.load_relaxed_u64(at + copy::CLAIMS));
+        let claimed = claims.claim_back(usize::MAX).unwrap();
+        tables.compare_exchange_u64(at + copy::CLAIMS, claims.0, claimed.0).unwrap();
+    }
+
+    fn helped(&self) -> u64 {
+        let at = self.both.pairs[1].number().counters_at().unwrap();
+        self.both.sides[1].tables.load_relaxed_u64(at + counters::HELPED)
+    }
+}
+
+#[test]
+fn a_peer_that_polls_copies_a_part() {
+    let long = Long::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert!(long.both.poll(1).is_empty());
+            }
+        });
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let mut copies: u32 = 0;
+        // On one CPU, the two seldom meet.
+        while copies < 40 || long.helped() == 0 {
+            assert!(std::time::Instant::now() < end, "the peer has not helped once");
+            // Across the end of a chunk, and elsewhere.
+            let (kind, at) = (copies & 1, u64::from(copies * 77_777) % CHUNK as u64);
+            let (side, place, bytes) = long.prepare(kind, at, copies as u8);
+            long.both.post(0, 1, long.operation(kind, at), &[element(12, LONG, long.keys[0])]);
+            assert_eq!(long.both.comes(0, 1), [(1, Status::SUCCESS)]);
+            let found = long.both.bytes(side, place, LONG as usize + 1);
+            assert!(found[..LONG as usize] == bytes && found[LONG as usize] == 0xee, "copy {copies}");
+            copies += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_peer_that_looks_in_between_copies_all_that_is_left() {
+    for kind in 0..2 {
+        let long = Long::new();
+        let (side, place, bytes) = long.prepare(kind, 100, 3);
+        // All pieces but the first, and of a write the last.
+        long.post(kind, 100, &|| assert!(long.both.poll(1).is_empty()));
+        assert_eq!(long.both.said(0), [(1, Status::SUCCESS)]);
+        assert!(long.both.bytes(side, place, LONG as usize) == bytes);
+        let piece = copy::piece(LONG as usize) as u64;
+        assert_eq!(long.helped(), u64::from(LONG) - piece * u64::from(1 + kind));
+        assert!(!long.both.pairs[1].help(), "nothing is left");
+    }
+}
+
+#[test]
+fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
+    for kind in 0..2 {
+        let long = Long::new();
+        let (side, place, bytes) = long.prepare(kind, 0, 5);
+        long.post(kind, 0, &|| long.claim());
+        assert_eq!((long.both.said(0), long.both.said(0)), (vec![], vec![]));
+        // A second one stays behind it.
+        long.both.post(0, 2, SEND, &[]);
+        long.both.pairs[1].post_receive(9, &[]).unwrap();
+        assert_eq!((long.both.said(0), long.both.said(1)), (vec![], vec![]));
+        let piece = copy::piece(LONG as usize);
+        let last = LONG as usize / piece - 1 - kind as usize;
+        long.both.fill(side, place + (last * piece) as u64, &bytes[last * piece..][..piece]);
+        let (tables, at) = long.shared();
+        tables.fetch_add_u64(at + copy::CLAIMS, Claims::COPIED);
+        assert_eq!(long.both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
+        assert_eq!(long.both.said(1), [(9, Status::SUCCESS)]);
+        assert!(long.both.bytes(side, place, LONG as usize) == bytes);
+    }
+}
+
+#[test]
+fn the_death_of_a_peer_in_the_middle_of_a_piece_ends_the_request() {
+    let long = Long::new();
+    long.post(READ, 0, &|| long.claim());
+    assert_eq!(long.both.said(0), []);
+    long.both.sides[1].own.set_dead();
+    assert_eq!(long.both.comes(0, 1), [(1, Status::RETRY_EXC_ERR)]);
+}
+
+#[test]
+fn nonsense_in_the_claims_ends_the_request() {
+    for lie in [0, u64::MAX, 1] {
+        let long = Long::new();
+        let (tables, at) = long.shared();
+        long.post(READ, 0, &|| tables.store_relaxed_u64(at + copy::CLAIMS, lie));
+        assert_eq!(long.both.said(0), [(1, Status::REM_OP_ERR)], "{lie:#x}");
+        assert_eq!(long.both.pairs[0].state(), QpState::ERR);
+    }
+}
+
+type Wrong<'a> = &'a dyn Fn(&Long);
+
+#[test]
+fn regions_that_have_ended_or_do_not_allow_it_are_not_touched() {
+    // What is wrong with an offer: which region has ended, or what it says.
+    let wrongs: [(&str, Wrong); 6] = [
+        ("the owner's region has ended", &|long| long.both.sides[1].remove(long.keys[1])),
+        ("the poster's region has ended", &|long| long.both.sides[0].remove(long.keys[0])),
+        ("another key of the owner", &|long| set(long, copy::KEY, |word| word ^ 1)),
+        ("another key of the poster", &|long| set(long, copy::LOCAL_KEY, |word| word ^ 1)),
+        ("an address beyond the owner's region", &|long| {
+            set(long, copy::ADDRESS, |word| word + 3 * CHUNK as u64)
+        }),
+        ("something else is to be done", &|long| {
+            set(long, copy::LOCAL_KEY, |word| word & 0xffff_ffff | 3 << 32)
+        }),
+    ];
+    for (wrong, does) in wrongs {
+        let long = Long::new();
+        let (side, place, _) = long.prepare(READ, 0, 9);
+        let is_checked = Cell::new(false);
+        long.post(READ, 0, &|| {
+            does(&long);
+            let before = long.both.bytes(side, place, LONG as usize);
+            assert!(!long.both.pairs[1].help(), "{wrong}");
+            assert!(long.both.bytes(side, place, LONG as usize) == before, "{wrong}");
+            is_checked.set(true);
+        });
+        assert!(is_checked.get() && long.helped() == 0, "{wrong}");
+        // The poster has said what it accesses before, and does all of it itself.
+        assert_eq!(long.both.said(0), [(1, Status::SUCCESS)], "{wrong}");
+    }
+}
+
+fn set(long: &Long, word: usize, change: impl Fn(u64) -> u64) {
+    let (tables, at) = long.shared();
+    tables.store_relaxed_u64(at + word, change(tables.load_relaxed_u64(at + word)));
+}
+
+#[test]
+fn rights_are_checked_by_the_owner_as_well() {
+    let both = Both::new();
+    let keys = [
+        both.sides[0].register(0, LONG.into(), Access::LOCAL_WRITE),
+        both.sides[1].register(0, LONG.into(), Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+    ];
+    let long = Long { both, keys };
+    // An offer of a peer that has not asked whether it may read there.
+    let (tables, at) = long.shared();
+    let number = 1;
+    tables.store_relaxed_u64(at + copy::ADDRESS, BASE);
+    tables.store_relaxed_u64(at + copy::KEY, u64::from(LONG) << 32 | u64::from(long.keys[1].0));
+    tables.store_relaxed_u64(at + copy::LOCAL, BASE);
+    tables
+        .store_relaxed_u64(at + copy::LOCAL_KEY, u64::from(Errand::READ.0) << 32 | u64::from(long.keys[0].0));
+    tables.store_relaxed_u64(at + copy::CLAIMS, Claims::new(number).0);
+    let state = tables.load_relaxed_u64(long.both.pairs[1].number().at().unwrap() + qp::STATE);
+    tables.store_relaxed_u64(at + copy::OFFER, state >> 32 << 32 | u64::from(number));
+    tables.fetch_add_u64(OFFERS, 1);
+    long.both.fill(1, 0, &pattern(LONG as usize));
+    assert!(long.both.poll(1).is_empty());
+    assert_eq!(long.helped(), 0);
+    assert!(long.both.bytes(0, 0, LONG as usize).iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn short_copies_are_not_offered() {
+    let long = Long::new();
+    let short = [element(12, LEAST as u32 - 1, long.keys[0])];
+    long.both.post(0, 1, long.operation(READ, 0), &short);
+    assert_eq!(long.both.sides[1].tables.load_relaxed_u64(OFFERS), 0);
+    long.both.post(0, 2, long.operation(READ, 0), &[element(12, LEAST as u32, long.keys[0])]);
+    assert_eq!(long.both.sides[1].tables.load_relaxed_u64(OFFERS), 1);
+    assert_eq!(long.both.said(0), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
+}
