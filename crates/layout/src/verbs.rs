@@ -273,16 +273,19 @@ pub mod copy {
     /// Which pieces have been claimed ([`Claims`](super::Claims)).
     pub const CLAIMS: usize = 0x30;
 
-    /// Bytes of all pieces but the last, for a copy of `length` bytes. At most [`MOST`] pieces are needed.
+    /// Bytes of all pieces but the last, for a copy of `length` bytes: an eighth of it or 32 KiB, whichever is less, unless it would have more
+    /// than [`MOST`] pieces then.
     pub const fn piece(length: usize) -> usize {
-        let least = length.div_ceil(MOST).next_multiple_of(LEAST);
-        if least > USUAL { least } else { USUAL }
+        let least = length.div_ceil(MOST).next_multiple_of(UNIT);
+        let eighth = length.div_ceil(8).next_multiple_of(UNIT);
+        let usual = if eighth < USUAL { eighth } else { USUAL };
+        if least > usual { least } else { usual }
     }
 
     /// The most pieces of a copy.
     pub const MOST: usize = 4096;
     const USUAL: usize = if cfg!(loom) { 8 } else { 32 << 10 };
-    const LEAST: usize = if cfg!(loom) { 8 } else { 4 << 10 };
+    const UNIT: usize = if cfg!(loom) { 8 } else { 4 << 10 };
 }
 
 /// Offsets in a region.
