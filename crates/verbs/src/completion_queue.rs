@@ -42,6 +42,14 @@ const LOOKS: u32 = 256;
 /// Polls, between two tries of requests that wait.
 const PROGRESS: u32 = 64;
 
+/// Counts something that needs no exact count: of two threads that count at once, one may be forgotten. What was counted before.
+#[inline]
+fn count(counter: &AtomicU32) -> u32 {
+    let before = counter.load(Ordering::Relaxed);
+    counter.store(before.wrapping_add(1), Ordering::Relaxed);
+    before
+}
+
 /// A queue pair whose completions come here.
 struct Member<M: Memory> {
     queue_pair: Arc<QueuePair<M>>,
@@ -311,7 +319,7 @@ impl<M: Memory> CompletionQueue<M> {
                 found += self.take_ready(most - found, &mut each);
             }
             // Now and then also while there is always something to take.
-            let is_due = self.polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROGRESS);
+            let is_due = count(&self.polls).is_multiple_of(PROGRESS);
             if found == 0 || is_due {
                 for member in &members.pairs {
                     member.queue_pair.progress(program);
@@ -337,7 +345,7 @@ impl<M: Memory> CompletionQueue<M> {
 
     /// Nothing was found. Whether others have run meanwhile.
     fn has_rested(&self) -> bool {
-        let is_due = self.empty.fetch_add(1, Ordering::Relaxed) % LOOKS == LOOKS - 1;
+        let is_due = count(&self.empty) % LOOKS == LOOKS - 1;
         if is_due {
             self.look();
         }

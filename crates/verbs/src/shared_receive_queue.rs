@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
@@ -21,7 +21,8 @@ pub struct SharedReceiveQueue<M: Memory> {
     at: usize,
     adapter: Arc<dyn Adapter<M>>,
     receiver: Lock<ReceiveQueue<M>>,
-    members: Lock<BTreeMap<QpNumber, Weak<QueuePair<M>>>>,
+    /// Until they end.
+    members: Lock<BTreeMap<QpNumber, Arc<QueuePair<M>>>>,
     are_rings_kept: AtomicBool,
     /// The program wants to know of fewer receives than this; 0 if it does not.
     limit: AtomicU32,
@@ -84,12 +85,12 @@ impl<M: Memory> SharedReceiveQueue<M> {
         self.receiver.lock()
     }
 
-    fn members(&self) -> Locked<'_, BTreeMap<QpNumber, Weak<QueuePair<M>>>> {
+    fn members(&self) -> Locked<'_, BTreeMap<QpNumber, Arc<QueuePair<M>>>> {
         self.members.lock()
     }
 
     pub(crate) fn add(&self, queue_pair: &Arc<QueuePair<M>>) {
-        self.members().insert(queue_pair.number(), Arc::downgrade(queue_pair));
+        self.members().insert(queue_pair.number(), queue_pair.clone());
     }
 
     pub(crate) fn remove(&self, queue_pair: &QueuePair<M>) {
@@ -164,12 +165,9 @@ impl<M: Memory> SharedReceiveQueue<M> {
         }
         let members = self.members();
         for _ in 0..most.min(self.shape.entries) {
-            let prefix = |target| {
-                let member: &Weak<QueuePair<M>> = members.get(&target)?;
-                Some(member.upgrade()?.kind().prefix())
-            };
+            let prefix = |target| Some(members.get(&target)?.kind().prefix());
             let Some(received) = receiver.poll(program, prefix) else { break };
-            if let Some(member) = members.get(&received.target).and_then(Weak::upgrade) {
+            if let Some(member) = members.get(&received.target) {
                 member.received(received);
             }
         }
