@@ -284,8 +284,8 @@ pub mod copy {
 
     /// The most pieces of a copy.
     pub const MOST: usize = 4096;
-    const USUAL: usize = if cfg!(loom) { 8 } else { 32 << 10 };
-    const UNIT: usize = if cfg!(loom) { 8 } else { 4 << 10 };
+    const USUAL: usize = if cfg!(loom) { 16 } else { 32 << 10 };
+    const UNIT: usize = if cfg!(loom) { 16 } else { 4 << 10 };
 }
 
 /// Offsets in a region.

@@ -25,7 +25,7 @@ use ginnel_shmem::Memory;
 use crate::work::Element;
 
 /// Copies that are shorter are not shared.
-pub const LEAST: usize = if cfg!(loom) { 8 } else { 128 << 10 };
+pub const LEAST: usize = if cfg!(loom) { 48 } else { 128 << 10 };
 
 /// How often the poster looks whether the last piece of the owner's has been copied, before the request waits.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
@@ -341,7 +341,7 @@ mod models {
     const AT: usize = 0;
     const FROM: usize = 64;
     const TO: usize = 128;
-    const LEN: usize = 24;
+    const LEN: usize = 48;
 
     fn copy_piece(memory: &LoomMemory, piece: Range<usize>) {
         memory.copy_to(FROM + piece.start, memory, TO + piece.start, piece.len());
