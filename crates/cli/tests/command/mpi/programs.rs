@@ -37,6 +37,23 @@ fn solvers_find_what_is_known() {
 }
 
 #[test]
+fn windows_are_right_under_stress() {
+    if !have_both() {
+        return;
+    }
+    for mpi in MPIS {
+        let verbs = Verbs::sized(SIZE);
+        let program = compiled(&verbs, &mpi, "rma");
+        let (all_ranks, rounds) = if is_soak() { (&[2, 4, 8][..], 5) } else { (&[2, 4][..], 1) };
+        for &ranks in all_ranks {
+            let Done { said, sent } = run(&verbs, &mpi, ranks, &format!("{program} {rounds}"));
+            assert!(said.contains(&format!("all windows are right: {ranks} ranks")), "{}: {said}", mpi.name);
+            assert!(sent.iter().all(|bytes| *bytes > 500_000), "{} with {ranks} ranks: {sent:?}", mpi.name);
+        }
+    }
+}
+
+#[test]
 fn symmetric_memory_is_reached_by_all() {
     if !have_both() || !have(&["oshcc", "oshrun"]) {
         return;
