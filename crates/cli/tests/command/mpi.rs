@@ -6,7 +6,7 @@ mod jobs;
 mod packaged;
 mod programs;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -84,6 +84,11 @@ fn exports<'s>(settings: impl IntoIterator<Item = &'s (&'s str, &'s str)>) -> St
     settings.into_iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
 }
 
+/// A file beside these tests.
+fn beside(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/mpi").join(file)
+}
+
 /// A C program, compiled for an MPI.
 fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
     compiled_with(verbs, mpi, name, &[])
@@ -91,7 +96,7 @@ fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
 
 /// The same with further options of the compiler, such as libraries.
 fn compiled_with(verbs: &Verbs, mpi: &Mpi, name: &str, options: &[&str]) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/mpi/{name}.c"));
+    let source = beside(&format!("{name}.c"));
     let program = verbs.world.files().join(format!("{name}.{}", mpi.name));
     let mut compiler = Command::new(mpi.compiler);
     compiler
@@ -164,6 +169,13 @@ fn run_within(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, patience: D
 fn sent(endpoint: &Value) -> u64 {
     let pairs = endpoint["queue_pairs"].as_array().unwrap().iter();
     pairs.filter(|pair| pair["kind"] == "rc").map(|pair| pair["bytes"].as_u64().unwrap()).sum()
+}
+
+/// Runs a program of Open MPI with so many ranks, which use their machine's shared memory and nothing of Ginnel's.
+fn run_without(verbs: &Verbs, ranks: usize, program: &str) -> String {
+    let own = exports([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")].iter().chain(ON_ANY_MACHINE));
+    let job = start_with(verbs, &own, OPENMPI.starter, ranks, program);
+    expect_good_within(&["mpirun without Ginnel", program], job, PATIENCE)
 }
 
 /// Whether both MPIs are there.
