@@ -3,6 +3,7 @@
 mod deaths;
 mod endless;
 mod jobs;
+mod mpi4py;
 mod packaged;
 mod programs;
 
@@ -173,9 +174,13 @@ fn sent(endpoint: &Value) -> u64 {
 
 /// Runs a program of Open MPI with so many ranks, which use their machine's shared memory and nothing of Ginnel's.
 fn run_without(verbs: &Verbs, ranks: usize, program: &str) -> String {
+    run_without_within(verbs, ranks, program, PATIENCE)
+}
+
+fn run_without_within(verbs: &Verbs, ranks: usize, program: &str, patience: Duration) -> String {
     let own = exports([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")].iter().chain(ON_ANY_MACHINE));
     let job = start_with(verbs, &own, OPENMPI.starter, ranks, program);
-    expect_good_within(&["mpirun without Ginnel", program], job, PATIENCE)
+    expect_good_within(&["mpirun without Ginnel", program], job, patience)
 }
 
 /// Whether both MPIs are there.
