@@ -195,11 +195,17 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     CHECK(SIDE % ranks == 0);
+    double begin = MPI_Wtime();
     conjugate_gradients();
+    MPI_Barrier(MPI_COMM_WORLD);
+    double middle = MPI_Wtime();
     fourier();
     MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0)
+    double end = MPI_Wtime();
+    if (rank == 0) {
+        printf("conjugate gradients: %.6f s\nFourier transform: %.6f s\n", middle - begin, end - middle);
         printf("both are solved: %d ranks\n", ranks);
+    }
     MPI_Finalize();
     return 0;
 }
