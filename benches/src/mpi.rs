@@ -32,6 +32,10 @@ pub struct Mpi<'r> {
 /// What ranks of one machine take for their messages after `ginnel mpi-env`: the segment alone.
 const OVER_SEGMENT: &str = "UCX_TLS=self,rc_v";
 
+/// UCX's shared memory, which Open MPI takes only if it may take any transport.
+const OVER_POSIX: &str =
+    "UCX_TLS=self,posix OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any";
+
 /// Shared memory of an MPI's own.
 struct Shared {
     /// How it is called in a row.
@@ -156,7 +160,7 @@ impl Mpi<'_> {
             "OMPI_MCA_pml=ucx OMPI_MCA_osc=ucx OMPI_MCA_spml=ucx SHMEM_SYMMETRIC_HEAP_SIZE=16M \
              oshrun --allow-run-as-root --oversubscribe --bind-to none -n 2 {program} 100000"
         );
-        self.compare([row], PAIRS, |own| host.run((!own).then_some("UCX_TLS=self,posix"), &line))
+        self.compare([row], PAIRS, |own| host.run((!own).then_some(OVER_POSIX), &line))
     }
 }
 
