@@ -16,6 +16,8 @@ use crate::{Bed, HOST_ADDRESS, HostJob, Job, Vm, VmBuilder};
 pub const FILES: &str = "/mnt";
 /// How the host is called, as one of the machines.
 pub const HOST: &str = "host";
+/// A program in place of ssh that ends `mpirun` when a machine has died, as docs/mpi.md has it.
+pub const LAUNCHER: &str = "/root/.ssh/launcher";
 /// Programs that all machines need.
 pub const PROGRAMS: [&str; 3] = ["ssh", "sshd", "ssh-keygen"];
 /// How long a server of ssh may take to start.
@@ -190,7 +192,10 @@ fn prepare_ssh(files: &Path, names: &[&str]) -> Result<()> {
     // As docs/mpi.md says, so that a job ends when a machine has died.
     fs::write(ssh.join("config"), "ServerAliveInterval 2\n")?;
     let launcher = ssh.join("launcher");
-    fs::write(&launcher, "#!/bin/sh\nssh \"$@\" || kill -KILL $PPID\n")?;
+    fs::write(
+        &launcher,
+        "#!/bin/sh\nssh \"$@\"\nstatus=$?\n[ $status -ne 255 ] || kill -KILL $PPID\nexit $status\n",
+    )?;
     fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755))?;
     let server =
         format!("HostKey {FILES}/host_key\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n");

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use vmtest::mpi::{Cluster, FILES};
+use vmtest::mpi::{Cluster, FILES, LAUNCHER};
 use vmtest::{Exit, Job, Vm, wait_until};
 
 use crate::{MPIS, PATIENCE, is_soak, source, start_endless, stop_endless, timed};
 
-/// Ranks: two in VM a, where `mpirun` runs, and one in VM b.
+/// Ranks: 0 and 2 in VM a, where `mpirun` runs, and 1 in VM b.
 const RANKS: usize = 3;
 /// How long a job may take to end when a rank of it is dead, on a machine that emulates and has other things to do.
 const END: Duration = Duration::from_secs(30);
@@ -108,8 +108,8 @@ fn vm(cluster: &Cluster<'_>, mpi: &str, program: &str, how: &str) -> Result<()> 
 /// A job whose ranks all are at work. It adds numbers up until [`stop_endless`].
 fn start(cluster: &Cluster<'_>, mpi: &str, program: &str, how: &str) -> Result<Job> {
     let hosts = match mpi {
-        "mpich" => "-launcher-exec /root/.ssh/launcher -hosts a,b",
-        _ => "--host a:2,b:1",
+        "mpich" => format!("-launcher-exec {LAUNCHER} -hosts a,b"),
+        _ => format!("--mca plm_rsh_agent {LAUNCHER} --host a:2,b:1 --map-by node"),
     };
     let lines = format!(
         "eval \"$(ginnel mpi-env rdma)\"\nexec mpirun.{mpi} {hosts} -n {RANKS} {program} {FILES}/stop {how}"

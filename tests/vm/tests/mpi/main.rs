@@ -5,6 +5,7 @@ mod deaths;
 mod devices;
 mod documented;
 mod host;
+mod nwchem;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -34,11 +35,12 @@ fn two_vms_and_the_host_run_jobs_that_end_when_a_rank_does() -> Result<()> {
     let mut cluster = Cluster::new(&bed, ginnel, &["a", "b"], |_, vm| vm)?;
     documented::the_commands_of_the_page_work(&cluster)?;
     host::ranks_are_on_the_host_and_in_vms(&cluster)?;
+    nwchem::finds_the_same_energy(&cluster)?;
     deaths::of_daemons_ranks_and_a_vm(&mut cluster)
 }
 
 fn programs() -> Vec<&'static str> {
-    let mpis = ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi"];
+    let mpis = ["mpicc.mpich", "mpirun.mpich", "mpicc.openmpi", "mpirun.openmpi", "nwchem"];
     [&vmtest::mpi::PROGRAMS[..], &mpis].concat()
 }
 
