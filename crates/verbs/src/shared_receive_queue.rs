@@ -1,8 +1,8 @@
 //! Shared receive queues: one receive queue for several queue pairs.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
 use ginnel_shmem::Memory;
