@@ -491,7 +491,7 @@ impl<M: Memory> Store<M> {
             store.memory.store_relaxed_u64(at + item::LENGTHS, lengths.0);
             let expiry = u64::from(item.flags) << 32 | u64::from(item.expiry);
             store.memory.store_relaxed_u64(at + item::EXPIRY, expiry);
-            store.memory.copy_to(item.at + item::BYTES, &store.memory, at + item::BYTES, key + value);
+            store.memory.copy_into(item.at + item::BYTES, &store.memory, at + item::BYTES, key + value);
             store.log.add(at, room);
         });
         self.name(slot, hash, at);
