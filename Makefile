@@ -28,7 +28,7 @@ test-quick:
 	scripts/test quick
 
 test-unit:
-	$(CARGO) test --workspace --exclude vmtest --locked --no-fail-fast
+	scripts/unit
 
 test-loom:
 	scripts/loom

@@ -1,7 +1,10 @@
-//! MPI libraries over a segment, beside their own shared memory, on the host.
+//! MPI libraries over a segment: beside their own shared memory, on the host, and beside TCP, between two VMs.
+
+mod vms;
 
 use crate::report::{Better, Report};
 use anyhow::{Context, Result, ensure};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use vmtest::Bed;
@@ -13,19 +16,25 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SEGMENT: &str = "rdma";
 /// What is run; compiled for each MPI.
 const EXCHANGE: &str = include_str!("mpi/exchange.c");
+/// Likewise, for OpenSHMEM.
+const PUT: &str = include_str!("mpi/put.c");
 
 /// What is measured, and how.
 pub struct Mpi<'r> {
     /// Where the rows go.
     pub report: &'r mut Report,
-    /// Pairs of runs of each row.
-    pub pairs: usize,
+    /// Pairs of runs of each row; each kind of row has its own number unless it is said.
+    pub pairs: Option<usize>,
     /// Only rows whose names contain this.
     pub row: Option<&'r str>,
 }
 
 /// What ranks of one machine take for their messages after `ginnel mpi-env`: the segment alone.
 const OVER_SEGMENT: &str = "UCX_TLS=self,rc_v";
+
+/// UCX's shared memory, which Open MPI takes only if it may take any transport.
+const OVER_POSIX: &str =
+    "UCX_TLS=self,posix OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any";
 
 /// Shared memory of an MPI's own.
 struct Shared {
@@ -39,6 +48,9 @@ struct Shared {
 struct Library {
     name: &'static str,
     command: &'static str,
+    /// Exchanges of all ranks, and the target for them.
+    alltoall: &'static str,
+    target: Option<f64>,
     /// As it is configured.
     own: Shared,
     /// With one copy into shared memory, and one out of it.
@@ -51,6 +63,9 @@ const LIBRARIES: [Library; 2] = [
     Library {
         name: "mpich",
         command: "mpirun.mpich",
+        // They take long over its own shared memory.
+        alltoall: "alltoall 1024 20",
+        target: Some(1.0 / 0.7),
         own: Shared { name: "own shared memory", settings: "" },
         two_copies: Shared { name: "two copies", settings: "UCX_TLS=self,posix" },
         one_copy: Shared { name: "CMA", settings: "UCX_TLS=self,posix,cma" },
@@ -58,6 +73,9 @@ const LIBRARIES: [Library; 2] = [
     Library {
         name: "openmpi",
         command: "mpirun.openmpi --allow-run-as-root --oversubscribe --bind-to none",
+        // So many that the first ones, which make connections, do not decide the figure.
+        alltoall: "alltoall 1024 2000",
+        target: None,
         own: Shared { name: "own shared memory", settings: "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader" },
         two_copies: Shared {
             name: "two copies",
@@ -70,51 +88,88 @@ const LIBRARIES: [Library; 2] = [
     },
 ];
 
+/// Which row it is.
+struct Row<'a> {
+    case: &'a str,
+    unit: &'static str,
+    better: Better,
+    peer: &'static str,
+    target: Option<f64>,
+    note: &'a str,
+}
+
 impl Mpi<'_> {
+    fn wants(&self, case: &str) -> bool {
+        self.row.is_none_or(|row| case.contains(row))
+    }
+
+    /// Runs two measurements in turns, and adds a row for each figure that they give. Whoever comes first changes, in case that matters.
+    fn compare<const N: usize>(
+        &mut self,
+        rows: [Row<'_>; N],
+        pairs: usize,
+        run: impl Fn(bool) -> Result<[f64; N]>,
+    ) -> Result<()> {
+        if !rows.iter().any(|row| self.wants(row.case)) {
+            return Ok(());
+        }
+        let (mut figures, mut peers) = (Vec::new(), Vec::new());
+        for pair in 0..self.pairs.unwrap_or(pairs) {
+            for own in [pair % 2 == 1, pair % 2 != 1] {
+                let of_run = run(own).with_context(|| rows[0].case.to_owned())?;
+                if own { &mut figures } else { &mut peers }.push(of_run);
+            }
+        }
+        for (i, row) in rows.into_iter().enumerate() {
+            if !self.wants(row.case) {
+                continue;
+            }
+            let column = |runs: &[[f64; N]]| -> Vec<f64> { runs.iter().map(|run| run[i]).collect() };
+            let Row { case, unit, better, peer, target, note } = row;
+            self.report.pairs(case, unit, better, &column(&figures), peer, &column(&peers), target, note);
+        }
+        Ok(())
+    }
+
     /// Between processes of the host.
     pub fn host(&mut self) -> Result<()> {
+        const PAIRS: usize = 5;
         let bed = Bed::new("bench-mpi")?;
         let host = Host::new(&bed)?;
         for library in &LIBRARIES {
-            host.compile(library)?;
             for (what, ranks, arguments, peer, target) in [
                 ("8 B, one way", 2, "pingpong 8 20000", &library.own, Some(1.0 / 1.6)),
                 ("64 KiB, one way", 2, "pingpong 65536 1000", &library.two_copies, Some(1.0 / 0.8)),
                 ("64 KiB, one way", 2, "pingpong 65536 1000", &library.one_copy, Some(1.0 / 1.05)),
                 ("1 MiB, one way", 2, "pingpong 1048576 100", &library.two_copies, Some(1.0 / 0.8)),
                 ("1 MiB, one way", 2, "pingpong 1048576 100", &library.one_copy, Some(1.0 / 1.05)),
-                ("alltoall, 1 KiB, 8 ranks on 2 CPUs", 8, "alltoall 1024 20", &library.own, Some(1.0 / 0.7)),
+                ("alltoall, 1 KiB, 8 ranks on 2 CPUs", 8, library.alltoall, &library.own, library.target),
             ] {
                 let case = format!("{}, {what}", library.name);
-                if self.row.is_some_and(|row| !case.contains(row)) {
-                    continue;
-                }
-                let run = |peer: Option<&Shared>| {
-                    host.run(library, peer, ranks, arguments).with_context(|| case.clone())
-                };
-                let (mut figures, mut peers) = (Vec::new(), Vec::new());
-                for pair in 0..self.pairs {
-                    // Whoever comes first changes, in case that matters.
-                    for own in [pair % 2 == 1, pair % 2 != 1] {
-                        match own {
-                            true => figures.push(run(None)?),
-                            false => peers.push(run(Some(peer))?),
-                        }
-                    }
-                }
-                self.report.pairs(
-                    &case,
-                    "us",
-                    Better::Lower,
-                    &figures,
-                    peer.name,
-                    &peers,
-                    target,
-                    "median of 11 runs",
-                );
+                let note = "median of 11 runs";
+                let row =
+                    Row { case: &case, unit: "us", better: Better::Lower, peer: peer.name, target, note };
+                let program =
+                    format!("{} -n {ranks} {}", library.command, host.program("exchange", library.name));
+                self.compare([row], PAIRS, |own| {
+                    host.run((!own).then_some(peer.settings), &format!("{program} {arguments}"))
+                })?;
             }
         }
-        Ok(())
+        let row = Row {
+            case: "OpenSHMEM, put of 8 B, one way",
+            unit: "us",
+            better: Better::Lower,
+            peer: "UCX over posix",
+            target: Some(1.0 / 1.6),
+            note: "shmem_putmem and shmem_quiet, median of 11 runs",
+        };
+        let program = host.program("put", "openmpi");
+        let line = format!(
+            "OMPI_MCA_pml=ucx OMPI_MCA_osc=ucx OMPI_MCA_spml=ucx SHMEM_SYMMETRIC_HEAP_SIZE=16M \
+             oshrun --allow-run-as-root --oversubscribe --bind-to none -n 2 {program} 100000"
+        );
+        self.compare([row], PAIRS, |own| host.run((!own).then_some(OVER_POSIX), &line))
     }
 }
 
@@ -128,41 +183,49 @@ impl<'b> Host<'b> {
     fn new(bed: &'b Bed) -> Result<Self> {
         let ginnel = Plan::new(bed).segment(SEGMENT, 2048, &["host"]).with_verbs().start()?;
         verbs_libraries(&bed.dir().join("verbs"))?;
-        std::fs::write(bed.dir().join("exchange.c"), EXCHANGE)?;
-        Ok(Self { bed, ginnel })
+        let host = Self { bed, ginnel };
+        for library in &LIBRARIES {
+            let compiler = format!("mpicc.{}", library.name);
+            compile(&compiler, EXCHANGE, Path::new(&host.program("exchange", library.name)))?;
+        }
+        compile("oshcc", PUT, Path::new(&host.program("put", "openmpi")))?;
+        Ok(host)
     }
 
-    fn compile(&self, library: &Library) -> Result<()> {
-        let (folder, name) = (self.bed.dir(), library.name);
-        let compiled = Command::new(format!("mpicc.{name}"))
-            .args(["-O2", "-o"])
-            .arg(folder.join(format!("exchange.{name}")))
-            .arg(folder.join("exchange.c"))
-            .status();
-        let is_compiled = compiled.is_ok_and(|status| status.success());
-        ensure!(is_compiled, "mpicc.{name} is missing or fails: `scripts/setup bench` installs it");
-        Ok(())
+    /// Where a program for an MPI is.
+    fn program(&self, name: &str, library: &str) -> String {
+        self.bed.dir().join(format!("{name}.{library}")).display().to_string()
     }
 
-    /// What rank 0 says, in microseconds: over shared memory of the MPI's own or, without that, over the segment.
-    fn run(&self, library: &Library, shared: Option<&Shared>, ranks: usize, arguments: &str) -> Result<f64> {
-        let folder = self.bed.dir();
+    /// What rank 0 says, in microseconds: with the settings for shared memory of the MPI's own or, without these, over the segment.
+    fn run(&self, shared: Option<&str>, command: &str) -> Result<[f64; 1]> {
         let (environment, settings) = match shared {
-            Some(shared) => (String::new(), shared.settings),
+            Some(settings) => (String::new(), settings),
             None => {
-                let libraries = folder.join("verbs");
+                let libraries = self.bed.dir().join("verbs");
                 let libraries = libraries.display();
                 let line = format!("export GINNEL_VERBS={libraries}; eval \"$(ginnel mpi-env {SEGMENT})\";");
                 (line, OVER_SEGMENT)
             }
         };
-        let line = format!(
-            "{environment} exec env {settings} {} -n {ranks} {} {arguments}",
-            library.command,
-            folder.join(format!("exchange.{}", library.name)).display()
-        );
+        let line = format!("{environment} exec env {settings} {command}");
         let output = self.bed.host_spawn(&self.ginnel.on_host(&line)?)?.wait(PATIENCE)?.ok()?;
         let number = output.stdout.lines().last().and_then(|line| line.trim().parse().ok());
-        number.with_context(|| format!("no time: {output:?}"))
+        Ok([number.with_context(|| format!("no time: {output:?}"))?])
     }
+}
+
+/// Compiles a program, with the compiler of an MPI.
+fn compile(compiler: &str, source: &str, to: &Path) -> Result<()> {
+    let file = to.with_extension("c");
+    std::fs::write(&file, source)?;
+    let compiled = Command::new(compiler)
+        .args(["-O2", "-Wno-stringop-overflow", "-o"])
+        .arg(to)
+        .arg(&file)
+        .arg("-lm")
+        .status();
+    let is_compiled = compiled.is_ok_and(|status| status.success());
+    ensure!(is_compiled, "{compiler} is missing or fails: `scripts/setup bench` installs it");
+    Ok(())
 }

@@ -5,20 +5,30 @@ use clap::Parser;
 use ginnel_bench::mpi::Mpi;
 use ginnel_bench::report::Report;
 
-/// Measures MPICH and Open MPI over a segment beside their own shared memory.
+/// Measures MPICH and Open MPI over a segment: on the host beside their own shared memory, between VMs beside TCP.
 #[derive(Parser)]
 struct Cli {
+    /// Only `host` or `vms`.
+    #[arg(long)]
+    only: Option<String>,
     /// Only rows whose names contain this.
     #[arg(long)]
     row: Option<String>,
-    /// Pairs of runs for each row, one of them of the peer.
-    #[arg(long, default_value_t = 5)]
-    pairs: usize,
+    /// Pairs of runs for each row, one of them of the peer. Default: 5 on the host, 3 between VMs.
+    #[arg(long)]
+    pairs: Option<usize>,
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let mut report = Report::default();
-    Mpi { report: &mut report, pairs: cli.pairs, row: cli.row.as_deref() }.host()?;
-    report.finish("mpi", cli.row.is_some())
+    let mut bench = Mpi { report: &mut report, pairs: cli.pairs, row: cli.row.as_deref() };
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    if wants("host") {
+        bench.host()?;
+    }
+    if wants("vms") {
+        bench.vms()?;
+    }
+    report.finish("mpi", cli.only.is_some() || cli.row.is_some())
 }

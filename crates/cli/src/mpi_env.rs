@@ -85,6 +85,8 @@ fn settings(segment: &str, all_devices: bool) -> Vec<Variable> {
         ("UCX_UD_VERBS_RX_QUEUE_LEN", "512".into()),
         // UCX's own choice takes Open MPI's messages up to 128 KiB another way, which took 37 us for 64 KiB; this takes 6.
         ("UCX_RNDV_THRESH", "8192".into()),
+        // A rank ends, and says why, when it cannot reach another one. By default UCX drops what it has for that rank, and waits for ever.
+        ("UCX_RC_VERBS_FAILURE", "fatal".into()),
         // Open MPI takes UCX by itself only where it sees an adapter whose driver it knows.
         ("OMPI_MCA_pml", "ucx".into()),
         ("OMPI_MCA_osc", "ucx,sm".into()),

@@ -128,6 +128,14 @@ impl Endpoint {
         }
     }
 
+    /// Opens a block, and does not wait longer than this for the daemon's answer. A block that is opened later after all is closed again.
+    pub fn open_block_soon(&self, name: &str, rights: Rights, answer: Duration) -> Result<Block, Error> {
+        let inner = self.inner();
+        let wish =
+            wire::BlockOpen { name: parse_name(name)?, rights, reserved: 0, nonce: inner.next_nonce() };
+        Block::open_by(inner, Kind::BLOCK_OPEN, wish.as_bytes(), Instant::now() + answer)
+    }
+
     /// Removes the name of a block. Its memory stays as long as somebody has it open. Its owner may do this; if that has ended,
     /// programs of the same member and user.
     pub fn unlink_block(&self, name: &str) -> Result<(), Error> {

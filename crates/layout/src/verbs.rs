@@ -6,7 +6,7 @@
 //! the queue pair's index in that endpoint's tables ([`QpNumber`]).
 //!
 //! ```text
-//! tables   0x00000  header       4 KiB    written by the owner
+//! tables   0x00000  header       4 KiB    written by the owner, but for the count of offers
 //!          0x01000  queue pairs  QPS x 256 B
 //!          0x41000  regions      REGIONS x 64 B, written by the owner
 //!          0x81000  chunks       CHUNKS x 4 B, written by the owner
@@ -15,7 +15,8 @@
 //! ```
 //!
 //! The CPU that posts a work request also executes it: it looks up the peer's region or receive entry, copies straight into the
-//! peer's pages, and writes the peer's completion. So each cache line has one writing endpoint; which one, the tables say.
+//! peer's pages, and writes the peer's completion. So each cache line has one writing endpoint, but for the claims of
+//! shared copies; which one, the tables say.
 //!
 //! ```text
 //! queue pair
@@ -88,6 +89,8 @@
 //! 0x10  waits     u64  what requests wait for (Waits; 32 bits, high), then how many wait; 0 = none
 //! 0x18  since     u64  when the first of them began to wait for it
 //! 0x20  tried     u64  when it was tried last
+//! 0x28  waited    u64  nanoseconds that requests have waited, without the wait that `waits` is about
+//! 0x30  helped    u64  bytes that the owner has copied for requests of its peer
 //! ```
 //!
 //! ```text

@@ -519,7 +519,7 @@ impl Memory for Mapping {
         unsafe { self.read_acquire_to(at, into.as_mut_ptr(), into.len()) };
     }
 
-    fn copy_to(&self, at: usize, to: &Self, to_at: usize, len: usize) {
+    fn copy_into(&self, at: usize, to: &Self, to_at: usize, len: usize) {
         let from = self.pointer(at, len);
         // SAFETY: `from` is inside the mapping, as just checked, and is taken for shared memory, as `to` is.
         unsafe { to.write_release_from(to_at, from, len) };

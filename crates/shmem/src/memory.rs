@@ -111,8 +111,8 @@ pub trait Memory: Clone {
     /// are all other bytes (or they are newer).
     fn read_acquire(&self, at: usize, into: &mut [u8]);
 
-    /// Copies `len` bytes to another memory, which may be the same one. Whoever sees the last byte there, and acquires, sees all of them.
-    fn copy_to(&self, at: usize, to: &Self, to_at: usize, len: usize) {
+    /// Copies `len` bytes to another memory, which may be the same one, without ordering.
+    fn copy_into(&self, at: usize, to: &Self, to_at: usize, len: usize) {
         let mut bytes = [0; 64];
         for done in (0..len).step_by(bytes.len()) {
             let part = &mut bytes[..(len - done).min(64)];

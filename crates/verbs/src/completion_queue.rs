@@ -42,6 +42,9 @@ const LOOKS: u32 = 256;
 /// Polls, between two tries of requests that wait.
 const PROGRESS: u32 = 64;
 
+/// Bytes that a poll copies for peers at most, but for the last piece, before it looks for completions again.
+const HELP: usize = 512 << 10;
+
 /// Counts something that needs no exact count: of two threads that count at once, one may be forgotten. What was counted before.
 #[inline]
 fn count(counter: &AtomicU32) -> u32 {
@@ -77,7 +80,8 @@ impl<M: Memory> Members<M> {
 
     #[cold]
     fn help_all(&mut self, offers: u64) {
-        let left = self.pairs.iter().filter(|member| member.queue_pair.help()).count();
+        let mut most = HELP;
+        let left = self.pairs.iter().filter(|member| member.queue_pair.help(&mut most)).count();
         if left == 0 {
             self.offers = offers;
         }
@@ -324,7 +328,9 @@ impl<M: Memory> CompletionQueue<M> {
                 for member in &members.pairs {
                     member.queue_pair.progress(program);
                 }
-                members.help();
+                if found == 0 {
+                    members.help();
+                }
                 drop(members);
                 found += self.take_ready(most - found, &mut each);
             }

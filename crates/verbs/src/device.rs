@@ -35,6 +35,8 @@ const LARGEST: u64 = 64 << 20;
 const FOR_QUEUES: u64 = 1 << 20;
 /// Between two looks whether peers have died, and between two tries to reach one that is not there.
 pub(crate) const LOOK: Duration = Duration::from_millis(10);
+/// How long a thread that others wait for lets the daemon answer.
+const SOON: Duration = Duration::from_millis(10);
 
 /// The segments that are RDMA devices of this member, as far as this user sees them, in their order. Asks the daemon.
 pub fn list(socket: &Path) -> Result<Vec<String>, Error> {
@@ -90,17 +92,30 @@ struct Blocks {
     _tables: Option<Block>,
 }
 
-impl Arenas<Mapping> for Blocks {
-    fn arena(&self, number: u16) -> Option<Mapping> {
+impl Blocks {
+    fn arena_by(
+        &self,
+        number: u16,
+        open_block: impl FnOnce(&str) -> Result<Block, Error>,
+    ) -> Option<Mapping> {
         let mut open = locked(&self.open);
         if let Some((_, mapping)) = open.get(&number) {
             return Some(mapping.clone());
         }
-        let name = format!("verbs.{}.{number}", self.owner);
-        let block = self.endpoint.open_block(&name, Rights::READ_WRITE).ok()?;
+        let block = open_block(&format!("verbs.{}.{number}", self.owner)).ok()?;
         let mapping = block.memory().ok()?;
         open.insert(number, (block, mapping.clone()));
         Some(mapping)
+    }
+}
+
+impl Arenas<Mapping> for Blocks {
+    fn arena(&self, number: u16) -> Option<Mapping> {
+        self.arena_by(number, |name| self.endpoint.open_block(name, Rights::READ_WRITE))
+    }
+
+    fn arena_soon(&self, number: u16) -> Option<Mapping> {
+        self.arena_by(number, |name| self.endpoint.open_block_soon(name, Rights::READ_WRITE, SOON))
     }
 
     fn ring(&self) {

@@ -17,6 +17,11 @@ pub trait Arenas<M>: Send + Sync {
     /// The memory of an arena. May ask the daemon when the arena is needed for the first time.
     fn arena(&self, number: u16) -> Option<M>;
 
+    /// The same for a thread that others wait for: gives up soon if the daemon does not answer.
+    fn arena_soon(&self, number: u16) -> Option<M> {
+        self.arena(number)
+    }
+
     /// Wakes whoever waits there for completions.
     fn ring(&self);
 }
@@ -61,7 +66,15 @@ impl<M: Memory> Peer<M> {
 
     /// The memory of `len` bytes at a place, and where in it they begin.
     pub fn place(&self, place: Place, len: usize) -> Option<(M, usize)> {
-        let memory = self.arenas.arena(place.arena())?;
+        Self::part(self.arenas.arena(place.arena())?, place, len)
+    }
+
+    /// The same as [`Peer::place`], unless the daemon is asked and does not answer soon.
+    fn place_soon(&self, place: Place, len: usize) -> Option<(M, usize)> {
+        Self::part(self.arenas.arena_soon(place.arena())?, place, len)
+    }
+
+    fn part(memory: M, place: Place, len: usize) -> Option<(M, usize)> {
         let at = usize::try_from(place.offset()).ok()?;
         let is_inside = at.is_multiple_of(8) && at.checked_add(len).is_some_and(|end| end <= memory.len());
         is_inside.then_some((memory, at))
@@ -76,6 +89,9 @@ struct Window<M> {
     region: Region,
     chunks: Vec<(M, usize)>,
 }
+
+/// How memory of a peer's is found.
+type FindPlace<M> = fn(&Peer<M>, Place, usize) -> Option<(M, usize)>;
 
 /// Why a peer's memory must not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +154,31 @@ impl<M: Memory> Windows<M> {
         wanted: u32,
         domain: u32,
     ) -> Result<Target<'_, M>, Denied> {
+        self.find(key, Some(Peer::place))?;
+        self.check(address, len, wanted, domain)
+    }
+
+    /// The same for a region that is known already, with the word that it has now.
+    pub fn look_up_known(
+        &mut self,
+        key: Key,
+        address: u64,
+        len: u32,
+        wanted: u32,
+        domain: u32,
+    ) -> Result<Target<'_, M>, Denied> {
+        self.find(key, None)?;
+        self.check(address, len, wanted, domain)
+    }
+
+    /// Learns of a region what is not known yet. Whether there is such a region. May ask the daemon, and gives up soon if that does not answer.
+    pub fn know(&mut self, key: Key) -> bool {
+        self.find(key, Some(Peer::place_soon)).is_ok()
+    }
+
+    /// Makes the region of a key the one that was used last. `place` finds the memory of one that is not known.
+    #[inline(always)]
+    fn find(&mut self, key: Key, place: Option<FindPlace<M>>) -> Result<(), Denied> {
         let at = key.at().ok_or(Denied)?;
         // ORDER verbs.region: the word before the region. Pairs with: `Regions::add`.
         // ORDER verbs.executing: what is being executed before this look. Pairs with: `Regions::remove`.
@@ -146,11 +187,16 @@ impl<M: Memory> Windows<M> {
         if !self.known.get(self.last).is_some_and(is_known) {
             self.last = match self.known.iter().position(is_known) {
                 Some(known) => known,
-                None => self.learn(key, at, word)?,
+                None => self.learn(key, at, word, place.ok_or(Denied)?)?,
             };
         }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn check(&self, address: u64, len: u32, wanted: u32, domain: u32) -> Result<Target<'_, M>, Denied> {
         let window = &self.known[self.last];
-        let element = crate::work::Element { address, length: len, key: key.0 };
+        let element = crate::work::Element { address, length: len, key: window.key.0 };
         if !window.region.allows(&element, wanted, domain) {
             return Err(Denied);
         }
@@ -170,7 +216,7 @@ impl<M: Memory> Windows<M> {
     }
 
     #[cold]
-    fn learn(&mut self, key: Key, at: usize, word: u64) -> Result<usize, Denied> {
+    fn learn(&mut self, key: Key, at: usize, word: u64, place: FindPlace<M>) -> Result<usize, Denied> {
         let tables = &self.peer.tables;
         let access = Access(word as u32);
         if !access.allows(Access::VALID) || Key::new(key.index(), (word >> 32) as u32) != key {
@@ -187,7 +233,7 @@ impl<M: Memory> Windows<M> {
         let mut chunks = Vec::with_capacity(end - first);
         for i in first..end {
             let chunk = Chunk(tables.load_relaxed_u32(CHUNK_TABLE + i * 4));
-            chunks.push(self.peer.place(chunk.place(), CHUNK).ok_or(Denied)?);
+            chunks.push(place(&self.peer, chunk.place(), CHUNK).ok_or(Denied)?);
         }
         // The owner may have removed it meanwhile, and another one may have come. The words above are loaded before this look.
         tables.full_fence();

@@ -1,8 +1,8 @@
 //! Queue pairs: their states, and requests that wait.
 //!
 //! A request is executed when it is posted, and its completion is there when the call returns, unless something has to be waited for: a peer
-//! that is not ready to receive yet, or has posted no receive, or room in the completion queue. Then it waits behind those before it, and
-//! whoever polls a completion queue of the queue pair tries again.
+//! that is not ready to receive yet, or has posted no receive, or has claimed a piece of a shared copy; or room in the completion queue. Then it
+//! waits behind those before it, and whoever polls a completion queue of the queue pair tries again.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -178,16 +178,11 @@ struct Sender<M> {
     posted: u32,
     /// Keys that were checked last: number of removals then, key and region.
     known: Option<(u64, u32, Region)>,
-    helper: Helper<M>,
+    /// The own regions, as the peer sees them: for copies that it shares with this side.
+    own_windows: Option<Windows<M>>,
+    /// When it was last in vain to learn of the regions of such a copy.
+    not_learned: Option<Instant>,
     counters: Counters<M>,
-}
-
-/// For copies that the peer shares with this side.
-struct Helper<M> {
-    /// The own regions, as the peer sees them.
-    own: Option<Windows<M>>,
-    /// The last offer that is over.
-    ended: Option<u32>,
 }
 
 /// What has come of an attempt.
@@ -226,6 +221,8 @@ pub struct QueuePair<M: Memory> {
     sender: Lock<Sender<M>>,
     /// Requests may wait. Whoever polls and finds nothing looks at this first, and not at the sender.
     has_waiting: AtomicBool,
+    /// The last copy that the peer has offered to share, once there is nothing left of it to help with ([`ended_as`]).
+    ended_offer: AtomicU64,
     /// For the errands of its peer, if there are shadow regions.
     servant: OnceLock<Servant<M>>,
     receives: Receives<M>,
@@ -276,8 +273,15 @@ const GRACE: Duration = Duration::from_millis(50);
 /// writes always has something.
 const LOOKS: u32 = 256;
 
-/// Pieces of a shared copy that a poller copies before it looks for completions again.
-const PIECES_AT_ONCE: usize = 32;
+/// How long a peer is not helped whose regions could not be learned of: the daemon may not answer, and each poll would wait for it.
+const REST: Duration = Duration::from_secs(1);
+/// What takes so long has waited for the daemon.
+const LONG: Duration = Duration::from_millis(5);
+
+/// The number of an offer, as one that has ended. 0 is none.
+fn ended_as(number: u32) -> u64 {
+    1 << 32 | u64::from(number)
+}
 
 /// The most queue pairs that a queue pair for datagrams remembers.
 const MOST_REMOTES: usize = 1024;
@@ -325,7 +329,8 @@ impl<M: Memory> QueuePair<M> {
             ended: None,
             posted: 0,
             known: None,
-            helper: Helper { own: None, ended: None },
+            own_windows: None,
+            not_learned: None,
             counters: Counters::new(tables.clone(), location.number.counters_at()?),
         };
         let queue_pair = Arc::new(Self {
@@ -339,6 +344,7 @@ impl<M: Memory> QueuePair<M> {
             adapter,
             state: AtomicU32::new(QpState::RESET.0),
             access: AtomicU32::new(0),
+            ended_offer: AtomicU64::new(0),
             servant: OnceLock::new(),
             sender: Lock::new(sender),
             has_waiting: AtomicBool::new(false),
@@ -460,7 +466,7 @@ impl<M: Memory> QueuePair<M> {
                 sender.waiting.clear();
                 sender.remotes.clear();
                 (sender.peer, sender.remote, sender.since, sender.ended) = (None, None, None, None);
-                sender.helper.ended = None;
+                self.ended_offer.store(0, Ordering::Relaxed);
                 sender.counters.rests();
                 drop(sender);
                 // What a peer that is in the middle of an access writes would be taken for something new.
@@ -644,7 +650,11 @@ impl<M: Memory> QueuePair<M> {
                 self.adapter.has_asked();
                 Attempt::Wait(None, Status::SUCCESS, Waits::ERRAND)
             }
-            Err(Failure::Shared) => Attempt::Wait(None, Status::SUCCESS, Waits::COPY),
+            Err(Failure::Shared) => {
+                // If the program does not poll, somebody else has to copy what is left to this side.
+                self.adapter.has_asked();
+                Attempt::Wait(None, Status::SUCCESS, Waits::COPY)
+            }
             // Nobody is told.
             Err(_) if self.kind == Kind::UC => Attempt::Done,
             Err(Failure::NotReady) => Attempt::Wait(patience, Status::RNR_RETRY_EXC_ERR, Waits::RECEIVE),
@@ -807,20 +817,30 @@ impl<M: Memory> QueuePair<M> {
     /// How many copies peers of this endpoint have offered to share.
     pub(crate) fn offers(&self) -> u64 {
         // A model calls `help` itself.
-        if cfg!(loom) { 0 } else { self.tables.load_relaxed_u64(OFFERS) }
+        // ORDER verbs.offers: the count before the offers. Pairs with: `Sharing::offer`.
+        if cfg!(loom) { 0 } else { self.tables.load_acquire_u64(OFFERS) }
     }
 
-    /// Copies some pieces of a copy that the peer has offered to share. Whether there may be more to copy.
+    /// Copies some pieces of a copy that the peer has offered to share, as long as `most` is not used up, which they are taken off. Whether
+    /// there may be more to copy.
     #[cold]
-    pub fn help(&self) -> bool {
+    pub fn help(&self, most: &mut usize) -> bool {
         if self.kind != Kind::RC || !self.state().receives() {
             return false;
         }
         let Some(at) = self.number().copy_at() else { return false };
-        // Another thread that posts is about to be done.
+        let ended = self.ended_offer.load(Ordering::Relaxed);
+        if shared_copy::number(&self.tables, at, self.incarnation())
+            .is_none_or(|number| ended_as(number) == ended)
+        {
+            return false;
+        }
+        // Another thread is posting, or helps already.
         let Some(mut sender) = self.sender.try_lock() else { return true };
-        let found = shared_copy::find(&self.tables, at, self.incarnation(), sender.helper.ended);
-        let Some((number, what)) = found else { return false };
+        let Some((number, what)) = shared_copy::find(&self.tables, at, self.incarnation()) else {
+            return false;
+        };
+        let end = || self.ended_offer.store(ended_as(number), Ordering::Relaxed);
         let is_allowed = |wanted| Access(self.access.load(Ordering::Relaxed)).allows(wanted);
         let is_connected = sender.remote.is_some() || self.connect(&mut sender).is_ok();
         let own = || self.adapter.peer(self.number().endpoint()).map(Windows::new);
@@ -828,12 +848,19 @@ impl<M: Memory> QueuePair<M> {
             && is_allowed(wanted)
             && is_connected
         {
-            let Sender { remote, helper, counters, .. } = &mut *sender;
-            helper.own = helper.own.take().or_else(own);
-            if let (Some(remote), Some(own)) = (remote, &mut helper.own)
+            let Sender { remote, own_windows, not_learned, counters, .. } = &mut *sender;
+            *own_windows = own_windows.take().or_else(own);
+            if let (Some(remote), Some(own)) = (remote, own_windows)
                 && !remote.is_dead()
+                && not_learned.is_none_or(|then| then.elapsed() >= REST)
             {
-                for _ in 0..PIECES_AT_ONCE {
+                let begun = Instant::now();
+                if !remote.prepare_to_help(own, &what) {
+                    *not_learned = Some(Instant::now()).filter(|now| *now - begun >= LONG);
+                    end();
+                    return false;
+                }
+                while *most > 0 {
                     let mut helped = None;
                     // The region stays meanwhile.
                     self.adapter.with_region(what.key, &mut |region| {
@@ -842,15 +869,16 @@ impl<M: Memory> QueuePair<M> {
                         }
                     });
                     let Some(bytes) = helped else {
-                        helper.ended = Some(number);
+                        end();
                         return false;
                     };
                     counters.helped(bytes);
+                    *most = most.saturating_sub(bytes);
                 }
                 return true;
             }
         }
-        sender.helper.ended = Some(number);
+        end();
         false
     }
 
@@ -946,6 +974,7 @@ impl<M: Memory> QueuePair<M> {
         }
         let was_good = self.state() != QpState::ERR;
         self.publish(QpState::ERR);
+        self.wait_for_helper(sender);
         if let Some(failed) = failed {
             self.completes_sends.push(failed);
         }
@@ -960,6 +989,19 @@ impl<M: Memory> QueuePair<M> {
             Receives::Own(_) => self.completes_receives.tell(true),
             Receives::Shared(_) if was_good => (self.tell)(Event::QP_LAST_WQE_REACHED),
             Receives::Shared(_) => {}
+        }
+    }
+
+    /// Waits until the peer copies nothing any more for a request that is about to end, but not for ever: the program may use its buffer for
+    /// something else then.
+    fn wait_for_helper(&self, sender: &Sender<M>) {
+        let Some(remote) = sender.remote.as_ref().filter(|remote| remote.is_sharing()) else { return };
+        let end = Instant::now() + self.adapter.patience();
+        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
+        let executing = || Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
+        while executing().is_of(self.incarnation()) && !remote.is_dead() && Instant::now() < end {
+            self.adapter.attend();
+            std::thread::yield_now();
         }
     }
 

@@ -1,6 +1,7 @@
 //! The memory regions of this endpoint: the books that its own requests are checked against, and what its peers see of them.
 //!
-//! The books are private. What stands in the tables is a copy for peers, which this endpoint never reads.
+//! The books are private. What stands in the tables is a copy for peers. This endpoint reads it only to find memory for a copy that a peer
+//! shares with it, after the books have allowed that.
 
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, SHADOW_BYTES, SHADOWS, region,

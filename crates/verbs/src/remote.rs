@@ -113,7 +113,7 @@ pub struct Remote<M> {
     asker: Box<Asker<M>>,
     /// For what the peer's process helps with.
     sharing: Sharing,
-    /// Of an RDMA WRITE with an immediate value to a shadow region, the bytes are there, and the receive entry was not.
+    /// Of an RDMA WRITE with an immediate value in which the peer has a part, the bytes are there, and the receive entry was not.
     is_written: bool,
 }
 
@@ -184,6 +184,11 @@ impl<M: Memory> Remote<M> {
         })
     }
 
+    /// Whether the peer may be copying a piece for a request of this side.
+    pub fn is_sharing(&self) -> bool {
+        self.sharing.is_open()
+    }
+
     /// Whether nothing of the peer runs any more.
     pub fn is_dead(&self) -> bool {
         self.peer.is_dead()
@@ -240,7 +245,6 @@ impl<M: Memory> Remote<M> {
             && !matches!(failure, Failure::Asked | Failure::Shared | Failure::NotReady)
         {
             self.asker.forget();
-            self.sharing.forget();
             self.is_written = false;
         }
         if let Err(Failure::Access | Failure::Invalid | Failure::Operation) = result
@@ -400,20 +404,20 @@ impl<M: Memory> Remote<M> {
     ) -> Result<(), Failure> {
         let len = total(elements).ok_or(Failure::Invalid)?;
         let executing = Executing::region_and_rings(self.incarnation, key);
-        let is_shadow = key.is_shadow();
-        if is_shadow && !self.is_written {
-            // Before a receive is claimed, since others would wait for that one until the peer has answered.
+        // What the peer has a part in, before a receive is claimed: others would wait for that one until the peer has done its part.
+        let is_first = key.is_shadow() || len as usize >= shared_copy::LEAST;
+        if is_first && !self.is_written {
             self.write(program, elements, address, key, executing)?;
         }
         self.begin(Executing::rings(self.incarnation))?;
         let has_entry = self.has_entry();
         // Only a request of a reliable connection is tried again.
-        self.is_written = is_shadow && !has_entry && self.from.kind == Kind::RC;
+        self.is_written = is_first && !has_entry && self.from.kind == Kind::RC;
         if !has_entry {
             return Err(Failure::NotReady);
         }
         // The claimed entry stays this sender's meanwhile.
-        if !is_shadow && let Err(failure) = self.write(program, elements, address, key, executing) {
+        if !is_first && let Err(failure) = self.write(program, elements, address, key, executing) {
             self.unclaim();
             return Err(failure);
         }
@@ -613,6 +617,12 @@ impl<M: Memory> Remote<M> {
         Ok(())
     }
 
+    /// Prepares to help with a copy that this peer shares with the owner of `own`: learns of both regions what it does not know. Whether it
+    /// can help.
+    pub(crate) fn prepare_to_help(&mut self, own: &mut Windows<M>, what: &Shareable) -> bool {
+        own.know(what.key) && self.windows.know(Key(what.local.key))
+    }
+
     /// Copies a piece of a copy that this peer shares with the owner of `own`. How many bytes; `None` if there is nothing left to do.
     pub(crate) fn help(
         &mut self,
@@ -636,8 +646,9 @@ impl<M: Memory> Remote<M> {
     ) -> Option<usize> {
         let (wanted, local) = what.wanted()?;
         let Element { address, length, key } = what.local;
-        let theirs = self.windows.look_up(Key(key), address, length, local, self.domain).ok()?;
-        let ours = own.look_up(what.key, what.address, length, wanted, domain).ok()?;
+        // What has changed since `prepare_to_help` is not learned here, where others may wait for this side.
+        let theirs = self.windows.look_up_known(Key(key), address, length, local, self.domain).ok()?;
+        let ours = own.look_up_known(what.key, what.address, length, wanted, domain).ok()?;
         shared_copy::help(tables, at, number, what, |piece| {
             let range = what.address + piece.start as u64..what.address + piece.end as u64;
             ours.for_each_piece(range, |run, memory, at, n| {
@@ -645,8 +656,8 @@ impl<M: Memory> Remote<M> {
                 let local = address + (run - what.address);
                 theirs.for_each_piece(local..local + n as u64, |_, other, there, n| {
                     match what.errand {
-                        Errand::READ => memory.copy_to(at, other, there, n),
-                        _ => other.copy_to(there, memory, at, n),
+                        Errand::READ => memory.copy_into(at, other, there, n),
+                        _ => other.copy_into(there, memory, at, n),
                     }
                     at += n;
                 });

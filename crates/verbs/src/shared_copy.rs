@@ -13,9 +13,9 @@
 //! A program may poll the last byte of memory that is written to, and takes all bytes for written then. So the poster of a WRITE shares all
 //! pieces but the last, and copies that one when all others have been copied.
 //!
-//! The owner checks the regions of both sides as it would for a request, and then touches nothing but arenas of the two. The poster believes
-//! what the owner says of its progress, since wrong bytes in the memory of either are what the owner could also cause without; an owner
-//! that claims a piece and never copies it holds up this one request, until it dies.
+//! The owner checks the regions of both sides as it would for a request, and then touches nothing but arenas of the two. The owner could put
+//! wrong bytes into either memory anyway, so the poster believes what it says of its progress. An owner that claims a piece and never copies
+//! it holds up this one request, until it dies.
 
 use std::ops::Range;
 
@@ -108,6 +108,8 @@ pub(crate) struct Sharing {
     number: Option<u32>,
     /// Of an offer that has not ended.
     claims: Option<Claims>,
+    /// The owner was waited for, and had not copied its last piece.
+    has_waited: bool,
 }
 
 impl Sharing {
@@ -122,18 +124,20 @@ impl Sharing {
         let number = last.wrapping_add(1);
         let claims = Claims::new(number);
         let Shareable { errand, key, address, local } = *what;
-        tables.store_relaxed_u64(at + copy::ADDRESS, address);
-        tables.store_relaxed_u64(at + copy::KEY, u64::from(local.length) << 32 | u64::from(key.0));
-        tables.store_relaxed_u64(at + copy::LOCAL, local.address);
-        tables.store_relaxed_u64(at + copy::LOCAL_KEY, u64::from(errand.0) << 32 | u64::from(local.key));
-        // The owner's last claim was taken before, so it is not about to compare the word with one of the last offer's.
+        // All pieces of the last offer have been copied, so nobody else changes the word.
         tables.store_relaxed_u64(at + copy::CLAIMS, claims.0);
+        // ORDER verbs.offered: the number in the claims before each word of this offer. Pairs with: `find`.
+        tables.store_release_u64(at + copy::ADDRESS, address);
+        tables.store_release_u64(at + copy::KEY, u64::from(local.length) << 32 | u64::from(key.0));
+        tables.store_release_u64(at + copy::LOCAL, local.address);
+        tables.store_release_u64(at + copy::LOCAL_KEY, u64::from(errand.0) << 32 | u64::from(local.key));
         // ORDER verbs.offer: what is offered, and the bytes that are read, before its number. Pairs with: `find`.
         tables.store_release_u64(at + copy::OFFER, u64::from(incarnation) << 32 | u64::from(number));
         if !cfg!(loom) {
+            // ORDER verbs.offers: the offer before the count. Pairs with: `QueuePair::offers`.
             tables.fetch_add_u64(OFFERS, 1);
         }
-        (self.number, self.claims) = (Some(number), Some(claims));
+        *self = Self { number: Some(number), claims: Some(claims), has_waited: false };
     }
 
     /// Claims the next piece, or says what else is to be done.
@@ -155,7 +159,9 @@ impl Sharing {
             }
         }
         self.claims = Some(claims);
-        for _ in 0..LOOKS {
+        // Once; a request that is tried again does not keep its poller.
+        let looks = if std::mem::replace(&mut self.has_waited, true) { 1 } else { LOOKS };
+        for _ in 0..looks {
             // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `help`.
             let found = Claims(tables.load_acquire_u64(word));
             if !found.follow(claims, pieces) {
@@ -171,32 +177,30 @@ impl Sharing {
         Next::Wait
     }
 
-    /// The request has ended, whatever has come of it.
-    pub fn forget(&mut self) {
-        self.claims = None;
+    /// Whether an offer has not ended, so that the owner may be copying a piece.
+    pub fn is_open(&self) -> bool {
+        self.claims.is_some()
     }
 }
 
-/// What a queue pair's peer offers to share, and its number, if it is not `ended`. To be called by the owner.
-pub(crate) fn find<M: Memory>(
-    tables: &M,
-    at: usize,
-    incarnation: u32,
-    ended: Option<u32>,
-) -> Option<(u32, Shareable)> {
+/// The number of what a queue pair's peer offers to share, if it is of this incarnation. To be called by the owner.
+pub(crate) fn number<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<u32> {
     // ORDER verbs.offer: the number before what is offered. Pairs with: `Sharing::offer`.
     let word = tables.load_acquire_u64(at + copy::OFFER);
-    let number = word as u32;
-    if (word >> 32) as u32 != incarnation || ended == Some(number) {
-        return None;
-    }
-    // What is loaded here may already be of the next offer. Then no piece of this one can be claimed any more.
-    let [what, local] = [copy::KEY, copy::LOCAL_KEY].map(|word| tables.load_relaxed_u64(at + word));
-    let address = tables.load_relaxed_u64(at + copy::LOCAL);
+    ((word >> 32) as u32 == incarnation).then_some(word as u32)
+}
+
+/// What is offered, and its number, likewise.
+pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<(u32, Shareable)> {
+    let number = number(tables, at, incarnation)?;
+    // ORDER verbs.offered: each word before the number in the claims. Pairs with: `Sharing::offer`.
+    // One of these words may already be of the next offer. Then so is the number in the claims, and nothing can be claimed of this one.
+    let word = |word| tables.load_acquire_u64(at + word);
+    let (what, local, address) = (word(copy::KEY), word(copy::LOCAL_KEY), word(copy::LOCAL));
     let what = Shareable {
         errand: Errand((local >> 32) as u32),
         key: Key(what as u32),
-        address: tables.load_relaxed_u64(at + copy::ADDRESS),
+        address: word(copy::ADDRESS),
         local: Element { address, length: (what >> 32) as u32, key: local as u32 },
     };
     (what.len() >= LEAST).then_some((number, what))
@@ -214,8 +218,7 @@ pub(crate) fn help<M: Memory>(
     let mut found = Claims(tables.load_relaxed_u64(word));
     for _ in 0..TRIES {
         let claimed = found.claim_back(pieces).filter(|_| found.is_of(number))?;
-        // ORDER verbs.claim: what was offered is loaded before the claim, and the poster stores the next offer after it has seen the claim.
-        // Pairs with: `Sharing::next`.
+        // ORDER verbs.claim: the claim before what the poster does after it has seen it. Pairs with: `Sharing::next`.
         match tables.compare_exchange_u64(word, found.0, claimed.0) {
             Ok(()) => {
                 let piece = what.piece(pieces - claimed.back());
@@ -275,14 +278,13 @@ mod tests {
     fn an_offer_has_another_number_each_time_and_ends() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
-        assert_eq!(find(&tables, at, 1, None), None);
+        assert_eq!(find(&tables, at, 1), None);
         let what = what(Errand::READ, LEAST as u32);
         let mut sharing = Sharing::default();
         sharing.offer(&tables, at, 7, &what);
-        assert_eq!(find(&tables, at, 8, None), None, "another incarnation");
-        let (number, found) = find(&tables, at, 7, None).unwrap();
+        assert_eq!(find(&tables, at, 8), None, "another incarnation");
+        let (number, found) = find(&tables, at, 7).unwrap();
         assert_eq!(found, what);
-        assert_eq!(find(&tables, at, 7, Some(number)), None);
         // The poster copies all but the last piece, which the owner has.
         let mut copied = Vec::new();
         let len = copy::piece(LEAST);
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(help(&tables, at, number, &what, |_| panic!("there is no piece left")), None);
         // An offer of somebody who is connected here later has another number.
         Sharing::default().offer(&tables, at, 7, &what);
-        assert!(find(&tables, at, 7, Some(number)).is_some());
+        assert!(find(&tables, at, 7).is_some_and(|(next, _)| next != number));
         assert_eq!(help(&tables, at, number, &what, |_| panic!("this offer has ended")), None);
         assert_eq!(tables.load_relaxed_u64(OFFERS), 2);
     }
@@ -330,7 +332,7 @@ mod tests {
     }
 }
 
-/// Models of the poster and the owner: two copies of three pieces, one after the other. Each source word is overwritten once its copy has
+/// Models of the poster and the owner: two copies of a few pieces, one after the other. Each source word is overwritten once its copy has
 /// ended, and each copied word is looked at then, so a piece that is copied twice, or too late, is a race.
 #[cfg(all(test, loom))]
 mod models {
@@ -341,31 +343,32 @@ mod models {
     const AT: usize = 0;
     const FROM: usize = 64;
     const TO: usize = 128;
-    const LEN: usize = 48;
+    /// Of the two copies. The second one has more pieces.
+    const LENS: [usize; 2] = [48, 64];
 
     fn copy_piece(memory: &LoomMemory, piece: Range<usize>) {
-        memory.copy_to(FROM + piece.start, memory, TO + piece.start, piece.len());
+        memory.copy_into(FROM + piece.start, memory, TO + piece.start, piece.len());
     }
 
     fn shared((owners, posters): (Option<Order>, Option<Order>)) {
         let words = [copy::OFFER, copy::ADDRESS, copy::KEY, copy::LOCAL, copy::LOCAL_KEY, copy::CLAIMS];
         let words = words.map(|word| AT + word).into_iter();
-        let data = (0..LEN).step_by(8).flat_map(|at| [FROM + at, TO + at]);
+        let data = (0..LENS[1]).step_by(8).flat_map(|at| [FROM + at, TO + at]);
         let memory = LoomMemory::new(256, words.chain(data));
         let side = |lacks: Option<Order>| lacks.map_or(memory.clone(), |order| memory.without(order));
         let (owner, poster) = (side(owners), side(posters));
         let owner = thread::spawn(move || {
             for _ in 0..2 {
-                if let Some((number, what)) = find(&owner, AT, 1, None) {
+                if let Some((number, what)) = find(&owner, AT, 1) {
                     help(&owner, AT, number, &what, |piece| copy_piece(&owner, piece));
                 }
             }
         });
-        let local = Element { address: 0, length: LEN as u32, key: 5 };
         let mut sharing = Sharing::default();
-        for value in 1..=2_u64 {
+        for (value, len) in (1_u64..).zip(LENS) {
+            let local = Element { address: 0, length: len as u32, key: 5 };
             let what = Shareable::new(Kind::RC, Errand::READ, Key(3), 0, &[local]).unwrap();
-            for at in (0..LEN).step_by(8) {
+            for at in (0..len).step_by(8) {
                 poster.write(FROM + at, &value.to_ne_bytes());
             }
             sharing.offer(&poster, AT, 1, &what);
@@ -377,7 +380,7 @@ mod models {
                     Next::End => break,
                 }
             }
-            for at in (0..LEN).step_by(8) {
+            for at in (0..len).step_by(8) {
                 let mut bytes = [0; 8];
                 poster.read(TO + at, &mut bytes);
                 assert_eq!(u64::from_ne_bytes(bytes), value, "assertion");

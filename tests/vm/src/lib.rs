@@ -41,6 +41,7 @@ mod kernel;
 mod libs;
 mod link;
 mod modules;
+pub mod mpi;
 mod net;
 mod newer_qemu;
 mod process;

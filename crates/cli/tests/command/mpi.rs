@@ -1,43 +1,78 @@
 //! Unmodified MPI libraries, as the distribution has them: their ranks are processes of one machine, and send over a segment.
 
-use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+mod deaths;
+mod endless;
+mod jobs;
+mod mpi4py;
+mod packaged;
+mod programs;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::stage::have;
-use crate::verbs::{DEVICE, Killed, Verbs, expect_good, text, used};
-use crate::world::wait_for;
+use crate::stage::{PATIENCE, have};
+use crate::verbs::{DEVICE, Verbs, expect_good_within, text};
 
 /// Room for the buffers of eight ranks.
 const SIZE: &str = "3G";
 
-/// An MPI, and what is set in addition for ranks of one machine, which would use its shared memory.
+type Settings = &'static [(&'static str, &'static str)];
+
+/// An MPI, or what is like one.
 struct Mpi {
     name: &'static str,
-    settings: &'static [(&'static str, &'static str)],
+    compiler: &'static str,
+    starter: &'static str,
+    /// What its programs call when they end, as a program in C that comes before it.
+    witness: &'static str,
+    /// What is set in addition to what `ginnel mpi-env` says.
+    settings: &'static [Settings],
     /// Options of the program.
     options: &'static str,
 }
 
+/// Ranks of one machine would use its shared memory.
+const NOTHING_BUT_SEGMENTS: Settings = &[("UCX_TLS", "self,rc_v")];
+/// What lets Open MPI run as the tests do.
+const ON_ANY_MACHINE: Settings = &[
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
+
+const MPICH: Mpi = Mpi {
+    name: "mpich",
+    compiler: "mpicc.mpich",
+    starter: "mpirun.mpich",
+    witness: "witness",
+    settings: &[NOTHING_BUT_SEGMENTS],
+    options: "",
+};
+
 /// Of Open MPI's components for one-sided communication, only that for shared memory makes shared windows, and it would take all
 /// others too.
-const MPIS: [Mpi; 2] = [
-    Mpi { name: "mpich", settings: &[("UCX_TLS", "self,rc_v")], options: "" },
-    Mpi {
-        name: "openmpi",
-        settings: &[
-            ("UCX_TLS", "self,rc_v"),
-            ("OMPI_MCA_osc", "ucx"),
-            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ],
-        options: "--no-shared-windows",
-    },
-];
+const OPENMPI: Mpi = Mpi {
+    name: "openmpi",
+    compiler: "mpicc.openmpi",
+    starter: "mpirun.openmpi",
+    witness: "witness",
+    settings: &[NOTHING_BUT_SEGMENTS, ON_ANY_MACHINE, &[("OMPI_MCA_osc", "ucx")]],
+    options: "--no-shared-windows",
+};
+
+const OPENSHMEM: Mpi = Mpi {
+    name: "openshmem",
+    compiler: "oshcc",
+    starter: "oshrun",
+    witness: "symmetric_witness",
+    settings: &[NOTHING_BUT_SEGMENTS, ON_ANY_MACHINE, &[("SHMEM_SYMMETRIC_HEAP_SIZE", "16M")]],
+    options: "",
+};
+
+const MPIS: [Mpi; 2] = [MPICH, OPENMPI];
 
 /// What a shell has to do for a program to have the environment.
 fn environment(verbs: &Verbs) -> String {
@@ -46,15 +81,25 @@ fn environment(verbs: &Verbs) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A C program, compiled for an MPI.
-fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
-    compiled_by(verbs, &format!("mpicc.{}", mpi.name), name)
+fn exports<'s>(settings: impl IntoIterator<Item = &'s (&'s str, &'s str)>) -> String {
+    settings.into_iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
 }
 
-fn compiled_by(verbs: &Verbs, compiler: &str, name: &str) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/command/mpi/{name}.c"));
-    let program = verbs.world.files().join(format!("{name}.{compiler}"));
-    let mut compiler = Command::new(compiler);
+/// A file beside these tests.
+fn beside(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/command/mpi").join(file)
+}
+
+/// A C program, compiled for an MPI.
+fn compiled(verbs: &Verbs, mpi: &Mpi, name: &str) -> String {
+    compiled_with(verbs, mpi, name, &[])
+}
+
+/// The same with further options of the compiler, such as libraries.
+fn compiled_with(verbs: &Verbs, mpi: &Mpi, name: &str, options: &[&str]) -> String {
+    let source = beside(&format!("{name}.c"));
+    let program = verbs.world.files().join(format!("{name}.{}", mpi.name));
+    let mut compiler = Command::new(mpi.compiler);
     compiler
         .args([
             "-O2",
@@ -68,21 +113,25 @@ fn compiled_by(verbs: &Verbs, compiler: &str, name: &str) -> String {
         ])
         .arg(&program)
         .arg(source)
+        .args(options)
         .arg("-lm");
     assert!(compiler.status().unwrap().success(), "{compiler:?}");
     program.to_str().unwrap().to_owned()
 }
 
-/// Starts a program with so many ranks.
+/// Starts a program with so many ranks, in the folder of files.
 fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Child {
-    start_by(verbs, &format!("mpirun.{}", mpi.name), mpi, ranks, program)
+    let settings = exports(mpi.settings.iter().copied().flatten());
+    start_with(verbs, &(environment(verbs) + &settings), mpi.starter, ranks, program)
 }
 
-fn start_by(verbs: &Verbs, starter: &str, mpi: &Mpi, ranks: usize, program: &str) -> Child {
-    let script = format!("{}\n{}\nexec env {starter} -n {ranks} {program}", environment(verbs), exports(mpi));
+fn start_with(verbs: &Verbs, settings: &str, starter: &str, ranks: usize, program: &str) -> Child {
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).env("GINNEL_SOCKET", verbs.world.socket()).env_remove("LD_LIBRARY_PATH");
     command
+        .arg("-c")
+        .arg(format!("{settings}\nexec {starter} -n {ranks} {program}"))
+        .env("GINNEL_SOCKET", verbs.world.socket())
+        .env_remove("LD_LIBRARY_PATH")
         .current_dir(verbs.world.files())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -90,9 +139,48 @@ fn start_by(verbs: &Verbs, starter: &str, mpi: &Mpi, ranks: usize, program: &str
     command.spawn().unwrap()
 }
 
-/// Runs a program with so many ranks.
-fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> String {
-    expect_good(&["mpirun", mpi.name, program], start(verbs, mpi, ranks, program))
+/// What has become of a job.
+struct Done {
+    said: String,
+    /// The bytes that each rank has sent over the segment.
+    sent: Vec<u64>,
+}
+
+/// Runs a program with so many ranks, all of which must have sent data over the segment when they end.
+fn run(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str) -> Done {
+    run_within(verbs, mpi, ranks, program, PATIENCE)
+}
+
+fn run_within(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, patience: Duration) -> Done {
+    let witness = compiled_with(verbs, mpi, mpi.witness, &["-shared", "-fPIC"]);
+    let seen = verbs.world.files().join("seen");
+    let _ = std::fs::remove_file(&seen);
+    let looks = format!("{} verbs web --json >{}", env!("CARGO_BIN_EXE_ginnel"), seen.display());
+    let witnessed = format!("env LD_PRELOAD=\"$LD_PRELOAD:{witness}\" WITNESS='{looks}' {program}");
+    let job = start(verbs, mpi, ranks, &witnessed);
+    let said = expect_good_within(&["mpirun", mpi.name, program], job, patience);
+    let devices: Value = serde_json::from_slice(&std::fs::read(&seen).unwrap()).unwrap();
+    assert_eq!(devices[0]["device"], DEVICE);
+    let sent: Vec<_> = devices[0]["endpoints"].as_array().unwrap().iter().map(sent).collect();
+    assert!(sent.len() == ranks && !sent.contains(&0), "{} with {ranks} ranks: {devices}", mpi.name);
+    Done { said, sent }
+}
+
+/// The bytes that the connected queue pairs of a program have sent, written and read.
+fn sent(endpoint: &Value) -> u64 {
+    let pairs = endpoint["queue_pairs"].as_array().unwrap().iter();
+    pairs.filter(|pair| pair["kind"] == "rc").map(|pair| pair["bytes"].as_u64().unwrap()).sum()
+}
+
+/// Runs a program of Open MPI with so many ranks, which use their machine's shared memory and nothing of Ginnel's.
+fn run_without(verbs: &Verbs, ranks: usize, program: &str) -> String {
+    run_without_within(verbs, ranks, program, PATIENCE)
+}
+
+fn run_without_within(verbs: &Verbs, ranks: usize, program: &str, patience: Duration) -> String {
+    let own = exports([("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "self,vader")].iter().chain(ON_ANY_MACHINE));
+    let job = start_with(verbs, &own, OPENMPI.starter, ranks, program);
+    expect_good_within(&["mpirun without Ginnel", program], job, patience)
 }
 
 /// Whether both MPIs are there.
@@ -102,253 +190,6 @@ fn have_both() -> bool {
 
 fn is_soak() -> bool {
     std::env::var_os("GINNEL_SOAK").is_some()
-}
-
-fn exports(mpi: &Mpi) -> String {
-    mpi.settings.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
-}
-
-#[test]
-fn data_are_right_and_go_over_the_segment() {
-    if !have_both() {
-        return;
-    }
-    for mpi in MPIS {
-        let verbs = Verbs::sized(SIZE);
-        let program = compiled(&verbs, &mpi, "checks");
-        let proof = verbs.world.files().join("proof");
-        let ginnel = env!("CARGO_BIN_EXE_ginnel");
-        for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[4] } {
-            let command = format!("{ginnel} verbs web --json >{}", proof.display());
-            let said = run(&verbs, &mpi, ranks, &format!("{program} {} '{command}'", mpi.options));
-            assert!(said.contains(&format!("all data are right: {ranks} ranks")), "{}: {said}", mpi.name);
-            let devices: Value = serde_json::from_slice(&std::fs::read(&proof).unwrap()).unwrap();
-            assert_eq!(devices[0]["device"], DEVICE);
-            let bytes: Vec<_> = devices[0]["endpoints"].as_array().unwrap().iter().map(sent).collect();
-            // A message of 2 MB, and others, to the neighbour alone.
-            let have_sent = bytes.iter().filter(|bytes| **bytes > 4_000_000).count();
-            assert_eq!(have_sent, ranks, "{} with {ranks} ranks: {devices}", mpi.name);
-        }
-    }
-}
-
-/// The bytes that the connected queue pairs of a program have sent, written and read.
-fn sent(endpoint: &Value) -> u64 {
-    let pairs = endpoint["queue_pairs"].as_array().unwrap().iter();
-    pairs.filter(|pair| pair["kind"] == "rc").map(|pair| pair["bytes"].as_u64().unwrap()).sum()
-}
-
-#[test]
-fn solvers_find_what_is_known() {
-    if !have_both() {
-        return;
-    }
-    for mpi in MPIS {
-        let verbs = Verbs::sized(SIZE);
-        let program = compiled(&verbs, &mpi, "solvers");
-        for &ranks in if is_soak() { &[2, 4, 8][..] } else { &[2, 4] } {
-            let said = run(&verbs, &mpi, ranks, &program);
-            assert!(said.contains(&format!("both are solved: {ranks} ranks")), "{}: {said}", mpi.name);
-        }
-    }
-}
-
-/// What HPCC is told: a system of 400 equations, for four ranks in a square. Its other problems follow from that size.
-const HPCC_INPUT: &str = "\
-HPLinpack benchmark input file
-Ginnel
-HPL.out      output file name
-8            device out (a file)
-1            # of problem sizes
-400          Ns
-1            # of NBs
-80           NBs
-0            PMAP
-1            # of process grids
-2            Ps
-2            Qs
-16.0         threshold
-1            # of panel fact
-2            PFACTs
-1            # of recursive stopping criteria
-4            NBMINs
-1            # of panels in recursion
-2            NDIVs
-1            # of recursive panel fact
-1            RFACTs
-1            # of broadcast
-1            BCASTs
-1            # of lookahead depth
-1            DEPTHs
-2            SWAP
-64           swapping threshold
-0            L1
-0            U
-1            Equilibration
-8            memory alignment in double
-##### (ignored)
-0            # of additional problem sizes for PTRANS
-1200         values of N
-0            # of additional blocking sizes for PTRANS
-40           values of NB
-";
-
-#[test]
-fn all_residuals_of_hpcc_pass() {
-    if !have(&["hpcc", "mpirun.openmpi"]) {
-        return;
-    }
-    let verbs = Verbs::sized(SIZE);
-    std::fs::write(verbs.world.files().join("hpccinf.txt"), HPCC_INPUT).unwrap();
-    run(&verbs, &MPIS[1], 4, "hpcc");
-    let said = std::fs::read_to_string(verbs.world.files().join("hpccoutf.txt")).unwrap();
-    assert!(said.lines().any(|line| line == "Success=1") && !said.contains("FAILED"), "{said}");
-    let failed = said.lines().filter(|line| line.contains("completed and failed residual checks"));
-    let failed: Vec<_> = failed.map(str::trim_start).collect();
-    assert!(failed.len() == 2 && failed.iter().all(|line| line.starts_with("0 tests")), "{said}");
-}
-
-#[test]
-fn symmetric_memory_is_reached_by_all() {
-    if !have_both() || !have(&["oshcc", "oshrun"]) {
-        return;
-    }
-    let openmpi = &MPIS[1];
-    let verbs = Verbs::sized(SIZE);
-    let program = compiled_by(&verbs, "oshcc", "symmetric");
-    for &pes in if is_soak() { &[2, 4, 8][..] } else { &[2] } {
-        let job = start_by(&verbs, "SHMEM_SYMMETRIC_HEAP_SIZE=16M oshrun", openmpi, pes, &program);
-        let said = expect_good(&["oshrun", &program], job);
-        assert!(said.contains(&format!("all of the memory is right: {pes} PEs")), "{said}");
-    }
-}
-
-/// A job that adds numbers up until it is stopped.
-struct Endless {
-    job: Killed,
-    out: BufReader<ChildStdout>,
-    /// The processes of its ranks.
-    pids: Vec<String>,
-}
-
-impl Endless {
-    /// Starts it.
-    fn spawn(verbs: &Verbs, mpi: &Mpi, ranks: usize, program: &str, how: &str) -> Self {
-        let stop = verbs.world.files().join("stop");
-        let mut job = start(verbs, mpi, ranks, &format!("{program} {} {how}", stop.display()));
-        let out = BufReader::new(job.stdout.take().unwrap());
-        Self { job: Killed(Some(job)), out, pids: Vec::new() }
-    }
-
-    /// Waits until each rank is at work; false if the job has ended.
-    fn begin(&mut self, ranks: usize) -> bool {
-        while self.pids.len() < ranks {
-            let mut line = String::new();
-            if self.out.read_line(&mut line).unwrap() == 0 {
-                return false;
-            }
-            self.pids.extend(line.trim().strip_prefix("at work: ").map(str::to_owned));
-        }
-        true
-    }
-
-    /// Starts it, and waits until each rank is at work.
-    fn start(verbs: &Verbs, mpi: &Mpi, ranks: usize) -> Self {
-        let program = compiled(verbs, mpi, "endless");
-        let mut job = Self::spawn(verbs, mpi, ranks, &program, "");
-        assert!(job.begin(ranks), "{} has ended: {:?}", mpi.name, job.end());
-        job
-    }
-
-    /// Waits until it has ended; whether it has succeeded, and what it said.
-    fn end(mut self) -> (bool, String) {
-        let mut said = String::new();
-        self.out.read_to_string(&mut said).unwrap();
-        let output = self.job.0.take().unwrap().wait_with_output().unwrap();
-        (output.status.success(), said + &String::from_utf8_lossy(&output.stderr))
-    }
-}
-
-#[test]
-fn jobs_outlast_a_daemon_and_end_with_a_rank() {
-    const RANKS: usize = 3;
-    if !have_both() {
-        return;
-    }
-    for mpi in MPIS {
-        let mut verbs = Verbs::sized(SIZE);
-        let before = used(&verbs);
-        let job = Endless::start(&verbs, &mpi, RANKS);
-        for _ in 0..3 {
-            verbs.world.replace_daemon();
-        }
-        std::fs::write(verbs.world.files().join("stop"), "").unwrap();
-        let (is_good, said) = job.end();
-        assert!(is_good && said.contains("all sums are right: 3 ranks"), "{}: {said}", mpi.name);
-        wait_for("the return of all memory", || used(&verbs) == before);
-
-        std::fs::remove_file(verbs.world.files().join("stop")).unwrap();
-        let job = Endless::start(&verbs, &mpi, RANKS);
-        let pids = job.pids.clone();
-        let killed = Instant::now();
-        let status = Command::new("kill").args(["-KILL", &pids[1]]).status().unwrap();
-        assert!(status.success());
-        let (is_good, said) = job.end();
-        let took = killed.elapsed();
-        assert!(!is_good && !said.contains("all sums are right"), "{}: {said}", mpi.name);
-        println!("{}: a job has ended {took:?} after one of its ranks", mpi.name);
-        assert!(took < Duration::from_secs(20), "{}: {took:?}: {said}", mpi.name);
-        let is_there = |pid: &String| Path::new(&format!("/proc/{pid}")).exists();
-        wait_for("the end of all ranks", || !pids.iter().any(is_there));
-        wait_for("the return of all memory", || used(&verbs) == before);
-    }
-}
-
-#[test]
-fn jobs_one_after_another_leave_nothing() {
-    if !have_both() {
-        return;
-    }
-    let files = |verbs: &Verbs| -> Vec<_> {
-        let entries = std::fs::read_dir(verbs.world.path().join("shm")).unwrap();
-        entries.map(|entry| entry.unwrap().file_name()).collect()
-    };
-    for mpi in MPIS {
-        let verbs = Verbs::sized(SIZE);
-        let program = compiled(&verbs, &mpi, "solvers");
-        let before = (used(&verbs), files(&verbs));
-        for job in 0..if is_soak() { 500 } else { 3 } {
-            run(&verbs, &mpi, 2, &program);
-            wait_for(&format!("the return of all memory after job {job} of {}", mpi.name), || {
-                (used(&verbs), files(&verbs)) == before
-            });
-        }
-    }
-}
-
-#[test]
-fn jobs_at_once_run_until_the_segment_is_full_which_is_said() {
-    const JOBS: usize = 24;
-    if !have_both() {
-        return;
-    }
-    let mpi = &MPIS[0];
-    // Each rank of this MPI takes some 75 MB if it can get them, and much of that can be elsewhere. None ends before all have begun.
-    let verbs = Verbs::sized("256M");
-    let program = compiled(&verbs, mpi, "endless");
-    let before = used(&verbs);
-    let mut jobs: Vec<_> = (0..JOBS).map(|_| Endless::spawn(&verbs, mpi, 2, &program, "rests")).collect();
-    let begun: Vec<_> = jobs.iter_mut().map(|job| job.begin(2)).collect();
-    std::fs::write(verbs.world.files().join("stop"), "").unwrap();
-    let ends: Vec<_> = jobs.into_iter().map(Endless::end).collect();
-    let (good, bad): (Vec<_>, Vec<_>) = ends.into_iter().partition(|(is_good, _)| *is_good);
-    println!("{} of {JOBS} jobs found room", good.len());
-    assert!(good.iter().all(|(_, said)| said.contains("all sums are right")), "{good:?}");
-    assert!(!good.is_empty() && !bad.is_empty(), "{begun:?}");
-    for (_, said) in bad {
-        assert!(said.contains("libibverbs: Warning: "), "{said}");
-    }
-    wait_for("the return of all memory", || used(&verbs) == before);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::stage::{PATIENCE, free_port, have, listens};
 use crate::world::{World, built_libraries, built_library, wait_for};
@@ -119,11 +119,15 @@ pub fn text(output: &Output) -> String {
 
 /// Waits for the end of a program that must succeed.
 pub fn expect_good(program: &[&str], child: Child) -> String {
+    expect_good_within(program, child, PATIENCE)
+}
+
+pub fn expect_good_within(program: &[&str], child: Child, patience: Duration) -> String {
     let id = child.id().to_string();
     let (sender, receiver) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || sender.send(child.wait_with_output()));
     let started = Instant::now();
-    let output = receiver.recv_timeout(PATIENCE);
+    let output = receiver.recv_timeout(patience);
     if output.is_err() {
         let _ = Command::new("kill").args(["-KILL", &id]).status();
     }

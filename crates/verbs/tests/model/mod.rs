@@ -125,7 +125,7 @@ impl Pages<'_> {
     fn help(&self, len: usize) {
         let Some(other) = self.other.filter(|_| len >= 4096) else { return };
         for pair in &other.pairs {
-            pair.help();
+            pair.help(&mut (1 << 20));
             if let (Some(claims), Some(at)) = (self.claims, pair.number().copy_at()) {
                 other.tables.store_relaxed_u64(at + copy::CLAIMS, claims);
             }

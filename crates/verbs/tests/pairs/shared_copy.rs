@@ -2,7 +2,7 @@
 
 use super::lifetimes::{Meanwhile, with};
 use super::*;
-use ginnel_layout::verbs::{Claims, Errand, OFFERS, copy, counters};
+use ginnel_layout::verbs::{Claims, Errand, Executing, OFFERS, copy, counters};
 use ginnel_verbs::shared_copy::LEAST;
 use std::cell::Cell;
 use std::thread;
@@ -35,6 +35,10 @@ impl Long {
 
     /// The same, with something that happens while the first piece is copied.
     fn post(&self, kind: u32, at: u64, meanwhile: &dyn Fn()) {
+        self.post_operation(self.operation(kind, at), meanwhile);
+    }
+
+    fn post_operation(&self, operation: Operation, meanwhile: &dyn Fn()) {
         let meanwhile = Cell::new(Some(meanwhile));
         let once = || {
             if let Some(event) = meanwhile.take() {
@@ -43,7 +47,7 @@ impl Long {
         };
         let program = Meanwhile(self.both.sides[0].pages(), Box::new(once));
         let elements = [element(12, LONG, self.keys[0])];
-        self.both.pairs[0].post(&program, &with(self.operation(kind, at), &elements)).unwrap();
+        self.both.pairs[0].post(&program, &with(operation, &elements)).unwrap();
     }
 
     /// Puts new bytes where they are copied from, and others where to. What is to be where after the copy: side and place.
@@ -108,13 +112,13 @@ fn a_peer_that_looks_in_between_copies_all_that_is_left() {
     for kind in 0..2 {
         let long = Long::new();
         let (side, place, bytes) = long.prepare(kind, 100, 3);
-        // All pieces but the first, and of a write the last.
-        long.post(kind, 100, &|| assert!(long.both.poll(1).is_empty()));
+        // All pieces but the first, and of a write the last; half a megabyte a poll.
+        long.post(kind, 100, &|| (0..3).for_each(|_| assert!(long.both.poll(1).is_empty())));
         assert_eq!(long.both.said(0), [(1, Status::SUCCESS)]);
         assert!(long.both.bytes(side, place, LONG as usize) == bytes);
         let piece = copy::piece(LONG as usize) as u64;
         assert_eq!(long.helped(), u64::from(LONG) - piece * u64::from(1 + kind));
-        assert!(!long.both.pairs[1].help(), "nothing is left");
+        assert!(!long.both.pairs[1].help(&mut (16 << 20)), "nothing is left");
     }
 }
 
@@ -125,6 +129,8 @@ fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
         let (side, place, bytes) = long.prepare(kind, 0, 5);
         long.post(kind, 0, &|| long.claim());
         assert_eq!((long.both.said(0), long.both.said(0)), (vec![], vec![]));
+        // A thread of the library goes on with it if the program does not poll.
+        assert!(long.both.sides[0].asked.load(Ordering::Relaxed) > 0);
         // A second one stays behind it.
         long.both.post(0, 2, SEND, &[]);
         long.both.pairs[1].post_receive(9, &[]).unwrap();
@@ -137,6 +143,72 @@ fn a_request_waits_for_a_piece_that_the_peer_has_claimed() {
         assert_eq!(long.both.comes(0, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
         assert_eq!(long.both.said(1), [(9, Status::SUCCESS)]);
         assert!(long.both.bytes(side, place, LONG as usize) == bytes);
+    }
+}
+
+#[test]
+fn a_write_with_an_immediate_value_takes_its_receive_once_all_is_copied() {
+    let long = Long::new();
+    let (_, _, bytes) = long.prepare(1, 0, 5);
+    let operation =
+        Operation::Write { address: BASE, key: long.keys[1], immediate: Some(7), solicited: false };
+    long.both.pairs[1].post_receive(9, &[]).unwrap();
+    long.post_operation(operation, &|| long.claim());
+    let used = || {
+        let at = long.both.pairs[1].number().at().unwrap();
+        long.both.sides[1].tables.load_relaxed_u64(at + qp::HEAD)
+    };
+    assert_eq!((long.both.said(0), long.both.said(0), used()), (vec![], vec![], 0));
+    let piece = copy::piece(LONG as usize);
+    let last = LONG as usize / piece - 2;
+    long.both.fill(1, (last * piece) as u64, &bytes[last * piece..][..piece]);
+    let (tables, at) = long.shared();
+    tables.fetch_add_u64(at + copy::CLAIMS, Claims::COPIED);
+    assert_eq!(long.both.comes(0, 1), [(1, Status::SUCCESS)]);
+    assert_eq!((long.both.said(1), used()), (vec![(9, Status::SUCCESS)], 1));
+    assert!(long.both.bytes(1, 0, LONG as usize) == bytes);
+}
+
+#[test]
+fn an_offer_of_which_a_part_is_the_next_one_is_not_taken() {
+    let long = Long::new();
+    // All of it has been copied by the poster.
+    let short = [element(12, LEAST as u32, long.keys[0])];
+    long.both.post(0, 1, long.operation(1, 0), &short);
+    assert_eq!(long.both.said(0), [(1, Status::SUCCESS)]);
+    // The next one is longer, and its number is not there yet.
+    let (tables, at) = long.shared();
+    let number = tables.load_relaxed_u64(at + copy::OFFER) as u32;
+    tables.store_relaxed_u64(at + copy::CLAIMS, Claims::new(number + 1).0);
+    set(&long, copy::KEY, |word| word as u32 as u64 | u64::from(LONG) << 32);
+    assert!(!long.both.pairs[1].help(&mut (16 << 20)));
+    assert_eq!((long.helped(), tables.load_relaxed_u64(at + copy::CLAIMS)), (0, Claims::new(number + 1).0));
+}
+
+#[test]
+fn a_request_is_not_flushed_while_the_peer_copies_for_it() {
+    let long = Long::new();
+    long.post(READ, 0, &|| long.claim());
+    let at = long.both.pairs[0].number().at().unwrap();
+    let (tables, pair) = (&long.both.sides[0].tables, &long.both.pairs[0]);
+    let state = tables.load_relaxed_u64(at + qp::STATE);
+    // The peer is in the middle of a piece.
+    let executing = Executing::region((state >> 32) as u32, long.keys[0]);
+    tables.store_relaxed_u64(at + qp::EXECUTING, executing.0);
+    thread::scope(|scope| {
+        let ends = scope.spawn(|| pair.modify(QpState::ERR, Change::default()).unwrap());
+        wait_for_state(pair, QpState::ERR);
+        assert!(!ends.is_finished());
+        tables.store_release_u64(at + qp::EXECUTING, 0);
+    });
+    assert_eq!(long.both.said(0), [(1, Status::WR_FLUSH_ERR)]);
+}
+
+fn wait_for_state(pair: &Pair, state: QpState) {
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while pair.state() != state {
+        assert!(std::time::Instant::now() < end, "{:?}", pair.state());
+        thread::yield_now();
     }
 }
 
@@ -184,7 +256,7 @@ fn regions_that_have_ended_or_do_not_allow_it_are_not_touched() {
         long.post(READ, 0, &|| {
             does(&long);
             let before = long.both.bytes(side, place, LONG as usize);
-            assert!(!long.both.pairs[1].help(), "{wrong}");
+            assert!(!long.both.pairs[1].help(&mut (16 << 20)), "{wrong}");
             assert!(long.both.bytes(side, place, LONG as usize) == before, "{wrong}");
             is_checked.set(true);
         });

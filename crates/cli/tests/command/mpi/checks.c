@@ -1,7 +1,7 @@
 /* What MPI programs do, with checks of all data: messages of many sizes, collectives, one-sided communication with each kind of
  * synchronisation, and threads.
  *
- * checks [--no-shared-windows] COMMAND     rank 0 runs COMMAND at the end, while all ranks are connected */
+ * checks [--no-shared-windows] [COMMAND]   rank 0 runs COMMAND at the end, while all ranks are connected */
 #include "check.h"
 #include <pthread.h>
 #include <stdint.h>
@@ -249,7 +249,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
     MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0 && argc > 1)
+    if (rank == 0 && argc > (has_shared_windows ? 1 : 2))
         CHECK(system(argv[argc - 1]) == 0);
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0)

@@ -1,0 +1,148 @@
+//! Between two VMs, beside TCP over their network cards.
+
+use super::{EXCHANGE, Mpi, Row, SEGMENT, compile};
+use crate::report::Better;
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::time::Duration;
+use vmtest::Bed;
+use vmtest::installation::Plan;
+use vmtest::mpi::{Cluster, FILES};
+
+/// How long a run may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Pairs of runs, if it is not said.
+const PAIRS: usize = 3;
+/// Two solvers, which say how long they took.
+const SOLVERS: &str = include_str!("../../../crates/cli/tests/command/mpi/solvers.c");
+/// What they share with other programs of the tests.
+const CHECK: &str = include_str!("../../../crates/cli/tests/command/mpi/check.h");
+/// What LAMMPS and HPCC are told.
+const MELT: &str = include_str!("../../../crates/cli/tests/command/mpi/melt.in");
+const HPCC: &str = include_str!("hpccinf.txt");
+
+/// How an MPI starts two ranks, one in each VM, and what has it take TCP.
+struct Library {
+    name: &'static str,
+    mpirun: &'static str,
+    tcp: &'static str,
+}
+
+const MPICH: Library = Library {
+    name: "mpich",
+    mpirun: "mpirun.mpich -hosts a,b -n 2",
+    tcp: "export UCX_TLS=tcp,self UCX_NET_DEVICES=eth0",
+};
+const OPENMPI: Library = Library {
+    name: "openmpi",
+    mpirun: "mpirun.openmpi --host a,b -n 2",
+    tcp: "export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=eth0",
+};
+
+/// Global results of HPCC: their names in its summary, the number of them in a unit, and the unit.
+const RESULTS: [(&str, &str, f64, &str); 4] = [
+    ("VMs: HPCC, linear equations", "HPL_Tflops", 1e6, "MFlop/s"),
+    ("VMs: HPCC, transposition", "PTRANS_GBs", 1e3, "MB/s"),
+    ("VMs: HPCC, random access", "MPIRandomAccess_GUPs", 1e6, "k/s"),
+    ("VMs: HPCC, Fourier transform", "MPIFFT_Gflops", 1e3, "MFlop/s"),
+];
+
+impl Mpi<'_> {
+    /// Between two VMs, with one rank in each.
+    pub fn vms(&mut self) -> Result<()> {
+        const CASES: [&str; 7] = [
+            "VMs: mpich, 8 B, one way",
+            "VMs: mpich, 1 MiB, one way",
+            "VMs: openmpi, 8 B, one way",
+            "VMs: openmpi, 1 MiB, one way",
+            "VMs: conjugate gradients",
+            "VMs: Fourier transform",
+            "VMs: LAMMPS, melt",
+        ];
+        let mut cases = CASES.iter().chain(RESULTS.iter().map(|(case, ..)| case));
+        if !cases.any(|case| self.wants(case)) {
+            return Ok(());
+        }
+        let bed = Bed::new("bench-mpi-vms")?;
+        let plan = Plan::new(&bed).vm("a").vm("b");
+        let ginnel = plan.segment(SEGMENT, 512, &["a", "b"]).with_verbs().start()?;
+        let cluster = Cluster::new(&bed, ginnel, &["a", "b"], |_, vm| vm)?;
+        let files = cluster.files();
+        for (name, content) in [("check.h", CHECK), ("in.melt", MELT), ("hpccinf.txt", HPCC)] {
+            std::fs::write(files.join(name), content)?;
+        }
+        let program = |library: &Library, name: &str, source: &str| {
+            let name = format!("{name}.{}", library.name);
+            compile(&format!("mpicc.{}", library.name), source, &files.join(&name))?;
+            Ok::<_, anyhow::Error>(format!("{FILES}/{name}"))
+        };
+        let note = format!("guests run under {}, with one processor each", bed.accel()?);
+        let row = |case, unit, better, target| Row {
+            case,
+            unit,
+            better,
+            peer: "TCP, virtio-net",
+            target,
+            note: &note,
+        };
+
+        for (library, [small, large]) in [(&MPICH, [CASES[0], CASES[1]]), (&OPENMPI, [CASES[2], CASES[3]])] {
+            let exchange = program(library, "exchange", EXCHANGE)?;
+            for (case, size, counts, target) in [(small, 8, [2000, 50], 60.0), (large, 1 << 20, [20, 5], 8.0)]
+            {
+                self.compare([row(case, "us", Better::Lower, Some(target))], PAIRS, |own| {
+                    let count = counts[usize::from(!own)];
+                    let said = run(&cluster, library, own, &format!("{exchange} pingpong {size} {count}"))?;
+                    let number = said.lines().find_map(|line| line.trim().parse().ok());
+                    Ok([number.with_context(|| format!("no time: {said}"))?])
+                })?;
+            }
+        }
+
+        let solvers = program(&MPICH, "solvers", SOLVERS)?;
+        let rows = [CASES[4], CASES[5]].map(|case| row(case, "s", Better::Lower, Some(1.0)));
+        self.compare(rows, PAIRS, |own| {
+            let said = run(&cluster, &MPICH, own, &format!("{solvers} 5"))?;
+            ensure!(said.contains("both are solved: 2 ranks"), "{said}");
+            Ok([after(&said, "conjugate gradients took ")?, after(&said, "the Fourier transform took ")?])
+        })?;
+        self.compare([row(CASES[6], "s", Better::Lower, Some(1.0))], PAIRS, |own| {
+            let said = run(&cluster, &OPENMPI, own, "lmp -in in.melt -log none")?;
+            Ok([after(&said, "Loop time of ")?])
+        })?;
+        let rows = RESULTS.map(|(case, _, _, unit)| row(case, unit, Better::Higher, Some(1.0)));
+        self.compare(rows, PAIRS, |own| {
+            run(&cluster, &OPENMPI, own, "hpcc")?;
+            let said = summary(files)?;
+            let mut figures = [0.0; RESULTS.len()];
+            for (figure, (_, name, units, _)) in figures.iter_mut().zip(RESULTS) {
+                *figure = after(&said, &format!("\n{name}="))? * units;
+            }
+            Ok(figures)
+        })
+    }
+}
+
+/// What a program with a rank in each VM says, over the segment or over TCP.
+fn run(cluster: &Cluster<'_>, library: &Library, own: bool, program: &str) -> Result<String> {
+    let over_segment = format!("eval \"$(ginnel mpi-env {SEGMENT})\"");
+    let environment = if own { &over_segment } else { library.tcp };
+    cluster.run(&format!("{environment}\nexec {} {program}", library.mpirun), PATIENCE)
+}
+
+/// What HPCC has written, which it appends to what is there.
+fn summary(files: &Path) -> Result<String> {
+    let file = files.join("hpccoutf.txt");
+    let said = std::fs::read_to_string(&file)?;
+    std::fs::remove_file(&file)?;
+    ensure!(said.contains("\nSuccess=1\n"), "{said}");
+    Ok(said)
+}
+
+/// The number behind some words.
+fn after(said: &str, words: &str) -> Result<f64> {
+    let number = said.split_once(words).and_then(|(_, rest)| rest.split_whitespace().next());
+    number
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("no number behind {words:?}: {said}"))
+}
