@@ -153,7 +153,7 @@ impl Slot {
 
     /// The slot of an item at a multiple of eight.
     pub const fn new(hash: u64, at: usize) -> Self {
-        Self(Self::tag(hash) << Self::OFFSET_BITS | at as u64 / 8)
+        Self((Self::tag(hash) << Self::OFFSET_BITS) | (at as u64 / 8))
     }
 
     const fn tag(hash: u64) -> u64 {
@@ -287,7 +287,7 @@ const _: () = {
     assert!(shape.place(0x2ff8).is_none() && shape.place(0x3004).is_none() && shape.place(0x6000).is_none());
     let Some((0, 0x4000)) = shape.place(0x3000) else { panic!() };
     let Some((2, 0x6000)) = shape.place(0x5fd8) else { panic!() };
-    assert!(shape.place(0x5fe0).is_none() && shape.place(u64::MAX & !7).is_none());
+    assert!(shape.place(0x5fe0).is_none() && shape.place(!7).is_none());
     let slot = Slot::new(0x1234_5678_9abc_def0, 0x5fd8);
     assert!(slot.at() == 0x5fd8 && slot.may_be(0x1234_5678_9abc_def0) && !Slot::EMPTY.may_be(0));
     let lengths = Lengths::new(250, u32::MAX as usize, 3);

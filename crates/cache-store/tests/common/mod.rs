@@ -34,7 +34,7 @@ pub fn value(number: u16, which: u64, len: usize) -> Vec<u8> {
     value[..2].copy_from_slice(&number.to_le_bytes());
     value[2..10].copy_from_slice(&which.to_le_bytes());
     for (i, byte) in value.iter_mut().enumerate().skip(18) {
-        *byte = (i as u64 * 131 ^ which * 7 ^ u64::from(number)) as u8;
+        *byte = ((i as u64 * 131) ^ (which * 7) ^ u64::from(number)) as u8;
     }
     let sum = sum(&value);
     value[10..18].copy_from_slice(&sum.to_le_bytes());
