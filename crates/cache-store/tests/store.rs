@@ -278,7 +278,7 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
         for which in 0..260_u64 {
             let (Some(store), false) = (&mut dying, mortal.is_dead()) else { break };
             let number = (which * 7 % 60) as u16;
-            let before = expected.get(&number).map_or(None, |states| states[0]);
+            let before = expected.get(&number).and_then(|states| states[0]);
             let after = if which % 9 == 8 {
                 store.delete(&key(number));
                 None
