@@ -22,6 +22,7 @@ macro_rules! layout {
 }
 
 pub mod board;
+pub mod cache;
 pub mod channel;
 pub mod control;
 pub mod dax;

@@ -434,6 +434,10 @@ impl Memory for Mapping {
         fence(Ordering::SeqCst);
     }
     #[inline]
+    fn acquire_fence(&self) {
+        fence(Ordering::Acquire);
+    }
+    #[inline]
     fn fence_after_exchange(&self) {
         // Intel SDM, volume 3, 9.2.3.9: neither loads nor stores pass a locked instruction.
         if cfg!(target_arch = "x86_64") {

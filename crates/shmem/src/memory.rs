@@ -84,6 +84,12 @@ pub trait Memory: Clone {
         self.full_fence();
     }
 
+    /// What was loaded before is not loaded later than what is loaded afterwards.
+    #[inline]
+    fn acquire_fence(&self) {
+        self.full_fence();
+    }
+
     /// Asks for the cache line at an offset, which is wanted soon. A hint: it reads nothing and orders nothing, and an offset that
     /// is not inside is ignored.
     #[inline]

@@ -33,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("ginnel-farm", &["ginnel", "ginnel-layout"]),
+    ("ginnel-cache-store", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-volume-control", &["ginnel-config"]),
     ("ginnel-capi", &["ginnel", "ginnel-farm", "ginnel-status"]),
     (

@@ -1,0 +1,74 @@
+//! Which parts a block of some size gets.
+
+use ginnel_layout::cache::{self, LEAST_SEGMENT, MOST_SEGMENT, Shape};
+
+/// The fewest log segments with which a store works: one that is written to in each queue, one to move items to, and one more.
+pub const LEAST_SEGMENTS: usize = 4;
+
+/// Why a block cannot be a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotShaped {
+    /// It is too small.
+    #[error(
+        "{0} bytes are too few for a cache whose items may have {1} bytes; give it more memory, or allow smaller items only"
+    )]
+    TooSmall(usize, usize),
+    /// Items would be too large.
+    #[error("items of {0} bytes are too large; a cache can have items of up to {max} bytes", max = MOST_SEGMENT / 2)]
+    ItemTooLarge(usize),
+}
+
+/// The parts of a block of `len` bytes, for items of up to `largest` bytes that have `usual` bytes on average, keys included.
+pub fn plan(len: usize, largest: usize, usual: usize) -> Result<Shape, NotShaped> {
+    let room = cache::item::room(cache::MOST_KEY, largest);
+    if room > MOST_SEGMENT {
+        return Err(NotShaped::ItemTooLarge(largest));
+    }
+    let too_small = NotShaped::TooSmall(len, largest);
+    // Small segments make small steps when items have to go, and large ones waste less at their ends.
+    let segment =
+        room.next_power_of_two().max((len / 256).next_power_of_two() / 2).clamp(LEAST_SEGMENT, MOST_SEGMENT);
+    let items = len / cache::item::room(0, usual.max(1));
+    // With two buckets to choose from, three quarters of all slots can be used without pushing items out.
+    let buckets = (items / cache::SLOTS * 4 / 3).next_power_of_two().clamp(1, cache::MOST_BUCKETS);
+    let rest = len.checked_sub(cache::LOGS + buckets * cache::BUCKET).ok_or(too_small)?;
+    let mut segments = (rest / (segment + cache::LOG)).min(cache::MOST_SEGMENTS);
+    // Parts begin at pages.
+    while segments >= LEAST_SEGMENTS {
+        if let Some(shape) = Shape::new(segments as u64, segment as u64, buckets as u64, len) {
+            return Ok(shape);
+        }
+        segments -= 1;
+    }
+    Err(too_small)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_used_but_for_a_little() {
+        for len in [1 << 20, 64 << 20, (64 << 20) + 12_345, 1 << 30, 64 << 30] {
+            for largest in [1000, 100_000, 1 << 20] {
+                let Ok(shape) = plan(len, largest, 150) else {
+                    assert!(len < 8 * (largest + 1000));
+                    continue;
+                };
+                assert!(
+                    shape.len() <= len && len - shape.len() < shape.segment + 3 * 4096,
+                    "{len} {largest} {shape:?}"
+                );
+                assert!(shape.segment >= cache::item::room(cache::MOST_KEY, largest));
+                assert!(shape.segments >= LEAST_SEGMENTS);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_small_or_too_large_is_named() {
+        assert_eq!(plan(1 << 20, 1 << 20, 100), Err(NotShaped::TooSmall(1 << 20, 1 << 20)));
+        assert_eq!(plan(1 << 40, 1 << 30, 100), Err(NotShaped::ItemTooLarge(1 << 30)));
+        assert!(plan(0, 1, 1).is_err() && plan(usize::MAX, 1, 1).is_ok());
+    }
+}

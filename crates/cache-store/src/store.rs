@@ -1,0 +1,514 @@
+//! The server's side of a cache: items, versions, and the clock.
+//!
+//! One thread of one process changes a cache. What a successor needs is in the block, in an order that lets the server be killed at
+//! any instruction: an item is whole before a slot names it, and a log segment is free only once no slot names anything in it. So a successor
+//! reads the words of the log segments and goes on; it looks at no item. An item that was being overwritten in its place at
+//! that moment is gone.
+//!
+//! # Which items have to go
+//!
+//! The algorithm is S3-FIFO (Yang and others, SOSP 2023): a new item enters a small queue, which has a tenth of the memory. If it was used by the
+//! time it comes to the end, it moves to the main queue, else it goes, and is remembered for a while: if it comes back, it enters the main
+//! queue at once. At the end of the main queue, an item that was used is entered again, and counts as less used. A scan of items that nobody
+//! wants again passes through the small queue alone. Unlike a list in order of last use, this needs no change when an item is read, so readers that
+//! can write nothing lose nothing but a sample of their hits.
+
+use ginnel_layout::cache::{
+    BOOT_TIME, BUCKETS, CLOCK, FLUSHED, KEY, LIMIT, Lengths, MAGIC, MOST_KEY, READY, SEGMENT, SEGMENTS,
+    SERVER, Shape, Slot, VERSIONS, item,
+};
+use ginnel_shmem::Memory;
+
+use crate::ghosts::Ghosts;
+use crate::item::{Hasher, Item, Look, look, slots};
+use crate::log::{Log, Queue};
+use crate::shape::LEAST_SEGMENTS;
+
+/// Versions that are given out between two notes of how far they have come.
+const VERSIONS_AT_ONCE: u64 = 1 << 20;
+/// The most uses that count.
+const MOST_USES: u8 = 3;
+
+/// Why there is no cache in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotACache {
+    /// There is none, or one of another version.
+    #[error("there is no cache in this block, or one of another version")]
+    Unknown,
+    /// Its words make no sense.
+    #[error("the words of this cache make no sense: somebody has written to its memory")]
+    Corrupt,
+}
+
+/// Why an item was not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotStored {
+    /// The key is empty or has more than 250 bytes.
+    #[error("a key must have 1 to {MOST_KEY} bytes")]
+    Key,
+    /// It has more bytes than an item may have.
+    #[error("an item with its key must not have more than {0} bytes")]
+    TooLarge(usize),
+}
+
+/// What is known of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// No other version of any item has this number. It changes with the value.
+    pub version: u64,
+    /// The client's.
+    pub flags: u32,
+    /// The second of the cache's clock at which it ends; 0 = never.
+    pub expiry: u32,
+}
+
+/// What a cache has done since its server was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Items that had to go for others.
+    pub evictions: u64,
+    /// Of these, items that were never used.
+    pub unused: u64,
+    /// Items that had to go because their buckets were full.
+    pub collisions: u64,
+    /// Items that were moved.
+    pub moves: u64,
+}
+
+/// A cache, by its server.
+pub struct Store<M> {
+    memory: M,
+    shape: Shape,
+    hasher: Hasher,
+    log: Log<M>,
+    ghosts: Ghosts,
+    /// Slots that name an item.
+    items: usize,
+    version: u64,
+    /// Versions up to this may be given out.
+    versions: u64,
+    flushed: u64,
+    clock: u64,
+    counters: Counters,
+}
+
+impl<M: Memory> Store<M> {
+    /// Makes a cache without items, in memory whose bytes are all zero or are those of an earlier cache. `key` is chosen at random; `boot_time` is
+    /// CLOCK_BOOTTIME of this machine in milliseconds.
+    pub fn create(memory: M, shape: Shape, key: [u64; 2], boot_time: u64) -> Result<Self, NotACache> {
+        if shape.len() > memory.len() || shape.segments < LEAST_SEGMENTS {
+            return Err(NotACache::Corrupt);
+        }
+        memory.store_release_u64(MAGIC, 0);
+        memory.full_fence();
+        for at in (shape.log(0)..shape.bucket(shape.buckets)).step_by(8) {
+            memory.store_relaxed_u64(at, 0);
+        }
+        let words = [
+            (SEGMENTS, shape.segments as u64),
+            (SEGMENT, shape.segment as u64),
+            (BUCKETS, shape.buckets as u64),
+            (KEY, key[0]),
+            (KEY + 8, key[1]),
+            (CLOCK, 1000),
+            (BOOT_TIME, boot_time),
+            (FLUSHED, 0),
+            (VERSIONS, 0),
+            (SERVER, 0),
+            (LIMIT, shape.segments as u64),
+        ];
+        words.iter().for_each(|(at, value)| memory.store_relaxed_u64(*at, *value));
+        // ORDER cache.ready: all of it before the word that says so. Pairs with: `shape_of`.
+        memory.store_release_u64(MAGIC, READY);
+        Self::open(memory, boot_time)
+    }
+
+    /// Goes on with a cache whose server has ended. The caller sees to it that there is one server at a time.
+    pub fn open(memory: M, boot_time: u64) -> Result<Self, NotACache> {
+        let shape = shape_of(&memory)?;
+        if shape.segments < LEAST_SEGMENTS {
+            return Err(NotACache::Corrupt);
+        }
+        let word = |at| memory.load_acquire_u64(at);
+        let version = word(VERSIONS);
+        if version > u64::MAX / 2 || word(CLOCK) > u64::MAX / 2 {
+            return Err(NotACache::Corrupt);
+        }
+        let items = (0..shape.buckets * ginnel_layout::cache::SLOTS)
+            .filter(|slot| memory.load_relaxed_u64(shape.bucket(0) + slot * 8) != 0)
+            .count();
+        memory.store_relaxed_u64(SERVER, word(SERVER).wrapping_add(1));
+        let mut store = Self {
+            hasher: Hasher::of(&memory),
+            log: Log::new(memory.clone(), shape),
+            ghosts: Ghosts::new(shape.buckets * ginnel_layout::cache::SLOTS),
+            items,
+            version,
+            versions: version,
+            flushed: word(FLUSHED),
+            clock: word(CLOCK),
+            counters: Counters::default(),
+            memory,
+            shape,
+        };
+        store.tick(boot_time);
+        Ok(store)
+    }
+
+    /// Sets the clock forward by what has passed on this machine's CLOCK_BOOTTIME since the last call. A clock that goes backwards, as that of
+    /// a machine that was started anew does, counts as one that stands.
+    pub fn tick(&mut self, boot_time: u64) {
+        let before = self.memory.load_relaxed_u64(BOOT_TIME);
+        self.clock += boot_time.saturating_sub(before).min(u64::from(u32::MAX) * 1000);
+        self.memory.store_relaxed_u64(BOOT_TIME, boot_time);
+        self.memory.store_release_u64(CLOCK, self.clock);
+    }
+
+    /// The cache's clock, in milliseconds.
+    pub fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    /// The parts of the block.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// How many items there are, those included whose time has come.
+    pub fn len(&self) -> usize {
+        self.items
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.items == 0
+    }
+
+    /// Bytes of all items, as far as this server knows which of them have gone.
+    pub fn live_bytes(&self) -> usize {
+        self.log.live_bytes()
+    }
+
+    /// How many servers there have been, this one included.
+    pub fn server(&self) -> u64 {
+        self.memory.load_relaxed_u64(SERVER)
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// How many log segments are used, and how many may be.
+    pub fn segments(&self) -> (usize, usize) {
+        (self.log.used(), self.log.limit())
+    }
+
+    /// Uses so many log segments from now on. Fewer ones than before: items have to go with the next that are stored.
+    pub fn set_limit(&mut self, segments: usize) {
+        self.log.set_limit(segments.max(LEAST_SEGMENTS));
+    }
+
+    /// The most bytes that key and value of an item may have.
+    pub fn most(&self) -> usize {
+        self.shape.segment - item::BYTES
+    }
+
+    /// The hash of a key.
+    pub fn hash(&self, key: &[u8]) -> u64 {
+        self.hasher.hash(key)
+    }
+
+    /// Where the slot of an item lies, and the item. One that has ended is removed.
+    fn find(&mut self, hash: u64, key: &[u8]) -> Option<(usize, Item)> {
+        for at in slots(&self.shape, hash) {
+            let slot = Slot(self.memory.load_relaxed_u64(at));
+            if !slot.may_be(hash) {
+                continue;
+            }
+            match look(&self.memory, &self.shape, slot, hash, key) {
+                Look::Item(item) if item.has_ended(self.flushed, self.clock) => self.clear(at),
+                Look::Item(item) => return Some((at, item)),
+                Look::Other if self.shape.place(slot.at()).is_some() => {}
+                // The server before this one was killed while it overwrote the item, or somebody else has written here.
+                Look::Changing | Look::Other => self.clear(at),
+            }
+        }
+        None
+    }
+
+    /// Empties a slot.
+    fn clear(&mut self, at: usize) {
+        let slot = Slot(self.memory.swap_u64(at, Slot::EMPTY.0));
+        if slot != Slot::EMPTY {
+            self.items = self.items.saturating_sub(1);
+            if self.shape.place(slot.at()).is_some() {
+                self.log.remove(slot.at() as usize);
+            }
+        }
+    }
+
+    /// The value of a key is appended to `value`. Counts as a use.
+    pub fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<Meta> {
+        let hash = self.hasher.hash(key);
+        let (_, item) = self.find(hash, key)?;
+        self.used(&item);
+        let begin = value.len();
+        value.resize(begin + item.lengths.value(), 0);
+        self.memory.read_acquire(item.value_at(), &mut value[begin..]);
+        Some(meta(&item))
+    }
+
+    /// The same without the value, and without being a use.
+    pub fn peek(&mut self, key: &[u8]) -> Option<Meta> {
+        let hash = self.hasher.hash(key);
+        self.find(hash, key).map(|(_, item)| meta(&item))
+    }
+
+    fn used(&mut self, item: &Item) {
+        let uses = item.lengths.uses();
+        if uses < MOST_USES {
+            let lengths = item.lengths.with_uses(uses + 1);
+            self.memory.store_relaxed_u64(item.at + item::LENGTHS, lengths.0);
+        }
+    }
+
+    /// A reader has found an item of this hash.
+    pub fn used_by_reader(&mut self, hash: u64) {
+        for at in slots(&self.shape, hash) {
+            let slot = Slot(self.memory.load_relaxed_u64(at));
+            if slot.may_be(hash) && self.shape.place(slot.at()).is_some() {
+                let at = slot.at() as usize;
+                if self.memory.load_relaxed_u64(at + item::HASH) == hash {
+                    let lengths = Lengths(self.memory.load_relaxed_u64(at + item::LENGTHS));
+                    let uses = lengths.uses().saturating_add(1).min(MOST_USES);
+                    self.memory.store_relaxed_u64(at + item::LENGTHS, lengths.with_uses(uses).0);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Stores an item, whose value is these runs of bytes one after the other. Others may have to go. `expiry` is the second of the cache's
+    /// clock at which it ends, or 0. Returns its version.
+    pub fn set(&mut self, key: &[u8], value: &[&[u8]], flags: u32, expiry: u32) -> Result<u64, NotStored> {
+        if key.is_empty() || key.len() > MOST_KEY {
+            return Err(NotStored::Key);
+        }
+        let len = value.iter().try_fold(0_usize, |len, run| len.checked_add(run.len()));
+        let len =
+            len.filter(|len| *len <= self.most() - key.len()).ok_or(NotStored::TooLarge(self.most()))?;
+        let (hash, room) = (self.hasher.hash(key), item::room(key.len(), len));
+        let version = self.next_version();
+        let found = self.find(hash, key);
+        if let Some((_, item)) = found {
+            let has = self.memory.load_relaxed_u64(item.at + item::ROOM) as usize;
+            // In its place, unless too much of that would be lost.
+            if room <= has && has - room <= has / 4 + 16 {
+                let uses = item.lengths.uses().saturating_add(1).min(MOST_USES);
+                let lengths = Lengths::new(key.len(), len, uses);
+                self.write(item.at, version, |store| store.fill(&item, lengths, value, flags, expiry));
+                return Ok(version);
+            }
+        }
+        let uses = found.map_or(0, |(_, item)| item.lengths.uses());
+        let is_wanted = uses > 0 || self.ghosts.take(hash, self.items);
+        let queue = if is_wanted { Queue::Main } else { Queue::Small };
+        let at = self.make_room(queue, room).ok_or(NotStored::TooLarge(self.most()))?;
+        let item = Item { at, version, lengths: Lengths::new(key.len(), len, uses), expiry, flags };
+        self.memory.store_relaxed_u64(at + item::VERSION, 0);
+        self.write(at, version, |store| {
+            store.memory.store_relaxed_u64(at + item::HASH, hash);
+            store.memory.store_relaxed_u64(at + item::ROOM, room as u64);
+            store.memory.write_release(at + item::BYTES, key);
+            store.fill(&item, item.lengths, value, flags, expiry);
+            store.log.add(at, room);
+        });
+        // Room may have been made where the earlier one lay.
+        match self.find(hash, key) {
+            Some((slot, _)) => {
+                let before = Slot(self.memory.load_relaxed_u64(slot));
+                self.log.remove(before.at() as usize);
+                self.name(slot, hash, at);
+            }
+            None => {
+                let slot = self.empty_slot(hash);
+                self.name(slot, hash, at);
+                self.items += 1;
+            }
+        }
+        Ok(version)
+    }
+
+    /// Changes an item, of which a reader takes nothing meanwhile.
+    fn write(&mut self, at: usize, version: u64, change: impl FnOnce(&mut Self)) {
+        self.memory.store_relaxed_u64(at + item::VERSION, 0);
+        // ORDER cache.changing: this before the changes. Pairs with: `Reader::try_get`.
+        self.memory.full_fence();
+        change(self);
+        // ORDER cache.version: the changes before the version. Pairs with: `look`.
+        self.memory.store_release_u64(at + item::VERSION, version);
+    }
+
+    fn fill(&self, item: &Item, lengths: Lengths, value: &[&[u8]], flags: u32, expiry: u32) {
+        self.memory.store_relaxed_u64(item.at + item::EXPIRY, u64::from(flags) << 32 | u64::from(expiry));
+        self.memory.store_relaxed_u64(item.at + item::LENGTHS, lengths.0);
+        let mut at = item.at + item::BYTES + lengths.key();
+        for run in value {
+            self.memory.write_release(at, run);
+            at += run.len();
+        }
+    }
+
+    /// A slot names an item from now on.
+    fn name(&self, slot: usize, hash: u64, at: usize) {
+        // ORDER cache.slot: the item before the slot. Pairs with: `Reader::try_get`.
+        self.memory.store_release_u64(slot, Slot::new(hash, at).0);
+    }
+
+    /// An empty slot for a hash. If there is none, the item goes that was used least.
+    fn empty_slot(&mut self, hash: u64) -> usize {
+        let mut least = (u8::MAX, 0);
+        for at in slots(&self.shape, hash) {
+            let slot = Slot(self.memory.load_relaxed_u64(at));
+            if self.shape.place(slot.at()).is_none() {
+                self.clear(at);
+                return at;
+            }
+            let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
+            if uses < least.0 || least.1 == 0 {
+                least = (uses, at);
+            }
+        }
+        self.counters.collisions += 1;
+        self.clear(least.1);
+        least.1
+    }
+
+    /// Removes an item. Whether there was one.
+    pub fn delete(&mut self, key: &[u8]) -> bool {
+        let hash = self.hasher.hash(key);
+        let found = self.find(hash, key);
+        if let Some((slot, _)) = found {
+            self.clear(slot);
+        }
+        found.is_some()
+    }
+
+    /// Changes when an item ends. Whether there is one. Its version stays.
+    pub fn touch(&mut self, key: &[u8], expiry: u32) -> bool {
+        let hash = self.hasher.hash(key);
+        let Some((_, item)) = self.find(hash, key) else { return false };
+        let word = u64::from(item.flags) << 32 | u64::from(expiry);
+        self.memory.store_relaxed_u64(item.at + item::EXPIRY, word);
+        true
+    }
+
+    /// Ends all items that there are.
+    pub fn flush(&mut self) {
+        self.flushed = self.version;
+        self.memory.store_release_u64(FLUSHED, self.flushed);
+    }
+
+    fn next_version(&mut self) -> u64 {
+        if self.version == self.versions {
+            self.versions += VERSIONS_AT_ONCE;
+            // Before any of them is given out: a successor must not give out one of them again.
+            self.memory.store_release_u64(VERSIONS, self.versions);
+        }
+        self.version += 1;
+        self.version
+    }
+
+    /// Room for an item in a queue; items of others may have to go.
+    fn make_room(&mut self, queue: Queue, room: usize) -> Option<usize> {
+        // The last free segment is for items that move while one is emptied.
+        let mut rounds = self.shape.segments * (usize::from(MOST_USES) + 1) + LEAST_SEGMENTS;
+        loop {
+            if self.log.free() > 1 || rounds == 0 {
+                return self.log.take(queue, room);
+            }
+            if let Some(at) = self.log.take_of_newest(queue, room) {
+                return Some(at);
+            }
+            self.empty_oldest();
+            rounds -= 1;
+        }
+    }
+
+    /// Empties a log segment: what was used moves to the main queue, and the rest goes.
+    fn empty_oldest(&mut self) {
+        let Some((queue, segment)) = self.log.oldest() else { return };
+        self.log.withdraw(segment);
+        for at in self.log.items(segment) {
+            let hash = self.memory.load_relaxed_u64(at + item::HASH);
+            let Some(slot) = self.slot_of(hash, at) else { continue };
+            let lengths = Lengths(self.memory.load_relaxed_u64(at + item::LENGTHS));
+            let expiry = self.memory.load_relaxed_u64(at + item::EXPIRY);
+            let version = self.memory.load_relaxed_u64(at + item::VERSION);
+            let item = Item { at, version, lengths, expiry: expiry as u32, flags: (expiry >> 32) as u32 };
+            let is_over = version == 0 || item.has_ended(self.flushed, self.clock);
+            let left = match queue {
+                Queue::Small => lengths.uses().checked_sub(1).map(|_| 0),
+                Queue::Main => lengths.uses().checked_sub(1),
+            };
+            match left.filter(|_| !is_over) {
+                Some(uses) if self.move_item(&item, slot, hash, uses) => self.counters.moves += 1,
+                _ => {
+                    self.clear(slot);
+                    if !is_over {
+                        self.counters.evictions += 1;
+                        if queue == Queue::Small {
+                            self.counters.unused += 1;
+                            self.ghosts.add(hash);
+                        }
+                    }
+                }
+            }
+        }
+        self.log.release(segment);
+    }
+
+    /// The slot that names what lies at a place.
+    fn slot_of(&self, hash: u64, at: usize) -> Option<usize> {
+        let wanted = Slot::new(hash, at).0;
+        slots(&self.shape, hash).find(|slot| self.memory.load_relaxed_u64(*slot) == wanted)
+    }
+
+    /// Moves an item to the end of the main queue. False if there is no room.
+    fn move_item(&mut self, item: &Item, slot: usize, hash: u64, uses: u8) -> bool {
+        let (key, value) = (item.lengths.key(), item.lengths.value());
+        let room = item::room(key, value);
+        let end = self.shape.place(item.at as u64).map_or(0, |(_, end)| end);
+        if item.at + room > end {
+            return false;
+        }
+        let Some(at) = self.log.take(Queue::Main, room) else { return false };
+        self.write(at, item.version, |store| {
+            let lengths = item.lengths.with_uses(uses);
+            store.memory.store_relaxed_u64(at + item::HASH, hash);
+            store.memory.store_relaxed_u64(at + item::ROOM, room as u64);
+            store.memory.store_relaxed_u64(at + item::LENGTHS, lengths.0);
+            let expiry = u64::from(item.flags) << 32 | u64::from(item.expiry);
+            store.memory.store_relaxed_u64(at + item::EXPIRY, expiry);
+            store.memory.copy_into(item.at + item::BYTES, &store.memory, at + item::BYTES, key + value);
+            store.log.add(at, room);
+        });
+        self.name(slot, hash, at);
+        true
+    }
+}
+
+fn meta(item: &Item) -> Meta {
+    Meta { version: item.version, flags: item.flags, expiry: item.expiry }
+}
+
+/// The parts of a cache that is there.
+pub(crate) fn shape_of(memory: &impl Memory) -> Result<Shape, NotACache> {
+    // ORDER cache.ready: the word before all of it. Pairs with: `Store::create`.
+    if memory.len() < ginnel_layout::cache::LOGS || memory.load_acquire_u64(MAGIC) != READY {
+        return Err(NotACache::Unknown);
+    }
+    let [segments, segment, buckets] = [SEGMENTS, SEGMENT, BUCKETS].map(|at| memory.load_relaxed_u64(at));
+    Shape::new(segments, segment, buckets, memory.len()).ok_or(NotACache::Corrupt)
+}

@@ -1,0 +1,327 @@
+//! A store beside a map, and what a successor finds after a kill.
+
+mod common;
+#[path = "../../shmem/tests/mortal/mod.rs"]
+mod mortal;
+
+use std::collections::HashMap;
+
+use common::{create, key, memory, value, which};
+use ginnel_cache_store::reader::{Found, Reader};
+use ginnel_cache_store::store::{NotACache, NotStored, Store};
+use ginnel_layout::cache::{MAGIC, MOST_KEY};
+use ginnel_shmem::{Mapping, Memory};
+use mortal::Mortal;
+use proptest::prelude::*;
+
+const LEN: usize = 64 << 10;
+
+fn get<M: Memory>(store: &mut Store<M>, number: u16) -> Option<u64> {
+    let mut bytes = Vec::new();
+    store.get(&key(number), &mut bytes).map(|_| which(number, &bytes))
+}
+
+fn read(reader: &Reader<Mapping>, number: u16) -> Option<u64> {
+    let mut bytes = b"before".to_vec();
+    match reader.get(&key(number), &mut bytes) {
+        Found::Hit(_) => {
+            assert_eq!(bytes[..6], *b"before");
+            Some(which(number, &bytes[6..]))
+        }
+        Found::Miss => {
+            assert_eq!(bytes, b"before");
+            None
+        }
+        Found::Unknown => panic!("nothing changes meanwhile"),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Set(u16, usize),
+    Get(u16),
+    Delete(u16),
+    Touch(u16, u32),
+    Flush,
+    Tick(u64),
+    Limit(usize),
+    Successor,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let number = 0..200_u16;
+    let op = prop_oneof![
+        30 => (number.clone(), 20..1500_usize).prop_map(|(number, len)| Op::Set(number, len)),
+        20 => (number.clone(), 20..60_usize).prop_map(|(number, len)| Op::Set(number, len)),
+        30 => number.clone().prop_map(Op::Get),
+        8 => number.clone().prop_map(Op::Delete),
+        5 => (number, 0..100_u32).prop_map(|(number, expiry)| Op::Touch(number, expiry)),
+        1 => Just(Op::Flush),
+        3 => (0..5000_u64).prop_map(Op::Tick),
+        1 => (0..12_usize).prop_map(Op::Limit),
+        2 => Just(Op::Successor),
+    ];
+    prop::collection::vec(op, 1..400)
+}
+
+proptest! {
+    #[test]
+    fn what_is_found_is_what_was_stored_last(ops in ops()) {
+        let memory = memory(LEN);
+        let mut store = create(memory.clone(), LEN);
+        // The value, and when it ends.
+        let mut model: HashMap<u16, (u64, u32)> = HashMap::new();
+        let mut now = 1000;
+        for (which, op) in ops.into_iter().enumerate() {
+            let which = which as u64;
+            match op {
+                Op::Set(number, len) => {
+                    store.set(&key(number), &[&value(number, which, len)], 0, 0).unwrap();
+                    model.insert(number, (which, 0));
+                    prop_assert_eq!(get(&mut store, number), Some(which));
+                }
+                Op::Get(number) => {
+                    let clock = store.clock() / 1000;
+                    let is_there = |(_, expiry): &&(u64, u32)| *expiry == 0 || u64::from(*expiry) > clock;
+                    let expected = model.get(&number).filter(is_there).map(|(which, _)| *which);
+                    let found = get(&mut store, number);
+                    prop_assert!(found.is_none() || found == expected, "{found:?}, not {expected:?}");
+                    if found.is_none() {
+                        model.remove(&number);
+                    }
+                }
+                Op::Delete(number) => {
+                    store.delete(&key(number));
+                    model.remove(&number);
+                    prop_assert_eq!(get(&mut store, number), None);
+                }
+                Op::Touch(number, expiry) => {
+                    if store.touch(&key(number), expiry) && let Some((_, ends)) = model.get_mut(&number) {
+                        *ends = expiry;
+                    }
+                }
+                Op::Flush => {
+                    store.flush();
+                    model.clear();
+                }
+                Op::Tick(time) => {
+                    now += time;
+                    store.tick(now);
+                }
+                Op::Limit(segments) => store.set_limit(segments),
+                Op::Successor => store = Store::open(memory.clone(), now).unwrap(),
+            }
+            let (used, limit) = store.segments();
+            prop_assert!(used <= limit.max(12));
+        }
+        let reader = Reader::new(memory).unwrap();
+        for number in 0..200 {
+            prop_assert_eq!(read(&reader, number), get(&mut store, number));
+        }
+    }
+}
+
+#[test]
+fn memory_is_filled_and_then_items_go() {
+    let memory = memory(LEN);
+    let mut store = create(memory, LEN);
+    let mut stored = 0;
+    while store.counters().evictions == 0 {
+        store.set(&key(stored), &[&value(stored, 0, 100)], 0, 0).unwrap();
+        stored += 1;
+    }
+    // All but the last free segment, the ends of segments, and the index.
+    assert!(store.live_bytes() > LEN * 6 / 10, "{} of {LEN}", store.live_bytes());
+    assert!(usize::from(stored) >= store.len());
+    for number in stored..5000 {
+        store.set(&key(number), &[&value(number, 0, 100)], 0, 0).unwrap();
+        assert_eq!(get(&mut store, number), Some(0));
+        let (used, limit) = store.segments();
+        assert!(used <= limit);
+    }
+    assert!(store.counters().evictions + store.counters().collisions + store.len() as u64 == 5000);
+}
+
+#[test]
+fn items_that_are_used_outlast_a_scan() {
+    let memory = memory(1 << 20);
+    let mut store = create(memory, 1 << 20);
+    let value_of = |number| value(number, 1, 60);
+    // Half of what fits is wanted again and again, while others are stored once each.
+    for round in 0..20_u16 {
+        for number in 0..1000 {
+            if get(&mut store, number).is_none() {
+                store.set(&key(number), &[&value_of(number)], 0, 0).unwrap();
+            }
+        }
+        for number in 0..2000 {
+            let number = 1000 + round * 2000 + number;
+            store.set(&key(number), &[&value_of(number)], 0, 0).unwrap();
+        }
+    }
+    let found = (0..1000).filter(|number| get(&mut store, *number).is_some()).count();
+    assert!(found > 900, "{found} of 1000 are left");
+}
+
+#[test]
+fn uses_by_readers_count() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    let reader = Reader::new(memory).unwrap();
+    for number in 0..3000 {
+        store.set(&key(number), &[&value(number, 0, 100)], 0, 0).unwrap();
+        for wanted in 0..20 {
+            if read(&reader, wanted).is_some() {
+                store.used_by_reader(reader.hash(&key(wanted)));
+            }
+        }
+    }
+    let found = (0..20).filter(|number| read(&reader, *number).is_some()).count();
+    assert_eq!(found, 20);
+    store.used_by_reader(12_345);
+}
+
+#[test]
+fn items_end_with_their_time_and_a_flush() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    let reader = Reader::new(memory).unwrap();
+    let both = |store: &mut Store<Mapping>, number| {
+        let found = read(&reader, number);
+        assert_eq!(found, get(store, number));
+        found.is_some()
+    };
+    store.set(&key(1), &[&value(1, 0, 30)], 7, 3).unwrap();
+    store.set(&key(2), &[&value(2, 0, 30)], 8, 0).unwrap();
+    store.tick(2999);
+    assert!(both(&mut store, 1) && both(&mut store, 2));
+    assert!(store.touch(&key(2), 4) && !store.touch(&key(3), 4));
+    store.tick(3000);
+    assert!(!both(&mut store, 1) && both(&mut store, 2));
+    // Set back, the clock stands; then it goes on.
+    store.tick(100);
+    assert!(both(&mut store, 2));
+    store.tick(1100);
+    assert!(!both(&mut store, 2));
+    store.set(&key(2), &[&value(2, 1, 30)], 9, 0).unwrap();
+    assert_eq!(store.peek(&key(2)).map(|meta| meta.flags), Some(9));
+    store.flush();
+    assert!(!both(&mut store, 2));
+    store.set(&key(2), &[&value(2, 2, 30)], 9, 0).unwrap();
+    assert!(both(&mut store, 2));
+}
+
+#[test]
+fn versions_are_never_given_out_twice() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    let mut last = 0;
+    for _ in 0..5 {
+        for number in 0..50 {
+            let version = store.set(&key(number), &[&value(number, 0, 30)], 0, 0).unwrap();
+            assert!(version > last && store.peek(&key(number)).unwrap().version == version);
+            last = version;
+        }
+        store = Store::open(memory.clone(), 0).unwrap();
+        assert!(store.get(&key(7), &mut Vec::new()).is_some());
+    }
+    assert_eq!(store.server(), 6);
+}
+
+#[test]
+fn keys_and_values_have_their_limits() {
+    let mut store = create(memory(LEN), LEN);
+    assert_eq!(store.set(b"", &[b"x"], 0, 0), Err(NotStored::Key));
+    assert_eq!(store.set(&[b'k'; MOST_KEY + 1], &[b"x"], 0, 0), Err(NotStored::Key));
+    let most = store.most();
+    let large = vec![7; most - 3];
+    assert_eq!(store.set(b"four", &[&large], 0, 0), Err(NotStored::TooLarge(most)));
+    store.set(b"key", &[&large[..100], &large[100..]], 0, 0).unwrap();
+    let mut found = Vec::new();
+    assert!(store.get(b"key", &mut found).is_some() && found == large);
+    store.set(b"key", &[], 0, 0).unwrap();
+    found.clear();
+    assert!(store.get(b"key", &mut found).is_some() && found.is_empty());
+}
+
+#[test]
+fn what_is_no_cache_is_refused() {
+    let memory = memory(LEN);
+    assert_eq!(Store::open(memory.clone(), 0).err(), Some(NotACache::Unknown));
+    assert_eq!(Reader::new(memory.clone()).err(), Some(NotACache::Unknown));
+    create(memory.clone(), LEN);
+    for word in [0x08, 0x10, 0x18] {
+        let was = memory.load_relaxed_u64(word);
+        for lie in [0, u64::MAX, was * 2 + 1] {
+            memory.store_relaxed_u64(word, lie);
+            assert_eq!(Store::open(memory.clone(), 0).err(), Some(NotACache::Corrupt));
+            assert_eq!(Reader::new(memory.clone()).err(), Some(NotACache::Corrupt));
+        }
+        memory.store_relaxed_u64(word, was);
+    }
+    assert!(Store::open(memory.clone(), 0).is_ok());
+    memory.store_relaxed_u64(MAGIC, 0);
+    assert_eq!(Reader::new(memory).err(), Some(NotACache::Unknown));
+}
+
+/// A server is killed after a number of stores, for many of them. What its successor finds of a key is what was stored last, or what was being stored, or
+/// nothing, and what had been deleted stays away.
+#[test]
+fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
+    // How many operations are done, and with how many stores.
+    let run = |stores: u64| {
+        let memory = memory(32 << 10);
+        create(memory.clone(), 32 << 10);
+        let mortal = Mortal::new(&memory, stores);
+        let mut dying = Store::open(mortal.clone(), 0).ok();
+        let mut expected: HashMap<u16, [Option<u64>; 2]> = HashMap::new();
+        for which in 0..260_u64 {
+            let (Some(store), false) = (&mut dying, mortal.is_dead()) else { break };
+            let number = (which * 7 % 60) as u16;
+            let before = expected.get(&number).and_then(|states| states[0]);
+            let after = if which % 9 == 8 {
+                store.delete(&key(number));
+                None
+            } else {
+                let len = 20 + (which * 37 % 500) as usize;
+                store.set(&key(number), &[&value(number, which, len)], 0, 0).unwrap();
+                Some(which)
+            };
+            // If it died in the middle, either.
+            let or = if mortal.is_dead() { before } else { after };
+            expected.insert(number, [after, or]);
+        }
+        let is_dead = mortal.is_dead();
+        let mut successor = Store::open(memory.clone(), 0).unwrap();
+        let reader = Reader::new(memory).unwrap();
+        let check = |successor: &mut Store<Mapping>| {
+            for number in 0..60 {
+                let mut bytes = Vec::new();
+                if let Found::Hit(_) = reader.get(&key(number), &mut bytes) {
+                    let states = expected.get(&number).copied().unwrap_or_default();
+                    assert!(states.contains(&Some(which(number, &bytes))), "{number} after {stores} stores");
+                }
+                let found = get(successor, number);
+                let states = expected.get(&number).copied().unwrap_or_default();
+                assert!(
+                    found.is_none() || states.contains(&found),
+                    "{number} after {stores} stores: {found:?}"
+                );
+            }
+        };
+        check(&mut successor);
+        // It goes on, until everything has moved or gone.
+        for number in 100..200 {
+            successor.set(&key(number), &[&value(number, 0, 400)], 0, 0).unwrap();
+            assert_eq!(get(&mut successor, number), Some(0));
+        }
+        check(&mut successor);
+        is_dead
+    };
+    let mut stores = 0;
+    // Each store of the first operations, and every seventh later.
+    while run(stores) {
+        stores += if stores < 300 { 1 } else { 7 };
+    }
+    assert!(stores > 3000, "only {stores} stores");
+}
