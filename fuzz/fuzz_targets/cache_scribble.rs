@@ -35,7 +35,7 @@ fuzz_target!(|ops: Vec<(u8, u16, u64)>| {
                 if let Ok(next) = Store::open(memory.clone(), b) {
                     store = next;
                 }
-                drop(Reader::new(memory.clone()).map(|reader| reader.get(&key, &mut value)));
+                let _ = Reader::new(memory.clone()).map(|reader| reader.get(&key, &mut value));
             }
             10 => memory.store_relaxed_u64(usize::from(a) % (LEN / 8) * 8, b),
             // A word that looks like one of the cache's own.
