@@ -1,7 +1,8 @@
 //! Where items lie: log segments, in two queues.
 //!
 //! Items are written one after the other into the newest segment of a queue, and room is made by emptying the oldest one: what is worth
-//! keeping moves to the newest segment of the main queue. So memory has no size classes and no gaps between them, and a segment becomes free as a whole.
+//! keeping moves to the newest segment of the main queue. So memory has no size classes and no gaps between them, and a segment becomes free
+//! as a whole.
 
 use std::collections::VecDeque;
 
@@ -122,7 +123,8 @@ impl<M: Memory> Log<M> {
             return None;
         }
         let segment = self.free.pop()?;
-        self.sequence += 1;
+        // What stood in memory may be anything.
+        self.sequence = self.sequence.wrapping_add(1);
         (self.used[segment], self.dead[segment]) = (0, 0);
         let at = self.shape.log(segment);
         self.memory.store_relaxed_u64(at + log::SEQUENCE, self.sequence);

@@ -302,7 +302,9 @@ impl<M: Memory> Store<M> {
         let version = self.next_version();
         let found = self.find(hash, key);
         if let Some((_, item)) = found {
-            let has = self.memory.load_relaxed_u64(item.at + item::ROOM) as usize;
+            let end = self.shape.place(item.at as u64).map_or(item.at, |(_, end)| end);
+            // A neighbour that can write here must not have it write behind the segment.
+            let has = (self.memory.load_relaxed_u64(item.at + item::ROOM) as usize).min(end - item.at);
             // In its place, unless too much of that would be lost.
             if room <= has && has - room <= has / 4 + 16 {
                 let uses = item.lengths.uses().saturating_add(1).min(MOST_USES);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
-use ginnel_layout::cache::{MAGIC, MOST_KEY};
+use ginnel_layout::cache::{MAGIC, MOST_KEY, item, log};
 use ginnel_shmem::{Mapping, Memory};
 use mortal::Mortal;
 use proptest::prelude::*;
@@ -262,6 +262,40 @@ fn what_is_no_cache_is_refused() {
     assert!(Store::open(memory.clone(), 0).is_ok());
     memory.store_relaxed_u64(MAGIC, 0);
     assert_eq!(Reader::new(memory).err(), Some(NotACache::Unknown));
+}
+
+#[test]
+fn a_lie_about_room_does_not_reach_behind_a_segment() {
+    let memory = memory(LEN);
+    let shape = common::shape(LEN);
+    let mut store = create(memory.clone(), LEN);
+    // Two items fill the first segment.
+    let small = item::room(2, 100);
+    let room = shape.segment - small;
+    let len = room - item::BYTES - 2;
+    store.set(b"k1", &[&[1; 100]], 0, 0).unwrap();
+    store.set(b"k2", &[&vec![2; len]], 0, 0).unwrap();
+    let at = shape.segment(0) + small;
+    assert_eq!(memory.load_relaxed_u64(at + item::ROOM), room as u64);
+    memory.store_relaxed_u64(at + item::ROOM, (room + small) as u64);
+    store.set(b"k2", &[&vec![3; len + 50]], 0, 0).unwrap();
+    // The next segment begins with another item.
+    assert_ne!(memory.load_relaxed_u64(shape.segment(1)), u64::from_ne_bytes([3; 8]));
+    let mut found = Vec::new();
+    assert!(store.get(b"k2", &mut found).is_some() && found == vec![3; len + 50]);
+}
+
+#[test]
+fn a_lie_about_the_order_of_segments_ends_no_server() {
+    let memory = memory(LEN);
+    let shape = common::shape(LEN);
+    let mut store = create(memory.clone(), LEN);
+    (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 0, 100)], 0, 0).is_ok()));
+    for segment in 0..shape.segments {
+        memory.store_relaxed_u64(shape.log(segment) + log::SEQUENCE, u64::MAX);
+    }
+    let mut store = Store::open(memory, 0).unwrap();
+    (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 1, 1000)], 0, 0).is_ok()));
 }
 
 /// A server is killed after a number of stores, for many of them. What its successor finds of a key is what was stored last, or what was being stored, or
