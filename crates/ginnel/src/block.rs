@@ -128,7 +128,8 @@ impl Endpoint {
         }
     }
 
-    /// Opens a block, and does not wait longer than this for the daemon's answer. A block that is opened later after all is closed again.
+    /// Opens a block, and waits at most this long for the daemon's answer: then it fails, and if the daemon opens the block later, it is closed
+    /// again. Errors: as [`Endpoint::open_block`].
     pub fn open_block_soon(&self, name: &str, rights: Rights, answer: Duration) -> Result<Block, Error> {
         let inner = self.inner();
         let wish =

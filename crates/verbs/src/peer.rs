@@ -70,7 +70,7 @@ impl<M: Memory> Peer<M> {
     }
 
     /// The same as [`Peer::place`], unless the daemon is asked and does not answer soon.
-    fn place_soon(&self, place: Place, len: usize) -> Option<(M, usize)> {
+    pub(crate) fn place_soon(&self, place: Place, len: usize) -> Option<(M, usize)> {
         Self::part(self.arenas.arena_soon(place.arena())?, place, len)
     }
 
@@ -90,8 +90,8 @@ struct Window<M> {
     chunks: Vec<(M, usize)>,
 }
 
-/// How memory of a peer's is found.
-type FindPlace<M> = fn(&Peer<M>, Place, usize) -> Option<(M, usize)>;
+/// How memory of a peer's is found: [`Peer::place`] or [`Peer::place_soon`].
+pub(crate) type FindPlace<M> = fn(&Peer<M>, Place, usize) -> Option<(M, usize)>;
 
 /// Why a peer's memory must not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +122,7 @@ impl<M: Memory> Target<'_, M> {
         let (memory, at) = &self.window.chunks[(address / CHUNK as u64 - first) as usize];
         (memory, at + in_chunk, len.min(CHUNK - in_chunk))
     }
-}
 
-impl<M: Memory> Target<'_, M> {
     /// Calls `each` with all runs of a range of addresses that lie one after the other in memory: the first address of each, the memory, where
     /// it is in it, and how many bytes.
     pub fn for_each_piece(&self, range: Range<u64>, mut each: impl FnMut(u64, &M, usize, usize)) {

@@ -4,26 +4,27 @@
 //! that is not ready to receive yet, or has posted no receive, or has claimed a piece of a shared copy; or room in the completion queue. Then it
 //! waits behind those before it, and whoever polls a completion queue of the queue pair tries again.
 
+mod help;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{
-    Access, Armed, Claimer, Executing, Key, Kind, MTU, OFFERS, Place, QpNumber, QpState, Waits, qp,
+    Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, Waits, qp,
 };
 use ginnel_shmem::Memory;
 
 use crate::completion_queue::CompletionQueue;
 use crate::counters::Counters;
 use crate::lock::{Lock, Locked};
-use crate::peer::{Peer, Windows};
+use crate::peer::{FindPlace, Peer, Windows};
 use crate::program::{Kept, Program};
 use crate::receive::{NotPosted, Owner, ReceiveQueue, Received, Shape};
 use crate::regions::Region;
 use crate::remote::{self, Failure, NotConnected, Remote};
 use crate::shadow::{Asked, Bounce, Servant};
-use crate::shared_copy;
 use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
@@ -272,16 +273,6 @@ const GRACE: Duration = Duration::from_millis(50);
 /// Requests that are posted between two looks whether peers live. Whoever polls looks only when there is nothing to do, and a poster of
 /// writes always has something.
 const LOOKS: u32 = 256;
-
-/// How long a peer is not helped whose regions could not be learned of: the daemon may not answer, and each poll would wait for it.
-const REST: Duration = Duration::from_secs(1);
-/// What takes so long has waited for the daemon.
-const LONG: Duration = Duration::from_millis(5);
-
-/// The number of an offer, as one that has ended. 0 is none.
-fn ended_as(number: u32) -> u64 {
-    1 << 32 | u64::from(number)
-}
 
 /// The most queue pairs that a queue pair for datagrams remembers.
 const MOST_REMOTES: usize = 1024;
@@ -630,7 +621,7 @@ impl<M: Memory> QueuePair<M> {
             return Attempt::Done;
         }
         if sender.remote.is_none()
-            && let Err(attempt) = self.connect(sender)
+            && let Err(attempt) = self.connect(sender, Peer::place)
         {
             return attempt;
         }
@@ -708,7 +699,7 @@ impl<M: Memory> QueuePair<M> {
     }
 
     #[cold]
-    fn connect(&self, sender: &mut Sender<M>) -> Result<(), Attempt> {
+    fn connect(&self, sender: &mut Sender<M>, find: FindPlace<M>) -> Result<(), Attempt> {
         let wait = match self.kind {
             Kind::RC => Err(Attempt::Wait(sender.timeout, Status::RETRY_EXC_ERR, Waits::PEER)),
             _ => Err(Attempt::Done),
@@ -719,7 +710,7 @@ impl<M: Memory> QueuePair<M> {
         }
         let Some(peer) = sender.owner.clone() else { return wait };
         let is_dead = peer.is_dead();
-        match Remote::connect(peer, number, self.as_sender()) {
+        match Remote::connect_by(find, peer, number, self.as_sender()) {
             Ok(remote) => sender.remote = Some(remote),
             Err(NotConnected::NotYet) if !is_dead => return wait,
             Err(_) if self.kind == Kind::UC => return wait,
@@ -812,74 +803,6 @@ impl<M: Memory> QueuePair<M> {
         }
         sender.since = None;
         sender.counters.rests();
-    }
-
-    /// How many copies peers of this endpoint have offered to share.
-    pub(crate) fn offers(&self) -> u64 {
-        // A model calls `help` itself.
-        // ORDER verbs.offers: the count before the offers. Pairs with: `Sharing::offer`.
-        if cfg!(loom) { 0 } else { self.tables.load_acquire_u64(OFFERS) }
-    }
-
-    /// Copies some pieces of a copy that the peer has offered to share, as long as `most` is not used up, which they are taken off. Whether
-    /// there may be more to copy.
-    #[cold]
-    pub fn help(&self, most: &mut usize) -> bool {
-        if self.kind != Kind::RC || !self.state().receives() {
-            return false;
-        }
-        let Some(at) = self.number().copy_at() else { return false };
-        let ended = self.ended_offer.load(Ordering::Relaxed);
-        if shared_copy::number(&self.tables, at, self.incarnation())
-            .is_none_or(|number| ended_as(number) == ended)
-        {
-            return false;
-        }
-        // Another thread is posting, or helps already.
-        let Some(mut sender) = self.sender.try_lock() else { return true };
-        let Some((number, what)) = shared_copy::find(&self.tables, at, self.incarnation()) else {
-            return false;
-        };
-        let end = || self.ended_offer.store(ended_as(number), Ordering::Relaxed);
-        let is_allowed = |wanted| Access(self.access.load(Ordering::Relaxed)).allows(wanted);
-        let is_connected = sender.remote.is_some() || self.connect(&mut sender).is_ok();
-        let own = || self.adapter.peer(self.number().endpoint()).map(Windows::new);
-        if let Some((wanted, _)) = what.wanted()
-            && is_allowed(wanted)
-            && is_connected
-        {
-            let Sender { remote, own_windows, not_learned, counters, .. } = &mut *sender;
-            *own_windows = own_windows.take().or_else(own);
-            if let (Some(remote), Some(own)) = (remote, own_windows)
-                && !remote.is_dead()
-                && not_learned.is_none_or(|then| then.elapsed() >= REST)
-            {
-                let begun = Instant::now();
-                if !remote.prepare_to_help(own, &what) {
-                    *not_learned = Some(Instant::now()).filter(|now| *now - begun >= LONG);
-                    end();
-                    return false;
-                }
-                while *most > 0 {
-                    let mut helped = None;
-                    // The region stays meanwhile.
-                    self.adapter.with_region(what.key, &mut |region| {
-                        if region.allows(&what.remote(), wanted, self.domain) {
-                            helped = remote.help(own, self.domain, (&self.tables, at), (number, &what));
-                        }
-                    });
-                    let Some(bytes) = helped else {
-                        end();
-                        return false;
-                    };
-                    counters.helped(bytes);
-                    *most = most.saturating_sub(bytes);
-                }
-                return true;
-            }
-        }
-        end();
-        false
     }
 
     /// From now on, the peer may ask for what is to be done with shadow regions, up to so many bytes at once, or fewer where there is little
@@ -989,19 +912,6 @@ impl<M: Memory> QueuePair<M> {
             Receives::Own(_) => self.completes_receives.tell(true),
             Receives::Shared(_) if was_good => (self.tell)(Event::QP_LAST_WQE_REACHED),
             Receives::Shared(_) => {}
-        }
-    }
-
-    /// Waits until the peer copies nothing any more for a request that is about to end, but not for ever: the program may use its buffer for
-    /// something else then.
-    fn wait_for_helper(&self, sender: &Sender<M>) {
-        let Some(remote) = sender.remote.as_ref().filter(|remote| remote.is_sharing()) else { return };
-        let end = Instant::now() + self.adapter.patience();
-        // ORDER verbs.executing: the end of the accesses before what follows here. Pairs with: `Remote::finish`.
-        let executing = || Executing(self.tables.load_acquire_u64(self.at + qp::EXECUTING));
-        while executing().is_of(self.incarnation()) && !remote.is_dead() && Instant::now() < end {
-            self.adapter.attend();
-            std::thread::yield_now();
         }
     }
 

@@ -13,10 +13,10 @@ use ginnel_layout::verbs::{
 };
 use ginnel_shmem::Memory;
 
-use crate::peer::{Peer, Target, Windows};
+use crate::peer::{FindPlace, Peer, Target, Windows};
 use crate::program::Program;
 use crate::shadow::{Asked, Asker, Step, Way};
-use crate::shared_copy::{self, Next, Shareable, Sharing};
+use crate::shared_copy::{self, Next, Offer, Shareable, Sharing};
 use crate::work::{Element, Operation, Status, total};
 
 /// The largest ring that is believed in.
@@ -120,6 +120,16 @@ pub struct Remote<M> {
 impl<M: Memory> Remote<M> {
     /// The way from one queue pair to another, if that is ready to receive from it.
     pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: Sender) -> Result<Self, NotConnected> {
+        Self::connect_by(Peer::place, peer, to, from)
+    }
+
+    /// The same, with another way to find the peer's memory.
+    pub(crate) fn connect_by(
+        find: FindPlace<M>,
+        peer: Arc<Peer<M>>,
+        to: QpNumber,
+        from: Sender,
+    ) -> Result<Self, NotConnected> {
         let at = to.at().ok_or(NotConnected::Corrupt)?;
         let copy_at = to.copy_at().ok_or(NotConnected::Corrupt)?;
         let tables = peer.tables();
@@ -143,7 +153,7 @@ impl<M: Memory> Remote<M> {
         if !has_shape || !has_stride {
             return Err(NotConnected::Corrupt);
         }
-        let place = |word, len| peer.place(Place(tables.load_relaxed_u64(queue_at + word)), len);
+        let place = |word, len| find(&peer, Place(tables.load_relaxed_u64(queue_at + word)), len);
         let ring = place(qp::RING, entries * stride).ok_or(NotConnected::Corrupt)?;
         let completions = place(qp::COMPLETIONS, entries * completion::ENTRY).ok_or(NotConnected::Corrupt)?;
         let [domain, queue_domain] = [at, queue_at].map(|at| tables.load_relaxed_u32(at + qp::DOMAIN));
@@ -405,7 +415,8 @@ impl<M: Memory> Remote<M> {
         let len = total(elements).ok_or(Failure::Invalid)?;
         let executing = Executing::region_and_rings(self.incarnation, key);
         // What the peer has a part in, before a receive is claimed: others would wait for that one until the peer has done its part.
-        let is_first = key.is_shadow() || len as usize >= shared_copy::LEAST;
+        let is_shared = self.from.kind == Kind::RC && len as usize >= shared_copy::LEAST;
+        let is_first = key.is_shadow() || is_shared;
         if is_first && !self.is_written {
             self.write(program, elements, address, key, executing)?;
         }
@@ -623,33 +634,23 @@ impl<M: Memory> Remote<M> {
         own.know(what.key) && self.windows.know(Key(what.local.key))
     }
 
-    /// Copies a piece of a copy that this peer shares with the owner of `own`. How many bytes; `None` if there is nothing left to do.
-    pub(crate) fn help(
-        &mut self,
-        own: &mut Windows<M>,
-        domain: u32,
-        (tables, at): (&M, usize),
-        (number, what): (u32, &Shareable),
-    ) -> Option<usize> {
-        let begun = self.begin(Executing::region(self.incarnation, Key(what.local.key)));
-        let helped = begun.is_ok().then(|| self.help_piece(own, domain, (tables, at), (number, what)));
+    /// Copies a piece of a copy that this peer shares with the owner of `own`, whose queue pair is in this domain. How many bytes; `None` if
+    /// there is nothing left to do.
+    pub(crate) fn help(&mut self, own: &mut Windows<M>, domain: u32, offer: &Offer<'_, M>) -> Option<usize> {
+        let begun = self.begin(Executing::region(self.incarnation, Key(offer.what.local.key)));
+        let helped = begun.is_ok().then(|| self.help_piece(own, domain, offer));
         self.finish(begun.map(drop));
         helped.flatten()
     }
 
-    fn help_piece(
-        &mut self,
-        own: &mut Windows<M>,
-        domain: u32,
-        (tables, at): (&M, usize),
-        (number, what): (u32, &Shareable),
-    ) -> Option<usize> {
+    fn help_piece(&mut self, own: &mut Windows<M>, domain: u32, offer: &Offer<'_, M>) -> Option<usize> {
+        let what = &offer.what;
         let (wanted, local) = what.wanted()?;
         let Element { address, length, key } = what.local;
         // What has changed since `prepare_to_help` is not learned here, where others may wait for this side.
         let theirs = self.windows.look_up_known(Key(key), address, length, local, self.domain).ok()?;
         let ours = own.look_up_known(what.key, what.address, length, wanted, domain).ok()?;
-        shared_copy::help(tables, at, number, what, |piece| {
+        offer.help(|piece| {
             let range = what.address + piece.start as u64..what.address + piece.end as u64;
             ours.for_each_piece(range, |run, memory, at, n| {
                 let mut at = at;

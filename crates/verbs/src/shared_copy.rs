@@ -145,7 +145,7 @@ impl Sharing {
         let (Some(mut claims), pieces) = (self.claims, what.pieces()) else { return Next::End };
         let word = at + copy::CLAIMS;
         while let Some(claimed) = claims.claim_front(pieces) {
-            // ORDER verbs.claim: see `help`.
+            // ORDER verbs.claim: see `Offer::help`.
             match tables.compare_exchange_u64(word, claims.0, claimed.0) {
                 Ok(()) => {
                     self.claims = Some(claimed);
@@ -162,7 +162,7 @@ impl Sharing {
         // Once; a request that is tried again does not keep its poller.
         let looks = if std::mem::replace(&mut self.has_waited, true) { 1 } else { LOOKS };
         for _ in 0..looks {
-            // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `help`.
+            // ORDER verbs.copied: the count before the owner's pieces. Pairs with: `Offer::help`.
             let found = Claims(tables.load_acquire_u64(word));
             if !found.follow(claims, pieces) {
                 return Next::Corrupt;
@@ -190,8 +190,18 @@ pub(crate) fn number<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Opti
     ((word >> 32) as u32 == incarnation).then_some(word as u32)
 }
 
-/// What is offered, and its number, likewise.
-pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<(u32, Shareable)> {
+/// What a queue pair's peer offers to share, as the owner sees it.
+pub(crate) struct Offer<'a, M> {
+    /// The owner's tables, and where in them the shared copy lies.
+    tables: &'a M,
+    at: usize,
+    /// It tells this offer from others.
+    pub number: u32,
+    pub what: Shareable,
+}
+
+/// What is offered, if it is of this incarnation.
+pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<Offer<'_, M>> {
     let number = number(tables, at, incarnation)?;
     // ORDER verbs.offered: each word before the number in the claims. Pairs with: `Sharing::offer`.
     // One of these words may already be of the next offer. Then so is the number in the claims, and nothing can be claimed of this one.
@@ -203,35 +213,33 @@ pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option
         address: word(copy::ADDRESS),
         local: Element { address, length: (what >> 32) as u32, key: local as u32 },
     };
-    (what.len() >= LEAST).then_some((number, what))
+    (what.len() >= LEAST).then_some(Offer { tables, at, number, what })
 }
 
-/// Claims a piece for the owner and has it copied. How long it was; `None` if there is none left. The caller has said what is about to be accessed.
-pub(crate) fn help<M: Memory>(
-    tables: &M,
-    at: usize,
-    number: u32,
-    what: &Shareable,
-    copy: impl FnOnce(Range<usize>),
-) -> Option<usize> {
-    let (word, pieces) = (at + copy::CLAIMS, what.pieces());
-    let mut found = Claims(tables.load_relaxed_u64(word));
-    for _ in 0..TRIES {
-        let claimed = found.claim_back(pieces).filter(|_| found.is_of(number))?;
-        // ORDER verbs.claim: the claim before what the poster does after it has seen it. Pairs with: `Sharing::next`.
-        match tables.compare_exchange_u64(word, found.0, claimed.0) {
-            Ok(()) => {
-                let piece = what.piece(pieces - claimed.back());
-                let len = piece.len();
-                copy(piece);
-                // ORDER verbs.copied: the piece before the count. Pairs with: `Sharing::next`.
-                tables.fetch_add_u64(word, Claims::COPIED);
-                return Some(len);
+impl<M: Memory> Offer<'_, M> {
+    /// Claims a piece for the owner and has it copied. How long it was; `None` if there is none left. The caller has said what is about to
+    /// be accessed.
+    pub fn help(&self, copy: impl FnOnce(Range<usize>)) -> Option<usize> {
+        let Self { tables, at, number, what } = self;
+        let (word, pieces) = (at + copy::CLAIMS, what.pieces());
+        let mut found = Claims(tables.load_relaxed_u64(word));
+        for _ in 0..TRIES {
+            let claimed = found.claim_back(pieces).filter(|_| found.is_of(*number))?;
+            // ORDER verbs.claim: the claim before what the poster does after it has seen it. Pairs with: `Sharing::next`.
+            match tables.compare_exchange_u64(word, found.0, claimed.0) {
+                Ok(()) => {
+                    let piece = what.piece(pieces - claimed.back());
+                    let len = piece.len();
+                    copy(piece);
+                    // ORDER verbs.copied: the piece before the count. Pairs with: `Sharing::next`.
+                    tables.fetch_add_u64(word, Claims::COPIED);
+                    return Some(len);
+                }
+                Err(now) => found = Claims(now),
             }
-            Err(now) => found = Claims(now),
         }
+        None
     }
-    None
 }
 
 #[cfg(all(test, not(loom)))]
@@ -278,17 +286,17 @@ mod tests {
     fn an_offer_has_another_number_each_time_and_ends() {
         let tables = Mapping::anonymous(TABLES).unwrap();
         let at = QpNumber::new(1, 1).and_then(QpNumber::copy_at).unwrap();
-        assert_eq!(find(&tables, at, 1), None);
+        assert!(find(&tables, at, 1).is_none());
         let what = what(Errand::READ, LEAST as u32);
         let mut sharing = Sharing::default();
         sharing.offer(&tables, at, 7, &what);
-        assert_eq!(find(&tables, at, 8), None, "another incarnation");
-        let (number, found) = find(&tables, at, 7).unwrap();
-        assert_eq!(found, what);
+        assert!(find(&tables, at, 8).is_none(), "another incarnation");
+        let offer = find(&tables, at, 7).unwrap();
+        assert_eq!(offer.what, what);
         // The poster copies all but the last piece, which the owner has.
         let mut copied = Vec::new();
         let len = copy::piece(LEAST);
-        assert_eq!(help(&tables, at, number, &what, |piece| copied.push(piece)), Some(len));
+        assert_eq!(offer.help(|piece| copied.push(piece)), Some(len));
         assert_eq!(copied, [what.piece(what.pieces() - 1)]);
         for piece in 0..what.pieces() - 1 {
             assert!(
@@ -297,11 +305,11 @@ mod tests {
         }
         assert!(matches!(sharing.next(&tables, at, &what), Next::End));
         assert!(matches!(sharing.next(&tables, at, &what), Next::End));
-        assert_eq!(help(&tables, at, number, &what, |_| panic!("there is no piece left")), None);
+        assert_eq!(offer.help(|_| panic!("there is no piece left")), None);
         // An offer of somebody who is connected here later has another number.
         Sharing::default().offer(&tables, at, 7, &what);
-        assert!(find(&tables, at, 7).is_some_and(|(next, _)| next != number));
-        assert_eq!(help(&tables, at, number, &what, |_| panic!("this offer has ended")), None);
+        assert!(find(&tables, at, 7).is_some_and(|next| next.number != offer.number));
+        assert_eq!(offer.help(|_| panic!("this offer has ended")), None);
         assert_eq!(tables.load_relaxed_u64(OFFERS), 2);
     }
 
@@ -359,8 +367,8 @@ mod models {
         let (owner, poster) = (side(owners), side(posters));
         let owner = thread::spawn(move || {
             for _ in 0..2 {
-                if let Some((number, what)) = find(&owner, AT, 1) {
-                    help(&owner, AT, number, &what, |piece| copy_piece(&owner, piece));
+                if let Some(offer) = find(&owner, AT, 1) {
+                    offer.help(|piece| copy_piece(&owner, piece));
                 }
             }
         });
