@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use ginnel_layout::cache::{LIMIT, Shape, State, item, log};
+use ginnel_layout::cache::{LIMIT, PRESSURE, Room, Shape, State, item, log};
 use ginnel_shmem::Memory;
 
 /// A queue of log segments.
@@ -77,6 +77,7 @@ impl<M: Memory> Log<M> {
             let queue = if state == State::SMALL { Queue::Small } else { Queue::Main };
             log.queue(queue).push_back(segment);
         }
+        log.say_pressure();
         log
     }
 
@@ -96,6 +97,13 @@ impl<M: Memory> Log<M> {
     pub fn set_limit(&mut self, segments: usize) {
         self.limit = segments.clamp(1, self.shape.segments);
         self.memory.store_relaxed_u64(LIMIT, self.limit as u64);
+        self.say_pressure();
+    }
+
+    /// Whether items will have to go soon, so that it matters which are used: most of the segments that may be used are used.
+    fn say_pressure(&self) {
+        let is_pressed = self.used() * 5 >= self.limit * 4;
+        self.memory.store_relaxed_u64(PRESSURE, u64::from(is_pressed));
     }
 
     /// How many segments are used at most.
@@ -132,6 +140,7 @@ impl<M: Memory> Log<M> {
         // For a successor. A kill between two of these stores leaves a segment that is free, or one without items.
         self.memory.store_release_u64(at + log::STATE, queue.state().0);
         self.queue(queue).push_back(segment);
+        self.say_pressure();
         Some(self.shape.segment(segment))
     }
 
@@ -153,8 +162,8 @@ impl<M: Memory> Log<M> {
     /// An item has gone.
     pub fn remove(&mut self, at: usize) {
         if let Some((segment, _)) = self.shape.place(at as u64) {
-            self.dead[segment] +=
-                self.memory.load_relaxed_u64(at + item::ROOM).min(self.shape.segment as u64) as usize;
+            let room = Room(self.memory.load_relaxed_u64(at + item::ROOM));
+            self.dead[segment] += room.bytes().min(self.shape.segment);
         }
     }
 
@@ -182,12 +191,12 @@ impl<M: Memory> Log<M> {
         let mut items = Vec::new();
         while end - at >= item::BYTES {
             items.push(at);
-            let room = self.memory.load_relaxed_u64(at + item::ROOM);
+            let room = Room(self.memory.load_relaxed_u64(at + item::ROOM)).bytes();
             // Only somebody else can have written anything else there; then all that comes behind is lost.
-            if room < item::BYTES as u64 || room > (end - at) as u64 || !room.is_multiple_of(8) {
+            if room < item::BYTES || room > end - at || !room.is_multiple_of(8) {
                 break;
             }
-            at += room as usize;
+            at += room;
         }
         items
     }

@@ -14,8 +14,8 @@
 //! can write nothing lose nothing but a sample of their hits.
 
 use ginnel_layout::cache::{
-    BOOT_TIME, BUCKETS, CLOCK, FLUSHED, KEY, LIMIT, Lengths, MAGIC, MOST_KEY, READY, SEGMENT, SEGMENTS,
-    SERVER, Shape, Slot, VERSIONS, item,
+    BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC, MOST_CONTACT,
+    MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item, marks,
 };
 use ginnel_shmem::Memory;
 
@@ -60,6 +60,10 @@ pub struct Meta {
     pub flags: u32,
     /// The second of the cache's clock at which it ends; 0 = never.
     pub expiry: u32,
+    /// What is marked on it ([`marks`]).
+    pub marks: u8,
+    /// Bytes of its value.
+    pub len: usize,
 }
 
 /// What a cache has done since its server was started.
@@ -104,12 +108,17 @@ impl<M: Memory> Store<M> {
         for at in (shape.log(0)..shape.bucket(shape.buckets)).step_by(8) {
             memory.store_relaxed_u64(at, 0);
         }
+        let id = Hasher::new(key).id();
         let words = [
             (SEGMENTS, shape.segments as u64),
             (SEGMENT, shape.segment as u64),
             (BUCKETS, shape.buckets as u64),
             (KEY, key[0]),
             (KEY + 8, key[1]),
+            (ID, id[0]),
+            (ID + 8, id[1]),
+            (PRESSURE, 0),
+            (CONTACT_LEN, 0),
             (CLOCK, 1000),
             (BOOT_TIME, boot_time),
             (FLUSHED, 0),
@@ -194,6 +203,25 @@ impl<M: Memory> Store<M> {
         self.memory.load_relaxed_u64(SERVER)
     }
 
+    /// What tells this cache from all others. Its successors have it too.
+    pub fn id(&self) -> [u64; 2] {
+        [0, 8].map(|word| self.memory.load_relaxed_u64(ID + word))
+    }
+
+    /// Tells readers where the server can be reached, a line each; see [`CONTACT`]. What is too long is not told.
+    pub fn set_contact(&mut self, text: &str) {
+        let lines = text.lines().scan(0, |len, line| {
+            *len += line.len() + 1;
+            (*len <= MOST_CONTACT).then_some(line)
+        });
+        let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+        self.memory.store_relaxed_u64(CONTACT_LEN, 0);
+        self.memory.full_fence();
+        self.memory.write_release(CONTACT, text.as_bytes());
+        // ORDER cache.contact: the text before its length. Pairs with: `Reader::contact`.
+        self.memory.store_release_u64(CONTACT_LEN, text.len() as u64);
+    }
+
     /// What it has done.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -267,10 +295,27 @@ impl<M: Memory> Store<M> {
 
     fn used(&mut self, item: &Item) {
         let uses = item.lengths.uses();
-        if uses < MOST_USES {
-            let lengths = item.lengths.with_uses(uses + 1);
+        let lengths = item.lengths.with_marks(item.lengths.marks() | marks::FETCHED);
+        let lengths = lengths.with_uses(uses.saturating_add(1).min(MOST_USES));
+        if lengths != item.lengths {
             self.memory.store_relaxed_u64(item.at + item::LENGTHS, lengths.0);
         }
+        let room = Room(self.memory.load_relaxed_u64(item.at + item::ROOM));
+        if room.used() != self.second() {
+            self.memory.store_relaxed_u64(item.at + item::ROOM, Room::new(room.bytes(), self.second()).0);
+        }
+    }
+
+    /// The second of the cache's clock.
+    pub fn second(&self) -> u32 {
+        (self.clock / 1000) as u32
+    }
+
+    /// The second of the cache's clock at which an item was used last, as far as this server knows.
+    pub fn last_use(&mut self, key: &[u8]) -> Option<u32> {
+        let hash = self.hasher.hash(key);
+        let (_, item) = self.find(hash, key)?;
+        Some(Room(self.memory.load_relaxed_u64(item.at + item::ROOM)).used())
     }
 
     /// A reader has found an item of this hash.
@@ -282,7 +327,10 @@ impl<M: Memory> Store<M> {
                 if self.memory.load_relaxed_u64(at + item::HASH) == hash {
                     let lengths = Lengths(self.memory.load_relaxed_u64(at + item::LENGTHS));
                     let uses = lengths.uses().saturating_add(1).min(MOST_USES);
-                    self.memory.store_relaxed_u64(at + item::LENGTHS, lengths.with_uses(uses).0);
+                    let lengths = lengths.with_uses(uses).with_marks(lengths.marks() | marks::FETCHED);
+                    self.memory.store_relaxed_u64(at + item::LENGTHS, lengths.0);
+                    let room = Room(self.memory.load_relaxed_u64(at + item::ROOM)).bytes();
+                    self.memory.store_relaxed_u64(at + item::ROOM, Room::new(room, self.second()).0);
                     return;
                 }
             }
@@ -292,6 +340,18 @@ impl<M: Memory> Store<M> {
     /// Stores an item, whose value is these runs of bytes one after the other. Others may have to go. `expiry` is the second of the cache's
     /// clock at which it ends, or 0. Returns its version.
     pub fn set(&mut self, key: &[u8], value: &[&[u8]], flags: u32, expiry: u32) -> Result<u64, NotStored> {
+        self.set_marked(key, value, flags, expiry, 0)
+    }
+
+    /// The same, of an item with these [`marks`].
+    pub fn set_marked(
+        &mut self,
+        key: &[u8],
+        value: &[&[u8]],
+        flags: u32,
+        expiry: u32,
+        marks: u8,
+    ) -> Result<u64, NotStored> {
         if key.is_empty() || key.len() > MOST_KEY {
             return Err(NotStored::Key);
         }
@@ -304,12 +364,16 @@ impl<M: Memory> Store<M> {
         if let Some((_, item)) = found {
             let end = self.shape.place(item.at as u64).map_or(item.at, |(_, end)| end);
             // A neighbour that can write here must not have it write behind the segment.
-            let has = (self.memory.load_relaxed_u64(item.at + item::ROOM) as usize).min(end - item.at);
+            let has = Room(self.memory.load_relaxed_u64(item.at + item::ROOM)).bytes().min(end - item.at);
             // In its place, unless too much of that would be lost.
             if room <= has && has - room <= has / 4 + 16 {
                 let uses = item.lengths.uses().saturating_add(1).min(MOST_USES);
-                let lengths = Lengths::new(key.len(), len, uses);
-                self.write(item.at, version, |store| store.fill(&item, lengths, value, flags, expiry));
+                let lengths = Lengths::new(key.len(), len, uses).with_marks(marks);
+                self.write(item.at, version, |store| {
+                    store.fill(&item, lengths, value, flags, expiry);
+                    let room = Room::new(has, store.second());
+                    store.memory.store_relaxed_u64(item.at + item::ROOM, room.0);
+                });
                 return Ok(version);
             }
         }
@@ -317,11 +381,12 @@ impl<M: Memory> Store<M> {
         let is_wanted = uses > 0 || self.ghosts.take(hash, self.items);
         let queue = if is_wanted { Queue::Main } else { Queue::Small };
         let at = self.make_room(queue, room).ok_or(NotStored::TooLarge(self.most()))?;
-        let item = Item { at, version, lengths: Lengths::new(key.len(), len, uses), expiry, flags };
+        let lengths = Lengths::new(key.len(), len, uses).with_marks(marks);
+        let item = Item { at, version, lengths, expiry, flags };
         self.memory.store_relaxed_u64(at + item::VERSION, 0);
         self.write(at, version, |store| {
             store.memory.store_relaxed_u64(at + item::HASH, hash);
-            store.memory.store_relaxed_u64(at + item::ROOM, room as u64);
+            store.memory.store_relaxed_u64(at + item::ROOM, Room::new(room, store.second()).0);
             store.memory.write_release(at + item::BYTES, key);
             store.fill(&item, item.lengths, value, flags, expiry);
             store.log.add(at, room);
@@ -406,6 +471,27 @@ impl<M: Memory> Store<M> {
         true
     }
 
+    /// Marks an item so, in place of what was marked. Whether there is one. Its version stays.
+    pub fn mark(&mut self, key: &[u8], marks: u8) -> bool {
+        let hash = self.hasher.hash(key);
+        let Some((_, item)) = self.find(hash, key) else { return false };
+        self.memory.store_relaxed_u64(item.at + item::LENGTHS, item.lengths.with_marks(marks).0);
+        true
+    }
+
+    /// Gives an item a new version, these marks, and this end if there is one. Its value stays. The version, if there is such an item.
+    pub fn renew(&mut self, key: &[u8], marks: u8, expiry: Option<u32>) -> Option<u64> {
+        let hash = self.hasher.hash(key);
+        let (_, item) = self.find(hash, key)?;
+        let version = self.next_version();
+        self.write(item.at, version, |store| {
+            store.memory.store_relaxed_u64(item.at + item::LENGTHS, item.lengths.with_marks(marks).0);
+            let word = u64::from(item.flags) << 32 | u64::from(expiry.unwrap_or(item.expiry));
+            store.memory.store_relaxed_u64(item.at + item::EXPIRY, word);
+        });
+        Some(version)
+    }
+
     /// Ends all items that there are.
     pub fn flush(&mut self) {
         self.flushed = self.version;
@@ -485,11 +571,12 @@ impl<M: Memory> Store<M> {
         if item.at + room > end {
             return false;
         }
+        let used = Room(self.memory.load_relaxed_u64(item.at + item::ROOM)).used();
         let Some(at) = self.log.take(Queue::Main, room) else { return false };
         self.write(at, item.version, |store| {
             let lengths = item.lengths.with_uses(uses);
             store.memory.store_relaxed_u64(at + item::HASH, hash);
-            store.memory.store_relaxed_u64(at + item::ROOM, room as u64);
+            store.memory.store_relaxed_u64(at + item::ROOM, Room::new(room, used).0);
             store.memory.store_relaxed_u64(at + item::LENGTHS, lengths.0);
             let expiry = u64::from(item.flags) << 32 | u64::from(item.expiry);
             store.memory.store_relaxed_u64(at + item::EXPIRY, expiry);
@@ -501,8 +588,14 @@ impl<M: Memory> Store<M> {
     }
 }
 
-fn meta(item: &Item) -> Meta {
-    Meta { version: item.version, flags: item.flags, expiry: item.expiry }
+pub(crate) fn meta(item: &Item) -> Meta {
+    Meta {
+        version: item.version,
+        flags: item.flags,
+        expiry: item.expiry,
+        marks: item.lengths.marks(),
+        len: item.lengths.value(),
+    }
 }
 
 /// The parts of a cache that is there.

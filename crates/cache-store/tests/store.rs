@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
-use ginnel_layout::cache::{MAGIC, MOST_KEY, item, log};
+use ginnel_layout::cache::{MAGIC, MOST_CONTACT, MOST_KEY, Room, item, log, marks};
 use ginnel_shmem::{Mapping, Memory};
 use mortal::Mortal;
 use proptest::prelude::*;
@@ -276,8 +276,9 @@ fn a_lie_about_room_does_not_reach_behind_a_segment() {
     store.set(b"k1", &[&[1; 100]], 0, 0).unwrap();
     store.set(b"k2", &[&vec![2; len]], 0, 0).unwrap();
     let at = shape.segment(0) + small;
-    assert_eq!(memory.load_relaxed_u64(at + item::ROOM), room as u64);
-    memory.store_relaxed_u64(at + item::ROOM, (room + small) as u64);
+    let word = Room(memory.load_relaxed_u64(at + item::ROOM));
+    assert_eq!(word.bytes(), room);
+    memory.store_relaxed_u64(at + item::ROOM, Room::new(room + small, word.used()).0);
     store.set(b"k2", &[&vec![3; len + 50]], 0, 0).unwrap();
     // The next segment begins with another item.
     assert_ne!(memory.load_relaxed_u64(shape.segment(1)), u64::from_ne_bytes([3; 8]));
@@ -358,4 +359,65 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
         stores += if stores < 300 { 1 } else { 7 };
     }
     assert!(stores > 3000, "only {stores} stores");
+}
+
+#[test]
+fn marks_and_uses_of_an_item_are_kept() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    let reader = Reader::new(memory).unwrap();
+    let first = store.set(b"k", &[b"value"], 7, 0).unwrap();
+    assert_eq!((store.peek(b"k").unwrap().marks, store.last_use(b"k")), (0, Some(1)));
+    store.tick(5000);
+    let mut bytes = Vec::new();
+    assert_eq!(store.get(b"k", &mut bytes).unwrap().len, 5);
+    assert_eq!((store.peek(b"k").unwrap().marks, store.last_use(b"k")), (marks::FETCHED, Some(5)));
+
+    let second = store.renew(b"k", marks::STALE, Some(100)).unwrap();
+    assert!(second > first && store.mark(b"k", marks::STALE | marks::WON));
+    bytes.clear();
+    let Found::Hit(meta) = reader.get(b"k", &mut bytes) else { panic!() };
+    assert_eq!((&*bytes, meta.version, meta.flags, meta.expiry), (&b"value"[..], second, 7, 100));
+    assert_eq!(meta.marks, marks::STALE | marks::WON);
+
+    store.set(b"k", &[b"new"], 0, 0).unwrap();
+    assert_eq!((store.peek(b"k").unwrap().marks, store.last_use(b"k")), (0, Some(5)));
+    store.used_by_reader(reader.hash(b"k"));
+    assert_eq!(store.peek(b"k").unwrap().marks, marks::FETCHED);
+    assert!(!store.mark(b"none", 0) && store.renew(b"none", 0, None).is_none());
+    assert!(store.last_use(b"none").is_none());
+}
+
+#[test]
+fn readers_find_the_server_and_notice_another_cache() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    store.set(b"k", &[b"value"], 0, 0).unwrap();
+    let reader = Reader::new(memory.clone()).unwrap();
+    assert_eq!((reader.id(), &*reader.contact()), (store.id(), ""));
+    store.set_contact("tcp 10.0.0.1:11211\nunix /run/x");
+    assert_eq!(reader.contact(), "tcp 10.0.0.1:11211\nunix /run/x\n");
+    // What is too long is left out by the line.
+    store.set_contact(&format!("channel web\nunix {}\n", "x".repeat(MOST_CONTACT)));
+    assert_eq!(reader.contact(), "channel web\n");
+    drop(store);
+    let mut store = Store::open(memory.clone(), 0).unwrap();
+    assert!(store.id() == reader.id() && reader.is_current());
+
+    let mut store_of_another = Store::create(memory, common::shape(LEN), [8, 9], 0).unwrap();
+    store_of_another.set(b"k", &[b"other"], 0, 0).unwrap();
+    assert!(store_of_another.id() != reader.id() && !reader.is_current());
+    assert_eq!(reader.get(b"k", &mut Vec::new()), Found::Unknown);
+}
+
+#[test]
+fn readers_are_asked_for_hits_when_items_have_to_go_soon() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    let reader = Reader::new(memory).unwrap();
+    assert!(!reader.wants_hits());
+    for number in 0..1000 {
+        store.set(&key(number), &[&[0; 500]], 0, 0).unwrap();
+    }
+    assert!(store.counters().evictions > 0 && reader.wants_hits());
 }

@@ -17,12 +17,16 @@
 //! 0x010  segment    u64  bytes of each
 //! 0x018  buckets    u64  how many buckets the index has; a power of two
 //! 0x020  key        u64 x 2  what keys of items are hashed with
+//! 0x030  id         u64 x 2  no other cache has this one; all servers of this cache have it
 //! 0x040  clock      u64  milliseconds since the cache was made, while a server lived
 //! 0x048  boot time  u64  CLOCK_BOOTTIME of the server's machine at that moment, in milliseconds
 //! 0x050  flushed    u64  items whose version is not above this have ended
 //! 0x058  versions   u64  the server has given out no version above this
 //! 0x060  server     u64  how many servers there have been, this one included
 //! 0x068  limit      u64  how many log segments the server uses
+//! 0x070  pressure   u64  1: the server is short of memory, so readers tell it which items they find; else 0
+//! 0x3f8  contact    u64  bytes of the text that follows; 0 while it changes
+//! 0x400             up to 1024 bytes of UTF-8: where the server can be reached, a line each
 //! ```
 //!
 //! ```text
@@ -41,8 +45,9 @@
 //! 0x08  hash     u64  of its key
 //! 0x10  expiry   u32  the second of the cache's clock at which it ends; 0 = never
 //! 0x14  flags    u32  the client's
-//! 0x18  lengths  u64  bytes of the value (32 bits, low), of the key (16 bits), then how often it was used (8 bits, high)
-//! 0x20  room     u64  bytes from here to the next item
+//! 0x18  lengths  u64  bytes of the value (32 bits, low), of the key (16 bits), marks (8 bits), how often it was used (8 bits, high)
+//! 0x20  room     u32  bytes from here to the next item
+//! 0x24  used     u32  the second of the cache's clock at which the server saw a use last
 //! 0x28  key, then value
 //! ```
 //!
@@ -52,7 +57,7 @@
 use crate::{CACHE_LINE, PAGE};
 
 /// What stands at [`MAGIC`] once the block can be used. Its last byte is the version of this format.
-pub const READY: u64 = u64::from_le_bytes(*b"ginhold\x01");
+pub const READY: u64 = u64::from_le_bytes(*b"ginhold\x02");
 
 /// Offset of [`READY`].
 pub const MAGIC: usize = 0x000;
@@ -64,6 +69,8 @@ pub const SEGMENT: usize = 0x010;
 pub const BUCKETS: usize = 0x018;
 /// Offset of the key of the hash.
 pub const KEY: usize = 0x020;
+/// Offset of what tells this cache from all others.
+pub const ID: usize = 0x030;
 /// Offset of the clock.
 pub const CLOCK: usize = 0x040;
 /// Offset of the machine's time at which the clock was set.
@@ -76,6 +83,14 @@ pub const VERSIONS: usize = 0x058;
 pub const SERVER: usize = 0x060;
 /// Offset of the number of log segments in use.
 pub const LIMIT: usize = 0x068;
+/// Offset of the word that asks readers to say what they find.
+pub const PRESSURE: usize = 0x070;
+/// Offset of the length of the text at [`CONTACT`].
+pub const CONTACT_LEN: usize = 0x3f8;
+/// Offset of a text that says where the server can be reached. A line is `channel SEGMENT`, `tcp ADDRESS:PORT` or `unix PATH`.
+pub const CONTACT: usize = 0x400;
+/// The longest such text, in bytes.
+pub const MOST_CONTACT: usize = 1024;
 
 /// Offset of the first log segment's words.
 pub const LOGS: usize = PAGE;
@@ -118,7 +133,7 @@ pub mod item {
     pub const EXPIRY: usize = 0x10;
     /// Bytes of value and key, and how often it was used ([`Lengths`](super::Lengths)).
     pub const LENGTHS: usize = 0x18;
-    /// Bytes from its beginning to the next item.
+    /// Bytes from its beginning to the next item (32 bits, low), then when it was used last ([`Room`](super::Room)).
     pub const ROOM: usize = 0x20;
     /// Its key.
     pub const BYTES: usize = 0x28;
@@ -172,7 +187,40 @@ impl Slot {
     }
 }
 
-/// The lengths of an item, and how often it was used.
+/// How much room an item has, and when it was used last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room(pub u64);
+
+impl Room {
+    /// So many bytes, of an item that was used at this second.
+    pub const fn new(bytes: usize, used: u32) -> Self {
+        Self(bytes as u64 & 0xffff_ffff | (used as u64) << 32)
+    }
+
+    /// Bytes to the next item. May be anything.
+    pub const fn bytes(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+
+    /// The second of the last use that the server knows of.
+    pub const fn used(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// What is marked on items.
+pub mod marks {
+    /// It has been used since it was stored.
+    pub const FETCHED: u8 = 1;
+    /// A client has said that it is out of date.
+    pub const STALE: u8 = 2;
+    /// Some client has been told that it is to store a newer one.
+    pub const WON: u8 = 4;
+    /// Its key came in base64.
+    pub const BINARY_KEY: u8 = 8;
+}
+
+/// The lengths of an item, its marks, and how often it was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lengths(pub u64);
 
@@ -190,6 +238,16 @@ impl Lengths {
     /// Bytes of the value. May be anything.
     pub const fn value(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
+    }
+
+    /// What is marked on it ([`marks`]).
+    pub const fn marks(self) -> u8 {
+        (self.0 >> 48) as u8
+    }
+
+    /// The same, with these marks in place of others.
+    pub const fn with_marks(self, marks: u8) -> Self {
+        Self(self.0 & !(0xff << 48) | (marks as u64) << 48)
     }
 
     /// How often it was used, up to a few times.
@@ -293,5 +351,9 @@ const _: () = {
     let lengths = Lengths::new(250, u32::MAX as usize, 3);
     assert!(lengths.key() == 250 && lengths.value() == u32::MAX as usize && lengths.uses() == 3);
     assert!(lengths.with_uses(0).uses() == 0 && lengths.with_uses(0).key() == 250);
+    let marked = lengths.with_marks(9);
+    assert!(marked.marks() == 9 && marked.with_marks(0).0 == lengths.0 && lengths.marks() == 0);
+    assert!(Room::new(1 << 30, 7).bytes() == 1 << 30 && Room::new(1 << 30, 7).used() == 7);
+    assert!(CONTACT + MOST_CONTACT <= LOGS);
     assert!(item::room(1, 0) == 48 && item::room(0, 8) == 48);
 };
