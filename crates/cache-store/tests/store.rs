@@ -401,7 +401,7 @@ fn readers_find_the_server_and_notice_another_cache() {
     store.set_contact(&format!("channel web\nunix {}\n", "x".repeat(MOST_CONTACT)));
     assert_eq!(reader.contact(), "channel web\n");
     drop(store);
-    let mut store = Store::open(memory.clone(), 0).unwrap();
+    let store = Store::open(memory.clone(), 0).unwrap();
     assert!(store.id() == reader.id() && reader.is_current());
 
     let mut store_of_another = Store::create(memory, common::shape(LEN), [8, 9], 0).unwrap();
