@@ -1,5 +1,5 @@
 # The commands for everybody: `make demo`, `make test`, and `make test-quick` while at work. Each does its own set-up.
-# Also: make bench [NAME=channel], make soak, make install [DESTDIR= PREFIX=/usr/local], make clean.
+# Also: make bench [NAME=channel], make book, make soak, make install [DESTDIR= PREFIX=/usr/local], make clean.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
@@ -8,7 +8,7 @@ BENCHES = channel memory farm volume daemon ready sockets verbs mpi
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs lint doc book install clean
 
 all: build
 
@@ -70,11 +70,17 @@ soak-verbs:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: mpi:: --nocapture
 
 lint:
+	scripts/check-links
+	scripts/pictures --check
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+# The documentation as a book, target/book/html, with mdBook; says how to install that if it is missing.
+book:
+	scripts/book
 
 install: build
 	PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) scripts/install
