@@ -34,12 +34,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("ginnel-farm", &["ginnel", "ginnel-layout"]),
     ("ginnel-cache-store", &["ginnel-layout", "ginnel-shmem"]),
+    ("ginnel-cache-client", &["ginnel", "ginnel-cache-store"]),
     ("ginnel-volume-control", &["ginnel-config"]),
-    ("ginnel-capi", &["ginnel", "ginnel-farm", "ginnel-status"]),
+    ("ginnel-capi", &["ginnel", "ginnel-cache-client", "ginnel-farm", "ginnel-status"]),
     (
         "ginnel-cli",
         &[
             "ginnel",
+            "ginnel-cache-client",
             "ginnel-config",
             "ginnel-farm",
             "ginnel-layout",
