@@ -8,7 +8,7 @@ use ginnel_bench::report::Report;
 /// Measures a cache beside memcached.
 #[derive(Parser)]
 struct Cli {
-    /// Only `hit-rate`.
+    /// Only `hit-rate`, `host` or `vm`.
     #[arg(long)]
     only: Option<String>,
     /// Only rows whose names contain this.
@@ -23,6 +23,12 @@ fn main() -> Result<()> {
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
     if wants("hit-rate") {
         bench.hit_rate()?;
+    }
+    if wants("host") {
+        bench.host()?;
+    }
+    if wants("vm") {
+        bench.vm()?;
     }
     report.finish("cache", cli.only.is_some() || cli.row.is_some())
 }
