@@ -67,6 +67,7 @@ use ginnel_cache_store::store::Meta;
 
 pub use counters::Counters;
 pub use error::Error;
+pub use ginnel_cache_store::store::NotACache;
 pub use place::Changes;
 pub use request::MOST_KEY;
 
@@ -131,7 +132,7 @@ impl Item {
 /// An item to store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry<'a> {
-    /// Its key: 1 to 250 bytes of any kind; up to 187 if there are blanks or control characters among them.
+    /// Its key: 1 to 250 bytes of any kind; up to 186 if there are blanks or control characters among them.
     pub key: &'a [u8],
     /// Its value.
     pub value: &'a [u8],
