@@ -68,6 +68,7 @@ use ginnel_cache_store::store::Meta;
 pub use counters::Counters;
 pub use error::Error;
 pub use ginnel_cache_store::store::NotACache;
+pub use ginnel_cache_store::survey::{Part, Survey};
 pub use place::Changes;
 pub use request::MOST_KEY;
 
@@ -183,6 +184,16 @@ impl Cache {
     /// What tells this cache from all others; `None` if it has been removed.
     pub fn id(&self) -> Option<[u64; 2]> {
         self.memory.now().as_ref().map(|opened| opened.reader.id())
+    }
+
+    /// How the cache looks in memory; `None` if it has been removed. Needs no server, and some milliseconds for a million of items.
+    pub fn survey(&self) -> Option<Survey> {
+        self.memory.now().as_ref().map(|opened| opened.reader.survey())
+    }
+
+    /// Where the header of the cache says that its server can be reached. May be anything.
+    pub fn contact(&self) -> String {
+        self.memory.now().as_ref().map_or_else(String::new, |opened| opened.reader.contact())
     }
 
     /// What this client has done.

@@ -11,6 +11,7 @@ use ginnel_shmem::Memory;
 
 use crate::item::{Hasher, Look, look, slots};
 use crate::store::{Meta, NotACache, meta, shape_of};
+use crate::survey::{Survey, survey};
 
 /// How often an item is looked at that the server changes meanwhile.
 const TRIES: u32 = 8;
@@ -233,6 +234,11 @@ impl<M: Memory> Reader<M> {
     /// Whether the server's clock has not moved for some time: it hangs, or there is none.
     pub fn is_server_late(&self) -> bool {
         self.does_clock_stand(self.memory.load_relaxed_u64(CLOCK))
+    }
+
+    /// How the whole looks. Takes time: some milliseconds for a million of items.
+    pub fn survey(&self) -> Survey {
+        survey(&self.memory, self.shape)
     }
 
     /// The memory in which it looks.
