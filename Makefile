@@ -4,7 +4,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
-BENCHES = channel memory farm volume daemon ready sockets verbs mpi
+BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
