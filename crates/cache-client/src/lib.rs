@@ -67,6 +67,8 @@ use ginnel_cache_store::store::Meta;
 
 pub use counters::Counters;
 pub use error::Error;
+pub use ginnel_cache_store::store::NotACache;
+pub use ginnel_cache_store::survey::{Part, Survey};
 pub use place::Changes;
 pub use request::MOST_KEY;
 
@@ -131,7 +133,7 @@ impl Item {
 /// An item to store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry<'a> {
-    /// Its key: 1 to 250 bytes of any kind; up to 187 if there are blanks or control characters among them.
+    /// Its key: 1 to 250 bytes of any kind; up to 186 if there are blanks or control characters among them.
     pub key: &'a [u8],
     /// Its value.
     pub value: &'a [u8],
@@ -182,6 +184,16 @@ impl Cache {
     /// What tells this cache from all others; `None` if it has been removed.
     pub fn id(&self) -> Option<[u64; 2]> {
         self.memory.now().as_ref().map(|opened| opened.reader.id())
+    }
+
+    /// How the cache looks in memory; `None` if it has been removed. Needs no server, and some milliseconds for a million of items.
+    pub fn survey(&self) -> Option<Survey> {
+        self.memory.now().as_ref().map(|opened| opened.reader.survey())
+    }
+
+    /// Where the header of the cache says that its server can be reached. May be anything.
+    pub fn contact(&self) -> String {
+        self.memory.now().as_ref().map_or_else(String::new, |opened| opened.reader.contact())
     }
 
     /// What this client has done.
