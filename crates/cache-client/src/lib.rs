@@ -236,7 +236,7 @@ impl Cache {
     fn found(&self, opened: &Opened, hash: u64) {
         let count = self.books.hit(1);
         if count.is_multiple_of(1024) && opened.reader.is_server_late() {
-            self.memory.look_again(false);
+            self.memory.look_again();
         }
         if opened.reader.wants_hits() && self.hits.note(hash, count) {
             self.report();
@@ -248,7 +248,7 @@ impl Cache {
         self.books.missed(keys);
         // Whoever has missed has something more expensive to do than looking at the clock.
         if opened.reader.is_server_late() {
-            self.memory.look_again(false);
+            self.memory.look_again();
         }
     }
 
@@ -275,9 +275,9 @@ impl Cache {
     #[cold]
     fn get_otherwise(&self, key: &[u8], value: &mut impl Place) -> Result<Option<Item>, Error> {
         value.undo();
-        let is_current = || self.memory.now().as_ref().is_some_and(|opened| opened.reader.is_current());
-        if !is_current() {
-            self.memory.look_again(true);
+        let is_current = |opened: &Opened| opened.reader.is_current();
+        if !self.memory.now().as_ref().is_some_and(|opened| is_current(opened)) {
+            self.memory.look_now(is_current);
             if let Some(opened) = &*self.memory.now() {
                 let hash = opened.reader.hash(key);
                 match opened.reader.get_to(hash, key, value) {
@@ -368,7 +368,7 @@ impl Cache {
             if missed > 0 {
                 self.missed(opened, missed);
             } else if (count ^ (count + found)) >= 1024 && reader.is_server_late() {
-                self.memory.look_again(false);
+                self.memory.look_again();
             }
         }
         for number in unknown {
