@@ -301,7 +301,10 @@ class Cache:
         return self._count(lib.cache_increment, key, delta)
 
     def decr(self, key: Key, delta: int = 1) -> Optional[int]:
-        """Takes from a value that is a number, but not below 0. ``None`` if there is none."""
+        """Takes from a value that is a number, but not below 0. ``None`` if there is none.
+
+        A value that gets shorter keeps its length, with blanks behind the digits.
+        """
         return self._count(lib.cache_decrement, key, delta)
 
     def _count(self, function: Any, key: Key, delta: int) -> Optional[int]:

@@ -165,7 +165,7 @@ struct One {
 struct Limit {
     #[command(flatten)]
     one: One,
-    /// The memory, such as 200M, in whole MiB; not more than its block has.
+    /// The memory, such as 200M, in whole MiB: at least 8M, and not more than its block has.
     size: Bytes,
 }
 

@@ -14,7 +14,7 @@ impl CacheServer {
     /// Starts it; it need not serve yet.
     pub fn start(world: &World, more: &str) -> Self {
         let mut command = Command::new(built("ginnel-cache"));
-        command.args(["--segment", "web", "--name", "c", "--memory", "8M", "--log", "warn", "--socket"]);
+        command.args(["--segment", "web", "--name", "c", "--memory", "16M", "--log", "warn", "--socket"]);
         command.arg(world.socket()).arg("--unix").arg(unix(world)).args(more.split_whitespace());
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
@@ -238,7 +238,7 @@ fn the_command_works_on_items() {
     assert!(said.err.contains("has no item \"none\""), "{said:?}");
     let said = world.good("cache list");
     let line = said.out.lines().nth(1).unwrap();
-    assert!(line.starts_with("web/c  8 MiB  ") && line.contains("@host"), "{said:?}");
+    assert!(line.starts_with("web/c  16 MiB  ") && line.contains("@host"), "{said:?}");
 
     let said = world.good("cache status web/c");
     for part in
@@ -262,7 +262,9 @@ fn the_command_works_on_items() {
     let said = world.good("cache hot web/c");
     assert!(said.out.lines().nth(1).unwrap().contains("hot"), "{said:?}");
     assert!(world.good("cache hot web/c --json").json()[0]["uses"].as_u64().unwrap() > 100);
-    world.good("cache limit web/c 4M");
+    let said = world.expect(1, "cache limit web/c 4M");
+    assert!(said.err.contains("MEMLIMIT_TOO_SMALL"), "{said:?}");
+    world.good("cache limit web/c 8M");
     assert!(cache.survey().unwrap().limit < cache.survey().unwrap().shape.segments as u64);
     world.good("cache flush web/c");
     world.expect(1, "cache get web/c a");
