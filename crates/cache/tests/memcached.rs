@@ -820,7 +820,8 @@ fn random_requests_in_binary() {
     use opcode::*;
     let Some(pair) = Pair::new() else { return };
     let key = prop::sample::select(vec!["a", "b", "c"]);
-    let value = prop::sample::select(vec!["", "1", "99", "abc", "18446744073709551615"]);
+    // No number becomes shorter: whether memcached stores it anew depends on who else has the item in hand.
+    let value = prop::sample::select(vec!["", "1", "99", "abc"]);
     let end = prop::sample::select(vec![0, 100, 3_000_000, 4_000_000_000, u32::MAX]);
     let cas = prop::sample::select(vec![0, 0, 0, 1]);
     let request = (0..=GATKQ, key, value, end, cas).prop_map(|(code, key, value, end, cas)| {
@@ -828,7 +829,7 @@ fn random_requests_in_binary() {
         match code {
             SET..=REPLACE | SETQ..=REPLACEQ => packet(code, &store_extras(3, end), key, value, cas),
             INCREMENT | DECREMENT | INCREMENTQ | DECREMENTQ => {
-                packet(code, &count_extras(u64::from(end), 50, end), key, b"", cas)
+                packet(code, &count_extras(u64::from(code & 1), 50, end), key, b"", cas)
             }
             APPEND | PREPEND | APPENDQ | PREPENDQ => packet(code, &[], key, value, cas),
             GAT | GATQ | GATK | GATKQ | TOUCH => packet(code, &end.to_be_bytes(), key, b"", 0),
