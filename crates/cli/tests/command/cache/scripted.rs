@@ -5,7 +5,7 @@ use crate::world::World;
 use ginnel_cache_client::{Cache, Entry, Error, Options, Swap};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ impl Peer {
     }
 }
 
-fn open(world: &World, path: &PathBuf) -> Cache {
+fn open(world: &World, path: &Path) -> Cache {
     Cache::open_with("web/c", &options(world, &format!("unix {}", path.display()))).unwrap()
 }
 
