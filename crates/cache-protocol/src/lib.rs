@@ -6,6 +6,7 @@
 //! text     requests in text, the meta ones included
 //! binary   requests in the binary protocol, and its answers
 //! answer   where the answer to a request ends: for clients and those between a client and a server
+//! follow   a connection, from between a client and a server
 //! ```
 //!
 //! A request has a head, and the head says how many bytes of a value follow it. [`text::parse`] and [`binary::parse`] need the whole head, look at each byte a bounded
@@ -14,6 +15,7 @@
 
 pub mod answer;
 pub mod binary;
+pub mod follow;
 pub mod key;
 pub mod number;
 pub mod text;

@@ -14,8 +14,9 @@
 //! can write nothing lose nothing but a sample of their hits.
 
 use ginnel_layout::cache::{
-    BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC, MOST_CONTACT,
-    MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item, marks,
+    self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
+    MOST_CONTACT, MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item,
+    marks,
 };
 use ginnel_shmem::Memory;
 
@@ -30,6 +31,8 @@ const VERSIONS_AT_ONCE: u64 = 1 << 20;
 const MOST_USES: u8 = 3;
 /// Items that are looked at when one is stored, for some that can go.
 const STEPS: usize = 16;
+/// Empty slots of an item's first bucket, with which the second one need not be taken.
+const SPARE: usize = 3;
 
 /// Why there is no cache in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,14 +150,14 @@ impl<M: Memory> Store<M> {
         if version > u64::MAX / 2 || word(CLOCK) > u64::MAX / 2 {
             return Err(NotACache::Corrupt);
         }
-        let items = (0..shape.buckets * ginnel_layout::cache::SLOTS)
+        let items = (0..shape.buckets * cache::SLOTS)
             .filter(|slot| memory.load_relaxed_u64(shape.bucket(0) + slot * 8) != 0)
             .count();
         memory.store_relaxed_u64(SERVER, word(SERVER).wrapping_add(1));
         let mut store = Self {
             hasher: Hasher::of(&memory),
             log: Log::new(memory.clone(), shape),
-            ghosts: Ghosts::new(shape.buckets * ginnel_layout::cache::SLOTS),
+            ghosts: Ghosts::new(shape.buckets * cache::SLOTS),
             items,
             version,
             versions: version,
@@ -471,21 +474,34 @@ impl<M: Memory> Store<M> {
 
     /// An empty slot for a hash. If there is none, the item goes that was used least.
     fn empty_slot(&mut self, hash: u64) -> usize {
-        let mut least = (u8::MAX, 0);
-        for at in slots(&self.shape, hash) {
+        let (mut empty, mut least) = ([(0, 0); 2], (u8::MAX, 0));
+        for (which, at) in slots(&self.shape, hash).enumerate() {
             let slot = Slot(self.memory.load_relaxed_u64(at));
             if self.shape.place(slot.at()).is_none() {
-                self.clear(at);
-                return at;
+                let (count, first) = &mut empty[which / cache::SLOTS];
+                *count += 1;
+                *first = at;
+                continue;
             }
-            let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
-            if uses < least.0 || least.1 == 0 {
-                least = (uses, at);
+            // The items matter only where every slot names one.
+            if empty == [(0, 0); 2] {
+                let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
+                if uses < least.0 || least.1 == 0 {
+                    least = (uses, at);
+                }
             }
         }
-        self.counters.collisions += 1;
-        self.clear(least.1);
-        least.1
+        // Readers look into the first bucket first. Full buckets are avoided.
+        let [first, second] = empty;
+        let at = match if first.0 >= SPARE || first.0 >= second.0 { first } else { second } {
+            (0, _) => {
+                self.counters.collisions += 1;
+                least.1
+            }
+            (_, at) => at,
+        };
+        self.clear(at);
+        at
     }
 
     /// Removes an item. Whether there was one.
