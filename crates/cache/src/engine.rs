@@ -423,6 +423,10 @@ impl<M: Memory> Engine<M> {
         old: &[u8],
     ) -> Counted {
         let Some(meta) = found else { return Counted::NotFound };
+        // As memcached, which keeps larger ones in pieces.
+        if old.is_empty() || OVERHEAD + key.len() + old.len() > self.settings.item_size / 2 {
+            return Counted::NotANumber;
+        }
         if cas != 0 && cas != meta.version {
             return Counted::Exists;
         }
