@@ -195,7 +195,7 @@ fn a_cache_in_a_vm_serves_the_host_and_another_vm() -> Result<()> {
     cache.wait_for_line("serving", PROMPT)?;
     writer.wait(PATIENCE)?.ok()?;
     ends(&reader)?;
-    drop(b);
+    drop((reader, b));
     let vm = start("b")?;
     b = Guest::new(&ginnel, vm)?;
     let (writer, reader) = (host("write items/main 1 3")?, b.load("read items/main 2 3")?);
