@@ -22,7 +22,7 @@ fn options(world: &World, changes: &str) -> Options {
         attach: attach(world),
         changes: changes.parse::<Changes>().unwrap(),
         patience: Duration::ZERO,
-        timeout: Duration::from_millis(300),
+        timeout: Duration::from_secs(30),
     }
 }
 
