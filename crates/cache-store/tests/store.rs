@@ -1,4 +1,5 @@
 //! A store beside a map, and what a successor finds after a kill.
+#![cfg(not(loom))]
 
 mod common;
 #[path = "../../shmem/tests/mortal/mod.rs"]
