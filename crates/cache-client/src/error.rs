@@ -33,7 +33,7 @@ pub enum Error {
     },
     /// A key that no item can have.
     #[error(
-        "a key of {0} bytes: a key has 1 to 250 bytes, or up to 187 if there are blanks or control characters in it"
+        "a key of {0} bytes: a key has 1 to 250 bytes, or up to 186 if there are blanks or control characters in it"
     )]
     Key(usize),
     /// More bytes than any item of this cache can have.

@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Hashes that are remembered, each in a place of its own.
-const PLACES: usize = 1024;
+/// Hashes that are remembered, each in its place. Two that have the same place are told in turn: if there are many more keys than places,
+/// what is told is a sample of all hits.
+const PLACES: usize = 4096;
 /// The most that are told at once; the others were no less used, but a sample is enough.
 const MOST: usize = 256;
 /// How often the server is told.

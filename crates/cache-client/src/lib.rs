@@ -67,6 +67,8 @@ use ginnel_cache_store::store::Meta;
 
 pub use counters::Counters;
 pub use error::Error;
+pub use ginnel_cache_store::store::NotACache;
+pub use ginnel_cache_store::survey::{Part, Survey};
 pub use place::Changes;
 pub use request::MOST_KEY;
 
@@ -131,7 +133,7 @@ impl Item {
 /// An item to store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry<'a> {
-    /// Its key: 1 to 250 bytes of any kind; up to 187 if there are blanks or control characters among them.
+    /// Its key: 1 to 250 bytes of any kind; up to 186 if there are blanks or control characters among them.
     pub key: &'a [u8],
     /// Its value.
     pub value: &'a [u8],
@@ -184,6 +186,16 @@ impl Cache {
         self.memory.now().as_ref().map(|opened| opened.reader.id())
     }
 
+    /// How the cache looks in memory; `None` if it has been removed. Needs no server, and some milliseconds for a million of items.
+    pub fn survey(&self) -> Option<Survey> {
+        self.memory.now().as_ref().map(|opened| opened.reader.survey())
+    }
+
+    /// Where the header of the cache says that its server can be reached. May be anything.
+    pub fn contact(&self) -> String {
+        self.memory.now().as_ref().map_or_else(String::new, |opened| opened.reader.contact())
+    }
+
     /// What this client has done.
     pub fn counters(&self) -> Counters {
         self.books.sum()
@@ -224,7 +236,7 @@ impl Cache {
     fn found(&self, opened: &Opened, hash: u64) {
         let count = self.books.hit(1);
         if count.is_multiple_of(1024) && opened.reader.is_server_late() {
-            self.memory.look_again(false);
+            self.memory.look_again();
         }
         if opened.reader.wants_hits() && self.hits.note(hash, count) {
             self.report();
@@ -236,7 +248,7 @@ impl Cache {
         self.books.missed(keys);
         // Whoever has missed has something more expensive to do than looking at the clock.
         if opened.reader.is_server_late() {
-            self.memory.look_again(false);
+            self.memory.look_again();
         }
     }
 
@@ -263,9 +275,9 @@ impl Cache {
     #[cold]
     fn get_otherwise(&self, key: &[u8], value: &mut impl Place) -> Result<Option<Item>, Error> {
         value.undo();
-        let is_current = || self.memory.now().as_ref().is_some_and(|opened| opened.reader.is_current());
-        if !is_current() {
-            self.memory.look_again(true);
+        let is_current = |opened: &Opened| opened.reader.is_current();
+        if !self.memory.now().as_ref().is_some_and(|opened| is_current(opened)) {
+            self.memory.look_now(is_current);
             if let Some(opened) = &*self.memory.now() {
                 let hash = opened.reader.hash(key);
                 match opened.reader.get_to(hash, key, value) {
@@ -356,7 +368,7 @@ impl Cache {
             if missed > 0 {
                 self.missed(opened, missed);
             } else if (count ^ (count + found)) >= 1024 && reader.is_server_late() {
-                self.memory.look_again(false);
+                self.memory.look_again();
             }
         }
         for number in unknown {
@@ -490,7 +502,8 @@ impl Cache {
         self.count(key, delta, false)
     }
 
-    /// Takes from a value that is a number, but not below 0. The result, or `None` if there is no such item.
+    /// Takes from a value that is a number, but not below 0. The result, or `None` if there is no such item. A value that gets shorter keeps its
+    /// length, with blanks behind the digits.
     pub fn decrement(&self, key: &[u8], delta: u64) -> Result<Option<u64>, Error> {
         self.count(key, delta, true)
     }

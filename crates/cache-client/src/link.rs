@@ -28,7 +28,7 @@ pub enum Broken {
 }
 
 enum Stream {
-    Channel(StreamSender, StreamReceiver),
+    Channel(Box<StreamSender>, Box<StreamReceiver>),
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -48,7 +48,7 @@ impl Link {
         let mut channel = endpoint.connect::<StreamChannel>(name)?;
         channel.set_timeout(Some(timeout));
         let (sender, receiver) = channel.split();
-        Ok(Self::new(Stream::Channel(sender, receiver), timeout))
+        Ok(Self::new(Stream::Channel(Box::new(sender), Box::new(receiver)), timeout))
     }
 
     /// Over TCP.

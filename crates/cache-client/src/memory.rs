@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// How often the name of the block is looked at again, while there is a reason to do so.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The same for one who knows that the cache is another one now.
+/// How often it is looked whether a cache is made that is waited for.
 const SOON: Duration = Duration::from_millis(5);
 /// How long the daemon may take to answer somebody who only wanted to read.
 const ANSWER: Duration = Duration::from_millis(200);
@@ -99,21 +99,22 @@ impl Memory {
     }
 
     /// Looks whether the block of that name is still this one; not each time that it is called. Asks the daemon.
-    pub fn look_again(&self, is_urgent: bool) {
+    pub fn look_again(&self) {
         let Ok(mut looked) = self.looked.try_lock() else { return };
-        let least = if is_urgent { SOON } else { AGAIN };
-        if looked.is_some_and(|looked| looked.elapsed() < least) {
-            return;
+        if looked.is_none_or(|looked| looked.elapsed() >= AGAIN) {
+            self.look();
+            *looked = Some(Instant::now());
         }
-        self.look();
-        *looked = Some(Instant::now());
     }
 
-    /// The same at once, once somebody else has looked who does just now.
-    pub fn look_now(&self) {
+    /// The same for somebody who knows that this one is not the cache's any more, unless `is_good` says that somebody else has found the
+    /// right one meanwhile.
+    pub fn look_now(&self, is_good: impl Fn(&Opened) -> bool) {
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        self.look();
-        *looked = Some(Instant::now());
+        if !self.now().as_ref().is_some_and(|opened| is_good(opened)) {
+            self.look();
+            *looked = Some(Instant::now());
+        }
     }
 
     fn look(&self) {

@@ -7,7 +7,7 @@ use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
 use crate::answer::Answer;
 use crate::error::Error;
 use crate::link::{Broken, Link};
-use crate::memory::Memory;
+use crate::memory::{Memory, Opened};
 use crate::place::{Changes, places};
 
 /// Pauses between tries to reach the server.
@@ -183,7 +183,7 @@ impl Server {
             }
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(LAST_PAUSE);
-            memory.look_again(false);
+            memory.look_again();
         }
     }
 
@@ -251,18 +251,14 @@ impl Server {
             return Err(Failed::final_("there is another server, not a ginnel-cache"));
         };
         let (_, id) = who.rsplit_once(' ').unwrap_or_default();
-        let is_this = || {
-            let opened = memory.now();
-            opened.as_ref().is_none_or(|opened| {
-                let [first, second] = opened.reader.id();
-                opened.reader.is_current() && id.eq_ignore_ascii_case(&format!("{first:016x}{second:016x}"))
-            })
+        let is_this = |opened: &Opened| {
+            let [first, second] = opened.reader.id();
+            opened.reader.is_current() && id.eq_ignore_ascii_case(&format!("{first:016x}{second:016x}"))
         };
-        if is_this() {
-            return Ok(());
-        }
-        memory.look_now();
-        if is_this() { Ok(()) } else { Err(Failed::for_now(format!("there is the cache {who}"))) }
+        memory.look_now(is_this);
+        // Without the memory, the name is all that is known.
+        let is_this = memory.now().as_ref().is_none_or(|opened| is_this(opened));
+        if is_this { Ok(()) } else { Err(Failed::for_now(format!("there is the cache {who}"))) }
     }
 }
 

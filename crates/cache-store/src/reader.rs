@@ -11,9 +11,14 @@ use ginnel_shmem::Memory;
 
 use crate::item::{Hasher, Look, look, slots};
 use crate::store::{Meta, NotACache, meta, shape_of};
+use crate::survey::{Survey, survey};
 
 /// How often an item is looked at that the server changes meanwhile.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
+
+/// Lines of the processor's cache that are asked for before an item is looked at: of one with a key, and a value of about 100 bytes. The
+/// processor goes on from there by itself.
+const USUAL_LINES: usize = 3;
 
 /// A server whose clock stands for so long does not end items any more, so those that have an end are not taken from memory.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -142,6 +147,8 @@ impl<M: Memory> Reader<M> {
     /// The same, and puts the value somewhere else.
     #[inline]
     pub fn get_to(&self, hash: u64, key: &[u8], value: &mut impl Place) -> Found {
+        // Half of all items are named in the second bucket.
+        self.prefetch_slots(hash);
         for _ in 0..TRIES {
             match self.try_get(hash, key, value) {
                 Some(found) if self.is_current() => return found,
@@ -172,12 +179,17 @@ impl<M: Memory> Reader<M> {
             for slot in 0..SLOTS {
                 let slot = Slot(self.memory.load_relaxed_u64(self.shape.bucket(bucket) + slot * 8));
                 if slot.may_be(hash) {
-                    // A place outside of the memory is ignored.
-                    self.memory.prefetch(slot.at() as usize);
-                    self.memory.prefetch(slot.at() as usize + ginnel_layout::CACHE_LINE);
-                    return;
+                    return self.prefetch_item_at(slot);
                 }
             }
+        }
+    }
+
+    /// The lines that a usual item has. A place outside of the memory is ignored.
+    #[inline]
+    fn prefetch_item_at(&self, slot: Slot) {
+        for line in 0..USUAL_LINES {
+            self.memory.prefetch(slot.at() as usize + line * ginnel_layout::CACHE_LINE);
         }
     }
 
@@ -192,6 +204,7 @@ impl<M: Memory> Reader<M> {
             }
             let Some((segment, _)) = self.shape.place(slot.at()) else { continue };
             let sequence_at = self.shape.log(segment) + log::SEQUENCE;
+            self.prefetch_item_at(slot);
             let sequence = self.memory.load_relaxed_u64(sequence_at);
             let item = match look(&self.memory, &self.shape, slot, hash, key) {
                 Look::Item(item) => item,
@@ -231,6 +244,11 @@ impl<M: Memory> Reader<M> {
     /// Whether the server's clock has not moved for some time: it hangs, or there is none.
     pub fn is_server_late(&self) -> bool {
         self.does_clock_stand(self.memory.load_relaxed_u64(CLOCK))
+    }
+
+    /// How the whole looks. Takes time: some milliseconds for a million of items.
+    pub fn survey(&self) -> Survey {
+        survey(&self.memory, self.shape)
     }
 
     /// The memory in which it looks.

@@ -191,6 +191,11 @@ impl<M: Memory> Store<M> {
         self.shape
     }
 
+    /// The memory of the cache.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// How many items there are, those included whose time has come.
     pub fn len(&self) -> usize {
         self.items
@@ -299,6 +304,27 @@ impl<M: Memory> Store<M> {
         value.resize(begin + item.lengths.value(), 0);
         self.memory.read_acquire(item.value_at(), &mut value[begin..]);
         Some(meta(&item))
+    }
+
+    /// The same, behind what `begin` appends. Counts as a use only if it `is_use`.
+    pub fn get_behind(
+        &mut self,
+        key: &[u8],
+        is_use: bool,
+        value: &mut Vec<u8>,
+        begin: impl FnOnce(&Meta, &mut Vec<u8>),
+    ) -> Option<Meta> {
+        let hash = self.hasher.hash(key);
+        let (_, item) = self.find(hash, key)?;
+        let meta = meta(&item);
+        begin(&meta, value);
+        if is_use {
+            self.used(&item);
+        }
+        let begin = value.len();
+        value.resize(begin + item.lengths.value(), 0);
+        self.memory.read_acquire(item.value_at(), &mut value[begin..]);
+        Some(meta)
     }
 
     /// The same without the value, and without being a use.

@@ -1,5 +1,6 @@
 //! The command against a real daemon, each test with one of its own.
 
+mod cache;
 mod closing;
 mod cp;
 mod cpython;
