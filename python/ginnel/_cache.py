@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from ctypes import byref, c_uint64, c_void_p, create_string_buffer
+from ctypes import byref, c_size_t, c_uint64, c_void_p, create_string_buffer
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from . import _library as lib
@@ -17,6 +17,8 @@ D = TypeVar("D")
 
 #: Longer values need another look.
 ROOM = 16 << 10
+#: More room than that is given back.
+MOST_ROOM = 4 << 20
 #: Keys whose values are asked for with one call.
 TOGETHER = 1024
 
@@ -49,19 +51,22 @@ class Counters(NamedTuple):
 
 
 class _Room(threading.local):
-    """Where values are copied to: of each thread its own."""
+    """Where values are copied to, and what calls need each time: of each thread its own."""
 
-    def __init__(self) -> None:
-        self.buffer = create_string_buffer(ROOM)
-        self.address = ctypes.addressof(self.buffer)
-        self.size = ROOM
+    def __init__(self, handle: int) -> None:
+        self.handle = c_void_p(handle)
         self.item = lib.Item(size=ctypes.sizeof(lib.Item))
-        self.item_address = ctypes.addressof(self.item)
+        self.item_address = c_void_p(ctypes.addressof(self.item))
+        self.grow(ROOM)
 
     def grow(self, size: int) -> None:
-        self.buffer = create_string_buffer(size)
-        self.address = ctypes.addressof(self.buffer)
-        self.size = size
+        buffer = create_string_buffer(size)
+        #: The arguments of the next call, and where the value is then. The buffer must live as long as its address.
+        self.parts = (self.handle, c_void_p(ctypes.addressof(buffer)), c_size_t(size), buffer)
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(data, c_void_p).value or 0
 
 
 def _key(key: Key) -> bytes:
@@ -119,7 +124,7 @@ class Cache:
         handle = c_void_p()
         check(lib.cache_open(address.encode(), byref(options), byref(handle)))
         self._handle = handle.value
-        self._room = _Room()
+        self._room = _Room(handle.value)
 
     def close(self) -> None:
         """Closes it. No other thread may be using it."""
@@ -145,10 +150,10 @@ class Cache:
         """The value of a key, or ``default`` if there is none."""
         if key.__class__ is not bytes:
             key = _key(key)
-        room = self._room
-        length = _get(self._handle, key, len(key), room.address, room.size, None)
+        handle, address, size, buffer = self._room.parts
+        length = _get(handle, key, len(key), address, size, None)
         if length >= 0:
-            return room.buffer[:length]
+            return buffer[:length]
         if length == -3:
             return default
         item = self._get_item(key, length)
@@ -161,12 +166,17 @@ class Cache:
     def _get_item(self, key: bytes, status: int) -> Optional[Item]:
         room = self._room
         while status == lib.BUFFER_TOO_SMALL:
-            status = _get(self._handle, key, len(key), room.address, room.size, room.item_address)
+            handle, address, size, buffer = room.parts
+            status = _get(handle, key, len(key), address, size, room.item_address)
             if status == lib.BUFFER_TOO_SMALL:
                 room.grow(room.item.length + 1024)
         if status == lib.NO_ITEM:
             return None
-        return Item(room.buffer[: check(status)], room.item.flags, room.item.cas)
+        length = check(status)
+        item = Item(buffer[:length], room.item.flags, room.item.cas)
+        if len(buffer) > MOST_ROOM:
+            room.grow(ROOM)
+        return item
 
     def get_many(self, keys: Iterable[K]) -> Dict[K, bytes]:
         """The values of those of the keys that there are items of. Takes far less time than as many calls of :meth:`get`."""
@@ -179,32 +189,27 @@ class Cache:
     def _get_some(self, keys: List[K], values: Dict[K, bytes]) -> None:
         count = len(keys)
         coded = [_key(key) for key in keys]
-        wanted = (lib.Key * count)(*[(key, len(key)) for key in coded])
-        found = (lib.Found * count)()
-        room = self._room
-        buffer = room.buffer
-        check(lib.cache_get_many(self._handle, wanted, count, buffer, room.size, found))
-        for key, one in zip(keys, found):
-            status = one.status
+        joined = b"".join(coded)
+        at = _address(joined)
+        wanted = bytearray(count * lib.KEY.size)
+        pack, size_of_key = lib.KEY.pack_into, lib.KEY.size
+        for number, key in enumerate(coded):
+            pack(wanted, number * size_of_key, at, len(key))
+            at += len(key)
+        found = create_string_buffer(count * lib.FOUND.size)
+        handle, address, size, buffer = self._room.parts
+        check(lib.cache_get_many(handle, bytes(wanted), count, address, size, found))
+        too_long = []
+        for key, (status, _, _, offset, length) in zip(keys, lib.FOUND.iter_unpack(found)):
             if status == 0:
-                offset = one.offset
-                values[key] = buffer[offset : offset + one.length]
+                values[key] = buffer[offset : offset + length]
             elif status == lib.BUFFER_TOO_SMALL:
-                # Those whose values had no room left are few, or large. This buffer is still read.
-                rest = self._one_more(_key(key), one.length)
-                if rest is not None:
-                    values[key] = rest
-
-    def _one_more(self, key: bytes, length: int) -> Optional[bytes]:
-        item = lib.Item(size=ctypes.sizeof(lib.Item))
-        while True:
-            buffer = create_string_buffer(length + 1024)
-            status = _get(self._handle, key, len(key), ctypes.addressof(buffer), len(buffer), ctypes.addressof(item))
-            if status == lib.NO_ITEM:
-                return None
-            if status != lib.BUFFER_TOO_SMALL:
-                return buffer[: check(status)]
-            length = item.length
+                too_long.append(key)
+        # Those whose values had no room left are few, or large.
+        for key in too_long:
+            item = self.get_item(key)
+            if item is not None:
+                values[key] = item.value
 
     def set(self, key: Key, value: Value, ttl: int = 0, flags: int = 0) -> int:
         """Stores a value, whatever was there before. Returns its version."""
@@ -213,19 +218,31 @@ class Cache:
     def set_many(self, values: Mapping[K, Value], ttl: int = 0, flags: int = 0) -> Dict[K, lib.Error]:
         """Stores many values, without waiting for one before the next is sent. Returns those that were not stored, and why."""
         failed: Dict[K, lib.Error] = {}
-        todo: List[Tuple[K, Value]] = list(values.items())
-        for begin in range(0, len(todo), TOGETHER):
-            some = todo[begin : begin + TOGETHER]
-            coded = [(_key(key), _value(value)) for key, value in some]
-            entries = (lib.Entry * len(some))(
-                *[(key, len(key), value, len(value), flags, ttl) for key, value in coded]
-            )
-            results = (lib.Stored * len(some))()
-            check(lib.cache_set_many(self._handle, entries, len(some), results))
-            for (key, _), result in zip(some, results):
-                if result.status < 0:
-                    failed[key] = lib.failure_of_one(result.status)
+        todo: List[Tuple[K, bytes, bytes]] = []
+        size = 0
+        for name, value in values.items():
+            todo.append((name, _key(name), _value(value)))
+            size += len(todo[-1][2])
+            if len(todo) == TOGETHER or size > MOST_ROOM:
+                self._set_some(todo, ttl, flags, failed)
+                todo, size = [], 0
+        if todo:
+            self._set_some(todo, ttl, flags, failed)
         return failed
+
+    def _set_some(self, todo: List[Tuple[K, bytes, bytes]], ttl: int, flags: int, failed: Dict[K, lib.Error]) -> None:
+        # One after the other: each has its address then.
+        joined = b"".join([part for _, key, value in todo for part in (key, value)])
+        at = _address(joined)
+        entries = bytearray()
+        for _, key, value in todo:
+            entries += lib.ENTRY.pack(at, len(key), at + len(key), len(value), flags, ttl)
+            at += len(key) + len(value)
+        results = create_string_buffer(len(todo) * lib.STORED.size)
+        check(lib.cache_set_many(self._handle, bytes(entries), len(todo), results))
+        for (name, _, _), (status, _) in zip(todo, lib.STORED.iter_unpack(results)):
+            if status < 0:
+                failed[name] = lib.failure_of_one(status)
 
     def _store(self, function: Any, key: Key, value: Value, ttl: int, flags: int, cas: int = 0) -> Tuple[int, int]:
         key, value = _key(key), _value(value)
@@ -284,7 +301,10 @@ class Cache:
         return self._count(lib.cache_increment, key, delta)
 
     def decr(self, key: Key, delta: int = 1) -> Optional[int]:
-        """Takes from a value that is a number, but not below 0. ``None`` if there is none."""
+        """Takes from a value that is a number, but not below 0. ``None`` if there is none.
+
+        A value that gets shorter keeps its length, with blanks behind the digits.
+        """
         return self._count(lib.cache_decrement, key, delta)
 
     def _count(self, function: Any, key: Key, delta: int) -> Optional[int]:

@@ -83,7 +83,7 @@ struct Reports {
 /// looks up, in per cent of all.
 fn of_store(kind: Kind, by_reader: bool) -> Result<(f64, f64)> {
     let memory = Mapping::anonymous(MIB << 20)?;
-    let shape = plan(MIB << 20, (1 << 20) - 400, 150)?;
+    let shape = plan(MIB << 20, 1 << 20, 150)?;
     let mut store = Store::create(memory.clone(), shape, [1, 2], 0)?;
     let reader = Reader::new(memory)?;
     let mut reports = Reports { seen: vec![0; REPORTED], waiting: Vec::new(), sent: 0 };

@@ -55,6 +55,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Answer<'_>, usize)>, Nonsense> {
         b"END" if rest.is_empty() => Answer::End,
         b"OK" | b"RESET" if rest.is_empty() => Answer::Done,
         b"ERROR" | b"CLIENT_ERROR" | b"SERVER_ERROR" => Answer::Refused(line),
+        // Of requests to change the limit.
+        b"MEMLIMIT_TOO_SMALL" | b"MEMLIMIT_ADJUST_FAILED" => Answer::Refused(line),
         &[one, two] => Answer::Short([one, two], rest),
         _ => Answer::Line(line),
     };
@@ -104,6 +106,7 @@ mod tests {
             ("END\r\n", Answer::End),
             ("OK\r\n", Answer::Done),
             ("SERVER_ERROR no\r\n", Answer::Refused(b"SERVER_ERROR no")),
+            ("MEMLIMIT_TOO_SMALL no\r\n", Answer::Refused(b"MEMLIMIT_TOO_SMALL no")),
             ("VERSION 1\n", Answer::Line(b"VERSION 1")),
         ] {
             let whole = [bytes.as_bytes(), b"EN\r\n"].concat();

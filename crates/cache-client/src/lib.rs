@@ -502,7 +502,8 @@ impl Cache {
         self.count(key, delta, false)
     }
 
-    /// Takes from a value that is a number, but not below 0. The result, or `None` if there is no such item.
+    /// Takes from a value that is a number, but not below 0. The result, or `None` if there is no such item. A value that gets shorter keeps its
+    /// length, with blanks behind the digits.
     pub fn decrement(&self, key: &[u8], delta: u64) -> Result<Option<u64>, Error> {
         self.count(key, delta, true)
     }

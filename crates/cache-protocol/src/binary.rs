@@ -332,7 +332,6 @@ fn command(header: &Header, code: u8, extras: &[u8], key: usize) -> Command {
         (SASL_LIST, 0, 0, 0) => unknown(0),
         (SASL_AUTH | SASL_STEP, 0, 1.., _) => unknown(value as u32),
         (0..=APPEND | PREPEND | STAT | TOUCH | GAT | GATK | SASL_LIST..=SASL_STEP, ..) => invalid,
-        // As memcached does, which has taken extras and key already.
-        _ => unknown(body as u32),
+        _ => unknown(value as u32),
     }
 }

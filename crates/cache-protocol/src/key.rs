@@ -18,23 +18,22 @@ pub enum Key<'a> {
 }
 
 impl Key<'_> {
-    /// Decodes base64. `None` if it is none, or nothing. As with memcached, it ends at the first padding.
+    /// Decodes base64. `None` if it is none, or nothing. As with memcached, it ends with the first four digits that have
+    /// padding, wherever they have it.
     pub fn decode(text: &[u8]) -> Option<Self> {
         if text.len() > MOST_KEY || !text.len().is_multiple_of(4) {
             return None;
         }
         let (mut bytes, mut len) = ([0; MOST], 0);
         for group in text.chunks_exact(4) {
-            let padding = match group {
-                [_, _, b'=', b'='] => 2,
-                [_, _, _, b'='] => 1,
-                _ => 0,
-            };
-            let mut word = 0;
-            for digit in &group[..4 - padding] {
-                word = word << 6 | value(*digit)?;
+            let padding = group.iter().filter(|digit| **digit == b'=').count();
+            if padding > 2 {
+                return None;
             }
-            word <<= 6 * padding;
+            let mut word = 0;
+            for digit in group {
+                word = word << 6 | if *digit == b'=' { 0 } else { value(*digit)? };
+            }
             let count = 3 - padding;
             bytes[len..len + count].copy_from_slice(&word.to_be_bytes()[1..1 + count]);
             len += count;
@@ -106,6 +105,7 @@ mod tests {
         for text in ["", "=", "YW", "YQ=", "====", "Y!==", "Y===", "YQ==YQ="] {
             assert_eq!(Key::decode(text.as_bytes()), None, "{text}");
         }
+        assert_eq!(Key::decode(b"Y=QQ").unwrap().bytes(), [96, 4]);
         for text in ["YQ==", "YR==", "YQ==YQ=="] {
             assert_eq!(Key::decode(text.as_bytes()).unwrap().bytes(), b"a", "{text}");
         }

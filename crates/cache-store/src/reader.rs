@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ginnel_layout::cache::{
     CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, MAGIC, MOST_CONTACT, PRESSURE, READY, SLOTS, Shape, Slot,
-    buckets_of, item,
+    buckets_of, item, log,
 };
 use ginnel_shmem::Memory;
 
@@ -202,18 +202,28 @@ impl<M: Memory> Reader<M> {
             if !slot.may_be(hash) {
                 continue;
             }
+            let Some((segment, _)) = self.shape.place(slot.at()) else { continue };
+            let sequence_at = self.shape.log(segment) + log::SEQUENCE;
             self.prefetch_item_at(slot);
+            let sequence = self.memory.load_relaxed_u64(sequence_at);
             let item = match look(&self.memory, &self.shape, slot, hash, key) {
                 Look::Item(item) => item,
-                // It may have become that just now.
-                Look::Other if self.memory.load_acquire_u64(slot_at) == slot.0 => continue,
-                Look::Other | Look::Changing => return None,
+                Look::Other => {
+                    // It may have become that just now.
+                    self.memory.acquire_fence();
+                    if self.memory.load_relaxed_u64(slot_at) == slot.0 {
+                        continue;
+                    }
+                    return None;
+                }
+                Look::Changing => return None,
             };
             self.memory.read_acquire(item.value_at(), value.room(item.lengths.value()));
-            // ORDER cache.changing: the copy before the second look at version and slot. Pairs with: `Store::write`.
+            // ORDER cache.changing: the copy before the second look at version, slot and segment. Pairs with: `Store::write`.
             self.memory.acquire_fence();
             let is_same = self.memory.load_relaxed_u64(item.at + item::VERSION) == item.version
-                && self.memory.load_relaxed_u64(slot_at) == slot.0;
+                && self.memory.load_relaxed_u64(slot_at) == slot.0
+                && self.memory.load_relaxed_u64(sequence_at) == sequence;
             if !is_same {
                 return None;
             }

@@ -297,7 +297,7 @@ impl<M: Memory> Engine<M> {
     // ---- what they have in common --------------------------------------------------------------------------------------------------
 
     fn put(&mut self, wish: Wish<'_>) -> Result<u64, Unstored> {
-        let Wish { verb, key, value, flags, expiry, mut marks, cas, may_be_stale } = wish;
+        let Wish { verb, key, value, flags, mut expiry, mut marks, cas, may_be_stale } = wish;
         self.hot.see(key);
         if verb == Verb::Set {
             return self
@@ -307,19 +307,16 @@ impl<M: Memory> Engine<M> {
         }
         let before = self.store.peek(key);
         match (verb, before) {
-            (Verb::Add, Some(_)) => {
-                // It counts as a use.
-                let hash = self.store.hash(key);
-                self.store.used_by_reader(hash);
-                return Err(Unstored::NotStored);
-            }
+            (Verb::Add, Some(_)) => return Err(Unstored::NotStored),
             (Verb::Cas, None) => {
                 self.numbers.cas_misses += 1;
                 return Err(Unstored::NotFound);
             }
             (Verb::Cas, Some(before)) if before.version == cas => self.numbers.cas_hits += 1,
             (Verb::Cas, Some(before)) if may_be_stale && cas < before.version => {
-                marks |= marks::STALE | marks::WON;
+                marks |= marks::STALE | before.marks & marks::WON;
+                // As memcached, which leaves when it ends.
+                expiry = before.expiry;
             }
             (Verb::Cas, Some(_)) => {
                 self.numbers.cas_badval += 1;
@@ -396,7 +393,7 @@ impl<M: Memory> Engine<M> {
         let shape = self.store.shape();
         let segments = ((megabytes as usize) << 20) / shape.segment;
         // A cache of that size has a little less for its items.
-        let all = shape.len().div_ceil(1 << 20);
+        let all = self.store.memory().len().div_ceil(1 << 20);
         if megabytes as usize > all {
             return "MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust";
         }

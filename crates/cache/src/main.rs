@@ -49,7 +49,7 @@ fn run(flags: &Flags) -> Result<()> {
     let nothing = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, nothing).context("no signals")?;
 
-    let name = format!("ginnel-cache {}", flags.name);
+    let name = format!("cache.{}", flags.name);
     let mut options = AttachOptions { name: Some(name), ..AttachOptions::default() };
     options.socket = flags.socket.clone().unwrap_or(options.socket);
     let endpoint = Endpoint::attach_with(&flags.segment, &options)

@@ -1647,7 +1647,8 @@ int ginnel_cache_increment(const struct ginnel_cache *cache,
                            uint64_t delta,
                            uint64_t *result);
 
-// Takes from a value that is a number, but not below 0. Otherwise as ginnel_cache_increment().
+// Takes from a value that is a number, but not below 0. A value that gets shorter keeps its length, with blanks behind the digits.
+// Otherwise as ginnel_cache_increment().
 int ginnel_cache_decrement(const struct ginnel_cache *cache,
                            const void *key,
                            size_t key_length,

@@ -507,7 +507,8 @@ pub unsafe extern "C" fn ginnel_cache_increment(
     })
 }
 
-/// Takes from a value that is a number, but not below 0. Otherwise as ginnel_cache_increment().
+/// Takes from a value that is a number, but not below 0. A value that gets shorter keeps its length, with blanks behind the digits.
+/// Otherwise as ginnel_cache_increment().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ginnel_cache_decrement(
     cache: *const Cache,

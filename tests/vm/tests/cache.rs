@@ -64,7 +64,7 @@ fn files(ginnel: &Installation<'_>) -> Result<std::path::PathBuf> {
 fn start_cache(bed: &Bed, ginnel: &Installation<'_>, more: &str) -> Result<Arc<HostJob>> {
     let command = format!("exec ginnel-cache --segment items --name main --memory 40M --channel web {more}");
     let job = bed.host_spawn(&ginnel.on_host(&command)?)?;
-    job.wait_for_line("serves", PROMPT)?;
+    job.wait_for_line("serving", PROMPT)?;
     Ok(job)
 }
 
@@ -180,7 +180,7 @@ fn a_cache_in_a_vm_serves_the_host_and_another_vm() -> Result<()> {
     let (a, mut b) = (Guest::new(&ginnel, a)?, Guest::new(&ginnel, b)?);
     let serve = "exec ginnel-cache --segment items --name main --memory 40M --channel web";
     let cache = a.vm.spawn(serve)?;
-    cache.wait_for_line("serves", PROMPT)?;
+    cache.wait_for_line("serving", PROMPT)?;
 
     let host = |what: &str| -> Result<Arc<HostJob>> {
         let job = bed.host_spawn(&ginnel.on_host(&format!("exec cache-load {what}"))?)?;
@@ -192,10 +192,10 @@ fn a_cache_in_a_vm_serves_the_host_and_another_vm() -> Result<()> {
     cache.kill_process(9)?;
     cache.wait(PROMPT)?;
     let cache = a.vm.spawn(serve)?;
-    cache.wait_for_line("serves", PROMPT)?;
+    cache.wait_for_line("serving", PROMPT)?;
     writer.wait(PATIENCE)?.ok()?;
     ends(&reader)?;
-    drop(b);
+    drop((reader, b));
     let vm = start("b")?;
     b = Guest::new(&ginnel, vm)?;
     let (writer, reader) = (host("write items/main 1 3")?, b.load("read items/main 2 3")?);

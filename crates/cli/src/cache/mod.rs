@@ -165,7 +165,7 @@ struct One {
 struct Limit {
     #[command(flatten)]
     one: One,
-    /// The memory, such as 200M, in whole MiB; not more than its block has.
+    /// The memory, such as 200M, in whole MiB: at least 8M, and not more than its block has.
     size: Bytes,
 }
 
@@ -287,13 +287,18 @@ fn hot(cache: &Cache, is_json: bool) -> Result<()> {
     }
     let mut table = Table::new(&["USES", "KEY"]);
     for (key, uses) in keys {
-        table.row([uses, key.escape_debug().to_string()]);
+        table.row([uses, shown(&key)]);
     }
     if table.is_empty() {
         output::note("ginnel: the server has seen no key used yet");
         return Ok(());
     }
     output::line(table.to_string())
+}
+
+/// A key as a server names it, which writes odd bytes in another way already; one that lies may not.
+fn shown(key: &str) -> String {
+    key.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// A number as such, and anything else as text.

@@ -1,7 +1,9 @@
 //! Caches: what a client finds in memory, how it speaks with a server, and the command.
 
+mod kills;
 mod memory;
 mod scripted;
+mod served;
 
 use crate::world::World;
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights};
