@@ -313,7 +313,7 @@ impl<M: Memory> Engine<M> {
                 return Err(Unstored::NotFound);
             }
             (Verb::Cas, Some(before)) if before.version == cas => self.numbers.cas_hits += 1,
-            (Verb::Cas, Some(before)) if may_be_stale && cas < before.version => {
+            (Verb::Cas, Some(before)) if may_be_stale && (1..before.version).contains(&cas) => {
                 marks |= marks::STALE | before.marks & marks::WON;
                 // As memcached, which leaves when it ends.
                 expiry = before.expiry;
@@ -423,6 +423,10 @@ impl<M: Memory> Engine<M> {
         old: &[u8],
     ) -> Counted {
         let Some(meta) = found else { return Counted::NotFound };
+        // As memcached, which keeps larger ones in pieces.
+        if old.is_empty() || OVERHEAD + key.len() + old.len() > self.settings.item_size / 2 {
+            return Counted::NotANumber;
+        }
         if cas != 0 && cas != meta.version {
             return Counted::Exists;
         }
