@@ -86,6 +86,11 @@ impl Header {
 
     /// Appends it to a packet.
     pub fn append(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bytes());
+    }
+
+    /// Its bytes in a packet.
+    pub fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         (bytes[0], bytes[1], bytes[4]) = (self.magic, self.opcode, self.extras);
         bytes[2..4].copy_from_slice(&self.key.to_be_bytes());
@@ -93,7 +98,7 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.body.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.opaque.to_be_bytes());
         bytes[16..].copy_from_slice(&self.cas.to_be_bytes());
-        out.extend_from_slice(&bytes);
+        bytes
     }
 }
 

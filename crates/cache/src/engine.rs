@@ -313,7 +313,7 @@ impl<M: Memory> Engine<M> {
                 return Err(Unstored::NotFound);
             }
             (Verb::Cas, Some(before)) if before.version == cas => self.numbers.cas_hits += 1,
-            (Verb::Cas, Some(before)) if may_be_stale && cas < before.version => {
+            (Verb::Cas, Some(before)) if may_be_stale && (1..before.version).contains(&cas) => {
                 marks |= marks::STALE | before.marks & marks::WON;
                 // As memcached, which leaves when it ends.
                 expiry = before.expiry;

@@ -80,7 +80,7 @@ fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
     let mut all = Vec::new();
     let mut part_of = |bytes: &[u8], all: &mut Vec<u8>| -> bool {
         let begin = all.len();
-        if stream.write_all(bytes).is_err() || stream.write_all(b"mn\r\n").is_err() {
+        if stream.write_all(&[bytes, b"mn\r\n"].concat()).is_err() {
             return false;
         }
         let mut buffer = [0; 65536];
@@ -104,7 +104,8 @@ fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
                 byte => bytes.push(*byte),
             }
         }
-        if !part_of(&bytes, &mut all) {
+        // The second time around memcached has let go of the items whose answers it has sent.
+        if !part_of(&bytes, &mut all) || !part_of(b"", &mut all) {
             break;
         }
     }
@@ -663,16 +664,18 @@ fn play_packets(server: &Served, requests: &[Vec<u8>]) -> Vec<u8> {
     let mut end = Vec::new();
     Header { magic: binary::ANSWER, ..noop }.append(&mut end);
     for request in requests {
-        let mut bytes = request.clone();
-        noop.append(&mut bytes);
-        stream.write_all(&bytes).unwrap();
-        let mut buffer = [0; 4096];
-        while !all.ends_with(&end) {
-            let count = stream.read(&mut buffer).unwrap();
-            assert!(count > 0, "closed behind {}", all.escape_ascii());
-            all.extend_from_slice(&buffer[..count]);
+        // The second time around memcached has let go of the items whose answers it has sent.
+        for mut bytes in [request.clone(), Vec::new()] {
+            noop.append(&mut bytes);
+            stream.write_all(&bytes).unwrap();
+            let mut buffer = [0; 4096];
+            while !all.ends_with(&end) {
+                let count = stream.read(&mut buffer).unwrap();
+                assert!(count > 0, "closed behind {}", all.escape_ascii());
+                all.extend_from_slice(&buffer[..count]);
+            }
+            all.truncate(all.len() - end.len());
         }
-        all.truncate(all.len() - end.len());
     }
     all
 }
@@ -817,7 +820,8 @@ fn random_requests_in_binary() {
     use opcode::*;
     let Some(pair) = Pair::new() else { return };
     let key = prop::sample::select(vec!["a", "b", "c"]);
-    let value = prop::sample::select(vec!["", "1", "99", "abc", "18446744073709551615"]);
+    // No number becomes shorter: whether memcached stores it anew depends on who else has the item in hand.
+    let value = prop::sample::select(vec!["", "1", "99", "abc"]);
     let end = prop::sample::select(vec![0, 100, 3_000_000, 4_000_000_000, u32::MAX]);
     let cas = prop::sample::select(vec![0, 0, 0, 1]);
     let request = (0..=GATKQ, key, value, end, cas).prop_map(|(code, key, value, end, cas)| {
@@ -825,7 +829,7 @@ fn random_requests_in_binary() {
         match code {
             SET..=REPLACE | SETQ..=REPLACEQ => packet(code, &store_extras(3, end), key, value, cas),
             INCREMENT | DECREMENT | INCREMENTQ | DECREMENTQ => {
-                packet(code, &count_extras(u64::from(end), 50, end), key, b"", cas)
+                packet(code, &count_extras(u64::from(code & 1), 50, end), key, b"", cas)
             }
             APPEND | PREPEND | APPENDQ | PREPENDQ => packet(code, &[], key, value, cas),
             GAT | GATQ | GATK | GATKQ | TOUCH => packet(code, &end.to_be_bytes(), key, b"", 0),

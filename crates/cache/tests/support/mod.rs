@@ -182,8 +182,9 @@ pub fn free_port() -> u16 {
 /// The real memcached, if it is installed.
 pub fn memcached() -> Option<Served> {
     let port = free_port();
+    // Without the parts that look after items in the background: what they hold just then, memcached stores anew instead of in its place.
     let child = Command::new("memcached")
-        .args(["-U", "0", "-l", "127.0.0.1", "-m", "64", "-t", "1", "-u", "nobody", "-p"])
+        .args(["-U", "0", "-l", "127.0.0.1", "-m", "64", "-t", "1", "-u", "nobody", "-o", "no_modern", "-p"])
         .arg(port.to_string())
         .stdin(Stdio::null())
         .stderr(Stdio::null())

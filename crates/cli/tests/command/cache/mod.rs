@@ -1,5 +1,6 @@
 //! Caches: what a client finds in memory, how it speaks with a server, and the command.
 
+mod clients;
 mod kills;
 mod memory;
 mod scripted;
