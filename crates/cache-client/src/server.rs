@@ -72,10 +72,11 @@ impl Server {
         take: &mut dyn FnMut(usize, Answer<'_>) -> Result<(), &'static str>,
     ) -> Result<(), Error> {
         let cache = || memory.address.clone();
-        let mut is_old = self.ready();
+        self.ready();
+        let end = Instant::now() + self.patience;
+        let mut is_second = false;
         loop {
-            let patience = self.patience;
-            let link = self.reach(memory, patience)?;
+            let link = self.reach(memory, end.saturating_duration_since(Instant::now()))?;
             let mut taken = 0;
             let asked = link.send(ask.bytes).and_then(|()| {
                 while taken < ask.answers {
@@ -88,13 +89,13 @@ impl Server {
             self.link = None;
             match broken {
                 Broken::Nonsense(what) => return Err(Error::Nonsense { cache: cache(), what }),
-                // The server has gone since the connection was used last.
-                Broken::Before(_) if is_old => {}
-                Broken::After(_) if is_old && ask.is_harmless && taken == 0 => {}
+                // The server has gone since the connection was used last, or just after it was opened.
+                Broken::Before(_) if !is_second || Instant::now() < end => {}
+                Broken::After(_) if !is_second && ask.is_harmless && taken == 0 => {}
                 Broken::Before(why) => return Err(no_server(memory, why)),
                 Broken::After(why) => return Err(Error::Lost { cache: cache(), why }),
             }
-            is_old = false;
+            is_second = true;
         }
     }
 
@@ -139,8 +140,8 @@ impl Server {
         said
     }
 
-    /// Whether there is a connection that looks well. One that does not is dropped.
-    fn ready(&mut self) -> bool {
+    /// Drops a connection that does not look well.
+    fn ready(&mut self) {
         let is_ours = self.process == std::process::id();
         if !is_ours {
             // Of a process that has forked this one.
@@ -152,7 +153,6 @@ impl Server {
         if self.link.as_mut().is_some_and(|link| !is_tried && !link.is_alive()) {
             self.link = None;
         }
-        self.link.is_some()
     }
 
     /// A connection; waits up to `patience` for a server.
