@@ -396,11 +396,14 @@ fn leave_now(socket: &'static Socket) {
 }
 
 /// A thread is in the kernel to receive.
-struct Receiving(&'static Socket, Asleep);
+struct Receiving {
+    socket: &'static Socket,
+    _asleep: Asleep,
+}
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        if let Some(mut filter) = enter(self.0) {
+        if let Some(mut filter) = enter(self.socket) {
             filter.is_receiving = false;
         }
     }
@@ -520,7 +523,7 @@ fn begin_receiving(socket: &'static Socket) -> std::result::Result<Receiving, ()
         return Err(());
     }
     filter.is_receiving = true;
-    Ok(Receiving(socket, Asleep::anyway(socket)))
+    Ok(Receiving { socket, _asleep: Asleep::anyway(socket) })
 }
 
 /// Takes what is queued.
