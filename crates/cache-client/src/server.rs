@@ -13,6 +13,8 @@ use crate::place::{Changes, places};
 /// Pauses between tries to reach the server.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
+/// A connection that was used a moment ago is taken for one that works.
+const MOMENT: Duration = Duration::from_millis(5);
 /// The most lines of an answer that has several.
 const MOST_LINES: usize = 4096;
 
@@ -35,6 +37,8 @@ pub struct Server {
     link: Option<Link>,
     /// The process that has opened the connection.
     process: u32,
+    /// When it was used last.
+    used: Instant,
     endpoint: Option<(String, Endpoint)>,
     /// Where servers were when the header could be read last.
     contact: String,
@@ -52,6 +56,7 @@ impl Server {
             timeout,
             link: None,
             process: 0,
+            used: Instant::now(),
             endpoint: None,
             contact: String::new(),
             connections: 0,
@@ -141,7 +146,10 @@ impl Server {
             // Of a process that has forked this one.
             (self.link, self.endpoint) = (None, None);
         }
-        if self.link.as_mut().is_some_and(|link| !link.is_alive()) {
+        let now = Instant::now();
+        let is_tried = now.saturating_duration_since(self.used) < MOMENT;
+        self.used = now;
+        if self.link.as_mut().is_some_and(|link| !is_tried && !link.is_alive()) {
             self.link = None;
         }
         self.link.is_some()

@@ -131,11 +131,7 @@ fn no_value_is_wrong_torn_or_back_from_the_dead() {
     let world = World::new();
     let mut server = CacheServer::serving(&world, "--max-item-size 8K");
     let patient = |changes: &str| {
-        let options = Options {
-            patience: Duration::from_secs(30),
-            timeout: Duration::from_secs(30),
-            ..options(&world, changes)
-        };
+        let options = Options { patience: Duration::from_secs(30), ..options(&world, changes) };
         Cache::open_with("web/c", &options).unwrap()
     };
     let writers = [patient("auto"), patient(&format!("unix {}", unix(&world).display()))];
