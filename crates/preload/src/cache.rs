@@ -30,6 +30,8 @@ mod find;
 mod hits;
 mod queue;
 mod serve;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -40,6 +42,7 @@ use crate::lock::Lock;
 use crate::socket::Socket;
 use crate::table::SOCKETS;
 
+#[cfg(not(test))]
 pub use begin::connected;
 pub use filter::{leave, receive, receive_further, send};
 pub use waiting::{concerns, poll, readiness};

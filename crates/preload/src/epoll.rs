@@ -694,6 +694,10 @@ impl State {
             *event = epoll_event { events: ready, u64: watch.data };
             watch.edge = false;
             watch.is_spent = watch.events & libc::EPOLLONESHOT as u32 != 0;
+            if watch.events & libc::EPOLLOUT as u32 != 0 {
+                // What the kernel has to say of the same socket is told together with it.
+                self.calls = CALLS;
+            }
             n += 1;
         }
         // Whoever was told now comes last the next time.

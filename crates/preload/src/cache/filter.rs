@@ -156,7 +156,7 @@ impl Entered {
         let Some(cache) = self.cache.filter(|_| protocol == self.protocol) else { return 0 };
         let (mut done, mut count, mut is_due) = (0, 0, false);
         let mut was_quiet = quiet_before;
-        let wants_hits = cache.reader.wants_hits() && protocol == Protocol::Text;
+        let wants_hits = cache.reader.wants_hits();
         while done < bytes.len() {
             let (out, most) = self.queue.append();
             let mut server = Server { reader: &cache.reader, out, most };
@@ -191,7 +191,7 @@ impl Entered {
     #[cold]
     fn tell_hits(&mut self, fd: c_int, cache: &'static find::Cache) {
         let _errno = Kept::new();
-        let Some((line, len)) = cache.hits.take() else { return };
+        let Some((line, len)) = cache.hits.take(self.protocol) else { return };
         let line = &line[..len];
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = begin::transport(self.socket, fd, || kernel::send(fd, line, flags));
@@ -396,11 +396,14 @@ fn leave_now(socket: &'static Socket) {
 }
 
 /// A thread is in the kernel to receive.
-struct Receiving(&'static Socket, Asleep);
+struct Receiving {
+    socket: &'static Socket,
+    _asleep: Asleep,
+}
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        if let Some(mut filter) = enter(self.0) {
+        if let Some(mut filter) = enter(self.socket) {
             filter.is_receiving = false;
         }
     }
@@ -520,7 +523,7 @@ fn begin_receiving(socket: &'static Socket) -> std::result::Result<Receiving, ()
         return Err(());
     }
     filter.is_receiving = true;
-    Ok(Receiving(socket, Asleep::anyway(socket)))
+    Ok(Receiving { socket, _asleep: Asleep::anyway(socket) })
 }
 
 /// Takes what is queued.

@@ -30,8 +30,15 @@ pub struct Cache {
     pub reader: Reader<Mapping>,
     pub hits: Hits,
     /// They keep the block's memory from being used for something else.
-    _endpoint: Endpoint,
-    _block: Block,
+    _kept: Option<(Endpoint, Block)>,
+}
+
+#[cfg(test)]
+impl Cache {
+    /// In memory of this process.
+    pub fn of(reader: Reader<Mapping>) -> &'static Self {
+        Box::leak(Box::new(Self { name: "test/test".into(), reader, hits: Hits::new(), _kept: None }))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -109,7 +116,7 @@ fn open(segment: &str, name: &str, full: String, id: [u64; 2]) -> Option<&'stati
         return None;
     }
     OPENED.fetch_add(1, Ordering::Relaxed);
-    let cache = Cache { name: full, reader, hits: Hits::new(), _endpoint: endpoint, _block: block };
+    let cache = Cache { name: full, reader, hits: Hits::new(), _kept: Some((endpoint, block)) };
     Some(Box::leak(Box::new(cache)))
 }
 
