@@ -9,8 +9,10 @@
 //! - `bench-sockets` runs programs of the distribution over TCP and over the sockets preload.
 //! - `bench-verbs` runs RDMA programs over a segment.
 //! - `bench-mpi` runs MPI programs over a segment.
+//! - `bench-cache` gives a cache and memcached the same requests.
 
 pub mod allocate;
+pub mod cache;
 pub mod farm;
 pub mod guest_disks;
 pub mod joining;

@@ -10,6 +10,7 @@
 //! log      where items lie: log segments in two queues, and which items have to go
 //! ghosts   which items have gone not long ago
 //! reader   the readers' side
+//! survey   how the whole looks to a reader
 //! ```
 //!
 //! # Who can harm whom
@@ -25,5 +26,6 @@ mod log;
 pub mod reader;
 pub mod shape;
 pub mod store;
+pub mod survey;
 
 pub use item::Hasher;

@@ -2,7 +2,8 @@
 //!
 //! Items are written one after the other into the newest segment of a queue, and room is made by emptying the oldest one: what is worth
 //! keeping moves to the newest segment of the main queue. So memory has no size classes and no gaps between them, and a segment becomes free
-//! as a whole.
+//! as a whole. It is emptied in steps of one item, ahead of need. In memory, a segment that is being emptied is like any other: a successor
+//! begins with it anew.
 
 use std::collections::VecDeque;
 
@@ -27,12 +28,36 @@ impl Queue {
     }
 }
 
+/// A segment that is being emptied. It takes no further items.
+struct Emptying {
+    queue: Queue,
+    segment: usize,
+    /// The next item.
+    at: usize,
+}
+
+/// A step of emptying a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// What lies here goes or moves. It has so much room.
+    Item(Queue, usize, usize),
+    /// The segment is free now.
+    Emptied,
+    /// There is none to be emptied.
+    Nothing,
+}
+
 /// The log segments of a cache, by its server.
 pub(crate) struct Log<M> {
     memory: M,
     shape: Shape,
     /// Segments that may be used at all.
     limit: usize,
+    /// Segments above the limit that may still be used, since they were used when it was set.
+    above: usize,
+    /// Whether the last of these that became free was given up.
+    gives_up: bool,
+    emptying: Option<Emptying>,
     free: Vec<usize>,
     /// From the oldest to the newest.
     small: VecDeque<usize>,
@@ -52,6 +77,9 @@ impl<M: Memory> Log<M> {
             memory,
             shape,
             limit,
+            above: 0,
+            gives_up: false,
+            emptying: None,
             free: Vec::new(),
             small: VecDeque::new(),
             main: VecDeque::new(),
@@ -63,6 +91,8 @@ impl<M: Memory> Log<M> {
         for segment in (0..shape.segments).rev() {
             let word = |word| log.memory.load_acquire_u64(shape.log(segment) + word);
             let (state, sequence, used) = (State(word(log::STATE)), word(log::SEQUENCE), word(log::USED));
+            // Of the free ones as well: no use of a segment has the number of another.
+            log.sequence = log.sequence.max(sequence);
             match state {
                 State::SMALL | State::MAIN if used <= shape.segment as u64 => {
                     found.push((sequence, segment, state));
@@ -72,11 +102,11 @@ impl<M: Memory> Log<M> {
             }
         }
         found.sort_unstable_by_key(|(sequence, segment, _)| (*sequence, *segment));
-        log.sequence = found.last().map_or(0, |(sequence, ..)| *sequence);
         for (_, segment, state) in found {
             let queue = if state == State::SMALL { Queue::Small } else { Queue::Main };
             log.queue(queue).push_back(segment);
         }
+        log.above = log.used().saturating_sub(limit);
         log.say_pressure();
         log
     }
@@ -90,12 +120,23 @@ impl<M: Memory> Log<M> {
 
     /// How many segments may still be taken.
     pub fn free(&self) -> usize {
-        self.free.len().min(self.limit.saturating_sub(self.small.len() + self.main.len()))
+        self.free.len().min((self.limit + self.above).saturating_sub(self.used()))
+    }
+
+    /// Whether a segment is to be emptied, so that one is free when it is needed.
+    pub fn is_short(&self) -> bool {
+        // The last one is for items that move while one is emptied, another one for new items. Where one more is little, it makes it seldom that a
+        // whole segment has to be emptied for an item.
+        let enough = 2 + (self.limit / 64).min(2);
+        self.free() < enough || self.used() > self.limit
     }
 
     /// Uses so many segments from now on, once further ones have been emptied.
     pub fn set_limit(&mut self, segments: usize) {
+        // One more than are used, for items that move.
+        let until_now = (self.limit + self.above).min(self.used() + 1);
         self.limit = segments.clamp(1, self.shape.segments);
+        self.above = until_now.saturating_sub(self.limit);
         self.memory.store_relaxed_u64(LIMIT, self.limit as u64);
         self.say_pressure();
     }
@@ -113,12 +154,13 @@ impl<M: Memory> Log<M> {
 
     /// How many are used.
     pub fn used(&self) -> usize {
-        self.small.len() + self.main.len()
+        self.small.len() + self.main.len() + usize::from(self.emptying.is_some())
     }
 
     /// Bytes of items that have not gone.
     pub fn live_bytes(&self) -> usize {
-        let segments = self.small.iter().chain(&self.main);
+        let emptying = self.emptying.as_ref().map(|emptying| &emptying.segment);
+        let segments = self.small.iter().chain(&self.main).chain(emptying);
         segments.map(|segment| self.used[*segment].saturating_sub(self.dead[*segment])).sum()
     }
 
@@ -167,8 +209,8 @@ impl<M: Memory> Log<M> {
         }
     }
 
-    /// The segment that is to be emptied next.
-    pub fn oldest(&mut self) -> Option<(Queue, usize)> {
+    /// The segment that is to be emptied next. `ahead`: not one that still takes items.
+    fn oldest(&self, ahead: bool) -> Option<(Queue, usize)> {
         // One of which most is dead costs little to empty, and nothing has to go.
         let sealed = |queue: &VecDeque<usize>| queue.len().saturating_sub(1);
         let mostly_dead = |segment: &&usize| self.dead[**segment] > self.shape.segment / 4 * 3;
@@ -177,39 +219,44 @@ impl<M: Memory> Log<M> {
                 return Some((queue, *segment));
             }
         }
+        let first = |queue: &VecDeque<usize>| queue.front().filter(|_| !ahead || sealed(queue) > 0).copied();
+        let of_small = first(&self.small).map(|segment| (Queue::Small, segment));
+        let of_main = first(&self.main).map(|segment| (Queue::Main, segment));
         // A tenth of the memory is for items that were not used again.
         let is_small_long = self.small.len() > (self.limit / 10).max(1);
-        let of_small = self.small.front().map(|segment| (Queue::Small, *segment));
-        let of_main = self.main.front().map(|segment| (Queue::Main, *segment));
         if is_small_long || sealed(&self.main) == 0 { of_small.or(of_main) } else { of_main }
     }
 
-    /// Where the items of a segment lie, from the first on.
-    pub fn items(&self, segment: usize) -> Vec<usize> {
-        let first = self.shape.segment(segment);
-        let (mut at, end) = (first, first + self.used[segment]);
-        let mut items = Vec::new();
-        while end - at >= item::BYTES {
-            items.push(at);
-            let room = Room(self.memory.load_relaxed_u64(at + item::ROOM)).bytes();
-            // Only somebody else can have written anything else there; then all that comes behind is lost.
-            if room < item::BYTES || room > end - at || !room.is_multiple_of(8) {
-                break;
-            }
-            at += room;
+    /// The next step of emptying a segment: the one that is being emptied, or the one that is next. `ahead`: not one that still takes items.
+    pub fn step(&mut self, ahead: bool) -> Step {
+        if self.emptying.is_none() {
+            let Some((queue, segment)) = self.oldest(ahead) else { return Step::Nothing };
+            self.queue(queue).retain(|one| *one != segment);
+            self.emptying = Some(Emptying { queue, segment, at: self.shape.segment(segment) });
         }
-        items
-    }
-
-    /// A segment is about to be emptied: it takes no further items.
-    pub fn withdraw(&mut self, segment: usize) {
-        self.small.retain(|one| *one != segment);
-        self.main.retain(|one| *one != segment);
-    }
-
-    /// No slot names anything any more in a segment that was withdrawn.
-    pub fn release(&mut self, segment: usize) {
+        let Some(Emptying { queue, segment, at }) = &mut self.emptying else { return Step::Nothing };
+        let (from, left) = (*at, (self.shape.segment(*segment) + self.used[*segment]).saturating_sub(*at));
+        if left >= item::BYTES {
+            let room = Room(self.memory.load_relaxed_u64(from + item::ROOM)).bytes();
+            let is_room = room >= item::BYTES && room <= left && room.is_multiple_of(8);
+            // Only somebody else can have written anything else there; then all that comes behind is lost.
+            let room = if is_room { room } else { left };
+            *at += room;
+            return Step::Item(*queue, from, room);
+        }
+        let segment = *segment;
+        // No slot names anything in it any more.
         self.memory.store_release_u64(self.shape.log(segment) + log::STATE, State::FREE.0);
+        self.emptying = None;
         self.free.push(segment);
+        // While there are too many, every other one is given up, and the rest may be used again.
+        self.gives_up = !self.gives_up;
+        self.above = if self.used() <= self.limit {
+            0
+        } else {
+            self.above - usize::from(self.gives_up).min(self.above)
+        };
+        self.say_pressure();
+        Step::Emptied
     }
 }

@@ -4,15 +4,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::cache::{
-    CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, MAGIC, MOST_CONTACT, PRESSURE, READY, Shape, Slot, item,
+    CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, MAGIC, MOST_CONTACT, PRESSURE, READY, SLOTS, Shape, Slot,
+    buckets_of, item, log,
 };
 use ginnel_shmem::Memory;
 
 use crate::item::{Hasher, Look, look, slots};
 use crate::store::{Meta, NotACache, meta, shape_of};
+use crate::survey::{Survey, survey};
 
 /// How often an item is looked at that the server changes meanwhile.
-const TRIES: u32 = 8;
+const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
+
+/// Lines of the processor's cache that are asked for before an item is looked at: of one with a key, and a value of about 100 bytes. The
+/// processor goes on from there by itself.
+const USUAL_LINES: usize = 3;
 
 /// A server whose clock stands for so long does not end items any more, so those that have an end are not taken from memory.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,6 +33,53 @@ pub enum Found {
     /// This cannot be told without the server: it changes the item all the time, was killed while it did, its clock stands and the item
     /// has an end, or the memory has another cache now.
     Unknown,
+}
+
+/// Where a value goes that is found.
+pub trait Place {
+    /// Room for so many bytes of a value, or for as many of them as there is room for.
+    fn room(&mut self, len: usize) -> &mut [u8];
+    /// What was put there is not the value.
+    fn undo(&mut self);
+}
+
+/// Behind what is there.
+pub struct Append<'a> {
+    to: &'a mut Vec<u8>,
+    begin: usize,
+}
+
+impl<'a> Append<'a> {
+    /// Behind what is there now.
+    pub fn to(to: &'a mut Vec<u8>) -> Self {
+        let begin = to.len();
+        Self { to, begin }
+    }
+}
+
+impl Place for Append<'_> {
+    #[inline]
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        self.to.resize(self.begin + len, 0);
+        &mut self.to[self.begin..]
+    }
+
+    #[inline]
+    fn undo(&mut self) {
+        self.to.truncate(self.begin);
+    }
+}
+
+/// The beginning of these bytes, as far as they go.
+impl Place for &mut [u8] {
+    #[inline]
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        let len = len.min(self.len());
+        &mut self[..len]
+    }
+
+    #[inline]
+    fn undo(&mut self) {}
 }
 
 /// Looks items up in memory that it need not be able to write. May be used by several threads.
@@ -88,52 +141,99 @@ impl<M: Memory> Reader<M> {
 
     /// The same, of a key whose hash the caller has already.
     pub fn get_hashed(&self, hash: u64, key: &[u8], value: &mut Vec<u8>) -> Found {
-        let begin = value.len();
+        self.get_to(hash, key, &mut Append::to(value))
+    }
+
+    /// The same, and puts the value somewhere else.
+    #[inline]
+    pub fn get_to(&self, hash: u64, key: &[u8], value: &mut impl Place) -> Found {
+        // Half of all items are named in the second bucket.
+        self.prefetch_slots(hash);
         for _ in 0..TRIES {
             match self.try_get(hash, key, value) {
                 Some(found) if self.is_current() => return found,
                 Some(_) => {
-                    value.truncate(begin);
+                    value.undo();
                     return Found::Unknown;
                 }
-                None => value.truncate(begin),
+                None => value.undo(),
             }
             std::hint::spin_loop();
         }
         Found::Unknown
     }
 
+    /// Asks for the memory in which the slots of a hash lie, which is looked at soon. The first of two steps by which many keys are looked up
+    /// in the time that a few take: the memory of one is waited for while that of others comes.
+    #[inline]
+    pub fn prefetch_slots(&self, hash: u64) {
+        for bucket in buckets_of(hash, self.shape.buckets) {
+            self.memory.prefetch(self.shape.bucket(bucket));
+        }
+    }
+
+    /// The second step: the memory of the item, if a slot names one.
+    #[inline]
+    pub fn prefetch_item(&self, hash: u64) {
+        for bucket in buckets_of(hash, self.shape.buckets) {
+            for slot in 0..SLOTS {
+                let slot = Slot(self.memory.load_relaxed_u64(self.shape.bucket(bucket) + slot * 8));
+                if slot.may_be(hash) {
+                    return self.prefetch_item_at(slot);
+                }
+            }
+        }
+    }
+
+    /// The lines that a usual item has. A place outside of the memory is ignored.
+    #[inline]
+    fn prefetch_item_at(&self, slot: Slot) {
+        for line in 0..USUAL_LINES {
+            self.memory.prefetch(slot.at() as usize + line * ginnel_layout::CACHE_LINE);
+        }
+    }
+
     /// `None` if the server has changed meanwhile what was looked at.
-    fn try_get(&self, hash: u64, key: &[u8], value: &mut Vec<u8>) -> Option<Found> {
-        let begin = value.len();
+    #[inline]
+    fn try_get(&self, hash: u64, key: &[u8], value: &mut impl Place) -> Option<Found> {
         for slot_at in slots(&self.shape, hash) {
             // ORDER cache.slot: the slot before the item. Pairs with: `Store::name`.
             let slot = Slot(self.memory.load_acquire_u64(slot_at));
             if !slot.may_be(hash) {
                 continue;
             }
+            let Some((segment, _)) = self.shape.place(slot.at()) else { continue };
+            let sequence_at = self.shape.log(segment) + log::SEQUENCE;
+            self.prefetch_item_at(slot);
+            let sequence = self.memory.load_relaxed_u64(sequence_at);
             let item = match look(&self.memory, &self.shape, slot, hash, key) {
                 Look::Item(item) => item,
-                // It may have become that just now.
-                Look::Other if self.memory.load_acquire_u64(slot_at) == slot.0 => continue,
-                Look::Other | Look::Changing => return None,
+                Look::Other => {
+                    // It may have become that just now.
+                    self.memory.acquire_fence();
+                    if self.memory.load_relaxed_u64(slot_at) == slot.0 {
+                        continue;
+                    }
+                    return None;
+                }
+                Look::Changing => return None,
             };
-            value.resize(begin + item.lengths.value(), 0);
-            self.memory.read_acquire(item.value_at(), &mut value[begin..]);
-            // ORDER cache.changing: the copy before the second look at version and slot. Pairs with: `Store::write`.
+            self.memory.read_acquire(item.value_at(), value.room(item.lengths.value()));
+            // ORDER cache.changing: the copy before the second look at version, slot and segment. Pairs with: `Store::write`.
             self.memory.acquire_fence();
             let is_same = self.memory.load_relaxed_u64(item.at + item::VERSION) == item.version
-                && self.memory.load_relaxed_u64(slot_at) == slot.0;
+                && self.memory.load_relaxed_u64(slot_at) == slot.0
+                && self.memory.load_relaxed_u64(sequence_at) == sequence;
             if !is_same {
                 return None;
             }
             let clock = self.memory.load_relaxed_u64(CLOCK);
             if item.has_ended(self.memory.load_relaxed_u64(FLUSHED), clock) {
-                value.truncate(begin);
+                value.undo();
                 return Some(Found::Miss);
             }
             if item.expiry != 0 && self.does_clock_stand(clock) {
-                value.truncate(begin);
+                value.undo();
                 return Some(Found::Unknown);
             }
             return Some(Found::Hit(meta(&item)));
@@ -141,9 +241,26 @@ impl<M: Memory> Reader<M> {
         Some(Found::Miss)
     }
 
+    /// Whether the server's clock has not moved for some time: it hangs, or there is none.
+    pub fn is_server_late(&self) -> bool {
+        self.does_clock_stand(self.memory.load_relaxed_u64(CLOCK))
+    }
+
+    /// How the whole looks. Takes time: some milliseconds for a million of items.
+    pub fn survey(&self) -> Survey {
+        survey(&self.memory, self.shape)
+    }
+
+    /// The memory in which it looks.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
     fn does_clock_stand(&self, clock: u64) -> bool {
         let now = self.began.elapsed().as_millis() as u64;
-        if self.clock.swap(clock, Ordering::Relaxed) != clock {
+        // Looked at first: threads that only look do not take the line from each other.
+        if self.clock.load(Ordering::Relaxed) != clock {
+            self.clock.store(clock, Ordering::Relaxed);
             self.changed.store(now, Ordering::Relaxed);
             return false;
         }

@@ -14,20 +14,23 @@ pub enum NotShaped {
     )]
     TooSmall(usize, usize),
     /// Items would be too large.
-    #[error("items of {0} bytes are too large; a cache can have items of up to {max} bytes", max = MOST_SEGMENT / 2)]
+    #[error("items of {0} bytes are too large; a cache can have items of up to {max} bytes", max = MOST_SEGMENT)]
     ItemTooLarge(usize),
 }
 
-/// The parts of a block of `len` bytes, for items of up to `largest` bytes that have `usual` bytes on average, keys included.
+/// The most bytes of a log segment, unless items may be larger: one takes a moment to be emptied.
+const USUAL_SEGMENT: usize = 4 << 20;
+
+/// The parts of a block of `len` bytes, for items of up to `largest` bytes, with their keys and [`item::BYTES`](cache::item::BYTES) more. Key and value
+/// have `usual` bytes on average.
 pub fn plan(len: usize, largest: usize, usual: usize) -> Result<Shape, NotShaped> {
-    let room = cache::item::room(cache::MOST_KEY, largest);
-    if room > MOST_SEGMENT {
+    if largest > MOST_SEGMENT {
         return Err(NotShaped::ItemTooLarge(largest));
     }
     let too_small = NotShaped::TooSmall(len, largest);
-    // Small segments make small steps when items have to go, and large ones waste less at their ends.
-    let segment =
-        room.next_power_of_two().max((len / 256).next_power_of_two() / 2).clamp(LEAST_SEGMENT, MOST_SEGMENT);
+    // Small segments become free soon, and large ones waste less at their ends.
+    let segment = (len / 256).next_power_of_two() / 2;
+    let segment = segment.min(USUAL_SEGMENT).max(largest.next_power_of_two()).max(LEAST_SEGMENT);
     let items = len / cache::item::room(0, usual.max(1));
     // With two buckets to choose from, three quarters of all slots can be used without pushing items out.
     let buckets = (items / cache::SLOTS * 4 / 3).next_power_of_two().clamp(1, cache::MOST_BUCKETS);
@@ -59,7 +62,7 @@ mod tests {
                     shape.len() <= len && len - shape.len() < shape.segment + 3 * 4096,
                     "{len} {largest} {shape:?}"
                 );
-                assert!(shape.segment >= cache::item::room(cache::MOST_KEY, largest));
+                assert!(shape.segment >= largest);
                 assert!(shape.segments >= LEAST_SEGMENTS);
             }
         }
@@ -68,7 +71,7 @@ mod tests {
     #[test]
     fn what_is_too_small_or_too_large_is_named() {
         assert_eq!(plan(1 << 20, 1 << 20, 100), Err(NotShaped::TooSmall(1 << 20, 1 << 20)));
-        assert_eq!(plan(1 << 40, 1 << 30, 100), Err(NotShaped::ItemTooLarge(1 << 30)));
+        assert_eq!(plan(1 << 40, (1 << 30) + 1, 100), Err(NotShaped::ItemTooLarge((1 << 30) + 1)));
         assert!(plan(0, 1, 1).is_err() && plan(usize::MAX, 1, 1).is_ok());
     }
 }

@@ -14,20 +14,25 @@
 //! can write nothing lose nothing but a sample of their hits.
 
 use ginnel_layout::cache::{
-    BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC, MOST_CONTACT,
-    MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item, marks,
+    self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
+    MOST_CONTACT, MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item,
+    marks,
 };
 use ginnel_shmem::Memory;
 
 use crate::ghosts::Ghosts;
 use crate::item::{Hasher, Item, Look, look, slots};
-use crate::log::{Log, Queue};
+use crate::log::{Log, Queue, Step};
 use crate::shape::LEAST_SEGMENTS;
 
 /// Versions that are given out between two notes of how far they have come.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
 /// The most uses that count.
 const MOST_USES: u8 = 3;
+/// Items that are looked at when one is stored, for some that can go.
+const STEPS: usize = 16;
+/// Empty slots of an item's first bucket, with which the second one need not be taken.
+const SPARE: usize = 3;
 
 /// Why there is no cache in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,6 +99,8 @@ pub struct Store<M> {
     flushed: u64,
     clock: u64,
     counters: Counters,
+    /// Bytes that were stored while there was little free memory, less those that became free.
+    behind: usize,
 }
 
 impl<M: Memory> Store<M> {
@@ -143,20 +150,21 @@ impl<M: Memory> Store<M> {
         if version > u64::MAX / 2 || word(CLOCK) > u64::MAX / 2 {
             return Err(NotACache::Corrupt);
         }
-        let items = (0..shape.buckets * ginnel_layout::cache::SLOTS)
+        let items = (0..shape.buckets * cache::SLOTS)
             .filter(|slot| memory.load_relaxed_u64(shape.bucket(0) + slot * 8) != 0)
             .count();
         memory.store_relaxed_u64(SERVER, word(SERVER).wrapping_add(1));
         let mut store = Self {
             hasher: Hasher::of(&memory),
             log: Log::new(memory.clone(), shape),
-            ghosts: Ghosts::new(shape.buckets * ginnel_layout::cache::SLOTS),
+            ghosts: Ghosts::new(shape.buckets * cache::SLOTS),
             items,
             version,
             versions: version,
             flushed: word(FLUSHED),
             clock: word(CLOCK),
             counters: Counters::default(),
+            behind: 0,
             memory,
             shape,
         };
@@ -181,6 +189,11 @@ impl<M: Memory> Store<M> {
     /// The parts of the block.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// The memory of the cache.
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// How many items there are, those included whose time has come.
@@ -232,9 +245,15 @@ impl<M: Memory> Store<M> {
         (self.log.used(), self.log.limit())
     }
 
-    /// Uses so many log segments from now on. Fewer ones than before: items have to go with the next that are stored.
+    /// Uses so many log segments from now on. Fewer ones than before: items have to go, a few with each that is stored, and with each
+    /// [`Store::tidy`].
     pub fn set_limit(&mut self, segments: usize) {
         self.log.set_limit(segments.max(LEAST_SEGMENTS));
+    }
+
+    /// For a server that has nothing else to do: makes room ahead of need. Looks at a few items. Whether there is more to do.
+    pub fn tidy(&mut self) -> bool {
+        (0..STEPS).all(|_| self.log.is_short() && self.step(true, false).is_some())
     }
 
     /// The most bytes that key and value of an item may have.
@@ -285,6 +304,27 @@ impl<M: Memory> Store<M> {
         value.resize(begin + item.lengths.value(), 0);
         self.memory.read_acquire(item.value_at(), &mut value[begin..]);
         Some(meta(&item))
+    }
+
+    /// The same, behind what `begin` appends. Counts as a use only if it `is_use`.
+    pub fn get_behind(
+        &mut self,
+        key: &[u8],
+        is_use: bool,
+        value: &mut Vec<u8>,
+        begin: impl FnOnce(&Meta, &mut Vec<u8>),
+    ) -> Option<Meta> {
+        let hash = self.hasher.hash(key);
+        let (_, item) = self.find(hash, key)?;
+        let meta = meta(&item);
+        begin(&meta, value);
+        if is_use {
+            self.used(&item);
+        }
+        let begin = value.len();
+        value.resize(begin + item.lengths.value(), 0);
+        self.memory.read_acquire(item.value_at(), &mut value[begin..]);
+        Some(meta)
     }
 
     /// The same without the value, and without being a use.
@@ -383,7 +423,6 @@ impl<M: Memory> Store<M> {
         let at = self.make_room(queue, room).ok_or(NotStored::TooLarge(self.most()))?;
         let lengths = Lengths::new(key.len(), len, uses).with_marks(marks);
         let item = Item { at, version, lengths, expiry, flags };
-        self.memory.store_relaxed_u64(at + item::VERSION, 0);
         self.write(at, version, |store| {
             store.memory.store_relaxed_u64(at + item::HASH, hash);
             store.memory.store_relaxed_u64(at + item::ROOM, Room::new(room, store.second()).0);
@@ -435,21 +474,34 @@ impl<M: Memory> Store<M> {
 
     /// An empty slot for a hash. If there is none, the item goes that was used least.
     fn empty_slot(&mut self, hash: u64) -> usize {
-        let mut least = (u8::MAX, 0);
-        for at in slots(&self.shape, hash) {
+        let (mut empty, mut least) = ([(0, 0); 2], (u8::MAX, 0));
+        for (which, at) in slots(&self.shape, hash).enumerate() {
             let slot = Slot(self.memory.load_relaxed_u64(at));
             if self.shape.place(slot.at()).is_none() {
-                self.clear(at);
-                return at;
+                let (count, first) = &mut empty[which / cache::SLOTS];
+                *count += 1;
+                *first = at;
+                continue;
             }
-            let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
-            if uses < least.0 || least.1 == 0 {
-                least = (uses, at);
+            // The items matter only where every slot names one.
+            if empty == [(0, 0); 2] {
+                let uses = Lengths(self.memory.load_relaxed_u64(slot.at() as usize + item::LENGTHS)).uses();
+                if uses < least.0 || least.1 == 0 {
+                    least = (uses, at);
+                }
             }
         }
-        self.counters.collisions += 1;
-        self.clear(least.1);
-        least.1
+        // Readers look into the first bucket first. Full buckets are avoided.
+        let [first, second] = empty;
+        let at = match if first.0 >= SPARE || first.0 >= second.0 { first } else { second } {
+            (0, _) => {
+                self.counters.collisions += 1;
+                least.1
+            }
+            (_, at) => at,
+        };
+        self.clear(at);
+        at
     }
 
     /// Removes an item. Whether there was one.
@@ -510,51 +562,79 @@ impl<M: Memory> Store<M> {
 
     /// Room for an item in a queue; items of others may have to go.
     fn make_room(&mut self, queue: Queue, room: usize) -> Option<usize> {
-        // The last free segment is for items that move while one is emptied.
-        let mut rounds = self.shape.segments * (usize::from(MOST_USES) + 1) + LEAST_SEGMENTS;
+        self.make_room_ahead(room);
+        // Those that are large, or come with a smaller limit, may be ahead of that.
+        let (mut rounds, mut steps) = (self.shape.segments + LEAST_SEGMENTS, 0);
         loop {
+            // The last free segment is for items that move while one is emptied.
             if self.log.free() > 1 || rounds == 0 {
                 return self.log.take(queue, room);
             }
             if let Some(at) = self.log.take_of_newest(queue, room) {
                 return Some(at);
             }
-            self.empty_oldest();
-            rounds -= 1;
+            match self.log.step(false) {
+                Step::Item(queue, at, room) => drop(self.empty(queue, at, room, steps >= STEPS)),
+                Step::Emptied => rounds -= 1,
+                Step::Nothing => rounds = 0,
+            }
+            steps += 1;
         }
     }
 
-    /// Empties a log segment: what was used moves to the main queue, and the rest goes.
-    fn empty_oldest(&mut self) {
-        let Some((queue, segment)) = self.log.oldest() else { return };
-        self.log.withdraw(segment);
-        for at in self.log.items(segment) {
-            let hash = self.memory.load_relaxed_u64(at + item::HASH);
-            let Some(slot) = self.slot_of(hash, at) else { continue };
-            let lengths = Lengths(self.memory.load_relaxed_u64(at + item::LENGTHS));
-            let expiry = self.memory.load_relaxed_u64(at + item::EXPIRY);
-            let version = self.memory.load_relaxed_u64(at + item::VERSION);
-            let item = Item { at, version, lengths, expiry: expiry as u32, flags: (expiry >> 32) as u32 };
-            let is_over = version == 0 || item.has_ended(self.flushed, self.clock);
-            let left = match queue {
-                Queue::Small => lengths.uses().checked_sub(1).map(|_| 0),
-                Queue::Main => lengths.uses().checked_sub(1),
-            };
-            match left.filter(|_| !is_over) {
-                Some(uses) if self.move_item(&item, slot, hash, uses) => self.counters.moves += 1,
-                _ => {
-                    self.clear(slot);
-                    if !is_over {
-                        self.counters.evictions += 1;
-                        if queue == Queue::Small {
-                            self.counters.unused += 1;
-                            self.ghosts.add(hash);
-                        }
-                    }
-                }
+    /// Sees to it that a log segment will be free when it is needed: with each item that is stored, twice its room becomes free, as long as that
+    /// takes few steps. If it does not for long, used items go as well, so what it takes has a bound.
+    fn make_room_ahead(&mut self, room: usize) {
+        self.behind = if self.log.is_short() { self.behind + room } else { 0 };
+        let (mut freed, mut steps) = (0, 0);
+        while self.log.is_short() && freed < 2 * room {
+            let hurry = steps >= STEPS;
+            if hurry && self.behind <= self.shape.segment / 2 {
+                return;
+            }
+            let Some(more) = self.step(true, hurry) else { return };
+            (freed, steps) = (freed + more, steps + 1);
+            self.behind = self.behind.saturating_sub(more);
+        }
+    }
+
+    /// One step of emptying a log segment, and how many bytes became free. `None` if there is nothing to do.
+    fn step(&mut self, ahead: bool, hurry: bool) -> Option<usize> {
+        match self.log.step(ahead) {
+            Step::Item(queue, at, room) => Some(self.empty(queue, at, room, hurry)),
+            Step::Emptied => Some(0),
+            Step::Nothing => None,
+        }
+    }
+
+    /// What lies here moves to the main queue if it was used, and goes if not, or in a `hurry`. Returns how many bytes became free.
+    fn empty(&mut self, queue: Queue, at: usize, room: usize, hurry: bool) -> usize {
+        let hash = self.memory.load_relaxed_u64(at + item::HASH);
+        let Some(slot) = self.slot_of(hash, at) else { return room };
+        let lengths = Lengths(self.memory.load_relaxed_u64(at + item::LENGTHS));
+        let expiry = self.memory.load_relaxed_u64(at + item::EXPIRY);
+        let version = self.memory.load_relaxed_u64(at + item::VERSION);
+        let item = Item { at, version, lengths, expiry: expiry as u32, flags: (expiry >> 32) as u32 };
+        let is_over = version == 0 || item.has_ended(self.flushed, self.clock);
+        let left = match queue {
+            Queue::Small => lengths.uses().checked_sub(1).map(|_| 0),
+            Queue::Main => lengths.uses().checked_sub(1),
+        };
+        if let Some(uses) = left.filter(|_| !is_over && !hurry)
+            && self.move_item(&item, slot, hash, uses)
+        {
+            self.counters.moves += 1;
+            return 0;
+        }
+        self.clear(slot);
+        if !is_over {
+            self.counters.evictions += 1;
+            self.counters.unused += u64::from(queue == Queue::Small);
+            if queue == Queue::Small {
+                self.ghosts.add(hash);
             }
         }
-        self.log.release(segment);
+        room
     }
 
     /// The slot that names what lies at a place.
@@ -583,6 +663,7 @@ impl<M: Memory> Store<M> {
             store.memory.copy_into(item.at + item::BYTES, &store.memory, at + item::BYTES, key + value);
             store.log.add(at, room);
         });
+        self.log.remove(item.at);
         self.name(slot, hash, at);
         true
     }

@@ -63,7 +63,7 @@
 // What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
 // another meaning; later versions may add some. They are grouped:
 //
-//   -1 ...    not now; nothing is wrong
+//   -1 ...    not now, or not there; nothing is wrong
 //   -101 ...  the channel has come to an end, or is broken
 //   -201 ...  a mistake in the call
 //   -300 ...  the daemon refuses
@@ -76,6 +76,12 @@ typedef enum ginnel_status {
     GINNEL_ERR_WOULD_BLOCK = -1,
     // The timeout came first. Nothing was sent or received; try again when you like.
     GINNEL_ERR_TIMED_OUT = -2,
+    // The cache has no item with this key.
+    GINNEL_ERR_NO_ITEM = -3,
+    // The cache has an item with this key already, or none where there must be one.
+    GINNEL_ERR_NOT_STORED = -4,
+    // The cache's item has another version now.
+    GINNEL_ERR_CHANGED = -5,
     // The peer has finished sending, and everything has been received.
     GINNEL_ERR_FINISHED = -101,
     // The peer has closed the channel: it receives nothing more.
@@ -100,6 +106,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_PIECE = -111,
     // A side of the channel has called ginnel_channel_abort(): what was on its way is lost.
     GINNEL_ERR_ABORTED = -112,
+    // The cache's server has not answered: what it was asked for may have been done or not.
+    GINNEL_ERR_LOST = -113,
     // A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
     // An argument outside its range.
@@ -108,7 +116,7 @@ typedef enum ginnel_status {
     GINNEL_ERR_NAME = -203,
     // A channel, a listener or a lock of another kind.
     GINNEL_ERR_KIND = -204,
-    // The message is longer than the channel takes; open it with a larger capacity.
+    // The message is longer than the channel takes (open it with a larger capacity), or the value than an item may be.
     GINNEL_ERR_TOO_LONG = -205,
     // The message is longer than the buffer. It is still there.
     GINNEL_ERR_BUFFER_TOO_SMALL = -206,
@@ -162,6 +170,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_FREED = -318,
     // The host's daemon cannot record it: its disk is full or fails. Nothing was changed.
     GINNEL_ERR_UNRECORDED = -319,
+    // The cache's server refuses; ginnel_last_error() has its words.
+    GINNEL_ERR_SERVER = -320,
     // No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
     // The daemon said something that is not in the protocol.
@@ -170,6 +180,8 @@ typedef enum ginnel_status {
     GINNEL_ERR_SYSTEM = -403,
     // This machine cannot do that: a VM without interrupts has no file descriptor to wait on.
     GINNEL_ERR_UNSUPPORTED = -404,
+    // No server of the cache can be reached. Nothing was changed.
+    GINNEL_ERR_NO_SERVER = -405,
     // A bug in this library. The handle is of no more use, but for closing it.
     GINNEL_ERR_INTERNAL = -501,
 } ginnel_status;
@@ -261,6 +273,9 @@ typedef struct ginnel_barrier ginnel_barrier;
 // An open block of a segment: memory by name, with rights. Any number of threads may use it at once, ginnel_block_resize()
 // excepted. Made by ginnel_block_create() or ginnel_block_open(), freed by ginnel_block_close().
 typedef struct ginnel_block ginnel_block;
+
+// A cache that is open. Any number of threads may use it at once. Made by ginnel_cache_open(), freed by ginnel_cache_close().
+typedef struct ginnel_cache ginnel_cache;
 
 // A channel of either kind, with two directions that are independent: one thread may send while another receives, but
 // no two may send at once, or receive at once. Made by ginnel_connect(), ginnel_endpoint_connect() or ginnel_accept(),
@@ -615,6 +630,99 @@ typedef ssize_t (*ginnel_farm_work)(void *context,
                                     const struct ginnel_farm_task *task,
                                     void *result,
                                     size_t room);
+
+// How to open a cache. Fill it with zeros, set `size`, then what you want otherwise.
+typedef struct ginnel_cache_options {
+    // sizeof(ginnel_cache_options).
+    size_t size;
+    // Path of the daemon's socket. NULL: $GINNEL_SOCKET, else /run/ginnel/ginnel.sock.
+    const char *socket;
+    // What this endpoint calls itself, for people. NULL: the program's name.
+    const char *name;
+    // Where changes go: "channel SEGMENT", "tcp ADDRESS:PORT" or "unix PATH". NULL: where the cache says.
+    const char *changes;
+    // How long a cache that is not there, or a server that is being replaced, is waited for, in nanoseconds. 0: 3 seconds;
+    // negative: not at all.
+    int64_t patience_ns;
+    // How long the server may take for an answer, in nanoseconds. 0: 10 seconds.
+    uint64_t timeout_ns;
+} ginnel_cache_options;
+
+// What is known of an item that was found.
+typedef struct ginnel_cache_item {
+    // sizeof(ginnel_cache_item).
+    size_t size;
+    // Bytes of its value, also if the buffer has fewer.
+    size_t length;
+    // Its version, for ginnel_cache_cas().
+    uint64_t cas;
+    // The client's, as they were stored.
+    uint32_t flags;
+} ginnel_cache_item;
+
+// A key, for ginnel_cache_get_many(). This structure does not grow.
+typedef struct ginnel_cache_key {
+    // Its bytes.
+    const void *key;
+    // How many.
+    size_t key_length;
+} ginnel_cache_key;
+
+// What ginnel_cache_get_many() has found for a key. This structure does not grow.
+typedef struct ginnel_cache_found {
+    // GINNEL_OK; GINNEL_ERR_NO_ITEM; or GINNEL_ERR_BUFFER_TOO_SMALL if there was no room left for the value.
+    int status;
+    // The client's, as they were stored.
+    uint32_t flags;
+    // Its version, for ginnel_cache_cas().
+    uint64_t cas;
+    // Where its value begins in the buffer.
+    size_t offset;
+    // Bytes of its value, also if there was no room left for it.
+    size_t length;
+} ginnel_cache_found;
+
+// An item to store, for ginnel_cache_set_many(). This structure does not grow.
+typedef struct ginnel_cache_entry {
+    // The bytes of its key.
+    const void *key;
+    // How many.
+    size_t key_length;
+    // The bytes of its value.
+    const void *value;
+    // How many.
+    size_t length;
+    // Whatever the program likes.
+    uint32_t flags;
+    // In how many seconds it ends; 0: never.
+    uint32_t ttl;
+} ginnel_cache_entry;
+
+// What has become of an item of ginnel_cache_set_many(). This structure does not grow.
+typedef struct ginnel_cache_stored {
+    // GINNEL_OK, or why it is not stored.
+    int status;
+    // Its version.
+    uint64_t cas;
+} ginnel_cache_stored;
+
+// What a handle of a cache has done since it was opened.
+typedef struct ginnel_cache_counters {
+    // sizeof(ginnel_cache_counters).
+    size_t size;
+    // Items that were found in memory.
+    uint64_t hits;
+    // Keys that memory has no item of.
+    uint64_t misses;
+    // Keys that the server was asked for, because memory could not tell.
+    uint64_t asked;
+    // Requests whose answers were lost.
+    uint64_t lost;
+    // Connections that were opened to servers.
+    uint64_t connections;
+    // Keys whose hits were reported to the server.
+    uint64_t reported;
+} ginnel_cache_counters;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1416,6 +1524,155 @@ int ginnel_farm_worker_get_done(const struct ginnel_farm_worker *worker,
 
 // Frees a worker; its manager gives what it still holds to others. NULL is allowed. Tells the daemon, for at most a second.
 int ginnel_farm_worker_close(struct ginnel_farm_worker *worker);
+
+// Opens the cache at `address`, which is SEGMENT/NAME. `options` may be NULL. On success `*cache` is the caller's, to be freed with
+// ginnel_cache_close(); on failure it is NULL. It is enough that this machine may read the segment.
+//
+// Blocks for the daemon's answer, and for a cache that is not there yet. Any thread. Errors: GINNEL_ERR_NO_SEGMENT,
+// GINNEL_ERR_NOT_FOUND if there is no such cache, GINNEL_ERR_KIND if it is none of this version, GINNEL_ERR_CORRUPT,
+// GINNEL_ERR_DENIED, GINNEL_ERR_NO_DAEMON, GINNEL_ERR_NAME.
+int ginnel_cache_open(const char *address,
+                      const struct ginnel_cache_options *options,
+                      struct ginnel_cache **cache);
+
+// Closes a cache. NULL is allowed. No other thread may be using the handle. May tell the daemon, for at most a second.
+int ginnel_cache_close(struct ginnel_cache *cache);
+
+// Looks a key up and copies its value to `value`, which has `room` bytes. Returns how many bytes the value has, or a negative status.
+// If it has more than there is room for, that is GINNEL_ERR_BUFFER_TOO_SMALL; its first `room` bytes are there then.
+// `*item`, whose `size` the caller has set, is filled in in both cases; `item` may be NULL.
+//
+// Any thread; does not block wherever memory can tell. It cannot while the server changes that very item all the time or was killed
+// while it did, for an item with an end while the server's clock stands, and if the cache is made anew: then it blocks for the server's
+// answer. Errors: GINNEL_ERR_NO_ITEM, GINNEL_ERR_BUFFER_TOO_SMALL; of the server: GINNEL_ERR_NO_SERVER, GINNEL_ERR_LOST,
+// GINNEL_ERR_SERVER.
+ssize_t ginnel_cache_get(const struct ginnel_cache *cache,
+                         const void *key,
+                         size_t key_length,
+                         void *value,
+                         size_t room,
+                         struct ginnel_cache_item *item);
+
+// Looks `count` keys up, copies their values one after the other to `values`, which has `room` bytes, and says in `found`, which has
+// `count` elements, what has become of each. Returns how many were found. This takes far less time than as many calls of
+// ginnel_cache_get(): the memory of many is fetched at once.
+//
+// Any thread; blocks and fails as ginnel_cache_get() does. After an error nothing is known of any key.
+ssize_t ginnel_cache_get_many(const struct ginnel_cache *cache,
+                              const struct ginnel_cache_key *keys,
+                              size_t count,
+                              void *values,
+                              size_t room,
+                              struct ginnel_cache_found *found);
+
+// Stores a value, whatever was there before. `ttl` is in how many seconds it ends; 0: never. `*cas` is its version; `cas` may be NULL.
+// Once this has returned 0, the next get of any reader finds it, or something newer.
+//
+// Any thread; threads come one after the other. Blocks for the server's answer. Errors: GINNEL_ERR_TOO_LONG, GINNEL_ERR_SERVER,
+// GINNEL_ERR_NO_SERVER, after which nothing was changed, GINNEL_ERR_LOST, after which it was changed or not.
+int ginnel_cache_set(const struct ginnel_cache *cache,
+                     const void *key,
+                     size_t key_length,
+                     const void *value,
+                     size_t len,
+                     uint32_t flags,
+                     uint32_t ttl,
+                     uint64_t *cas);
+
+// Stores many values as ginnel_cache_set() does, without waiting for one before the next is sent. Returns how many were stored.
+// `results`, which has `count` elements or is NULL, says what has become of each; ginnel_last_error() says why the last one of those failed
+// that did.
+//
+// Any thread; threads come one after the other. Blocks for the server's answers.
+ssize_t ginnel_cache_set_many(const struct ginnel_cache *cache,
+                              const struct ginnel_cache_entry *entries,
+                              size_t count,
+                              struct ginnel_cache_stored *results);
+
+// Stores a value unless there is one: then GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+int ginnel_cache_add(const struct ginnel_cache *cache,
+                     const void *key,
+                     size_t key_length,
+                     const void *value,
+                     size_t len,
+                     uint32_t flags,
+                     uint32_t ttl,
+                     uint64_t *cas);
+
+// Stores a value in the place of one; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+int ginnel_cache_replace(const struct ginnel_cache *cache,
+                         const void *key,
+                         size_t key_length,
+                         const void *value,
+                         size_t len,
+                         uint32_t flags,
+                         uint32_t ttl,
+                         uint64_t *cas);
+
+// Puts bytes behind a value, whose flags and end stay; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+int ginnel_cache_append(const struct ginnel_cache *cache,
+                        const void *key,
+                        size_t key_length,
+                        const void *value,
+                        size_t len,
+                        uint64_t *cas);
+
+// Puts bytes before a value, whose flags and end stay; if there is none, GINNEL_ERR_NOT_STORED. Otherwise as ginnel_cache_set().
+int ginnel_cache_prepend(const struct ginnel_cache *cache,
+                         const void *key,
+                         size_t key_length,
+                         const void *value,
+                         size_t len,
+                         uint64_t *cas);
+
+// Stores a value in the place of the version `*cas`, which a get has returned; `*cas` is the new version then. If the item has another
+// version now, GINNEL_ERR_CHANGED; if there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+int ginnel_cache_cas(const struct ginnel_cache *cache,
+                     const void *key,
+                     size_t key_length,
+                     const void *value,
+                     size_t len,
+                     uint32_t flags,
+                     uint32_t ttl,
+                     uint64_t *cas);
+
+// Removes an item; if there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+int ginnel_cache_delete(const struct ginnel_cache *cache, const void *key, size_t key_length);
+
+// Adds to a value that is a number in decimal digits; beyond 64 bits it goes on from 0. `*result` is the sum; `result` may be NULL. If there
+// is no such item, GINNEL_ERR_NO_ITEM; if it is no number, GINNEL_ERR_SERVER. Otherwise as ginnel_cache_set().
+int ginnel_cache_increment(const struct ginnel_cache *cache,
+                           const void *key,
+                           size_t key_length,
+                           uint64_t delta,
+                           uint64_t *result);
+
+// Takes from a value that is a number, but not below 0. A value that gets shorter keeps its length, with blanks behind the digits.
+// Otherwise as ginnel_cache_increment().
+int ginnel_cache_decrement(const struct ginnel_cache *cache,
+                           const void *key,
+                           size_t key_length,
+                           uint64_t delta,
+                           uint64_t *result);
+
+// Changes in how many seconds an item ends; 0: never. If there is none, GINNEL_ERR_NO_ITEM. Otherwise as ginnel_cache_set().
+int ginnel_cache_touch(const struct ginnel_cache *cache,
+                       const void *key,
+                       size_t key_length,
+                       uint32_t ttl);
+
+// Ends all items. Otherwise as ginnel_cache_set().
+int ginnel_cache_flush(const struct ginnel_cache *cache);
+
+// Asks the server for its statistics: of `kind`, or the general ones if that is NULL. `*text` has a line for each, its name and what it is,
+// and is the caller's, to be freed with ginnel_string_free(); on failure it is NULL. Otherwise as ginnel_cache_set().
+int ginnel_cache_stats(const struct ginnel_cache *cache,
+                       const char *kind,
+                       char **text);
+
+// Fills in `*counters`, whose `size` the caller has set. Any thread; does not block.
+int ginnel_cache_get_counters(const struct ginnel_cache *cache,
+                              struct ginnel_cache_counters *counters);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -36,6 +36,8 @@ pub mod list;
 
 pub mod farm;
 
+pub mod cache;
+
 use std::ffi::{CStr, c_char};
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

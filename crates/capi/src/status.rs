@@ -1,6 +1,7 @@
 //! Errors: a number for programs, a fixed text for the number, and a detailed text of the last one.
 
 use ginnel::{Error, ErrorCode};
+use ginnel_cache_client::{Error as CacheError, NotACache};
 use libc::c_int;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -11,7 +12,7 @@ use Status::*;
 /// What a function returns: GINNEL_OK, or a negative number that says what went wrong. Numbers never change and never get
 /// another meaning; later versions may add some. They are grouped:
 ///
-///   -1 ...    not now; nothing is wrong
+///   -1 ...    not now, or not there; nothing is wrong
 ///   -101 ...  the channel has come to an end, or is broken
 ///   -201 ...  a mistake in the call
 ///   -300 ...  the daemon refuses
@@ -28,6 +29,12 @@ pub enum Status {
     GINNEL_ERR_WOULD_BLOCK = -1,
     /// The timeout came first. Nothing was sent or received; try again when you like.
     GINNEL_ERR_TIMED_OUT = -2,
+    /// The cache has no item with this key.
+    GINNEL_ERR_NO_ITEM = -3,
+    /// The cache has an item with this key already, or none where there must be one.
+    GINNEL_ERR_NOT_STORED = -4,
+    /// The cache's item has another version now.
+    GINNEL_ERR_CHANGED = -5,
 
     /// The peer has finished sending, and everything has been received.
     GINNEL_ERR_FINISHED = -101,
@@ -53,6 +60,8 @@ pub enum Status {
     GINNEL_ERR_PIECE = -111,
     /// A side of the channel has called ginnel_channel_abort(): what was on its way is lost.
     GINNEL_ERR_ABORTED = -112,
+    /// The cache's server has not answered: what it was asked for may have been done or not.
+    GINNEL_ERR_LOST = -113,
 
     /// A null pointer where something is needed.
     GINNEL_ERR_NULL = -201,
@@ -62,7 +71,7 @@ pub enum Status {
     GINNEL_ERR_NAME = -203,
     /// A channel, a listener or a lock of another kind.
     GINNEL_ERR_KIND = -204,
-    /// The message is longer than the channel takes; open it with a larger capacity.
+    /// The message is longer than the channel takes (open it with a larger capacity), or the value than an item may be.
     GINNEL_ERR_TOO_LONG = -205,
     /// The message is longer than the buffer. It is still there.
     GINNEL_ERR_BUFFER_TOO_SMALL = -206,
@@ -117,6 +126,8 @@ pub enum Status {
     GINNEL_ERR_FREED = -318,
     /// The host's daemon cannot record it: its disk is full or fails. Nothing was changed.
     GINNEL_ERR_UNRECORDED = -319,
+    /// The cache's server refuses; ginnel_last_error() has its words.
+    GINNEL_ERR_SERVER = -320,
 
     /// No daemon answers.
     GINNEL_ERR_NO_DAEMON = -401,
@@ -126,6 +137,8 @@ pub enum Status {
     GINNEL_ERR_SYSTEM = -403,
     /// This machine cannot do that: a VM without interrupts has no file descriptor to wait on.
     GINNEL_ERR_UNSUPPORTED = -404,
+    /// No server of the cache can be reached. Nothing was changed.
+    GINNEL_ERR_NO_SERVER = -405,
 
     /// A bug in this library. The handle is of no more use, but for closing it.
     GINNEL_ERR_INTERNAL = -501,
@@ -136,6 +149,9 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_OK, c"success"),
     (GINNEL_ERR_WOULD_BLOCK, c"the operation would block"),
     (GINNEL_ERR_TIMED_OUT, c"timed out"),
+    (GINNEL_ERR_NO_ITEM, c"no such item"),
+    (GINNEL_ERR_NOT_STORED, c"not stored"),
+    (GINNEL_ERR_CHANGED, c"the item was changed"),
     (GINNEL_ERR_FINISHED, c"the peer has finished sending"),
     (GINNEL_ERR_CLOSED, c"the peer has closed the channel"),
     (GINNEL_ERR_PEER_DEAD, c"the peer has died"),
@@ -148,6 +164,7 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_NO_WORKER, c"no worker came to the farm"),
     (GINNEL_ERR_PIECE, c"a piece failed as often as it is tried"),
     (GINNEL_ERR_ABORTED, c"the channel was aborted"),
+    (GINNEL_ERR_LOST, c"the answer is lost"),
     (GINNEL_ERR_NULL, c"null pointer"),
     (GINNEL_ERR_INVALID, c"argument outside its range"),
     (GINNEL_ERR_NAME, c"bad name"),
@@ -179,10 +196,12 @@ const TEXTS: &[(Status, &CStr)] = &[
     (GINNEL_ERR_BUSY, c"busy"),
     (GINNEL_ERR_FREED, c"freed already"),
     (GINNEL_ERR_UNRECORDED, c"not recorded by the daemon"),
+    (GINNEL_ERR_SERVER, c"refused by the server of the cache"),
     (GINNEL_ERR_NO_DAEMON, c"no daemon answers"),
     (GINNEL_ERR_PROTOCOL, c"protocol broken by the daemon"),
     (GINNEL_ERR_SYSTEM, c"system call failed"),
     (GINNEL_ERR_UNSUPPORTED, c"not supported on this machine"),
+    (GINNEL_ERR_NO_SERVER, c"no server of the cache"),
     (GINNEL_ERR_INTERNAL, c"bug in the library"),
 ];
 
@@ -232,6 +251,25 @@ impl From<Error> for Failure {
         // The first two groups are what loops meet all the time: no text is made for them, but for what is broken.
         let plain = status as c_int > GINNEL_ERR_CORRUPT as c_int;
         Self { status, detail: (!plain).then(|| error.to_string()) }
+    }
+}
+
+impl Status {
+    /// The number of an error of a cache.
+    pub(crate) fn of_cache(error: &CacheError) -> Self {
+        match error {
+            CacheError::Address { .. } => GINNEL_ERR_NAME,
+            CacheError::Segment { source, .. } => status_of(source),
+            CacheError::NotACache { source: NotACache::Unknown, .. } => GINNEL_ERR_KIND,
+            CacheError::NotACache { .. } | CacheError::Nonsense { .. } => GINNEL_ERR_CORRUPT,
+            CacheError::Key(_) => GINNEL_ERR_INVALID,
+            CacheError::TooLarge { .. } => GINNEL_ERR_TOO_LONG,
+            CacheError::NoServer { .. } => GINNEL_ERR_NO_SERVER,
+            CacheError::Lost { .. } => GINNEL_ERR_LOST,
+            CacheError::Refused { .. } => GINNEL_ERR_SERVER,
+            // What the Rust library may add before this table does.
+            _ => GINNEL_ERR_INTERNAL,
+        }
     }
 }
 

@@ -44,7 +44,17 @@ fn built() -> &'static Built {
         let name = programs.file_name().unwrap().to_str().unwrap();
         let profile = if name == "debug" { "dev" } else { name };
         run(Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--locked", "--bin", "ginneld", "--profile", profile])
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "--bin",
+                "ginneld",
+                "--bin",
+                "ginnel-cache",
+                "--profile",
+                profile,
+            ])
             .args(TOGETHER)
             .env("CARGO_TARGET_DIR", target));
         run(make(target, profile).arg("all"));
@@ -53,6 +63,7 @@ fn built() -> &'static Built {
         built.compile("cc", "c11", "conversation.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("cc", "c11", "memory.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("cc", "c11", "farm.c", &["-D_POSIX_C_SOURCE=200809L"]);
+        built.compile("cc", "c11", "cache.c", &["-D_POSIX_C_SOURCE=200809L"]);
         built.compile("c++", "c++17", "conversation.cpp", &[]);
         built
     })
@@ -247,6 +258,43 @@ fn cxx_programs_work_too() {
 fn blocks_and_locks_fail_each_in_its_own_way() {
     let world = World::new();
     run(&mut world.command(&built().program("c/memory")));
+}
+
+/// The server of the cache `test/c`. The programs wait for it.
+struct CacheServer(Child);
+
+impl CacheServer {
+    fn new(world: &World) -> Self {
+        let mut command = Command::new(built().programs.join("ginnel-cache"));
+        command.args(["--segment", "test", "--name", "c", "--memory", "8M", "--log", "warn", "--socket"]);
+        Self(command.arg(world.socket()).spawn().unwrap())
+    }
+}
+
+impl Drop for CacheServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn caches_are_read_in_memory_and_changed_by_their_server() {
+    let world = World::new();
+    let _server = CacheServer::new(&world);
+    run(&mut world.command(&built().program("c/cache")));
+}
+
+#[test]
+fn the_words_of_the_examples_are_counted() {
+    let (world, folder) = (World::new(), examples());
+    let _server = CacheServer::new(&world);
+    let count = |words: [&str; 3]| {
+        let mut command = world.command(&folder.path().join("cache_words"));
+        String::from_utf8(run(command.arg("test/c").args(words)).stdout).unwrap()
+    };
+    assert_eq!(count(["a", "b", "a"]), "a 2\nb 1\na 2\n");
+    assert_eq!(count(["b", "c", "a"]), "b 2\nc 1\na 3\n");
 }
 
 fn farm(scenario: &str) {

@@ -2,6 +2,7 @@
 
 mod address;
 mod blocks;
+mod cache;
 mod completions;
 mod cp;
 mod farm;
@@ -49,6 +50,7 @@ enum Command {
     Vm(vm::Args),
     Status(status::Args),
     Blocks(blocks::Args),
+    Cache(cache::Args),
     Locks(locks::Args),
     Sockets(sockets::Args),
     Verbs(verbs::Args),
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Command::Vm(args) => vm::run(args),
         Command::Status(args) => status::run(args),
         Command::Blocks(args) => blocks::run(args),
+        Command::Cache(args) => cache::run(args),
         Command::Locks(args) => locks::run(args),
         Command::Sockets(args) => sockets::run(args),
         Command::Verbs(args) => verbs::run(args),

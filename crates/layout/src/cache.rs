@@ -5,7 +5,7 @@
 //! ```text
 //! offset   part
 //! 0x0000   header    4 KiB
-//! 0x1000   logs      64 B for each log segment: for the server's successor
+//! 0x1000   logs      128 B for each log segment: for the server's successor, and for readers
 //!          index     64 B for each bucket
 //!          segments  the log segments, one after the other
 //! ```
@@ -32,8 +32,8 @@
 //! ```text
 //! log segment
 //! 0x00  state     u64  State; written last
-//! 0x08  sequence  u64  segments of a queue are in this order
-//! 0x10  used      u64  bytes from the beginning that have items
+//! 0x08  used      u64  bytes from the beginning that have items
+//! 0x40  sequence  u64  another one each time that the segment is taken into use; segments of a queue are in this order
 //! ```
 //!
 //! A bucket has eight slots, each of which is empty (0) or names an item ([`Slot`]). An item is named by one slot of one of the two
@@ -51,13 +51,14 @@
 //! 0x28  key, then value
 //! ```
 //!
-//! A reader copies an item, and then looks whether the version and the slot are what they were before. If they are, the copy is what the
-//! server has put there. A reader takes no offset or length for granted: the copy may be made of anything.
+//! A reader copies an item, and then looks whether the version, the slot and the log segment's sequence are what they were before. If they are,
+//! the copy is what the server has put there. (The sequence: while the reader slept, the item may have moved away, others may have lain
+//! here, and the item may have come back.) A reader takes no offset or length for granted: the copy may be made of anything.
 
 use crate::{CACHE_LINE, PAGE};
 
 /// What stands at [`MAGIC`] once the block can be used. Its last byte is the version of this format.
-pub const READY: u64 = u64::from_le_bytes(*b"ginhold\x02");
+pub const READY: u64 = u64::from_le_bytes(*b"ginhold\x03");
 
 /// Offset of [`READY`].
 pub const MAGIC: usize = 0x000;
@@ -94,8 +95,8 @@ pub const MOST_CONTACT: usize = 1024;
 
 /// Offset of the first log segment's words.
 pub const LOGS: usize = PAGE;
-/// Bytes of the words of a log segment.
-pub const LOG: usize = CACHE_LINE;
+/// Bytes of the words of a log segment: a line that changes with each item, and one that readers look at.
+pub const LOG: usize = 2 * CACHE_LINE;
 /// Bytes of a bucket.
 pub const BUCKET: usize = CACHE_LINE;
 /// Slots of a bucket.
@@ -117,10 +118,10 @@ pub const MOST_KEY: usize = 250;
 pub mod log {
     /// What it is for ([`State`](super::State)).
     pub const STATE: usize = 0x00;
-    /// Its place among the segments of its queue.
-    pub const SEQUENCE: usize = 0x08;
     /// Bytes that have items.
-    pub const USED: usize = 0x10;
+    pub const USED: usize = 0x08;
+    /// Its place among the segments of its queue. No other use of the segment has had this number.
+    pub const SEQUENCE: usize = 0x40;
 }
 
 /// Offsets in an item.

@@ -1,0 +1,34 @@
+//! A cache beside memcached: `make bench NAME=cache`.
+
+use anyhow::Result;
+use clap::Parser;
+use ginnel_bench::cache::Cache;
+use ginnel_bench::report::Report;
+
+/// Measures a cache beside memcached.
+#[derive(Parser)]
+struct Cli {
+    /// Only `hit-rate`, `host` or `vm`.
+    #[arg(long)]
+    only: Option<String>,
+    /// Only rows whose names contain this.
+    #[arg(long)]
+    row: Option<String>,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let mut report = Report::default();
+    let mut bench = Cache { report: &mut report, row: cli.row.as_deref() };
+    let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
+    if wants("hit-rate") {
+        bench.hit_rate()?;
+    }
+    if wants("host") {
+        bench.host()?;
+    }
+    if wants("vm") {
+        bench.vm()?;
+    }
+    report.finish("cache", cli.only.is_some() || cli.row.is_some())
+}

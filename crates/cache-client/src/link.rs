@@ -1,0 +1,219 @@
+//! A connection to a server.
+
+use std::io::{self, Read};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ginnel::{Endpoint, StreamChannel, StreamReceiver, StreamSender};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with,
+};
+
+use crate::answer::{Answer, Nonsense, parse};
+
+/// Room for answers at the beginning, in bytes.
+const ROOM: usize = 16 << 10;
+/// More room than that is given back.
+const MOST_ROOM: usize = 1 << 20;
+
+/// Why a connection is of no more use.
+#[derive(Debug)]
+pub enum Broken {
+    /// Nothing of what was to be sent has gone.
+    Before(String),
+    /// It may have arrived.
+    After(String),
+    /// The server says what it should not.
+    Nonsense(&'static str),
+}
+
+enum Stream {
+    Channel(Box<StreamSender>, Box<StreamReceiver>),
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A connection.
+pub struct Link {
+    stream: Stream,
+    timeout: Duration,
+    input: Vec<u8>,
+    begin: usize,
+    end: usize,
+}
+
+impl Link {
+    /// Over a channel of an endpoint's segment.
+    pub fn channel(endpoint: &Endpoint, name: &str, timeout: Duration) -> Result<Self, ginnel::Error> {
+        let mut channel = endpoint.connect::<StreamChannel>(name)?;
+        channel.set_timeout(Some(timeout));
+        let (sender, receiver) = channel.split();
+        Ok(Self::new(Stream::Channel(Box::new(sender), Box::new(receiver)), timeout))
+    }
+
+    /// Over TCP.
+    pub fn tcp(address: &str, timeout: Duration) -> io::Result<Self> {
+        let mut error = io::Error::other("the name has no address");
+        for address in address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, timeout) {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    stream.set_read_timeout(Some(timeout))?;
+                    stream.set_write_timeout(Some(timeout))?;
+                    return Ok(Self::new(Stream::Tcp(stream), timeout));
+                }
+                Err(other) => error = other,
+            }
+        }
+        Err(error)
+    }
+
+    /// Over a Unix socket.
+    pub fn unix(path: &Path, timeout: Duration) -> io::Result<Self> {
+        // A server that accepts nobody would keep a blocking connect waiting for ever.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(Self::new(Stream::Unix(stream), timeout))
+    }
+
+    fn new(stream: Stream, timeout: Duration) -> Self {
+        Self { stream, timeout, input: vec![0; ROOM], begin: 0, end: 0 }
+    }
+
+    /// Whether the server is still there, as far as can be told without asking it. Nothing may be under way.
+    pub fn is_alive(&mut self) -> bool {
+        let mut byte = [0; 1];
+        let looked = match &mut self.stream {
+            Stream::Channel(_, receiver) => {
+                receiver.set_nonblocking(true);
+                let looked = receiver.recv(&mut byte);
+                receiver.set_nonblocking(false);
+                return matches!(looked, Err(ginnel::Error::WouldBlock));
+            }
+            Stream::Tcp(stream) => rustix::net::recv(stream, &mut byte, RecvFlags::DONTWAIT),
+            Stream::Unix(stream) => rustix::net::recv(stream, &mut byte, RecvFlags::DONTWAIT),
+        };
+        // A byte that nobody has asked for is no better than the end.
+        matches!(looked, Err(rustix::io::Errno::AGAIN))
+    }
+
+    /// Sends all of it.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        let (mut sent, end) = (0, Instant::now() + self.timeout);
+        while sent < bytes.len() {
+            let more = &bytes[sent..];
+            let broken = match self.send_some(more, SendFlags::NOSIGNAL) {
+                Ok(0) => "it takes nothing".into(),
+                Ok(_) if Instant::now() > end => "it takes too little in the time".into(),
+                Ok(n) => {
+                    sent += n;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => text(&error),
+            };
+            return Err(if sent == 0 { Broken::Before(broken) } else { Broken::After(broken) });
+        }
+        Ok(())
+    }
+
+    fn send_some(&mut self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
+        match &mut self.stream {
+            Stream::Channel(sender, _) => Ok(sender.send(bytes)?),
+            Stream::Tcp(stream) => Ok(rustix::net::send(stream, bytes, flags)?),
+            Stream::Unix(stream) => Ok(rustix::net::send(stream, bytes, flags)?),
+        }
+    }
+
+    /// Sends all of it if there is room for the beginning without waiting, else nothing.
+    pub fn hint(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        if let Stream::Channel(sender, _) = &mut self.stream {
+            sender.set_nonblocking(true);
+        }
+        let sent = self.send_some(bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        if let Stream::Channel(sender, _) = &mut self.stream {
+            sender.set_nonblocking(false);
+        }
+        match sent {
+            Ok(sent) => self.send(&bytes[sent..]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(Broken::Before(text(&error))),
+        }
+    }
+
+    /// Waits for the next answer, and hands it to `take`.
+    pub fn answer<T>(&mut self, take: impl FnOnce(Answer<'_>) -> T) -> Result<T, Broken> {
+        let end = Instant::now() + self.timeout;
+        loop {
+            match parse(&self.input[self.begin..self.end]) {
+                Ok(Some((answer, used))) => {
+                    let taken = take(answer);
+                    self.begin += used;
+                    self.tidy();
+                    return Ok(taken);
+                }
+                Ok(None) => {}
+                Err(Nonsense(what)) => return Err(Broken::Nonsense(what)),
+            }
+            let before = self.begin + self.end;
+            self.receive()?;
+            if Instant::now() > end && before != 0 {
+                return Err(Broken::After("the time is over".into()));
+            }
+        }
+    }
+
+    /// Whether all that came was taken.
+    pub fn is_empty(&self) -> bool {
+        self.begin == self.end
+    }
+
+    fn tidy(&mut self) {
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+            if self.input.len() > MOST_ROOM {
+                self.input = vec![0; ROOM];
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<(), Broken> {
+        if self.end == self.input.len() {
+            if self.begin > 0 {
+                self.input.copy_within(self.begin..self.end, 0);
+                (self.begin, self.end) = (0, self.end - self.begin);
+            } else {
+                self.input.resize(self.input.len() * 2, 0);
+            }
+        }
+        let room = &mut self.input[self.end..];
+        let got = match &mut self.stream {
+            Stream::Channel(_, receiver) => receiver.recv(room).map_err(io::Error::from),
+            Stream::Tcp(stream) => stream.read(room),
+            Stream::Unix(stream) => stream.read(room),
+        };
+        match got {
+            Ok(0) => Err(Broken::After("the server has ended the connection".into())),
+            Ok(n) => {
+                self.end += n;
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(Broken::After(text(&error))),
+        }
+    }
+}
+
+fn text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer in the time".into(),
+        _ => error.to_string(),
+    }
+}

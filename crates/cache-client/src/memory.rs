@@ -1,0 +1,148 @@
+//! The cache's block, as this process has it open.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwapOption, Guard};
+use ginnel::{AttachOptions, Block, Endpoint, ErrorCode, Mapping, Rights};
+use ginnel_cache_store::reader::Reader;
+use ginnel_cache_store::store::NotACache;
+
+use crate::error::Error;
+
+/// How often the name of the block is looked at again, while there is a reason to do so.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often it is looked whether a cache is made that is waited for.
+const SOON: Duration = Duration::from_millis(5);
+/// How long the daemon may take to answer somebody who only wanted to read.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// A block that is open.
+pub struct Opened {
+    pub reader: Reader<Mapping>,
+    endpoint: Endpoint,
+    block: Block,
+}
+
+/// The block that is the cache's as far as is known.
+pub struct Memory {
+    /// `SEGMENT/NAME`.
+    pub address: String,
+    segment: String,
+    /// Of the block.
+    pub name: String,
+    attach: AttachOptions,
+    /// None if it has been removed.
+    opened: ArcSwapOption<Opened>,
+    /// When it was looked at last.
+    looked: Mutex<Option<Instant>>,
+}
+
+impl Memory {
+    /// Opens the block, and waits up to `patience` for there to be a cache in it.
+    pub fn open(address: &str, attach: &AttachOptions, patience: Duration) -> Result<Self, Error> {
+        let what = "no address of a cache; write SEGMENT/NAME";
+        let bad = || Error::Address { given: address.into(), what };
+        let (segment, name) = address.split_once('/').ok_or_else(bad)?;
+        let memory = Self {
+            address: address.into(),
+            segment: segment.into(),
+            name: format!("cache.{name}"),
+            attach: attach.clone(),
+            opened: ArcSwapOption::empty(),
+            looked: Mutex::new(None),
+        };
+        let end = Instant::now() + patience;
+        let endpoint = memory.attached()?;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let block = endpoint.open_block_within(&memory.name, Rights::READ, left);
+            let block = block.map_err(|source| memory.failed(source))?;
+            match memory.begin(&endpoint, block) {
+                // Its server is about to make it.
+                Err(Error::NotACache { source: NotACache::Unknown, .. }) if !left.is_zero() => {
+                    std::thread::sleep(SOON.min(left));
+                }
+                Err(error) => return Err(error),
+                Ok(opened) => {
+                    memory.opened.store(Some(Arc::new(opened)));
+                    return Ok(memory);
+                }
+            }
+        }
+    }
+
+    fn attached(&self) -> Result<Endpoint, Error> {
+        Endpoint::attach_with(&self.segment, &self.attach).map_err(|source| self.failed(source))
+    }
+
+    fn begin(&self, endpoint: &Endpoint, block: Block) -> Result<Opened, Error> {
+        let mapping = block.memory().map_err(|source| self.failed(source))?;
+        let reader = Reader::new(mapping);
+        let reader = reader.map_err(|source| Error::NotACache { cache: self.address.clone(), source })?;
+        Ok(Opened { reader, endpoint: endpoint.clone(), block })
+    }
+
+    fn failed(&self, source: ginnel::Error) -> Error {
+        Error::Segment { cache: self.address.clone(), source }
+    }
+
+    /// What is open now.
+    #[inline]
+    pub fn now(&self) -> Guard<Option<Arc<Opened>>> {
+        self.opened.load()
+    }
+
+    /// The segment, and this process's place in it.
+    pub fn endpoint(&self) -> (&str, Option<Endpoint>) {
+        (&self.segment, self.now().as_ref().map(|opened| opened.endpoint.clone()))
+    }
+
+    /// Looks whether the block of that name is still this one; not each time that it is called. Asks the daemon.
+    pub fn look_again(&self) {
+        let Ok(mut looked) = self.looked.try_lock() else { return };
+        if looked.is_none_or(|looked| looked.elapsed() >= AGAIN) {
+            self.look();
+            *looked = Some(Instant::now());
+        }
+    }
+
+    /// The same for somebody who knows that this one is not the cache's any more, unless `is_good` says that somebody else has found the
+    /// right one meanwhile.
+    pub fn look_now(&self, is_good: impl Fn(&Opened) -> bool) {
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.now().as_ref().is_some_and(|opened| is_good(opened)) {
+            self.look();
+            *looked = Some(Instant::now());
+        }
+    }
+
+    fn look(&self) {
+        let before = self.opened.load_full();
+        let endpoint = before.as_ref().map(|opened| opened.endpoint.clone());
+        let endpoint = endpoint.filter(|endpoint| {
+            endpoint.process_events();
+            endpoint.check().is_ok()
+        });
+        let Some(endpoint) = endpoint.or_else(|| self.attached().ok()) else { return };
+        let block = match endpoint.open_block_soon(&self.name, Rights::READ, ANSWER) {
+            Ok(block) => block,
+            Err(error) if error.code() == Some(ErrorCode::NOT_FOUND) => return self.opened.store(None),
+            // The daemon does not know just now.
+            Err(_) => return,
+        };
+        let is_same = before.as_ref().is_some_and(|before| {
+            before.block.number() == block.number()
+                && before.endpoint.number() == endpoint.number()
+                && before.reader.is_current()
+        });
+        if !is_same {
+            match self.begin(&endpoint, block) {
+                Ok(opened) => self.opened.store(Some(Arc::new(opened))),
+                // There is none in it yet. In the one before there may be one that is going to be moved.
+                Err(_) if before.is_some_and(|before| before.reader.is_current()) => {}
+                Err(_) => self.opened.store(None),
+            }
+        }
+    }
+}

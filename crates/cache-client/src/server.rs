@@ -1,0 +1,323 @@
+//! The server, as this process reaches it.
+
+use std::time::{Duration, Instant};
+
+use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
+
+use crate::answer::Answer;
+use crate::error::Error;
+use crate::link::{Broken, Link};
+use crate::memory::{Memory, Opened};
+use crate::place::{Changes, places};
+
+/// Pauses between tries to reach the server.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LAST_PAUSE: Duration = Duration::from_millis(100);
+/// A connection that was used a moment ago is taken for one that works.
+const MOMENT: Duration = Duration::from_millis(5);
+/// The most lines of an answer that has several.
+const MOST_LINES: usize = 4096;
+
+/// What is asked, and what may be done if the answer does not come.
+pub struct Ask<'a> {
+    /// One request, or several.
+    pub bytes: &'a [u8],
+    /// How many answers there are to be.
+    pub answers: usize,
+    /// Asking twice does no harm.
+    pub is_harmless: bool,
+}
+
+/// A connection to the server, which is opened when it is needed, and again when the server is another one.
+pub struct Server {
+    changes: Changes,
+    attach: AttachOptions,
+    patience: Duration,
+    timeout: Duration,
+    link: Option<Link>,
+    /// The process that has opened the connection.
+    process: u32,
+    /// When it was used last.
+    used: Instant,
+    endpoint: Option<(String, Endpoint)>,
+    /// Where servers were when the header could be read last.
+    contact: String,
+    pub connections: u64,
+    /// Kept, so that no request needs new memory.
+    pub request: Vec<u8>,
+}
+
+impl Server {
+    pub fn new(changes: Changes, attach: AttachOptions, patience: Duration, timeout: Duration) -> Self {
+        Self {
+            changes,
+            attach,
+            patience,
+            timeout,
+            link: None,
+            process: 0,
+            used: Instant::now(),
+            endpoint: None,
+            contact: String::new(),
+            connections: 0,
+            request: Vec::new(),
+        }
+    }
+
+    /// Asks, and hands each answer to `take` with its number. An error of `take` ends the connection.
+    pub fn ask(
+        &mut self,
+        memory: &Memory,
+        ask: &Ask<'_>,
+        take: &mut dyn FnMut(usize, Answer<'_>) -> Result<(), &'static str>,
+    ) -> Result<(), Error> {
+        let cache = || memory.address.clone();
+        self.ready();
+        let end = Instant::now() + self.patience;
+        let mut is_second = false;
+        loop {
+            let link = self.reach(memory, end.saturating_duration_since(Instant::now()))?;
+            let mut taken = 0;
+            let asked = link.send(ask.bytes).and_then(|()| {
+                while taken < ask.answers {
+                    link.answer(|answer| take(taken, answer))?.map_err(Broken::Nonsense)?;
+                    taken += 1;
+                }
+                if link.is_empty() { Ok(()) } else { Err(Broken::Nonsense("more than it was asked for")) }
+            });
+            let Err(broken) = asked else { return Ok(()) };
+            self.link = None;
+            match broken {
+                Broken::Nonsense(what) => return Err(Error::Nonsense { cache: cache(), what }),
+                // The server has gone since the connection was used last, or just after it was opened.
+                Broken::Before(_) if !is_second || Instant::now() < end => {}
+                Broken::After(_) if !is_second && ask.is_harmless && taken == 0 => {}
+                Broken::Before(why) => return Err(no_server(memory, why)),
+                Broken::After(why) => return Err(Error::Lost { cache: cache(), why }),
+            }
+            is_second = true;
+        }
+    }
+
+    /// Asks something that does no harm, whose answer has several lines, up to the one for which `take` says that it is the last.
+    pub fn lines(
+        &mut self,
+        memory: &Memory,
+        request: &[u8],
+        most: usize,
+        take: &mut dyn FnMut(Answer<'_>) -> Result<bool, &'static str>,
+    ) -> Result<(), Error> {
+        self.ready();
+        let patience = self.patience;
+        let link = self.reach(memory, patience)?;
+        let mut lines = || {
+            link.send(request)?;
+            for _ in 0..most {
+                if link.answer(&mut *take)?.map_err(Broken::Nonsense)? {
+                    return Ok(());
+                }
+            }
+            Err(Broken::Nonsense("without an end"))
+        };
+        lines().map_err(|broken| {
+            self.link = None;
+            let cache = memory.address.clone();
+            match broken {
+                Broken::Nonsense(what) => Error::Nonsense { cache, what },
+                Broken::Before(why) | Broken::After(why) => Error::Lost { cache, why },
+            }
+        })
+    }
+
+    /// Says something that has no answer, unless that would have to wait. Without a connection, one try is made to open one.
+    pub fn hint(&mut self, memory: &Memory, bytes: &[u8]) -> bool {
+        self.ready();
+        let Ok(link) = self.reach(memory, Duration::ZERO) else { return false };
+        let said = link.hint(bytes).is_ok();
+        if !said {
+            self.link = None;
+        }
+        said
+    }
+
+    /// Drops a connection that does not look well.
+    fn ready(&mut self) {
+        let is_ours = self.process == std::process::id();
+        if !is_ours {
+            // Of a process that has forked this one.
+            (self.link, self.endpoint) = (None, None);
+        }
+        let now = Instant::now();
+        let is_tried = now.saturating_duration_since(self.used) < MOMENT;
+        self.used = now;
+        if self.link.as_mut().is_some_and(|link| !is_tried && !link.is_alive()) {
+            self.link = None;
+        }
+    }
+
+    /// A connection; waits up to `patience` for a server.
+    fn reach(&mut self, memory: &Memory, patience: Duration) -> Result<&mut Link, Error> {
+        if self.link.is_none() {
+            let link = self.open(memory, patience)?;
+            self.connections += 1;
+            self.process = std::process::id();
+            return Ok(self.link.insert(link));
+        }
+        self.link.as_mut().ok_or_else(|| no_server(memory, "nowhere".into()))
+    }
+
+    fn open(&mut self, memory: &Memory, patience: Duration) -> Result<Link, Error> {
+        let end = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let places = match &self.changes {
+                Changes::Automatic => self.places_of_header(memory),
+                place => vec![place.clone()],
+            };
+            let (mut tried, mut is_hopeless) = (Vec::new(), !places.is_empty());
+            for place in places {
+                match self.try_open(memory, &place) {
+                    Ok(link) => return Ok(link),
+                    Err(Failed { why, is_final }) => {
+                        tried.push(format!("{place}: {why}"));
+                        is_hopeless &= is_final;
+                    }
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || is_hopeless {
+                let tried = if tried.is_empty() { "its header names none".into() } else { tried.join("; ") };
+                return Err(no_server(memory, tried));
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LAST_PAUSE);
+            memory.look_again();
+        }
+    }
+
+    fn places_of_header(&mut self, memory: &Memory) -> Vec<Changes> {
+        let contact = memory.now().as_ref().map(|opened| opened.reader.contact());
+        if let Some(contact) = contact.filter(|contact| !contact.is_empty()) {
+            self.contact = contact;
+        }
+        places(&self.contact)
+    }
+
+    fn try_open(&mut self, memory: &Memory, place: &Changes) -> Result<Link, Failed> {
+        let timeout = self.timeout;
+        let mut link = match place {
+            Changes::Channel(segment) => {
+                let endpoint = self.endpoint_of(memory, segment)?;
+                Link::channel(&endpoint, &memory.name, timeout)?
+            }
+            Changes::Tcp(address) => Link::tcp(address, timeout)?,
+            Changes::Unix(path) => Link::unix(path, timeout)?,
+            Changes::Automatic => return Err(Failed::for_now("no place")),
+        };
+        self.greet(memory, &mut link)?;
+        Ok(link)
+    }
+
+    fn endpoint_of(&mut self, memory: &Memory, segment: &str) -> Result<Endpoint, Failed> {
+        let known = |endpoint: &Endpoint| endpoint.check().is_ok() && !endpoint.is_read_only();
+        if let (of, Some(endpoint)) = memory.endpoint()
+            && of == segment
+            && known(&endpoint)
+        {
+            return Ok(endpoint);
+        }
+        if let Some((of, endpoint)) = &self.endpoint
+            && of == segment
+            && known(endpoint)
+        {
+            return Ok(endpoint.clone());
+        }
+        let endpoint = Endpoint::attach_with(segment, &self.attach)?;
+        self.endpoint = Some((segment.into(), endpoint.clone()));
+        Ok(endpoint)
+    }
+
+    /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
+    fn greet(&self, memory: &Memory, link: &mut Link) -> Result<(), Failed> {
+        let mut who = None;
+        link.send(b"stats ginnel\r\n")?;
+        for _ in 0..MOST_LINES {
+            let is_last = link.answer(|answer| match answer {
+                Answer::Stat(name, text) => {
+                    if name == b"ginnel" {
+                        who = Some(String::from_utf8_lossy(text).into_owned());
+                    }
+                    false
+                }
+                _ => true,
+            })?;
+            if is_last {
+                break;
+            }
+        }
+        let Some(who) = who else {
+            return Err(Failed::final_("there is another server, not a ginnel-cache"));
+        };
+        let (_, id) = who.rsplit_once(' ').unwrap_or_default();
+        let is_this = |opened: &Opened| {
+            let [first, second] = opened.reader.id();
+            opened.reader.is_current() && id.eq_ignore_ascii_case(&format!("{first:016x}{second:016x}"))
+        };
+        memory.look_now(is_this);
+        // Without the memory, the name is all that is known.
+        let is_this = memory.now().as_ref().is_none_or(|opened| is_this(opened));
+        if is_this { Ok(()) } else { Err(Failed::for_now(format!("there is the cache {who}"))) }
+    }
+}
+
+fn no_server(memory: &Memory, tried: String) -> Error {
+    Error::NoServer { cache: memory.address.clone(), tried }
+}
+
+/// Why there is no connection.
+struct Failed {
+    why: String,
+    /// Another try makes no sense.
+    is_final: bool,
+}
+
+impl Failed {
+    fn for_now(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_final: false }
+    }
+
+    fn final_(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_final: true }
+    }
+}
+
+impl From<Ginnel> for Failed {
+    fn from(error: Ginnel) -> Self {
+        let is_final = match &error {
+            Ginnel::Refused { code, .. } => {
+                matches!(
+                    *code,
+                    ErrorCode::NO_SEGMENT | ErrorCode::DENIED | ErrorCode::READ_ONLY | ErrorCode::KIND
+                )
+            }
+            Ginnel::ReadOnly { .. } | Ginnel::Name { .. } => true,
+            _ => false,
+        };
+        Self { why: error.to_string(), is_final }
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::for_now(error.to_string())
+    }
+}
+
+impl From<Broken> for Failed {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Before(why) | Broken::After(why) => Self::for_now(why),
+            Broken::Nonsense(what) => Self::final_(format!("there is another server, which answers {what}")),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! `ginnel-cache`: see ginnel-cache(8).
+
+use std::fmt::Write;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use ginnel::{AttachOptions, Endpoint};
+use ginnel_cache::block::{self, Wish};
+use ginnel_cache::engine::Engine;
+use ginnel_cache::flags::Flags;
+use ginnel_cache::numbers::Settings;
+use ginnel_cache::server::{Door, Server, listen, listen_for_channels};
+use ginnel_config::LogFormat;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+/// How long the daemon may take to notice that an earlier server has died.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Descriptors beside those of clients.
+const OTHER_FILES: u64 = 64;
+
+fn main() -> ExitCode {
+    match run(&Flags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ginnel-cache: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: &Flags) -> Result<()> {
+    start_log(flags);
+    raise_file_limit(flags.max_connections);
+    let (stop, stopper) = UnixStream::pair().context("no sockets")?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, stopper.try_clone()?).context("no signals")?;
+    }
+    // There is nothing to read anew.
+    let nothing = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, nothing).context("no signals")?;
+
+    let name = format!("cache.{}", flags.name);
+    let mut options = AttachOptions { name: Some(name), ..AttachOptions::default() };
+    options.socket = flags.socket.clone().unwrap_or(options.socket);
+    let endpoint = Endpoint::attach_with(&flags.segment, &options)
+        .with_context(|| format!("segment {} cannot be used", flags.segment))?;
+    let wish = Wish {
+        memory: usize::try_from(flags.memory.0)?,
+        largest: usize::try_from(flags.max_item_size.0)?,
+        usual: usize::try_from(flags.usual_item_size.0)?,
+    };
+    let (block, mut store) = block::open(&endpoint, &flags.segment, &flags.name, wish)?;
+
+    let mut contact = String::new();
+    let mut channels = Vec::new();
+    for segment in flags.channels() {
+        let of_its_own = if segment == flags.segment {
+            endpoint.clone()
+        } else {
+            Endpoint::attach_with(&segment, &options)
+                .with_context(|| format!("segment {segment} cannot be used for channels"))?
+        };
+        let listener = listen_for_channels(&of_its_own, &format!("cache.{}", flags.name), PATIENCE)
+            .with_context(|| format!("nobody can listen for channels in segment {segment}"))?;
+        channels.push(listener);
+        writeln!(contact, "channel {segment}")?;
+    }
+    let mut doors = Vec::new();
+    for address in &flags.listen {
+        let listener = listen(*address)?;
+        writeln!(contact, "tcp {}", listener.local_addr()?)?;
+        doors.push(Door::Tcp(listener));
+    }
+    if let Some(path) = &flags.unix {
+        doors.push(Door::Unix(bind(path, flags.unix_mode.0)?));
+        writeln!(contact, "unix {}", path.display())?;
+    }
+    if doors.is_empty() && channels.is_empty() {
+        bail!("nobody could reach this cache; give it --listen, --unix or --channel");
+    }
+    store.set_contact(&contact);
+    let settings = Settings {
+        place: format!("{}/{}", flags.segment, flags.name),
+        item_size: wish.largest,
+        connections: flags.max_connections,
+        verbosity: 0,
+        listens: flags.listen.iter().map(ToString::to_string).collect(),
+        unix: flags.unix.as_ref().map(|path| path.display().to_string()),
+    };
+    let (items, number) = (store.len(), store.server());
+    let engine = Engine::new(store, settings, block::unix_time());
+    let mut server = Server::new(engine, doors, channels, &stop)?;
+    info!(cache = format!("{}/{}", flags.segment, flags.name), items, server = number, "serving");
+    tell_systemd("READY=1\n");
+    let result = server.run();
+    tell_systemd("STOPPING=1\n");
+    drop(server);
+    if let Some(path) = &flags.unix {
+        let _ = std::fs::remove_file(path);
+    }
+    drop(block);
+    result
+}
+
+/// Binds a Unix socket, in place of one that a dead process has left. Nobody can connect before it has its mode.
+fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        bail!(
+            "{}: somebody listens there already; stop it first, or choose another --unix path",
+            path.display()
+        );
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(file) if !file.file_type().is_socket() => {
+            bail!(
+                "{}: something else than a socket is there; remove it, or choose another path",
+                path.display()
+            );
+        }
+        Ok(_) => std::fs::remove_file(path)
+            .with_context(|| format!("{}: an old socket cannot be removed", path.display()))?,
+        Err(_) => {}
+    }
+    let failed = || format!("{}: it cannot be bound; choose a path that can be written", path.display());
+    // Single-threaded still: the mask is the process'.
+    let before = rustix::process::umask(rustix::fs::Mode::RWXU.complement());
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    let listener = bound.with_context(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).with_context(failed)?;
+    Ok(listener)
+}
+
+/// Each client over a socket needs a descriptor.
+fn raise_file_limit(connections: usize) {
+    let wanted = connections as u64 + OTHER_FILES;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    limit.current = Some(limit.maximum.map_or(wanted, |most| most.min(wanted)));
+    let raised = setrlimit(Resource::Nofile, limit);
+    if raised.is_err() || limit.current < Some(wanted) {
+        warn!(
+            "{connections} clients need {wanted} file descriptors, and this process may have {}; raise its limit or lower \
+             --max-connections",
+            limit.current.unwrap_or(0)
+        );
+    }
+}
+
+/// Tells systemd (sd_notify(3)), if it started this process.
+fn tell_systemd(text: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::SocketAddr;
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let send = || {
+        let socket = UnixDatagram::unbound()?;
+        let address = match path.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(&path)?,
+        };
+        socket.send_to_addr(text.as_bytes(), &address)
+    };
+    // If systemd does not listen, nobody else is interested.
+    let _: io::Result<usize> = send();
+}
+
+fn start_log(flags: &Flags) {
+    let filter = EnvFilter::try_from_env("GINNEL_LOG").unwrap_or_else(|_| EnvFilter::new(&flags.log));
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    match flags.log_format {
+        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => {
+            let builder = builder.with_ansi(false);
+            match std::env::var_os("JOURNAL_STREAM") {
+                Some(_) => builder.without_time().init(),
+                None => builder.init(),
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! All clients, and the clock.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ginnel::{Endpoint, Error, Listener, ReadySet, StreamChannel, WaitMode};
+use ginnel_shmem::Memory;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+use tracing::{debug, info, warn};
+
+use crate::block::{boot_time, unix_time};
+use crate::connection::{Connection, Either, Next, Scratch, Socket};
+use crate::engine::Engine;
+
+/// The longest time between two ticks of the cache's clock: readers take one that stands for two seconds for that of a dead server.
+const TICK: Duration = Duration::from_millis(250);
+/// The clock is set no oftener: readers look at it, and get it anew each time.
+const LEAST_TICK: u64 = 10;
+/// How long the set looks at channels before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
+/// Events that one call takes.
+const EVENTS: usize = 256;
+/// Clients that are accepted at once.
+const ACCEPTS: usize = 64;
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// Keys of the set: halves of channels are two for each connection, and below this.
+const OTHERS: u64 = 1 << 48;
+/// The sockets.
+const SOCKETS: u64 = OTHERS;
+/// To stop.
+const STOP: u64 = OTHERS + 1;
+/// The first listener for channels.
+const CHANNELS: u64 = OTHERS + 2;
+/// Of the sockets' epoll: the first listener.
+const LISTENERS: u64 = OTHERS;
+
+/// Where clients connect.
+pub enum Door {
+    /// Over TCP.
+    Tcp(TcpListener),
+    /// Over a Unix socket.
+    Unix(UnixListener),
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Listens at an address.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let failed = || {
+        format!("{address}: nobody can listen there; stop whoever does, or choose another --listen address")
+    };
+    // The standard library sets SO_REUSEADDR, so a successor need not wait.
+    let listener = TcpListener::bind(address).with_context(failed)?;
+    rustix::net::listen(&listener, BACKLOG as i32).with_context(failed)?;
+    Ok(listener)
+}
+
+/// Listens in a segment, at the name of the cache's block.
+pub fn listen_for_channels(
+    endpoint: &Endpoint,
+    name: &str,
+    patience: Duration,
+) -> Result<Listener<StreamChannel>, Error> {
+    let options = ginnel::ChannelOptions { backlog: BACKLOG, ..Default::default() };
+    let until = std::time::Instant::now() + patience;
+    loop {
+        match endpoint.listen_with(name, &options) {
+            // The daemon has not seen yet that the server before this one has died.
+            Err(error)
+                if error.code() == Some(ginnel::ErrorCode::IN_USE) && std::time::Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+struct Client {
+    connection: Connection<Either>,
+    /// What its socket is watched for.
+    interest: epoll::EventFlags,
+    /// It is among those that have another turn.
+    is_due: bool,
+}
+
+/// The server: one thread.
+pub struct Server<M> {
+    engine: Engine<M>,
+    set: ReadySet,
+    sockets: OwnedFd,
+    doors: Vec<Door>,
+    channels: Vec<Listener<StreamChannel>>,
+    clients: Vec<Option<Client>>,
+    free: Vec<usize>,
+    /// Clients that have another turn.
+    due: Vec<usize>,
+    scratch: Scratch,
+    ticked: u64,
+    /// The doors are not watched, as there are as many clients as there may be.
+    is_full: bool,
+}
+
+impl<M: Memory> Server<M> {
+    /// Serves whoever comes through these doors. `stop` becomes readable when it is to end.
+    pub fn new(
+        engine: Engine<M>,
+        doors: Vec<Door>,
+        channels: Vec<Listener<StreamChannel>>,
+        stop: impl AsFd,
+    ) -> Result<Self> {
+        let mut set = ReadySet::new()?;
+        let sockets = epoll::create(epoll::CreateFlags::CLOEXEC).context("no epoll")?;
+        set.watch(&sockets, SOCKETS)?;
+        set.watch(stop, STOP)?;
+        for (key, listener) in (CHANNELS..).zip(&channels) {
+            set.watch(listener, key)?;
+        }
+        for (key, door) in (LISTENERS..).zip(&doors) {
+            rustix::io::ioctl_fionbio(door, true).context("a listener cannot be used")?;
+            epoll::add(&sockets, door, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+                .context("a listener cannot be watched")?;
+        }
+        Ok(Self {
+            engine,
+            set,
+            sockets,
+            doors,
+            channels,
+            clients: Vec::new(),
+            free: Vec::new(),
+            due: Vec::new(),
+            scratch: Scratch::new(),
+            ticked: 0,
+            is_full: false,
+        })
+    }
+
+    /// Serves until it is to stop.
+    pub fn run(&mut self) -> Result<()> {
+        let mut keys = Vec::new();
+        let mut is_tidy = true;
+        self.set.set_mode(WaitMode::Interrupt);
+        loop {
+            let timeout = if self.due.is_empty() && is_tidy { TICK } else { Duration::ZERO };
+            self.set.wait(&mut keys, Some(timeout))?;
+            self.tick();
+            // A few items at a time: nobody waits for all of it.
+            is_tidy = !self.engine.store().tidy();
+            let mut channels_work = false;
+            for &key in &keys {
+                match key {
+                    SOCKETS => self.look_at_sockets()?,
+                    STOP => return Ok(()),
+                    CHANNELS.. => self.accept_channels((key - CHANNELS) as usize),
+                    half => {
+                        channels_work = true;
+                        self.step((half / 2) as usize);
+                    }
+                }
+            }
+            for index in std::mem::take(&mut self.due) {
+                if let Some(client) = &mut self.clients[index] {
+                    client.is_due = false;
+                }
+                self.step(index);
+            }
+            if channels_work {
+                // Whoever was busy a moment ago will be again.
+                self.set.set_mode(WaitMode::Adaptive { budget: LOOK });
+            } else if !keys.is_empty() {
+                // The set does not see sockets while it looks at channels.
+                self.set.set_mode(WaitMode::Interrupt);
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = boot_time();
+        if now >= self.ticked + LEAST_TICK || now < self.ticked {
+            self.ticked = now;
+            self.engine.tick(now, unix_time());
+        }
+    }
+
+    fn look_at_sockets(&mut self) -> Result<()> {
+        let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [empty; EVENTS];
+        let count = match epoll::wait(&self.sockets, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Err(Errno::INTR) => 0,
+            count => count.context("sockets cannot be watched")?,
+        };
+        for event in &events[..count] {
+            match event.data.u64() {
+                door @ LISTENERS.. => self.accept_sockets((door - LISTENERS) as usize),
+                index => self.step(index as usize),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a client do what it can.
+    fn step(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
+        let next = client.connection.step(&mut self.engine, &mut self.scratch);
+        let interest = match next {
+            Next::Read => epoll::EventFlags::IN,
+            Next::Write => epoll::EventFlags::OUT,
+            Next::Again => {
+                if !std::mem::replace(&mut client.is_due, true) {
+                    self.due.push(index);
+                }
+                return;
+            }
+            Next::Close => return self.close(index),
+        };
+        let Either::Socket(socket) = &client.connection.transport else { return };
+        if interest != client.interest {
+            client.interest = interest;
+            let data = epoll::EventData::new_u64(index as u64);
+            if let Err(error) = epoll::modify(&self.sockets, socket, data, interest) {
+                warn!("a client cannot be watched: {error}");
+                self.close(index);
+            }
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let Some(client) = self.clients[index].take() else { return };
+        self.free.push(index);
+        self.engine.numbers.connections -= 1;
+        if let Either::Channel(_) = client.connection.transport {
+            self.engine.numbers.channels -= 1;
+        }
+        // Closing a socket takes it out of the epoll.
+        drop(client);
+        if self.is_full {
+            self.watch_doors(true);
+        }
+    }
+
+    /// Watches the doors, or lets those wait who come.
+    fn watch_doors(&mut self, watched: bool) {
+        self.is_full = !watched;
+        let flags = if watched { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        for (key, door) in (LISTENERS..).zip(&self.doors) {
+            if let Err(error) = epoll::modify(&self.sockets, door, epoll::EventData::new_u64(key), flags) {
+                warn!("a listener cannot be watched: {error}");
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.engine.numbers.connections < self.engine.settings.connections
+    }
+
+    fn accept_sockets(&mut self, door: usize) {
+        for _ in 0..ACCEPTS {
+            if !self.has_room() {
+                self.watch_doors(false);
+                return;
+            }
+            let Some(door) = self.doors.get(door) else { return };
+            let socket = match accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.engine.numbers.rejected_connections += 1;
+                    warn!("there are too few file descriptors for another client; raise LimitNOFILE=");
+                    self.watch_doors(false);
+                    return;
+                }
+                // Whoever came has gone.
+                Err(_) => continue,
+            };
+            if let Door::Tcp(_) = door {
+                // Without, answers come later, and whoever has lost its power is never noticed.
+                let _ = sockopt::set_tcp_nodelay(&socket, true);
+                let _ = sockopt::set_socket_keepalive(&socket, true);
+            }
+            let index = self.vacancy();
+            let data = epoll::EventData::new_u64(index as u64);
+            let interest = epoll::EventFlags::IN;
+            if let Err(error) = epoll::add(&self.sockets, &socket, data, interest) {
+                warn!("a client cannot be watched: {error}");
+                self.free.push(index);
+                return;
+            }
+            self.enter(index, Either::Socket(Socket(socket)), interest);
+        }
+    }
+
+    fn accept_channels(&mut self, listener: usize) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = self.channels.get(listener) else { return };
+            let channel = match listener.try_accept() {
+                Ok(channel) => channel,
+                Err(Error::WouldBlock) => return,
+                Err(error) => {
+                    debug!("a channel cannot be accepted: {error}");
+                    return;
+                }
+            };
+            if !self.has_room() {
+                // It cannot wait at the door without the set reporting that again and again.
+                self.engine.numbers.rejected_connections += 1;
+                continue;
+            }
+            let index = self.vacancy();
+            let keys = [index as u64 * 2, index as u64 * 2 + 1];
+            match Either::channel(channel, &self.set, keys) {
+                Ok(channel) => {
+                    self.engine.numbers.channels += 1;
+                    self.enter(index, channel, epoll::EventFlags::empty());
+                }
+                Err(error) => {
+                    warn!("a channel cannot be served: {error}");
+                    self.free.push(index);
+                }
+            }
+        }
+    }
+
+    /// A place for a client.
+    fn vacancy(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.clients.push(None);
+            self.clients.len() - 1
+        })
+    }
+
+    fn enter(&mut self, index: usize, transport: Either, interest: epoll::EventFlags) {
+        self.engine.numbers.connections += 1;
+        self.engine.numbers.total_connections += 1;
+        let connection = Connection::new(transport);
+        self.clients[index] = Some(Client { connection, interest, is_due: false });
+    }
+}
+
+impl<M> Drop for Server<M> {
+    fn drop(&mut self) {
+        info!(clients = self.clients.iter().flatten().count(), "ends");
+    }
+}

@@ -1,0 +1,207 @@
+//! A server that is killed at random moments, while clients change and read items whose values say what they are.
+
+use super::options;
+use super::served::{CacheServer, unix};
+use crate::world::{World, wait_for};
+use ginnel_cache_client::{Cache, Error, Options};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use xxhash_rust::xxh64::xxh64;
+
+const WRITERS: usize = 2;
+
+/// What is known of a key.
+#[derive(Default)]
+struct Known {
+    /// No earlier version may be found by who begins to look now.
+    least: AtomicU64,
+    /// No later version was ever sent.
+    most: AtomicU64,
+}
+
+fn key(number: usize) -> String {
+    format!("key {number}")
+}
+
+/// Says the key, the version and a checksum, and is of a length that changes with the version.
+fn value(number: usize, version: u64) -> Vec<u8> {
+    let mut value = format!("{number} {version} ").into_bytes();
+    let len = [20, 100, 101, 3000, 40][version as usize % 5];
+    value.extend((0..len).map(|at| (version as u8).wrapping_add(at as u8)));
+    let sum = xxh64(&value, 0);
+    value.extend_from_slice(&sum.to_le_bytes());
+    value
+}
+
+/// The version of a value, which must be whole and of this key.
+fn version(number: usize, found: &[u8]) -> u64 {
+    let (rest, sum) = found.split_at(found.len().checked_sub(8).expect("a torn value"));
+    assert_eq!(xxh64(rest, 0).to_le_bytes(), sum, "a torn value of key {number}: {found:?}");
+    let mut words = rest.split(|&byte| byte == b' ').map(|word| String::from_utf8_lossy(word).into_owned());
+    assert_eq!(words.next().unwrap(), number.to_string(), "a value of another key");
+    words.next().unwrap().parse().unwrap()
+}
+
+struct Load {
+    known: Vec<Known>,
+    /// Keys of each writer.
+    keys: usize,
+    stop: AtomicBool,
+    gets: AtomicU64,
+    changes: AtomicU64,
+    lost: AtomicU64,
+    missing: AtomicU64,
+}
+
+/// Looks a key up. Whether there is an item.
+fn look(load: &Load, cache: &Cache, number: usize, found: &mut Vec<u8>) -> Option<u64> {
+    found.clear();
+    let least = load.known[number].least.load(Ordering::SeqCst);
+    match cache.get(key(number).as_bytes(), found) {
+        Ok(Some(_)) => {
+            let version = version(number, found);
+            let most = load.known[number].most.load(Ordering::SeqCst);
+            assert!(
+                (least..=most).contains(&version),
+                "key {number}: version {version}, not {least} to {most}"
+            );
+            Some(version)
+        }
+        Ok(None) => None,
+        // The server was killed while it changed that very item, and there is none yet.
+        Err(Error::NoServer { .. } | Error::Lost { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn read(load: &Load, cache: &Cache) {
+    let (mut found, mut number) = (Vec::new(), 0_usize);
+    while !load.stop.load(Ordering::Relaxed) {
+        number = (number + 7) % load.known.len();
+        look(load, cache, number, &mut found);
+        load.gets.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn write(load: &Load, cache: &Cache, writer: usize) {
+    let (mut found, mut next) = (Vec::new(), 0_u64);
+    while !load.stop.load(Ordering::Relaxed) {
+        next += 1;
+        let number = writer * load.keys + (next as usize * 31) % load.keys;
+        let (name, known) = (key(number), &load.known[number]);
+        known.most.store(next, Ordering::SeqCst);
+        let done = match next % 7 {
+            0 => cache.delete(name.as_bytes()).map(|_| ()),
+            1 => {
+                let bytes = value(number, next);
+                let stored = cache.set_many(&[ginnel_cache_client::Entry {
+                    key: name.as_bytes(),
+                    value: &bytes,
+                    ..Default::default()
+                }]);
+                stored.into_iter().next().unwrap().map(|_| ())
+            }
+            _ => cache.set(name.as_bytes(), &value(number, next), 0, 0).map(|_| ()),
+        };
+        match done {
+            Ok(()) => {
+                // What was deleted has no version up to this one any more.
+                let is_deleted = next.is_multiple_of(7);
+                known.least.store(next + u64::from(is_deleted), Ordering::SeqCst);
+                load.changes.fetch_add(1, Ordering::Relaxed);
+                let now = look(load, cache, number, &mut found);
+                if is_deleted {
+                    assert_eq!(now, None, "key {number} is back");
+                } else if now.is_none() {
+                    load.missing.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Err(Error::Lost { .. }) => drop(load.lost.fetch_add(1, Ordering::Relaxed)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn kills(usually: u64) -> u64 {
+    if std::env::var_os("GINNEL_SOAK").is_some() { usually * 10 } else { usually }
+}
+
+#[test]
+fn no_value_is_wrong_torn_or_back_from_the_dead() {
+    let missing = kill(kills(200), "16M", 64);
+    // There is room for all of them; only one that was being replaced may have gone.
+    assert_eq!(missing, 0);
+}
+
+#[test]
+fn nor_while_items_have_to_go_for_others() {
+    kill(kills(100), "1M", 2000);
+}
+
+/// Kills servers of a cache with so much memory, while there are so many keys of each writer. How many of the values that were just stored
+/// were not there.
+fn kill(kills: u64, memory: &str, keys: usize) -> u64 {
+    let world = World::new();
+    let more = format!("--max-item-size 8K --memory {memory}");
+    let mut server = CacheServer::serving(&world, &more);
+    let patient = |changes: &str| {
+        let options = Options { patience: Duration::from_secs(30), ..options(&world, changes) };
+        Cache::open_with("web/c", &options).unwrap()
+    };
+    let writers = [patient("auto"), patient(&format!("unix {}", unix(&world).display()))];
+    // Readers wait for nobody.
+    let reader = Cache::open_with("web/c", &options(&world, "auto")).unwrap();
+    let load = Load {
+        known: (0..keys * WRITERS).map(|_| Known::default()).collect(),
+        keys,
+        stop: AtomicBool::new(false),
+        gets: AtomicU64::new(0),
+        changes: AtomicU64::new(0),
+        lost: AtomicU64::new(0),
+        missing: AtomicU64::new(0),
+    };
+    std::thread::scope(|scope| {
+        // Also if something here fails.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _stop = Stop(&load.stop);
+        scope.spawn(|| read(&load, &reader));
+        for (number, writer) in writers.iter().enumerate() {
+            let load = &load;
+            scope.spawn(move || write(load, writer, number));
+        }
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        for _ in 0..kills {
+            let before = load.changes.load(Ordering::Relaxed);
+            wait_for("a change with this server", || load.changes.load(Ordering::Relaxed) > before);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            std::thread::sleep(Duration::from_micros((random >> 33) % 10_000));
+            server.kill();
+            let gets = load.gets.load(Ordering::Relaxed);
+            wait_for("gets without a server", || load.gets.load(Ordering::Relaxed) > gets + 100);
+            server = CacheServer::start(&world, &more);
+        }
+        // An answer of the server before may be counted now.
+        let before = load.changes.load(Ordering::Relaxed) + 10;
+        wait_for("changes with the last server", || load.changes.load(Ordering::Relaxed) > before);
+    });
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let counted = reader.counters();
+    println!(
+        "{kills} kills: {} changes, {} lost, {} missing, {} gets, {} of them hits, {} asked",
+        count(&load.changes),
+        count(&load.lost),
+        count(&load.missing),
+        count(&load.gets),
+        counted.hits,
+        counted.asked
+    );
+    // Few are killed before they serve.
+    assert!(reader.survey().is_some_and(|survey| survey.servers > kills / 2));
+    assert!(count(&load.changes) > kills && counted.hits > count(&load.gets) / 8);
+    count(&load.missing)
+}

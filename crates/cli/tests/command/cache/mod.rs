@@ -1,0 +1,60 @@
+//! Caches: what a client finds in memory, how it speaks with a server, and the command.
+
+mod clients;
+mod kills;
+mod memory;
+mod scripted;
+mod served;
+
+use crate::world::World;
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights};
+use ginnel_cache_client::{Cache, Changes, Error, Options};
+use ginnel_cache_store::shape::plan;
+use ginnel_cache_store::store::Store;
+use std::time::Duration;
+
+fn attach(world: &World) -> AttachOptions {
+    AttachOptions { socket: world.socket(), ..AttachOptions::default() }
+}
+
+fn options(world: &World, changes: &str) -> Options {
+    Options {
+        attach: attach(world),
+        changes: changes.parse::<Changes>().unwrap(),
+        patience: Duration::ZERO,
+        timeout: Duration::from_secs(30),
+    }
+}
+
+/// The memory of a cache whose server is the test.
+struct Keeper {
+    endpoint: Endpoint,
+    block: Block,
+    store: Store<Mapping>,
+}
+
+impl Keeper {
+    /// Of the cache `NAME` in `web`.
+    fn new(world: &World, name: &str, key: [u64; 2]) -> Self {
+        let endpoint = Endpoint::attach_with("web", &attach(world)).unwrap();
+        let options = BlockOptions { persistent: true, others: Rights::READ, ..BlockOptions::default() };
+        let block = endpoint.create_block(&format!("cache.{name}"), 1 << 20, &options).unwrap();
+        let store = create(&block, key);
+        Self { endpoint, block, store }
+    }
+}
+
+fn create(block: &Block, key: [u64; 2]) -> Store<Mapping> {
+    Store::create(block.memory().unwrap(), plan(block.len(), 4000, 100).unwrap(), key, 0).unwrap()
+}
+
+/// What a get finds.
+fn get(cache: &Cache, key: &str) -> Option<String> {
+    let mut value = Vec::new();
+    cache.get(key.as_bytes(), &mut value).unwrap()?;
+    Some(String::from_utf8(value).unwrap())
+}
+
+fn is_no_server(error: &Error) -> bool {
+    matches!(error, Error::NoServer { .. })
+}
