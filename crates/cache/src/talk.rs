@@ -209,3 +209,78 @@ enum Step {
     Full(usize),
     Closed,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::Settings;
+    use ginnel_cache_store::shape::plan;
+    use ginnel_cache_store::store::Store;
+    use ginnel_shmem::Mapping;
+
+    fn engine() -> Engine<Mapping> {
+        let memory = Mapping::anonymous(8 << 20).unwrap();
+        let shape = plan(8 << 20, 1 << 20, 100).unwrap();
+        let store = Store::create(memory, shape, [1, 2], 1000).unwrap();
+        let settings = Settings {
+            place: "web/main".into(),
+            item_size: 1 << 20,
+            connections: 1,
+            verbosity: 0,
+            listens: Vec::new(),
+            unix: None,
+        };
+        Engine::new(store, settings, 1_700_000_000)
+    }
+
+    #[test]
+    fn a_value_is_waited_for_and_a_large_one_is_not() {
+        let (mut engine, mut talk, mut out) = (engine(), Talk::default(), Vec::new());
+        let line = b"set a 0 0 1000\r\n";
+        assert_eq!(talk.run(&mut engine, line, &mut out), (0, State::Hungry));
+        assert_eq!(talk.wanted(), line.len() + 1002);
+        let mut talk = Talk::default();
+        let line = b"set a 0 0 2000000\r\nxxx";
+        assert_eq!(talk.run(&mut engine, line, &mut out), (line.len(), State::Hungry));
+        assert_eq!(out, b"SERVER_ERROR object too large for cache\r\n");
+        // The rest of it is of no use.
+        out.clear();
+        let rest = [&[b'x'; 2_000_000 - 3][..], b"\r\nmn\r\n"].concat();
+        assert_eq!(talk.run(&mut engine, &rest, &mut out), (rest.len(), State::Hungry));
+        assert_eq!(out, b"MN\r\n");
+    }
+
+    #[test]
+    fn answers_are_bounded_within_a_request() {
+        let (mut engine, mut talk, mut out) = (engine(), Talk::default(), Vec::new());
+        let set = [b"set a 0 0 50000\r\n", &[b'v'; 50_000][..], b"\r\n"].concat();
+        talk.run(&mut engine, &set, &mut out);
+        let line = format!("get {}\r\nmn\r\n", "a ".repeat(100));
+        let (mut at, mut all) = (0, 0);
+        loop {
+            out.clear();
+            let (done, state) = talk.run(&mut engine, &line.as_bytes()[at..], &mut out);
+            assert!(out.len() < MOST_ANSWERS + 51_000);
+            (at, all) = (at + done, all + out.len());
+            if state == State::Hungry {
+                break;
+            }
+            assert_eq!(state, State::Full);
+        }
+        assert!(out.ends_with(b"END\r\nMN\r\n"));
+        assert_eq!((at, all), (line.len(), 100 * (50_000 + 19) + 9));
+    }
+
+    #[test]
+    fn the_first_byte_says_which_protocol_it_is() {
+        let (mut engine, mut out) = (engine(), Vec::new());
+        let mut noop = [0; 24];
+        (noop[0], noop[1]) = (binary::REQUEST, binary::opcode::NOOP);
+        let mut talk = Talk::default();
+        assert_eq!(talk.run(&mut engine, &noop, &mut out), (24, State::Hungry));
+        assert_eq!(out[..2], [binary::ANSWER, binary::opcode::NOOP]);
+        // It stays that one.
+        assert_eq!(talk.run(&mut engine, &[b'x'; 24], &mut out), (24, State::Closed));
+        assert_eq!(Talk::default().run(&mut engine, b"quit\r\nmn\r\n", &mut out), (10, State::Closed));
+    }
+}
