@@ -968,7 +968,8 @@ fn append_left(out: &mut Vec<u8>, expiry: u32, now: u32) {
     match expiry {
         0 => out.extend_from_slice(b" t-1"),
         // As memcached, whose clock begins at 2: one that is over has very long.
-        _ => append_number(out, b't', u64::from(expiry.wrapping_sub(now.max(2)))),
+        _ if expiry <= now => append_number(out, b't', u64::from(expiry.wrapping_sub(now.max(2)))),
+        _ => append_number(out, b't', u64::from(expiry - now)),
     }
 }
 
