@@ -8,7 +8,7 @@ BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
 # VM tests share the machine; one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
-.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs lint doc install clean
+.PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint doc install clean
 
 all: build
 
@@ -56,8 +56,9 @@ bench: build
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
 # Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8 messages
-# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), then the VM tests at length.
-soak: build soak-ring soak-sockets soak-verbs
+# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server and 3,000 under its clients (soak-cache), then
+# the VM tests at length.
+soak: build soak-ring soak-sockets soak-verbs soak-cache
 	GINNEL_SOAK=1 $(VMTEST)
 
 soak-ring:
@@ -68,6 +69,10 @@ soak-sockets:
 
 soak-verbs:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- verbs::soak:: verbs::adversary:: verbs::kills:: mpi:: --nocapture
+
+soak-cache:
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cache-store --locked --test kill
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- cache::kills --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

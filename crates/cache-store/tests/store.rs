@@ -1,4 +1,5 @@
 //! A store beside a map, and what a successor finds after a kill.
+#![cfg(not(loom))]
 
 mod common;
 #[path = "../../shmem/tests/mortal/mod.rs"]
@@ -322,17 +323,45 @@ fn a_successor_finds_whole_items_wherever_its_predecessor_was_killed() {
         let mortal = Mortal::new(&memory, stores);
         let mut dying = Store::open(mortal.clone(), 0).ok();
         let mut expected: HashMap<u16, [Option<u64>; 2]> = HashMap::new();
-        for which in 0..260_u64 {
+        for which in 0..400_u64 {
             let (Some(store), false) = (&mut dying, mortal.is_dead()) else { break };
             let number = (which * 7 % 60) as u16;
             let before = expected.get(&number).and_then(|states| states[0]);
-            let after = if which % 9 == 8 {
-                store.delete(&key(number));
-                None
-            } else {
-                let len = 20 + (which * 37 % 500) as usize;
-                store.set(&key(number), &[&value(number, which, len)], 0, 0).unwrap();
-                Some(which)
+            let key = key(number);
+            let len = 20 + (which * 37 % 500) as usize;
+            let after = match which % 19 {
+                8 | 17 => {
+                    store.delete(&key);
+                    None
+                }
+                3 => {
+                    store.renew(&key, marks::STALE, None);
+                    before
+                }
+                5 => {
+                    store.mark(&key, marks::WON);
+                    before
+                }
+                11 => {
+                    store.touch(&key, u32::MAX);
+                    before
+                }
+                13 => {
+                    store.used_by_reader(store.hash(&key));
+                    store.tidy();
+                    before
+                }
+                15 => {
+                    // Down and up.
+                    store.set_limit(if which % 2 == 0 { 4 } else { 100 });
+                    store.tidy();
+                    before
+                }
+                kind => {
+                    let marks = if kind == 1 { marks::BINARY_KEY } else { 0 };
+                    store.set_marked(&key, &[&value(number, which, len)], 0, 0, marks).unwrap();
+                    Some(which)
+                }
             };
             // If it died in the middle, either.
             let or = if mortal.is_dead() { before } else { after };

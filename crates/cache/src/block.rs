@@ -50,19 +50,17 @@ pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Resul
                         return made.with_context(|| format!("cache {segment}/{name} cannot be made"));
                     }
                 },
-                // As long as its owner lives, others may only read it.
+                // As long as the daemon has not seen the death of the server before, its endpoint is the owner, and others may only read.
                 Some(ErrorCode::BUSY | ErrorCode::DENIED) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                code => {
-                    let is_taken = matches!(code, Some(ErrorCode::BUSY | ErrorCode::DENIED));
-                    if let Some(holder) = is_taken.then(|| holder(endpoint, segment, &block_name)).flatten() {
-                        bail!(
-                            "cache {segment}/{name} is served already, by {holder}; stop that server first, or choose another --name"
-                        );
-                    }
-                    return Err(error).with_context(|| format!("cache {segment}/{name} cannot be opened"));
+                Some(ErrorCode::BUSY) => {
+                    bail!(
+                        "cache {segment}/{name} is served already, by {}; stop that server first, or choose another --name",
+                        holder(endpoint, segment, &block_name).unwrap_or_else(|| "somebody else".into())
+                    );
                 }
+                _ => return Err(error).with_context(|| format!("cache {segment}/{name} cannot be opened")),
             },
         }
     }
@@ -131,8 +129,7 @@ fn holder(endpoint: &Endpoint, segment: &str, block_name: &str) -> Option<String
     let state: serde_json::Value = serde_json::from_str(&endpoint.inspect().ok()?).ok()?;
     let blocks = state.get("blocks")?.as_array()?;
     let block = blocks.iter().find(|block| block["segment"] == segment && block["name"] == block_name)?;
-    let users = block["handles"].as_array()?;
-    let user = users.iter().find(|user| user["rights"] != "read")?;
+    let user = block["handles"].as_array()?.first()?;
     let text = |key: &str| user[key].as_str().unwrap_or("?").to_owned();
     let pid = user["pid"].as_u64().map_or_else(|| "?".into(), |pid| pid.to_string());
     Some(format!("process {pid} ({}) of {}", text("name"), text("member")))

@@ -161,15 +161,18 @@ impl<M: Memory> Server<M> {
     /// Serves until it is to stop.
     pub fn run(&mut self) -> Result<()> {
         let mut keys = Vec::new();
+        let mut is_tidy = true;
         self.set.set_mode(WaitMode::Interrupt);
         loop {
-            let timeout = if self.due.is_empty() { TICK } else { Duration::ZERO };
+            let timeout = if self.due.is_empty() && is_tidy { TICK } else { Duration::ZERO };
             self.set.wait(&mut keys, Some(timeout))?;
             self.tick()?;
             if keys.is_empty() && self.is_full && self.has_room() {
                 // There were too few file descriptors; there may be more now.
                 self.watch_doors(true);
             }
+            // A few items at a time: nobody waits for all of it.
+            is_tidy = !self.engine.store().tidy();
             let mut channels_work = false;
             for &key in &keys {
                 match key {

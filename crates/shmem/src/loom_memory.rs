@@ -4,6 +4,7 @@ use crate::Memory;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A run of words that loom explores. A word is named by its offset and may be used with one size only; two of them must
@@ -21,7 +22,8 @@ use std::sync::Arc;
 pub struct LoomMemory {
     len: usize,
     words: Arc<BTreeMap<usize, Word>>,
-    forgets: Option<Order>,
+    /// An ordering, and the words where it is missing.
+    forgets: Option<(Order, Range<usize>)>,
 }
 
 struct Word {
@@ -61,7 +63,12 @@ impl LoomMemory {
 
     /// The same memory, for a party whose code lacks an ordering.
     pub fn without(&self, order: Order) -> Self {
-        Self { forgets: Some(order), ..self.clone() }
+        self.without_at(order, 0..self.len)
+    }
+
+    /// The same memory, for a party whose code lacks an ordering of these words.
+    pub fn without_at(&self, order: Order, words: Range<usize>) -> Self {
+        Self { forgets: Some((order, words)), ..self.clone() }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -75,17 +82,25 @@ impl LoomMemory {
         }
     }
 
-    fn unless(&self, order: Order, strong: Ordering) -> Ordering {
-        if self.forgets == Some(order) { Ordering::Relaxed } else { strong }
+    fn lacks(&self, at: usize) -> Option<Order> {
+        self.forgets.as_ref().filter(|(_, words)| words.contains(&at)).map(|(order, _)| *order)
+    }
+
+    fn unless(&self, at: usize, order: Order, strong: Ordering) -> Ordering {
+        if self.lacks(at) == Some(order) { Ordering::Relaxed } else { strong }
     }
 
     /// The order of a read-modify-write.
-    fn both(&self) -> Ordering {
-        match self.forgets {
+    fn both(&self, at: usize) -> Ordering {
+        match self.lacks(at) {
             Some(Order::Acquire) => Ordering::Release,
             Some(Order::Release) => Ordering::Acquire,
             _ => Ordering::AcqRel,
         }
+    }
+
+    fn has_fences(&self) -> bool {
+        self.forgets.as_ref().is_none_or(|(order, _)| *order != Order::Fence)
     }
 }
 
@@ -121,37 +136,42 @@ impl Memory for LoomMemory {
         self.word(at).load(Ordering::Relaxed)
     }
     fn load_acquire_u64(&self, at: usize) -> u64 {
-        self.word(at).load(self.unless(Order::Acquire, Ordering::Acquire))
+        self.word(at).load(self.unless(at, Order::Acquire, Ordering::Acquire))
     }
     fn store_relaxed_u64(&self, at: usize, value: u64) {
         self.word(at).store(value, Ordering::Relaxed);
     }
     fn store_release_u64(&self, at: usize, value: u64) {
-        self.word(at).store(value, self.unless(Order::Release, Ordering::Release));
+        self.word(at).store(value, self.unless(at, Order::Release, Ordering::Release));
     }
     fn compare_exchange_u64(&self, at: usize, old: u64, new: u64) -> Result<(), u64> {
-        let failure = self.unless(Order::Acquire, Ordering::Acquire);
-        self.word(at).compare_exchange(old, new, self.both(), failure).map(|_| ())
+        let failure = self.unless(at, Order::Acquire, Ordering::Acquire);
+        self.word(at).compare_exchange(old, new, self.both(at), failure).map(|_| ())
     }
     fn swap_u64(&self, at: usize, value: u64) -> u64 {
-        self.word(at).swap(value, self.both())
+        self.word(at).swap(value, self.both(at))
     }
     fn fetch_or_u64(&self, at: usize, bits: u64) -> u64 {
-        self.word(at).fetch_or(bits, self.both())
+        self.word(at).fetch_or(bits, self.both(at))
     }
     fn fetch_and_u64(&self, at: usize, bits: u64) -> u64 {
-        self.word(at).fetch_and(bits, self.both())
+        self.word(at).fetch_and(bits, self.both(at))
     }
     fn fetch_add_u32(&self, at: usize, value: u32) -> u32 {
         // What is carried out of the 32 bits is cut off by whoever loads them.
         self.fetch_add_u64(at, value.into()) as u32
     }
     fn fetch_add_u64(&self, at: usize, value: u64) -> u64 {
-        self.word(at).fetch_add(value, self.both())
+        self.word(at).fetch_add(value, self.both(at))
     }
     fn full_fence(&self) {
-        if self.forgets != Some(Order::Fence) {
+        if self.has_fences() {
             fence(Ordering::SeqCst);
+        }
+    }
+    fn acquire_fence(&self) {
+        if self.has_fences() {
+            fence(Ordering::Acquire);
         }
     }
     fn read(&self, at: usize, into: &mut [u8]) {

@@ -15,17 +15,24 @@ pub struct Mortal {
     memory: Mapping,
     /// Stores that the process still does.
     left: Rc<Cell<u64>>,
+    /// What is called in the place of its death.
+    then: Option<Rc<dyn Fn()>>,
 }
 
 impl Mortal {
     /// Memory of a process that does so many stores.
     pub fn new(memory: &Mapping, stores: u64) -> Self {
-        Self { memory: memory.clone(), left: Rc::new(Cell::new(stores)) }
+        Self { memory: memory.clone(), left: Rc::new(Cell::new(stores)), then: None }
+    }
+
+    /// Memory of a process that calls `then` before the store after so many, and lives on.
+    pub fn interrupted(memory: &Mapping, stores: u64, then: impl Fn() + 'static) -> Self {
+        Self { then: Some(Rc::new(then)), ..Self::new(memory, stores) }
     }
 
     /// Other memory of the same process.
     pub fn other(&self, memory: &Mapping) -> Self {
-        Self { memory: memory.clone(), left: self.left.clone() }
+        Self { memory: memory.clone(), ..self.clone() }
     }
 
     /// A part of it, or `None` if that is not inside.
@@ -35,7 +42,13 @@ impl Mortal {
 
     /// Counts one store. Whether the process lives to do it.
     pub fn stores(&self) -> bool {
-        let left = self.left.get();
+        let mut left = self.left.get();
+        if left == 0
+            && let Some(then) = &self.then
+        {
+            left = u64::MAX;
+            then();
+        }
         self.left.set(left.saturating_sub(1));
         left > 0
     }
