@@ -217,6 +217,7 @@ mod tests {
     use ginnel_cache_store::shape::plan;
     use ginnel_cache_store::store::Store;
     use ginnel_shmem::Mapping;
+    use proptest::prelude::*;
 
     fn engine() -> Engine<Mapping> {
         let memory = Mapping::anonymous(8 << 20).unwrap();
@@ -282,5 +283,39 @@ mod tests {
         // It stays that one.
         assert_eq!(talk.run(&mut engine, &[b'x'; 24], &mut out), (24, State::Closed));
         assert_eq!(Talk::default().run(&mut engine, b"quit\r\nmn\r\n", &mut out), (10, State::Closed));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered_in_any_pieces(
+            parts in prop::collection::vec(prop_oneof![
+                prop::sample::select(vec![
+                    &b"set "[..], b"get ", b"gets ", b"gat 0 ", b"mg ", b"ms ", b"ma ", b"md ", b"me ", b"cas ", b"append ", b"incr ", b"touch ", b"stats ",
+                    b"flush_all ", b"ginnel hits ", b"a ", b"aa ", b"YQ== b ", b"0 0 1", b"1 ", b"5 q ", b"-1 ", b"v k t c ", b"N1 T9 ", b"MA ", b"I ",
+                    b"\r\n", b"\r\n", b"\r\n", b"x\r\n", b"\n", b"\x80\x01\x00\x01\x08\0\0\0\0\0\0\x0a", b"\x80\x10\0\0\0\0\0\0\0\0\0\0",
+                ]).prop_map(<[u8]>::to_vec),
+                prop::collection::vec(any::<u8>(), 0..30),
+            ], 1..60),
+            cut in 1_usize..200,
+        ) {
+            let (mut engine, mut talk) = (engine(), Talk::default());
+            let (mut kept, mut out) = (Vec::new(), Vec::new());
+            'pieces: for piece in parts.concat().chunks(cut) {
+                kept.extend_from_slice(piece);
+                loop {
+                    let (done, state) = talk.run(&mut engine, &kept, &mut out);
+                    prop_assert!(done <= kept.len());
+                    kept.drain(..done);
+                    prop_assert!(out.len() <= MOST_ANSWERS + (1 << 20) + (32 << 10));
+                    match state {
+                        State::Closed => break 'pieces,
+                        State::Full => out.clear(),
+                        State::Hungry => break,
+                    }
+                }
+                prop_assert!(kept.len() < talk.wanted());
+                out.clear();
+            }
+        }
     }
 }
