@@ -54,13 +54,15 @@ pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Resul
                 Some(ErrorCode::BUSY | ErrorCode::DENIED) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Some(ErrorCode::BUSY) => {
-                    bail!(
-                        "cache {segment}/{name} is served already, by {}; stop that server first, or choose another --name",
-                        holder(endpoint, segment, &block_name).unwrap_or_else(|| "somebody else".into())
-                    );
+                code => {
+                    let is_taken = matches!(code, Some(ErrorCode::BUSY | ErrorCode::DENIED));
+                    if let Some(holder) = is_taken.then(|| holder(endpoint, segment, &block_name)).flatten() {
+                        bail!(
+                            "cache {segment}/{name} is served already, by {holder}; stop that server first, or choose another --name"
+                        );
+                    }
+                    return Err(error).with_context(|| format!("cache {segment}/{name} cannot be opened"));
                 }
-                _ => return Err(error).with_context(|| format!("cache {segment}/{name} cannot be opened")),
             },
         }
     }
@@ -129,7 +131,8 @@ fn holder(endpoint: &Endpoint, segment: &str, block_name: &str) -> Option<String
     let state: serde_json::Value = serde_json::from_str(&endpoint.inspect().ok()?).ok()?;
     let blocks = state.get("blocks")?.as_array()?;
     let block = blocks.iter().find(|block| block["segment"] == segment && block["name"] == block_name)?;
-    let user = block["handles"].as_array()?.first()?;
+    let users = block["handles"].as_array()?;
+    let user = users.iter().find(|user| user["rights"] != "read")?;
     let text = |key: &str| user[key].as_str().unwrap_or("?").to_owned();
     let pid = user["pid"].as_u64().map_or_else(|| "?".into(), |pid| pid.to_string());
     Some(format!("process {pid} ({}) of {}", text("name"), text("member")))

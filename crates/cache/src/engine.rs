@@ -977,8 +977,9 @@ fn append_number(out: &mut Vec<u8>, letter: u8, value: u64) {
 fn append_left(out: &mut Vec<u8>, expiry: u32, now: u32) {
     match expiry {
         0 => out.extend_from_slice(b" t-1"),
-        // As memcached: one that is over has very long.
-        _ => append_number(out, b't', u64::from(expiry.wrapping_sub(now))),
+        // As memcached, whose clock begins at 2: one that is over has very long.
+        _ if expiry <= now => append_number(out, b't', u64::from(expiry.wrapping_sub(now.max(2)))),
+        _ => append_number(out, b't', u64::from(expiry - now)),
     }
 }
 

@@ -99,7 +99,7 @@ fn run(flags: &Flags) -> Result<()> {
     };
     let (items, number) = (store.len(), store.server());
     let engine = Engine::new(store, settings, block::unix_time());
-    let mut server = Server::new(engine, doors, channels, &stop)?;
+    let mut server = Server::new(engine, endpoint.clone(), doors, channels, &stop)?;
     info!(cache = format!("{}/{}", flags.segment, flags.name), items, server = number, "serving");
     tell_systemd("READY=1\n");
     let result = server.run();

@@ -21,6 +21,8 @@ use crate::engine::Engine;
 const TICK: Duration = Duration::from_millis(250);
 /// The clock is set no oftener: readers look at it, and get it anew each time.
 const LEAST_TICK: u64 = 10;
+/// How often the server looks whether its segment is still there, and at what the daemon says.
+const LOOK_AROUND: u64 = 1000;
 /// How long the set looks at channels before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
 /// Events that one call takes.
@@ -110,7 +112,10 @@ pub struct Server<M> {
     /// Clients that have another turn.
     due: Vec<usize>,
     scratch: Scratch,
+    /// The endpoint of the items.
+    endpoint: Endpoint,
     ticked: u64,
+    looked_around: u64,
     /// The doors are not watched, as there are as many clients as there may be.
     is_full: bool,
 }
@@ -119,6 +124,7 @@ impl<M: Memory> Server<M> {
     /// Serves whoever comes through these doors. `stop` becomes readable when it is to end.
     pub fn new(
         engine: Engine<M>,
+        endpoint: Endpoint,
         doors: Vec<Door>,
         channels: Vec<Listener<StreamChannel>>,
         stop: impl AsFd,
@@ -145,7 +151,9 @@ impl<M: Memory> Server<M> {
             free: Vec::new(),
             due: Vec::new(),
             scratch: Scratch::new(),
+            endpoint,
             ticked: 0,
+            looked_around: 0,
             is_full: false,
         })
     }
@@ -158,7 +166,11 @@ impl<M: Memory> Server<M> {
         loop {
             let timeout = if self.due.is_empty() && is_tidy { TICK } else { Duration::ZERO };
             self.set.wait(&mut keys, Some(timeout))?;
-            self.tick();
+            self.tick()?;
+            if keys.is_empty() && self.is_full && self.has_room() {
+                // There were too few file descriptors; there may be more now.
+                self.watch_doors(true);
+            }
             // A few items at a time: nobody waits for all of it.
             is_tidy = !self.engine.store().tidy();
             let mut channels_work = false;
@@ -189,12 +201,19 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    fn tick(&mut self) {
+    fn tick(&mut self) -> Result<()> {
         let now = boot_time();
         if now >= self.ticked + LEAST_TICK || now < self.ticked {
             self.ticked = now;
             self.engine.tick(now, unix_time());
         }
+        if now >= self.looked_around + LOOK_AROUND || now < self.looked_around {
+            self.looked_around = now;
+            // A daemon that was started anew is told that this server lives.
+            self.endpoint.process_events();
+            self.endpoint.check().context("the segment of the cache cannot be used any more")?;
+        }
+        Ok(())
     }
 
     fn look_at_sockets(&mut self) -> Result<()> {

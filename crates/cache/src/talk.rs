@@ -209,3 +209,113 @@ enum Step {
     Full(usize),
     Closed,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::Settings;
+    use ginnel_cache_store::shape::plan;
+    use ginnel_cache_store::store::Store;
+    use ginnel_shmem::Mapping;
+    use proptest::prelude::*;
+
+    fn engine() -> Engine<Mapping> {
+        let memory = Mapping::anonymous(8 << 20).unwrap();
+        let shape = plan(8 << 20, 1 << 20, 100).unwrap();
+        let store = Store::create(memory, shape, [1, 2], 1000).unwrap();
+        let settings = Settings {
+            place: "web/main".into(),
+            item_size: 1 << 20,
+            connections: 1,
+            verbosity: 0,
+            listens: Vec::new(),
+            unix: None,
+        };
+        Engine::new(store, settings, 1_700_000_000)
+    }
+
+    #[test]
+    fn a_value_is_waited_for_and_a_large_one_is_not() {
+        let (mut engine, mut talk, mut out) = (engine(), Talk::default(), Vec::new());
+        let line = b"set a 0 0 1000\r\n";
+        assert_eq!(talk.run(&mut engine, line, &mut out), (0, State::Hungry));
+        assert_eq!(talk.wanted(), line.len() + 1002);
+        let mut talk = Talk::default();
+        let line = b"set a 0 0 2000000\r\nxxx";
+        assert_eq!(talk.run(&mut engine, line, &mut out), (line.len(), State::Hungry));
+        assert_eq!(out, b"SERVER_ERROR object too large for cache\r\n");
+        // The rest of it is of no use.
+        out.clear();
+        let rest = [&[b'x'; 2_000_000 - 3][..], b"\r\nmn\r\n"].concat();
+        assert_eq!(talk.run(&mut engine, &rest, &mut out), (rest.len(), State::Hungry));
+        assert_eq!(out, b"MN\r\n");
+    }
+
+    #[test]
+    fn answers_are_bounded_within_a_request() {
+        let (mut engine, mut talk, mut out) = (engine(), Talk::default(), Vec::new());
+        let set = [b"set a 0 0 50000\r\n", &[b'v'; 50_000][..], b"\r\n"].concat();
+        talk.run(&mut engine, &set, &mut out);
+        let line = format!("get {}\r\nmn\r\n", "a ".repeat(100));
+        let (mut at, mut all) = (0, 0);
+        loop {
+            out.clear();
+            let (done, state) = talk.run(&mut engine, &line.as_bytes()[at..], &mut out);
+            assert!(out.len() < MOST_ANSWERS + 51_000);
+            (at, all) = (at + done, all + out.len());
+            if state == State::Hungry {
+                break;
+            }
+            assert_eq!(state, State::Full);
+        }
+        assert!(out.ends_with(b"END\r\nMN\r\n"));
+        assert_eq!((at, all), (line.len(), 100 * (50_000 + 19) + 9));
+    }
+
+    #[test]
+    fn the_first_byte_says_which_protocol_it_is() {
+        let (mut engine, mut out) = (engine(), Vec::new());
+        let mut noop = [0; 24];
+        (noop[0], noop[1]) = (binary::REQUEST, binary::opcode::NOOP);
+        let mut talk = Talk::default();
+        assert_eq!(talk.run(&mut engine, &noop, &mut out), (24, State::Hungry));
+        assert_eq!(out[..2], [binary::ANSWER, binary::opcode::NOOP]);
+        // It stays that one.
+        assert_eq!(talk.run(&mut engine, &[b'x'; 24], &mut out), (24, State::Closed));
+        assert_eq!(Talk::default().run(&mut engine, b"quit\r\nmn\r\n", &mut out), (10, State::Closed));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered_in_any_pieces(
+            parts in prop::collection::vec(prop_oneof![
+                prop::sample::select(vec![
+                    &b"set "[..], b"get ", b"gets ", b"gat 0 ", b"mg ", b"ms ", b"ma ", b"md ", b"me ", b"cas ", b"append ", b"incr ", b"touch ", b"stats ",
+                    b"flush_all ", b"ginnel hits ", b"a ", b"aa ", b"YQ== b ", b"0 0 1", b"1 ", b"5 q ", b"-1 ", b"v k t c ", b"N1 T9 ", b"MA ", b"I ",
+                    b"\r\n", b"\r\n", b"\r\n", b"x\r\n", b"\n", b"\x80\x01\x00\x01\x08\0\0\0\0\0\0\x0a", b"\x80\x10\0\0\0\0\0\0\0\0\0\0",
+                ]).prop_map(<[u8]>::to_vec),
+                prop::collection::vec(any::<u8>(), 0..30),
+            ], 1..60),
+            cut in 1_usize..200,
+        ) {
+            let (mut engine, mut talk) = (engine(), Talk::default());
+            let (mut kept, mut out) = (Vec::new(), Vec::new());
+            'pieces: for piece in parts.concat().chunks(cut) {
+                kept.extend_from_slice(piece);
+                loop {
+                    let (done, state) = talk.run(&mut engine, &kept, &mut out);
+                    prop_assert!(done <= kept.len());
+                    kept.drain(..done);
+                    prop_assert!(out.len() <= MOST_ANSWERS + (1 << 20) + (32 << 10));
+                    match state {
+                        State::Closed => break 'pieces,
+                        State::Full => out.clear(),
+                        State::Hungry => break,
+                    }
+                }
+                prop_assert!(kept.len() < talk.wanted());
+                out.clear();
+            }
+        }
+    }
+}

@@ -299,7 +299,7 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
             &format!("me {key}\r\n"),
         ]);
     }
-    add(&[&"x".repeat(3000)]);
+    add(&[&format!("{}\r\n", "x".repeat(3000))]);
     add(&[&format!("get {}\r\n", "k ".repeat(20_000))]);
     add(&["set k 0 0 3\r\nabc\r\n", &format!("get {}\r\n", "k ".repeat(20_000))]);
     add(&[&format!("{}get {}\r\n", " ".repeat(50), "k ".repeat(20_000))]);
@@ -417,7 +417,10 @@ fn scripts() -> Vec<Vec<Vec<u8>>> {
         "ms a 1 I\r\n1\r\n",
         "ms a 1 1\r\n1\r\n",
     ]);
-    add(&["ms a 1 q\r\n1\r\nms a 1 q ME\r\n2\r\nms b 1 q MA\r\n1\r\nms a 3 q\r\n1\r\n", "ms a 1\r\n12\r\n"]);
+    add(&[
+        "ms a 1 q\r\n1\r\nms a 1 q ME\r\n2\r\nms b 1 q MA\r\n1\r\nms a 3 q\r\n12345\r\n",
+        "ms a 1\r\n12\r\n",
+    ]);
     add(&[
         "ms a 1\r\n1\r\nmd a I T50 k O3\r\n",
         "mg a t c v\r\nmg a t v\r\nmg a R60\r\n",
@@ -539,6 +542,18 @@ fn answers_are_the_same_however_requests_are_cut() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         stream.read_to_end(&mut answer).unwrap();
         assert_eq!(comparable(&answer), whole, "{}", all.escape_ascii());
+    }
+}
+
+#[test]
+fn a_line_without_an_end_closes_the_connection() {
+    let Some(pair) = Pair::new() else { return };
+    for server in [&pair.ours, &pair.theirs] {
+        for line in ["x".repeat(3000), format!("{}get {}", " ".repeat(101), "k ".repeat(3000))] {
+            let mut stream = server.connect();
+            stream.write_all(line.as_bytes()).unwrap();
+            assert_eq!(stream.read(&mut [0; 10]).unwrap_or(0), 0);
+        }
     }
 }
 

@@ -104,6 +104,25 @@ fn a_second_server_is_told_who_has_the_cache() {
 }
 
 #[test]
+fn the_death_of_the_daemon_changes_nothing() {
+    let mut world = World::new();
+    let mut all = Vec::new();
+    for flags in ["--name plain --channel none", "--name channels --channel web"] {
+        let served = world.serve(flags);
+        assert_eq!(served.text("set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+        world.replace_daemon();
+        assert_eq!(served.text("get a\r\nset b 0 0 1\r\n2\r\n"), "VALUE a 0 1\r\n1\r\nEND\r\nSTORED\r\n");
+        // The daemon's successor knows whose the cache is.
+        let output = world.command(flags).args(["--listen", "127.0.0.1:0"]).output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(complaint.contains("is served already"), "{complaint}");
+        all.push(served);
+    }
+    let mut channel: StreamChannel = world.attach("web").connect("cache.channels").unwrap();
+    assert_eq!(over_channel(&mut channel, b"get b\r\n", "END\r\n"), "VALUE b 0 1\r\n2\r\nEND\r\n");
+}
+
+#[test]
 fn what_cannot_be_is_named() {
     let world = World::new();
     for (flags, part) in [

@@ -61,7 +61,7 @@ impl Drop for Process {
 
 /// A daemon with the segments `items` and `web`, both the host's alone.
 pub struct World {
-    _daemon: Process,
+    daemon: Process,
     folder: TempDir,
 }
 
@@ -78,7 +78,13 @@ impl World {
             fs::create_dir(folder.path().join(part)).unwrap();
         }
         fs::write(folder.path().join("ginneld.toml"), text).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let world = Self { daemon: Self::start(&folder), folder };
+        wait_for("an answer of ginneld", || ginnel::Daemon::connect_to(&world.socket()).is_ok());
+        world
+    }
+
+    fn start(folder: &TempDir) -> Process {
+        let log = fs::OpenOptions::new().create(true).append(true).open(folder.path().join("log")).unwrap();
         let daemon = Command::new(ginneld())
             .args(["host", "--stop-keeper", "--config"])
             .arg(folder.path().join("ginneld.toml"))
@@ -86,9 +92,15 @@ impl World {
             .stdout(log)
             .spawn()
             .unwrap();
-        let world = Self { _daemon: Process(daemon), folder };
-        wait_for("an answer of ginneld", || ginnel::Daemon::connect_to(&world.socket()).is_ok());
-        world
+        Process(daemon)
+    }
+
+    /// Kills the daemon as hard as possible, and starts another.
+    pub fn replace_daemon(&mut self) {
+        self.daemon.0.kill().unwrap();
+        self.daemon.0.wait().unwrap();
+        self.daemon = Self::start(&self.folder);
+        wait_for("an answer of ginneld", || ginnel::Daemon::connect_to(&self.socket()).is_ok());
     }
 
     /// The daemon's socket.
