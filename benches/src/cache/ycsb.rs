@@ -71,8 +71,8 @@ impl Cache<'_> {
         let ginnel = plan.config("[limits]\nbytes_per_endpoint = \"1G\"").start()?;
         let (ycsb, servers) = (Ycsb::build()?, Servers::new(&bed, ginnel, "127.0.0.1".into(), 2)?);
         for own in [true, false] {
-            ycsb.run(&servers, own, "load a", "-p dataintegrity=true")?;
             let checked = format!("-p dataintegrity=true -p operationcount={CHECKED}");
+            ycsb.run(&servers, own, "load a", &checked)?;
             ycsb.run(&servers, own, "run f", &checked)?;
         }
         // The last one adds records.
