@@ -56,7 +56,8 @@ bench: build
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
 # Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8 messages
-# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server (soak-cache), then the VM tests at length.
+# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server and 3,000 under its clients (soak-cache), then
+# the VM tests at length.
 soak: build soak-ring soak-sockets soak-verbs soak-cache
 	GINNEL_SOAK=1 $(VMTEST)
 
@@ -71,6 +72,7 @@ soak-verbs:
 
 soak-cache:
 	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cache-store --locked --test kill
+	GINNEL_SOAK=1 $(CARGO) test --release -p ginnel-cli --locked --test command -- cache::kills --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

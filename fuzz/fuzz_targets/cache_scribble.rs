@@ -23,7 +23,18 @@ fuzz_target!(|ops: Vec<(u8, u16, u64)>| {
         match code % 12 {
             0..=2 => drop(store.set(&key, &[&vec![code; usize::from(a) % 1600]], a.into(), b as u32 % 100)),
             3 => drop(store.get(&key, &mut value)),
-            4 | 5 => drop(reader.get(&key, &mut value)),
+            4 => drop(reader.get(&key, &mut value)),
+            5 => {
+                let hash = reader.hash(&key);
+                reader.prefetch_slots(hash);
+                reader.prefetch_item(hash);
+                let mut room = [0; 100];
+                reader.get_to(hash, &key, &mut &mut room[..usize::from(a) % 100]);
+                let survey = reader.survey();
+                let segments = survey.free.segments + survey.small.segments + survey.main.segments;
+                assert_eq!(segments, survey.shape.segments);
+                assert!(reader.contact().len() <= 3 * 1024);
+            }
             6 => drop(store.delete(&key)),
             7 => {
                 store.touch(&key, b as u32);

@@ -3,13 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::{Duration, Instant};
-use vmtest::installation::{Plan, program};
+use vmtest::installation::{Installation, Plan, program};
 use vmtest::{Bed, HOST_ADDRESS, Vm};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const COPY_MIB: u64 = 256;
 /// Programs of the distribution.
-const PROGRAMS: [&str; 3] = ["/usr/bin/sockperf", "/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
+const PROGRAMS: [&str; 4] =
+    ["/usr/bin/sockperf", "/usr/bin/redis-server", "/usr/bin/redis-benchmark", "/usr/bin/memcslap"];
+/// What runs a program of a VM over shared memory.
+const RUN: &str = "GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so ginnel run --report --";
 
 fn main() -> Result<()> {
     let begin = Instant::now();
@@ -21,8 +24,8 @@ fn main() -> Result<()> {
         "guests run under {accel:?}{}",
         if format!("{accel:?}") == "Tcg" { " (emulation: KVM does not boot a stock guest here)" } else { "" }
     );
-    let ginnel =
-        Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).with_sockets().start()?;
+    let plan = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).with_sockets();
+    let ginnel = plan.segment_with_readers("items", 64, &["host"], &["a", "b"]).start()?;
     println!(
         "$ ginnel qemu-args a\n{}",
         bed.host(&ginnel.on_host("ginnel qemu-args a")?)?.ok()?.stdout.trim()
@@ -88,11 +91,16 @@ fn main() -> Result<()> {
     step("Unmodified TCP programs of the distribution: the same two over TCP, then under `ginnel run`");
     unmodified(&a, &b, &mut table)?;
 
+    step(
+        "A cache on the host: an unmodified memcached client in VM a, over TCP to memcached, then under `ginnel run` to ginnel-cache",
+    );
+    cache(&bed, &ginnel, &a, &mut table)?;
+
     step("Copy: a file from the host to VM a, checksummed, beside nc over TCP");
     let file = bed.dir().join("file");
     bed.host(&format!("head -c {COPY_MIB}M /dev/urandom > {}", file.display()))?.ok()?;
     let sum = bed.host(&format!("md5sum < {}", file.display()))?.ok()?.stdout;
-    let server = a.spawn("exec ginnel cp --serve --write --root /")?;
+    let server = a.spawn("exec ginnel cp --serve --write --segment web --root /")?;
     server.wait_for_line("serving", LIMIT)?;
     let clock = Instant::now();
     let copy = format!("ginnel cp {} a:/tmp/copy", file.display());
@@ -111,7 +119,7 @@ fn main() -> Result<()> {
     let _ = sender.kill(9);
     ensure!(a.run("md5sum < /tmp/copy; rm /tmp/copy")?.ok()?.stdout == sum, "nc's copy differs");
     table.row(&format!("copy of {COPY_MIB} MiB, host to VM"), "GiB/s", ours, theirs, ours / theirs);
-    let server_b = b.spawn("exec ginnel cp --serve --write --root /")?;
+    let server_b = b.spawn("exec ginnel cp --serve --write --segment web --root /")?;
     server_b.wait_for_line("serving", LIMIT)?;
     a.run("cat /usr/local/bin/* > /tmp/x && ginnel cp /tmp/x b:/tmp/x")?.ok()?;
     ensure!(
@@ -147,7 +155,6 @@ fn main() -> Result<()> {
 
 /// Servers in VM b and clients in VM a.
 fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
-    const RUN: &str = "GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so ginnel run --report --";
     let at = b.address()?;
     let redis = format!("redis-server --save '' --appendonly no --protected-mode no --bind {at} --port");
     let runs = [
@@ -183,6 +190,36 @@ fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
         let times = if *unit == "us" { theirs / ours } else { ours / theirs };
         table.row(what, unit, ours, theirs, times);
     }
+    Ok(())
+}
+
+/// Both servers on the host, and their client in a VM.
+fn cache(bed: &Bed, ginnel: &Installation<'_>, vm: &Vm, table: &mut Table) -> Result<()> {
+    const GETS: u32 = 5000;
+    let own = "ginnel-cache --segment items --name main --memory 40M --channel none";
+    let servers = [
+        (11_311, "env", format!("memcached -u root -l {HOST_ADDRESS} -p 11311")),
+        (11_211, RUN, format!("{own} --listen {HOST_ADDRESS}:11211")),
+    ];
+    let mut figures = Vec::new();
+    for (port, prefix, server) in servers {
+        let job = bed.host_spawn(&ginnel.on_host(&format!("exec {server}"))?)?;
+        let listens = format!("until nc {HOST_ADDRESS} {port} -e true; do usleep 20000; done");
+        vm.run_within(LIMIT, &listens)?.ok()?;
+        let client = format!(
+            "memcslap --servers={HOST_ADDRESS}:{port} --concurrency=1 --initial-load=1000 --execute-number={GETS} --test=get"
+        );
+        let out = vm.run_within(LIMIT, &format!("env {prefix} {client}"))?.ok()?;
+        let line = out.stdout.lines().find(|line| line.contains("Time to get"));
+        let seconds: Option<f64> = line.and_then(|line| line.split_whitespace().nth_back(1)?.parse().ok());
+        let seconds = seconds.with_context(|| format!("memcslap says {out:?}"))?;
+        figures.push(seconds * 1e6 / f64::from(GETS));
+        if prefix == RUN {
+            println!("$ ginnel run --report -- {client}\n{}", out.stderr.trim());
+        }
+        job.kill(9)?;
+    }
+    table.row("memcslap, GET, 1 connection", "us", figures[1], figures[0], figures[0] / figures[1]);
     Ok(())
 }
 

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ginnel::{Endpoint, StreamChannel, StreamReceiver, StreamSender};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with,
+};
 
 use crate::answer::{Answer, Nonsense, parse};
 
@@ -70,7 +72,12 @@ impl Link {
 
     /// Over a Unix socket.
     pub fn unix(path: &Path, timeout: Duration) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
+        // A server that accepts nobody would keep a blocking connect waiting for ever.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
         Ok(Self::new(Stream::Unix(stream), timeout))

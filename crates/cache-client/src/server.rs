@@ -13,6 +13,8 @@ use crate::place::{Changes, places};
 /// Pauses between tries to reach the server.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
+/// A connection that was used a moment ago is taken for one that works.
+const MOMENT: Duration = Duration::from_millis(5);
 /// The most lines of an answer that has several.
 const MOST_LINES: usize = 4096;
 
@@ -35,6 +37,8 @@ pub struct Server {
     link: Option<Link>,
     /// The process that has opened the connection.
     process: u32,
+    /// When it was used last.
+    used: Instant,
     endpoint: Option<(String, Endpoint)>,
     /// Where servers were when the header could be read last.
     contact: String,
@@ -52,6 +56,7 @@ impl Server {
             timeout,
             link: None,
             process: 0,
+            used: Instant::now(),
             endpoint: None,
             contact: String::new(),
             connections: 0,
@@ -67,10 +72,11 @@ impl Server {
         take: &mut dyn FnMut(usize, Answer<'_>) -> Result<(), &'static str>,
     ) -> Result<(), Error> {
         let cache = || memory.address.clone();
-        let mut is_old = self.ready();
+        self.ready();
+        let end = Instant::now() + self.patience;
+        let mut is_second = false;
         loop {
-            let patience = self.patience;
-            let link = self.reach(memory, patience)?;
+            let link = self.reach(memory, end.saturating_duration_since(Instant::now()))?;
             let mut taken = 0;
             let asked = link.send(ask.bytes).and_then(|()| {
                 while taken < ask.answers {
@@ -83,13 +89,13 @@ impl Server {
             self.link = None;
             match broken {
                 Broken::Nonsense(what) => return Err(Error::Nonsense { cache: cache(), what }),
-                // The server has gone since the connection was used last.
-                Broken::Before(_) if is_old => {}
-                Broken::After(_) if is_old && ask.is_harmless && taken == 0 => {}
+                // The server has gone since the connection was used last, or just after it was opened.
+                Broken::Before(_) if !is_second || Instant::now() < end => {}
+                Broken::After(_) if !is_second && ask.is_harmless && taken == 0 => {}
                 Broken::Before(why) => return Err(no_server(memory, why)),
                 Broken::After(why) => return Err(Error::Lost { cache: cache(), why }),
             }
-            is_old = false;
+            is_second = true;
         }
     }
 
@@ -134,17 +140,19 @@ impl Server {
         said
     }
 
-    /// Whether there is a connection that looks well. One that does not is dropped.
-    fn ready(&mut self) -> bool {
+    /// Drops a connection that does not look well.
+    fn ready(&mut self) {
         let is_ours = self.process == std::process::id();
         if !is_ours {
             // Of a process that has forked this one.
             (self.link, self.endpoint) = (None, None);
         }
-        if self.link.as_mut().is_some_and(|link| !link.is_alive()) {
+        let now = Instant::now();
+        let is_tried = now.saturating_duration_since(self.used) < MOMENT;
+        self.used = now;
+        if self.link.as_mut().is_some_and(|link| !is_tried && !link.is_alive()) {
             self.link = None;
         }
-        self.link.is_some()
     }
 
     /// A connection; waits up to `patience` for a server.

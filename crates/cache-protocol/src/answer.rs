@@ -73,6 +73,7 @@ pub fn of_binary(request: &binary::Request<'_>) -> Expected {
         Command::Stats => Expected::Packets,
         Command::Quit if request.quiet => Expected::Close,
         Command::Refused { .. } => Expected::Packet,
+        Command::Hits { .. } => Expected::Nothing,
         _ if request.quiet => Expected::PacketOrNothing,
         _ => Expected::Packet,
     }

@@ -86,6 +86,11 @@ impl Header {
 
     /// Appends it to a packet.
     pub fn append(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bytes());
+    }
+
+    /// Its bytes in a packet.
+    pub fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         (bytes[0], bytes[1], bytes[4]) = (self.magic, self.opcode, self.extras);
         bytes[2..4].copy_from_slice(&self.key.to_be_bytes());
@@ -93,7 +98,7 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.body.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.opaque.to_be_bytes());
         bytes[16..].copy_from_slice(&self.cas.to_be_bytes());
-        out.extend_from_slice(&bytes);
+        bytes
     }
 }
 
@@ -178,6 +183,11 @@ pub enum Command {
     Version,
     /// To close the connection.
     Quit,
+    /// Items that readers have found in memory: their hashes are the value, eight bytes each. Has no answer, and memcached does not have it.
+    Hits {
+        /// Bytes of the value.
+        len: usize,
+    },
     /// What makes no sense, or is not there.
     Refused {
         /// What is answered.
@@ -227,6 +237,7 @@ pub mod opcode {
     pub const SASL_STEP: u8 = 0x22;
     pub const GATK: u8 = 0x23;
     pub const GATKQ: u8 = 0x24;
+    pub const GINNEL_HITS: u8 = 0xe0;
 }
 
 /// The command that a quiet one is like, and whether it is a quiet one.
@@ -247,7 +258,7 @@ impl Request<'_> {
     /// Bytes of the value that follows the head; 0 if there is none.
     pub fn value(&self) -> usize {
         match self.command {
-            Command::Store { len, .. } => len,
+            Command::Store { len, .. } | Command::Hits { len } => len,
             _ => 0,
         }
     }
@@ -274,6 +285,9 @@ pub fn parse(bytes: &[u8]) -> Parsed<'_> {
     let command = command(&header, code, extras, key.len());
     Parsed::Request(Request { header, quiet, key, command }, head)
 }
+
+/// The most bytes of hashes in one request.
+const MOST_HITS: usize = 16 << 10;
 
 /// How many bytes a request needs before [`parse`] can say more, of which these are the first.
 pub fn wanted(bytes: &[u8]) -> usize {
@@ -324,6 +338,7 @@ fn command(header: &Header, code: u8, extras: &[u8], key: usize) -> Command {
         (NOOP, 0, 0, 0) => Command::Nothing,
         (VERSION, 0, 0, 0) => Command::Version,
         (QUIT, 0, 0, 0) => Command::Quit,
+        (GINNEL_HITS, 0, 0, 0..=MOST_HITS) => Command::Hits { len: value },
         (SASL_LIST, 0, 0, 0) => unknown(0),
         (SASL_AUTH | SASL_STEP, 0, 1.., _) => unknown(value as u32),
         (0..=APPEND | PREPEND | STAT | TOUCH | GAT | GATK | SASL_LIST..=SASL_STEP, ..) => invalid,

@@ -258,7 +258,9 @@ impl<M: Memory> Reader<M> {
 
     fn does_clock_stand(&self, clock: u64) -> bool {
         let now = self.began.elapsed().as_millis() as u64;
-        if self.clock.swap(clock, Ordering::Relaxed) != clock {
+        // Looked at first: threads that only look do not take the line from each other.
+        if self.clock.load(Ordering::Relaxed) != clock {
+            self.clock.store(clock, Ordering::Relaxed);
             self.changed.store(now, Ordering::Relaxed);
             return false;
         }

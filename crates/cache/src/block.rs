@@ -50,7 +50,8 @@ pub fn open(endpoint: &Endpoint, segment: &str, name: &str, wish: Wish) -> Resul
                         return made.with_context(|| format!("cache {segment}/{name} cannot be made"));
                     }
                 },
-                Some(ErrorCode::BUSY) if Instant::now() < until => {
+                // As long as the daemon has not seen the death of the server before, its endpoint is the owner, and others may only read.
+                Some(ErrorCode::BUSY | ErrorCode::DENIED) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Some(ErrorCode::BUSY) => {

@@ -288,10 +288,15 @@ impl<M: Memory> Engine<M> {
         for word in words {
             let hash = std::str::from_utf8(word).ok().and_then(|word| u64::from_str_radix(word, 16).ok());
             if let Some(hash) = hash {
-                self.store.used_by_reader(hash);
-                self.numbers.reader_hits += 1;
+                self.hit(hash);
             }
         }
+    }
+
+    /// A reader has found an item of this hash.
+    fn hit(&mut self, hash: u64) {
+        self.store.used_by_reader(hash);
+        self.numbers.reader_hits += 1;
     }
 
     // ---- what they have in common --------------------------------------------------------------------------------------------------
@@ -313,7 +318,7 @@ impl<M: Memory> Engine<M> {
                 return Err(Unstored::NotFound);
             }
             (Verb::Cas, Some(before)) if before.version == cas => self.numbers.cas_hits += 1,
-            (Verb::Cas, Some(before)) if may_be_stale && cas < before.version => {
+            (Verb::Cas, Some(before)) if may_be_stale && (1..before.version).contains(&cas) => {
                 marks |= marks::STALE | before.marks & marks::WON;
                 // As memcached, which leaves when it ends.
                 expiry = before.expiry;
@@ -423,6 +428,10 @@ impl<M: Memory> Engine<M> {
         old: &[u8],
     ) -> Counted {
         let Some(meta) = found else { return Counted::NotFound };
+        // As memcached, which keeps larger ones in pieces.
+        if old.is_empty() || OVERHEAD + key.len() + old.len() > self.settings.item_size / 2 {
+            return Counted::NotANumber;
+        }
         if cas != 0 && cas != meta.version {
             return Counted::Exists;
         }
@@ -783,6 +792,11 @@ impl<M: Memory> Engine<M> {
             }
             Command::Stats => self.stats_binary(request, out),
             Command::Nothing => succeed(request, 0, &[], out),
+            Command::Hits { .. } => {
+                for hash in value.chunks_exact(8) {
+                    self.hit(u64::from_be_bytes(hash.try_into().unwrap_or_default()));
+                }
+            }
             Command::Version => succeed(request, 0, VERSION.as_bytes(), out),
             Command::Quit => {
                 succeed(request, 0, &[], out);

@@ -80,7 +80,7 @@ fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
     let mut all = Vec::new();
     let mut part_of = |bytes: &[u8], all: &mut Vec<u8>| -> bool {
         let begin = all.len();
-        if stream.write_all(bytes).is_err() || stream.write_all(b"mn\r\n").is_err() {
+        if stream.write_all(&[bytes, b"mn\r\n"].concat()).is_err() {
             return false;
         }
         let mut buffer = [0; 65536];
@@ -104,7 +104,8 @@ fn play(server: &Served, parts: &[&[u8]]) -> Vec<u8> {
                 byte => bytes.push(*byte),
             }
         }
-        if !part_of(&bytes, &mut all) {
+        // The second time around memcached has let go of the items whose answers it has sent.
+        if !part_of(&bytes, &mut all) || !part_of(b"", &mut all) {
             break;
         }
     }
@@ -122,6 +123,10 @@ impl Pair {
         let theirs = memcached()?;
         let world = World::new();
         let ours = world.serve("--channel none");
+        // Small versions are those of no item of the scripts.
+        for server in [&ours, &theirs] {
+            server.text(&"set a 0 0 1 noreply\r\n1\r\n".repeat(20));
+        }
         Some(Self { _world: world, ours, theirs })
     }
 
@@ -756,9 +761,11 @@ fn every_command_and_error_in_binary() {
         for (extras, key, value) in
             [(0, 0, 0), (3, 1, 1), (8, 0, 1), (0, 1, 5), (4, 1, 1), (20, 1, 3), (0, 251, 0)]
         {
-            // The numbers of a memcached are not those of ours, and it loses its place in the stream behind an unknown command that has a key or extras.
+            // The numbers of a memcached are not those of ours. It loses its place in the stream behind an unknown command that has a key or
+            // extras, and behind a value where none belongs.
             let is_unknown = code > GATKQ || [0x1b, 0x1f].contains(&code);
-            if code == STAT && extras == 0 || is_unknown && key + extras > 0 {
+            let has_too_much = matches!(code, TOUCH..=GATQ | GATK..=GATKQ) && (extras, value) == (4, 1);
+            if code == STAT && extras == 0 || is_unknown && key + extras > 0 || has_too_much {
                 continue;
             }
             let bytes = packet(code, &vec![0; extras], &vec![b'k'; key], &vec![b'v'; value], 0);
@@ -786,7 +793,8 @@ fn random_requests_in_binary() {
     use opcode::*;
     let Some(pair) = Pair::new() else { return };
     let key = prop::sample::select(vec!["a", "b", "c"]);
-    let value = prop::sample::select(vec!["", "1", "99", "abc", "18446744073709551615"]);
+    // No number becomes shorter: whether memcached stores it anew depends on who else has the item in hand.
+    let value = prop::sample::select(vec!["", "1", "99", "abc"]);
     let end = prop::sample::select(vec![0, 100, 3_000_000, 4_000_000_000, u32::MAX]);
     let cas = prop::sample::select(vec![0, 0, 0, 1]);
     let request = (0..=GATKQ, key, value, end, cas).prop_map(|(code, key, value, end, cas)| {
@@ -794,7 +802,7 @@ fn random_requests_in_binary() {
         match code {
             SET..=REPLACE | SETQ..=REPLACEQ => packet(code, &store_extras(3, end), key, value, cas),
             INCREMENT | DECREMENT | INCREMENTQ | DECREMENTQ => {
-                packet(code, &count_extras(u64::from(end), 50, end), key, b"", cas)
+                packet(code, &count_extras(u64::from(code & 1), 50, end), key, b"", cas)
             }
             APPEND | PREPEND | APPENDQ | PREPENDQ => packet(code, &[], key, value, cas),
             GAT | GATQ | GATK | GATKQ | TOUCH => packet(code, &end.to_be_bytes(), key, b"", 0),

@@ -206,6 +206,7 @@ pub fn close(socket: &'static Socket, fd: c_int) {
         crate::meet::tidy();
     }
     crate::report::ended(socket);
+    socket.cache.end();
 }
 
 /// The end of a ring is given back to the daemon, unless the program may not talk to it any more.

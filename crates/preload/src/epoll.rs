@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, epoll_event};
@@ -60,6 +60,10 @@ pub struct Instance {
     joined: AtomicU32,
     /// Threads that sleep in the kernel, or are about to.
     sleeping: AtomicU32,
+    /// The same, of those that have found no sockets here to look at.
+    unaware: AtomicU32,
+    /// There are, or were, sockets in it whose gets are answered in this process, or may be.
+    is_served: AtomicBool,
     state: Lock<State>,
 }
 
@@ -68,6 +72,8 @@ struct State {
     watches: HashMap<c_int, Watch, BuildHasherDefault<Spread>>,
     /// Of those, the ones whose rings are looked at.
     hot: Vec<c_int>,
+    /// Those for which something has been queued by their caches.
+    answered: Vec<c_int>,
     /// Calls since the kernel was asked.
     calls: u32,
     asked: Option<Instant>,
@@ -117,6 +123,7 @@ impl Instance {
         let state = State {
             watches: HashMap::default(),
             hot: Vec::new(),
+            answered: Vec::new(),
             calls: 0,
             asked: None,
             failures: 0,
@@ -129,6 +136,8 @@ impl Instance {
             calls: AtomicU32::new(0),
             joined: AtomicU32::new(0),
             sleeping: AtomicU32::new(0),
+            unaware: AtomicU32::new(0),
+            is_served: AtomicBool::new(false),
             state: Lock::new(state),
         }
     }
@@ -137,6 +146,8 @@ impl Instance {
     pub fn begin(&self, fd: c_int) {
         self.fd.store(fd, Ordering::Relaxed);
         self.sleeping.store(0, Ordering::Relaxed);
+        self.unaware.store(0, Ordering::Relaxed);
+        self.is_served.store(false, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);
     }
 
@@ -148,6 +159,7 @@ impl Instance {
             watch.socket.watchers.remove(self, fd);
         }
         state.hot.clear();
+        state.answered.clear();
         bell::unwatch(&mut state.bells);
         self.joined.store(0, Ordering::Relaxed);
     }
@@ -155,7 +167,54 @@ impl Instance {
     /// Whether sockets in it are not the kernel's alone.
     #[inline]
     pub fn has_joined(&self) -> bool {
-        self.joined.load(Ordering::Acquire) > 0
+        self.joined.load(Ordering::Acquire) > 0 || self.is_served()
+    }
+
+    /// Whether sockets in it may have to do with caches.
+    fn is_served(&self) -> bool {
+        // ORDER epoll.served: see `Instance::sleep_unaware`.
+        self.is_served.load(Ordering::SeqCst)
+    }
+
+    /// A socket in it has to do with caches from now on.
+    fn serve(&self) {
+        // ORDER epoll.served: either a thread that is about to sleep sees it, or whoever offers something sees that thread, because both write
+        // before they read and all four are sequentially consistent. Pairs with: `Instance::sleep_unaware`, `Instance::offer`.
+        self.is_served.store(true, Ordering::SeqCst);
+    }
+
+    /// Something has been queued for a socket. False if nobody who waits for it here would notice.
+    fn offer(&self, fd: c_int, socket: &'static Socket) -> bool {
+        let mut state = self.state.lock();
+        // ORDER epoll.served: see `Instance::serve`.
+        if self.sleeping.load(Ordering::Relaxed) > 0 || self.unaware.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_of(socket)) else { return true };
+        // Those are told of once, by the kernel or from here, which knows nothing of the other.
+        if watch.events & (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32 != 0 {
+            return false;
+        }
+        watch.edge = true;
+        if !state.answered.contains(&fd) {
+            state.answered.push(fd);
+        }
+        true
+    }
+
+    /// Sleeps in the kernel without a look at any socket. `None` if there is one to look at.
+    fn sleep_unaware<R>(&self, sleep: impl FnOnce() -> R) -> Option<R> {
+        /// Counts it until it is awake, also if it is cancelled.
+        struct Unaware<'a>(&'a AtomicU32);
+        impl Drop for Unaware<'_> {
+            fn drop(&mut self) {
+                let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            }
+        }
+        // ORDER epoll.served: see `Instance::serve`.
+        self.unaware.fetch_add(1, Ordering::SeqCst);
+        let _unaware = Unaware(&self.unaware);
+        if self.is_served() { None } else { Some(sleep()) }
     }
 
     /// Whether a ring has something that the program waits for.
@@ -246,6 +305,10 @@ impl Instance {
             }
         }
         socket.watchers.add(self, fd);
+        if socket.cache.is_there() {
+            self.serve();
+            self.state.lock().note_answers(fd);
+        }
         if socket.is_joined() && has_changed(socket) {
             self.take_over(epoll, fd, socket);
         }
@@ -311,6 +374,7 @@ impl Instance {
             Some(watch) if !watch.is_joined => {
                 (watch.events, watch.data, watch.is_spent, watch.edge) =
                     (event.events, event.u64, false, true);
+                state.note_answers(fd);
                 native()
             }
             Some(watch) if watch.is_absent => errno::fail(libc::ENOENT),
@@ -369,7 +433,9 @@ impl Instance {
         let mut may_look = true;
         loop {
             if !self.has_joined() {
-                let n = native(events, limit.left())?;
+                let left = limit.left();
+                let Some(n) = self.sleep_unaware(|| native(events, left)) else { continue };
+                let n = n?;
                 // One may have changed over while this thread slept.
                 let told = self.translate(&mut events[..n]);
                 if told > 0 || n == 0 {
@@ -389,7 +455,10 @@ impl Instance {
             // The kernel has a word for other descriptors, and of wakes.
             if found < events.len() {
                 let n = native(&mut events[found..], Some(Duration::ZERO))?;
-                let told = self.translate(&mut events[found..found + n]);
+                let mut told = self.translate(&mut events[found..found + n]);
+                if found > 0 && self.is_served() {
+                    told = merge(events, found, told);
+                }
                 if found + told > 0 {
                     self.hand_over(epoll, self.state.lock());
                     return Ok(found + told);
@@ -433,7 +502,8 @@ impl Instance {
             }
             let can_be_woken = {
                 let mut state = self.state.lock();
-                let can_be_woken = state.arm(epoll);
+                // Of what is queued and not wished for now, the kernel would not tell whoever wishes for it later.
+                let can_be_woken = state.arm(epoll) && !state.has_answers();
                 if state.collect(&mut [], true) > 0 {
                     self.rise(&mut state);
                     continue;
@@ -589,6 +659,54 @@ impl State {
         })
     }
 
+    /// A socket may have something queued of which its program is to be told here.
+    fn note_answers(&mut self, fd: c_int) {
+        let has_some = self.watches.get(&fd).is_some_and(|watch| watch.socket.cache.has_answers());
+        if has_some && !self.answered.contains(&fd) {
+            self.answered.push(fd);
+        }
+    }
+
+    /// Whether something is queued.
+    fn has_answers(&mut self) -> bool {
+        let watches = &self.watches;
+        self.answered.retain(|fd| watches.get(fd).is_some_and(|watch| watch.socket.cache.has_answers()));
+        !self.answered.is_empty()
+    }
+
+    /// What the caches of sockets have queued for the program: as `collect`.
+    fn collect_answered(&mut self, events: &mut [epoll_event], only_look: bool) -> usize {
+        let mut n = 0;
+        if !self.has_answers() {
+            return 0;
+        }
+        for fd in &self.answered {
+            let Some(watch) = self.watches.get_mut(fd) else { continue };
+            let ready = watch.events & (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+            let is_news = watch.edge || watch.events & libc::EPOLLET as u32 == 0;
+            if ready == 0 || !is_news || watch.is_silent() {
+                continue;
+            }
+            if only_look {
+                return 1;
+            }
+            let Some(event) = events.get_mut(n) else { break };
+            *event = epoll_event { events: ready, u64: watch.data };
+            watch.edge = false;
+            watch.is_spent = watch.events & libc::EPOLLONESHOT as u32 != 0;
+            if watch.events & libc::EPOLLOUT as u32 != 0 {
+                // What the kernel has to say of the same socket is told together with it.
+                self.calls = CALLS;
+            }
+            n += 1;
+        }
+        // Whoever was told now comes last the next time.
+        if n > 0 && n < self.answered.len() {
+            self.answered.rotate_left(n);
+        }
+        n
+    }
+
     fn is_kernel_due(&mut self) -> bool {
         self.calls += 1;
         let now = Instant::now();
@@ -602,7 +720,10 @@ impl State {
     /// What the hot ones have for the program, in `events`; with `only_look`, how many have something, up to one, and nothing is
     /// told.
     fn collect(&mut self, events: &mut [epoll_event], only_look: bool) -> usize {
-        let mut n = 0;
+        let mut n = if self.answered.is_empty() { 0 } else { self.collect_answered(events, only_look) };
+        if only_look && n > 0 {
+            return n;
+        }
         let mut i = 0;
         self.told += u64::from(!only_look);
         while i < self.hot.len() && (only_look || n < events.len()) {
@@ -701,6 +822,24 @@ impl Watch {
         }
         ready
     }
+}
+
+/// Of the same descriptor, the kernel may tell something, and its cache something else: they are told together. Returns how many of the
+/// kernel's events, which are behind `found` others, are left.
+fn merge(events: &mut [epoll_event], found: usize, told: usize) -> usize {
+    let mut kept = 0;
+    for i in found..found + told {
+        let event = events[i];
+        let same = events[..found].iter().position(|other| ({ other.u64 }) == { event.u64 });
+        match same {
+            Some(same) => events[same].events |= event.events,
+            None => {
+                events[found + kept] = event;
+                kept += 1;
+            }
+        }
+    }
+    kept
 }
 
 /// Whether a direction is not the kernel's alone.
@@ -820,6 +959,16 @@ impl Watchers {
     fn each(&self, mut work: impl FnMut(&'static Instance, c_int)) {
         let list: Vec<_> = self.0.lock().iter().map(|watcher| (watcher.instance, watcher.fd)).collect();
         list.into_iter().for_each(|(instance, fd)| work(instance, fd));
+    }
+
+    /// The socket has to do with caches from now on.
+    pub fn serve(&self) {
+        self.0.lock().iter().for_each(|watcher| watcher.instance.serve());
+    }
+
+    /// Something has been queued for the socket. False if somebody who waits for it would not notice.
+    pub fn offer(&self, socket: &'static Socket) -> bool {
+        self.0.lock().iter().all(|watcher| watcher.instance.offer(watcher.fd, socket))
     }
 
     /// The socket ends: the kernel takes it out of its instances.

@@ -26,6 +26,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "a program of tests is not to have its functions replaced"))]
 
 mod bell;
+mod cache;
 mod change;
 mod confined;
 mod direction;

@@ -199,6 +199,7 @@ fn is_alive(socket: &Socket) -> bool {
 /// The socket is left to the kernel, if it still is the kernel's.
 #[cold]
 pub fn stays(socket: &'static Socket, reason: &'static str) {
+    crate::cache::leave(socket);
     if !socket.is_joined() && socket.stage() != Stage::Stays {
         withdraw(socket);
         socket.stays(reason);

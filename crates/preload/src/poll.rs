@@ -6,6 +6,7 @@ use libc::{c_int, c_short, pollfd};
 use smallvec::SmallVec;
 
 use crate::bell::{Bed, Wake};
+use crate::cache;
 use crate::confined::is_confined;
 use crate::direction::Carrier;
 use crate::errno::{Kept, Result};
@@ -139,7 +140,7 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
     for poll in fds {
         if let Some(socket) = SOCKETS.get(poll.fd) {
             attend_if_needed(socket, poll.fd);
-            any |= socket.is_joined();
+            any |= socket.is_joined() || cache::concerns(socket);
         } else if let Some(instance) = EPOLLS.get(poll.fd) {
             any |= instance.has_joined();
         }
@@ -149,6 +150,9 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
 
 /// As `poll`, for descriptors of which some are not the kernel's alone.
 pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> Result<usize> {
+    if !fds.iter().any(|poll| joined(poll.fd).is_some()) {
+        return cache::poll(fds, limit, native);
+    }
     // What the kernel is asked, and last, while this thread sleeps, its place at the doorbell.
     let nothing = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
     let mut asked: List = fds.iter().copied().chain([nothing]).collect();
@@ -182,6 +186,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             left = limit.left();
         }
         let mut sleepers = SmallVec::<[_; FEW]>::new();
+        let mut asleep = SmallVec::<[_; 8]>::new();
         // The kernel takes no more entries than the program may have descriptors.
         let bed = if is_confined() || own >= MANY { None } else { Bed::take() };
         for poll in fds.iter() {
@@ -193,6 +198,9 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
                 if !can_be_woken(socket, poll.events) {
                     left = Some(left.map_or(STEP, |left| left.min(STEP)));
                 }
+            } else if let Some(call) = SOCKETS.call(poll.fd).filter(|call| cache::concerns(call.what())) {
+                // If something is queued, that is found below.
+                asleep.extend(cache::Asleep::begin(call.what()).map(|asleep| (call, asleep)));
             } else if let Some(instance) = EPOLLS.get(poll.fd) {
                 instance.arm();
             }
@@ -212,6 +220,7 @@ pub fn poll(fds: &mut [pollfd], limit: &mut Limit, mut native: impl Native) -> R
             *last = nothing;
         }
         sleepers.iter_mut().for_each(|(call, armed)| rise(call.what(), armed));
+        asleep.drain(..).for_each(|(_call, asleep)| drop(asleep));
         let Some(slept) = slept else { continue };
         for (poll, asked) in fds.iter().zip(&asked) {
             if let Some(socket) = joined(poll.fd) {
@@ -270,7 +279,7 @@ fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
             None if EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()) => {
                 asked.revents | poll.events & libc::POLLIN
             }
-            None => asked.revents,
+            None => asked.revents | answered(poll),
         };
         ready += usize::from(poll.revents != 0);
     }
@@ -280,6 +289,12 @@ fn answer(fds: &mut [pollfd], asked: &[pollfd]) -> usize {
 fn any_ready(fds: &[pollfd]) -> bool {
     fds.iter().any(|poll| match joined(poll.fd) {
         Some(socket) => readiness(socket, poll.fd, poll.events) != 0,
+        None if answered(poll) != 0 => true,
         None => EPOLLS.get(poll.fd).is_some_and(|instance| instance.is_ready()),
     })
+}
+
+/// What the cache of a socket has queued, which has not changed over.
+fn answered(poll: &pollfd) -> c_short {
+    SOCKETS.get(poll.fd).map_or(0, |socket| cache::readiness(socket, poll.events))
 }

@@ -11,6 +11,7 @@ use ginnel_shmem::{Mapping, Memory};
 use libc::c_int;
 
 use crate::bell::{self, Wake};
+use crate::cache::{self, Rooms};
 use crate::direction::Carrier;
 use crate::errno::{Errno, Result, check, tell};
 use crate::grow;
@@ -25,6 +26,23 @@ use crate::wait::{self, Deadline};
 /// Receives into the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
 #[inline]
 pub fn receive<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a mut [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if socket.cache.is_there() {
+        let mut pieces: Rooms<'a> = pieces.collect();
+        return cache::receive(socket, fd, flags, &mut pieces, native)
+            .unwrap_or_else(|native| receive_on(socket, fd, flags, pieces.into_iter(), native));
+    }
+    receive_on(socket, fd, flags, pieces, native)
+}
+
+/// The same, past what knows of caches.
+#[inline]
+fn receive_on<'a>(
     socket: &'static Socket,
     fd: c_int,
     flags: c_int,
@@ -55,6 +73,11 @@ pub fn go_on<'a>(
     flags: c_int,
     pieces: impl Iterator<Item = &'a mut [u8]>,
 ) -> isize {
+    if socket.cache.is_there() {
+        let mut pieces: Rooms<'a> = pieces.collect();
+        return cache::receive_further(socket, flags, &mut pieces)
+            .unwrap_or_else(|| tell(counted(socket, fd, flags, pieces.into_iter())));
+    }
     attend_or_wait(socket, fd);
     tell(counted(socket, fd, flags, pieces))
 }

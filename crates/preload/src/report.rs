@@ -144,6 +144,9 @@ fn tell(socket: &Socket, event: Event) {
         rings_sent: count(&socket.rings),
         returns: socket.returns.load(Ordering::Relaxed).into(),
         returned: u64::from(socket.sending.has_returned()) + u64::from(socket.receiving.has_returned()),
+        cache: (*socket.cache.name.lock()).into(),
+        gets_from_memory: count(&socket.cache.answered),
+        gets_passed_on: count(&socket.cache.passed),
         reason: facts.reason.into(),
         ..head()
     });

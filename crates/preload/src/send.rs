@@ -10,6 +10,7 @@ use ginnel_shmem::Memory;
 use libc::c_int;
 
 use crate::bell::{self, Wake};
+use crate::cache::{self, Pieces};
 use crate::direction::Carrier;
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::kernel;
@@ -20,11 +21,28 @@ use crate::wait::{self, Deadline};
 use crate::{change, grow, meet, returning};
 
 /// Flags after which a connection is left to the kernel, if it still is the kernel's.
-const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
+pub const UNUSUAL: c_int = libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN;
 
 /// Sends the pieces one after the other, as a call of the kernel with these flags would. `native` is that call.
 #[inline]
 pub fn send<'a>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: impl Iterator<Item = &'a [u8]>,
+    native: impl FnOnce() -> isize,
+) -> isize {
+    if socket.cache.is_there() {
+        let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        return cache::send(socket, fd, flags, &pieces)
+            .unwrap_or_else(|| send_on(socket, fd, flags, pieces.iter().copied(), native));
+    }
+    send_on(socket, fd, flags, pieces, native)
+}
+
+/// The same, past what knows of caches.
+#[inline]
+fn send_on<'a>(
     socket: &'static Socket,
     fd: c_int,
     flags: c_int,
@@ -206,6 +224,11 @@ pub fn go_on<'a>(
     flags: c_int,
     pieces: impl Iterator<Item = &'a [u8]>,
 ) -> isize {
+    if socket.cache.is_there() {
+        let pieces: Pieces<'a> = pieces.filter(|piece| !piece.is_empty()).collect();
+        return cache::send(socket, fd, flags, &pieces)
+            .unwrap_or_else(|| tell(into_ring(socket, fd, flags, pieces.iter().copied())));
+    }
     attend_or_wait(socket, fd);
     tell(into_ring(socket, fd, flags, pieces))
 }

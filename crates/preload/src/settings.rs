@@ -32,7 +32,28 @@ pub fn load() {
     MODE.store(mode as u8, Ordering::Relaxed);
     attach();
     LETS_AGE.store(mode == Mode::Auto && wait().is_none(), Ordering::Relaxed);
+    ports();
     crate::report::load();
+}
+
+/// Where memcached listens, if nobody says otherwise.
+const CACHE_PORT: u16 = 11211;
+
+/// Reads `GINNEL_CACHE`: ports at which there may be caches (11211 by default), or `off`.
+fn ports() -> &'static [u16] {
+    static PORTS: OnceLock<Vec<u16>> = OnceLock::new();
+    PORTS.get_or_init(|| match std::env::var("GINNEL_CACHE") {
+        Ok(value) if value == "off" => Vec::new(),
+        Ok(value) if !value.is_empty() => {
+            value.split(',').filter_map(|port| port.trim().parse().ok()).collect()
+        }
+        _ => vec![CACHE_PORT],
+    })
+}
+
+/// Whether there may be a cache at this port.
+pub fn is_cache_port(port: u16) -> bool {
+    ports().contains(&port)
 }
 
 #[expect(unsafe_code, reason = "getauxval, which has no rules")]

@@ -8,6 +8,7 @@ use ginnel::{Loan, Meeting, SocketReceiver, SocketSender};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 
+use crate::cache::Cache;
 use crate::direction::Direction;
 use crate::epoll::Watchers;
 use crate::errno::Errno;
@@ -184,6 +185,8 @@ pub struct Socket {
     pub resume: AtomicU64,
     /// Bytes of the program that were received among wake bytes.
     pub stash: Lock<Vec<u8>>,
+    /// What it has to do with caches.
+    pub cache: Cache,
     /// The last descriptor that it was seen by, for who has none at hand.
     pub fd: AtomicI32,
 }
@@ -238,6 +241,7 @@ impl Socket {
             wakes_end: AtomicU64::new(0),
             resume: AtomicU64::new(0),
             stash: Lock::new(Vec::new()),
+            cache: Cache::new(),
             fd: AtomicI32::new(-1),
         }
     }
@@ -277,6 +281,7 @@ impl Socket {
         self.again_at.store(0, Ordering::Relaxed);
         self.put_offs.store(0, Ordering::Relaxed);
         self.stash.lock().clear();
+        self.cache.reset();
         self.set_stage(Stage::New);
         self.fd.store(fd, Ordering::Relaxed);
         self.fds.store(1, Ordering::Relaxed);

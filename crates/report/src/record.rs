@@ -78,6 +78,15 @@ pub struct Record<'a> {
     /// Directions that TCP carries again now, until they change over once more.
     #[serde(skip_serializing_if = "is_zero")]
     pub returned: u64,
+    /// The cache out of whose memory gets on this connection are answered: its segment and name.
+    #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut_short")]
+    pub cache: Cow<'a, str>,
+    /// Gets that were answered out of memory.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub gets_from_memory: u64,
+    /// Gets that the server was asked instead, while it was known to be a cache.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub gets_passed_on: u64,
     /// Why the connection stays on TCP or has ended, or why the whole process uses nothing but TCP. For people.
     #[serde(skip_serializing_if = "str::is_empty", serialize_with = "cut")]
     pub reason: Cow<'a, str>,
@@ -136,9 +145,21 @@ impl Record<'_> {
     }
 }
 
+/// The name of a cache is not longer than its name and its segment's.
+const SHORT: usize = 64;
+
 /// At most [`TEXT`] bytes of a text.
 fn cut<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
-    let end = (0..=TEXT.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+    cut_to(TEXT, text, to)
+}
+
+/// At most [`SHORT`] bytes of a text.
+fn cut_short<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+    cut_to(SHORT, text, to)
+}
+
+fn cut_to<S: Serializer>(most: usize, text: &str, to: S) -> Result<S::Ok, S::Error> {
+    let end = (0..=most.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     to.serialize_str(&text[..end])
 }
 
@@ -183,13 +204,17 @@ mod tests {
             rings_sent: 7,
             returns: 8,
             returned: 1,
+            cache: "web/c".into(),
+            gets_from_memory: 9,
+            gets_passed_on: 10,
             reason: "x".into(),
         };
         let expected = concat!(
             r#"{"event":"joined","pid":7,"program":"redis-server","connection":3,"local":"10.0.0.1:6379","#,
             r#""remote":"[fd00::1]:40000","role":"acceptor","segment":"web","channel":12,"ring_bytes":4096,"#,
             r#""sent_after_us":0,"received_after_us":900,"tcp_sent":1,"tcp_received":2,"shared_sent":3,"shared_received":4,"#,
-            r#""wakes_sent":5,"wakes_received":6,"rings_sent":7,"returns":8,"returned":1,"reason":"x"}"#,
+            r#""wakes_sent":5,"wakes_received":6,"rings_sent":7,"returns":8,"returned":1,"cache":"web/c","#,
+            r#""gets_from_memory":9,"gets_passed_on":10,"reason":"x"}"#,
             "\n"
         );
         assert_eq!(line(&record), expected);
@@ -233,6 +258,9 @@ mod tests {
             rings_sent: most,
             returns: most,
             returned: most,
+            cache: text.clone(),
+            gets_from_memory: most,
+            gets_passed_on: most,
             reason: text,
         };
         assert!(address.is_some());

@@ -35,6 +35,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-farm", &["ginnel", "ginnel-layout"]),
     ("ginnel-cache-store", &["ginnel-layout", "ginnel-shmem"]),
     ("ginnel-cache-client", &["ginnel", "ginnel-cache-store"]),
+    ("ginnel-cache-protocol", &[]),
+    (
+        "ginnel-cache",
+        &[
+            "ginnel",
+            "ginnel-cache-protocol",
+            "ginnel-cache-store",
+            "ginnel-config",
+            "ginnel-layout",
+            "ginnel-shmem",
+        ],
+    ),
     ("ginnel-volume-control", &["ginnel-config"]),
     ("ginnel-capi", &["ginnel", "ginnel-cache-client", "ginnel-farm", "ginnel-status"]),
     (
@@ -62,9 +74,29 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ginnel-verbs-capi", &["ginnel", "ginnel-layout", "ginnel-shmem", "ginnel-verbs", "ginnel-verbs-abi"]),
     (
         "ginnel-preload",
-        &["ginnel", "ginnel-layout", "ginnel-report", "ginnel-ring", "ginnel-shmem", "ginnel-tcp"],
+        &[
+            "ginnel",
+            "ginnel-cache-protocol",
+            "ginnel-cache-store",
+            "ginnel-layout",
+            "ginnel-report",
+            "ginnel-ring",
+            "ginnel-shmem",
+            "ginnel-tcp",
+        ],
     ),
-    ("vmtest", &["ginnel", "ginnel-farm", "ginnel-layout", "ginnel-report", "ginnel-shmem", "ginnel-tcp"]),
+    (
+        "vmtest",
+        &[
+            "ginnel",
+            "ginnel-cache-client",
+            "ginnel-farm",
+            "ginnel-layout",
+            "ginnel-report",
+            "ginnel-shmem",
+            "ginnel-tcp",
+        ],
+    ),
     (
         "ginnel-volume",
         &[
@@ -80,6 +112,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "ginnel-bench",
         &[
             "ginnel",
+            "ginnel-cache-client",
+            "ginnel-cache-store",
             "ginnel-farm",
             "ginnel-fdpass",
             "ginnel-layout",

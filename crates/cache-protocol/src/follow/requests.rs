@@ -165,6 +165,7 @@ impl Requests {
             binary::Command::Refused { closes: true, .. } | binary::Command::Quit => return Err(Lost),
             binary::Command::Refused { .. } => Awaited::Packet(opcode),
             binary::Command::Stats => Awaited::Packets(opcode),
+            binary::Command::Hits { .. } => Awaited::QuietPacket,
             _ if request.quiet => Awaited::QuietPacket,
             _ => Awaited::Packet(opcode),
         };

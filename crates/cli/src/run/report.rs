@@ -80,6 +80,7 @@ pub fn page(report: &Report) -> String {
         "SHARED MEMORY",
         "WAKES",
         "RINGS",
+        "GETS",
         "WHY",
     ]);
     for record in &report.connections {
@@ -95,13 +96,14 @@ pub fn page(report: &Report) -> String {
             pair(bytes(record.shared_sent), bytes(record.shared_received)),
             pair(count(record.wakes_sent), count(record.wakes_received)),
             or_dash(count(record.rings_sent).unwrap_or_default()),
+            pair(count(record.gets_from_memory), count(record.gets_passed_on)),
             or_dash(plain(&record.reason)),
         ]);
     }
     let mut parts = Vec::new();
     if !table.is_empty() {
         parts.push(table.to_string());
-        parts.push("(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells)".into());
+        parts.push("(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells; GETS of a cache: from memory, passed on)".into());
     }
     parts.extend(report.processes.iter().filter(|process| !process.reason.is_empty()).map(|process| {
         format!("process {} ({}): {}", process.pid, plain(&process.program), plain(&process.reason))
@@ -127,6 +129,13 @@ fn sums(report: &Report) -> String {
             sum(|r| r.tcp_sent),
             sum(|r| r.shared_received),
             sum(|r| r.tcp_received)
+        );
+    }
+    let gets = |of: fn(&Record) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+    let (from_memory, passed_on) = (gets(|r| r.gets_from_memory), gets(|r| r.gets_passed_on));
+    if from_memory > 0 || passed_on > 0 {
+        text += &format!(
+            "; of the gets of caches, {from_memory} answered from memory, and {passed_on} passed on to servers"
         );
     }
     if report.unreadable > 0 {
@@ -200,7 +209,7 @@ mod tests {
                 "\n",
                 r#"{"event":"joined","pid":7,"program":"redis-server","connection":1,"local":"10.0.0.1:6379","remote":"10.0.0.2:40000","role":"acceptor","sent_after_us":900,"received_after_us":1200,"tcp_sent":10,"shared_sent":2048,"shared_received":1024,"wakes_sent":3,"rings_sent":9}"#,
                 "\n",
-                r#"{"event":"stays","pid":7,"program":"redis-server","connection":2,"local":"10.0.0.1:6379","remote":"10.0.0.9:40000","role":"acceptor","tcp_sent":6,"reason":"no\u001b report"}"#,
+                r#"{"event":"stays","pid":7,"program":"redis-server","connection":2,"local":"10.0.0.1:6379","remote":"10.0.0.9:40000","role":"acceptor","tcp_sent":6,"cache":"web/main","gets_from_memory":70,"gets_passed_on":2,"reason":"no\u001b report"}"#,
                 "\n",
                 r#"{"event":"ended","pid":7,"connection":3,"received_after_us":2500000}"#,
                 "\n",
@@ -218,13 +227,13 @@ mod tests {
                 .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
                 .collect::<Vec<_>>(),
             [
-                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.2:40000 shared memory, open 900 us, 1.2 ms 10 B, - 2 KiB, 1 KiB 3, - 9 -",
-                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - - no? report",
-                "7 - - - - TCP, receives shared -, 2.5 s - - - - -",
-                "(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells)",
+                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.2:40000 shared memory, open 900 us, 1.2 ms 10 B, - 2 KiB, 1 KiB 3, - 9 - -",
+                "7 redis-server acceptor 10.0.0.1:6379 10.0.0.9:40000 TCP - 6 B, - - - - 70, 2 no? report",
+                "7 - - - - TCP, receives shared -, 2.5 s - - - - - -",
+                "(pairs: sent, received; AFTER: when that way changed over; WAKES: by bytes; RINGS: by doorbells; GETS of a cache: from memory, passed on)",
                 "process 8 (sh): no daemon",
                 "ginnel: 2 programs, 3 connections: 1 changed over to shared memory, 1 in one direction only, 1 on TCP; sent \
-                 2 KiB over shared memory and 16 B over TCP, received 1 KiB and 0 B; 1 line of the report not readable",
+                 2 KiB over shared memory and 16 B over TCP, received 1 KiB and 0 B; of the gets of caches, 70 answered from memory, and 2 passed on to servers; 1 line of the report not readable",
             ]
         );
     }

@@ -1,6 +1,7 @@
 //! The command against a real daemon, each test with one of its own.
 
 mod cache;
+mod cached;
 mod closing;
 mod cp;
 mod cpython;

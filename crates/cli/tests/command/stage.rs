@@ -59,6 +59,8 @@ pub struct Stage {
     /// Connections wait until they have changed over.
     settles: bool,
     server: Option<Child>,
+    /// Further variables of the programs.
+    variables: Vec<(&'static str, String)>,
     /// Each run writes a report of its own.
     runs: Cell<u32>,
 }
@@ -70,7 +72,8 @@ impl Stage {
 
     pub fn in_world(mode: &'static str, world: World) -> Self {
         let library = built_library("libginnel_preload.so");
-        Self { world, mode, library, is_open: false, settles: false, server: None, runs: Cell::new(0) }
+        let (is_open, settles, variables) = (false, false, Vec::new());
+        Self { world, mode, library, is_open, settles, server: None, variables, runs: Cell::new(0) }
     }
 
     /// One for programs that give up root's rights and go on as this user.
@@ -94,6 +97,12 @@ impl Stage {
         self
     }
 
+    /// Programs have a variable from now on.
+    pub fn set(&mut self, name: &'static str, value: &str) {
+        self.variables.retain(|(other, _)| *other != name);
+        self.variables.push((name, value.into()));
+    }
+
     pub fn command(&self, program: &[&str]) -> Command {
         let mut command = self.world.command("run");
         self.runs.set(self.runs.get() + 1);
@@ -111,7 +120,8 @@ impl Stage {
             .env("HOME", self.world.files())
             .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .stderr(Stdio::piped())
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
         if self.settles {
             command.env("GINNEL_SOCKETS_WAIT", PATIENCE.as_millis().to_string());
         }
@@ -193,6 +203,11 @@ impl Stage {
             }
         }
         self.all_connections()
+    }
+
+    /// What became of the connections of the last run.
+    pub fn last_connections(&self) -> Vec<Record<'static>> {
+        self.connections(self.runs.get())
     }
 
     /// What is known at this moment of the connections of all runs.

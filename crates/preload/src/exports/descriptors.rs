@@ -202,6 +202,18 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     }
     // SAFETY: the program keeps the rules.
     let result = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::FIONREAD
+        && result == 0
+        && let Some(socket) = SOCKETS.get(fd)
+        && socket.cache.has_answers()
+    {
+        let answers = c_int::try_from(socket.cache.queued()).unwrap_or(c_int::MAX);
+        // SAFETY: the kernel has just filled an int.
+        unsafe {
+            let queued = argument.cast::<c_int>();
+            queued.write_unaligned(queued.read_unaligned().saturating_add(answers));
+        }
+    }
     if [libc::FIOCLEX, libc::FIONCLEX].contains(&request) && result == 0 {
         leave_to_children(fd, request == libc::FIONCLEX);
     }

@@ -466,6 +466,7 @@ pub unsafe extern "C-unwind" fn sendfile64(
     let native = || unsafe { real::sendfile64(out, from, offset, count) };
     let Some(call) = connection(out) else { return native() };
     let socket = call.what();
+    crate::cache::leave(socket);
     if let Some(sent) = send::through_kernel(socket, out, native) {
         return sent;
     }
@@ -543,7 +544,7 @@ pub unsafe extern "C-unwind" fn splice(
         if let Some(call) = connection(fd) {
             let socket = call.what();
             crate::meet::stays(socket, "splice moves its bytes");
-            if socket.is_joined() {
+            if socket.is_joined() || socket.cache.has_answers() {
                 // As for a descriptor that cannot do it; programs then read and write.
                 Errno(libc::EINVAL).set();
                 return -1;

@@ -44,6 +44,7 @@ extern "C" fn in_child() {
     crate::passing::in_child();
     crate::bell::in_child();
     crate::table::in_child();
+    crate::cache::in_child();
 }
 
 /// Says who the child is: it may be killed before it can say so itself.

@@ -44,9 +44,27 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     let errno = Errno::last();
     if result == 0 || errno == Errno(libc::EINPROGRESS) || errno == Errno(libc::EINTR) {
         socket.connected(Role::Connector, Connecting { before, after: Connecting::now() });
+        // SAFETY: the kernel has just taken an address from there.
+        if let Some((port, address)) = unsafe { port(address, len) } {
+            crate::cache::connected(socket, port, address);
+        }
     }
     errno.set();
     result
+}
+
+/// The port of an address, and all of the address.
+unsafe fn port<'a>(address: *const sockaddr, len: socklen_t) -> Option<(u16, &'a [u8])> {
+    // Both kinds of addresses have the port at the same place.
+    let len = (len as usize).min(size_of::<libc::sockaddr_in6>());
+    if address.is_null() || len < size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the caller says that there is an address of this length.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
+    let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+    let is_known = matches!(family, libc::AF_INET | libc::AF_INET6);
+    is_known.then(|| (u16::from_be_bytes([bytes[2], bytes[3]]), bytes))
 }
 
 #[unsafe(no_mangle)]

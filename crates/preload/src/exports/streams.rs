@@ -27,7 +27,7 @@ unsafe extern "C" {
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if let Some(socket) = SOCKETS.get(fd) {
         meet::stays(socket, "a stream of the C library has its descriptor");
-        if socket.is_joined() {
+        if socket.is_joined() || socket.cache.has_answers() {
             let functions = Functions {
                 read: stream_read,
                 write: stream_write,

@@ -1,5 +1,6 @@
 //! Caches: what a client finds in memory, how it speaks with a server, and the command.
 
+mod clients;
 mod kills;
 mod memory;
 mod scripted;
@@ -21,7 +22,7 @@ fn options(world: &World, changes: &str) -> Options {
         attach: attach(world),
         changes: changes.parse::<Changes>().unwrap(),
         patience: Duration::ZERO,
-        timeout: Duration::from_millis(300),
+        timeout: Duration::from_secs(30),
     }
 }
 

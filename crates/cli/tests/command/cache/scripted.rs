@@ -5,7 +5,7 @@ use crate::world::World;
 use ginnel_cache_client::{Cache, Entry, Error, Options, Swap};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,15 @@ impl Peer {
     }
 }
 
-fn open(world: &World, path: &PathBuf) -> Cache {
+fn open(world: &World, path: &Path) -> Cache {
     Cache::open_with("web/c", &options(world, &format!("unix {}", path.display()))).unwrap()
+}
+
+/// For servers that hang.
+fn open_impatiently(world: &World, path: &Path) -> Cache {
+    let timeout = Duration::from_secs(1);
+    let options = Options { timeout, ..options(world, &format!("unix {}", path.display())) };
+    Cache::open_with("web/c", &options).unwrap()
 }
 
 #[test]
@@ -154,7 +161,7 @@ fn a_lost_answer_is_said_and_the_next_request_goes_to_the_next_server() {
             }),
         ],
     );
-    let cache = open(&world, &path);
+    let cache = open_impatiently(&world, &path);
     assert!(matches!(cache.set(b"k", b"1", 0, 0), Err(Error::Lost { .. })));
     assert_eq!(cache.set(b"k", b"2", 0, 0).unwrap(), 2);
     std::thread::sleep(Duration::from_millis(50));
@@ -347,4 +354,32 @@ fn hits_are_reported_while_memory_is_short() {
     assert!(!cache.delete(b"over").unwrap());
     server.join().unwrap();
     assert!(cache.counters().reported >= 100);
+}
+
+#[test]
+fn a_server_that_accepts_nobody_is_not_waited_for_for_ever() {
+    let world = World::new();
+    let _keeper = Keeper::new(&world, "c", [1, 2]);
+    let path = world.files().join("server.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let cache = open_impatiently(&world, &path);
+    let began = Instant::now();
+    // It says nothing; and once its queue is full, it takes nobody.
+    let mut waiting = Vec::new();
+    assert!(is_no_server(&cache.delete(b"k").unwrap_err()));
+    rustix::net::listen(&listener, 0).unwrap();
+    for _ in 0..200 {
+        let flags = rustix::net::SocketFlags::NONBLOCK;
+        let kind = rustix::net::SocketType::STREAM;
+        let socket = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = rustix::net::SocketAddrUnix::new(&path).unwrap();
+        let refused = rustix::net::connect(&socket, &address).is_err();
+        waiting.push(socket);
+        if refused {
+            break;
+        }
+    }
+    let error = cache.delete(b"k").unwrap_err();
+    assert!(is_no_server(&error), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }

@@ -1,0 +1,420 @@
+//! The server: its clients, its death and its successors.
+
+mod support;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use ginnel::{Rights, StreamChannel};
+use ginnel_cache_store::reader::{Found, Reader};
+use rustix::process::Signal;
+use support::{World, wait_for};
+
+/// What a channel answers, up to its last bytes.
+fn over_channel(channel: &mut StreamChannel, request: &[u8], end: &str) -> String {
+    channel.write_all(request).unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(end.as_bytes()) {
+        let mut buffer = [0; 4096];
+        let count = channel.read(&mut buffer).unwrap();
+        assert!(count > 0, "closed behind {}", answer.escape_ascii());
+        answer.extend_from_slice(&buffer[..count]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn channels_and_sockets_and_readers_see_one_cache() {
+    let world = World::new();
+    let path = world.file("cache.sock");
+    let served = world.serve(&format!("--channel items --channel web --unix {}", path.display()));
+    assert_eq!(served.text("set a 7 0 5\r\nvalue\r\n"), "STORED\r\n");
+    let mut unix = UnixStream::connect(&path).unwrap();
+    unix.write_all(b"get a\r\nquit\r\n").unwrap();
+    let mut answer = String::new();
+    unix.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "VALUE a 7 5\r\nvalue\r\nEND\r\n");
+    for segment in ["items", "web"] {
+        let endpoint = world.attach(segment);
+        let mut channel: StreamChannel = endpoint.connect("cache.main").unwrap();
+        let answer = over_channel(&mut channel, b"get a\r\n", "END\r\n");
+        assert_eq!(answer, "VALUE a 7 5\r\nvalue\r\nEND\r\n");
+        let large = vec![b'x'; 900_000];
+        let set = [b"set large 0 0 900000\r\n", &large[..], b"\r\n"].concat();
+        assert_eq!(over_channel(&mut channel, &set, "\r\n"), "STORED\r\n");
+        let answer = over_channel(&mut channel, b"get large\r\n", "END\r\n");
+        assert_eq!(answer.len(), "VALUE large 0 900000\r\n".len() + 900_000 + "\r\nEND\r\n".len());
+    }
+    let block = world.attach("items").open_block("cache.main", Rights::READ).unwrap();
+    let reader = Reader::new(block.memory().unwrap()).unwrap();
+    let mut value = Vec::new();
+    assert!(matches!(reader.get(b"a", &mut value), Found::Hit(meta) if meta.flags == 7));
+    assert_eq!(value, b"value");
+    let contact = reader.contact();
+    let expected =
+        format!("channel items\nchannel web\ntcp 127.0.0.1:{}\nunix {}\n", served.port, path.display());
+    assert_eq!(contact, expected);
+    let [high, low] = reader.id();
+    let answer = served.text("stats ginnel\r\n");
+    assert_eq!(answer, format!("STAT ginnel items/main {high:016x}{low:016x}\r\nEND\r\n"));
+    assert_eq!(served.text(&format!("ginnel hits {:016x} x\r\n", reader.hash(b"a"))), "");
+    assert_eq!(served.stat("ginnel_reader_hits"), 1);
+    assert!(served.text("stats settings\r\n").contains("STAT item_size_max 1048576\r\n"));
+    for of in ["items", "slabs", "conns", "hot"] {
+        assert!(served.text(&format!("stats {of}\r\n")).ends_with("END\r\n"), "{of}");
+    }
+}
+
+#[test]
+fn a_successor_serves_the_same_items() {
+    let world = World::new();
+    let mut served = world.serve("");
+    let id = served.text("stats ginnel\r\n");
+    for round in 0..5 {
+        let set = format!("set key{round} {round} 0 6\r\nvalue{round}\r\n");
+        assert_eq!(served.text(&set), "STORED\r\n");
+        served.process.signal(if round % 2 == 0 { Signal::KILL } else { Signal::TERM });
+        let ended = served.process.0.wait().unwrap();
+        assert_eq!(ended.success(), round % 2 == 1, "{ended:?}");
+        served = world.serve("");
+        for key in 0..=round {
+            let expected = format!("VALUE key{key} {key} 6\r\nvalue{key}\r\nEND\r\n");
+            assert_eq!(served.text(&format!("get key{key}\r\n")), expected);
+        }
+    }
+    assert_eq!(served.text("stats ginnel\r\n"), id);
+    assert_eq!(served.stat("ginnel_server"), 6);
+}
+
+#[test]
+fn a_second_server_is_told_who_has_the_cache() {
+    let world = World::new();
+    let served = world.serve("");
+    let output = world.command("--channel web").output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success());
+    let who = format!("process {}", served.process.0.id());
+    assert!(complaint.contains("is served already") && complaint.contains(&who), "{complaint}");
+    // Another name is another cache.
+    let other = world.serve("--name other");
+    assert_eq!(served.text("set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+    assert_eq!(other.text("get a\r\n"), "END\r\n");
+}
+
+#[test]
+fn what_cannot_be_is_named() {
+    let world = World::new();
+    for (flags, part) in [
+        ("--channel none", "nobody could reach this cache"),
+        ("--name small --memory 1M", "too few for a cache"),
+        ("--channel nothing", "segment nothing cannot be used for channels"),
+        ("--listen 127.0.0.1:1 --max-connections 1 --name large --memory 100G", "cannot be made"),
+        ("--name bad/name", "bad/name"),
+    ] {
+        let output = world.command(flags).output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && complaint.contains(part), "{flags}: {complaint}");
+    }
+}
+
+#[test]
+fn hup_changes_nothing_and_term_ends() {
+    let world = World::new();
+    let mut served = world.serve("");
+    served.process.signal(Signal::HUP);
+    assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
+    let mut client = served.connect();
+    served.process.signal(Signal::TERM);
+    assert!(served.process.0.wait().unwrap().success());
+    assert_eq!(client.read(&mut [0; 10]).unwrap_or(0), 0);
+}
+
+#[test]
+fn a_delayed_flush_comes() {
+    let world = World::new();
+    let served = world.serve("");
+    assert_eq!(served.text("set a 0 0 1\r\n1\r\nflush_all 2\r\n"), "STORED\r\nOK\r\n");
+    wait_for("the flush", || served.text("get a\r\n") == "END\r\n");
+    // What is stored afterwards stays.
+    assert_eq!(served.text("set a 0 0 1\r\n1\r\nget a\r\n"), "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+}
+
+#[test]
+fn items_end_on_time() {
+    let world = World::new();
+    let served = world.serve("");
+    let begin = Instant::now();
+    assert_eq!(served.text("set a 0 2 1\r\n1\r\n"), "STORED\r\n");
+    wait_for("the end of the item", || served.text("get a\r\n") == "END\r\n");
+    let took = begin.elapsed();
+    assert!((Duration::from_millis(900)..Duration::from_secs(4)).contains(&took), "{took:?}");
+}
+
+#[test]
+fn the_limit_of_memory_can_be_changed() {
+    let world = World::new();
+    let served = world.serve("--memory 64M");
+    let value = "v".repeat(100_000);
+    let fill = || {
+        for round in 0..1000 {
+            let set = format!("set key{round} 0 0 {} noreply\r\n{value}\r\n", value.len());
+            served.ask(set.as_bytes());
+        }
+        served.stat("bytes")
+    };
+    let full = fill();
+    assert!(full > 45 << 20 && full < 64 << 20, "{full}");
+    assert_eq!(served.text("cache_memlimit 16\r\n"), "OK\r\n");
+    let small = fill();
+    assert!(small < 16 << 20, "{small}");
+    assert_eq!(served.text("cache_memlimit 64\r\n"), "OK\r\n");
+    assert!(fill() > 45 << 20);
+    assert!(served.stat("evictions") > 0);
+    assert!(served.text("cache_memlimit 65\r\n").starts_with("MEMLIMIT_ADJUST_FAILED"));
+}
+
+/// Bytes of memory that a process has to itself.
+fn memory_of(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn ten_thousand_clients() {
+    const CLIENTS: usize = 10_000;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let wanted = CLIENTS as u64 + 200;
+    let raised = rustix::process::Rlimit { current: Some(wanted), maximum: limit.maximum };
+    if rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).is_err() {
+        eprintln!("skipped: this test needs {wanted} file descriptors; raise `ulimit -Hn`");
+        return;
+    }
+    let world = World::new();
+    let path = world.file("cache.sock");
+    let served = world.serve(&format!("--unix {} --max-connections 10100", path.display()));
+    let before = memory_of(served.process.0.id());
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut client = UnixStream::connect(&path);
+            // There may be more than wait at the door.
+            while client.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+                std::thread::yield_now();
+                client = UnixStream::connect(&path);
+            }
+            client.unwrap()
+        })
+        .collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        client.write_all(format!("set key{number} 0 0 5\r\nvalue\r\n").as_bytes()).unwrap();
+    }
+    for client in &mut clients {
+        let mut answer = [0; 8];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"STORED\r\n");
+    }
+    assert_eq!(served.stat("curr_connections"), CLIENTS as u64 + 1);
+    let each = (memory_of(served.process.0.id()) - before) / CLIENTS as u64;
+    assert!(each < 1024, "{each} bytes for each idle client");
+    // All at once, and each its own.
+    for (number, client) in clients.iter_mut().enumerate() {
+        client.write_all(format!("get key{number}\r\n").as_bytes()).unwrap();
+    }
+    for (number, client) in clients.iter_mut().enumerate() {
+        let expected = format!("VALUE key{number} 0 5\r\nvalue\r\nEND\r\n");
+        let mut answer = vec![0; expected.len()];
+        client.read_exact(&mut answer).unwrap();
+        assert_eq!(String::from_utf8(answer).unwrap(), expected);
+    }
+    drop(clients);
+    wait_for("the end of all clients", || served.stat("curr_connections") == 1);
+}
+
+#[test]
+fn whoever_comes_when_all_places_are_taken_waits() {
+    let world = World::new();
+    let served = world.serve("--max-connections 3");
+    wait_for("a place", || served.stat("curr_connections") == 1);
+    let mut clients: Vec<_> = (0..3).map(|_| served.connect()).collect();
+    for client in &mut clients {
+        client.write_all(b"mn\r\n").unwrap();
+        client.read_exact(&mut [0; 4]).unwrap();
+    }
+    let mut waits = served.connect();
+    waits.write_all(b"mn\r\n").unwrap();
+    waits.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(waits.read(&mut [0; 4]).is_err());
+    clients.pop();
+    waits.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    waits.read_exact(&mut [0; 4]).unwrap();
+}
+
+#[test]
+fn a_client_that_reads_nothing_costs_little_and_harms_nobody() {
+    let world = World::new();
+    let served = world.serve("");
+    let value = "v".repeat(1_000_000);
+    served.ask(format!("set a 0 0 {}\r\n{value}\r\n", value.len()).as_bytes());
+    let before = memory_of(served.process.0.id());
+    let clients: Vec<TcpStream> = (0..20)
+        .map(|_| {
+            let client = served.connect();
+            client.set_nonblocking(true).unwrap();
+            client
+        })
+        .collect();
+    // Each wants as much as fits its way, and reads none of it.
+    let line = format!("get {}\r\n", "a ".repeat(200)).repeat(50);
+    for mut client in &clients {
+        while client.write(line.as_bytes()).is_ok() {}
+    }
+    // Others are served, and what waits is bounded.
+    for _ in 0..10 {
+        assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
+        let more = memory_of(served.process.0.id()).saturating_sub(before);
+        assert!(more < 20 * (1_500_000 + (256 << 10)), "{more}");
+    }
+    // Whoever reads after all gets all.
+    let mut client = &clients[0];
+    client.set_nonblocking(false).unwrap();
+    let each = format!("VALUE a 0 {}\r\n{value}\r\n", value.len());
+    for _ in 0..40 {
+        let mut answer = vec![0; each.len()];
+        client.read_exact(&mut answer).unwrap();
+        assert!(answer == each.as_bytes());
+    }
+    drop(clients);
+    wait_for("the end of all clients", || served.stat("curr_connections") == 1);
+}
+
+#[test]
+fn a_client_that_sends_no_more_gets_its_answers() {
+    let world = World::new();
+    let served = world.serve("");
+    // Both halves of requests that are cut off, and many whole ones.
+    assert_eq!(served.text("set a 0 0 100\r\nhalf"), "");
+    assert_eq!(served.text("get a"), "");
+    let many = served.text(&"mn\r\n".repeat(100_000));
+    assert_eq!(many, "MN\r\n".repeat(100_000));
+    assert_eq!(served.text("get a\r\n"), "END\r\n");
+}
+
+#[test]
+fn a_very_long_get_is_answered_key_by_key() {
+    let world = World::new();
+    let served = world.serve("");
+    served.text("set key5000 0 0 1\r\n5\r\nset key60000 0 0 1\r\n6\r\n");
+    let keys: String = (0..100_000).map(|key| format!("key{key} ")).collect();
+    let expected = "VALUE key5000 0 1\r\n5\r\nVALUE key60000 0 1\r\n6\r\nEND\r\nMN\r\n";
+    assert_eq!(served.text(&format!("get {keys}\r\nmn\r\n")), expected);
+    let cut = format!("get {keys} {} x\r\nmn\r\n", "k".repeat(300));
+    let expected =
+        "VALUE key5000 0 1\r\n5\r\nVALUE key60000 0 1\r\n6\r\nCLIENT_ERROR bad command line format\r\nMN\r\n";
+    assert_eq!(served.text(&cut), expected);
+}
+
+/// Ticks of CPU time that a process has used.
+fn ticks_of(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = text.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn an_idle_server_uses_no_cpu() {
+    let world = World::new();
+    let served = world.serve("--channel web");
+    let mut client = served.connect();
+    let endpoint = world.attach("web");
+    let mut channel: StreamChannel = endpoint.connect("cache.main").unwrap();
+    client.write_all(b"mn\r\n").unwrap();
+    client.read_exact(&mut [0; 4]).unwrap();
+    assert_eq!(over_channel(&mut channel, b"mn\r\n", "MN\r\n"), "MN\r\n");
+    let pid = served.process.0.id();
+    let before = ticks_of(pid);
+    std::thread::sleep(Duration::from_secs(3));
+    let used = ticks_of(pid) - before;
+    // Hundredths of a second.
+    assert!(used <= 2, "{used} ticks in three seconds");
+}
+
+#[test]
+fn whatever_is_written_to_its_memory_the_server_goes_on() {
+    let world = World::new();
+    let served = world.serve("--memory 16M");
+    for key in 0..2000 {
+        served.ask(format!("set key{key} 0 0 5 noreply\r\nvalue\r\n").as_bytes());
+    }
+    // A member that may write all of the segment's memory scribbles over the block.
+    let endpoint = world.attach("items");
+    let block = endpoint.open_block("cache.main", Rights::READ).unwrap();
+    let len = block.len();
+    let memory = endpoint.memory();
+    let place = find_block(memory, &block);
+    let mut random = 1_u64;
+    for round in 0..200 {
+        for _ in 0..500 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let at = place + 4096 + (random >> 20) as usize % (len - 4104) / 8 * 8;
+            ginnel::Memory::store_relaxed_u64(memory, at, random);
+        }
+        let key = round * 7;
+        let requests = format!(
+            "get key{key}\r\nset key{key} 0 0 3\r\nabc\r\nappend key{key} 0 0 1\r\nd\r\nmg key{key} v s t l h\r\nincr key{key} 1\r\ntouch key{key} 5\r\ndelete key{key}\r\nmn\r\n"
+        );
+        assert!(served.ask(requests.as_bytes()).ends_with(b"MN\r\n"));
+    }
+    assert_eq!(served.text("version\r\n"), "VERSION 1.6.18\r\n");
+}
+
+/// Where a block lies in the memory of its segment.
+fn find_block(memory: &ginnel::Mapping, block: &ginnel::Block) -> usize {
+    use ginnel::Memory;
+    let mut head = [0; 64];
+    block.read(0, &mut head).unwrap();
+    let pages = (0..memory.len()).step_by(4096);
+    let found = pages.into_iter().find(|at| {
+        let mut bytes = [0; 64];
+        memory.read(*at, &mut bytes);
+        bytes == head
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_million_items_are_served_at_once_after_a_restart() {
+    let world = World::new();
+    let flags = "--memory 256M --usual-item-size 100 --channel none";
+    let mut served = world.serve(flags);
+    let mut sets = String::new();
+    for key in 0..1_000_000 {
+        use std::fmt::Write;
+        write!(sets, "set key{key} 0 0 8 noreply\r\n{key:08}\r\n").unwrap();
+    }
+    assert_eq!(served.text(&(sets + "mn\r\n")), "MN\r\n");
+    assert!(served.stat("curr_items") > 990_000);
+    served.process.signal(Signal::KILL);
+    served.process.0.wait().unwrap();
+    let path = world.file("warm.sock");
+    let begin = Instant::now();
+    let child = world.command(&format!("{flags} --unix {}", path.display())).spawn().unwrap();
+    let _child = support::Process(child);
+    let mut answer = String::new();
+    loop {
+        if let Ok(mut client) = UnixStream::connect(&path) {
+            client.write_all(b"get key999999\r\nquit\r\n").unwrap();
+            client.read_to_string(&mut answer).unwrap();
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let took = begin.elapsed();
+    assert_eq!(answer, "VALUE key999999 0 8\r\n00999999\r\nEND\r\n");
+    eprintln!("served {took:?} after the start");
+    // The goal is that of a program that was built with optimization.
+    let most = if cfg!(debug_assertions) { 2000 } else { 100 };
+    assert!(took < Duration::from_millis(most), "{took:?}");
+}

@@ -1,0 +1,271 @@
+//! Unmodified clients of a cache under `ginnel run`: their gets are answered from memory, and nothing else changes.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::stage::{PATIENCE, PYTHON, Stage, free_port, have, listens};
+use crate::world::{built, wait_for};
+use ginnel_report::Record;
+
+/// Commands of both protocols, with a client's library.
+const PYMEMCACHE: &str = include_str!("cached/pymemcache.py");
+/// Requests of many kinds over Node's sockets.
+const NODE: &str = include_str!("cached/pipelined.js");
+/// One that goes on while servers come and go.
+const LOAD: &str = include_str!("cached/load.py");
+
+/// A server, and programs that are its clients.
+struct Cached {
+    stage: Stage,
+    server: Option<Child>,
+    port: u16,
+}
+
+impl Cached {
+    fn new() -> Self {
+        let mut cached = Self { stage: Stage::new("auto"), server: None, port: free_port() };
+        cached.serve();
+        cached.set("GINNEL_CACHE", &cached.at());
+        cached
+    }
+
+    fn at(&self) -> String {
+        self.port.to_string()
+    }
+
+    fn set(&mut self, name: &'static str, value: &str) {
+        self.stage.set(name, value);
+    }
+
+    fn spawn(&mut self, command: &mut Command) {
+        let mut options = std::fs::OpenOptions::new();
+        let log =
+            options.create(true).append(true).open(self.stage.world.files().join("server.log")).unwrap();
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.server = Some(command.spawn().unwrap());
+        wait_for("that the server listens", || listens(self.port));
+    }
+
+    fn serve(&mut self) {
+        let mut command = Command::new(built("ginnel-cache"));
+        command
+            .args(["--segment", "web", "--memory", "16M", "--channel", "none", "--listen"])
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("--socket")
+            .arg(self.stage.world.socket());
+        self.spawn(&mut command);
+    }
+
+    /// The real one.
+    fn serve_memcached(&mut self) {
+        self.kill();
+        let at = self.at();
+        self.spawn(Command::new("memcached").args(["-u", "root", "-l", "127.0.0.1", "-p", &at, "-U", "0"]));
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            server.kill().unwrap();
+            server.wait().unwrap();
+            wait_for("that nobody listens", || !listens(self.port));
+        }
+    }
+
+    /// Runs a client; what it has printed, and how many of its gets were answered from memory, and passed on.
+    fn run(&self, program: &[&str]) -> (String, u64, u64) {
+        let out = self.stage.client(program);
+        let connections = self.stage.last_connections();
+        let sum = |of: fn(&Record) -> u64| connections.iter().map(of).sum();
+        for one in &connections {
+            let is_served = one.gets_from_memory + one.gets_passed_on > 0;
+            assert!(!is_served || one.cache == "web/main", "{one:?}");
+        }
+        (out, sum(|one| one.gets_from_memory), sum(|one| one.gets_passed_on))
+    }
+
+    /// The same in front of this server, without the memory, and in front of a real memcached. Each time it says the same.
+    fn run_thrice(&mut self, program: &[&str]) -> (String, u64, u64) {
+        let (out, from_memory, passed_on) = self.run(program);
+        self.set("GINNEL_CACHE", "off");
+        assert_eq!(self.run(program), (out.clone(), 0, 0), "off");
+        self.set("GINNEL_CACHE", &self.at());
+        if have(&["memcached"]) {
+            self.serve_memcached();
+            assert_eq!(self.run(program), (out.clone(), 0, 0), "a memcached");
+        }
+        (out, from_memory, passed_on)
+    }
+
+    /// The client in C.
+    fn compiled(&self) -> Option<PathBuf> {
+        if !have(&["cc"]) {
+            return None;
+        }
+        let (source, program) =
+            (self.stage.world.files().join("client.c"), self.stage.world.files().join("client"));
+        std::fs::write(&source, include_str!("cached/client.c")).unwrap();
+        let status =
+            Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status().unwrap();
+        assert!(status.success());
+        Some(program)
+    }
+}
+
+impl Drop for Cached {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What the client in C does in one way: at least so many gets come from memory, and at most so many are passed on.
+fn in_c(way: &str, least: u64, most: u64) {
+    let mut cached = Cached::new();
+    let Some(program) = cached.compiled() else { return };
+    let at = cached.at();
+    let (_, from_memory, passed_on) = cached.run_thrice(&[program.to_str().unwrap(), &at, way]);
+    assert!(
+        from_memory >= least && passed_on <= most,
+        "{way}: {from_memory} from memory, {passed_on} passed on"
+    );
+}
+
+#[test]
+fn requests_are_answered_in_their_order() {
+    in_c("order", 15, 7);
+}
+
+#[test]
+fn threads_have_a_connection_each() {
+    in_c("threads", 15_900, 100);
+}
+
+#[test]
+fn level_triggered() {
+    in_c("level", 400, 20);
+}
+
+#[test]
+fn edge_triggered() {
+    in_c("edge", 450, 30);
+}
+
+#[test]
+fn told_once() {
+    // By the kernel alone.
+    in_c("oneshot", 0, 600);
+}
+
+#[test]
+fn poll_select_and_ioctl() {
+    in_c("asked", 190, 20);
+}
+
+#[test]
+fn who_sleeps_is_woken() {
+    in_c("asleep", 0, 1800);
+}
+
+#[test]
+fn processes_and_programs_that_come_after() {
+    // The child has a connection of its own too.
+    in_c("forked", 100, 10);
+}
+
+#[test]
+fn pymemcache() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let (out, from_memory, passed_on) = cached.run_thrice(&[PYTHON, "-c", PYMEMCACHE, &at]);
+    assert_eq!(out.trim(), "good");
+    assert!(from_memory >= 1400 && passed_on < 150, "{from_memory} from memory, {passed_on} passed on");
+}
+
+#[test]
+fn libmemcached() {
+    if !have(&["memccapable", "memccp", "memccat", "memcslap", "memcaslap"]) {
+        return;
+    }
+    let cached = Cached::new();
+    let at = cached.at();
+    let server = format!("--servers=127.0.0.1:{at}");
+    let (out, ..) = cached.run(&["memccapable", "-h", "127.0.0.1", "-p", &at]);
+    assert!(out.contains("All tests passed"), "{out}");
+    let (_, from_memory, _) =
+        cached.run(&["memcslap", &server, "--test=get", "--concurrency=3", "--execute-number=3000"]);
+    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    let binary = ["memcslap", &server, "--binary", "--test=get", "--concurrency=3", "--execute-number=3000"];
+    let (_, from_memory, _) = cached.run(&binary);
+    assert!(from_memory >= 9000 * 95 / 100, "{from_memory}");
+    // Looks at each value that it gets.
+    let address = format!("127.0.0.1:{at}");
+    for protocol in [&[][..], &["-B"]] {
+        let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1"];
+        let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
+        assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
+        assert!(from_memory > 1000, "{from_memory}: {out}");
+    }
+    let value: String =
+        (0..900_000_u32).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect();
+    let folder = cached.stage.world.files();
+    std::fs::write(folder.join("value"), &value).unwrap();
+    cached.run(&["memccp", &server, "value"]);
+    for protocol in [&[][..], &["--binary"]] {
+        let line = ["memccat", &server, "--file=back", "value"];
+        let (_, from_memory, _) = cached.run(&[&line, protocol].concat());
+        assert_eq!(from_memory, 1, "{protocol:?}");
+        let back = std::fs::read_to_string(folder.join("back")).unwrap();
+        assert!(back.trim_end() == value, "{} bytes come back", back.len());
+    }
+}
+
+#[test]
+fn node() {
+    if !have(&["node"]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let (out, from_memory, passed_on) = cached.run_thrice(&["node", "-e", NODE, &at]);
+    assert_eq!(out.trim(), "good");
+    assert!(from_memory > 1500 && passed_on < 1500, "{from_memory} from memory, {passed_on} passed on");
+}
+
+#[test]
+fn servers_that_are_killed_under_load() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let mut cached = Cached::new();
+    let at = cached.at();
+    let mut client = cached.stage.command(&[PYTHON, "-c", LOAD, &at]).stdout(Stdio::piped()).spawn().unwrap();
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(300));
+        cached.kill();
+        std::thread::sleep(Duration::from_millis(50));
+        cached.serve();
+    }
+    std::fs::write(cached.stage.world.files().join("enough"), "").unwrap();
+    let end = Instant::now() + PATIENCE;
+    while client.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "the client hangs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let said = client.wait_with_output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    let connections = cached.stage.last_connections();
+    let from_memory: u64 = connections.iter().map(|one| one.gets_from_memory).sum();
+    assert!(connections.len() > 8 && from_memory > 1000, "{connections:#?}");
+}
+
+#[test]
+fn a_server_that_does_not_say_what_it_is() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let cached = Cached::new();
+    cached.stage.client(&[PYTHON, "-c", include_str!("cached/mute.py"), &cached.at()]);
+}

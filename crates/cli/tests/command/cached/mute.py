@@ -1,0 +1,52 @@
+# Servers that are asked what they are and say nothing for a while, or only some bytes at a time: the program gets its own answers, and those only.
+# They listen at the port of caches, at other addresses.
+import socket, sys, threading, time
+
+port = int(sys.argv[1])
+
+def serve(listener, delay, asked):
+    c, _ = listener.accept()
+    text = b''
+    while text.count(b'\r\n') < 2:
+        if delay == 0 and text.count(b'\r\n') == 1:
+            break
+        text += c.recv(1000)
+    time.sleep(delay)
+    # As a memcached answers the question, and then what the program has asked for.
+    for byte in b'ERROR\r\nEND\r\n':
+        c.sendall(bytes([byte]))
+        time.sleep(0.001)
+    while text.count(b'\r\n') < 2:
+        text += c.recv(1000)
+    asked.append(text)
+    c.close()
+
+for number, (delay, blocking) in enumerate(((0.3, True), (0.3, False), (0, True), (0, False))):
+    asked, address = [], ('127.0.0.%d' % (2 + number), port)
+    listener = socket.create_server(address)
+    thread = threading.Thread(target=serve, args=(listener, delay, asked))
+    thread.start()
+    c = socket.create_connection(address)
+    begun = time.monotonic()
+    c.sendall(b'get a\r\n')
+    assert time.monotonic() - begun < 0.29, 'it waits too long'
+    c.setblocking(blocking)
+    got = b''
+    while True:
+        try:
+            more = c.recv(1000)
+        except BlockingIOError:
+            time.sleep(0.001)
+            continue
+        if not more:
+            break
+        got += more
+    thread.join()
+    assert got == b'END\r\n' and asked == [b'stats ginnel\r\nget a\r\n'], (got, asked)
+    c.close()
+    # It is not asked again at once.
+    c = socket.create_connection(address)
+    server, _ = listener.accept()
+    c.sendall(b'get b\r\n')
+    assert server.recv(100) == b'get b\r\n'
+print('good')

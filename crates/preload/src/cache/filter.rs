@@ -1,0 +1,610 @@
+//! What a served connection sends and receives.
+//!
+//! Both happen under a lock, which is not held while a call sleeps. What is sent goes into the kernel without waiting, so that requests are noted in the
+//! order in which they are sent, and before their answers can come. Of calls that receive only one is in the kernel at a time, so what comes is looked
+//! at in its order.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ginnel_cache_protocol::Protocol;
+use ginnel_cache_protocol::follow::{Answers, Lost, Requests};
+use libc::{c_int, c_short};
+
+use super::begin::{self, Asked};
+use super::queue::Queue;
+use super::serve::Server;
+use super::{Asleep, Pieces, Rooms, State, find};
+use crate::confined::is_confined;
+use crate::errno::{Errno, Kept, Result, check, tell};
+use crate::lock::Guard;
+use crate::send::UNUSUAL;
+use crate::socket::Socket;
+use crate::table::{Using, number};
+use crate::wait::{self, Deadline};
+use crate::{kernel, real};
+
+/// Pieces of a call are looked at together if they are no longer than this: some clients send the parts of a request so.
+const TOGETHER: usize = 4096;
+
+/// What is known of a connection.
+pub struct Filter {
+    /// The server was asked what it is.
+    pub asked: Option<Asked>,
+    cache: Option<&'static find::Cache>,
+    protocol: Protocol,
+    requests: Requests,
+    answers: Answers,
+    queue: Queue,
+    /// The last request that was answered here was quiet, and none came after it.
+    was_quiet: bool,
+    /// A thread is in the kernel to receive.
+    is_receiving: bool,
+    /// A thread works on it. If it finds that itself, it has left a call in the middle, or is in a handler that has interrupted one.
+    is_busy: bool,
+}
+
+impl Filter {
+    pub fn new(cache: &'static find::Cache, protocol: Protocol) -> Self {
+        Self { cache: Some(cache), queue: Queue::new(), ..Self::with(protocol) }
+    }
+
+    /// Of a server that has not answered yet.
+    pub fn asked(asked: Asked) -> Self {
+        Self { asked: Some(asked), ..Self::with(Protocol::Text) }
+    }
+
+    fn with(protocol: Protocol) -> Self {
+        Self {
+            asked: None,
+            cache: None,
+            protocol,
+            requests: Requests::default(),
+            answers: Answers::new(protocol),
+            queue: Queue::default(),
+            was_quiet: false,
+            is_receiving: false,
+            is_busy: false,
+        }
+    }
+}
+
+/// A thread works on what is known of a connection.
+struct Entered {
+    socket: &'static Socket,
+    guard: Guard<'static, Option<Box<Filter>>>,
+}
+
+/// `None` if nothing is known any more.
+#[inline]
+fn enter(socket: &'static Socket) -> Option<Entered> {
+    let mut guard = socket.cache.filter.lock();
+    match guard.as_mut() {
+        Some(filter) if !filter.is_busy => {
+            filter.is_busy = true;
+            Some(Entered { socket, guard })
+        }
+        _ => {
+            lose(socket);
+            None
+        }
+    }
+}
+
+#[cold]
+fn lose(socket: &'static Socket) {
+    socket.cache.set(State::None);
+    socket.cache.queued.store(0, Ordering::Release);
+}
+
+impl Deref for Entered {
+    type Target = Filter;
+    #[inline]
+    fn deref(&self) -> &Filter {
+        #[expect(clippy::unwrap_used, reason = "entered")]
+        self.guard.as_ref().unwrap()
+    }
+}
+
+impl DerefMut for Entered {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Filter {
+        #[expect(clippy::unwrap_used, reason = "entered")]
+        self.guard.as_mut().unwrap()
+    }
+}
+
+impl Drop for Entered {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(filter) = self.guard.as_mut() {
+            filter.is_busy = false;
+        }
+    }
+}
+
+impl Entered {
+    /// Says how much is queued.
+    #[inline]
+    fn tell_queued(&self) {
+        self.socket.cache.queued.store(self.queue.len(), Ordering::Release);
+    }
+
+    /// The connection is left to the server from now on, once what is queued has been received.
+    #[cold]
+    fn leave(&mut self) {
+        let next = if self.queue.len() > 0 { State::Left } else { State::None };
+        self.socket.cache.set(next);
+    }
+
+    /// Answers the requests at the beginning of these bytes, as far as that can be done here. Returns how many bytes those are.
+    #[inline]
+    fn answer(&mut self, fd: c_int, bytes: &[u8]) -> usize {
+        let socket = self.socket;
+        let idle = self.requests.is_between() && self.answers.is_idle();
+        if bytes.is_empty() || !idle || socket.cache.asleep.load(Ordering::Relaxed) != 0 {
+            return 0;
+        }
+        // Nothing is to come from the server. If there is something, the connection has ended.
+        if socket.cache.is_look_due() && kernel::poll_now(fd, ENDS) != 0 {
+            self.leave();
+            return 0;
+        }
+        let (queued, quiet_before) = (self.queue.len(), self.was_quiet);
+        let protocol = self.requests.protocol(bytes[0]);
+        let Some(cache) = self.cache.filter(|_| protocol == self.protocol) else { return 0 };
+        let (mut done, mut count, mut is_due) = (0, 0, false);
+        let mut was_quiet = quiet_before;
+        let wants_hits = cache.reader.wants_hits();
+        while done < bytes.len() {
+            let (out, most) = self.queue.append();
+            let mut server = Server { reader: &cache.reader, out, most };
+            let hit = |hash| is_due |= wants_hits && cache.hits.note(hash);
+            let Some(answered) = server.answer(protocol, &bytes[done..], was_quiet, hit) else { break };
+            done += answered.len;
+            count += 1;
+            was_quiet = answered.is_quiet;
+        }
+        if done == 0 {
+            return 0;
+        }
+        let added = self.queue.len() - queued;
+        if added > 0 && !socket.watchers.is_empty() {
+            self.tell_queued();
+            if !socket.watchers.offer(socket) {
+                self.queue.undo(added);
+                self.tell_queued();
+                return 0;
+            }
+        }
+        self.was_quiet = was_quiet;
+        self.tell_queued();
+        socket.cache.answered.fetch_add(count, Ordering::Relaxed);
+        if is_due {
+            self.tell_hits(fd, cache);
+        }
+        done
+    }
+
+    /// Tells the server what was found.
+    #[cold]
+    fn tell_hits(&mut self, fd: c_int, cache: &'static find::Cache) {
+        let _errno = Kept::new();
+        let Some((line, len)) = cache.hits.take(self.protocol) else { return };
+        let line = &line[..len];
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let sent = begin::transport(self.socket, fd, || kernel::send(fd, line, flags));
+        let sent = usize::try_from(sent.unwrap_or(-1)).unwrap_or(len);
+        if sent < len {
+            let rest = kernel::send_some(fd, &line[sent..], true);
+            self.socket.sending.count_others(rest as u64);
+            if sent + rest < len {
+                // What the program sends next would be taken for the rest of the line.
+                kernel::send_no_more(fd);
+            }
+        }
+    }
+
+    /// Sends what is behind the first `done` bytes, without waiting. `None` if the kernel does not carry the connection any more.
+    fn pass(&mut self, fd: c_int, flags: c_int, pieces: &Pieces<'_>, done: usize) -> Option<Result<usize>> {
+        let socket = self.socket;
+        let flags = flags | libc::MSG_DONTWAIT;
+        let mut skip = done;
+        let mut rest = Pieces::new();
+        for piece in pieces {
+            let skipped = skip.min(piece.len());
+            skip -= skipped;
+            if skipped < piece.len() {
+                rest.push(&piece[skipped..]);
+            }
+        }
+        let Some(_using) = Using::begin(socket, fd) else { return Some(Err(Errno(libc::EBADF))) };
+        let send = || match &rest[..] {
+            [one] => kernel::send(fd, one, flags),
+            some => send_pieces(fd, some, flags),
+        };
+        let moved = |sent: &isize| usize::try_from(*sent).unwrap_or(0);
+        let sent = check(socket.sending.through_kernel(send, moved)?);
+        if let Ok(mut left) = sent {
+            self.was_quiet = false;
+            for piece in rest {
+                let n = left.min(piece.len());
+                left -= n;
+                if self.note_passed(&piece[..n]).is_err() {
+                    self.leave();
+                    break;
+                }
+            }
+        }
+        Some(sent)
+    }
+
+    fn note_passed(&mut self, bytes: &[u8]) -> std::result::Result<(), Lost> {
+        let mut gets = 0;
+        let Filter { requests, answers, .. } = &mut **self;
+        let noted = requests.pass(bytes, |passed| {
+            gets += u64::from(passed.is_get);
+            answers.expect(passed.awaited)
+        });
+        if gets > 0 {
+            self.socket.cache.passed.fetch_add(gets, Ordering::Relaxed);
+        }
+        noted
+    }
+
+    /// The next bytes have come from the server.
+    fn note_received<'p>(&mut self, mut n: usize, pieces: impl Iterator<Item = &'p [u8]>) {
+        for piece in pieces {
+            let some = n.min(piece.len());
+            n -= some;
+            if self.answers.look(&piece[..some]).is_err() {
+                return self.leave();
+            }
+        }
+    }
+}
+
+/// What the kernel has to say of a connection on which nothing is to come.
+const ENDS: c_short = libc::POLLIN | libc::POLLRDHUP;
+
+#[expect(unsafe_code, reason = "a call of the kernel")]
+fn send_pieces(fd: c_int, pieces: &[&[u8]], flags: c_int) -> isize {
+    let mut vectors: smallvec::SmallVec<[libc::iovec; 8]> = pieces
+        .iter()
+        .take(libc::UIO_MAXIOV as usize)
+        .map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() })
+        .collect();
+    // SAFETY: zeros are a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (vectors.as_mut_ptr(), vectors.len());
+    // SAFETY: a message with so many pieces, which are only read.
+    unsafe { real::sendmsg(fd, &raw const message, flags) }
+}
+
+/// Sends on a socket that has to do with caches. `None`: it is sent as on any other.
+pub fn send(socket: &'static Socket, fd: c_int, flags: c_int, pieces: &Pieces<'_>) -> Option<isize> {
+    let first = pieces.first()?;
+    loop {
+        match socket.cache.state() {
+            State::Fresh if flags & UNUSUAL == 0 => {
+                begin::begin(socket, fd, first);
+                // It is still being connected.
+                if socket.cache.state() == State::Fresh {
+                    return None;
+                }
+            }
+            State::Fresh => socket.cache.set(State::None),
+            State::Asking => wait_for_answer(socket),
+            State::Served => return send_served(socket, fd, flags, pieces).map(tell),
+            State::None | State::Late | State::Left => return None,
+        }
+    }
+}
+
+/// Another thread asks the server.
+#[cold]
+fn wait_for_answer(socket: &'static Socket) {
+    let _errno = Kept::new();
+    while socket.cache.state() == State::Asking {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn send_served(
+    socket: &'static Socket,
+    mut fd: c_int,
+    flags: c_int,
+    pieces: &Pieces<'_>,
+) -> Option<Result<usize>> {
+    let mut filter = enter(socket)?;
+    if flags & UNUSUAL != 0 || is_confined() {
+        filter.leave();
+        return None;
+    }
+    let total = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+    let mut done = match &pieces[..] {
+        [one] => filter.answer(fd, one),
+        some if total <= TOGETHER => {
+            let (mut bytes, mut len) = ([0; TOGETHER], 0);
+            for piece in some {
+                bytes[len..len + piece.len()].copy_from_slice(piece);
+                len += piece.len();
+            }
+            filter.answer(fd, &bytes[..len])
+        }
+        _ => 0,
+    };
+    if done == total {
+        return Some(Ok(total));
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !socket.is_nonblocking(fd);
+    let mut deadline = Deadline::default();
+    loop {
+        // What was not sent by a call that has sent something is sent by the next.
+        let stopped = |errno| Some(if done > 0 { Ok(done) } else { Err(errno) });
+        if socket.cache.state() != State::Served {
+            return if done > 0 { Some(Ok(done)) } else { None };
+        }
+        let errno = match filter.pass(fd, flags, pieces, done) {
+            Some(Ok(sent)) => {
+                done += sent;
+                if done >= total || !waits {
+                    return Some(Ok(done));
+                }
+                continue;
+            }
+            Some(Err(errno)) => errno,
+            None => {
+                filter.leave();
+                return if done > 0 { Some(Ok(done)) } else { None };
+            }
+        };
+        if errno != Errno(libc::EAGAIN) || !waits {
+            return stopped(errno);
+        }
+        drop(filter);
+        match wait::for_kernel(fd, &mut deadline).and_then(|()| number(socket, fd)) {
+            Ok(number) => fd = number,
+            Err(errno) => return stopped(errno),
+        }
+        filter = match enter(socket) {
+            Some(filter) => filter,
+            None => return if done > 0 { Some(Ok(done)) } else { None },
+        };
+    }
+}
+
+/// The connection is left to the server: something happens to it that cannot be followed.
+pub fn leave(socket: &'static Socket) {
+    if socket.cache.is_there() {
+        leave_now(socket);
+    }
+}
+
+#[cold]
+fn leave_now(socket: &'static Socket) {
+    match socket.cache.state() {
+        State::Fresh => drop(socket.cache.change(State::Fresh, State::None)),
+        State::Served => {
+            if let Some(mut filter) = enter(socket) {
+                filter.leave();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A thread is in the kernel to receive.
+struct Receiving {
+    socket: &'static Socket,
+    _asleep: Asleep,
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        if let Some(mut filter) = enter(self.socket) {
+            filter.is_receiving = false;
+        }
+    }
+}
+
+/// Flags with which the kernel does not say what comes next.
+const OTHER: c_int = libc::MSG_ERRQUEUE | libc::MSG_OOB;
+
+/// Receives on a socket that has to do with caches. The call of the kernel comes back if it is to be received as on any other.
+pub fn receive<N: FnOnce() -> isize>(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: &mut Rooms<'_>,
+    native: N,
+) -> std::result::Result<isize, N> {
+    if flags & OTHER != 0 {
+        return Err(native);
+    }
+    let room = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let waits = flags & libc::MSG_DONTWAIT == 0;
+    loop {
+        match socket.cache.state() {
+            State::None => return Err(native),
+            State::Asking => wait_for_answer(socket),
+            State::Fresh => {
+                let _asleep = Asleep::anyway(socket);
+                let got = through_kernel(socket, native, peeks)?;
+                // A server that speaks first is none of ours.
+                if got > 0 {
+                    socket.cache.change(State::Fresh, State::None);
+                }
+                return Ok(got);
+            }
+            State::Late => {
+                if let Some(errno) = begin::late(socket, fd, waits && !socket.is_nonblocking(fd)) {
+                    return Ok(tell(Err(errno)));
+                }
+            }
+            State::Served | State::Left => break,
+        }
+    }
+    if room == 0 {
+        return Err(native);
+    }
+    if socket.cache.has_answers() {
+        let got = take(socket, flags, pieces);
+        let is_enough = got == room || flags & libc::MSG_WAITALL == 0 || peeks;
+        if got > 0 && is_enough {
+            return Ok(got as isize);
+        }
+        if got > 0 {
+            return Ok(receive_rest(socket, fd, flags, pieces, got) as isize);
+        }
+    }
+    if socket.cache.change(State::Left, State::None) {
+        return Err(native);
+    }
+    if peeks {
+        let Some(_asleep) = Asleep::begin(socket) else { return receive(socket, fd, flags, pieces, native) };
+        return through_kernel(socket, native, true);
+    }
+    let receiving = match begin_receiving(socket) {
+        Ok(receiving) => receiving,
+        // Something has been queued, or it is not served any more.
+        Err(()) => return receive(socket, fd, flags, pieces, native),
+    };
+    let got = match through_kernel(socket, native, false) {
+        Ok(got) => got,
+        Err(native) => {
+            drop(receiving);
+            leave(socket);
+            return Err(native);
+        }
+    };
+    if got >= 0 {
+        let _errno = Kept::new();
+        if let Some(mut filter) = enter(socket) {
+            match usize::try_from(got) {
+                // It has ended, or nobody has seen the bytes.
+                Ok(0) => filter.leave(),
+                Ok(_) if flags & libc::MSG_TRUNC != 0 => filter.leave(),
+                Ok(n) => filter.note_received(n, pieces.iter().map(|piece| &**piece)),
+                Err(_) => {}
+            }
+        }
+    }
+    drop(receiving);
+    Ok(got)
+}
+
+fn through_kernel<N: FnOnce() -> isize>(
+    socket: &'static Socket,
+    native: N,
+    peeks: bool,
+) -> std::result::Result<isize, N> {
+    let mut native = Some(native);
+    let call = || native.take().map_or(-1, |native| native());
+    let moved = |got: &isize| if peeks { 0 } else { usize::try_from(*got).unwrap_or(0) };
+    let got = socket.receiving.through_kernel(call, moved);
+    match (got, native) {
+        (Some(got), _) => Ok(got),
+        (None, Some(native)) => Err(native),
+        (None, None) => Ok(-1),
+    }
+}
+
+fn begin_receiving(socket: &'static Socket) -> std::result::Result<Receiving, ()> {
+    let mut filter = enter(socket).ok_or(())?;
+    if socket.cache.has_answers() || socket.cache.state() != State::Served {
+        return Err(());
+    }
+    if filter.is_receiving {
+        // What comes would be looked at in any order.
+        filter.leave();
+        return Err(());
+    }
+    filter.is_receiving = true;
+    Ok(Receiving { socket, _asleep: Asleep::anyway(socket) })
+}
+
+/// Takes what is queued.
+fn take(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> usize {
+    let Some(mut filter) = enter(socket) else { return 0 };
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let mut got = 0;
+    if peeks {
+        // Pieces behind the first need not be filled by a call that only looks.
+        if let Some(piece) = pieces.iter_mut().find(|piece| !piece.is_empty()) {
+            got = filter.queue.look(piece);
+        }
+        return got;
+    }
+    for piece in pieces.iter_mut() {
+        let n = match flags & libc::MSG_TRUNC {
+            0 => filter.queue.look(piece),
+            _ => piece.len().min(filter.queue.len()),
+        };
+        filter.queue.drop_first(n);
+        got += n;
+    }
+    filter.tell_queued();
+    if filter.queue.len() == 0 {
+        socket.cache.change(State::Left, State::None);
+    }
+    got
+}
+
+/// Receives from the server what a call wants that waits for all of it, and has got some already.
+#[cold]
+fn receive_rest(
+    socket: &'static Socket,
+    fd: c_int,
+    flags: c_int,
+    pieces: &mut Rooms<'_>,
+    got: usize,
+) -> usize {
+    let (mut all, mut skip) = (got, got);
+    for piece in pieces.iter_mut() {
+        let skipped = skip.min(piece.len());
+        skip -= skipped;
+        let rest = &mut piece[skipped..];
+        if rest.is_empty() {
+            continue;
+        }
+        let len = rest.len();
+        let mut one = Rooms::new();
+        one.push(rest);
+        let at: *mut u8 = one[0].as_mut_ptr();
+        let native = || {
+            #[expect(unsafe_code, reason = "the very piece, which nobody looks at during the call")]
+            // SAFETY: as many bytes, of the program's.
+            let rest = unsafe { std::slice::from_raw_parts_mut(at, len) };
+            kernel::receive(fd, rest, flags)
+        };
+        let more = receive(socket, fd, flags, &mut one, native).unwrap_or_else(|native| native());
+        match usize::try_from(more) {
+            Ok(n) if n > 0 => all += n,
+            _ => break,
+        }
+        if more as usize != len {
+            break;
+        }
+    }
+    all
+}
+
+/// Receives as a further part of a call that has received something: only what is queued.
+pub fn receive_further(socket: &'static Socket, flags: c_int, pieces: &mut Rooms<'_>) -> Option<isize> {
+    match socket.cache.state() {
+        State::Served | State::Left => match take(socket, flags, pieces) {
+            0 => Some(tell(Err(Errno(libc::EAGAIN)))),
+            got => Some(got as isize),
+        },
+        _ => None,
+    }
+}
+
+/// Whether calls that send would not wait, and nothing is to come from the server.
+pub fn is_idle(socket: &'static Socket) -> bool {
+    socket.cache.state() == State::Served
+        && enter(socket).is_some_and(|filter| filter.requests.is_between() && filter.answers.is_idle())
+}

@@ -1,0 +1,316 @@
+//! One request, answered out of memory: with the bytes that the server would send.
+
+use ginnel_cache_protocol::Protocol;
+use ginnel_cache_protocol::binary::{self, Header, opcode, status};
+use ginnel_cache_protocol::key::{Key, encode};
+use ginnel_cache_protocol::number::append;
+use ginnel_cache_protocol::text::{self, Get, Meta as MetaRequest, Request};
+use ginnel_cache_store::reader::{Found, Place, Reader};
+use ginnel_cache_store::store::Meta;
+use ginnel_layout::cache::marks;
+use ginnel_shmem::Memory;
+use smallvec::SmallVec;
+
+/// Keys of a get whose memory is asked for together.
+const TOGETHER: usize = 16;
+
+/// A request that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// Bytes of the request.
+    pub len: usize,
+    /// It had no answer, or may have had none: what ends such requests may be answered too.
+    pub is_quiet: bool,
+}
+
+/// Answers requests.
+pub struct Server<'a, M> {
+    pub reader: &'a Reader<M>,
+    /// Where answers go, and up to which length.
+    pub out: &'a mut Vec<u8>,
+    pub most: usize,
+}
+
+/// A value, behind what is there.
+struct Behind<'a> {
+    out: &'a mut Vec<u8>,
+    begin: usize,
+    most: usize,
+    is_too_large: bool,
+}
+
+impl Place for Behind<'_> {
+    #[inline]
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        let end = self.begin.saturating_add(len);
+        self.is_too_large = end > self.most;
+        if self.is_too_large {
+            return &mut [];
+        }
+        self.out.resize(end, 0);
+        &mut self.out[self.begin..]
+    }
+
+    #[inline]
+    fn undo(&mut self) {
+        self.out.truncate(self.begin);
+    }
+}
+
+impl<M: Memory> Server<'_, M> {
+    /// Answers the request at the beginning of these bytes. `None` if it is for the server. `was_quiet`: the one before was.
+    #[inline]
+    pub fn answer(
+        &mut self,
+        protocol: Protocol,
+        bytes: &[u8],
+        was_quiet: bool,
+        mut hit: impl FnMut(u64),
+    ) -> Option<Answered> {
+        let begin = self.out.len();
+        let answered = match protocol {
+            Protocol::Text => self.text(bytes, was_quiet, &mut hit),
+            Protocol::Binary => self.binary(bytes, was_quiet, &mut hit),
+        };
+        let answered = answered.filter(|_| self.out.len() <= self.most);
+        if answered.is_none() {
+            self.out.truncate(begin);
+        }
+        answered
+    }
+
+    fn text(&mut self, bytes: &[u8], was_quiet: bool, hit: &mut impl FnMut(u64)) -> Option<Answered> {
+        if !matches!(bytes, [b'g', b'e', b't', ..] | [b'm', b'g' | b'n', ..]) {
+            return None;
+        }
+        let text::Parsed::Request(request, len) = text::parse(bytes) else { return None };
+        let is_quiet = match request {
+            Request::Get(Get { with_cas, end: None, keys }) => {
+                self.get(keys, with_cas, hit)?;
+                false
+            }
+            Request::MetaGet(meta) => {
+                self.meta(&meta, hit)?;
+                meta.quiet
+            }
+            Request::MetaNothing if was_quiet => {
+                self.out.extend_from_slice(b"MN\r\n");
+                false
+            }
+            _ => return None,
+        };
+        Some(Answered { len, is_quiet })
+    }
+
+    /// Finds an item, and puts its value behind `room` bytes. `None` if that cannot be told; else what is known of it.
+    #[inline]
+    fn find(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        room: usize,
+        hit: &mut impl FnMut(u64),
+    ) -> Option<Option<Meta>> {
+        let begin = self.out.len() + room;
+        let mut place = Behind { out: self.out, begin, most: self.most, is_too_large: false };
+        match self.reader.get_to(hash, key, &mut place) {
+            Found::Hit(meta) if !place.is_too_large && self.out.len() == begin + meta.len => {
+                hit(hash);
+                Some(Some(meta))
+            }
+            Found::Miss => Some(None),
+            _ => None,
+        }
+    }
+
+    fn get(&mut self, keys: text::Words<'_>, with_cas: bool, hit: &mut impl FnMut(u64)) -> Option<()> {
+        let mut rest = keys;
+        loop {
+            let some: SmallVec<[(&[u8], u64); TOGETHER]> =
+                rest.by_ref().take(TOGETHER).map(|key| (key, self.reader.hash(key))).collect();
+            if some.is_empty() {
+                break;
+            }
+            if some.len() > 1 {
+                some.iter().for_each(|(_, hash)| self.reader.prefetch_slots(*hash));
+                some.iter().for_each(|(_, hash)| self.reader.prefetch_item(*hash));
+            }
+            for (key, hash) in some {
+                self.get_one(key, hash, with_cas, hit)?;
+            }
+        }
+        self.out.extend_from_slice(b"END\r\n");
+        Some(())
+    }
+
+    fn get_one(&mut self, key: &[u8], hash: u64, with_cas: bool, hit: &mut impl FnMut(u64)) -> Option<()> {
+        /// Bytes of a head without the key.
+        const WORDS: usize = "VALUE ".len() + 3 * " ".len() + 2 * 10 + 20 + 2;
+        let begin = self.out.len();
+        let room = WORDS + key.len();
+        let Some(meta) = self.find(hash, key, room, hit)? else {
+            self.out.truncate(begin);
+            return Some(());
+        };
+        let mut head = Head { to: &mut self.out[begin..begin + room], len: 0 };
+        head.bytes(b"VALUE ").bytes(key).bytes(b" ").number(u64::from(meta.flags)).bytes(b" ");
+        head.number(meta.len as u64);
+        if with_cas {
+            head.bytes(b" ").number(meta.version);
+        }
+        let len = head.bytes(b"\r\n").len;
+        // As much room was left as a head may take.
+        self.out.copy_within(begin + room.., begin + len);
+        self.out.truncate(begin + len + meta.len);
+        self.out.extend_from_slice(b"\r\n");
+        Some(())
+    }
+
+    fn meta(&mut self, request: &MetaRequest<'_>, hit: &mut impl FnMut(u64)) -> Option<()> {
+        // What the server knows better, or would change, is left to it.
+        if request.words.into_iter().any(|word| !b"vqkscfObu".contains(&word[0])) {
+            return None;
+        }
+        let key = request.key.bytes();
+        let begin = self.out.len();
+        let mut count_hit = |hash| {
+            if !request.no_use {
+                hit(hash);
+            }
+        };
+        let found = self.find(self.reader.hash(key), key, 0, &mut count_hit)?;
+        let is_decoded = request.key.is_decoded();
+        let Some(meta) = found else {
+            self.out.truncate(begin);
+            if !request.quiet {
+                self.out.extend_from_slice(b"EN");
+                for word in request.words {
+                    match word[0] {
+                        b'O' => append_word(self.out, word),
+                        b'k' => append_key(self.out, &request.key, is_decoded),
+                        _ => {}
+                    }
+                }
+                self.out.extend_from_slice(b"\r\n");
+            }
+            return Some(());
+        };
+        if meta.marks & (marks::STALE | marks::WON) != 0 {
+            return None;
+        }
+        // The value, then the head; they change places.
+        let value = self.out.len() - begin;
+        match request.value {
+            true => {
+                self.out.extend_from_slice(b"VA ");
+                append(self.out, meta.len as u64);
+            }
+            false => self.out.extend_from_slice(b"HD"),
+        }
+        for word in request.words {
+            match word[0] {
+                b's' => append_number(self.out, b's', meta.len as u64),
+                b'c' => append_number(self.out, b'c', meta.version),
+                b'f' => append_number(self.out, b'f', u64::from(meta.flags)),
+                b'O' => append_word(self.out, word),
+                b'k' => append_key(self.out, &request.key, meta.marks & marks::BINARY_KEY != 0),
+                _ => {}
+            }
+        }
+        self.out.extend_from_slice(b"\r\n");
+        if request.value {
+            self.out[begin..].rotate_left(value);
+            self.out.extend_from_slice(b"\r\n");
+        } else {
+            self.out.drain(begin..begin + value);
+        }
+        Some(())
+    }
+
+    fn binary(&mut self, bytes: &[u8], was_quiet: bool, hit: &mut impl FnMut(u64)) -> Option<Answered> {
+        let binary::Parsed::Request(request, len) = binary::parse(bytes) else { return None };
+        let header =
+            Header { magic: binary::ANSWER, key: 0, extras: 0, status: 0, body: 0, cas: 0, ..request.header };
+        let with_key = match request.command {
+            binary::Command::Get { with_key } => with_key,
+            binary::Command::Nothing if was_quiet && request.header.opcode == opcode::NOOP => {
+                header.append(self.out);
+                return Some(Answered { len, is_quiet: false });
+            }
+            _ => return None,
+        };
+        let (key, begin) = (request.key, self.out.len());
+        let key_len = if with_key { key.len() } else { 0 };
+        let room = binary::HEADER + 4 + key_len;
+        match self.find(self.reader.hash(key), key, room, hit)? {
+            Some(meta) => {
+                let body = u32::try_from(4 + key_len + meta.len).ok()?;
+                let header = Header { key: key_len as u16, extras: 4, body, cas: meta.version, ..header };
+                let head = &mut self.out[begin..begin + room];
+                head[..binary::HEADER].copy_from_slice(&header.bytes());
+                head[binary::HEADER..binary::HEADER + 4].copy_from_slice(&meta.flags.to_be_bytes());
+                head[binary::HEADER + 4..].copy_from_slice(&key[..key_len]);
+            }
+            None => {
+                self.out.truncate(begin);
+                let text = if with_key { key } else { status::text(status::NOT_FOUND).as_bytes() };
+                if !request.quiet {
+                    let (key, body) = (key_len as u16, text.len() as u32);
+                    Header { key, body, status: status::NOT_FOUND, ..header }.append(self.out);
+                    self.out.extend_from_slice(text);
+                }
+            }
+        }
+        Some(Answered { len, is_quiet: request.quiet })
+    }
+}
+
+/// What stands before a value.
+struct Head<'a> {
+    to: &'a mut [u8],
+    len: usize,
+}
+
+impl Head<'_> {
+    #[inline]
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        if let Some(to) = self.to.get_mut(self.len..self.len + bytes.len()) {
+            to.copy_from_slice(bytes);
+            self.len += bytes.len();
+        }
+        self
+    }
+
+    #[inline]
+    fn number(&mut self, mut value: u64) -> &mut Self {
+        let (mut digits, mut at) = ([0; 20], 20);
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                return self.bytes(&digits[at..]);
+            }
+        }
+    }
+}
+
+fn append_word(out: &mut Vec<u8>, word: &[u8]) {
+    out.push(b' ');
+    out.extend_from_slice(word);
+}
+
+fn append_number(out: &mut Vec<u8>, letter: u8, value: u64) {
+    out.extend_from_slice(&[b' ', letter]);
+    append(out, value);
+}
+
+fn append_key(out: &mut Vec<u8>, key: &Key<'_>, in_base64: bool) {
+    out.extend_from_slice(b" k");
+    if in_base64 {
+        encode(out, key.bytes());
+        out.extend_from_slice(b" b");
+    } else {
+        out.extend_from_slice(key.bytes());
+    }
+}
