@@ -4,6 +4,7 @@ mod hit_rate;
 mod memcached;
 mod requests;
 mod trace;
+mod ycsb;
 
 use crate::report::Report;
 use anyhow::Result;

@@ -8,7 +8,7 @@ use ginnel_bench::report::Report;
 /// Measures a cache beside memcached.
 #[derive(Parser)]
 struct Cli {
-    /// Only `hit-rate`, `host` or `vm`.
+    /// Only `hit-rate`, `host`, `vm` or `ycsb`.
     #[arg(long)]
     only: Option<String>,
     /// Only rows whose names contain this.
@@ -29,6 +29,9 @@ fn main() -> Result<()> {
     }
     if wants("vm") {
         bench.vm()?;
+    }
+    if wants("ycsb") {
+        bench.ycsb()?;
     }
     report.finish("cache", cli.only.is_some() || cli.row.is_some())
 }

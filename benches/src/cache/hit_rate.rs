@@ -2,7 +2,7 @@
 
 use super::Cache;
 use super::memcached::Memcached;
-use super::trace::{Kind, Request, Trace};
+use super::trace::{KEYS, Kind, Request, Trace};
 use crate::report::Better;
 use anyhow::Result;
 use ginnel_cache_store::reader::{Found, Reader};
@@ -42,7 +42,21 @@ fn run(kind: Kind, mut serve: impl FnMut(&[Request]) -> Result<usize>) -> Result
 }
 
 fn key(request: &Request) -> String {
-    format!("user:{:010}", request.key)
+    key_of(request.key)
+}
+
+fn key_of(number: u64) -> String {
+    format!("user:{number:010}")
+}
+
+/// What a run has come to.
+struct Outcome {
+    /// Hits, in per cent.
+    rate: f64,
+    /// Bytes of keys and values that are there in the end, in MiB.
+    kept: f64,
+    /// What is to be said of it.
+    note: String,
 }
 
 fn value_of(request: &Request) -> &'static [u8] {
@@ -50,8 +64,8 @@ fn value_of(request: &Request) -> &'static [u8] {
     &BYTES[..request.len]
 }
 
-/// What memcached finds, and the memory that it has in the end.
-fn of_memcached(kind: Kind) -> Result<(f64, f64)> {
+/// What memcached comes to.
+fn of_memcached(kind: Kind) -> Result<Outcome> {
     let mut memcached = Memcached::start(MIB)?;
     let rate = run(kind, |batch| {
         let keys: Vec<String> = batch.iter().map(key).collect();
@@ -69,7 +83,13 @@ fn of_memcached(kind: Kind) -> Result<(f64, f64)> {
         memcached.set(missing.map(|one| (&*keys[one], value_of(&batch[one]))))?;
         Ok(is_there.iter().filter(|is_there| **is_there).count())
     })?;
-    Ok((rate, memcached.resident()?))
+    let note = format!("the peer's process has {:.0} MiB", memcached.resident()?);
+    let mut kept = 0;
+    for first in (0..KEYS).step_by(BATCH) {
+        let keys: Vec<String> = (first..KEYS.min(first + BATCH as u64)).map(key_of).collect();
+        memcached.get(&keys, |key, len| kept += key.len() + len)?;
+    }
+    Ok(Outcome { rate, kept: kept as f64 / f64::from(1 << 20), note })
 }
 
 /// Hits of a reader that have not been reported yet.
@@ -79,9 +99,8 @@ struct Reports {
     sent: usize,
 }
 
-/// What a store finds in a block of so much memory, of which everything is a part: items, index and header. Also how many hits were reported, if a reader
-/// looks up, in per cent of all.
-fn of_store(kind: Kind, by_reader: bool) -> Result<(f64, f64)> {
+/// What a store comes to in a block of so much memory, of which everything is a part: items, index and header.
+fn of_store(kind: Kind, by_reader: bool) -> Result<Outcome> {
     let memory = Mapping::anonymous(MIB << 20)?;
     let shape = plan(MIB << 20, 1 << 20, 150)?;
     let mut store = Store::create(memory.clone(), shape, [1, 2], 0)?;
@@ -126,7 +145,15 @@ fn of_store(kind: Kind, by_reader: bool) -> Result<(f64, f64)> {
         }
         Ok(hits)
     })?;
-    Ok((rate, reports.sent as f64 * 100.0 / all_hits as f64))
+    let mut note = format!("{MIB} MiB with index and headers");
+    if by_reader {
+        note += &format!("; {:.0} % of hits reported", reports.sent as f64 * 100.0 / all_hits as f64);
+    }
+    let kept: usize = (0..KEYS)
+        .map(key_of)
+        .filter_map(|key| store.peek(key.as_bytes()).map(|meta| key.len() + meta.len))
+        .sum();
+    Ok(Outcome { rate, kept: kept as f64 / f64::from(1 << 20), note })
 }
 
 /// The rows.
@@ -140,18 +167,19 @@ pub fn hit_rate(bench: &mut Cache) -> Result<()> {
         if !rows.iter().any(|row| bench.wants(row)) {
             continue;
         }
-        let (peer, resident) = of_memcached(kind)?;
+        let peer = of_memcached(kind)?;
         for (row, by_reader) in rows.into_iter().zip([false, true]) {
             if !bench.wants(&row) {
                 continue;
             }
-            let (rate, reported) = of_store(kind, by_reader)?;
-            let mut note =
-                format!("{MIB} MiB with index and headers; the peer's process has {resident:.0} MiB");
-            if by_reader {
-                note += &format!("; {reported:.0} % of hits reported");
+            let own = of_store(kind, by_reader)?;
+            let note = format!("{}; {}", own.note, peer.note);
+            bench.report.pairs(row, "%", Better::Higher, &[own.rate], PEER, &[peer.rate], target, &note);
+            // Of a scan, other keys are there as well.
+            if kind != Kind::Scans && !by_reader {
+                let row = format!("bytes of items kept, {name}");
+                bench.report.pairs(row, "MiB", Better::Higher, &[own.kept], PEER, &[peer.kept], None, &note);
             }
-            bench.report.pairs(row, "%", Better::Higher, &[rate], PEER, &[peer], target, &note);
         }
     }
     Ok(())

@@ -25,7 +25,7 @@ const PYTHON: &str = include_str!("client.py");
 const C: &str = include_str!("client.c");
 
 /// Both servers on the host, with the same items.
-struct Servers<'b> {
+pub struct Servers<'b> {
     bed: &'b Bed,
     ginnel: Installation<'b>,
     /// The address at which both listen, beside their Unix sockets.
@@ -35,7 +35,8 @@ struct Servers<'b> {
 }
 
 impl<'b> Servers<'b> {
-    fn new(bed: &'b Bed, ginnel: Installation<'b>, at: String, threads: u32) -> Result<Self> {
+    /// Starts both, and stores the items.
+    pub fn new(bed: &'b Bed, ginnel: Installation<'b>, at: String, threads: u32) -> Result<Self> {
         let dir = bed.dir().display();
         let memcached = bed.host_spawn(&format!(
             "exec memcached -u root -t {threads} -m 256 -s {dir}/memcached.sock & \
@@ -55,6 +56,16 @@ impl<'b> Servers<'b> {
         bed.host_spawn(&ginnel.on_host(&format!(
             "exec ginnel-cache --segment items --name main --memory {mib}M --channel web --listen {at}:{port} --unix {dir}/cache.sock"
         ))?)
+    }
+
+    /// Where memcached listens.
+    pub fn memcached_at(&self) -> String {
+        format!("{}:{}", self.at, PORTS[0])
+    }
+
+    /// Runs a command of the host to its end, and returns what it says.
+    pub fn on_host(&self, command: &str, patience: Duration) -> Result<String> {
+        Ok(self.bed.host_spawn(&self.ginnel.on_host(command)?)?.wait(patience)?.ok()?.stdout)
     }
 
     /// memcached over TCP.

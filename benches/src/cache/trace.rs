@@ -20,7 +20,8 @@ pub enum Kind {
     Growing,
 }
 
-const KEYS: u64 = 1_000_000;
+/// Keys that are asked for again.
+pub const KEYS: u64 = 1_000_000;
 const EXPONENT: f64 = 0.99;
 /// Of so many requests, the last third are a scan.
 const SCAN: u64 = 60_000;
