@@ -93,7 +93,8 @@ fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
     // The server sleeps while both read.
     let writer = a.load("write items/main 0 3")?;
     let reader = b.load("read items/main 1 3")?;
-    (ends(&writer)?, ends(&reader)?);
+    ends(&writer)?;
+    ends(&reader)?;
 
     // A reader's stores go nowhere, and nobody notices them.
     let reader = a.load("read items/main 1 5")?;

@@ -50,7 +50,7 @@ impl Cached {
     fn serve(&mut self) {
         let mut command = Command::new(built("ginnel-cache"));
         command
-            .args(["--segment", "web", "--memory", "16M", "--channel", "none", "--listen"])
+            .args(["--segment", "web", "--memory", "40M", "--channel", "none", "--listen"])
             .arg(format!("127.0.0.1:{}", self.port))
             .arg("--socket")
             .arg(self.stage.world.socket());
@@ -203,7 +203,7 @@ fn libmemcached() {
     // Looks at each value that it gets.
     let address = format!("127.0.0.1:{at}");
     for protocol in [&[][..], &["-B"]] {
-        let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1"];
+        let line = ["memcaslap", "-s", &address, "-t", "1s", "-T", "2", "-c", "8", "-v", "1", "-w", "1k"];
         let (out, from_memory, _) = cached.run(&[&line, protocol].concat());
         assert!(out.contains("get_misses: 0") && out.contains("verify_failed: 0"), "{out}");
         assert!(from_memory > 1000, "{from_memory}: {out}");

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ginnel_cache_protocol::Protocol;
-use ginnel_cache_protocol::binary::{HEADER, Header, REQUEST, opcode};
+use ginnel_cache_protocol::binary::{Header, REQUEST, opcode};
 
 use crate::lock::Lock;
 use crate::socket::now;
@@ -107,6 +107,7 @@ impl Hits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ginnel_cache_protocol::binary::HEADER;
     use ginnel_cache_protocol::text::{Parsed, Request, parse};
 
     #[test]

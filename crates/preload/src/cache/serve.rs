@@ -31,17 +31,21 @@ pub struct Server<'a, M> {
     pub most: usize,
 }
 
-/// A value, behind what is there.
-struct Behind<'a> {
+/// A value, behind what is there and what will stand before it.
+struct Behind<'a, H> {
     out: &'a mut Vec<u8>,
+    base: usize,
+    /// How long that is likely to be, of a value of some length.
+    head: H,
     begin: usize,
     most: usize,
     is_too_large: bool,
 }
 
-impl Place for Behind<'_> {
+impl<H: Fn(usize) -> usize> Place for Behind<'_, H> {
     #[inline]
     fn room(&mut self, len: usize) -> &mut [u8] {
+        self.begin = self.base + (self.head)(len);
         let end = self.begin.saturating_add(len);
         self.is_too_large = end > self.most;
         if self.is_too_large {
@@ -53,8 +57,14 @@ impl Place for Behind<'_> {
 
     #[inline]
     fn undo(&mut self) {
-        self.out.truncate(self.begin);
+        self.out.truncate(self.base);
     }
+}
+
+/// Digits of a number.
+#[inline]
+fn digits(value: u64) -> usize {
+    value.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
 impl<M: Memory> Server<'_, M> {
@@ -102,21 +112,24 @@ impl<M: Memory> Server<'_, M> {
         Some(Answered { len, is_quiet })
     }
 
-    /// Finds an item, and puts its value behind `room` bytes. `None` if that cannot be told; else what is known of it.
+    /// Finds an item, and puts its value behind what may stand before it. `None` if that cannot be told; else what is known of it, and where the value
+    /// begins.
     #[inline]
     fn find(
         &mut self,
         hash: u64,
         key: &[u8],
-        room: usize,
+        head: impl Fn(usize) -> usize,
         hit: &mut impl FnMut(u64),
-    ) -> Option<Option<Meta>> {
-        let begin = self.out.len() + room;
-        let mut place = Behind { out: self.out, begin, most: self.most, is_too_large: false };
+    ) -> Option<Option<(Meta, usize)>> {
+        let base = self.out.len();
+        let mut place =
+            Behind { out: self.out, base, head, begin: base, most: self.most, is_too_large: false };
         match self.reader.get_to(hash, key, &mut place) {
-            Found::Hit(meta) if !place.is_too_large && self.out.len() == begin + meta.len => {
+            Found::Hit(meta) if !place.is_too_large => {
+                let begin = place.begin;
                 hit(hash);
-                Some(Some(meta))
+                (self.out.len() == begin + meta.len).then_some(Some((meta, begin)))
             }
             Found::Miss => Some(None),
             _ => None,
@@ -144,24 +157,24 @@ impl<M: Memory> Server<'_, M> {
     }
 
     fn get_one(&mut self, key: &[u8], hash: u64, with_cas: bool, hit: &mut impl FnMut(u64)) -> Option<()> {
-        /// Bytes of a head without the key.
-        const WORDS: usize = "VALUE ".len() + 3 * " ".len() + 2 * 10 + 20 + 2;
-        let begin = self.out.len();
-        let room = WORDS + key.len();
-        let Some(meta) = self.find(hash, key, room, hit)? else {
-            self.out.truncate(begin);
-            return Some(());
-        };
-        let mut head = Head { to: &mut self.out[begin..begin + room], len: 0 };
+        let base = self.out.len();
+        // Most flags have one digit. Of a version it is not known before.
+        let likely = |len: usize| "VALUE  0 \r\n".len() + key.len() + digits(len as u64);
+        let Some((meta, begin)) = self.find(hash, key, likely, hit)? else { return Some(()) };
+        let version = if with_cas { 1 + digits(meta.version) } else { 0 };
+        let len = likely(meta.len) - 1 + digits(u64::from(meta.flags)) + version;
+        if base + len != begin {
+            self.out.resize(base + len.max(begin - base) + meta.len, 0);
+            self.out.copy_within(begin..begin + meta.len, base + len);
+            self.out.truncate(base + len + meta.len);
+        }
+        let mut head = Head { to: &mut self.out[base..base + len], len: 0 };
         head.bytes(b"VALUE ").bytes(key).bytes(b" ").number(u64::from(meta.flags)).bytes(b" ");
         head.number(meta.len as u64);
         if with_cas {
             head.bytes(b" ").number(meta.version);
         }
-        let len = head.bytes(b"\r\n").len;
-        // As much room was left as a head may take.
-        self.out.copy_within(begin + room.., begin + len);
-        self.out.truncate(begin + len + meta.len);
+        head.bytes(b"\r\n");
         self.out.extend_from_slice(b"\r\n");
         Some(())
     }
@@ -178,10 +191,9 @@ impl<M: Memory> Server<'_, M> {
                 hit(hash);
             }
         };
-        let found = self.find(self.reader.hash(key), key, 0, &mut count_hit)?;
+        let found = self.find(self.reader.hash(key), key, |_| 0, &mut count_hit)?;
         let is_decoded = request.key.is_decoded();
-        let Some(meta) = found else {
-            self.out.truncate(begin);
+        let Some((meta, _)) = found else {
             if !request.quiet {
                 self.out.extend_from_slice(b"EN");
                 for word in request.words {
@@ -242,8 +254,8 @@ impl<M: Memory> Server<'_, M> {
         let (key, begin) = (request.key, self.out.len());
         let key_len = if with_key { key.len() } else { 0 };
         let room = binary::HEADER + 4 + key_len;
-        match self.find(self.reader.hash(key), key, room, hit)? {
-            Some(meta) => {
+        match self.find(self.reader.hash(key), key, |_| room, hit)? {
+            Some((meta, _)) => {
                 let body = u32::try_from(4 + key_len + meta.len).ok()?;
                 let header = Header { key: key_len as u16, extras: 4, body, cas: meta.version, ..header };
                 let head = &mut self.out[begin..begin + room];
@@ -252,7 +264,6 @@ impl<M: Memory> Server<'_, M> {
                 head[binary::HEADER + 4..].copy_from_slice(&key[..key_len]);
             }
             None => {
-                self.out.truncate(begin);
                 let text = if with_key { key } else { status::text(status::NOT_FOUND).as_bytes() };
                 if !request.quiet {
                     let (key, body) = (key_len as u16, text.len() as u32);
