@@ -312,6 +312,19 @@ fn a_lie_about_the_order_of_segments_ends_no_server() {
     (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 1, 1000)], 0, 0).is_ok()));
 }
 
+#[test]
+fn a_lie_about_the_bytes_of_a_segment_ends_no_server() {
+    let memory = memory(LEN);
+    let shape = common::shape(LEN);
+    let mut store = create(memory.clone(), LEN);
+    store.set(b"k", &[b"v"], 0, 0).unwrap();
+    for segment in 0..shape.segments {
+        memory.store_relaxed_u64(shape.log(segment) + log::USED, 13);
+    }
+    let mut store = Store::open(memory, 0).unwrap();
+    (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 1, 1000)], 0, 0).is_ok()));
+}
+
 /// A server is killed after a number of stores, for many of them. What its successor finds of a key is what was stored last, or what was being stored, or
 /// nothing, and what had been deleted stays away.
 #[test]
