@@ -1020,3 +1020,26 @@ fn class(size: usize, item_size: usize) -> usize {
     }
     if room < size { class + usize::from(room < chunk) } else { class }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use ginnel_cache_store::shape::plan;
+    use ginnel_shmem::Mapping;
+
+    /// Of an empty cache of 32 MiB.
+    pub fn engine() -> Engine<Mapping> {
+        let memory = Mapping::anonymous(32 << 20).unwrap();
+        let shape = plan(32 << 20, 1 << 20, 200).unwrap();
+        let store = Store::create(memory, shape, [1, 2], 1000).unwrap();
+        let settings = Settings {
+            place: "s/main".into(),
+            item_size: 1 << 20,
+            connections: 100,
+            verbosity: 0,
+            listens: Vec::new(),
+            unix: None,
+        };
+        Engine::new(store, settings, 0)
+    }
+}

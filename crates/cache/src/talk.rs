@@ -158,7 +158,11 @@ impl Talk {
         out: &mut Vec<u8>,
     ) -> Step {
         match text::next_key(bytes) {
-            NextKey::More => Step::Wants(0),
+            // Spaces are kept by nobody: there may be no end of them.
+            NextKey::More => match bytes.iter().take_while(|byte| **byte == b' ').count() {
+                0 => Step::Wants(0),
+                spaces => Step::Done(spaces),
+            },
             NextKey::Key(key, len) => {
                 engine.get(key, keys.with_cas, keys.end, out);
                 Step::Done(len)
@@ -208,4 +212,26 @@ enum Step {
     /// So many bytes are done with, and the answers must go first.
     Full(usize),
     Closed,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::engine;
+
+    #[test]
+    fn the_spaces_of_a_long_get_are_not_kept() {
+        let (mut engine, mut talk) = (engine(), Talk::default());
+        let begin = [b"get".to_vec(), b" key".repeat(5000)].concat();
+        let mut out = Vec::new();
+        let (done, state) = talk.run(&mut engine, &begin, &mut out);
+        assert_eq!(state, State::Hungry);
+        // The last key may go on.
+        assert_eq!(&begin[done..], b"key");
+        let spaces = [b"key".to_vec(), vec![b' '; 100_000]].concat();
+        assert_eq!(talk.run(&mut engine, &spaces, &mut out), (spaces.len(), State::Hungry));
+        assert_eq!(talk.run(&mut engine, &spaces[3..], &mut out), (spaces.len() - 3, State::Hungry));
+        talk.run(&mut engine, b" key\r\n", &mut out);
+        assert_eq!(out, b"END\r\n");
+    }
 }
