@@ -7,7 +7,8 @@ use ginnel_shmem::Memory;
 
 use crate::engine::{After, Engine};
 
-/// With so many bytes of answers, no further request is looked at until they are sent.
+/// With so many bytes of answers, no further request is looked at until they are sent. Bytes that requests have had moved to no answer count as well, so
+/// that a run ends after a while.
 pub const MOST_ANSWERS: usize = 128 << 10;
 
 /// What a client waits for, or is waited for.
@@ -15,7 +16,7 @@ pub const MOST_ANSWERS: usize = 128 << 10;
 pub enum State {
     /// For bytes of the next request.
     Hungry,
-    /// For its answers to be sent; there may be further requests.
+    /// For its answers to be sent, if there are any; there may be further requests.
     Full,
     /// For its answers to be sent; then the connection is closed.
     Closed,
@@ -59,7 +60,7 @@ impl Talk {
             return (0, State::Hungry);
         }
         self.wanted = 0;
-        let mut at = 0;
+        let (mut at, moved) = (0, engine.moved());
         loop {
             let rest = &bytes[at..];
             let skipped = self.swallow.min(rest.len() as u64);
@@ -70,7 +71,7 @@ impl Talk {
                 self.wanted = 1;
                 return (at, State::Hungry);
             }
-            if out.len() >= MOST_ANSWERS {
+            if out.len() + engine.moved().wrapping_sub(moved) >= MOST_ANSWERS {
                 return (at, State::Full);
             }
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::of(rest[0]));
