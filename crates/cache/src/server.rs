@@ -224,6 +224,8 @@ impl<M: Memory> Server<M> {
 
     /// Lets a client do what it can.
     fn step(&mut self, index: usize) {
+        // Many clients with much to do take long, and readers are not to take the server for a dead one.
+        self.tick();
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
         let next = client.connection.step(&mut self.engine, &mut self.scratch);
         let interest = match next {
