@@ -413,6 +413,7 @@ impl Cache {
     }
 
     fn store(&self, entry: &Entry<'_>, mode: Mode, cas: Option<u64>) -> Result<Swap, Error> {
+        self.check_value(entry.value)?;
         let write =
             |out: &mut Vec<u8>| request::set(out, entry.key, entry.value, entry.flags, entry.ttl, mode, cas);
         let mut stored = None;
@@ -447,7 +448,8 @@ impl Cache {
                     break;
                 }
                 let Entry { key, value, flags, ttl } = *entry;
-                match request::set(&mut request, key, value, flags, ttl, Mode::Set, None) {
+                let mut write = || request::set(&mut request, key, value, flags, ttl, Mode::Set, None);
+                match self.check_value(value).and_then(|()| write()) {
                     Ok(()) => {
                         sent.push(begin + count);
                         results.push(Err(self.nonsense("nothing")));
@@ -652,6 +654,14 @@ impl Cache {
             return Error::TooLarge { cache, len };
         }
         Error::Refused { cache, text: String::from_utf8_lossy(text).into_owned() }
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<(), Error> {
+        let len = value.len();
+        if request::is_value(len) {
+            return Ok(());
+        }
+        Err(Error::TooLarge { cache: self.memory.address.clone(), len })
     }
 
     fn unless_refused(&self, refused: Option<Vec<u8>>) -> Result<(), Error> {
