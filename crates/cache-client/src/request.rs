@@ -78,7 +78,8 @@ fn expiry(ttl: u32) -> u64 {
         return u64::from(ttl);
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    now + u64::from(ttl)
+    // Servers take 32 bits of it, with a sign.
+    (now + u64::from(ttl)).min(i32::MAX as u64)
 }
 
 /// Writing to a `Vec` never fails.
@@ -192,6 +193,7 @@ mod tests {
     fn a_time_far_away_is_a_time_of_the_clock() {
         assert_eq!(expiry(MONTH), u64::from(MONTH));
         assert!(expiry(MONTH + 1) > 1_700_000_000);
+        assert_eq!(expiry(u32::MAX), i32::MAX as u64, "not one that has passed");
     }
 
     #[test]
