@@ -170,6 +170,14 @@ impl Link {
         }
     }
 
+    /// The next of several answers, which all of them together may not take longer than `end`.
+    pub fn answer_by<T>(&mut self, end: Instant, take: impl FnOnce(Answer<'_>) -> T) -> Result<T, Broken> {
+        if Instant::now() > end {
+            return Err(Broken::After("the time is over".into()));
+        }
+        self.answer(take)
+    }
+
     /// Whether all that came was taken.
     pub fn is_empty(&self) -> bool {
         self.begin == self.end

@@ -108,11 +108,13 @@ impl Server {
     ) -> Result<(), Error> {
         self.ready();
         let patience = self.patience;
+        let end = self.timeout;
         let link = self.reach(memory, patience)?;
         let mut lines = || {
+            let end = Instant::now() + end;
             link.send(request)?;
             for _ in 0..most {
-                if link.answer(&mut *take)?.map_err(Broken::Nonsense)? {
+                if link.answer_by(end, &mut *take)?.map_err(Broken::Nonsense)? {
                     return Ok(());
                 }
             }
@@ -240,9 +242,10 @@ impl Server {
     /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
     fn greet(&self, memory: &Memory, link: &mut Link) -> Result<(), Failed> {
         let mut who = None;
+        let end = Instant::now() + self.timeout;
         link.send(b"stats ginnel\r\n")?;
         for _ in 0..MOST_LINES {
-            let is_last = link.answer(|answer| match answer {
+            let is_last = link.answer_by(end, |answer| match answer {
                 Answer::Stat(name, text) => {
                     if name == b"ginnel" {
                         who = Some(String::from_utf8_lossy(text).into_owned());
