@@ -18,7 +18,8 @@
 //!
 //! A get of something that memory can tell waits for nobody: not for other threads, not for the server, whether it hangs or was killed.
 //! Memory cannot tell if the server changes the very item all the time or was killed while it did, if the item has an end and the server's
-//! clock stands, and if the cache was made anew. Then the server is asked. Everything else waits for the server's answer, at most
+//! clock stands, and if the cache was made anew. Then the server is asked. And while the server is short of memory and has no connection to it, a get
+//! tries to open one, for a moment: if that fails, there is no other try for five seconds. Everything else waits for the server's answer, at most
 //! [`Options::timeout`] for each, and for a server that is being replaced at most [`Options::patience`].
 //! Requests of several threads go to the server one after the other.
 //!
