@@ -18,7 +18,8 @@
 //!
 //! A get of something that memory can tell waits for nobody: not for other threads, not for the server, whether it hangs or was killed.
 //! Memory cannot tell if the server changes the very item all the time or was killed while it did, if the item has an end and the server's
-//! clock stands, and if the cache was made anew. Then the server is asked. Everything else waits for the server's answer, at most
+//! clock stands, and if the cache was made anew. Then the server is asked. And while the server is short of memory and has no connection to it, a get
+//! tries to open one, for a moment: if that fails, there is no other try for five seconds. Everything else waits for the server's answer, at most
 //! [`Options::timeout`] for each, and for a server that is being replaced at most [`Options::patience`].
 //! Requests of several threads go to the server one after the other.
 //!
@@ -413,6 +414,7 @@ impl Cache {
     }
 
     fn store(&self, entry: &Entry<'_>, mode: Mode, cas: Option<u64>) -> Result<Swap, Error> {
+        self.check_value(entry.value)?;
         let write =
             |out: &mut Vec<u8>| request::set(out, entry.key, entry.value, entry.flags, entry.ttl, mode, cas);
         let mut stored = None;
@@ -447,7 +449,8 @@ impl Cache {
                     break;
                 }
                 let Entry { key, value, flags, ttl } = *entry;
-                match request::set(&mut request, key, value, flags, ttl, Mode::Set, None) {
+                let mut write = || request::set(&mut request, key, value, flags, ttl, Mode::Set, None);
+                match self.check_value(value).and_then(|()| write()) {
                     Ok(()) => {
                         sent.push(begin + count);
                         results.push(Err(self.nonsense("nothing")));
@@ -652,6 +655,14 @@ impl Cache {
             return Error::TooLarge { cache, len };
         }
         Error::Refused { cache, text: String::from_utf8_lossy(text).into_owned() }
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<(), Error> {
+        let len = value.len();
+        if request::is_value(len) {
+            return Ok(());
+        }
+        Err(Error::TooLarge { cache: self.memory.address.clone(), len })
     }
 
     fn unless_refused(&self, refused: Option<Vec<u8>>) -> Result<(), Error> {

@@ -47,7 +47,7 @@ pub struct Link {
 impl Link {
     /// Over a channel of an endpoint's segment.
     pub fn channel(endpoint: &Endpoint, name: &str, timeout: Duration) -> Result<Self, ginnel::Error> {
-        let mut channel = endpoint.connect::<StreamChannel>(name)?;
+        let mut channel = endpoint.connect_soon::<StreamChannel>(name, timeout)?;
         channel.set_timeout(Some(timeout));
         let (sender, receiver) = channel.split();
         Ok(Self::new(Stream::Channel(Box::new(sender), Box::new(receiver)), timeout))
@@ -85,6 +85,26 @@ impl Link {
 
     fn new(stream: Stream, timeout: Duration) -> Self {
         Self { stream, timeout, input: vec![0; ROOM], begin: 0, end: 0 }
+    }
+
+    /// The server may take so long from now on.
+    pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Broken> {
+        self.timeout = timeout;
+        let timeout = Some(timeout);
+        let set = match &mut self.stream {
+            Stream::Channel(sender, receiver) => {
+                sender.set_timeout(timeout);
+                receiver.set_timeout(timeout);
+                Ok(())
+            }
+            Stream::Tcp(stream) => {
+                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
+            }
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
+            }
+        };
+        set.map_err(|error| Broken::Before(text(&error)))
     }
 
     /// Whether the server is still there, as far as can be told without asking it. Nothing may be under way.
@@ -132,7 +152,7 @@ impl Link {
         }
     }
 
-    /// Sends all of it if there is room for the beginning without waiting, else nothing.
+    /// Sends all of it if there is room without waiting, else nothing. Room for a part of it only is the end: nobody waits for more.
     pub fn hint(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         if let Stream::Channel(sender, _) = &mut self.stream {
             sender.set_nonblocking(true);
@@ -142,7 +162,8 @@ impl Link {
             sender.set_nonblocking(false);
         }
         match sent {
-            Ok(sent) => self.send(&bytes[sent..]),
+            Ok(sent) if sent == bytes.len() => Ok(()),
+            Ok(_) => Err(Broken::After("it takes too little".into())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(Broken::Before(text(&error))),
         }
@@ -168,6 +189,14 @@ impl Link {
                 return Err(Broken::After("the time is over".into()));
             }
         }
+    }
+
+    /// The next of several answers, which all of them together may not take longer than `end`.
+    pub fn answer_by<T>(&mut self, end: Instant, take: impl FnOnce(Answer<'_>) -> T) -> Result<T, Broken> {
+        if Instant::now() > end {
+            return Err(Broken::After("the time is over".into()));
+        }
+        self.answer(take)
     }
 
     /// Whether all that came was taken.

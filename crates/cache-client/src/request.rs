@@ -12,6 +12,9 @@ const MOST_CODED_KEY: usize = MOST_KEY / 4 * 3;
 /// Times further away than these seconds, the protocol takes for a time of the clock on the wall.
 const MONTH: u32 = 60 * 60 * 24 * 30;
 
+/// More bytes than any item has. The protocol's lengths are of 32 bits, so what is much longer would be taken for a short value and further requests.
+const MOST_VALUE: usize = 1 << 30;
+
 /// What the first letters of a request say about keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -30,6 +33,11 @@ pub enum Mode {
 /// A key that some item may have.
 pub fn check_key(key: &[u8]) -> Result<(), Error> {
     if key.is_empty() || key.len() > MOST_KEY { Err(Error::Key(key.len())) } else { Ok(()) }
+}
+
+/// Whether some item may have a value of so many bytes.
+pub fn is_value(len: usize) -> bool {
+    len <= MOST_VALUE
 }
 
 /// A verb and its key. Returns what has to be among the flags then.
@@ -70,7 +78,8 @@ fn expiry(ttl: u32) -> u64 {
         return u64::from(ttl);
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    now + u64::from(ttl)
+    // Servers take 32 bits of it, with a sign.
+    (now + u64::from(ttl)).min(i32::MAX as u64)
 }
 
 /// Writing to a `Vec` never fails.
@@ -184,6 +193,7 @@ mod tests {
     fn a_time_far_away_is_a_time_of_the_clock() {
         assert_eq!(expiry(MONTH), u64::from(MONTH));
         assert!(expiry(MONTH + 1) > 1_700_000_000);
+        assert_eq!(expiry(u32::MAX), i32::MAX as u64, "not one that has passed");
     }
 
     #[test]
@@ -194,6 +204,11 @@ mod tests {
         assert!(out.is_empty(), "nothing is asked by half");
         delete(&mut out, &[b' '; 186]).unwrap();
         delete(&mut out, &[b'k'; 250]).unwrap();
+    }
+
+    #[test]
+    fn a_length_is_one_of_32_bits() {
+        assert!(is_value(0) && is_value(1 << 20) && !is_value(i32::MAX as usize) && !is_value((1 << 32) + 5));
     }
 
     #[test]

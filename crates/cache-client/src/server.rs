@@ -15,6 +15,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(100);
 /// A connection that was used a moment ago is taken for one that works.
 const MOMENT: Duration = Duration::from_millis(5);
+/// The same where somebody waits who only wanted to read.
+const BRIEFLY: Duration = Duration::from_millis(50);
+/// The same for attaching to a segment, which is done once.
+const ATTACHING: Duration = Duration::from_millis(200);
 /// The most lines of an answer that has several.
 const MOST_LINES: usize = 4096;
 
@@ -34,6 +38,8 @@ pub struct Server {
     attach: AttachOptions,
     patience: Duration,
     timeout: Duration,
+    /// Only what takes a moment is tried.
+    is_brief: bool,
     link: Option<Link>,
     /// The process that has opened the connection.
     process: u32,
@@ -54,6 +60,7 @@ impl Server {
             attach,
             patience,
             timeout,
+            is_brief: false,
             link: None,
             process: 0,
             used: Instant::now(),
@@ -109,11 +116,13 @@ impl Server {
     ) -> Result<(), Error> {
         self.ready();
         let patience = self.patience;
+        let end = self.timeout;
         let link = self.reach(memory, patience)?;
         let mut lines = || {
+            let end = Instant::now() + end;
             link.send(request)?;
             for _ in 0..most {
-                if link.answer(&mut *take)?.map_err(Broken::Nonsense)? {
+                if link.answer_by(end, &mut *take)?.map_err(Broken::Nonsense)? {
                     return Ok(());
                 }
             }
@@ -129,9 +138,21 @@ impl Server {
         })
     }
 
-    /// Says something that has no answer, unless that would have to wait. Without a connection, one try is made to open one.
+    /// Says something that has no answer, unless that would have to wait. Without a connection, one try is made to open one, which is given up after
+    /// a moment.
     pub fn hint(&mut self, memory: &Memory, bytes: &[u8]) -> bool {
         self.ready();
+        if self.link.is_none() {
+            let timeout = self.timeout;
+            (self.timeout, self.is_brief) = (timeout.min(BRIEFLY), true);
+            let reached = self.reach(memory, Duration::ZERO).is_ok();
+            (self.timeout, self.is_brief) = (timeout, false);
+            let is_set = self.link.as_mut().is_some_and(|link| link.set_timeout(timeout).is_ok());
+            if !reached || !is_set {
+                self.link = None;
+                return false;
+            }
+        }
         let Ok(link) = self.reach(memory, Duration::ZERO) else { return false };
         let said = link.hint(bytes).is_ok();
         if !said {
@@ -175,7 +196,11 @@ impl Server {
                 place => vec![place.clone()],
             };
             let (mut tried, mut is_hopeless) = (Vec::new(), !places.is_empty());
+            let began = Instant::now();
             for place in places {
+                if self.is_brief && began.elapsed() >= BRIEFLY {
+                    break;
+                }
                 match self.try_open(memory, &place) {
                     Ok(link) => return Ok(link),
                     Err(Failed { why, is_final }) => {
@@ -232,7 +257,10 @@ impl Server {
         {
             return Ok(endpoint.clone());
         }
-        let endpoint = Endpoint::attach_with(segment, &self.attach)?;
+        let endpoint = match self.is_brief {
+            true => attach_briefly(segment, &self.attach)?,
+            false => Endpoint::attach_with(segment, &self.attach)?,
+        };
         self.endpoint = Some((segment.into(), endpoint.clone()));
         Ok(endpoint)
     }
@@ -240,9 +268,10 @@ impl Server {
     /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
     fn greet(&self, memory: &Memory, link: &mut Link) -> Result<(), Failed> {
         let mut who = None;
+        let end = Instant::now() + self.timeout;
         link.send(b"stats ginnel\r\n")?;
         for _ in 0..MOST_LINES {
-            let is_last = link.answer(|answer| match answer {
+            let is_last = link.answer_by(end, |answer| match answer {
                 Answer::Stat(name, text) => {
                     if name == b"ginnel" {
                         who = Some(String::from_utf8_lossy(text).into_owned());
@@ -267,6 +296,19 @@ impl Server {
         // Without the memory, the name is all that is known.
         let is_this = memory.now().as_ref().is_none_or(|opened| is_this(opened));
         if is_this { Ok(()) } else { Err(Failed::for_now(format!("there is the cache {who}"))) }
+    }
+}
+
+/// The same as [`Endpoint::attach_with`], but for somebody who does not wait for a daemon that is being restarted.
+fn attach_briefly(segment: &str, options: &AttachOptions) -> Result<Endpoint, Failed> {
+    let end = Instant::now() + ATTACHING;
+    let mut opening = Endpoint::begin_attach(segment, options)?;
+    loop {
+        match opening.poll()? {
+            Some(endpoint) => return Ok(endpoint),
+            None if Instant::now() >= end => return Err(Failed::for_now("the daemon does not answer")),
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 

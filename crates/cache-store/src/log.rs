@@ -94,7 +94,7 @@ impl<M: Memory> Log<M> {
             // Of the free ones as well: no use of a segment has the number of another.
             log.sequence = log.sequence.max(sequence);
             match state {
-                State::SMALL | State::MAIN if used <= shape.segment as u64 => {
+                State::SMALL | State::MAIN if used <= shape.segment as u64 && used.is_multiple_of(8) => {
                     found.push((sequence, segment, state));
                     log.used[segment] = used as usize;
                 }

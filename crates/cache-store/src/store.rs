@@ -27,6 +27,8 @@ use crate::shape::LEAST_SEGMENTS;
 
 /// Versions that are given out between two notes of how far they have come.
 const VERSIONS_AT_ONCE: u64 = 1 << 20;
+/// The most that the clock shows, in milliseconds: all ends of items are seconds of 32 bits.
+const MOST_CLOCK: u64 = u32::MAX as u64 / 2 * 1000;
 /// The most uses that count.
 const MOST_USES: u8 = 3;
 /// Items that are looked at when one is stored, for some that can go.
@@ -98,6 +100,8 @@ pub struct Store<M> {
     versions: u64,
     flushed: u64,
     clock: u64,
+    /// CLOCK_BOOTTIME when the clock was set.
+    boot_time: u64,
     counters: Counters,
     /// Bytes that were stored while there was little free memory, less those that became free.
     behind: usize,
@@ -147,7 +151,7 @@ impl<M: Memory> Store<M> {
         }
         let word = |at| memory.load_acquire_u64(at);
         let version = word(VERSIONS);
-        if version > u64::MAX / 2 || word(CLOCK) > u64::MAX / 2 {
+        if version > u64::MAX / 2 || word(CLOCK) > MOST_CLOCK {
             return Err(NotACache::Corrupt);
         }
         let items = (0..shape.buckets * cache::SLOTS)
@@ -163,6 +167,7 @@ impl<M: Memory> Store<M> {
             versions: version,
             flushed: word(FLUSHED),
             clock: word(CLOCK),
+            boot_time: word(BOOT_TIME),
             counters: Counters::default(),
             behind: 0,
             memory,
@@ -175,8 +180,9 @@ impl<M: Memory> Store<M> {
     /// Sets the clock forward by what has passed on this machine's CLOCK_BOOTTIME since the last call. A clock that goes backwards, as that of
     /// a machine that was started anew does, counts as one that stands.
     pub fn tick(&mut self, boot_time: u64) {
-        let before = self.memory.load_relaxed_u64(BOOT_TIME);
-        self.clock += boot_time.saturating_sub(before).min(u64::from(u32::MAX) * 1000);
+        // What stands in memory is for a successor: somebody else may have written there.
+        let passed = boot_time.saturating_sub(std::mem::replace(&mut self.boot_time, boot_time));
+        self.clock = self.clock.saturating_add(passed).min(MOST_CLOCK);
         self.memory.store_relaxed_u64(BOOT_TIME, boot_time);
         self.memory.store_release_u64(CLOCK, self.clock);
     }

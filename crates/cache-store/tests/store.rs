@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
-use ginnel_layout::cache::{MAGIC, MOST_CONTACT, MOST_KEY, Room, item, log, marks};
+use ginnel_layout::cache::{BOOT_TIME, CLOCK, MAGIC, MOST_CONTACT, MOST_KEY, Room, item, log, marks};
 use ginnel_shmem::{Mapping, Memory};
 use mortal::Mortal;
 use proptest::prelude::*;
@@ -310,6 +310,35 @@ fn a_lie_about_the_order_of_segments_ends_no_server() {
     }
     let mut store = Store::open(memory, 0).unwrap();
     (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 1, 1000)], 0, 0).is_ok()));
+}
+
+#[test]
+fn a_lie_about_the_bytes_of_a_segment_ends_no_server() {
+    let memory = memory(LEN);
+    let shape = common::shape(LEN);
+    let mut store = create(memory.clone(), LEN);
+    store.set(b"k", &[b"v"], 0, 0).unwrap();
+    for segment in 0..shape.segments {
+        memory.store_relaxed_u64(shape.log(segment) + log::USED, 13);
+    }
+    let mut store = Store::open(memory, 0).unwrap();
+    (0..200).for_each(|number| assert!(store.set(&key(number), &[&value(number, 1, 1000)], 0, 0).is_ok()));
+}
+
+#[test]
+fn a_lie_about_the_time_ends_no_item() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    store.set(b"k", &[b"v"], 0, store.second() + 10).unwrap();
+    for time in 1001..=1100 {
+        memory.store_relaxed_u64(BOOT_TIME, 0);
+        store.tick(time);
+    }
+    assert_eq!(store.clock(), 1100);
+    assert!(store.peek(b"k").is_some());
+    // Beyond all ends that items can have, nothing that has one would ever be found.
+    memory.store_relaxed_u64(CLOCK, u64::from(u32::MAX) * 1000);
+    assert_eq!(Store::open(memory, 0).err(), Some(NotACache::Corrupt));
 }
 
 /// A server is killed after a number of stores, for many of them. What its successor finds of a key is what was stored last, or what was being stored, or

@@ -238,34 +238,26 @@ impl<T: Transport> Connection<T> {
         }
     }
 
-    /// Answers the requests in some bytes, and sends the answers as far as the client takes them. How many bytes are done with.
+    /// Answers requests in some bytes, and sends the answers as far as the client takes them. How many bytes are done with. As a run has its end, so has
+    /// a turn: the client may take all answers at once, and others wait.
     fn work<M: Memory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> usize {
-        let mut at = 0;
-        loop {
-            out.clear();
-            let (done, state) = self.talk.run(engine, &bytes[at..], out);
-            at += done;
-            self.state = state;
-            if out.is_empty() {
-                return at;
-            }
-            let sent = match self.transport.write(out) {
-                Moved::Bytes(count) => count,
-                Moved::Later => 0,
-                Moved::Gone => {
-                    self.state = State::Closed;
-                    return bytes.len();
-                }
-            };
-            engine.numbers.bytes_written += sent as u64;
-            if sent < out.len() {
-                self.output.extend_from_slice(&out[sent..]);
-                return at;
-            }
-            if state != State::Full {
-                return at;
-            }
+        out.clear();
+        let (done, state) = self.talk.run(engine, bytes, out);
+        self.state = state;
+        if out.is_empty() {
+            return done;
         }
+        let sent = match self.transport.write(out) {
+            Moved::Bytes(count) => count,
+            Moved::Later => 0,
+            Moved::Gone => {
+                self.state = State::Closed;
+                return bytes.len();
+            }
+        };
+        engine.numbers.bytes_written += sent as u64;
+        self.output.extend_from_slice(&out[sent..]);
+        done
     }
 
     /// Sends what is left. What to wait for, if it is not all gone.
@@ -290,4 +282,67 @@ impl<T: Transport> Connection<T> {
 /// How much of a large value is read at once.
 fn more_at_once(len: usize) -> usize {
     len.min(256 << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::engine;
+
+    /// A client that takes all answers at once.
+    struct Greedy {
+        requests: Vec<u8>,
+        taken: usize,
+    }
+
+    impl Transport for Greedy {
+        fn says_again(&self) -> bool {
+            true
+        }
+
+        fn read(&mut self, into: &mut [u8]) -> Moved {
+            let count = self.requests.len().min(into.len());
+            into[..count].copy_from_slice(&self.requests[..count]);
+            self.requests.drain(..count);
+            if count > 0 { Moved::Bytes(count) } else { Moved::Later }
+        }
+
+        fn write(&mut self, from: &[u8]) -> Moved {
+            self.taken += from.len();
+            Moved::Bytes(from.len())
+        }
+    }
+
+    /// Turns of a client until it has nothing more to ask for, and the most bytes that it took in one of them.
+    fn turns(prepare: &[u8], request: &[u8], count: usize) -> (usize, usize, Vec<u64>) {
+        let (mut engine, mut scratch) = (engine(), Scratch::new());
+        let mut once = Connection::new(Greedy { requests: prepare.to_vec(), taken: 0 });
+        while once.step(&mut engine, &mut scratch) == Next::Again {}
+        let mut client = Connection::new(Greedy { requests: request.repeat(count), taken: 0 });
+        let (mut turns, mut most, mut sets) = (0, 0, Vec::new());
+        loop {
+            let (taken, set) = (client.transport.taken, engine.numbers.cmd_set);
+            let next = client.step(&mut engine, &mut scratch);
+            turns += 1;
+            most = most.max(client.transport.taken - taken);
+            sets.push(engine.numbers.cmd_set - set);
+            match next {
+                Next::Again => {}
+                Next::Read if client.transport.requests.is_empty() => return (turns, most, sets),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_s_turn_ends() {
+        let large = [b"set k 0 0 1000000\r\n".to_vec(), vec![b'v'; 1_000_000], b"\r\n".to_vec()].concat();
+        // Each of these has much more to do than its bytes tell.
+        let (_, most, _) = turns(&large, b"get k\r\n", 200);
+        assert!(most <= ROUNDS * 1_200_000, "{most}");
+        let (count, _, sets) = turns(&large, b"append k 0 0 0 noreply\r\n\r\n", 200);
+        assert!(count > 20 && sets.iter().all(|sets| *sets <= ROUNDS as u64), "{count} {sets:?}");
+        let (count, ..) = turns(b"", b"stats\r\n", 200);
+        assert!(count > 2, "{count}");
+    }
 }

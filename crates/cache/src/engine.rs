@@ -20,6 +20,8 @@ const OVER: u32 = 1;
 const OVERHEAD: usize = 59;
 /// What it needs for flags that are not 0.
 const FLAGS: usize = 4;
+/// What the numbers of `stats` cost, as if so many bytes were moved.
+const STATS: usize = 16 << 10;
 /// The least that `cache_memlimit` takes, and the most, in mebibytes.
 const LEAST_LIMIT: u32 = 8;
 /// See above.
@@ -85,18 +87,34 @@ pub struct Engine<M> {
     flush_at: Option<u32>,
     /// A value that is put together.
     value: Vec<u8>,
+    /// Bytes of values that were moved though no request brought them, and no answer has them.
+    moved: usize,
 }
 
 impl<M: Memory> Engine<M> {
     /// Of a cache. `unix`: seconds since 1970.
     pub fn new(store: Store<M>, settings: Settings, unix: i64) -> Self {
         let numbers = Numbers::new(unix);
-        Self { store, numbers, settings, hot: Hot::default(), unix, flush_at: None, value: Vec::new() }
+        Self {
+            store,
+            numbers,
+            settings,
+            hot: Hot::default(),
+            unix,
+            flush_at: None,
+            value: Vec::new(),
+            moved: 0,
+        }
     }
 
     /// The items.
     pub fn store(&mut self) -> &mut Store<M> {
         &mut self.store
+    }
+
+    /// What requests have cost that cannot be seen in them and their answers: counts bytes that were moved, and wraps around.
+    pub(crate) fn moved(&self) -> usize {
+        self.moved
     }
 
     /// Time passes. `boot_time`: CLOCK_BOOTTIME in milliseconds; `unix`: seconds since 1970.
@@ -349,6 +367,7 @@ impl<M: Memory> Engine<M> {
         // Somebody else who writes here may have taken it away.
         let found = self.store.get_behind(key, false, &mut value, |_, _| {});
         let runs = if behind { [&value[..], more] } else { [more, &value[..]] };
+        self.moved = self.moved.wrapping_add(2 * value.len());
         let kept = before.marks & marks::BINARY_KEY;
         let done = match found {
             Some(_) => self.store.set_marked(key, &runs, before.flags, before.expiry, kept).map_err(|_| ()),
@@ -412,6 +431,7 @@ impl<M: Memory> Engine<M> {
         let mut old = std::mem::take(&mut self.value);
         old.clear();
         let found = self.store.get_behind(key, false, &mut old, |_, _| {});
+        self.moved = self.moved.wrapping_add(old.len());
         let counted = self.count_with(key, up, by, cas, found, &old);
         self.value = old;
         self.value.shrink_to(64 << 10);
@@ -936,6 +956,7 @@ impl<M: Memory> Engine<M> {
 
     /// Lists numbers. False if there are none of that kind.
     fn list(&mut self, of: &[u8], to: &mut dyn FnMut(&str, &[u8])) -> bool {
+        self.moved = self.moved.wrapping_add(STATS);
         match of {
             b"" => self.numbers.general(&self.settings, &self.store, self.unix, to),
             b"settings" => self.settings.list(&self.store, to),
@@ -1030,4 +1051,27 @@ fn class(size: usize, item_size: usize) -> usize {
         class += 1;
     }
     if room < size { class + usize::from(room < chunk) } else { class }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use ginnel_cache_store::shape::plan;
+    use ginnel_shmem::Mapping;
+
+    /// Of an empty cache of 32 MiB.
+    pub fn engine() -> Engine<Mapping> {
+        let memory = Mapping::anonymous(32 << 20).unwrap();
+        let shape = plan(32 << 20, 1 << 20, 200).unwrap();
+        let store = Store::create(memory, shape, [1, 2], 1000).unwrap();
+        let settings = Settings {
+            place: "s/main".into(),
+            item_size: 1 << 20,
+            connections: 100,
+            verbosity: 0,
+            listens: Vec::new(),
+            unix: None,
+        };
+        Engine::new(store, settings, 0)
+    }
 }

@@ -19,6 +19,8 @@ use crate::engine::Engine;
 
 /// The longest time between two ticks of the cache's clock: readers take one that stands for two seconds for that of a dead server.
 const TICK: Duration = Duration::from_millis(250);
+/// How long nobody is let in after there were too few file descriptors.
+const SHUT: u64 = 250;
 /// The clock is set no oftener: readers look at it, and get it anew each time.
 const LEAST_TICK: u64 = 10;
 /// How often the server looks whether its segment is still there, and at what the daemon says.
@@ -116,8 +118,12 @@ pub struct Server<M> {
     endpoint: Endpoint,
     ticked: u64,
     looked_around: u64,
-    /// The doors are not watched, as there are as many clients as there may be.
+    /// The doors are not watched, as there are as many clients as there may be, or too few file descriptors.
     is_full: bool,
+    /// When they are watched again though no client has left, if there is room.
+    open_at: u64,
+    /// It was said that there are too few file descriptors.
+    is_warned: bool,
 }
 
 impl<M: Memory> Server<M> {
@@ -155,6 +161,8 @@ impl<M: Memory> Server<M> {
             ticked: 0,
             looked_around: 0,
             is_full: false,
+            open_at: 0,
+            is_warned: false,
         })
     }
 
@@ -206,6 +214,10 @@ impl<M: Memory> Server<M> {
         if now >= self.ticked + LEAST_TICK || now < self.ticked {
             self.ticked = now;
             self.engine.tick(now, unix_time());
+            // Others than this server's clients may have used up the descriptors.
+            if self.is_full && now >= self.open_at && self.has_room() {
+                self.watch_doors(true);
+            }
         }
         if now >= self.looked_around + LOOK_AROUND || now < self.looked_around {
             self.looked_around = now;
@@ -234,6 +246,8 @@ impl<M: Memory> Server<M> {
 
     /// Lets a client do what it can.
     fn step(&mut self, index: usize) {
+        // Many clients with much to do take long, and readers are not to take the server for a dead one.
+        self.tick();
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else { return };
         let next = client.connection.step(&mut self.engine, &mut self.scratch);
         let interest = match next {
@@ -299,7 +313,10 @@ impl<M: Memory> Server<M> {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     self.engine.numbers.rejected_connections += 1;
-                    warn!("there are too few file descriptors for another client; raise LimitNOFILE=");
+                    if !std::mem::replace(&mut self.is_warned, true) {
+                        warn!("there are too few file descriptors for another client; raise LimitNOFILE=");
+                    }
+                    self.open_at = boot_time() + SHUT;
                     self.watch_doors(false);
                     return;
                 }
@@ -319,6 +336,7 @@ impl<M: Memory> Server<M> {
                 self.free.push(index);
                 return;
             }
+            self.is_warned = false;
             self.enter(index, Either::Socket(Socket(socket)), interest);
         }
     }

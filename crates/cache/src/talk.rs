@@ -7,7 +7,8 @@ use ginnel_shmem::Memory;
 
 use crate::engine::{After, Engine};
 
-/// With so many bytes of answers, no further request is looked at until they are sent.
+/// With so many bytes of answers, no further request is looked at until they are sent. Bytes that requests have had moved to no answer count as well, so
+/// that a run ends after a while.
 pub const MOST_ANSWERS: usize = 128 << 10;
 
 /// What a client waits for, or is waited for.
@@ -15,7 +16,7 @@ pub const MOST_ANSWERS: usize = 128 << 10;
 pub enum State {
     /// For bytes of the next request.
     Hungry,
-    /// For its answers to be sent; there may be further requests.
+    /// For its answers to be sent, if there are any; there may be further requests.
     Full,
     /// For its answers to be sent; then the connection is closed.
     Closed,
@@ -59,7 +60,7 @@ impl Talk {
             return (0, State::Hungry);
         }
         self.wanted = 0;
-        let mut at = 0;
+        let (mut at, moved) = (0, engine.moved());
         loop {
             let rest = &bytes[at..];
             let skipped = self.swallow.min(rest.len() as u64);
@@ -70,7 +71,7 @@ impl Talk {
                 self.wanted = 1;
                 return (at, State::Hungry);
             }
-            if out.len() >= MOST_ANSWERS {
+            if out.len() + engine.moved().wrapping_sub(moved) >= MOST_ANSWERS {
                 return (at, State::Full);
             }
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::of(rest[0]));
@@ -158,7 +159,11 @@ impl Talk {
         out: &mut Vec<u8>,
     ) -> Step {
         match text::next_key(bytes) {
-            NextKey::More => Step::Wants(0),
+            // Spaces are kept by nobody: there may be no end of them.
+            NextKey::More => match bytes.iter().take_while(|byte| **byte == b' ').count() {
+                0 => Step::Wants(0),
+                spaces => Step::Done(spaces),
+            },
             NextKey::Key(key, len) => {
                 engine.get(key, keys.with_cas, keys.end, out);
                 Step::Done(len)
@@ -317,5 +322,21 @@ mod tests {
                 out.clear();
             }
         }
+    }
+
+    #[test]
+    fn the_spaces_of_a_long_get_are_not_kept() {
+        let (mut engine, mut talk) = (engine(), Talk::default());
+        let begin = [b"get".to_vec(), b" key".repeat(5000)].concat();
+        let mut out = Vec::new();
+        let (done, state) = talk.run(&mut engine, &begin, &mut out);
+        assert_eq!(state, State::Hungry);
+        // The last key may go on.
+        assert_eq!(&begin[done..], b"key");
+        let spaces = [b"key".to_vec(), vec![b' '; 100_000]].concat();
+        assert_eq!(talk.run(&mut engine, &spaces, &mut out), (spaces.len(), State::Hungry));
+        assert_eq!(talk.run(&mut engine, &spaces[3..], &mut out), (spaces.len() - 3, State::Hungry));
+        talk.run(&mut engine, b" key\r\n", &mut out);
+        assert_eq!(out, b"END\r\n");
     }
 }

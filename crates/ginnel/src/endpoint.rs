@@ -113,6 +113,22 @@ impl Endpoint {
     /// Opens a channel as `options` say. It waits for somebody to listen as long as their patience, and for the daemon at most
     /// 10 seconds; both together no longer than the longer of the two.
     pub fn connect_with<C: Channel>(&self, name: &str, options: &ChannelOptions) -> Result<C, Error> {
+        self.connect_by(name, options, Tries::new(options.patience))
+    }
+
+    /// Opens a channel if somebody listens, and waits at most this long for the daemon's answer: then it fails, and if the daemon opens the
+    /// channel later, it is closed again. Errors: as [`Endpoint::connect`].
+    pub fn connect_soon<C: Channel>(&self, name: &str, answer: Duration) -> Result<C, Error> {
+        let tries = Tries { answer_by: Instant::now() + answer, ..Tries::new(Duration::ZERO) };
+        self.connect_by(name, &ChannelOptions::default(), tries)
+    }
+
+    fn connect_by<C: Channel>(
+        &self,
+        name: &str,
+        options: &ChannelOptions,
+        mut tries: Tries,
+    ) -> Result<C, Error> {
         self.0.may_write()?;
         let body = wire::Connect {
             name: parse_name(name)?,
@@ -122,7 +138,6 @@ impl Endpoint {
             input_capacity: round(options.input_capacity),
             nonce: self.0.next_nonce(),
         };
-        let mut tries = Tries::new(options.patience);
         loop {
             let packet = self.0.request_by(Kind::CONNECT, body.as_bytes(), tries.answer_by)?;
             match packet.into_body::<wire::Channel>(Kind::CHANNEL, &self.0.path) {

@@ -357,6 +357,56 @@ fn hits_are_reported_while_memory_is_short() {
 }
 
 #[test]
+fn a_get_does_not_wait_for_a_server_that_hangs() {
+    let world = World::new();
+    let mut keeper = Keeper::new(&world, "c", [1, 2]);
+    for number in 0..300 {
+        keeper.store.set(format!("k{number}").as_bytes(), &[&[b'v'; 100]], 0, 0).unwrap();
+    }
+    let limit = keeper.store.segments().0;
+    keeper.store.set_limit(limit);
+    let path = world.files().join("server.sock");
+    // Whoever connects waits in its queue.
+    let listener = UnixListener::bind(&path).unwrap();
+    let cache = open(&world, &path);
+    let began = Instant::now();
+    assert!(get(&cache, "k1").is_some());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_ok(), "it was tried to tell the server");
+}
+
+#[test]
+fn an_answer_without_an_end_is_not_waited_for_for_ever() {
+    let world = World::new();
+    let keeper = Keeper::new(&world, "c", [1, 2]);
+    let id = keeper.store.id();
+    let drip = |mut peer: Peer| {
+        // A line now and then.
+        while peer.0.write_all(b"STAT a 1\r\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    let (path, server) = serve(
+        &world,
+        vec![
+            Box::new(drip),
+            Box::new(move |mut peer| {
+                peer.greet(id);
+                drip(peer);
+            }),
+        ],
+    );
+    let cache = open_impatiently(&world, &path);
+    let began = Instant::now();
+    assert!(is_no_server(&cache.delete(b"k").unwrap_err()));
+    assert!(matches!(cache.stats("").unwrap_err(), Error::Lost { .. }));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    drop(cache);
+    server.join().unwrap();
+}
+
+#[test]
 fn a_server_that_accepts_nobody_is_not_waited_for_for_ever() {
     let world = World::new();
     let _keeper = Keeper::new(&world, "c", [1, 2]);

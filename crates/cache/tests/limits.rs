@@ -1,0 +1,72 @@
+//! A server in this process, whose file descriptors become few.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use ginnel_cache::engine::Engine;
+use ginnel_cache::numbers::Settings;
+use ginnel_cache::server::{Door, Server, listen};
+use ginnel_cache_store::shape::plan;
+use ginnel_cache_store::store::Store;
+use ginnel_shmem::Mapping;
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+const LEN: usize = 16 << 20;
+
+fn serve(door: Door, stop: UnixStream) {
+    let memory = Mapping::anonymous(LEN).unwrap();
+    let store = Store::create(memory, plan(LEN, 1 << 20, 200).unwrap(), [1, 2], 1000).unwrap();
+    let settings = Settings {
+        place: "s/main".into(),
+        item_size: 1 << 20,
+        connections: 100,
+        verbosity: 0,
+        listens: Vec::new(),
+        unix: None,
+    };
+    Server::new(Engine::new(store, settings, 0), vec![door], Vec::new(), &stop).unwrap().run().unwrap();
+}
+
+/// Those who could not be let in are, once there are descriptors again, though no client has left.
+#[test]
+fn a_server_without_descriptors_gets_over_it() {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopper) = UnixStream::pair().unwrap();
+    let server = std::thread::spawn(move || serve(Door::Tcp(listener), stop));
+    let connect = || {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    };
+    let ask = |mut stream: TcpStream| {
+        stream.write_all(b"mn\r\n").unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"MN\r\n");
+        stream
+    };
+    drop(ask(connect()));
+    // Time for the server to see that it has gone.
+    std::thread::sleep(Duration::from_millis(200));
+    let limit = getrlimit(Resource::Nofile);
+    let client = connect_without_descriptors(&connect);
+    std::thread::sleep(Duration::from_millis(200));
+    setrlimit(Resource::Nofile, limit).unwrap();
+    ask(client);
+    drop(stopper);
+    server.join().unwrap();
+}
+
+/// Connects, when that has taken the last descriptor.
+fn connect_without_descriptors(connect: &dyn Fn() -> TcpStream) -> TcpStream {
+    let probe = UnixStream::pair().unwrap();
+    let next = std::os::fd::AsRawFd::as_raw_fd(&probe.0) as u64;
+    drop(probe);
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(next + 1);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    connect()
+}
