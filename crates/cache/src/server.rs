@@ -174,7 +174,8 @@ impl<M: Memory> Server<M> {
         loop {
             let timeout = if self.due.is_empty() && is_tidy { TICK } else { Duration::ZERO };
             self.set.wait(&mut keys, Some(timeout))?;
-            self.tick()?;
+            self.tick();
+            self.look_around()?;
             if keys.is_empty() && self.is_full && self.has_room() {
                 // There were too few file descriptors; there may be more now.
                 self.watch_doors(true);
@@ -209,7 +210,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    fn tick(&mut self) -> Result<()> {
+    fn tick(&mut self) {
         let now = boot_time();
         if now >= self.ticked + LEAST_TICK || now < self.ticked {
             self.ticked = now;
@@ -219,6 +220,10 @@ impl<M: Memory> Server<M> {
                 self.watch_doors(true);
             }
         }
+    }
+
+    fn look_around(&mut self) -> Result<()> {
+        let now = boot_time();
         if now >= self.looked_around + LOOK_AROUND || now < self.looked_around {
             self.looked_around = now;
             // A daemon that was started anew is told that this server lives.

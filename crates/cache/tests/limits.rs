@@ -1,10 +1,13 @@
 //! A server in this process, whose file descriptors become few.
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ginnel::Endpoint;
 use ginnel_cache::engine::Engine;
 use ginnel_cache::numbers::Settings;
 use ginnel_cache::server::{Door, Server, listen};
@@ -12,10 +15,11 @@ use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_shmem::Mapping;
 use rustix::process::{Resource, getrlimit, setrlimit};
+use support::{World, wait_for};
 
 const LEN: usize = 16 << 20;
 
-fn serve(door: Door, stop: UnixStream) {
+fn serve(endpoint: Endpoint, door: Door, stop: UnixStream) {
     let memory = Mapping::anonymous(LEN).unwrap();
     let store = Store::create(memory, plan(LEN, 1 << 20, 200).unwrap(), [1, 2], 1000).unwrap();
     let settings = Settings {
@@ -26,7 +30,8 @@ fn serve(door: Door, stop: UnixStream) {
         listens: Vec::new(),
         unix: None,
     };
-    Server::new(Engine::new(store, settings, 0), vec![door], Vec::new(), &stop).unwrap().run().unwrap();
+    let engine = Engine::new(store, settings, 0);
+    Server::new(engine, endpoint, vec![door], Vec::new(), &stop).unwrap().run().unwrap();
 }
 
 /// Those who could not be let in are, once there are descriptors again, though no client has left.
@@ -35,7 +40,9 @@ fn a_server_without_descriptors_gets_over_it() {
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopper) = UnixStream::pair().unwrap();
-    let server = std::thread::spawn(move || serve(Door::Tcp(listener), stop));
+    let world = World::new();
+    let endpoint = world.attach("items");
+    let server = std::thread::spawn(move || serve(endpoint, Door::Tcp(listener), stop));
     let connect = || {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -48,16 +55,22 @@ fn a_server_without_descriptors_gets_over_it() {
         assert_eq!(&answer, b"MN\r\n");
         stream
     };
-    drop(ask(connect()));
-    // Time for the server to see that it has gone.
-    std::thread::sleep(Duration::from_millis(200));
+    let first = ask(connect());
+    let before = descriptors();
+    drop(first);
+    wait_for("the server's end of the first connection is closed", || descriptors() == before - 2);
     let limit = getrlimit(Resource::Nofile);
     let client = connect_without_descriptors(&connect);
+    // Most likely the server has tried by then; it must serve in any case.
     std::thread::sleep(Duration::from_millis(200));
     setrlimit(Resource::Nofile, limit).unwrap();
     ask(client);
     drop(stopper);
     server.join().unwrap();
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 /// Connects, when that has taken the last descriptor.

@@ -56,7 +56,7 @@ fn sum(key: &str, number: u64, bytes: &[u8]) -> u64 {
 
 /// The value of a key with this number.
 fn value(key: &str, number: u64, random: &mut Random) -> Vec<u8> {
-    let bytes: Vec<u8> = (0..random.next() % LONGEST).map(|i| (i * 131 ^ number * 7) as u8).collect();
+    let bytes: Vec<u8> = (0..random.next() % LONGEST).map(|i| ((i * 131) ^ (number * 7)) as u8).collect();
     let sum = sum(key, number, &bytes);
     [&number.to_le_bytes()[..], &sum.to_le_bytes(), &bytes].concat()
 }
