@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,6 +19,8 @@ use ginnel_cache::flags::Flags;
 use ginnel_cache::numbers::Settings;
 use ginnel_cache::server::{Door, Server, listen, listen_for_channels};
 use ginnel_config::LogFormat;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
@@ -76,6 +78,7 @@ fn run(flags: &Flags) -> Result<()> {
         writeln!(contact, "channel {segment}")?;
     }
     let mut doors = Vec::new();
+    let mut unix = None;
     for address in &flags.listen {
         let listener = listen(*address)?;
         writeln!(contact, "tcp {}", listener.local_addr()?)?;
@@ -83,6 +86,7 @@ fn run(flags: &Flags) -> Result<()> {
     }
     if let Some(path) = &flags.unix {
         doors.push(Door::Unix(bind(path, flags.unix_mode.0)?));
+        unix = Some((path.clone(), file_at(path)));
         writeln!(contact, "unix {}", path.display())?;
     }
     if doors.is_empty() && channels.is_empty() {
@@ -105,16 +109,37 @@ fn run(flags: &Flags) -> Result<()> {
     let result = server.run();
     tell_systemd("STOPPING=1\n");
     drop(server);
-    if let Some(path) = &flags.unix {
-        let _ = std::fs::remove_file(path);
+    if let Some((path, file)) = unix {
+        remove(&path, file);
     }
     drop(block);
     result
 }
 
+/// Which file is at a path.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Removes a socket, unless another server has put one of its own in its place.
+fn remove(path: &Path, file: Option<(u64, u64)>) {
+    if file.is_some() && file_at(path) == file {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Whether somebody listens at a path. One that hangs does as well: what cannot be connected at once is not waited for.
+fn is_served(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path)?));
+    // A socket of another kind, or of somebody else, is no dead server's of this kind.
+    matches!(connected, Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE | Errno::ACCESS))
+}
+
 /// Binds a Unix socket, in place of one that a dead process has left. Nobody can connect before it has its mode.
 fn bind(path: &Path, mode: u32) -> Result<UnixListener> {
-    if UnixStream::connect(path).is_ok() {
+    if is_served(path) {
         bail!(
             "{}: somebody listens there already; stop it first, or choose another --unix path",
             path.display()
@@ -190,5 +215,37 @@ fn start_log(flags: &Flags) {
                 None => builder.init(),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_of_another_server_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let first = bind(&path, 0o700).unwrap();
+        let file = file_at(&path);
+        // Somebody has taken the first one away, and started another server.
+        std::fs::rename(&path, folder.path().join("away")).unwrap();
+        let _second = bind(&path, 0o700).unwrap();
+        drop(first);
+        remove(&path, file);
+        assert!(UnixStream::connect(&path).is_ok());
+        remove(&path, file_at(&path));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_server_that_accepts_nobody_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let hung = bind(&path, 0o700).unwrap();
+        rustix::net::listen(&hung, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let error = bind(&path, 0o700).unwrap_err();
+        assert!(error.to_string().contains("somebody listens there already"), "{error:#}");
     }
 }
