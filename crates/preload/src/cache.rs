@@ -111,7 +111,9 @@ impl Cache {
 
     /// As new.
     pub fn reset(&self) {
-        self.end();
+        self.set(State::None);
+        self.queued.store(0, Ordering::Relaxed);
+        drop(self.filter.lock().take());
         for count in [&self.answered, &self.passed, &self.server] {
             count.store(0, Ordering::Relaxed);
         }
@@ -125,9 +127,10 @@ impl Cache {
             self.set(State::None);
             let mut filter = self.filter.lock();
             self.queued.store(0, Ordering::Relaxed);
-            let filter_before = filter.take();
-            drop(filter);
-            drop(filter_before);
+            // A handler may have interrupted the call that works with it.
+            if !filter.as_ref().is_some_and(|filter| filter.is_busy()) {
+                drop(filter.take());
+            }
         }
     }
 
@@ -138,7 +141,7 @@ impl Cache {
     }
 
     fn state(&self) -> State {
-        // ORDER cache.state: what was made for it before. Pairs with: `Cache::set`.
+        // ORDER preload.cache: what was made for it before. Pairs with: `Cache::set`.
         match self.state.load(Ordering::Acquire) {
             0 => State::None,
             1 => State::Fresh,
@@ -150,7 +153,7 @@ impl Cache {
     }
 
     fn set(&self, state: State) {
-        // ORDER cache.state: what a thread that sees it uses. Pairs with: `Cache::state`.
+        // ORDER preload.cache: what a thread that sees it uses. Pairs with: `Cache::state`.
         self.state.store(state as u8, Ordering::Release);
     }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_short, epoll_event};
+use smallvec::SmallVec;
 
 use crate::bell::{self, Wake};
 use crate::direction::Carrier;
@@ -77,6 +78,8 @@ struct State {
     /// Calls since the kernel was asked.
     calls: u32,
     asked: Option<Instant>,
+    /// How often a thread has slept that has looked at sockets first.
+    sleeps: u32,
     /// Looks in a row that have found nothing.
     failures: u32,
     /// Calls that have told the program something.
@@ -126,6 +129,7 @@ impl Instance {
             answered: Vec::new(),
             calls: 0,
             asked: None,
+            sleeps: 0,
             failures: 0,
             told: 0,
             bells: bell::Events::new(),
@@ -178,6 +182,7 @@ impl Instance {
 
     /// A socket in it has to do with caches from now on.
     fn serve(&self) {
+        let _state = self.state.lock();
         // ORDER epoll.served: either a thread that is about to sleep sees it, or whoever offers something sees that thread, because both write
         // before they read and all four are sequentially consistent. Pairs with: `Instance::sleep_unaware`, `Instance::offer`.
         self.is_served.store(true, Ordering::SeqCst);
@@ -200,6 +205,17 @@ impl Instance {
             state.answered.push(fd);
         }
         true
+    }
+
+    /// Looks whether there still are such sockets, now and then: with none, a call that waits makes one system call less.
+    fn forget_served(&self, state: &mut State) {
+        state.sleeps = state.sleeps.wrapping_add(1);
+        if state.sleeps.is_multiple_of(CALLS)
+            && self.is_served()
+            && !state.watches.values().any(|watch| watch.socket.cache.is_there())
+        {
+            self.is_served.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Sleeps in the kernel without a look at any socket. `None` if there is one to look at.
@@ -508,6 +524,7 @@ impl Instance {
                     self.rise(&mut state);
                     continue;
                 }
+                self.forget_served(&mut state);
                 self.sleeping.fetch_add(1, Ordering::Relaxed);
                 can_be_woken
             };
@@ -963,12 +980,17 @@ impl Watchers {
 
     /// The socket has to do with caches from now on.
     pub fn serve(&self) {
-        self.0.lock().iter().for_each(|watcher| watcher.instance.serve());
+        self.few().iter().for_each(|(instance, _)| instance.serve());
     }
 
     /// Something has been queued for the socket. False if somebody who waits for it would not notice.
     pub fn offer(&self, socket: &'static Socket) -> bool {
-        self.0.lock().iter().all(|watcher| watcher.instance.offer(watcher.fd, socket))
+        self.few().iter().all(|(instance, fd)| instance.offer(*fd, socket))
+    }
+
+    /// All of them, which are hardly ever many. Instances take this list's lock while they hold their own.
+    fn few(&self) -> SmallVec<[(&'static Instance, c_int); 4]> {
+        self.0.lock().iter().map(|watcher| (watcher.instance, watcher.fd)).collect()
     }
 
     /// The socket ends: the kernel takes it out of its instances.

@@ -70,6 +70,12 @@ impl Filter {
     }
 }
 
+impl Filter {
+    pub fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+}
+
 /// A thread works on what is known of a connection.
 struct Entered {
     socket: &'static Socket,
