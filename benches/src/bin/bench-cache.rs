@@ -8,7 +8,7 @@ use ginnel_bench::report::Report;
 /// Measures a cache beside memcached.
 #[derive(Parser)]
 struct Cli {
-    /// Only `hit-rate`, `host`, `vm` or `ycsb`.
+    /// Only `hit-rate`, `host`, `vm`, `ycsb` or `ycsb-vms`.
     #[arg(long)]
     only: Option<String>,
     /// Only rows whose names contain this.
@@ -32,6 +32,9 @@ fn main() -> Result<()> {
     }
     if wants("ycsb") {
         bench.ycsb()?;
+    }
+    if wants("ycsb-vms") {
+        bench.ycsb_vms()?;
     }
     report.finish("cache", cli.only.is_some() || cli.row.is_some())
 }

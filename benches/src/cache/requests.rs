@@ -16,7 +16,7 @@ const PAIRS: usize = 5;
 /// Pairs of runs with a VM.
 const PAIRS_OF_VM: usize = 3;
 /// The port of memcached, and that of the cache.
-const PORTS: [u16; 2] = [11_311, 11_211];
+pub(super) const PORTS: [u16; 2] = [11_311, 11_211];
 /// Items of a warm restart.
 const MILLION: usize = 1_000_000;
 /// An unmodified client in Python.
