@@ -14,7 +14,7 @@
 //! can write nothing lose nothing but a sample of their hits.
 
 use ginnel_layout::cache::{
-    self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
+    self, BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, Lengths, MAGIC,
     MOST_CONTACT, MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item,
     marks,
 };
@@ -99,6 +99,8 @@ pub struct Store<M> {
     /// Versions up to this may be given out.
     versions: u64,
     flushed: u64,
+    /// The second at which all items end; 0 = never.
+    flush_at: u32,
     clock: u64,
     /// CLOCK_BOOTTIME when the clock was set.
     boot_time: u64,
@@ -133,6 +135,7 @@ impl<M: Memory> Store<M> {
             (CLOCK, 1000),
             (BOOT_TIME, boot_time),
             (FLUSHED, 0),
+            (FLUSH_AT, 0),
             (VERSIONS, 0),
             (SERVER, 0),
             (LIMIT, shape.segments as u64),
@@ -166,6 +169,7 @@ impl<M: Memory> Store<M> {
             version,
             versions: version,
             flushed: word(FLUSHED),
+            flush_at: u32::try_from(word(FLUSH_AT)).unwrap_or(0),
             clock: word(CLOCK),
             boot_time: word(BOOT_TIME),
             counters: Counters::default(),
@@ -185,6 +189,11 @@ impl<M: Memory> Store<M> {
         self.clock = self.clock.saturating_add(passed).min(MOST_CLOCK);
         self.memory.store_relaxed_u64(BOOT_TIME, boot_time);
         self.memory.store_release_u64(CLOCK, self.clock);
+        if self.flush_at != 0 && self.flush_at <= self.second() {
+            self.flush();
+            // Behind that: a successor may do it again, but must not forget it.
+            self.flush_later(0);
+        }
     }
 
     /// The cache's clock, in milliseconds.
@@ -554,6 +563,12 @@ impl<M: Memory> Store<M> {
     pub fn flush(&mut self) {
         self.flushed = self.version;
         self.memory.store_release_u64(FLUSHED, self.flushed);
+    }
+
+    /// Ends all items that there are at this second of the cache's clock, in place of an earlier one; 0: at none. A successor knows it.
+    pub fn flush_later(&mut self, second: u32) {
+        self.flush_at = second;
+        self.memory.store_release_u64(FLUSH_AT, u64::from(second));
     }
 
     fn next_version(&mut self) -> u64 {

@@ -12,8 +12,8 @@
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::Store;
 use ginnel_layout::cache::{
-    BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, KEY, LIMIT, MAGIC, PRESSURE, READY, Room,
-    SEGMENT, SEGMENTS, SERVER, SLOTS, Shape, VERSIONS, item, log,
+    BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, MAGIC, PRESSURE,
+    READY, Room, SEGMENT, SEGMENTS, SERVER, SLOTS, Shape, VERSIONS, item, log,
 };
 use ginnel_shmem::{LoomMemory, Memory, Order};
 use loom::thread;
@@ -47,6 +47,7 @@ fn header() -> Vec<usize> {
         CLOCK,
         BOOT_TIME,
         FLUSHED,
+        FLUSH_AT,
         VERSIONS,
         SERVER,
         LIMIT,

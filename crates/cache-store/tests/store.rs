@@ -313,6 +313,24 @@ fn a_lie_about_the_order_of_segments_ends_no_server() {
 }
 
 #[test]
+fn a_flush_that_is_due_later_is_known_to_a_successor() {
+    let memory = memory(LEN);
+    let mut store = create(memory.clone(), LEN);
+    store.set(b"k", &[b"v"], 0, 0).unwrap();
+    store.flush_later(5);
+    store.tick(4999);
+    assert!(store.peek(b"k").is_some());
+    let mut store = Store::open(memory.clone(), 4999).unwrap();
+    assert!(store.peek(b"k").is_some());
+    let mut store = Store::open(memory.clone(), 5000).unwrap();
+    assert!(store.peek(b"k").is_none());
+    store.set(b"k", &[b"v"], 0, 0).unwrap();
+    store.tick(9000);
+    let mut store = Store::open(memory, 9000).unwrap();
+    assert!(store.peek(b"k").is_some(), "it was done once");
+}
+
+#[test]
 fn a_lie_about_the_bytes_of_a_segment_ends_no_server() {
     let memory = memory(LEN);
     let shape = common::shape(LEN);

@@ -83,8 +83,6 @@ pub struct Engine<M> {
     hot: Hot,
     /// Seconds since 1970.
     unix: i64,
-    /// The second of the cache's clock at which all items end that there are.
-    flush_at: Option<u32>,
     /// A value that is put together.
     value: Vec<u8>,
     /// Bytes of values that were moved though no request brought them, and no answer has them.
@@ -95,16 +93,7 @@ impl<M: Memory> Engine<M> {
     /// Of a cache. `unix`: seconds since 1970.
     pub fn new(store: Store<M>, settings: Settings, unix: i64) -> Self {
         let numbers = Numbers::new(unix);
-        Self {
-            store,
-            numbers,
-            settings,
-            hot: Hot::default(),
-            unix,
-            flush_at: None,
-            value: Vec::new(),
-            moved: 0,
-        }
+        Self { store, numbers, settings, hot: Hot::default(), unix, value: Vec::new(), moved: 0 }
     }
 
     /// The items.
@@ -121,10 +110,6 @@ impl<M: Memory> Engine<M> {
     pub fn tick(&mut self, boot_time: u64, unix: i64) {
         self.store.tick(boot_time);
         self.unix = unix;
-        if self.flush_at.is_some_and(|at| at <= self.store.second()) {
-            self.flush_at = None;
-            self.store.flush();
-        }
     }
 
     /// The most bytes that a value may have so that it is worth waiting for.
@@ -398,12 +383,12 @@ impl<M: Memory> Engine<M> {
 
     fn flush(&mut self, delay: i32) {
         self.numbers.cmd_flush += 1;
-        self.flush_at = None;
+        self.store.flush_later(0);
         let at = self.second(delay);
         if delay <= 0 || at <= self.store.second() + 1 {
             self.store.flush();
         } else {
-            self.flush_at = Some(at - 1);
+            self.store.flush_later(at - 1);
         }
     }
 

@@ -25,6 +25,7 @@
 //! 0x060  server     u64  how many servers there have been, this one included
 //! 0x068  limit      u64  how many log segments the server uses
 //! 0x070  pressure   u64  1: the server is short of memory, so readers tell it which items they find; else 0
+//! 0x078  flush at   u64  the second of the cache's clock at which the server is to end all items; 0 = never
 //! 0x3f8  contact    u64  bytes of the text that follows; 0 while it changes
 //! 0x400             up to 1024 bytes of UTF-8: where the server can be reached, a line each
 //! ```
@@ -86,6 +87,8 @@ pub const SERVER: usize = 0x060;
 pub const LIMIT: usize = 0x068;
 /// Offset of the word that asks readers to say what they find.
 pub const PRESSURE: usize = 0x070;
+/// Offset of the second at which the server ends all items.
+pub const FLUSH_AT: usize = 0x078;
 /// Offset of the length of the text at [`CONTACT`].
 pub const CONTACT_LEN: usize = 0x3f8;
 /// Offset of a text that says where the server can be reached. A line is `channel SEGMENT`, `tcp ADDRESS:PORT` or `unix PATH`.
