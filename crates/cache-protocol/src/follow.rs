@@ -1,8 +1,8 @@
 //! Following a connection from a place between a client and a server: for somebody who answers some of the client's requests himself, and passes on
 //! the others.
 //!
-//! Bytes are passed on in any pieces, as the client sends them. [`requests`] says where requests begin and end in them, and what comes back for each;
-//! [`answers`] says which of those have been answered. Whoever gives an answer himself may do so only while nothing is awaited from the
+//! Bytes are passed on in any pieces, as the client sends them. [`Requests`] says where requests begin and end in them, and what comes back for each;
+//! [`Answers`] says which of those have been answered. Whoever gives an answer himself may do so only while nothing is awaited from the
 //! server ([`Answers::is_idle`]) and the client's stream stands between two requests ([`Requests::is_between`]): then the order holds.
 //!
 //! Both are told bytes by others, and believe nothing: what they cannot follow is [`Lost`], and nothing of that connection is known any more.

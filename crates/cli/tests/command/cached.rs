@@ -18,13 +18,19 @@ const LOAD: &str = include_str!("cached/load.py");
 /// A server, and programs that are its clients.
 struct Cached {
     stage: Stage,
+    memory: &'static str,
     server: Option<Child>,
     port: u16,
 }
 
 impl Cached {
     fn new() -> Self {
-        let mut cached = Self { stage: Stage::new("auto"), server: None, port: free_port() };
+        Self::with("40M")
+    }
+
+    /// One with so much memory.
+    fn with(memory: &'static str) -> Self {
+        let mut cached = Self { stage: Stage::new("auto"), memory, server: None, port: free_port() };
         cached.serve();
         cached.set("GINNEL_CACHE", &cached.at());
         cached
@@ -50,7 +56,7 @@ impl Cached {
     fn serve(&mut self) {
         let mut command = Command::new(built("ginnel-cache"));
         command
-            .args(["--segment", "web", "--memory", "40M", "--channel", "none", "--listen"])
+            .args(["--segment", "web", "--memory", self.memory, "--channel", "none", "--listen"])
             .arg(format!("127.0.0.1:{}", self.port))
             .arg("--socket")
             .arg(self.stage.world.socket());
@@ -259,6 +265,16 @@ fn servers_that_are_killed_under_load() {
     let connections = cached.stage.last_connections();
     let from_memory: u64 = connections.iter().map(|one| one.gets_from_memory).sum();
     assert!(connections.len() > 8 && from_memory > 1000, "{connections:#?}");
+}
+
+#[test]
+fn a_cache_that_is_short_of_memory_is_told_what_is_found() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let cached = Cached::with("24M");
+    let (out, from_memory, _) = cached.run(&[PYTHON, "-c", include_str!("cached/pressed.py"), &cached.at()]);
+    assert!(out.trim() == "good" && from_memory > 400, "{from_memory} from memory");
 }
 
 #[test]
