@@ -64,6 +64,21 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_too_long_is_lost_however_it_comes() {
+        let line = |len: usize| [&vec![b'x'; len][..], b"\r\nmn\r\n"].concat();
+        let good = Ok((vec![Awaited::Line, Awaited::MetaEnd], true));
+        for lengths in [&[][..], &[1000], &[2049, 1]] {
+            assert_eq!(awaited(&line(2047), lengths), good);
+            assert_eq!(awaited(&line(2048), lengths), Err(Lost));
+        }
+        // The line of a get may be longer.
+        let get = [&b"get "[..], &b"key ".repeat(1000), b"\r\n"].concat();
+        for lengths in [&[][..], &[1000], &[4003, 1]] {
+            assert_eq!(awaited(&get, lengths), Ok((vec![Awaited::Values], true)));
+        }
+    }
+
+    #[test]
     fn requests_are_told_with_what_they_wait_for() {
         let text = b"set a 0 0 5\r\nget b\r\nget c d\r\nset a 0 0 1 noreply\r\nx\r\nmg a q\r\nmn\r\nstats\r\nms a 2\r\nhi\r\nnonsense\r\nge";
         let (found, is_between) = awaited(text, &[]).unwrap();

@@ -125,6 +125,12 @@ impl Requests {
                 note(Passed { awaited: Awaited::Values, is_get: true })?;
                 return Ok(Some(head));
             }
+            // A server that has got so much of it without its end closes the connection.
+            text::Parsed::Request(_, head)
+                if head > text::MOST_LINE && text::parse(&bytes[..head - 1]) == text::Parsed::TooLong =>
+            {
+                return Err(Lost);
+            }
             text::Parsed::Request(request, head) => (request, head),
         };
         let awaited = match answer::of_text(&request) {
