@@ -31,6 +31,9 @@ const NOT_FOUND: u8 = 127;
 /// connection changes over to shared memory while it runs. All others stay on TCP: connections to other hosts, and
 /// those of programs that cannot load the library (statically linked, set-user-ID, written in Go).
 ///
+/// A memcached client's GETs to a ginnel-cache are answered in the program, out of the cache's memory, if the program may attach to its
+/// segment. GINNEL_CACHE=PORT[,PORT...] names the ports of caches (default: 11211); GINNEL_CACHE=off turns it off.
+///
 /// With --verbs, the program also finds Ginnel's libibverbs and librdmacm in place of the system's (LD_LIBRARY_PATH): each segment with
 /// `verbs = true` that this user may use is an RDMA device for it, beside the devices that the machine has. A small library (LD_PRELOAD)
 /// gives each of these devices a file for programs that look for one, below /dev/infiniband.
