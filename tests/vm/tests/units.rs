@@ -24,8 +24,10 @@ struct Systemd<'b> {
 impl<'b> Systemd<'b> {
     fn start(bed: &'b Bed) -> Result<Self> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let built =
-            ["ginneld", "ginnel", "ginnel-volume"].into_iter().map(artifact).collect::<Result<Vec<_>>>()?;
+        let built = ["ginneld", "ginnel", "ginnel-volume", "ginnel-cache"]
+            .into_iter()
+            .map(artifact)
+            .collect::<Result<Vec<_>>>()?;
         let place = bed.dir().join("systemd");
         fs::create_dir(&place)?;
         let cgroup = cgroups().context("a hierarchy")?.join(format!("ginnel-units-{}", std::process::id()));
@@ -176,7 +178,8 @@ fn the_units_run_under_systemd() -> Result<()> {
     let systemd = Systemd::start(&bed)?;
     volume(&systemd)?;
     host_daemon(&systemd)?;
-    for unit in ["ginnel-volume@data", "ginneld", "ginneld-guest"] {
+    cache(&systemd)?;
+    for unit in ["ginnel-volume@data", "ginneld", "ginneld-guest", "ginnel-cache@main"] {
         let said = systemd.run(&format!("systemd-analyze verify --man=no {unit}.service"))?;
         ensure!(said.exit == Exit::Code(0) && said.stderr.is_empty(), "{said:?}");
         let score = systemd.run(&format!("systemd-analyze security --no-pager {unit}.service"))?.stdout;
@@ -268,5 +271,32 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     ensure!(systemd.journal("ginneld")?.matches("keeper started").count() == 0, "systemd is the keeper");
     let said = status()?;
     ensure!(said.contains("16 MiB"), "{said}");
+    systemd.stop_unit("ginneld")
+}
+
+/// A cache that is killed by its unit's side is served again, and has its items.
+fn cache(systemd: &Systemd<'_>) -> Result<()> {
+    let unit = "ginnel-cache@main";
+    systemd.write("ginnel/caches/bad.env", "ARGS=--segment s --oops\n")?;
+    systemd.refuse_unit("ginnel-cache@bad", "--oops")?;
+    systemd.start_unit("ginneld")?;
+    let arguments = "--segment s --memory 8M --max-item-size 64K --unix /run/ginnel/caches/main.sock";
+    systemd.write("ginnel/caches/main.env", &format!("ARGS={arguments}\n"))?;
+    systemd.start_unit(unit)?;
+    let ginnel = |what: &str| -> Result<String> {
+        Ok(systemd.run(&format!("/usr/local/bin/ginnel cache {what}"))?.ok()?.stdout)
+    };
+    ginnel("set s/main greeting hello")?;
+    let pid = systemd.kill_unit(unit)?;
+    for path in ["/etc/x", "/usr/local/x", "/sys/x", "/root/x", "/home/x"] {
+        let said = systemd.run_as(&pid, &format!("touch {path}"))?;
+        ensure!(said.exit != Exit::Code(0), "{path} can be written");
+    }
+    ensure!(ginnel("get s/main greeting")?.trim() == "hello");
+    let over_socket = ginnel("--changes 'unix /run/ginnel/caches/main.sock' status s/main --json")?;
+    ensure!(over_socket.contains("items"), "{over_socket}");
+    systemd.stop_unit(unit)?;
+    // Reading needs no server.
+    ensure!(ginnel("get s/main greeting")?.trim() == "hello");
     systemd.stop_unit("ginneld")
 }

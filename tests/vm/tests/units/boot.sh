@@ -16,7 +16,7 @@ mount --bind "$place/lib" /var/lib
 mount -t tmpfs -o mode=755 tmpfs /usr/local
 # The journal of this boot only.
 mount -t tmpfs -o mode=755 tmpfs /var/log
-for program in ginneld ginnel ginnel-volume; do install -D -t /usr/local/bin "$binaries/$program"; done
+for program in ginneld ginnel ginnel-volume ginnel-cache; do install -D -t /usr/local/bin "$binaries/$program"; done
 for unit in "$source"/packaging/systemd/*; do
     # As scripts/install does it.
     sed 's|/usr/bin/ginnel|/usr/local/bin/ginnel|g' "$unit" > "/etc/systemd/system/$(basename "$unit")"
