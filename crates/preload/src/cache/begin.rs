@@ -35,6 +35,9 @@ const KEY: &[u8] = b"ginnel";
 /// Why a connection whose gets are answered here stays on TCP.
 const SERVED: &str = "a cache: gets are answered from its memory";
 
+/// And one whose answer to the question is still to come: it is looked for in what the kernel carries.
+const LATE: &str = "its server did not say in time whether it is a cache";
+
 /// Servers that are no caches of ours: each in the place of its hash, and until when that is remembered.
 static OTHERS: [(AtomicU64, AtomicU64); 64] = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; 64];
 
@@ -125,12 +128,24 @@ pub fn begin(socket: &'static Socket, fd: c_int, first: &[u8]) {
         }
         _ => State::None,
     };
-    if next == State::Served {
-        meet::withdraw(socket);
-        socket.stays(SERVED);
-        socket.watchers.serve();
+    end(socket, next);
+}
+
+/// The server was asked.
+fn end(socket: &'static Socket, next: State) {
+    let reason = match next {
+        State::Served => SERVED,
+        State::Late => LATE,
+        _ => return socket.cache.set(next),
+    };
+    meet::withdraw(socket);
+    // Another thread has looked for its rings meanwhile.
+    if socket.is_joined() {
+        return socket.cache.set(State::None);
     }
-    cache.set(next);
+    socket.stays(reason);
+    socket.watchers.serve();
+    socket.cache.set(next);
 }
 
 fn may_ask(socket: &'static Socket) -> bool {
@@ -317,6 +332,23 @@ pub fn late(socket: &'static Socket, fd: c_int, waits: bool) -> Option<Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::Stage;
+    use crate::table;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_connection_whose_server_answers_late_stays_on_tcp() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = stream.as_raw_fd();
+        let socket = table::add_socket(fd);
+        socket.set_stage(Stage::Native);
+        let next = ask(socket, fd, Protocol::Text);
+        end(socket, next);
+        assert_eq!((socket.cache.state(), socket.stage()), (State::Late, Stage::Stays));
+        table::forget(fd);
+    }
 
     #[test]
     fn clients_of_memcached_are_known_by_their_first_bytes() {
