@@ -160,7 +160,7 @@ enum Step {
 fn request() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => "(get|gets) [a-d]( [a-d]){0,3}\r\n".prop_map(String::into_bytes),
-        2 => "mg [a-d]( v| k| s| c| f| Ox| t| h| q| u| b){0,3}\r\n".prop_map(String::into_bytes),
+        2 => "mg [a-d]( v| k| s| c| f| Ox| t| q| u| b){0,3}\r\n".prop_map(String::into_bytes),
         1 => Just(b"mn\r\n".to_vec()),
         1 => "(delete [a-d]|incr [a-d] 3|touch [a-d] 0|verbosity 1)( noreply|)\r\n".prop_map(String::into_bytes),
         1 => "(version|md [a-d]( q|)|ma [a-d]( q|)|[ -~]{0,9})\r\n".prop_map(String::into_bytes),
