@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
+use crate::kernel;
 use crate::lock::Lock;
 use crate::socket::Socket;
 use crate::table::SOCKETS;
@@ -79,8 +80,9 @@ pub struct Cache {
     queued: AtomicUsize,
     /// Threads that sleep in the kernel until something comes, or are about to. Raised with the filter's lock held.
     asleep: AtomicU32,
-    /// Calls that have not looked at the kernel's socket.
+    /// Calls that have not looked at the kernel's socket, and when the last one has, in ticks of the kernel's clock.
     looks: AtomicU32,
+    looked: AtomicU64,
     /// Which server it is connected to: a hash of its address.
     server: AtomicU64,
     /// Gets that were answered here, and such that were passed on.
@@ -91,7 +93,8 @@ pub struct Cache {
     filter: Lock<Option<Box<Filter>>>,
 }
 
-/// So many calls are made between two looks at the kernel's socket, which may have ended.
+/// So many calls are made between two looks at the kernel's socket, which may have ended, if they follow each other closely: another server may be
+/// there meanwhile, which has other items.
 const CALLS: u32 = 64;
 
 impl Cache {
@@ -101,6 +104,7 @@ impl Cache {
             queued: AtomicUsize::new(0),
             asleep: AtomicU32::new(0),
             looks: AtomicU32::new(0),
+            looked: AtomicU64::new(0),
             server: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             passed: AtomicU64::new(0),
@@ -176,7 +180,12 @@ impl Cache {
 
     /// Whether it is time to look at the kernel's socket.
     fn is_look_due(&self) -> bool {
-        self.looks.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
+        let tick = kernel::tick();
+        let is_later = self.looked.load(Ordering::Relaxed) != tick;
+        if is_later {
+            self.looked.store(tick, Ordering::Relaxed);
+        }
+        self.looks.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1 || is_later
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ginnel_cache::engine::Engine;
 use ginnel_cache::numbers::Settings;
@@ -337,4 +338,17 @@ fn what_is_queued_is_received_before_the_end() {
     assert_eq!(client.receive(99, 0), b"EN\r\n");
     assert_eq!(client.receive(99, 0), b"");
     assert_eq!(client.socket.cache.state(), State::None);
+}
+
+#[test]
+fn a_connection_that_has_ended_is_noticed_soon() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let client = Client::new(Protocol::Text);
+    client.send(b"get a\r\n", 1);
+    assert_eq!(client.receive(5, 0), b"END\r\n");
+    kernel::send(client.stream.as_raw_fd(), b"quit\r\n", 0);
+    while kernel::poll_now(client.stream.as_raw_fd(), libc::POLLIN) == 0 {}
+    std::thread::sleep(Duration::from_millis(20));
+    let _ = super::send(client.socket, client.stream.as_raw_fd(), 0, &Pieces::from_slice(&[b"get a\r\n"]));
+    assert_eq!(client.socket.cache.queued(), 0, "there is no server any more");
 }
