@@ -163,7 +163,21 @@ impl Cache {
 
     /// Goes from one state to another. False if it was not in that one.
     fn change(&self, from: State, to: State) -> bool {
-        self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        // ORDER preload.asking: see `Cache::is_fresh`.
+        self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether nobody asks the server who has not seen this thread sleep.
+    fn is_fresh(&self) -> bool {
+        // ORDER preload.asking: either a thread that is about to receive sees that the server is asked, or whoever asks it sees that thread, because
+        // both write before they read and all four are sequentially consistent. Pairs with: `Cache::is_asleep`.
+        self.state.load(Ordering::SeqCst) == State::Fresh as u8
+    }
+
+    /// Whether a thread sleeps, or is about to, that would get what the server is asked now.
+    fn is_asleep(&self) -> bool {
+        // ORDER preload.asking: see `Cache::is_fresh`.
+        self.asleep.load(Ordering::SeqCst) != 0
     }
 
     /// Bytes that can be received before those that the kernel has.
@@ -200,7 +214,8 @@ impl Asleep {
     }
 
     fn anyway(socket: &'static Socket) -> Self {
-        socket.cache.asleep.fetch_add(1, Ordering::Relaxed);
+        // ORDER preload.asking: see `Cache::is_fresh`.
+        socket.cache.asleep.fetch_add(1, Ordering::SeqCst);
         Self(socket)
     }
 }

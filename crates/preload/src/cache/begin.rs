@@ -123,9 +123,7 @@ pub fn begin(socket: &'static Socket, fd: c_int, first: &[u8]) {
     }
     let next = match spoken(first) {
         // Who sleeps there would get the answer.
-        Some(protocol) if cache.asleep.load(Ordering::Relaxed) == 0 && may_ask(socket) => {
-            ask(socket, fd, protocol)
-        }
+        Some(protocol) if !cache.is_asleep() && may_ask(socket) => ask(socket, fd, protocol),
         _ => State::None,
     };
     end(socket, next);

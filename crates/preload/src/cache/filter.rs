@@ -438,6 +438,10 @@ pub fn receive<N: FnOnce() -> isize>(
             State::Asking => wait_for_answer(socket),
             State::Fresh => {
                 let _asleep = Asleep::anyway(socket);
+                // A thread that asks the server may not have seen this one.
+                if !socket.cache.is_fresh() {
+                    continue;
+                }
                 let got = through_kernel(socket, native, peeks)?;
                 // A server that speaks first is none of ours.
                 if got > 0 {
