@@ -184,7 +184,7 @@ impl Instance {
     fn serve(&self) {
         let _state = self.state.lock();
         // ORDER epoll.served: either a thread that is about to sleep sees it, or whoever offers something sees that thread, because both write
-        // before they read and all four are sequentially consistent. Pairs with: `Instance::sleep_unaware`, `Instance::offer`.
+        // before they read and all four are sequentially consistent. Pairs with: `Instance::sleep_unaware`, `Instance::is_polled`, `Instance::offer`.
         self.is_served.store(true, Ordering::SeqCst);
     }
 
@@ -192,7 +192,7 @@ impl Instance {
     fn offer(&self, fd: c_int, socket: &'static Socket) -> bool {
         let mut state = self.state.lock();
         // ORDER epoll.served: see `Instance::serve`.
-        if self.sleeping.load(Ordering::Relaxed) > 0 || self.unaware.load(Ordering::SeqCst) > 0 {
+        if self.sleeping.load(Ordering::SeqCst) > 0 || self.unaware.load(Ordering::SeqCst) > 0 {
             return false;
         }
         let Some(watch) = state.watches.get_mut(&fd).filter(|watch| watch.is_of(socket)) else { return true };
@@ -244,6 +244,14 @@ impl Instance {
             self.sleeping.fetch_or(WATCHED, Ordering::Relaxed);
             self.state.lock().arm(self.fd.load(Ordering::Relaxed));
         }
+    }
+
+    /// A thread is about to wait for this instance with `poll`. Whether sockets in it are not the kernel's alone; if not, the thread sleeps in the
+    /// kernel, and would not notice what is queued meanwhile.
+    pub fn is_polled(&self) -> bool {
+        // ORDER epoll.served: see `Instance::serve`.
+        self.sleeping.fetch_or(WATCHED, Ordering::SeqCst);
+        self.has_joined()
     }
 
     /// Another instance watches this one: whoever waits there sleeps in the kernel, and knows nothing of rings.

@@ -142,7 +142,7 @@ pub fn concerns_us(fds: &[pollfd]) -> bool {
             attend_if_needed(socket, poll.fd);
             any |= socket.is_joined() || cache::concerns(socket);
         } else if let Some(instance) = EPOLLS.get(poll.fd) {
-            any |= instance.has_joined();
+            any |= instance.is_polled();
         }
     }
     any

@@ -352,3 +352,28 @@ fn a_connection_that_has_ended_is_noticed_soon() {
     let _ = super::send(client.socket, client.stream.as_raw_fd(), 0, &Pieces::from_slice(&[b"get a\r\n"]));
     assert_eq!(client.socket.cache.queued(), 0, "there is no server any more");
 }
+
+#[test]
+#[expect(unsafe_code, reason = "an epoll instance")]
+fn gets_are_passed_on_while_somebody_polls_an_epoll_instance() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let client = Client::new(Protocol::Text);
+    client.socket.cache.set(State::None);
+    // SAFETY: a call without rules.
+    let epoll = unsafe { libc::epoll_create1(0) };
+    table::add_epoll(epoll);
+    let polled = libc::pollfd { fd: epoll, events: libc::POLLIN, revents: 0 };
+    assert!(!crate::poll::concerns_us(&[polled]), "it sleeps in the kernel");
+    // Meanwhile, another thread connects.
+    client.socket.cache.set(State::Served);
+    let fd = client.stream.as_raw_fd();
+    let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    let instance = table::EPOLLS.get(epoll).unwrap();
+    assert_eq!(instance.control(epoll, libc::EPOLL_CTL_ADD, fd, Some(event), || 0), 0);
+    client.send(b"get a\r\n", 1);
+    assert_eq!(client.socket.cache.queued(), 0, "nobody would wake who polls");
+    assert_eq!(client.receive(5, 0), b"END\r\n");
+    table::forget(epoll);
+    // SAFETY: nobody else has it.
+    unsafe { libc::close(epoll) };
+}
