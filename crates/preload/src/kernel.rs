@@ -343,6 +343,15 @@ pub fn switches() -> i64 {
     usage.ru_nvcsw + usage.ru_nivcsw
 }
 
+/// Bytes of what was sent that the peer's kernel has not acknowledged.
+pub fn unacknowledged(fd: c_int) -> usize {
+    let _errno = Kept::new();
+    let mut bytes: c_int = 0;
+    // SAFETY: room for an int.
+    let result = unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut bytes).cast()) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// The kernel's clock as of its last tick, every few milliseconds: in nanoseconds. Costs less than the time of day.
 pub fn tick() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

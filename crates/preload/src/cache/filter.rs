@@ -15,7 +15,7 @@ use libc::{c_int, c_short};
 use super::begin::{self, Asked};
 use super::queue::Queue;
 use super::serve::Server;
-use super::{Asleep, Pieces, Rooms, State, find};
+use super::{Asleep, Pieces, Rooms, State, find, hits};
 use crate::confined::is_confined;
 use crate::errno::{Errno, Kept, Result, check, tell};
 use crate::lock::Guard;
@@ -197,6 +197,10 @@ impl Entered {
     #[cold]
     fn tell_hits(&mut self, fd: c_int, cache: &'static find::Cache) {
         let _errno = Kept::new();
+        // A server that does not take what it was told is told later: a part of a line would be the last that this connection sends.
+        if kernel::unacknowledged(fd) > hits::LINE {
+            return;
+        }
         let Some((line, len)) = cache.hits.take(self.protocol) else { return };
         let line = &line[..len];
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -617,4 +621,51 @@ pub fn receive_further(socket: &'static Socket, flags: c_int, pieces: &mut Rooms
 pub fn is_idle(socket: &'static Socket) -> bool {
     socket.cache.state() == State::Served
         && enter(socket).is_some_and(|filter| filter.requests.is_between() && filter.answers.is_idle())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{socket, table};
+    use ginnel_cache_store::reader::Reader;
+    use ginnel_cache_store::store::Store;
+    use ginnel_layout::cache::Shape;
+    use ginnel_shmem::Mapping;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_server_that_takes_nothing_is_not_told_of_hits() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let fd = stream.as_raw_fd();
+        let socket = table::add_socket(fd);
+        socket.set_stage(socket::Stage::Stays);
+        let shape = Shape::new(8, 64 << 10, 256, usize::MAX).unwrap();
+        let memory = Mapping::anonymous(shape.len()).unwrap();
+        let _store = Store::create(memory.clone(), shape, [1, 2], 0).unwrap();
+        let cache = find::Cache::of(Reader::new(memory).unwrap());
+        *socket.cache.filter.lock() = Some(Box::new(Filter::new(cache, Protocol::Text)));
+        for (fd, option) in [(fd, libc::SO_SNDBUF), (peer.as_raw_fd(), libc::SO_RCVBUF)] {
+            let size: c_int = 20_000;
+            #[expect(unsafe_code, reason = "an option of a socket")]
+            // SAFETY: an int.
+            let set = unsafe { real::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const size).cast(), 4) };
+            assert_eq!(set, 0);
+        }
+        let mut filter = enter(socket).unwrap();
+        for turn in 0..100 {
+            for key in 1..=256 {
+                cache.hits.note((turn * 256 + key) << 20);
+            }
+            filter.tell_hits(fd, cache);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let sent = check(kernel::send(fd, b"get a\r\n", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL));
+        assert_ne!(sent, Err(Errno(libc::EPIPE)), "the program's connection goes on");
+        drop(filter);
+        table::forget(fd);
+        drop(peer);
+    }
 }

@@ -21,7 +21,7 @@ const LOOKS: u64 = 64;
 
 /// A request that tells them, and its length. A packet is shorter than a line.
 pub type Line = ([u8; LINE], usize);
-const LINE: usize = "ginnel hits\r\n".len() + MOST * " 0123456789abcdef".len();
+pub const LINE: usize = "ginnel hits\r\n".len() + MOST * " 0123456789abcdef".len();
 
 /// Hits that the server was told, or will be.
 pub struct Hits {
