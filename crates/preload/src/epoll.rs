@@ -78,6 +78,8 @@ struct State {
     /// Calls since the kernel was asked.
     calls: u32,
     asked: Option<Instant>,
+    /// It was to be asked, and there was no room for what it would have told.
+    is_kernel_first: bool,
     /// How often a thread has slept that has looked at sockets first.
     sleeps: u32,
     /// Looks in a row that have found nothing.
@@ -129,6 +131,7 @@ impl Instance {
             answered: Vec::new(),
             calls: 0,
             asked: None,
+            is_kernel_first: false,
             sleeps: 0,
             failures: 0,
             told: 0,
@@ -467,14 +470,15 @@ impl Instance {
                 }
                 continue;
             }
-            let found = {
+            let (found, is_kernel_first) = {
                 let mut state = self.state.lock();
-                let found = state.collect(events, false);
+                let is_kernel_first = std::mem::take(&mut state.is_kernel_first);
+                let found = if is_kernel_first { 0 } else { state.collect(events, false) };
                 if found > 0 && !state.is_kernel_due() {
                     self.hand_over(epoll, state);
                     return Ok(found);
                 }
-                found
+                (found, is_kernel_first)
             };
             // The kernel has a word for other descriptors, and of wakes.
             if found < events.len() {
@@ -487,11 +491,13 @@ impl Instance {
                     self.hand_over(epoll, self.state.lock());
                     return Ok(found + told);
                 }
-                if n > 0 {
+                if n > 0 || is_kernel_first {
                     continue;
                 }
             } else {
-                self.hand_over(epoll, self.state.lock());
+                let mut state = self.state.lock();
+                state.is_kernel_first = true;
+                self.hand_over(epoll, state);
                 return Ok(found);
             }
             let mut left = limit.left();

@@ -377,3 +377,35 @@ fn gets_are_passed_on_while_somebody_polls_an_epoll_instance() {
     // SAFETY: nobody else has it.
     unsafe { libc::close(epoll) };
 }
+
+#[test]
+#[expect(unsafe_code, reason = "an epoll instance")]
+fn other_descriptors_have_their_turn_where_there_is_room_for_one_event() {
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let client = Client::new(Protocol::Text);
+    // SAFETY: a call without rules.
+    let epoll = unsafe { libc::epoll_create1(0) };
+    table::add_epoll(epoll);
+    let instance = table::EPOLLS.get(epoll).unwrap();
+    let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+    assert_eq!(instance.control(epoll, libc::EPOLL_CTL_ADD, client.stream.as_raw_fd(), Some(event), || 0), 0);
+    let mut others = 0;
+    for _ in 0..300 {
+        client.send(b"get a\r\n", 1);
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }];
+        // Another descriptor is always readable.
+        let kernel = |events: &mut [libc::epoll_event], _| {
+            events[0] = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 9 };
+            Ok(1)
+        };
+        assert_eq!(instance.wait(epoll, &mut events, None, kernel), Ok(1));
+        match { events[0].u64 } {
+            7 => assert_eq!(client.receive(99, 0).len() % 5, 0),
+            _ => others += 1,
+        }
+    }
+    assert!(others > 0, "the kernel was never asked");
+    table::forget(epoll);
+    // SAFETY: nobody else has it.
+    unsafe { libc::close(epoll) };
+}
