@@ -1,6 +1,7 @@
 //! socket, connect, listen, accept, shutdown and options.
 
 use std::ffi::c_void;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ginnel_tcp::{Connecting, Role};
@@ -53,7 +54,7 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     result
 }
 
-/// The port of an address, and all of the address.
+/// The port of an address, and all of the address that says where that is.
 unsafe fn port<'a>(address: *const sockaddr, len: socklen_t) -> Option<(u16, &'a [u8])> {
     // Both kinds of addresses have the port at the same place.
     let len = (len as usize).min(size_of::<libc::sockaddr_in6>());
@@ -63,8 +64,13 @@ unsafe fn port<'a>(address: *const sockaddr, len: socklen_t) -> Option<(u16, &'a
     // SAFETY: the caller says that there is an address of this length.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
     let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
-    let is_known = matches!(family, libc::AF_INET | libc::AF_INET6);
-    is_known.then(|| (u16::from_be_bytes([bytes[2], bytes[3]]), bytes))
+    let len = match family {
+        // What is behind it may be anything.
+        libc::AF_INET => offset_of!(libc::sockaddr_in, sin_zero),
+        libc::AF_INET6 => len,
+        _ => return None,
+    };
+    Some((u16::from_be_bytes([bytes[2], bytes[3]]), &bytes[..len]))
 }
 
 #[unsafe(no_mangle)]
