@@ -251,7 +251,11 @@ impl Cache<'_> {
     fn idle(&mut self, servers: &Servers<'_>) -> Result<()> {
         let unix = servers.unix();
         // The shell has become memcached at TCP; the one at the Unix socket is its child, so each is asked for by its command.
-        let of_unix = servers.bed.host("pgrep -f 'memcached.*memcached.sock' | tail -n 1")?.ok()?.stdout;
+        let of_unix = servers
+            .bed
+            .host("pgrep -a -x memcached | grep memcached.sock | tail -n 1 | cut -d ' ' -f 1")?
+            .ok()?
+            .stdout;
         let of_unix: u32 = of_unix.trim().parse().context("memcached's process")?;
         let turns = self.turns(PAIRS, |own| {
             let (whom, pid) = if own { ("--own items/main", servers.cache.pid()) } else { (&*unix, of_unix) };
