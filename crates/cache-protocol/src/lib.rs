@@ -5,6 +5,7 @@
 //! key      keys in base64
 //! text     requests in text, the meta ones included
 //! binary   requests in the binary protocol, and its answers
+//! returned words in the answers to meta requests
 //! answer   where the answer to a request ends: for clients and those between a client and a server
 //! follow   a connection, from between a client and a server
 //! ```
@@ -18,6 +19,7 @@ pub mod binary;
 pub mod follow;
 pub mod key;
 pub mod number;
+pub mod returned;
 pub mod text;
 
 /// The longest key, in bytes.

@@ -2,8 +2,8 @@
 
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::binary::{self, Header, opcode, status};
-use ginnel_cache_protocol::key::{Key, encode};
 use ginnel_cache_protocol::number::append;
+use ginnel_cache_protocol::returned::{append_key, append_number, append_word};
 use ginnel_cache_protocol::text::{self, Get, Meta as MetaRequest, Request};
 use ginnel_cache_store::reader::{Found, Place, Reader};
 use ginnel_cache_store::store::Meta;
@@ -199,7 +199,7 @@ impl<M: Memory> Server<'_, M> {
                 for word in request.words {
                     match word[0] {
                         b'O' => append_word(self.out, word),
-                        b'k' => append_key(self.out, &request.key, is_decoded),
+                        b'k' => append_key(self.out, key, is_decoded),
                         _ => {}
                     }
                 }
@@ -225,7 +225,7 @@ impl<M: Memory> Server<'_, M> {
                 b'c' => append_number(self.out, b'c', meta.version),
                 b'f' => append_number(self.out, b'f', u64::from(meta.flags)),
                 b'O' => append_word(self.out, word),
-                b'k' => append_key(self.out, &request.key, meta.marks & marks::BINARY_KEY != 0),
+                b'k' => append_key(self.out, key, meta.marks & marks::BINARY_KEY != 0),
                 _ => {}
             }
         }
@@ -303,25 +303,5 @@ impl Head<'_> {
                 return self.bytes(&digits[at..]);
             }
         }
-    }
-}
-
-fn append_word(out: &mut Vec<u8>, word: &[u8]) {
-    out.push(b' ');
-    out.extend_from_slice(word);
-}
-
-fn append_number(out: &mut Vec<u8>, letter: u8, value: u64) {
-    out.extend_from_slice(&[b' ', letter]);
-    append(out, value);
-}
-
-fn append_key(out: &mut Vec<u8>, key: &Key<'_>, in_base64: bool) {
-    out.extend_from_slice(b" k");
-    if in_base64 {
-        encode(out, key.bytes());
-        out.extend_from_slice(b" b");
-    } else {
-        out.extend_from_slice(key.bytes());
     }
 }
