@@ -187,12 +187,34 @@ impl Cache<'_> {
         if self.wants("server's CPU while readers are busy") {
             self.idle(&servers)?;
         }
+        if self.wants("GET 100 B of a million items") {
+            self.million(&servers)?;
+        }
         let Servers { memcached, cache, ginnel, .. } = servers;
         cache.kill(9)?;
         cache.wait(PATIENCE)?;
         drop(memcached);
         if self.wants("restart with a million items") {
             self.restart(&bed, &ginnel)?;
+        }
+        Ok(())
+    }
+
+    /// Items that do not fit into the processor's caches.
+    fn million(&mut self, servers: &Servers<'_>) -> Result<()> {
+        let (case, own) = ("GET 100 B of a million items", "--own items/main");
+        let peers = [("memcached, Unix socket", servers.unix()), ("memcached, TCP", servers.tcp())];
+        for whom in [own, &peers[0].1, &peers[1].1] {
+            servers.run(&format!("load {whom} --keys {MILLION}"))?;
+        }
+        for (name, peer) in &peers {
+            let turns = self.turns(PAIRS, |is_own| {
+                let (whom, count) = if is_own { (own, 200_000) } else { (&**peer, 20_000) };
+                servers.run(&format!("get {whom} --keys {MILLION} --count {count} --cpu 0"))
+            })?;
+            self.row_of(case, "us", Better::Lower, &turns, name, |f| f.median, Some(40.0), "");
+            let case = format!("{case}, p99");
+            self.row_of(&case, "us", Better::Lower, &turns, name, |f| f.p99, Some(20.0), "");
         }
         Ok(())
     }
