@@ -201,7 +201,7 @@ pub enum Command {
 
 /// The numbers of commands.
 pub mod opcode {
-    #![allow(missing_docs)]
+    #![allow(missing_docs)] // The names are those of the protocol's documentation.
     pub const GET: u8 = 0x00;
     pub const SET: u8 = 0x01;
     pub const ADD: u8 = 0x02;
