@@ -312,13 +312,7 @@ impl<M: Memory> Store<M> {
 
     /// The value of a key is appended to `value`. Counts as a use.
     pub fn get(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<Meta> {
-        let hash = self.hasher.hash(key);
-        let (_, item) = self.find(hash, key)?;
-        self.used(&item);
-        let begin = value.len();
-        value.resize(begin + item.lengths.value(), 0);
-        self.memory.read_acquire(item.value_at(), &mut value[begin..]);
-        Some(meta(&item))
+        self.get_behind(key, true, value, |_, _| {})
     }
 
     /// The same, behind what `begin` appends. Counts as a use only if it `is_use`.

@@ -87,7 +87,8 @@ fn run(flags: &Flags) -> Result<()> {
     if let Some(path) = &flags.unix {
         doors.push(Door::Unix(bind(path, flags.unix_mode.0)?));
         unix = Some((path.clone(), file_at(path)));
-        writeln!(contact, "unix {}", path.display())?;
+        // Clients have other working directories.
+        writeln!(contact, "unix {}", std::path::absolute(path)?.display())?;
     }
     if doors.is_empty() && channels.is_empty() {
         bail!("nobody could reach this cache; give it --listen, --unix or --channel");

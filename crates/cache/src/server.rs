@@ -176,10 +176,6 @@ impl<M: Memory> Server<M> {
             self.set.wait(&mut keys, Some(timeout))?;
             self.tick();
             self.look_around()?;
-            if keys.is_empty() && self.is_full && self.has_room() {
-                // There were too few file descriptors; there may be more now.
-                self.watch_doors(true);
-            }
             // A few items at a time: nobody waits for all of it.
             is_tidy = !self.engine.store().tidy();
             let mut channels_work = false;
