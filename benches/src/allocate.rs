@@ -6,7 +6,7 @@ use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::Plan;
 
 /// So many blocks live while one more is made and freed.
@@ -23,7 +23,7 @@ const SEGMENT: &str = "[segment.many]\nsize = \"5G\"\npage = \"4K\"\nmembers = [
     handles_per_endpoint = 2000000\nhandles_per_member = 2000000\nblocks_per_endpoint = 2000000\nblocks_per_member = 2000000\n";
 
 /// Adds a row for each number of blocks. Needs 5 GiB of tmpfs.
-pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {
+pub fn allocate(bed: &TestBed, report: &mut Report) -> Result<()> {
     let ginnel = Plan::new(bed).config(SEGMENT).start()?;
     let socket = AttachOptions { socket: ginnel.socket(), ..AttachOptions::default() };
     let endpoint = Endpoint::attach_with("many", &socket)?;
@@ -67,7 +67,7 @@ pub fn allocate(bed: &Bed, report: &mut Report) -> Result<()> {
 }
 
 /// Adds a row for the longest wait while the journal is rewritten. Needs 5 GiB of tmpfs.
-pub fn journal(bed: &Bed, report: &mut Report) -> Result<()> {
+pub fn journal(bed: &TestBed, report: &mut Report) -> Result<()> {
     let ginnel = Plan::new(bed).config(SEGMENT).start()?;
     let socket = AttachOptions { socket: ginnel.socket(), ..AttachOptions::default() };
     let endpoint = Endpoint::attach_with("many", &socket)?;

@@ -3,7 +3,7 @@
 //! asleep in `poll`, or looking first, and leaving the CPU to others meanwhile.
 
 use anyhow::{Context, Result, ensure};
-use ginnel::{Mapping, Memory, SharedSlice, WaitMode};
+use ginnel::{Mapping, SharedMemory, SharedSlice, WaitMode};
 use ginnel_farm::{Books, Generated, Report, Source, count, equal};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{ErrorKind, Read, Write};

@@ -4,17 +4,17 @@
 use crate::report::{Better, Report};
 use crate::volume::{Backing, Plan, Server, Wait, make_file};
 use anyhow::{Context, Result};
-use ginnel_volume_client::Options;
+use ginnel_volume_bench::Options;
 use std::path::Path;
 use std::time::Duration;
-use vmtest::{Bed, Vm};
+use vmtest::{TestBed, Vm};
 
 const BYTES: u64 = 256 << 20;
 const SECONDS: u64 = 3;
 
 /// Adds the rows.
 pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
-    let bed = Bed::new("volume-bench")?;
+    let bed = TestBed::new("volume-bench")?;
     println!("guests run under {:?}", bed.accel()?);
     // In the page cache, so that the way to the disk is measured, and not a disk. Not on tmpfs, which io_uring hands to other
     // threads.
@@ -69,7 +69,7 @@ pub fn rows(report: &mut Report, pairs: usize) -> Result<()> {
 }
 
 /// A VM with the three disks. QEMU's own have the same kind of image, io_uring, and a thread each.
-fn boot(bed: &Bed, socket: &Path, blk: &Path, scsi: &Path) -> Result<Vm> {
+fn boot(bed: &TestBed, socket: &Path, blk: &Path, scsi: &Path) -> Result<Vm> {
     let drive = |id: &str, path: &Path| {
         format!("-blockdev driver=file,node-name={id},filename={},aio=io_uring ", path.display())
     };

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::installation::Plan;
-use vmtest::{Bed, HostJob};
+use vmtest::{HostJob, TestBed};
 
 /// Members that have joined in the end, the host among them.
 const MEMBERS: [usize; 4] = [2, 8, 32, 64];
@@ -98,7 +98,7 @@ pub fn joining(report: &mut Report) -> Result<()> {
 
 /// Has `count` VMs join an installation, one after the other. The host is a member from the start.
 fn join(shape: Shape, count: usize) -> Result<Vec<Joined>> {
-    let bed = Bed::new("joining")?;
+    let bed = TestBed::new("joining")?;
     let names: Vec<_> = (0..count).map(|number| format!("vm{number}")).collect();
     let plan = names.iter().fold(Plan::new(&bed), |plan, name| plan.vm(name));
     let ginnel = plan.config(&shape.config(&names)).start()?;
@@ -115,7 +115,7 @@ fn join(shape: Shape, count: usize) -> Result<Vec<Joined>> {
 }
 
 /// Starts a QEMU with these devices and waits until nothing more comes to it, but at least `eventfds` have.
-fn start(bed: &Bed, name: &str, devices: &str, eventfds: usize) -> Result<Qemu> {
+fn start(bed: &TestBed, name: &str, devices: &str, eventfds: usize) -> Result<Qemu> {
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-S", "-M", "q35", "-accel", "tcg", "-m", "32,slots=4,maxmem=8G"])

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::{Installation, Plan, verbs_libraries};
 
 /// How long a run may take.
@@ -134,7 +134,7 @@ impl Mpi<'_> {
     /// Between processes of the host.
     pub fn host(&mut self) -> Result<()> {
         const PAIRS: usize = 5;
-        let bed = Bed::new("bench-mpi")?;
+        let bed = TestBed::new("bench-mpi")?;
         let host = Host::new(&bed)?;
         for library in &LIBRARIES {
             for (what, ranks, arguments, peer, target) in [
@@ -175,12 +175,12 @@ impl Mpi<'_> {
 
 /// A daemon with a segment that is an RDMA device.
 struct Host<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     ginnel: Installation<'b>,
 }
 
 impl<'b> Host<'b> {
-    fn new(bed: &'b Bed) -> Result<Self> {
+    fn new(bed: &'b TestBed) -> Result<Self> {
         let ginnel = Plan::new(bed).segment(SEGMENT, 2048, &["host"]).with_verbs().start()?;
         verbs_libraries(&bed.dir().join("verbs"))?;
         let host = Self { bed, ginnel };

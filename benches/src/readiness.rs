@@ -13,7 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::Plan;
 
 /// Channels, of which one is busy.
@@ -175,7 +175,7 @@ fn one_way(
 /// Adds the rows.
 pub fn readiness(report: &mut Report) -> Result<()> {
     raise_limit();
-    let bed = Bed::new("readiness")?;
+    let bed = TestBed::new("readiness")?;
     let ginnel = Plan::new(&bed).config(CONFIG).start()?;
     let endpoint = attach(&ginnel.socket())?;
     let used = || -> Result<f64> {

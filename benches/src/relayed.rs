@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::{Plan, program};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -212,7 +212,7 @@ pub fn ask(what: Request) -> Result<()> {
 
 /// Adds the rows.
 pub fn relayed(report: &mut Report) -> Result<()> {
-    let bed = Bed::new("relayed")?;
+    let bed = TestBed::new("relayed")?;
     let ginnel = Plan::new(&bed).vm("a").segment(SEGMENT, 16, &["host", "a"]).start()?;
     let vm = ginnel.vm("a")?.program(program("bench-daemon")?).start()?;
     vm.wait_ready()?;

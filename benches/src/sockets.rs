@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, Vm};
+use vmtest::{TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -361,7 +361,7 @@ impl Sockets<'_> {
 
     /// Between two processes of the host.
     pub fn host(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-sockets")?;
+        let bed = TestBed::new("bench-sockets")?;
         let ginnel = Plan::new(&bed)
             .config("[segment.local]\nsize = \"512M\"\nmembers = [\"host\"]\nallow_users = [\"postgres\"]\nsockets = true")
             .start()?;
@@ -418,7 +418,7 @@ impl Sockets<'_> {
 
     /// Between two VMs.
     pub fn vms(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-sockets-vms")?;
+        let bed = TestBed::new("bench-sockets-vms")?;
         let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 128, &["a", "b"]).start()?;
         let tools =
             ["iperf3", "sockperf", "redis-server", "redis-benchmark"].map(|tool| format!("/usr/bin/{tool}"));
@@ -486,7 +486,7 @@ impl Sockets<'_> {
 
 /// Where server and client run.
 enum Place<'a> {
-    Host { bed: &'a Bed, ginnel: &'a Installation<'a>, dir: &'a str, library: String },
+    Host { bed: &'a TestBed, ginnel: &'a Installation<'a>, dir: &'a str, library: String },
     Vms { client: &'a Vm, server: &'a Vm },
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::Plan;
 
 /// Programs that open handles at once, and how many handles each.
@@ -145,7 +145,7 @@ fn longest<T>(socket: &Path, done: impl FnOnce() -> Result<T>) -> Result<(f64, T
 
 /// Adds the rows.
 pub fn stalls(report: &mut Report) -> Result<()> {
-    let bed = Bed::new("stalls")?;
+    let bed = TestBed::new("stalls")?;
     let ginnel = Plan::new(&bed).config(CONFIG).start()?;
     let socket = ginnel.socket();
     let mut row = |case: &str, unit, value: f64, limit: f64| {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program, verbs_libraries};
-use vmtest::{Bed, Job, Vm};
+use vmtest::{Job, TestBed, Vm};
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -74,7 +74,7 @@ impl Verbs<'_> {
 
     /// Between two processes of the host.
     pub fn host(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-verbs")?;
+        let bed = TestBed::new("bench-verbs")?;
         let host = Host::new(&bed)?;
         for (case, tool, target) in [
             ("ib_write_lat, 8 B, one way", "ib_write_lat", Some(1.0 / 1.8)),
@@ -228,7 +228,7 @@ impl Verbs<'_> {
         if !rows.iter().any(|(case, ..)| self.wants(case)) {
             return Ok(());
         }
-        let bed = Bed::new("bench-verbs-vms")?;
+        let bed = TestBed::new("bench-verbs-vms")?;
         let vms = Vms::new(&bed)?;
         let note = format!("guests run under {}, with one processor each", bed.accel()?);
         for (case, tool, target) in rows {
@@ -302,12 +302,12 @@ fn next_port() -> u16 {
 
 /// Two processes of the host.
 struct Host<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     ginnel: Installation<'b>,
 }
 
 impl<'b> Host<'b> {
-    fn new(bed: &'b Bed) -> Result<Self> {
+    fn new(bed: &'b TestBed) -> Result<Self> {
         let ginnel = Plan::new(bed).segment(SEGMENT, 1024, &["host"]).with_verbs().start()?;
         verbs_libraries(&bed.dir().join("verbs"))?;
         Ok(Self { bed, ginnel })
@@ -371,13 +371,13 @@ enum Over {
 struct Vms<'b> {
     client: Vm,
     server: Vm,
-    bed: &'b Bed,
+    bed: &'b TestBed,
     _daemons: [Job; 2],
     _ginnel: Installation<'b>,
 }
 
 impl<'b> Vms<'b> {
-    fn new(bed: &'b Bed) -> Result<Self> {
+    fn new(bed: &'b TestBed) -> Result<Self> {
         let ginnel =
             Plan::new(bed).vm("a").vm("b").segment(SEGMENT, 128, &["a", "b"]).with_verbs().start()?;
         let files = bed.dir().join("files");

@@ -1,8 +1,8 @@
 //! Disk servers to measure: ours, and QEMU's storage daemon, each a process of its own on CPUs of its own.
 
 use anyhow::{Context, Result, bail, ensure};
-use ginnel_volume_client::workload::{Limit, Outcome, Workload, run};
-use ginnel_volume_client::{Client, Options, verify};
+use ginnel_volume_bench::workload::{Limit, Outcome, Workload, run};
+use ginnel_volume_bench::{Client, Options, verify};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -4,8 +4,8 @@ use crate::measure::Timing;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Duration;
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, Job, Vm};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{Job, TestBed, Vm};
 
 /// How long one measurement may take.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -23,21 +23,21 @@ pub enum Place<'w> {
 /// `bench-bar` and `bare-bar`.
 pub struct World<'b> {
     /// The bed that it lives in.
-    pub bed: &'b Bed,
+    pub bed: &'b TestBed,
     /// The installation.
     pub ginnel: Installation<'b>,
 }
 
 impl<'b> World<'b> {
     /// Starts the daemon. Needs no VM.
-    pub fn new(bed: &'b Bed) -> Result<Self> {
+    pub fn new(bed: &'b TestBed) -> Result<Self> {
         let members = ["host", "a", "b"];
         let ginnel = Plan::new(bed)
             .vm("a")
             .vm("b")
             .segment("bench", 256, &members)
             .segment("bare", 64, &members)
-            .memory(Memory::Bar)
+            .memory(MemoryKind::Bar)
             .segment("bench-bar", 256, &members)
             .segment("bare-bar", 64, &members)
             .config("[limits]\nmax_ring = \"32M\"\nbytes_per_endpoint = \"128M\"")

@@ -69,9 +69,14 @@ fn look(bytes: &[u8]) {
         assert!(head <= bytes.len() && head == binary::wanted(bytes));
         let _ = request.value();
     }
-    for expected in
-        [Expected::Line, Expected::Values, Expected::Stats, Expected::Meta, Expected::Packet, Expected::Packets]
-    {
+    for expected in [
+        Expected::Line,
+        Expected::Values,
+        Expected::Stats,
+        Expected::Meta,
+        Expected::Packet,
+        Expected::Packets,
+    ] {
         let whole = Scan::new(expected).look(bytes);
         let (mut scan, mut at) = (Scan::new(expected), 0);
         let by_bytes = loop {

@@ -6,7 +6,7 @@
 use ginnel_cache_store::reader::Reader;
 use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use libfuzzer_sys::fuzz_target;
 
 const LEN: usize = 64 << 10;

@@ -9,7 +9,7 @@ use ginnel_fuzz::farm::{CAPACITY, Event, events};
 use ginnel_layout::ring::footprint;
 use ginnel_ring::RecvError;
 use ginnel_ring::message::{Consumer, Producer};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::HashSet;
 
 const INPUT: u64 = 1000;

@@ -5,7 +5,7 @@
 use ginnel_daemon::link::{Event, GuestLink, HostLink};
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::{Name, control};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 /// Handles what there is, but not for ever: a peer that keeps on sending is served again later.
 fn drain(mut step: impl FnMut() -> Event) {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use ginnel_fuzz::{WordsInput, virtqueue_model};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, GuestMemory};
 
 /// Serves all that is there, reads and writes all that it is told to, and gives all but the last back.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     Area, Chain, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, Kind, Region, Segment, Setup,
 };

@@ -7,7 +7,7 @@ use ginnel_bench::report::{Better, Report};
 use ginnel_bench::world::{Place, Running, World};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vmtest::{Bed, HOST_ADDRESS, Vm};
+use vmtest::{HOST_ADDRESS, TestBed, Vm};
 
 /// Measures channels, and `ginnel cp`, beside their alternatives.
 #[derive(Parser)]
@@ -26,7 +26,7 @@ struct Cli {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
-    let bed = Bed::new("bench")?;
+    let bed = TestBed::new("bench")?;
     let world = World::new(&bed)?;
     let mut bench = Bench { world: &world, report: Report::default(), pairs: cli.pairs };
     println!("one machine with {} CPUs; guests run under {:?}", cpus(), bed.accel()?);
@@ -647,7 +647,7 @@ fn make_file(path: &Path, mib: u64) -> Result<()> {
 }
 
 /// An ssh server on the host's side of the VMs' bridge, for one key; returns the private key.
-fn sshd(bed: &Bed) -> Result<Vec<u8>> {
+fn sshd(bed: &TestBed) -> Result<Vec<u8>> {
     let dir = bed.dir().join("ssh");
     std::fs::create_dir_all(&dir)?;
     let d = dir.display();

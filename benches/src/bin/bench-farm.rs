@@ -7,8 +7,8 @@ use ginnel_layout::farm::Header;
 use ginnel_layout::ring;
 use serde::Deserialize;
 use std::time::Duration;
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, HOST_ADDRESS, Job, Vm};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{HOST_ADDRESS, Job, TestBed, Vm};
 
 /// Measures the farm.
 #[derive(Parser)]
@@ -56,7 +56,7 @@ const SLICE: u64 = 16 << 20;
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let wants = |part: &str| cli.only.as_deref().is_none_or(|only| only == part);
-    let bed = Bed::new("bench")?;
+    let bed = TestBed::new("bench")?;
     let mut plan = Plan::new(&bed).segment("bench", cli.memory, &["host"]);
     for worker in WORKERS {
         plan = plan.vm(worker);
@@ -64,7 +64,7 @@ fn main() -> Result<()> {
     let slices = format!(
         "[segment.job]\nsize = \"{}M\"\nmemory = \"{}\"\nmembers = [\"host\"]\nslices = {WORKERS:?}",
         SLICE >> 20,
-        Memory::Dax
+        MemoryKind::Dax
     );
     let ginnel = plan.config(&slices).start()?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -97,7 +97,7 @@ struct Run {
 }
 
 struct Bench<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     ginnel: &'b Installation<'b>,
     cli: &'b Cli,
     report: Report,

@@ -5,7 +5,7 @@ use clap::Parser;
 use ginnel_bench::measure::{Handing, Timing};
 use ginnel_bench::report::{Better, Report, median};
 use ginnel_bench::world::{Place, World};
-use vmtest::{Bed, HOST_ADDRESS};
+use vmtest::{HOST_ADDRESS, TestBed};
 
 /// Measures locks beside the C library's and beside the doorbell floor.
 #[derive(Parser)]
@@ -27,15 +27,15 @@ fn main() -> Result<()> {
     let mut report = Report::default();
     if wants("allocate") {
         // A bed of its own, because it has a daemon of its own.
-        ginnel_bench::allocate::allocate(&Bed::new("allocate")?, &mut report)?;
+        ginnel_bench::allocate::allocate(&TestBed::new("allocate")?, &mut report)?;
     }
     if wants("joining") {
         ginnel_bench::joining::joining(&mut report)?;
     }
     if wants("journal") {
-        ginnel_bench::allocate::journal(&Bed::new("journal")?, &mut report)?;
+        ginnel_bench::allocate::journal(&TestBed::new("journal")?, &mut report)?;
     }
-    let bed = Bed::new("bench")?;
+    let bed = TestBed::new("bench")?;
     let world = World::new(&bed)?;
     let mut bench = Bench { world: &world, report, pairs: cli.pairs, kib: cli.kib };
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

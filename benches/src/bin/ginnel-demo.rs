@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, HOST_ADDRESS, Vm};
+use vmtest::{HOST_ADDRESS, TestBed, Vm};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const COPY_MIB: u64 = 256;
@@ -16,7 +16,7 @@ const RUN: &str = "GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so ginnel run
 
 fn main() -> Result<()> {
     let begin = Instant::now();
-    let bed = Bed::new("demo")?;
+    let bed = TestBed::new("demo")?;
     let accel = bed.accel()?;
     step("One host daemon, two stock VMs, one segment of shared memory");
     println!("kernel {}, {}", bed.kernel().release, qemu_version(&bed)?);
@@ -194,7 +194,7 @@ fn unmodified(a: &Vm, b: &Vm, table: &mut Table) -> Result<()> {
 }
 
 /// Both servers on the host, and their client in a VM.
-fn cache(bed: &Bed, ginnel: &Installation<'_>, vm: &Vm, table: &mut Table) -> Result<()> {
+fn cache(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, table: &mut Table) -> Result<()> {
     const GETS: u32 = 5000;
     let own = "ginnel-cache --segment items --name main --memory 40M --channel none";
     let servers = [
@@ -236,7 +236,7 @@ fn step(what: &str) {
     println!("\n== {what}");
 }
 
-fn qemu_version(bed: &Bed) -> Result<String> {
+fn qemu_version(bed: &TestBed) -> Result<String> {
     let said = bed.host(&format!("{} --version", bed.qemu().display()))?.ok()?.stdout;
     Ok(said.lines().next().unwrap_or_default().to_owned())
 }

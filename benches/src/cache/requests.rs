@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmtest::installation::{Installation, Plan, program};
 
-use vmtest::{Bed, HOST_ADDRESS, HostJob, Job, Vm};
+use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -26,7 +26,7 @@ const C: &str = include_str!("client.c");
 
 /// Both servers on the host, with the same items.
 pub struct Servers<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     ginnel: Installation<'b>,
     /// The address at which both listen, beside their Unix sockets.
     at: String,
@@ -36,7 +36,7 @@ pub struct Servers<'b> {
 
 impl<'b> Servers<'b> {
     /// Starts both, and stores the items.
-    pub fn new(bed: &'b Bed, ginnel: Installation<'b>, at: String, threads: u32) -> Result<Self> {
+    pub fn new(bed: &'b TestBed, ginnel: Installation<'b>, at: String, threads: u32) -> Result<Self> {
         let dir = bed.dir().display();
         let memcached = bed.host_spawn(&format!(
             "exec memcached -u root -t {threads} -m 256 -s {dir}/memcached.sock & \
@@ -51,7 +51,7 @@ impl<'b> Servers<'b> {
         Ok(servers)
     }
 
-    fn start_cache(bed: &Bed, ginnel: &Installation<'_>, at: &str, mib: usize) -> Result<Arc<HostJob>> {
+    fn start_cache(bed: &TestBed, ginnel: &Installation<'_>, at: &str, mib: usize) -> Result<Arc<HostJob>> {
         let (dir, port) = (bed.dir().display(), PORTS[1]);
         bed.host_spawn(&ginnel.on_host(&format!(
             "exec ginnel-cache --segment items --name main --memory {mib}M --channel web --listen {at}:{port} --unix {dir}/cache.sock"
@@ -148,7 +148,7 @@ impl Cache<'_> {
 
     /// Rows of the host.
     pub fn host(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-cache")?;
+        let bed = TestBed::new("bench-cache")?;
         let plan = Plan::new(&bed).segment("items", 320, &["host"]).segment("web", 32, &["host"]);
         let ginnel = plan.config("[limits]\nbytes_per_endpoint = \"1G\"").start()?;
         let servers = Servers::new(&bed, ginnel, "127.0.0.1".into(), 2)?;
@@ -294,7 +294,7 @@ impl Cache<'_> {
     }
 
     /// From the start of a server until a client that waits for it has its first answer.
-    fn restart(&mut self, bed: &Bed, ginnel: &Installation<'_>) -> Result<()> {
+    fn restart(&mut self, bed: &TestBed, ginnel: &Installation<'_>) -> Result<()> {
         let cache = Servers::start_cache(bed, ginnel, "127.0.0.1", 300)?;
         let dir = bed.dir().display();
         let client = |arguments: &str| -> Result<Figures> {
@@ -334,7 +334,7 @@ impl Cache<'_> {
 
     /// Rows of a client in a VM.
     pub fn vm(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-cache-vm")?;
+        let bed = TestBed::new("bench-cache-vm")?;
         let plan = Plan::new(&bed).vm("a");
         let ginnel = plan
             .segment_with_readers("items", 320, &["host"], &["a"])

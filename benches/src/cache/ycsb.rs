@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use vmtest::installation::{Plan, program};
-use vmtest::{Bed, HOST_ADDRESS, Job, Vm};
+use vmtest::{HOST_ADDRESS, Job, TestBed, Vm};
 
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -121,7 +121,7 @@ fn figure(line: &str) -> Option<(String, f64)> {
 impl Cache<'_> {
     /// Workloads A to D and F of YCSB.
     pub fn ycsb(&mut self) -> Result<()> {
-        let bed = Bed::new("bench-cache-ycsb")?;
+        let bed = TestBed::new("bench-cache-ycsb")?;
         let plan = Plan::new(&bed).segment("items", 320, &["host"]).segment("web", 32, &["host"]);
         let ginnel = plan.config("[limits]\nbytes_per_endpoint = \"1G\"").start()?;
         let (ycsb, servers) = (Ycsb::build()?, Servers::new(&bed, ginnel, "127.0.0.1".into(), 2)?);
@@ -179,7 +179,7 @@ impl Cache<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let bed = Bed::new("bench-cache-ycsb-vms")?;
+        let bed = TestBed::new("bench-cache-ycsb-vms")?;
         let plan = Plan::new(&bed).vm("a").vm("b");
         let ginnel = plan
             .segment_with_readers("items", 320, &["host"], &["a", "b"])

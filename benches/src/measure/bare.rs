@@ -3,7 +3,7 @@
 use super::pingpong::Echo;
 use anyhow::Result;
 use ginnel_layout::{PAGE, segment};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 /// Where the words and buffers lie: in the arena of a segment that has no channels. The mapping begins behind the
 /// reserved front.

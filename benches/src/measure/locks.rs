@@ -2,7 +2,7 @@
 
 use super::{Timing, cpu_seconds};
 use anyhow::{Context, Result};
-use ginnel::{Mapping, Memory};
+use ginnel::{Mapping, SharedMemory};
 use ginnel_layout::segment;
 use std::time::Instant;
 

@@ -12,7 +12,7 @@
 use super::locks::{Lock, Signal};
 use super::{Handing, Timing, cpu_seconds};
 use anyhow::{Context, Result, ensure};
-use ginnel::{Block, BlockOptions, Endpoint, Mapping, Memory, Rights, SharedSlice};
+use ginnel::{Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory, SharedSlice};
 use ginnel_layout::{PAGE, segment};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,11 +55,11 @@ impl Shared for Mapping {
         Ok(SharedSlice::new(self, 0, BYTES).as_ptr().cast())
     }
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
-        Memory::read(self, at, into);
+        SharedMemory::read(self, at, into);
         Ok(())
     }
     fn write(&self, at: usize, from: &[u8]) -> Result<()> {
-        Memory::write(self, at, from);
+        SharedMemory::write(self, at, from);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use crate::report::Better;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::time::Duration;
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::Plan;
 use vmtest::mpi::{Cluster, FILES};
 
@@ -63,7 +63,7 @@ impl Mpi<'_> {
         if !cases.any(|case| self.wants(case)) {
             return Ok(());
         }
-        let bed = Bed::new("bench-mpi-vms")?;
+        let bed = TestBed::new("bench-mpi-vms")?;
         let plan = Plan::new(&bed).vm("a").vm("b");
         let ginnel = plan.segment(SEGMENT, 512, &["a", "b"]).with_verbs().start()?;
         let cluster = Cluster::new(&bed, ginnel, &["a", "b"], |_, vm| vm)?;

@@ -48,11 +48,11 @@
 
 #[doc(hidden)]
 pub mod answer;
+mod cache_block;
 mod counters;
 mod error;
 mod hits;
 mod link;
-mod memory;
 mod place;
 mod request;
 mod server;
@@ -62,7 +62,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ginnel::{AttachOptions, Memory as _};
+use ginnel::{AttachOptions, SharedMemory as _};
 use ginnel_cache_store::reader::{Append, Found, Place};
 use ginnel_cache_store::store::Meta;
 
@@ -74,9 +74,9 @@ pub use place::Changes;
 pub use request::MOST_KEY;
 
 use crate::answer::{Answer, flag, number};
+use crate::cache_block::{CacheBlock, Opened};
 use crate::counters::Books;
 use crate::hits::Hits;
-use crate::memory::{Memory, Opened};
 use crate::request::Mode;
 use crate::server::{Ask, Server};
 
@@ -157,7 +157,7 @@ pub enum Swap {
 
 /// A cache that is open. May be used by several threads.
 pub struct Cache {
-    memory: Memory,
+    memory: CacheBlock,
     server: Mutex<Server>,
     hits: Hits,
     books: Books,
@@ -172,7 +172,7 @@ impl Cache {
     /// The same, as `options` say. Waits for the daemon, and for a cache that is not there yet.
     pub fn open_with(address: &str, options: &Options) -> Result<Self, Error> {
         let Options { attach, changes, patience, timeout } = options;
-        let memory = Memory::open(address, attach, *patience)?;
+        let memory = CacheBlock::open(address, attach, *patience)?;
         let server = Server::new(changes.clone(), attach.clone(), *patience, *timeout);
         Ok(Self { memory, server: Mutex::new(server), hits: Hits::new(), books: Books::default() })
     }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use ginnel::{AttachOptions, Endpoint, Error as Ginnel, ErrorCode};
 
 use crate::answer::Answer;
+use crate::cache_block::{CacheBlock, Opened};
 use crate::error::Error;
 use crate::link::{Broken, Link};
-use crate::memory::{Memory, Opened};
 use crate::place::{Changes, places};
 
 /// Pauses between tries to reach the server.
@@ -74,7 +74,7 @@ impl Server {
     /// Asks, and hands each answer to `take` with its number. An error of `take` ends the connection.
     pub fn ask(
         &mut self,
-        memory: &Memory,
+        memory: &CacheBlock,
         ask: &Ask<'_>,
         take: &mut dyn FnMut(usize, Answer<'_>) -> Result<(), &'static str>,
     ) -> Result<(), Error> {
@@ -109,7 +109,7 @@ impl Server {
     /// Asks something that does no harm, whose answer has several lines, up to the one for which `take` says that it is the last.
     pub fn lines(
         &mut self,
-        memory: &Memory,
+        memory: &CacheBlock,
         request: &[u8],
         most: usize,
         take: &mut dyn FnMut(Answer<'_>) -> Result<bool, &'static str>,
@@ -140,7 +140,7 @@ impl Server {
 
     /// Says something that has no answer, unless that would have to wait. Without a connection, one try is made to open one, which is given up after
     /// a moment.
-    pub fn hint(&mut self, memory: &Memory, bytes: &[u8]) -> bool {
+    pub fn hint(&mut self, memory: &CacheBlock, bytes: &[u8]) -> bool {
         self.ready();
         if self.link.is_none() {
             let timeout = self.timeout;
@@ -177,7 +177,7 @@ impl Server {
     }
 
     /// A connection; waits up to `patience` for a server.
-    fn reach(&mut self, memory: &Memory, patience: Duration) -> Result<&mut Link, Error> {
+    fn reach(&mut self, memory: &CacheBlock, patience: Duration) -> Result<&mut Link, Error> {
         if self.link.is_none() {
             let link = self.open(memory, patience)?;
             self.connections += 1;
@@ -187,7 +187,7 @@ impl Server {
         self.link.as_mut().ok_or_else(|| no_server(memory, "nowhere".into()))
     }
 
-    fn open(&mut self, memory: &Memory, patience: Duration) -> Result<Link, Error> {
+    fn open(&mut self, memory: &CacheBlock, patience: Duration) -> Result<Link, Error> {
         let end = Instant::now() + patience;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -220,7 +220,7 @@ impl Server {
         }
     }
 
-    fn places_of_header(&mut self, memory: &Memory) -> Vec<Changes> {
+    fn places_of_header(&mut self, memory: &CacheBlock) -> Vec<Changes> {
         let contact = memory.now().as_ref().map(|opened| opened.reader.contact());
         if let Some(contact) = contact.filter(|contact| !contact.is_empty()) {
             self.contact = contact;
@@ -228,7 +228,7 @@ impl Server {
         places(&self.contact)
     }
 
-    fn try_open(&mut self, memory: &Memory, place: &Changes) -> Result<Link, Failed> {
+    fn try_open(&mut self, memory: &CacheBlock, place: &Changes) -> Result<Link, Failed> {
         let timeout = self.timeout;
         let mut link = match place {
             Changes::Channel(segment) => {
@@ -243,7 +243,7 @@ impl Server {
         Ok(link)
     }
 
-    fn endpoint_of(&mut self, memory: &Memory, segment: &str) -> Result<Endpoint, Failed> {
+    fn endpoint_of(&mut self, memory: &CacheBlock, segment: &str) -> Result<Endpoint, Failed> {
         let known = |endpoint: &Endpoint| endpoint.check().is_ok() && !endpoint.is_read_only();
         if let (of, Some(endpoint)) = memory.endpoint()
             && of == segment
@@ -266,7 +266,7 @@ impl Server {
     }
 
     /// Asks who is there: whatever listens at a port, or an earlier server of another cache, is not to be asked anything else.
-    fn greet(&self, memory: &Memory, link: &mut Link) -> Result<(), Failed> {
+    fn greet(&self, memory: &CacheBlock, link: &mut Link) -> Result<(), Failed> {
         let mut who = None;
         let end = Instant::now() + self.timeout;
         link.send(b"stats ginnel\r\n")?;
@@ -312,7 +312,7 @@ fn attach_briefly(segment: &str, options: &AttachOptions) -> Result<Endpoint, Fa
     }
 }
 
-fn no_server(memory: &Memory, tried: String) -> Error {
+fn no_server(memory: &CacheBlock, tried: String) -> Error {
     Error::NoServer { cache: memory.address.clone(), tried }
 }
 

@@ -1,7 +1,7 @@
 //! One item, as it is found in memory and checked.
 
 use ginnel_layout::cache::{self, KEY, Lengths, MOST_KEY, Shape, Slot, item};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use siphasher::sip::SipHasher13;
 
 /// Hashes keys. SipHash, with a key that the server has chosen at random: a client cannot choose keys that fall into one bucket, unless it
@@ -16,7 +16,7 @@ impl Hasher {
     }
 
     /// With the key of a cache.
-    pub(crate) fn of(memory: &impl Memory) -> Self {
+    pub(crate) fn of(memory: &impl SharedMemory) -> Self {
         Self::new([0, 8].map(|word| memory.load_relaxed_u64(KEY + word)))
     }
 
@@ -68,7 +68,7 @@ pub(crate) enum Look {
 
 /// Looks at what a slot names. All that it finds may be changed meanwhile: the caller looks at the version again after it has copied.
 #[inline]
-pub(crate) fn look(memory: &impl Memory, shape: &Shape, slot: Slot, hash: u64, key: &[u8]) -> Look {
+pub(crate) fn look(memory: &impl SharedMemory, shape: &Shape, slot: Slot, hash: u64, key: &[u8]) -> Look {
     let Some((_, end)) = shape.place(slot.at()) else { return Look::Other };
     let at = slot.at() as usize;
     // ORDER cache.version: the version before the rest. Pairs with: `Store::write`.
@@ -89,7 +89,7 @@ pub(crate) fn look(memory: &impl Memory, shape: &Shape, slot: Slot, hash: u64, k
 }
 
 #[inline]
-fn has_key(memory: &impl Memory, at: usize, key: &[u8]) -> bool {
+fn has_key(memory: &impl SharedMemory, at: usize, key: &[u8]) -> bool {
     let mut bytes = [0; MOST_KEY];
     let Some(bytes) = bytes.get_mut(..key.len()) else { return false };
     memory.read_acquire(at, bytes);

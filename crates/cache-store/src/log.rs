@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use ginnel_layout::cache::{LIMIT, PRESSURE, Room, Shape, State, item, log};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A queue of log segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(crate) struct Log<M> {
     sequence: u64,
 }
 
-impl<M: Memory> Log<M> {
+impl<M: SharedMemory> Log<M> {
     /// What stands in memory: of a new cache, or of one whose server has ended. What makes no sense counts as free.
     pub fn new(memory: M, shape: Shape) -> Self {
         let limit = memory.load_relaxed_u64(LIMIT).clamp(1, shape.segments as u64) as usize;

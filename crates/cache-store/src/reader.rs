@@ -7,7 +7,7 @@ use ginnel_layout::cache::{
     CLOCK, CONTACT, CONTACT_LEN, FLUSHED, ID, MAGIC, MOST_CONTACT, PRESSURE, READY, SLOTS, Shape, Slot,
     buckets_of, item, log,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::item::{Hasher, Look, look, slots};
 use crate::store::{Meta, NotACache, meta, shape_of};
@@ -94,7 +94,7 @@ pub struct Reader<M> {
     changed: AtomicU64,
 }
 
-impl<M: Memory> Reader<M> {
+impl<M: SharedMemory> Reader<M> {
     /// Of the cache in this block.
     pub fn new(memory: M) -> Result<Self, NotACache> {
         let (shape, hasher) = (shape_of(&memory)?, Hasher::of(&memory));

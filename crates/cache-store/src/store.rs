@@ -18,7 +18,7 @@ use ginnel_layout::cache::{
     MOST_CONTACT, MOST_KEY, PRESSURE, READY, Room, SEGMENT, SEGMENTS, SERVER, Shape, Slot, VERSIONS, item,
     marks,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::ghosts::Ghosts;
 use crate::item::{Hasher, Item, Look, look, slots};
@@ -109,7 +109,7 @@ pub struct Store<M> {
     behind: usize,
 }
 
-impl<M: Memory> Store<M> {
+impl<M: SharedMemory> Store<M> {
     /// Makes a cache without items, in memory whose bytes are all zero or are those of an earlier cache. `key` is chosen at random; `boot_time` is
     /// CLOCK_BOOTTIME of this machine in milliseconds.
     pub fn create(memory: M, shape: Shape, key: [u64; 2], boot_time: u64) -> Result<Self, NotACache> {
@@ -695,7 +695,7 @@ pub(crate) fn meta(item: &Item) -> Meta {
 }
 
 /// The parts of a cache that is there.
-pub(crate) fn shape_of(memory: &impl Memory) -> Result<Shape, NotACache> {
+pub(crate) fn shape_of(memory: &impl SharedMemory) -> Result<Shape, NotACache> {
     // ORDER cache.ready: the word before all of it. Pairs with: `Store::create`.
     if memory.len() < ginnel_layout::cache::LOGS || memory.load_acquire_u64(MAGIC) != READY {
         return Err(NotACache::Unknown);

@@ -1,7 +1,7 @@
 //! What can be seen of a cache as a whole, by somebody who only reads it.
 
 use ginnel_layout::cache::{CLOCK, LIMIT, PRESSURE, SERVER, SLOTS, Shape, State, log};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// Log segments that are for the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct Survey {
 }
 
 /// Looks at all words of a cache, but not at its items.
-pub(crate) fn survey(memory: &impl Memory, shape: Shape) -> Survey {
+pub(crate) fn survey(memory: &impl SharedMemory, shape: Shape) -> Survey {
     let word = |at| memory.load_relaxed_u64(at);
     let (mut free, mut small, mut main) = (Part::default(), Part::default(), Part::default());
     for segment in 0..shape.segments {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::Store;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 const LEN: usize = 32 << 10;
 
@@ -42,7 +42,7 @@ macro_rules! words {
     )*};
 }
 
-impl Memory for Interrupted {
+impl SharedMemory for Interrupted {
     fn len(&self) -> usize {
         self.memory.len()
     }

@@ -32,7 +32,7 @@ mod test {
     use ginnel_cache_store::reader::{Found, Reader};
     use ginnel_cache_store::store::Store;
     use ginnel_layout::cache::marks;
-    use ginnel_shmem::{Mapping, Memory, Protection};
+    use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use std::collections::{HashMap, HashSet};
     use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ mod test {
             }
         }
 
-        fn run<M: Memory>(self, store: &mut Store<M>) {
+        fn run<M: SharedMemory>(self, store: &mut Store<M>) {
             match self {
                 Self::Set(number, which, len, marks) => {
                     store.set_marked(&key(number), &[&value(number, which, len)], 0, 0, marks).unwrap();
@@ -182,7 +182,7 @@ mod test {
         }
 
         /// A server that does these operations.
-        fn serve<M: Memory>(&self, memory: M, ops: &[Op]) {
+        fn serve<M: SharedMemory>(&self, memory: M, ops: &[Op]) {
             let mut store = Store::open(memory, 0).unwrap();
             for (n, op) in ops.iter().enumerate() {
                 self.words.store_release_u64(PROGRESS, 2 * n as u64 + 1);

@@ -15,7 +15,7 @@ use ginnel_layout::cache::{
     BOOT_TIME, BUCKETS, CLOCK, CONTACT, CONTACT_LEN, FLUSH_AT, FLUSHED, ID, KEY, LIMIT, MAGIC, PRESSURE,
     READY, Room, SEGMENT, SEGMENTS, SERVER, SLOTS, Shape, VERSIONS, item, log,
 };
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::thread;
 use std::ops::Range;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::Store;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 const LEN: usize = 64 << 10;
 const KEYS: u16 = 120;

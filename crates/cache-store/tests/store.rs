@@ -11,13 +11,13 @@ use common::{create, key, memory, value, which};
 use ginnel_cache_store::reader::{Found, Reader};
 use ginnel_cache_store::store::{NotACache, NotStored, Store};
 use ginnel_layout::cache::{BOOT_TIME, CLOCK, MAGIC, MOST_CONTACT, MOST_KEY, Room, item, log, marks};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use mortal::Mortal;
 use proptest::prelude::*;
 
 const LEN: usize = 64 << 10;
 
-fn get<M: Memory>(store: &mut Store<M>, number: u16) -> Option<u64> {
+fn get<M: SharedMemory>(store: &mut Store<M>, number: u16) -> Option<u64> {
     let mut bytes = Vec::new();
     store.get(&key(number), &mut bytes).map(|_| which(number, &bytes))
 }

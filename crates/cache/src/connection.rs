@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ginnel::{Error, StreamChannel};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -173,7 +173,7 @@ impl<T: Transport> Connection<T> {
     }
 
     /// Does what can be done now.
-    pub fn step<M: Memory>(&mut self, engine: &mut Engine<M>, scratch: &mut Scratch) -> Next {
+    pub fn step<M: SharedMemory>(&mut self, engine: &mut Engine<M>, scratch: &mut Scratch) -> Next {
         for _ in 0..ROUNDS {
             if let Some(next) = self.flush(engine) {
                 return next;
@@ -240,7 +240,7 @@ impl<T: Transport> Connection<T> {
 
     /// Answers requests in some bytes, and sends the answers as far as the client takes them. How many bytes are done with. As a run has its end, so has
     /// a turn: the client may take all answers at once, and others wait.
-    fn work<M: Memory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> usize {
+    fn work<M: SharedMemory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> usize {
         out.clear();
         let (done, state) = self.talk.run(engine, bytes, out);
         self.state = state;
@@ -261,7 +261,7 @@ impl<T: Transport> Connection<T> {
     }
 
     /// Sends what is left. What to wait for, if it is not all gone.
-    fn flush<M: Memory>(&mut self, engine: &mut Engine<M>) -> Option<Next> {
+    fn flush<M: SharedMemory>(&mut self, engine: &mut Engine<M>) -> Option<Next> {
         while self.sent < self.output.len() {
             match self.transport.write(&self.output[self.sent..]) {
                 Moved::Bytes(count) => {

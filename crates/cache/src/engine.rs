@@ -16,7 +16,7 @@ use ginnel_cache_protocol::Verb;
 use ginnel_cache_protocol::number::{self, append};
 use ginnel_cache_store::store::{Meta, Store};
 use ginnel_layout::cache::marks;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::hot::Hot;
 use crate::numbers::{Numbers, Settings};
@@ -98,7 +98,7 @@ pub struct Engine<M> {
     moved: usize,
 }
 
-impl<M: Memory> Engine<M> {
+impl<M: SharedMemory> Engine<M> {
     /// Of a cache. `unix`: seconds since 1970.
     pub fn new(store: Store<M>, settings: Settings, unix: i64) -> Self {
         let numbers = Numbers::new(unix);

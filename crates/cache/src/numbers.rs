@@ -2,7 +2,7 @@
 
 use ginnel_cache_protocol::VERSION;
 use ginnel_cache_store::store::{Counters, Store};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 type To<'a> = &'a mut dyn FnMut(&str, &[u8]);
 
@@ -25,7 +25,7 @@ pub struct Settings {
 
 impl Settings {
     /// `stats settings`.
-    pub(crate) fn list<M: Memory>(&self, store: &Store<M>, to: To<'_>) {
+    pub(crate) fn list<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         let port = self.listens.first().and_then(|at| at.rsplit_once(':')).map_or("0", |(_, port)| port);
         let inter = self.listens.first().and_then(|at| at.rsplit_once(':')).map_or("NULL", |(at, _)| at);
         let text = [
@@ -58,7 +58,7 @@ impl Settings {
 }
 
 /// Bytes that items may have.
-fn limit<M: Memory>(store: &Store<M>) -> usize {
+fn limit<M: SharedMemory>(store: &Store<M>) -> usize {
     store.segments().1 * store.shape().segment
 }
 
@@ -133,7 +133,7 @@ impl Numbers {
     }
 
     /// `stats`.
-    pub fn general<M: Memory>(&self, settings: &Settings, store: &Store<M>, unix: i64, to: To<'_>) {
+    pub fn general<M: SharedMemory>(&self, settings: &Settings, store: &Store<M>, unix: i64, to: To<'_>) {
         let usage = usage();
         let store_counters = store.counters();
         let (used, all) = store.segments();
@@ -198,7 +198,7 @@ impl Numbers {
     }
 
     /// `stats items`: all items are of one class.
-    pub fn items<M: Memory>(&self, store: &Store<M>, to: To<'_>) {
+    pub fn items<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         if store.is_empty() {
             return;
         }
@@ -214,7 +214,7 @@ impl Numbers {
     }
 
     /// `stats slabs`: a log segment is a page, and all are of one class.
-    pub fn slabs<M: Memory>(&self, store: &Store<M>, to: To<'_>) {
+    pub fn slabs<M: SharedMemory>(&self, store: &Store<M>, to: To<'_>) {
         let (used, all) = store.segments();
         let segment = store.shape().segment;
         let numbers = [

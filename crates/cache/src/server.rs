@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ginnel::{Endpoint, Error, Listener, ReadySet, StreamChannel, WaitMode};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
@@ -126,7 +126,7 @@ pub struct Server<M> {
     is_warned: bool,
 }
 
-impl<M: Memory> Server<M> {
+impl<M: SharedMemory> Server<M> {
     /// Serves whoever comes through these doors. `stop` becomes readable when it is to end.
     pub fn new(
         engine: Engine<M>,

@@ -3,7 +3,7 @@
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::binary;
 use ginnel_cache_protocol::text::{self, Get, NextKey, Request};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::engine::{After, Engine};
 
@@ -49,7 +49,7 @@ impl Talk {
     }
 
     /// Answers the requests in some bytes. How many of the bytes are done with, and how it goes on.
-    pub fn run<M: Memory>(
+    pub fn run<M: SharedMemory>(
         &mut self,
         engine: &mut Engine<M>,
         bytes: &[u8],
@@ -91,7 +91,7 @@ impl Talk {
         }
     }
 
-    fn text<M: Memory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> Step {
+    fn text<M: SharedMemory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> Step {
         if self.skips_line {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             self.skips_line = end.is_none();
@@ -130,7 +130,7 @@ impl Talk {
         }
     }
 
-    fn get<M: Memory>(
+    fn get<M: SharedMemory>(
         &mut self,
         engine: &mut Engine<M>,
         get: Get<'_>,
@@ -151,7 +151,7 @@ impl Talk {
         Step::Full(keys.rest().as_ptr() as usize - bytes.as_ptr() as usize)
     }
 
-    fn next_key<M: Memory>(
+    fn next_key<M: SharedMemory>(
         &mut self,
         engine: &mut Engine<M>,
         keys: Keys,
@@ -181,7 +181,7 @@ impl Talk {
         }
     }
 
-    fn binary<M: Memory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> Step {
+    fn binary<M: SharedMemory>(&mut self, engine: &mut Engine<M>, bytes: &[u8], out: &mut Vec<u8>) -> Step {
         let (request, head) = match binary::parse(bytes) {
             binary::Parsed::More => return Step::Wants(binary::wanted(bytes)),
             binary::Parsed::NoRequest => return Step::Closed,

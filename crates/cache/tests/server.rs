@@ -377,7 +377,7 @@ fn whatever_is_written_to_its_memory_the_server_goes_on() {
         for _ in 0..500 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let at = place + 4096 + (random >> 20) as usize % (len - 4104) / 8 * 8;
-            ginnel::Memory::store_relaxed_u64(memory, at, random);
+            ginnel::SharedMemory::store_relaxed_u64(memory, at, random);
         }
         let key = round * 7;
         let requests = format!(
@@ -390,7 +390,7 @@ fn whatever_is_written_to_its_memory_the_server_goes_on() {
 
 /// Where a block lies in the memory of its segment.
 fn find_block(memory: &ginnel::Mapping, block: &ginnel::Block) -> usize {
-    use ginnel::Memory;
+    use ginnel::SharedMemory;
     let mut head = [0; 64];
     block.read(0, &mut head).unwrap();
     let pages = (0..memory.len()).step_by(4096);

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, anyhow};
 use ginnel::Daemon;
 
-pub use ginnel_status::{Block, Channel, Inspect, Lock, Mapping, Member, Memory, Segment, Side, User};
+pub use ginnel_status::{Block, Channel, Inspect, Lock, Mapping, Member, MemoryKind, Segment, Side, User};
 
 /// Asks the daemon.
 pub fn ask(daemon: &mut Daemon) -> Result<Inspect> {

@@ -1,6 +1,6 @@
 //! `ginnel libvirt-xml`.
 
-use crate::inspect::Memory;
+use crate::inspect::MemoryKind;
 use crate::qemu_version::QemuVersion;
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use crate::volume_devices::{PlacesArgs, VolumeDevice};
@@ -91,7 +91,7 @@ enum Element<'m> {
 fn element(memory: &MemoryDevice) -> Element<'_> {
     match (memory.kind, memory.in_dev_shm()) {
         _ if memory.read_only || memory.offset > 0 => Element::Arguments,
-        (Memory::Bar, Some(name)) => Element::Shmem(name),
+        (MemoryKind::Bar, Some(name)) => Element::Shmem(name),
         _ => Element::Arguments,
     }
 }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn bars_need_no_address_space() {
         let mut devices = devices();
-        devices.memory.retain(|memory| memory.kind == Memory::Bar);
+        devices.memory.retain(|memory| memory.kind == MemoryKind::Bar);
         assert!(!xml(&devices).contains("maxMemory"));
     }
 

@@ -4,7 +4,7 @@ mod command_line;
 mod files;
 mod volumes;
 
-use crate::inspect::{Inspect, Memory};
+use crate::inspect::{Inspect, MemoryKind};
 use crate::qemu_version::{QemuArgs, QemuVersion};
 use crate::vm_devices::{Devices, control_socket, escaped};
 use crate::volume_devices::{PlacesArgs, VolumeDevice, shared_ram};
@@ -185,7 +185,7 @@ fn segment_hints(devices: &Devices, args: &Args) -> Vec<String> {
             sliced.segment
         ));
     }
-    if devices.memory.iter().any(|memory| memory.kind == Memory::Dax) {
+    if devices.memory.iter().any(|memory| memory.kind == MemoryKind::Dax) {
         hints.push("DAX segments cannot be unplugged while the VM runs".into());
     }
     if devices.qmp.is_some() {
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_vm_of_bars_needs_no_maxmem() {
         let mut devices = devices();
-        devices.memory.retain(|memory| memory.kind == Memory::Bar);
+        devices.memory.retain(|memory| memory.kind == MemoryKind::Bar);
         assert_eq!(arguments(Some(&devices), &[], QemuVersion::OLDEST, Some(512 << 20), false)[0], "-m 512M");
     }
 

@@ -1,6 +1,6 @@
 //! The devices that join a VM.
 
-use crate::inspect::{Inspect, Memory, Segment};
+use crate::inspect::{Inspect, MemoryKind, Segment};
 use anyhow::{Context, Result, bail};
 use ginnel::Daemon;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct MemoryDevice {
     pub offset: u64,
     pub size: u64,
     /// Dax or bar, nothing else.
-    pub kind: Memory,
+    pub kind: MemoryKind,
     /// The VM may read only.
     pub read_only: bool,
     /// Its file is known not to be what it was.
@@ -61,7 +61,7 @@ impl Devices {
 
     /// Bytes of address space that QEMU's `maxmem` must have beyond the VM's RAM.
     pub fn hot_pluggable(&self) -> u64 {
-        let dax = self.memory.iter().filter(|memory| memory.kind == Memory::Dax);
+        let dax = self.memory.iter().filter(|memory| memory.kind == MemoryKind::Dax);
         dax.map(|memory| memory.size).fold(0, u64::saturating_add)
     }
 
@@ -86,7 +86,7 @@ impl MemoryDevice {
         if !read_only && !segment.members.iter().any(|name| name == vm) {
             return Ok(None);
         }
-        if segment.memory == Memory::Unknown {
+        if segment.memory == MemoryKind::Unknown {
             bail!(
                 "segment {} comes by a device that this version of `ginnel` does not know: use the daemon's version",
                 segment.name
@@ -131,7 +131,7 @@ impl MemoryDevice {
 
     /// The value of QEMU's `-device`.
     pub fn device(&self) -> String {
-        let model = if self.kind == Memory::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
+        let model = if self.kind == MemoryKind::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
         format!("{model},memdev={}", self.id())
     }
 }
@@ -185,7 +185,7 @@ pub mod tests {
         assert_eq!(devices.hot_pluggable(), (256 << 20) + (6 << 20));
         assert_eq!(devices.max_memory(2 << 30), Some((3 << 30) + (262 << 20)));
         assert_eq!(devices.max_memory(u64::MAX), Some(u64::MAX));
-        devices.memory.retain(|m| m.kind == Memory::Bar);
+        devices.memory.retain(|m| m.kind == MemoryKind::Bar);
         assert_eq!(devices.max_memory(2 << 30), None);
     }
 

@@ -21,7 +21,7 @@ use ginnel_layout::{Name, wire};
 use ginnel_ring::message::{Consumer, Producer};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::mem::offset_of;
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -71,7 +71,7 @@ pub enum SendRefused {
 }
 
 /// Memory that can be cut into parts, for the two rings.
-pub trait Parts: Memory {
+pub trait Parts: SharedMemory {
     /// The `len` bytes from `at`, which are inside.
     fn ring(&self, at: usize, len: usize) -> Self;
 }
@@ -111,7 +111,7 @@ pub enum BadHeader {
 
 impl Identity {
     /// Reads the header of a control memory of full size. `None` if it is something else.
-    pub fn read(memory: &impl Memory) -> Option<Result<Self, BadHeader>> {
+    pub fn read(memory: &impl SharedMemory) -> Option<Result<Self, BadHeader>> {
         if memory.load_relaxed_u64(0) != MAGIC {
             return None;
         }
@@ -132,7 +132,7 @@ impl Identity {
 }
 
 /// The rings of one session, as one end sees them.
-struct Rings<M: Memory> {
+struct Rings<M: SharedMemory> {
     output: Producer<M>,
     input: Consumer<M>,
     /// The producer has asked to be woken for space.

@@ -5,7 +5,7 @@ mod support;
 use ginnel_layout::ring::SideState;
 use ginnel_layout::segment::MAGIC;
 use ginnel_layout::wire::ErrorCode;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::time::{Duration, Instant};
 use support::*;
 

@@ -7,7 +7,7 @@ use ginnel::{AttachOptions, Endpoint, MessageChannel, WaitMode};
 use ginnel_daemon::packet;
 use ginnel_layout::sync::SyncKind;
 use ginnel_layout::wire::{self, Header, Kind, Rights};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::event::epoll;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SealFlags};
 use rustix::net::{Shutdown, sockopt};

@@ -6,7 +6,7 @@ use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::relay::{Access, MappingKind, RelayKind};
 use ginnel_layout::segment::{MAGIC, RESERVED};
 use ginnel_layout::wire::{self, ErrorCode, Kind};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

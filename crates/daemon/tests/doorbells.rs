@@ -70,7 +70,7 @@ fn a_program_that_fills_its_doorbell_does_not_hang_a_peers_send() {
     spoil(&hostile.event);
     // It sleeps, as far as the sender can see.
     let armed = ginnel_layout::ring::DATA_ARMED;
-    ginnel_shmem::Memory::store_release_u32(&theirs.input, armed, 1);
+    ginnel_shmem::SharedMemory::store_release_u32(&theirs.input, armed, 1);
     does_not_hang("a send to a spoiled doorbell", move || {
         channel.send(b"hello").unwrap();
         assert_eq!(channel.sender().counters().rings, 1, "it rang");

@@ -48,7 +48,7 @@ fn a_guest_that_hangs_is_fenced_if_that_is_asked_for() {
     let (number, slot) = (daemon.inspect()["endpoints"][0]["number"].as_u64().unwrap(), object.slot as usize);
     let word = ginnel_layout::sync::OwnerWord::owned(slot, object.epoch as u16, number as u32);
     let page = host.memory().part((object.offset - ginnel_layout::segment::RESERVED) as usize, 4096).unwrap();
-    ginnel_shmem::Memory::store_release_u64(&page, ginnel_layout::sync::STATE, word.0);
+    ginnel_shmem::SharedMemory::store_release_u64(&page, ginnel_layout::sync::STATE, word.0);
     mutex.set_timeout(Some(Duration::from_millis(100)));
     assert!(mutex.lock().is_err(), "it has the lock");
     mutex.set_timeout(Some(WATCHDOG));

@@ -5,7 +5,7 @@ mod support;
 use ginnel::{AttachOptions, Endpoint, MessageChannel, StreamChannel};
 use ginnel_daemon::packet;
 use ginnel_layout::wire::{self, ErrorCode, Header, Kind};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError};
 use serde_json::json;
 use std::os::fd::{AsFd, OwnedFd};

@@ -6,7 +6,7 @@ use ginnel::{AttachOptions, Endpoint, WaitMode};
 use ginnel_layout::sync::{OwnerWord, SyncKind};
 use ginnel_layout::wire::{self, BellKind, Kind, Rights};
 use ginnel_layout::{sync, wire::Fds};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;

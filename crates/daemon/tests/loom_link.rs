@@ -14,7 +14,7 @@ use ginnel_layout::control::{
 };
 use ginnel_layout::relay::RelayKind;
 use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED};
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
@@ -73,7 +73,7 @@ macro_rules! words {
     )*};
 }
 
-impl Memory for Part {
+impl SharedMemory for Part {
     fn len(&self) -> usize {
         self.len
     }

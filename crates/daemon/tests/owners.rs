@@ -6,7 +6,7 @@ mod support;
 use ginnel_daemon::packet;
 use ginnel_layout::ring::{PRODUCER_STATE, SideState};
 use ginnel_layout::wire::{Header, Kind};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use serde_json::json;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};

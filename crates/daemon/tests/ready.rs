@@ -7,7 +7,7 @@ use ginnel::{
     ReadySet, StreamChannel, WaitMode,
 };
 use ginnel_layout::{board, ring};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;

@@ -5,7 +5,7 @@ mod support;
 use ginnel::{AttachOptions, Block, BlockOptions, Endpoint};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::wire::{self, ErrorCode, Kind};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use ginnel::{
 use ginnel_daemon::packet;
 use ginnel_layout::ring;
 use ginnel_layout::wire::{self, Kind};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::net::SocketType;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};

@@ -4,7 +4,7 @@ mod support;
 
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::segment::{MAGIC, RESERVED};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};

@@ -3,7 +3,7 @@
 mod support;
 
 use ginnel::sync::SyncOptions;
-use ginnel::{AttachOptions, Endpoint, Error, ErrorCode, Memory, WaitMode};
+use ginnel::{AttachOptions, Endpoint, Error, ErrorCode, SharedMemory, WaitMode};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::*;

@@ -10,7 +10,7 @@ use ginnel::{
 use ginnel_layout::ring::{self, SideState};
 use ginnel_layout::wire;
 use ginnel_layout::wire::{ErrorCode, Kind};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fs::File;

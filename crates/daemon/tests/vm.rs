@@ -5,7 +5,7 @@ mod support;
 use ginnel_layout::relay::{self, RelayKind};
 use ginnel_layout::ring::SideState;
 use ginnel_layout::wire::{self, BellKind, ErrorCode};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

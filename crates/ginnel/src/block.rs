@@ -7,7 +7,7 @@ use crate::fork::Opener;
 use crate::inner::PATIENCE;
 use ginnel_layout::wire::{self, ErrorCode, Kind, Rights};
 use ginnel_layout::{Name, PAGE};
-use ginnel_shmem::{Mapping, Memory, Protection, SharedSlice};
+use ginnel_shmem::{Mapping, Protection, SharedMemory, SharedSlice};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};

@@ -11,7 +11,7 @@ use ginnel_layout::channel::ChannelKind;
 use ginnel_layout::{ring, wire};
 use ginnel_ring::wait::WaitMode;
 use ginnel_ring::{Corrupt, Cursor};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

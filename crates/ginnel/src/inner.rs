@@ -13,7 +13,7 @@ use ginnel_layout::segment;
 use ginnel_layout::wire::{self, Fds, Kind};
 use ginnel_ring::wait::WaitMode;
 use ginnel_shmem::device::Registers;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use rustix::event::epoll;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};

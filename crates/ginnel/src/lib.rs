@@ -122,7 +122,7 @@ pub use ginnel_layout::segment::MappingKind;
 pub use ginnel_layout::wire::{ErrorCode, Rights, StaysReason};
 pub use ginnel_ring::Corrupt;
 pub use ginnel_ring::wait::WaitMode;
-pub use ginnel_shmem::{Mapping, Memory, SharedSlice};
+pub use ginnel_shmem::{Mapping, SharedMemory, SharedSlice};
 pub use handover::{SavedChannel, Token};
 pub use listener::Listener;
 pub use loan::Loan;

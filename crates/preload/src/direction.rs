@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 use ginnel::{SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::{Cursor, stream};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::family::{Common, Place};
 use crate::lock::{Guard, Lock};

@@ -34,7 +34,7 @@ use ginnel::{SocketChannel, SocketReceiver, SocketSender};
 use ginnel_layout::ring::HEADER;
 use ginnel_ring::carrier::{self, Earlier};
 use ginnel_ring::wait::Waitable;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use libc::c_int;
 
 use crate::direction::Carrier;
@@ -54,7 +54,7 @@ const FACTOR: usize = 16;
 /// So often a ring has to be full.
 const FULLS: u32 = 2;
 
-fn capacity(ring: &impl Memory) -> usize {
+fn capacity(ring: &impl SharedMemory) -> usize {
     ring.len() - HEADER
 }
 

@@ -14,7 +14,7 @@ use ginnel::{
     SocketSession, StaysReason,
 };
 use ginnel_ring::wait::Waitable;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_tcp::{Connecting, Role};
 use libc::c_int;
 

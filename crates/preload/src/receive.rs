@@ -7,7 +7,7 @@ use ginnel_layout::ring::HEADER;
 use ginnel_ring::stream::Consumer;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, carrier};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use libc::c_int;
 
 use crate::bell::{self, Wake};

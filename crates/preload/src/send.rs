@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use ginnel::SocketSender;
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{SendError, carrier};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use libc::c_int;
 
 use crate::bell::{self, Wake};

@@ -15,16 +15,16 @@
 
 use crate::wait::{Armed, Bell};
 use ginnel_layout::board::{self, ARMED, BITS, SUMMARY};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// The sleeper's end of a lane.
 #[derive(Debug)]
-pub struct Lane<M: Memory> {
+pub struct Lane<M: SharedMemory> {
     memory: M,
     armed: Armed,
 }
 
-impl<M: Memory> Lane<M> {
+impl<M: SharedMemory> Lane<M> {
     /// The lane that `memory` is. Panics if it is too short.
     pub fn new(memory: M) -> Self {
         assert!(memory.len() >= board::LANE, "a lane must lie within its memory");
@@ -92,7 +92,7 @@ impl Poster {
     /// After something was published for the slot: says so in the lane that `lane` is. True if the sleeper's doorbell must be
     /// rung. Panics if the memory is too short, or there is no such slot.
     #[must_use = "the sleeper may have to be woken"]
-    pub fn post<M: Memory>(&mut self, lane: &M, slot: usize) -> bool {
+    pub fn post<M: SharedMemory>(&mut self, lane: &M, slot: usize) -> bool {
         assert!(slot < board::SLOTS, "a slot outside its lane");
         let (word, bit) = (slot / 64, slot % 64);
         // ORDER board.bits: what was published before the bit. Pairs with: `Lane::take`.

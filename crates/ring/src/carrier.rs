@@ -43,7 +43,7 @@
 //! | | finds, after [`recall`], that the producer has not begun ([`left`]): it never will, and the kernel goes on |
 
 use ginnel_layout::ring::{BASE, END, READY, RECALL, REPEATED, RESUME, TAKEN, WANTED};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::error::Corrupt;
 
@@ -63,25 +63,25 @@ pub enum Earlier {
 }
 
 /// The producer would rather have a larger ring.
-pub fn want_more<M: Memory>(memory: &M) {
+pub fn want_more<M: SharedMemory>(memory: &M) {
     memory.store_relaxed_u32(WANTED, WANTS);
 }
 
 /// Whether the producer has said so. One load of a line that nobody writes while data flows.
 #[inline]
-pub fn wants_more<M: Memory>(memory: &M) -> bool {
+pub fn wants_more<M: SharedMemory>(memory: &M) -> bool {
     memory.load_relaxed_u32(WANTED) == WANTS
 }
 
 /// The consumer says that it counts what the earlier carrier carries. From now on it must not take a byte from there without [`left`].
-pub fn count<M: Memory>(memory: &M, earlier: Earlier) {
+pub fn count<M: SharedMemory>(memory: &M, earlier: Earlier) {
     memory.attend();
     // ORDER carrier.ready: what the consumer has received without looking. Pairs with: `is_counted`.
     memory.store_release_u32(READY, earlier as u32);
 }
 
 /// Whether the producer may [`begin`], by its count in this carrier.
-pub fn is_counted<M: Memory>(memory: &M, earlier: Earlier) -> bool {
+pub fn is_counted<M: SharedMemory>(memory: &M, earlier: Earlier) -> bool {
     // ORDER carrier.ready: see `count`.
     memory.load_acquire_u32(READY) == earlier as u32
 }
@@ -90,7 +90,7 @@ pub fn is_counted<M: Memory>(memory: &M, earlier: Earlier) -> bool {
 /// published in the ring, and before the first wake. False if the consumer has [`recall`]ed it meanwhile, perhaps before it could see that
 /// the producer has begun: then nothing may be published in the ring, nor any wake byte sent, and the producer gives it back at once.
 #[must_use = "the consumer may have recalled the producer"]
-pub fn begin<M: Memory>(memory: &M, sent: u64) -> bool {
+pub fn begin<M: SharedMemory>(memory: &M, sent: u64) -> bool {
     memory.attend();
     // ORDER carrier.base: all that was sent before, and nothing of what comes after. Pairs with: `left`.
     memory.store_release_u64(BASE, sent.saturating_add(1));
@@ -105,7 +105,7 @@ pub fn begin<M: Memory>(memory: &M, sent: u64) -> bool {
 ///
 /// To be asked before a receive, which may take no more, and again after it: bytes beyond mean nothing, because the producer may have
 /// begun meanwhile. Error: the producer names a byte that has been received as the ring's first.
-pub fn left<M: Memory>(memory: &M, received: u64) -> Result<Option<u64>, Corrupt> {
+pub fn left<M: SharedMemory>(memory: &M, received: u64) -> Result<Option<u64>, Corrupt> {
     // ORDER carrier.base: see `begin`.
     let Some(base) = memory.load_acquire_u64(BASE).checked_sub(1) else { return Ok(None) };
     base.checked_sub(received).map(Some).ok_or(Corrupt::Base { base, received })
@@ -124,7 +124,7 @@ pub struct Place {
 
 /// The producer has sent `kernel` bytes over the kernel's connection, and no wake byte comes after them. To be called before it sends
 /// anything else there.
-pub fn end_wakes<M: Memory>(memory: &M, kernel: u64) {
+pub fn end_wakes<M: SharedMemory>(memory: &M, kernel: u64) {
     memory.attend();
     // ORDER carrier.resume: before what is sent over the kernel's connection. Pairs with: `wakes_end`.
     memory.store_release_u64(RESUME, kernel.saturating_add(1));
@@ -132,14 +132,14 @@ pub fn end_wakes<M: Memory>(memory: &M, kernel: u64) {
 
 /// How many bytes of the kernel's connection may be wake bytes, if the producer has said so. To be asked after each receive of wake bytes.
 /// It may be more later, but not less.
-pub fn wakes_end<M: Memory>(memory: &M) -> Option<u64> {
+pub fn wakes_end<M: SharedMemory>(memory: &M) -> Option<u64> {
     // ORDER carrier.resume: see `end_wakes`.
     memory.load_acquire_u64(RESUME).checked_sub(1)
 }
 
 /// The producer sends no more into the ring. To be called after its last publish and after [`end_wakes`], and before it sends bytes of the
 /// stream over the kernel's connection that are in no ring.
-pub fn give_back<M: Memory>(memory: &M, place: Place) {
+pub fn give_back<M: SharedMemory>(memory: &M, place: Place) {
     memory.attend();
     memory.store_relaxed_u64(RESUME, place.kernel.saturating_add(1));
     memory.store_relaxed_u64(REPEATED, place.repeated);
@@ -148,7 +148,7 @@ pub fn give_back<M: Memory>(memory: &M, place: Place) {
 }
 
 /// Where the producer has left the ring for the kernel's connection; `None` if it has not.
-pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
+pub fn given_back<M: SharedMemory>(memory: &M) -> Option<Place> {
     // ORDER carrier.end: see `give_back`.
     let ring = memory.load_acquire_u64(END).checked_sub(1)?;
     let (wakes_end, repeated) = (memory.load_relaxed_u64(RESUME), memory.load_relaxed_u64(REPEATED));
@@ -158,18 +158,18 @@ pub fn given_back<M: Memory>(memory: &M) -> Option<Place> {
 /// The consumer's program has received so many bytes of the ring. Says nothing of their room, which goes back later: this is for a producer
 /// whose consumer has died. One store to a line that the producer does not look at while data flows.
 #[inline]
-pub fn note_taken<M: Memory>(memory: &M, position: u64) {
+pub fn note_taken<M: SharedMemory>(memory: &M, position: u64) {
     memory.store_relaxed_u64(TAKEN, position);
 }
 
 /// How many bytes of the ring the consumer's program has received. To be asked when the consumer has ended.
-pub fn taken<M: Memory>(memory: &M) -> u64 {
+pub fn taken<M: SharedMemory>(memory: &M) -> u64 {
     memory.load_relaxed_u64(TAKEN)
 }
 
 /// The consumer asks the producer to go back to the kernel's connection. To be followed by [`left`] if the producer had not begun: what that
 /// says then is final.
-pub fn recall<M: Memory>(memory: &M) {
+pub fn recall<M: SharedMemory>(memory: &M) {
     memory.attend();
     memory.store_relaxed_u32(RECALL, RECALLS);
     // ORDER carrier.recall: see `begin`. Pairs with: `begin`.
@@ -177,6 +177,6 @@ pub fn recall<M: Memory>(memory: &M) {
 }
 
 /// Whether the consumer has asked for that.
-pub fn is_recalled<M: Memory>(memory: &M) -> bool {
+pub fn is_recalled<M: SharedMemory>(memory: &M) -> bool {
     memory.load_relaxed_u32(RECALL) == RECALLS
 }

@@ -21,7 +21,7 @@ use ginnel_layout::ring::{
     self, CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, RECORD_ALIGN, RECORD_HEADER,
     RecordHeader, RecordKind, SPACE_ARMED, SideState, record_span,
 };
-use ginnel_shmem::{Memory, SharedSlice};
+use ginnel_shmem::{SharedMemory, SharedSlice};
 
 /// Where in the data a position lies, from the start of the ring.
 #[inline]
@@ -31,7 +31,7 @@ fn at(position: u64, capacity: usize) -> usize {
 
 /// The sending side.
 #[derive(Debug)]
-pub struct Producer<M: Memory> {
+pub struct Producer<M: SharedMemory> {
     memory: M,
     capacity: usize,
     /// Where the next record goes.
@@ -58,7 +58,7 @@ const CLEAN: u64 = 8 * RECORD_ALIGN as u64;
 /// The longest record for which that is worth it. A longer one overwrites most of them.
 const SHORT: u64 = CLEAN / 2;
 
-impl<M: Memory> Producer<M> {
+impl<M: SharedMemory> Producer<M> {
     /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
@@ -332,7 +332,7 @@ impl<M: Memory> Producer<M> {
     }
 }
 
-impl<M: Memory> Waitable for Producer<M> {
+impl<M: SharedMemory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
         // Only asks; a padding record that `reserve` may have queued stays held back until the next publish.
         !matches!(self.reserve(self.wanted), Err(SendError::Full)) || self.memory.is_broken()
@@ -349,7 +349,7 @@ impl<M: Memory> Waitable for Producer<M> {
     }
 }
 
-impl<M: Memory> Watchable for Producer<M> {
+impl<M: SharedMemory> Watchable for Producer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
         let look = Look { memory: self.memory.clone(), word: HEAD, seen: self.head, state: CONSUMER_STATE };
@@ -365,13 +365,13 @@ impl<M: Memory> Watchable for Producer<M> {
 
 /// Room for one message. Dropping it abandons it.
 #[must_use = "a claim does nothing until it is committed"]
-pub struct Claim<'p, M: Memory> {
+pub struct Claim<'p, M: SharedMemory> {
     producer: &'p mut Producer<M>,
     position: u64,
     len: usize,
 }
 
-impl<M: Memory> Claim<'_, M> {
+impl<M: SharedMemory> Claim<'_, M> {
     /// The bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
@@ -417,7 +417,7 @@ enum Next {
 
 /// The receiving side.
 #[derive(Debug)]
-pub struct Consumer<M: Memory> {
+pub struct Consumer<M: SharedMemory> {
     memory: M,
     capacity: usize,
     /// Where the next record is expected.
@@ -446,7 +446,7 @@ const BYTES_A_PAUSE: usize = 1024;
 
 const _: () = assert!(AWAY[0] <= ring::MIN_CAPACITY / BYTES_A_PAUSE);
 
-impl<M: Memory> Consumer<M> {
+impl<M: SharedMemory> Consumer<M> {
     /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
@@ -713,7 +713,7 @@ impl<M: Memory> Consumer<M> {
     }
 }
 
-impl<M: Memory> Waitable for Consumer<M> {
+impl<M: SharedMemory> Waitable for Consumer<M> {
     #[inline]
     fn ready(&mut self) -> bool {
         !matches!(self.poll(), Err(RecvError::Empty))
@@ -730,7 +730,7 @@ impl<M: Memory> Waitable for Consumer<M> {
     }
 }
 
-impl<M: Memory> Watchable for Consumer<M> {
+impl<M: SharedMemory> Watchable for Consumer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
         let look = Look {
@@ -750,12 +750,12 @@ impl<M: Memory> Watchable for Consumer<M> {
 }
 
 /// A received message, still in the ring.
-pub struct Message<'c, M: Memory> {
+pub struct Message<'c, M: SharedMemory> {
     consumer: &'c mut Consumer<M>,
     len: usize,
 }
 
-impl<M: Memory> Message<'_, M> {
+impl<M: SharedMemory> Message<'_, M> {
     /// Bytes of payload.
     pub fn len(&self) -> usize {
         self.len

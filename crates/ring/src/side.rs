@@ -3,11 +3,11 @@
 use crate::cursor::Cursor;
 use crate::error::{Corrupt, RecvError, SendError};
 use ginnel_layout::ring::{self, CONSUMER_STATE, DATA_ARMED, HEAD, PRODUCER_STATE, SPACE_ARMED, SideState};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// Checks what a ring is built on, and resets the producer's words. `published` is the one by which the consumer sees that
 /// something is there.
-pub(crate) fn begin_producing<M: Memory>(memory: &M, capacity: usize, published: usize) {
+pub(crate) fn begin_producing<M: SharedMemory>(memory: &M, capacity: usize, published: usize) {
     check(capacity, memory.len());
     memory.attend();
     memory.store_relaxed_u32(SPACE_ARMED, 0);
@@ -16,7 +16,7 @@ pub(crate) fn begin_producing<M: Memory>(memory: &M, capacity: usize, published:
 }
 
 /// Checks what a ring is built on, and resets the consumer's words.
-pub(crate) fn begin_consuming<M: Memory>(memory: &M, capacity: usize) {
+pub(crate) fn begin_consuming<M: SharedMemory>(memory: &M, capacity: usize) {
     check(capacity, memory.len());
     memory.attend();
     memory.store_relaxed_u64(HEAD, 0);
@@ -25,7 +25,7 @@ pub(crate) fn begin_consuming<M: Memory>(memory: &M, capacity: usize) {
 }
 
 /// Checks what a ring is built on. Says whether the producer's side, which is to be resumed, has ended.
-pub(crate) fn resume_producing<M: Memory>(memory: &M, capacity: usize) -> Option<SendError> {
+pub(crate) fn resume_producing<M: SharedMemory>(memory: &M, capacity: usize) -> Option<SendError> {
     check(capacity, memory.len());
     memory.attend();
     match SideState(memory.load_relaxed_u32(PRODUCER_STATE)) {
@@ -37,7 +37,7 @@ pub(crate) fn resume_producing<M: Memory>(memory: &M, capacity: usize) -> Option
 }
 
 /// Checks what a ring is built on, and that no more was released than the cursor says: that may have been overwritten.
-pub(crate) fn resume_consuming<M: Memory>(
+pub(crate) fn resume_consuming<M: SharedMemory>(
     memory: &M,
     capacity: usize,
     cursor: &Cursor,
@@ -57,7 +57,7 @@ fn check(capacity: usize, len: usize) {
     assert!(len >= ring::footprint(capacity), "a ring must lie within its memory");
 }
 
-fn open<M: Memory>(memory: &M, state: usize) {
+fn open<M: SharedMemory>(memory: &M, state: usize) {
     // The daemon may have declared this side dead already, or the memory lost; then it stays so.
     if ![SideState::DEAD, SideState::LOST].contains(&SideState(memory.load_relaxed_u32(state))) {
         memory.store_release_u32(state, SideState::OPEN.0);
@@ -65,7 +65,7 @@ fn open<M: Memory>(memory: &M, state: usize) {
 }
 
 /// What the consumer should do about the producer's state word, once the ring has nothing for it.
-pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {
+pub(crate) fn producer_ended<M: SharedMemory>(memory: &M) -> Result<(), RecvError> {
     // ORDER ring.finish: once the state says that the producer is done, all it published is seen.
     // Pairs with: `finish`.
     match SideState(memory.load_acquire_u32(PRODUCER_STATE)) {
@@ -80,7 +80,7 @@ pub(crate) fn producer_ended<M: Memory>(memory: &M) -> Result<(), RecvError> {
 
 /// What the producer should do about the consumer's state word, before it sends.
 #[inline]
-pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
+pub(crate) fn consumer_ended<M: SharedMemory>(memory: &M) -> Result<(), SendError> {
     memory.attend();
     match SideState(memory.load_relaxed_u32(CONSUMER_STATE)) {
         // Memory that has gone away says so, too; and this load may be the first to find it gone.
@@ -97,30 +97,30 @@ pub(crate) fn consumer_ended<M: Memory>(memory: &M) -> Result<(), SendError> {
 /// Whether the producer has aborted, so that nothing is to be received any more, be it there or not. To be asked before
 /// anything is taken. It may be overlooked for a moment, as if the producer had aborted a moment later.
 #[inline]
-pub(crate) fn producer_aborted<M: Memory>(memory: &M) -> bool {
+pub(crate) fn producer_aborted<M: SharedMemory>(memory: &M) -> bool {
     SideState(memory.load_relaxed_u32(PRODUCER_STATE)) == SideState::ABORTED
 }
 
 /// Whether the memory is gone, or the daemon says that what was in it is. Then nobody is to blame for what it shows.
 #[cold]
-pub(crate) fn is_lost<M: Memory>(memory: &M) -> bool {
+pub(crate) fn is_lost<M: SharedMemory>(memory: &M) -> bool {
     let lost = |state| SideState(memory.load_relaxed_u32(state)) == SideState::LOST;
     memory.is_broken() || lost(PRODUCER_STATE) || lost(CONSUMER_STATE)
 }
 
 /// Nothing more will be published: [`SideState::FINISHED`], or [`SideState::ABORTED`].
-pub(crate) fn end_producing<M: Memory>(memory: &M, how: SideState) {
+pub(crate) fn end_producing<M: SharedMemory>(memory: &M, how: SideState) {
     memory.attend();
     end(memory, PRODUCER_STATE, how);
 }
 
 /// Nothing more will be taken.
-pub(crate) fn end_consuming<M: Memory>(memory: &M, how: SideState) {
+pub(crate) fn end_consuming<M: SharedMemory>(memory: &M, how: SideState) {
     memory.attend();
     end(memory, CONSUMER_STATE, how);
 }
 
-fn end<M: Memory>(memory: &M, state: usize, how: SideState) {
+fn end<M: SharedMemory>(memory: &M, state: usize, how: SideState) {
     // What was lost is lost for the other side too, whoever notices first; and who has aborted does not finish afterwards.
     if ![SideState::LOST, SideState::ABORTED].contains(&SideState(memory.load_relaxed_u32(state))) {
         // ORDER ring.finish: everything published before this. Pairs with: `producer_ended`.

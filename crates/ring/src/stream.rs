@@ -16,7 +16,7 @@ use ginnel_layout::board::Place;
 use ginnel_layout::ring::{
     CONSUMER_STATE, DATA_ARMED, HEAD, HEADER, PRODUCER_STATE, SPACE_ARMED, SideState, TAIL,
 };
-use ginnel_shmem::{Memory, SharedSlice};
+use ginnel_shmem::{SharedMemory, SharedSlice};
 
 /// Long copies are handed over in pieces of this part of the ring.
 const PIECES: usize = 8;
@@ -26,7 +26,7 @@ const AT_ONCE: usize = 4096;
 
 /// The writing side.
 #[derive(Debug)]
-pub struct Producer<M: Memory> {
+pub struct Producer<M: SharedMemory> {
     memory: M,
     capacity: usize,
     tail: u64,
@@ -37,7 +37,7 @@ pub struct Producer<M: Memory> {
     bell: Bell,
 }
 
-impl<M: Memory> Producer<M> {
+impl<M: SharedMemory> Producer<M> {
     /// Becomes the producer of the ring that `memory` begins with, and resets the producer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
@@ -243,7 +243,7 @@ impl<M: Memory> Producer<M> {
     }
 }
 
-impl<M: Memory> Waitable for Producer<M> {
+impl<M: SharedMemory> Waitable for Producer<M> {
     fn ready(&mut self) -> bool {
         !matches!(self.room(1), Err(SendError::Full)) || self.memory.is_broken()
     }
@@ -259,7 +259,7 @@ impl<M: Memory> Waitable for Producer<M> {
     }
 }
 
-impl<M: Memory> Watchable for Producer<M> {
+impl<M: SharedMemory> Watchable for Producer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
         let look = Look { memory: self.memory.clone(), word: HEAD, seen: self.head, state: CONSUMER_STATE };
@@ -275,13 +275,13 @@ impl<M: Memory> Watchable for Producer<M> {
 
 /// Room in the ring. Dropping it abandons it.
 #[must_use = "room does nothing until it is published"]
-pub struct Room<'p, M: Memory> {
+pub struct Room<'p, M: SharedMemory> {
     producer: &'p mut Producer<M>,
     start: usize,
     len: usize,
 }
 
-impl<M: Memory> Room<'_, M> {
+impl<M: SharedMemory> Room<'_, M> {
     /// The bytes to fill.
     #[inline]
     pub fn slice(&self) -> SharedSlice<'_, M> {
@@ -305,7 +305,7 @@ impl<M: Memory> Room<'_, M> {
 
 /// The reading side.
 #[derive(Debug)]
-pub struct Consumer<M: Memory> {
+pub struct Consumer<M: SharedMemory> {
     memory: M,
     capacity: usize,
     head: u64,
@@ -318,7 +318,7 @@ pub struct Consumer<M: Memory> {
     bell: Bell,
 }
 
-impl<M: Memory> Consumer<M> {
+impl<M: SharedMemory> Consumer<M> {
     /// Becomes the consumer of the ring that `memory` begins with, and resets the consumer's words. There must be no
     /// other. Panics if the capacity is not valid or the ring does not fit.
     pub fn new(memory: M, capacity: usize) -> Self {
@@ -525,7 +525,7 @@ impl<M: Memory> Consumer<M> {
     }
 }
 
-impl<M: Memory> Waitable for Consumer<M> {
+impl<M: SharedMemory> Waitable for Consumer<M> {
     fn ready(&mut self) -> bool {
         !matches!(self.poll(), Err(RecvError::Empty))
     }
@@ -541,7 +541,7 @@ impl<M: Memory> Waitable for Consumer<M> {
     }
 }
 
-impl<M: Memory> Watchable for Consumer<M> {
+impl<M: SharedMemory> Watchable for Consumer<M> {
     type Memory = M;
     fn watch(&self) -> Watch<M> {
         let look = Look { memory: self.memory.clone(), word: TAIL, seen: self.tail, state: PRODUCER_STATE };
@@ -556,13 +556,13 @@ impl<M: Memory> Watchable for Consumer<M> {
 }
 
 /// Received bytes, still in the ring. Dropping the value keeps them for the next call.
-pub struct Bytes<'c, M: Memory> {
+pub struct Bytes<'c, M: SharedMemory> {
     consumer: &'c mut Consumer<M>,
     start: usize,
     len: usize,
 }
 
-impl<M: Memory> Bytes<'_, M> {
+impl<M: SharedMemory> Bytes<'_, M> {
     /// How many.
     pub fn len(&self) -> usize {
         self.len

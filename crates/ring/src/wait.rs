@@ -29,7 +29,7 @@
 
 use ginnel_layout::board::Place;
 use ginnel_layout::ring::SideState;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ pub trait Waitable {
 /// A side of a ring that somebody else can wait for, together with many others.
 pub trait Watchable: Waitable {
     /// Where the ring lies.
-    type Memory: Memory;
+    type Memory: SharedMemory;
 
     /// What to look at after [`Waitable::ready`] has said no. Until [`Watchable::unwatch`], the wake word is the watch's.
     fn watch(&self) -> Watch<Self::Memory>;
@@ -98,7 +98,7 @@ pub trait Watchable: Waitable {
 
 /// Where a side of a ring looks for what it waits for.
 #[derive(Clone, Debug)]
-pub struct Look<M: Memory> {
+pub struct Look<M: SharedMemory> {
     pub(crate) memory: M,
     /// This word ...
     pub(crate) word: usize,
@@ -108,7 +108,7 @@ pub struct Look<M: Memory> {
     pub(crate) state: usize,
 }
 
-impl<M: Memory> Look<M> {
+impl<M: SharedMemory> Look<M> {
     /// Whether another try of the side is worth it: something came, or the other side has ended.
     #[inline]
     pub fn has_changed(&self) -> bool {
@@ -120,13 +120,13 @@ impl<M: Memory> Look<M> {
 
 /// A side of a ring that rests. It can be looked at, armed and disarmed without the side itself.
 #[derive(Debug)]
-pub struct Watch<M: Memory> {
+pub struct Watch<M: SharedMemory> {
     /// Where to look.
     pub look: Look<M>,
     pub(crate) armed: Armed,
 }
 
-impl<M: Memory> Watch<M> {
+impl<M: SharedMemory> Watch<M> {
     /// Says "wake me". The caller must look once more before it sleeps.
     pub fn arm(&mut self) {
         self.look.memory.attend();
@@ -255,7 +255,7 @@ impl Armed {
     }
 
     /// Says "ring me", with a fresh token. The caller must look once more before it sleeps.
-    pub fn arm<M: Memory>(&mut self, memory: &M) {
+    pub fn arm<M: SharedMemory>(&mut self, memory: &M) {
         memory.before_sleep();
         self.token = self.token.checked_add(1).unwrap_or(1);
         // ORDER wait.notify: where this side sleeps before the token. Pairs with: `notified_at`.
@@ -265,7 +265,7 @@ impl Armed {
     }
 
     /// Says "I am awake".
-    pub fn disarm<M: Memory>(&mut self, memory: &M) {
+    pub fn disarm<M: SharedMemory>(&mut self, memory: &M) {
         memory.store_relaxed_u32(self.at, 0);
     }
 }
@@ -294,7 +294,7 @@ impl Bell {
     }
 
     /// After something was published: whether the doorbell must be rung for it.
-    pub fn needed<M: Memory>(&mut self, memory: &M) -> bool {
+    pub fn needed<M: SharedMemory>(&mut self, memory: &M) -> bool {
         let token = self.asked(memory);
         if let Some(token) = token {
             self.answered(token);
@@ -303,7 +303,7 @@ impl Bell {
     }
 
     /// The same for a waker that may be stopped before it has rung: asked again, it is told so again until it says that it has.
-    pub fn asked<M: Memory>(&self, memory: &M) -> Option<u32> {
+    pub fn asked<M: SharedMemory>(&self, memory: &M) -> Option<u32> {
         // ORDER wait.fence: what was published before the coming look at the token. Pairs with: `Armed::arm`.
         memory.full_fence();
         let token = memory.load_relaxed_u32(self.at);
@@ -323,14 +323,14 @@ const _: () = assert!(NOTIFY == ginnel_layout::ring::SPACE_NOTIFY - ginnel_layou
 impl Armed {
     /// From the next [`Armed::arm`] on, the sleeper of this wake word of a ring wants to be woken by way of a slot of a board;
     /// with [`Place::NONE`], by its doorbell.
-    pub fn notify_at<M: Memory>(&self, memory: &M, place: Place) {
+    pub fn notify_at<M: SharedMemory>(&self, memory: &M, place: Place) {
         memory.store_relaxed_u64(self.at + NOTIFY, place.0);
     }
 }
 
 /// After the wake word at `at` of a ring was found armed: by way of which slot of a board its sleeper wants to be woken. A
 /// neighbour may have written anything there.
-pub fn notified_at<M: Memory>(memory: &M, at: usize) -> Place {
+pub fn notified_at<M: SharedMemory>(memory: &M, at: usize) -> Place {
     // ORDER wait.notify: the token before what was said with it. Pairs with: `Armed::arm`.
     memory.load_acquire_u32(at);
     Place(memory.load_relaxed_u64(at + NOTIFY))
@@ -350,7 +350,7 @@ impl ArmedSet {
     }
 
     /// Says "ring me" for the sleeper of this bit. It must look once more before it sleeps.
-    pub fn arm<M: Memory>(&self, memory: &M, bit: u64) {
+    pub fn arm<M: SharedMemory>(&self, memory: &M, bit: u64) {
         memory.before_sleep();
         memory.fetch_or_u64(self.at, bit);
         // ORDER wait.fence: the bit before the coming look at what is waited for. Pairs with: `ArmedSet::sleepers`.
@@ -358,12 +358,12 @@ impl ArmedSet {
     }
 
     /// Says "I am awake". True if a waker has taken the bit: it has rung, or is about to.
-    pub fn disarm<M: Memory>(&self, memory: &M, bit: u64) -> bool {
+    pub fn disarm<M: SharedMemory>(&self, memory: &M, bit: u64) -> bool {
         memory.fetch_and_u64(self.at, !bit) & bit == 0
     }
 
     /// After something was published: those who sleep.
-    pub fn sleepers<M: Memory>(&self, memory: &M) -> u64 {
+    pub fn sleepers<M: SharedMemory>(&self, memory: &M) -> u64 {
         // ORDER wait.fence: what was published before the coming look at the bits. Pairs with: `ArmedSet::arm`.
         memory.full_fence();
         memory.load_relaxed_u64(self.at)
@@ -371,7 +371,7 @@ impl ArmedSet {
 
     /// Takes the bits of sleepers who are to be rung; returns those that were still there.
     #[must_use = "whoever takes a bit has to ring"]
-    pub fn take<M: Memory>(&self, memory: &M, bits: u64) -> u64 {
+    pub fn take<M: SharedMemory>(&self, memory: &M, bits: u64) -> u64 {
         memory.fetch_and_u64(self.at, !bits) & bits
     }
 }

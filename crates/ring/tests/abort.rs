@@ -4,7 +4,7 @@
 use ginnel_layout::ring::{CONSUMER_STATE, PRODUCER_STATE, SideState, footprint};
 use ginnel_ring::wait::{Waitable, Watchable};
 use ginnel_ring::{RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 const CAPACITY: usize = 4096;
 

@@ -8,7 +8,7 @@ use ginnel_layout::ring::{
 };
 use ginnel_ring::wait::{Sleeper, WaitMode, wait};
 use ginnel_ring::{Corrupt, RecvError, SendError, carrier, message, stream};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,7 @@ use ginnel_layout::ring::{
 };
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{RecvError, SendError, message, stream};
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use std::io;

@@ -4,7 +4,7 @@
 use ginnel_layout::ring::{CONSUMER_STATE, HEAD, PRODUCER_STATE, SideState, footprint, max_message};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{Corrupt, Cursor, RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 

@@ -21,7 +21,7 @@ use ginnel_layout::ring::{
 };
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use rustix::thread::CpuSet;
 use std::fmt::Debug;
 use std::fs::File;

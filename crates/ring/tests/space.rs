@@ -5,7 +5,7 @@
 use ginnel_layout::ring::{HEAD, footprint, max_message};
 use ginnel_ring::wait::Waitable;
 use ginnel_ring::{RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 const CAPACITY: usize = 4096;
 const EIGHTH: u64 = CAPACITY as u64 / 8;

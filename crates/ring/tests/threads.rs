@@ -317,7 +317,7 @@ fn ping_pong() {
 /// Shows that the sanitizer sees into mapped memory: a copy out that no header orders after the copy in. Without a
 /// sanitizer nothing happens; `scripts/sanitize` wants it to be reported.
 fn planted_race() {
-    use ginnel_shmem::Memory;
+    use ginnel_shmem::SharedMemory;
     let ring = Mapping::anonymous(footprint(CAPACITY)).unwrap();
     let mut producer = message::Producer::new(ring.clone(), CAPACITY);
     let reader = thread::spawn(move || {

@@ -142,7 +142,7 @@ unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mapping, Memory};
+    use crate::{Mapping, SharedMemory};
     use std::sync::Arc;
     use std::thread;
 

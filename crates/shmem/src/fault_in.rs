@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::FileType;
 
-use crate::{Mapping, Memory};
+use crate::{Mapping, SharedMemory};
 
 /// A page of a DAX device.
 const PAGE: usize = 2 << 20;

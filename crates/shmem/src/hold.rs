@@ -400,7 +400,7 @@ fn change(how: libc::c_int, set: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mapping, Memory, Placed, Protection};
+    use crate::{Mapping, Placed, Protection, SharedMemory};
     use rustix::mm::{MapFlags, mmap_anonymous, munmap};
     use std::fs::File;
     use std::io::Write;

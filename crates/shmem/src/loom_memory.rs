@@ -1,6 +1,6 @@
 //! Memory for the loom model checker.
 
-use crate::Memory;
+use crate::SharedMemory;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// not overlap, which nothing checks. Bulk copies, of 64-bit words, go
 /// word by word without ordering, so a missing release or acquire shows as an old value; and they are also watched for
 /// data races, because loom never lets a load see a store that its execution has not done yet, which hides that a
-/// copy out must come before the next copy in. Copies whose last word has an order ([`Memory::write_release`],
-/// [`Memory::read_acquire`]) are not watched: that they meet is what they are for.
+/// copy out must come before the next copy in. Copies whose last word has an order ([`SharedSharedMemory::write_release`],
+/// [`SharedSharedMemory::read_acquire`]) are not watched: that they meet is what they are for.
 ///
 /// Each word costs time in every execution, so a model names the words that it uses; touching another one panics.
 ///
@@ -104,7 +104,7 @@ impl LoomMemory {
     }
 }
 
-impl Memory for LoomMemory {
+impl SharedMemory for LoomMemory {
     fn len(&self) -> usize {
         self.len
     }

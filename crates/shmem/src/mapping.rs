@@ -3,7 +3,7 @@
 use crate::copy::{self, wordwise};
 use crate::fault_in::fault_in;
 use crate::guard;
-use crate::memory::Memory;
+use crate::memory::SharedMemory;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::fmt;
 use std::io;
@@ -63,8 +63,8 @@ impl Drop for Whole {
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset`, shared. If the file is truncated later, the process survives: see
-    /// [`Memory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours. A thread that has the
-    /// signal blocked must call [`Memory::attend`] before it touches the mapping.
+    /// [`SharedMemory::is_broken`]. The first such mapping installs a SIGBUS handler, which passes on what is not ours. A thread that has the
+    /// signal blocked must call [`SharedMemory::attend`] before it touches the mapping.
     pub fn of_file(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> io::Result<Self> {
         let prot = match protection {
             Protection::Read => ProtFlags::READ,
@@ -147,7 +147,7 @@ impl Mapping {
         unsafe { std::ptr::copy(from, to, len) };
     }
 
-    /// [`Memory::write_release`], from memory that may be shared too: the last word is stored after all else, with release.
+    /// [`SharedSharedMemory::write_release`], from memory that may be shared too: the last word is stored after all else, with release.
     ///
     /// # Safety
     ///
@@ -160,7 +160,7 @@ impl Mapping {
         unsafe { copy::store_release(to, from, len) };
     }
 
-    /// [`Memory::read_acquire`], into memory that may be shared too: the last word is loaded before all else, with acquire.
+    /// [`SharedSharedMemory::read_acquire`], into memory that may be shared too: the last word is loaded before all else, with acquire.
     ///
     /// # Safety
     ///
@@ -338,7 +338,7 @@ impl fmt::Debug for Mapping {
     }
 }
 
-impl Memory for Mapping {
+impl SharedMemory for Mapping {
     #[inline]
     fn len(&self) -> usize {
         self.len

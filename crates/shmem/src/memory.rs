@@ -12,7 +12,7 @@ pub const WORDWISE: usize = 64;
 /// Offsets are counted from the start of the run. An offset outside it, or a misaligned word, is a bug of the caller
 /// (never something that a peer can cause, because no offset comes from shared memory unchecked) and panics like a
 /// slice index. Clones name the same memory.
-pub trait Memory: Clone {
+pub trait SharedMemory: Clone {
     /// Bytes.
     fn len(&self) -> usize;
 
@@ -43,7 +43,7 @@ pub trait Memory: Clone {
     fn load_relaxed_u64(&self, at: usize) -> u64;
     /// Loads; what the writer did before its release store is seen afterwards.
     fn load_acquire_u64(&self, at: usize) -> u64;
-    /// [`Memory::load_acquire_u64`], again and again while it says zero, at most `looks` times.
+    /// [`SharedSharedMemory::load_acquire_u64`], again and again while it says zero, at most `looks` times.
     #[inline]
     fn await_acquire_u64(&self, at: usize, looks: u32) -> u64 {
         let mut value = self.load_acquire_u64(at);
@@ -105,9 +105,9 @@ pub trait Memory: Clone {
 
     /// Copies in, and stores the last word after all else, with release: whoever sees its last byte, and acquires, sees all of
     /// the copy and everything done before. For readers that poll the last byte, as RDMA programs do. A message of several
-    /// pieces is written with [`Memory::write`], and only its last piece with this.
+    /// pieces is written with [`SharedSharedMemory::write`], and only its last piece with this.
     fn write_release(&self, at: usize, from: &[u8]);
-    /// Copies out, and loads the last word before all else, with acquire: if it is what [`Memory::write_release`] stored, then so
+    /// Copies out, and loads the last word before all else, with acquire: if it is what [`SharedSharedMemory::write_release`] stored, then so
     /// are all other bytes (or they are newer).
     fn read_acquire(&self, at: usize, into: &mut [u8]);
 
@@ -140,22 +140,22 @@ pub trait Memory: Clone {
 ///
 /// The peer may still write to it, so there is no reference to its bytes: copy with [`SharedSlice::read`] and
 /// [`SharedSlice::write`], or take the raw pointer and its rules.
-pub struct SharedSlice<'a, M: Memory> {
+pub struct SharedSlice<'a, M: SharedMemory> {
     memory: &'a M,
     at: usize,
     len: usize,
 }
 
 // By hand, because a derived one would ask the same of `M`.
-impl<M: Memory> Clone for SharedSlice<'_, M> {
+impl<M: SharedMemory> Clone for SharedSlice<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M: Memory> Copy for SharedSlice<'_, M> {}
+impl<M: SharedMemory> Copy for SharedSlice<'_, M> {}
 
-impl<'a, M: Memory> SharedSlice<'a, M> {
+impl<'a, M: SharedMemory> SharedSlice<'a, M> {
     /// The `len` bytes of `memory` from `at`. Panics if they are not inside.
     pub fn new(memory: &'a M, at: usize, len: usize) -> Self {
         assert!(at.checked_add(len).is_some_and(|end| end <= memory.len()), "slice outside its memory");

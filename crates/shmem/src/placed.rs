@@ -24,7 +24,7 @@
 use crate::areas::{self, Area, FileId, Maps, areas};
 use crate::guard::{self, Watch};
 use crate::hold::{Hold, Reach, SignalsBlocked};
-use crate::{Mapping, Memory};
+use crate::{Mapping, SharedMemory};
 use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect,
@@ -63,7 +63,7 @@ impl Mapping {
     /// Moves the pages at `start` into `file`, at `offset`: the range has the same bytes and the same protection as before, and
     /// is shared with everybody who maps the file. What the file had there is overwritten. The range must be private memory
     /// throughout, all of one protection, which allows loads; anything else is an error. `start`, `len` and `offset` are multiples
-    /// of `page`, in units of which the file can be mapped. This mapping, of the same file, is what [`Memory::is_broken`] is
+    /// of `page`, in units of which the file can be mapped. This mapping, of the same file, is what [`SharedMemory::is_broken`] is
     /// said of if the file is truncated; the bytes of pages that are touched afterwards are then zero.
     ///
     /// After an error the range is what it was. (The kernel looks at all its limits first. If it then finds no memory for its own

@@ -3,7 +3,7 @@
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-shmem --test loom        (or: scripts/loom)
 #![cfg(loom)]
 
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::thread;
 
 const WORDS: [usize; 3] = [0, 8, 16];

@@ -1,7 +1,7 @@
 //! A program's pages that are moved into a file and back, under its pointers.
 #![allow(unsafe_code)] // Pages are replaced under pointers.
 
-use ginnel_shmem::{Mapping, Memory, Placed, Protection};
+use ginnel_shmem::{Mapping, Placed, Protection, SharedMemory};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::fs::File;
 use std::io;

@@ -2,7 +2,7 @@
 //! ours. Each test runs in a child of its own, which may be killed.
 #![allow(unsafe_code)] // Signals, and faults on purpose.
 
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, exit};

@@ -2,7 +2,7 @@
 //! of truncated files are called broken.
 #![allow(unsafe_code)] // One test faults in a mapping that the crate knows nothing of.
 
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -101,7 +101,7 @@ pub struct Member {
 /// By which kind of device a segment comes to VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Memory {
+pub enum MemoryKind {
     /// `virtio-pmem-pci`: `/dev/dax*` in the guest.
     #[default]
     Dax,
@@ -112,7 +112,7 @@ pub enum Memory {
     Unknown,
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Honours the width that a table asks for.
         f.pad(match self {
@@ -140,7 +140,7 @@ pub struct Segment {
     /// Those that may only read.
     pub readers: Vec<String>,
     /// How it comes to VMs.
-    pub memory: Memory,
+    pub memory: MemoryKind,
     /// Unit in which it may be mapped, in bytes.
     pub page: u64,
     /// It is an RDMA device for those who share it.

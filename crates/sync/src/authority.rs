@@ -9,10 +9,10 @@ use ginnel_layout::sync::{
     SLOT_ENDPOINT_EPOCH, SLOT_EPOCH, SLOT_READER, SLOT_SINCE, SLOTS, SLOTS_MASK, STATE, SyncKind, WAITING,
     slot,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// Makes an object of a page that nobody uses yet. `limit` as [`SyncKind::allows`]; a semaphore begins with `permits`.
-pub fn format<M: Memory>(page: &M, kind: SyncKind, limit: u32, permits: u32) {
+pub fn format<M: SharedMemory>(page: &M, kind: SyncKind, limit: u32, permits: u32) {
     page.write(0, &[0; SIZE]);
     page.store_relaxed_u32(KIND, kind.0);
     page.store_relaxed_u32(LIMIT, limit);
@@ -23,7 +23,7 @@ pub fn format<M: Memory>(page: &M, kind: SyncKind, limit: u32, permits: u32) {
 }
 
 /// Seats a user, before it is told of its slot. `bell` is how to ring it: `member << 16 | vector`.
-pub fn seat<M: Memory>(page: &M, user: User, endpoint_epoch: u32, bell: u32) {
+pub fn seat<M: SharedMemory>(page: &M, user: User, endpoint_epoch: u32, bell: u32) {
     let at = slot(user.slot());
     page.store_relaxed_u32(at + SLOT_ENDPOINT, user.endpoint());
     page.store_relaxed_u32(at + SLOT_ENDPOINT_EPOCH, endpoint_epoch);
@@ -52,7 +52,7 @@ pub enum Left {
 /// Takes back a slot and all that its user had, at whichever instruction it stopped. Returns the slots whose users are to be
 /// rung, a bit for each: all who sleep. May be repeated.
 #[must_use = "the users of these slots sleep, perhaps for something that is theirs now"]
-pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> u64 {
+pub fn reclaim<M: SharedMemory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> u64 {
     let (at, bit) = (slot(dead), 1u64 << dead);
     // First of all it must not take any more, should it only have been declared dead. What it takes all the same, because it
     // has looked before, is handed on by whoever finds it (`owner::disown`).
@@ -91,7 +91,7 @@ pub fn reclaim<M: Memory>(page: &M, kind: SyncKind, dead: usize, left: Left) -> 
 }
 
 /// Puts "its owner died" in the place of a dead owner.
-fn disown<M: Memory>(page: &M, dead: usize) {
+fn disown<M: SharedMemory>(page: &M, dead: usize) {
     for _ in 0..TRIES {
         let word = OwnerWord(page.load_acquire_u64(STATE));
         if word.0 & 0xff != dead as u64 + 1 {
@@ -125,7 +125,7 @@ pub struct View {
 }
 
 /// Looks. What users have written is taken as it is.
-pub fn look<M: Memory>(page: &M, kind: SyncKind) -> View {
+pub fn look<M: SharedMemory>(page: &M, kind: SyncKind) -> View {
     let state = page.load_acquire_u64(STATE);
     let mut view = View::default();
     let mut waiting = page.load_relaxed_u64(ARMED);

@@ -7,7 +7,7 @@
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Patience, Seat, TRIES, User, World};
 use ginnel_layout::sync::{BARRIER_BROKEN, SEATED, SLOTS_MASK, STATE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A handle on a barrier: one party. For one thread at a time; others open handles of their own.
 ///
@@ -19,7 +19,7 @@ pub struct Barrier<M> {
     parties: u32,
 }
 
-impl<M: Memory> Barrier<M> {
+impl<M: SharedMemory> Barrier<M> {
     /// The barrier in `page` for `parties`, for a user that the daemon has seated there. Panics if `page` is too short.
     pub fn new(page: M, user: User, parties: u32) -> Self {
         Self { seat: Seat::new(page, user), parties }

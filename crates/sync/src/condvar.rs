@@ -10,7 +10,7 @@ use crate::mutex::Mutex;
 use crate::owner::Locked;
 use crate::seat::{Patience, Seat, User, World, next_turn, slots};
 use ginnel_layout::sync::{SEATED, SLOTS_MASK, WAITING};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A handle on a condition variable. For one thread at a time; others open handles of their own.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ pub struct Woken {
     pub signalled: bool,
 }
 
-impl<M: Memory> Condvar<M> {
+impl<M: SharedMemory> Condvar<M> {
     /// The condition variable in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }
@@ -39,7 +39,7 @@ impl<M: Memory> Condvar<M> {
     /// death), so look at the condition again.
     ///
     /// The mutex may be any in the segment, but the same for all who wait here at a time.
-    pub fn wait<N: Memory, W: World, V: World>(
+    pub fn wait<N: SharedMemory, W: World, V: World>(
         &mut self,
         world: &mut W,
         patience: Patience,

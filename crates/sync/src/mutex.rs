@@ -4,7 +4,7 @@ use crate::error::SyncError;
 use crate::owner::{self, Locked};
 use crate::seat::{Patience, Seat, User, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A handle on a mutex. For one thread at a time; others open handles of their own.
 ///
@@ -14,7 +14,7 @@ pub struct Mutex<M> {
     pub(crate) seat: Seat<M>,
 }
 
-impl<M: Memory> Mutex<M> {
+impl<M: SharedMemory> Mutex<M> {
     /// The mutex in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }

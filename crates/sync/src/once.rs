@@ -4,7 +4,7 @@ use crate::error::SyncError;
 use crate::owner::{self, Locked};
 use crate::seat::{Look, Patience, Seat, User, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A handle on a once. For one thread at a time; others open handles of their own.
 #[derive(Clone)]
@@ -25,7 +25,7 @@ pub enum Turn {
     },
 }
 
-impl<M: Memory> Once<M> {
+impl<M: SharedMemory> Once<M> {
     /// The once in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user) }

@@ -19,7 +19,7 @@
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Look, Seat, TRIES, Term, Waited, World};
 use ginnel_layout::sync::{OwnerWord, SLOTS_MASK, STATE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// What the lock's data are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,19 +32,19 @@ pub enum Locked {
     OwnerDied,
 }
 
-pub(crate) fn load<M: Memory>(seat: &Seat<M>) -> Result<OwnerWord, SyncError> {
+pub(crate) fn load<M: SharedMemory>(seat: &Seat<M>) -> Result<OwnerWord, SyncError> {
     let word = OwnerWord(seat.page.load_acquire_u64(STATE));
     if word.is_valid() { Ok(word) } else { Err(Corrupt::Owner(word.0).into()) }
 }
 
 /// Whether the word might be free: a look without any promise.
 #[inline]
-pub(crate) fn seems_free<M: Memory>(seat: &Seat<M>) -> bool {
+pub(crate) fn seems_free<M: SharedMemory>(seat: &Seat<M>) -> bool {
     seat.page.load_relaxed_u64(STATE) & 0xff == 0
 }
 
 /// One try to take the word. `None`: somebody else has it, and if we are armed, knows that we wait.
-pub(crate) fn attempt<M: Memory>(seat: &Seat<M>, look: Look) -> Option<Result<Locked, SyncError>> {
+pub(crate) fn attempt<M: SharedMemory>(seat: &Seat<M>, look: Look) -> Option<Result<Locked, SyncError>> {
     for _ in 0..TRIES {
         let word = match load(seat) {
             Ok(word) => word,
@@ -86,18 +86,18 @@ pub(crate) fn attempt<M: Memory>(seat: &Seat<M>, look: Look) -> Option<Result<Lo
 
 /// Puts "its owner died" in the place of an owner that is not there, as the daemon does for the owners that it finds when it
 /// takes their slots back.
-pub(crate) fn disown<M: Memory>(seat: &Seat<M>, word: OwnerWord) {
+pub(crate) fn disown<M: SharedMemory>(seat: &Seat<M>, word: OwnerWord) {
     // If this fails, the daemon or somebody else was faster.
     let _ = seat.page.compare_exchange_u64(STATE, word.0, OwnerWord::OWNER_DIED);
 }
 
 /// Asks the owner to wake us. False if the word has changed meanwhile.
-pub(crate) fn flag_waiters<M: Memory>(seat: &Seat<M>, word: OwnerWord) -> bool {
+pub(crate) fn flag_waiters<M: SharedMemory>(seat: &Seat<M>, word: OwnerWord) -> bool {
     seat.page.compare_exchange_u64(STATE, word.0, word.0 | OwnerWord::WAITERS).is_ok()
 }
 
 /// Takes the word, waiting as `term` says.
-pub(crate) fn acquire<M: Memory, W: World>(
+pub(crate) fn acquire<M: SharedMemory, W: World>(
     seat: &Seat<M>,
     world: &mut W,
     term: Term,
@@ -117,7 +117,7 @@ pub(crate) fn acquire<M: Memory, W: World>(
 /// A wake was spent on us that we do not use: the word is free, and somebody else may sleep for it; or it is taken, and
 /// its owner (which may be us) must know of the others.
 #[cold]
-pub(crate) fn hand_on<M: Memory, W: World>(seat: &Seat<M>, world: &mut W) {
+pub(crate) fn hand_on<M: SharedMemory, W: World>(seat: &Seat<M>, world: &mut W) {
     for _ in 0..TRIES {
         if seat.others_asleep() == 0 {
             return;
@@ -134,7 +134,7 @@ pub(crate) fn hand_on<M: Memory, W: World>(seat: &Seat<M>, world: &mut W) {
 }
 
 /// Gives the word back where the quick way has failed: as what `last` says, given the word as it was. Returns that word.
-pub(crate) fn give_back<M: Memory>(
+pub(crate) fn give_back<M: SharedMemory>(
     seat: &Seat<M>,
     last: impl Fn(OwnerWord) -> OwnerWord,
 ) -> Result<OwnerWord, SyncError> {
@@ -160,7 +160,7 @@ pub(crate) fn left_behind(word: OwnerWord) -> OwnerWord {
 }
 
 /// The owner calls the data consistent.
-pub(crate) fn make_consistent<M: Memory>(seat: &Seat<M>) -> Result<(), SyncError> {
+pub(crate) fn make_consistent<M: SharedMemory>(seat: &Seat<M>) -> Result<(), SyncError> {
     if load(seat)?.owner().0 != seat.own {
         seat.check_memory()?;
         return Err(SyncError::NotOwner);
@@ -171,7 +171,7 @@ pub(crate) fn make_consistent<M: Memory>(seat: &Seat<M>) -> Result<(), SyncError
 
 /// Takes the word if nobody has it.
 #[cold]
-pub(crate) fn try_acquire<M: Memory>(seat: &Seat<M>) -> Result<Locked, SyncError> {
+pub(crate) fn try_acquire<M: SharedMemory>(seat: &Seat<M>) -> Result<Locked, SyncError> {
     seat.check()?;
     attempt(seat, Look { armed: false, slept: false }).unwrap_or(Err(SyncError::Busy))
 }

@@ -22,7 +22,7 @@ use crate::error::{Corrupt, SyncError};
 use crate::owner::{self, Locked};
 use crate::seat::{Patience, SLEEPERS, Seat, TRIES, Term, User, World, slots};
 use ginnel_layout::sync::{OwnerWord, ReaderState, SEATED, SLOT_READER, SLOTS_MASK, STATE, slot};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::cell::Cell;
 
 /// A handle on a read-write lock. For one thread at a time; others open handles of their own.
@@ -52,7 +52,7 @@ enum Entry {
     TooLate,
 }
 
-impl<M: Memory> RwLock<M> {
+impl<M: SharedMemory> RwLock<M> {
     /// The lock in `page`, for a user that the daemon has seated there. Panics if `page` is too short.
     pub fn new(page: M, user: User) -> Self {
         Self { seat: Seat::new(page, user), has: Has::Nothing }

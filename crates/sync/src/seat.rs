@@ -6,7 +6,7 @@ use ginnel_layout::sync::{
     slot,
 };
 use ginnel_ring::wait::{self, ArmedSet, Sleeper, WaitMode, Waitable};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::io;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -103,7 +103,7 @@ pub(crate) struct Seat<M> {
     epoch: u32,
 }
 
-impl<M: Memory> Seat<M> {
+impl<M: SharedMemory> Seat<M> {
     /// Panics if the memory is no page.
     pub fn new(page: M, user: User) -> Self {
         assert!(page.len() >= SIZE, "a synchronisation object has {SIZE} bytes");
@@ -242,7 +242,7 @@ struct Wait<'a, M, A, G, T> {
 
 impl<M, A, G, T> Waitable for Wait<'_, M, A, G, T>
 where
-    M: Memory,
+    M: SharedMemory,
     A: FnMut(Look) -> Option<Result<T, SyncError>>,
     G: Fn() -> bool,
 {
@@ -306,7 +306,7 @@ pub(crate) fn slots(mut bits: u64) -> impl Iterator<Item = usize> {
 }
 
 /// Whose turn it is among these: the first behind the last. Notes it.
-pub(crate) fn next_turn<M: Memory>(page: &M, bits: u64) -> Option<usize> {
+pub(crate) fn next_turn<M: SharedMemory>(page: &M, bits: u64) -> Option<usize> {
     if bits == 0 {
         return None;
     }

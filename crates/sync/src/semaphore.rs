@@ -3,7 +3,7 @@
 use crate::error::{Corrupt, SyncError};
 use crate::seat::{Patience, SLEEPERS, Seat, TRIES, User, World};
 use ginnel_layout::sync::{SLOTS_MASK, STATE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// A handle on a counting semaphore. For one thread at a time; others open handles of their own.
 ///
@@ -15,7 +15,7 @@ pub struct Semaphore<M> {
     limit: u32,
 }
 
-impl<M: Memory> Semaphore<M> {
+impl<M: SharedMemory> Semaphore<M> {
     /// The semaphore in `page`, which may have `limit` permits, for a user that the daemon has seated there. Panics if
     /// `page` is too short.
     pub fn new(page: M, user: User, limit: u32) -> Self {

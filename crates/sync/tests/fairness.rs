@@ -5,7 +5,7 @@ mod world;
 
 use ginnel_layout::sync::{ARMED, OwnerWord, ReaderState, SLOT_READER, STATE, SyncKind, WAITING, slot};
 use ginnel_ring::wait::{Sleeper, WaitMode};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use ginnel_sync::{Condvar, Locked, Patience, RwLock, Semaphore, SyncError, World};
 use std::io;
 use std::time::{Duration, Instant};

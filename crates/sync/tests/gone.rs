@@ -4,7 +4,7 @@
 
 use ginnel_layout::sync::{SIZE, SLOT_EPOCH, slot};
 use ginnel_ring::wait::Sleeper;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_sync::{Barrier, Condvar, Mutex, Once, Patience, RwLock, Semaphore, SyncError, User, World};
 use std::fs::File;
 use std::io;

@@ -32,7 +32,7 @@ mod test {
     use super::world::{Bed, Bells, Sound, WATCHDOG, user};
     use ginnel_layout::sync::{ARMED, OwnerWord, SIZE, STATE, SyncKind, TURN};
     use ginnel_ring::wait::{Sleeper, WaitMode};
-    use ginnel_shmem::{Mapping, Memory, Protection};
+    use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use ginnel_sync::authority::{self, Left, reclaim};
     use ginnel_sync::{
         Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, World,

@@ -9,7 +9,7 @@ use ginnel_layout::sync::{
     slot,
 };
 use ginnel_ring::wait::WaitMode;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_sync::authority::{self, Left, reclaim};
 use ginnel_sync::{
     Barrier, Condvar, Corrupt, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn,

@@ -13,7 +13,7 @@ use ginnel_layout::sync::{
     TURN, WAITING, slot,
 };
 use ginnel_ring::wait::{Sleeper, WaitMode};
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use ginnel_sync::authority::{Left, reclaim};
 use ginnel_sync::{
     Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, User, World,

@@ -9,7 +9,7 @@ mod world;
 
 use ginnel_layout::sync::SyncKind;
 use ginnel_ring::wait::WaitMode;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_sync::{Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn};
 use std::sync::Arc;
 use std::thread;

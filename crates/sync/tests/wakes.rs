@@ -10,7 +10,7 @@ use ginnel_layout::sync::{
     ARMED, OwnerWord, ReaderState, SLOT_READER, SLOT_SINCE, STATE, SyncKind, WAITING, slot,
 };
 use ginnel_ring::wait::{Sleeper, WaitMode};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_sync::authority::{self, Left};
 use ginnel_sync::{
     Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, User, World,

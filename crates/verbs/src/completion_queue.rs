@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{Armed, QpNumber};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::lock::{Lock, Locked};
 use crate::program::Program;
@@ -54,13 +54,13 @@ fn count(counter: &AtomicU32) -> u32 {
 }
 
 /// A queue pair whose completions come here.
-struct Member<M: Memory> {
+struct Member<M: SharedMemory> {
     queue_pair: Arc<QueuePair<M>>,
     /// Those of its receives.
     receives: bool,
 }
 
-struct Members<M: Memory> {
+struct Members<M: SharedMemory> {
     pairs: Vec<Member<M>>,
     /// Shared receive queues of these, each once.
     shared: Vec<Arc<SharedReceiveQueue<M>>>,
@@ -68,7 +68,7 @@ struct Members<M: Memory> {
     offers: u64,
 }
 
-impl<M: Memory> Members<M> {
+impl<M: SharedMemory> Members<M> {
     /// Helps with copies that peers have offered to share since the last look.
     #[inline]
     fn help(&mut self) {
@@ -100,7 +100,7 @@ impl<M: Memory> Members<M> {
 }
 
 /// A completion queue.
-pub struct CompletionQueue<M: Memory> {
+pub struct CompletionQueue<M: SharedMemory> {
     capacity: AtomicUsize,
     ready: seen::Lock<VecDeque<Completed>>,
     /// How many are ready.
@@ -125,7 +125,7 @@ const NOTHING: u32 = 0;
 const ANY: u32 = 1;
 const SOLICITED: u32 = 2;
 
-impl<M: Memory> CompletionQueue<M> {
+impl<M: SharedMemory> CompletionQueue<M> {
     /// A queue of so many completions.
     pub fn new(capacity: usize) -> Self {
         Self {

@@ -4,7 +4,7 @@
 //! stores to a line that nobody else writes or polls. What is waited for is written when a request is tried and has to wait.
 
 use ginnel_layout::verbs::{COUNTERS, Waits, counters};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use rustix::time::{ClockId, clock_gettime};
 
 /// CLOCK_MONOTONIC, in nanoseconds. Each machine has its own.
@@ -28,7 +28,7 @@ pub(crate) struct Counters<M> {
     waited: u64,
 }
 
-impl<M: Memory> Counters<M> {
+impl<M: SharedMemory> Counters<M> {
     /// Those of a new queue pair, whose counters lie there.
     pub fn new(tables: M, at: usize) -> Self {
         let counters =

@@ -14,7 +14,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ginnel::{AttachOptions, Block, BlockOptions, ChannelOptions, Daemon, Endpoint, Error, ErrorCode};
-use ginnel::{Listener, Mapping, Memory, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights};
+use ginnel::{
+    Listener, Mapping, MessageChannel, MessageReceiver, MessageSender, ReadySet, Rights, SharedMemory,
+};
 use ginnel_layout::verbs::{self, Access, CHUNK, Chunk, Claimer, Key, Place, QPS, QpNumber};
 
 use crate::completion_queue::CompletionQueue;

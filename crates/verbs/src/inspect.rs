@@ -1,6 +1,6 @@
 //! What stands in the tables of a segment's endpoints, for people who look after them.
 
-use ginnel::{Endpoint, Error, ErrorCode, Memory, Rights};
+use ginnel::{Endpoint, Error, ErrorCode, Rights, SharedMemory};
 use ginnel_layout::verbs::{
     self, Access, Kind, QPS, QpNumber, QpState, REGION, REGION_TABLE, REGIONS, TABLES, Waits, counters, qp,
     region,
@@ -98,7 +98,7 @@ pub fn tables(segment: &str, endpoints: impl IntoIterator<Item = u32>) -> Result
 
 /// What stands in tables, if anything does. Their owner may have written anything. `now` is the time of the owner's CLOCK_MONOTONIC, if
 /// that is known, in nanoseconds.
-pub fn read(tables: &impl Memory, now: Option<u64>) -> Option<Tables> {
+pub fn read(tables: &impl SharedMemory, now: Option<u64>) -> Option<Tables> {
     if tables.load_acquire_u64(verbs::MAGIC) != verbs::READY {
         return None;
     }
@@ -123,7 +123,7 @@ pub fn read(tables: &impl Memory, now: Option<u64>) -> Option<Tables> {
     })
 }
 
-fn queue_pair(tables: &impl Memory, number: QpNumber, now: Option<u64>) -> Option<QueuePair> {
+fn queue_pair(tables: &impl SharedMemory, number: QpNumber, now: Option<u64>) -> Option<QueuePair> {
     let (at, counters_at) = (number.at()?, number.counters_at()?);
     let kind = match Kind(tables.load_relaxed_u32(at + qp::KIND)) {
         Kind::RC => "rc",

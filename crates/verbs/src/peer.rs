@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ginnel_layout::verbs::{Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, MEMBER, Place, region};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::regions::Region;
 
@@ -33,7 +33,7 @@ pub struct Peer<M> {
     is_dead: AtomicBool,
 }
 
-impl<M: Memory> Peer<M> {
+impl<M: SharedMemory> Peer<M> {
     /// The endpoint that has these tables and arenas.
     pub fn new(tables: M, arenas: Box<dyn Arenas<M>>) -> Self {
         Self { tables, arenas, is_dead: AtomicBool::new(false) }
@@ -113,7 +113,7 @@ pub struct Target<'a, M> {
     window: &'a Window<M>,
 }
 
-impl<M: Memory> Target<'_, M> {
+impl<M: SharedMemory> Target<'_, M> {
     /// Up to `len` of the bytes at `address` that lie one after the other in memory: the memory, where they are in it, and how many.
     #[inline]
     pub fn piece(&self, address: u64, len: usize) -> (&M, usize, usize) {
@@ -135,7 +135,7 @@ impl<M: Memory> Target<'_, M> {
     }
 }
 
-impl<M: Memory> Windows<M> {
+impl<M: SharedMemory> Windows<M> {
     /// None of this peer's yet.
     pub fn new(peer: Arc<Peer<M>>) -> Self {
         Self { peer, known: Vec::new(), last: 0 }

@@ -1,11 +1,11 @@
 //! The program's own memory.
 
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// Bytes that were taken from the program when a request was posted. An address is an offset in them.
 pub(crate) struct Kept<'a>(pub &'a [u8]);
 
-impl<M: Memory> Program<M> for Kept<'_> {
+impl<M: SharedMemory> Program<M> for Kept<'_> {
     fn copy_in(&self, from: u64, to: &M, at: usize, len: usize, is_last: bool) {
         let bytes = &self.0[from as usize..][..len];
         if is_last { to.write_release(at, bytes) } else { to.write(at, bytes) }
@@ -31,9 +31,9 @@ impl<M: Memory> Program<M> for Kept<'_> {
 }
 
 /// Memory of the program, by address. The program answers for it that the addresses of its requests are valid until these are completed.
-pub trait Program<M: Memory> {
+pub trait Program<M: SharedMemory> {
     /// Copies `len` bytes of the program at `from` into shared memory. If they are the last of a message, their last word comes last, with
-    /// release ([`Memory::write_release`]).
+    /// release ([`SharedSharedMemory::write_release`]).
     fn copy_in(&self, from: u64, to: &M, at: usize, len: usize, is_last: bool);
 
     /// Copies `len` bytes of shared memory to the program's at `to`.

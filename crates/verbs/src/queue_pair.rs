@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ginnel_layout::verbs::{
     Access, Armed, Claimer, Executing, Key, Kind, MTU, Place, QpNumber, QpState, Waits, qp,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::completion_queue::CompletionQueue;
 use crate::counters::Counters;
@@ -29,7 +29,7 @@ use crate::shared_receive_queue::{SharedReceiveQueue, publish_rings};
 use crate::work::{Completed, Datagram, Element, Opcode, Operation, Status, Work, total};
 
 /// What a queue pair needs of its device.
-pub trait Adapter<M: Memory>: Send + Sync {
+pub trait Adapter<M: SharedMemory>: Send + Sync {
     /// Another endpoint, if it has tables. May ask the daemon.
     fn peer(&self, endpoint: u32) -> Option<Arc<Peer<M>>>;
 
@@ -195,7 +195,7 @@ enum Attempt {
 }
 
 /// Where the receives of a queue pair are.
-enum Receives<M: Memory> {
+enum Receives<M: SharedMemory> {
     Own(Box<Lock<ReceiveQueue<M>>>),
     Shared(Arc<SharedReceiveQueue<M>>),
 }
@@ -206,7 +206,7 @@ const GONE: Attempt = Attempt::Wait(Some(GRACE), Status::RETRY_EXC_ERR, Waits::E
 const NOT_CONNECTED: Attempt = Attempt::Failed(Status::RETRY_EXC_ERR);
 
 /// A queue pair.
-pub struct QueuePair<M: Memory> {
+pub struct QueuePair<M: SharedMemory> {
     kind: Kind,
     domain: u32,
     capacity: Capacity,
@@ -250,7 +250,7 @@ pub struct Location<M> {
 }
 
 /// What a new queue pair is to be.
-pub struct Wanted<M: Memory> {
+pub struct Wanted<M: SharedMemory> {
     /// RC, UC or UD.
     pub kind: Kind,
     /// Its protection domain.
@@ -277,7 +277,7 @@ const LOOKS: u32 = 256;
 /// The most queue pairs that a queue pair for datagrams remembers.
 const MOST_REMOTES: usize = 1024;
 
-impl<M: Memory> QueuePair<M> {
+impl<M: SharedMemory> QueuePair<M> {
     /// A queue pair in the state RESET. `None` if its number has no place in the tables, or if it has nothing to receive from.
     pub fn new(
         tables: M,

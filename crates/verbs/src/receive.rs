@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ginnel_layout::verbs::{Access, Claimer, Completion, Key, QpNumber, completion, qp, receive};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::program::Program;
 use crate::queue_pair::Adapter;
@@ -12,7 +12,7 @@ use crate::shadow::Bounce;
 use crate::work::{Element, Opcode, Status};
 
 /// A receive queue.
-pub struct ReceiveQueue<M: Memory> {
+pub struct ReceiveQueue<M: SharedMemory> {
     tables: M,
     /// Of the queue pair in the tables.
     at: usize,
@@ -36,7 +36,7 @@ pub struct ReceiveQueue<M: Memory> {
 }
 
 /// Whose receives they are.
-pub struct Owner<M: Memory> {
+pub struct Owner<M: SharedMemory> {
     /// The device.
     pub adapter: Arc<dyn Adapter<M>>,
     /// The protection domain.
@@ -105,7 +105,7 @@ pub struct Received {
     pub lid: u16,
 }
 
-impl<M: Memory> ReceiveQueue<M> {
+impl<M: SharedMemory> ReceiveQueue<M> {
     /// A queue with rings at these places, which nobody else uses yet.
     pub fn new(
         tables: M,
@@ -490,7 +490,12 @@ impl<M: Memory> ReceiveQueue<M> {
 }
 
 /// Puts bytes into the buffers of an entry, one after the other, behind so many bytes.
-fn scatter<M: Memory>(program: &impl Program<M>, mut bytes: &[u8], elements: &[Element], mut prefix: usize) {
+fn scatter<M: SharedMemory>(
+    program: &impl Program<M>,
+    mut bytes: &[u8],
+    elements: &[Element],
+    mut prefix: usize,
+) {
     for element in elements {
         let skipped = prefix.min(element.length as usize);
         prefix -= skipped;

@@ -6,7 +6,7 @@
 use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, CHUNKS, Chunk, Key, REGION_TABLE, REGIONS, SHADOW_BYTES, SHADOWS, region,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::runs::Runs;
 use crate::work::Element;
@@ -71,7 +71,7 @@ pub struct Regions<M> {
     shadows: (u64, u64),
 }
 
-impl<M: Memory> Regions<M> {
+impl<M: SharedMemory> Regions<M> {
     /// None yet, in these tables.
     pub fn new(tables: M) -> Self {
         let free_chunks = Runs::new(CHUNKS as u64);

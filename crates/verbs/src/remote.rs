@@ -11,7 +11,7 @@ use ginnel_layout::verbs::{
     Access, Armed, Claimer, Completion, Errand, Executing, Executor, Key, Kind, Place, QP_TABLE, QPS,
     QpNumber, QpState, completion, qp, receive,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::peer::{FindPlace, Peer, Target, Windows};
 use crate::program::Program;
@@ -117,7 +117,7 @@ pub struct Remote<M> {
     is_written: bool,
 }
 
-impl<M: Memory> Remote<M> {
+impl<M: SharedMemory> Remote<M> {
     /// The way from one queue pair to another, if that is ready to receive from it.
     pub fn connect(peer: Arc<Peer<M>>, to: QpNumber, from: Sender) -> Result<Self, NotConnected> {
         Self::connect_by(Peer::place, peer, to, from)
@@ -895,7 +895,7 @@ impl<M: Memory> Remote<M> {
 }
 
 /// Puts a word into the program's bytes, as much of it as there is room for.
-fn put_word<M: Memory>(program: &impl Program<M>, elements: &[Element], word: u64) {
+fn put_word<M: SharedMemory>(program: &impl Program<M>, elements: &[Element], word: u64) {
     let word = word.to_ne_bytes();
     let mut bytes = &word[..];
     for element in elements {

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{Access, Errand, Key, Place, qp};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::peer::Peer;
 use crate::program::Program;
@@ -65,7 +65,7 @@ pub(crate) struct Servant<M> {
     done: Mutex<u32>,
 }
 
-impl<M: Memory> Servant<M> {
+impl<M: SharedMemory> Servant<M> {
     /// With a bounce area of so many bytes, or as many as there is room for. `None` if there is none.
     pub fn new(most: usize, take: impl Fn(usize) -> Option<Bounce<M>>) -> Option<Self> {
         let sizes =
@@ -141,7 +141,7 @@ impl Asked {
     }
 
     /// Does it, if the region allows that to a queue pair in this domain. The region stays meanwhile.
-    pub fn execute<M: Memory>(
+    pub fn execute<M: SharedMemory>(
         &self,
         program: &impl Program<M>,
         bounce: &Bounce<M>,
@@ -215,7 +215,7 @@ impl<M> Clone for Way<'_, M> {
 
 impl<M> Copy for Way<'_, M> {}
 
-impl<M: Memory> Asker<M> {
+impl<M: SharedMemory> Asker<M> {
     pub fn new() -> Self {
         Self { bounce: None, pending: None, done: 0 }
     }
@@ -291,7 +291,7 @@ impl<M: Memory> Asker<M> {
 }
 
 /// The number of the next errand. `None` while there is one of somebody who was here before.
-fn next_number<M: Memory>(to: Way<'_, M>) -> Option<u32> {
+fn next_number<M: SharedMemory>(to: Way<'_, M>) -> Option<u32> {
     let tables = to.peer.tables();
     let asked = tables.load_acquire_u64(to.at + qp::ASKED);
     // ORDER verbs.answer: as in `take_answer`.
@@ -300,7 +300,7 @@ fn next_number<M: Memory>(to: Way<'_, M>) -> Option<u32> {
     is_free.then(|| answered.wrapping_add(1))
 }
 
-fn ask<M: Memory>(to: Way<'_, M>, number: u32, asked: &Asked) {
+fn ask<M: SharedMemory>(to: Way<'_, M>, number: u32, asked: &Asked) {
     let (tables, at) = (to.peer.tables(), to.at);
     let Asked { errand, key, address, length, rest, operands: [first, second] } = *asked;
     tables.store_relaxed_u64(at + qp::ASKED_ADDRESS, address);
@@ -316,7 +316,7 @@ fn ask<M: Memory>(to: Way<'_, M>, number: u32, asked: &Asked) {
 }
 
 /// What has come of an errand, once something has.
-fn take_answer<M: Memory>(to: Way<'_, M>, number: u32) -> Option<Status> {
+fn take_answer<M: SharedMemory>(to: Way<'_, M>, number: u32) -> Option<Status> {
     // ORDER verbs.answer: the answer before what is in the bounce area. Pairs with: `Servant::answer`.
     let answer = to.peer.tables().load_acquire_u64(to.at + qp::ANSWER);
     ((answer >> 32) as u32 == number).then_some(Status(answer as u32))

@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 use ginnel_layout::verbs::{Access, Claims, Errand, Key, Kind, OFFERS, copy};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::work::Element;
 
@@ -115,7 +115,7 @@ pub(crate) struct Sharing {
 impl Sharing {
     /// Offers to share a copy with the owner of these tables, unless that has been done and the copy has not ended. `at` is where
     /// the queue pair's shared copy lies, `incarnation` the queue pair's.
-    pub fn offer<M: Memory>(&mut self, tables: &M, at: usize, incarnation: u32, what: &Shareable) {
+    pub fn offer<M: SharedMemory>(&mut self, tables: &M, at: usize, incarnation: u32, what: &Shareable) {
         if self.claims.is_some() {
             return;
         }
@@ -141,7 +141,7 @@ impl Sharing {
     }
 
     /// Claims the next piece, or says what else is to be done.
-    pub fn next<M: Memory>(&mut self, tables: &M, at: usize, what: &Shareable) -> Next {
+    pub fn next<M: SharedMemory>(&mut self, tables: &M, at: usize, what: &Shareable) -> Next {
         let (Some(mut claims), pieces) = (self.claims, what.pieces()) else { return Next::End };
         let word = at + copy::CLAIMS;
         while let Some(claimed) = claims.claim_front(pieces) {
@@ -184,7 +184,7 @@ impl Sharing {
 }
 
 /// The number of what a queue pair's peer offers to share, if it is of this incarnation. To be called by the owner.
-pub(crate) fn number<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<u32> {
+pub(crate) fn number<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<u32> {
     // ORDER verbs.offer: the number before what is offered. Pairs with: `Sharing::offer`.
     let word = tables.load_acquire_u64(at + copy::OFFER);
     ((word >> 32) as u32 == incarnation).then_some(word as u32)
@@ -201,7 +201,7 @@ pub(crate) struct Offer<'a, M> {
 }
 
 /// What is offered, if it is of this incarnation.
-pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option<Offer<'_, M>> {
+pub(crate) fn find<M: SharedMemory>(tables: &M, at: usize, incarnation: u32) -> Option<Offer<'_, M>> {
     let number = number(tables, at, incarnation)?;
     // ORDER verbs.offered: each word before the number in the claims. Pairs with: `Sharing::offer`.
     // One of these words may already be of the next offer. Then so is the number in the claims, and nothing can be claimed of this one.
@@ -216,7 +216,7 @@ pub(crate) fn find<M: Memory>(tables: &M, at: usize, incarnation: u32) -> Option
     (what.len() >= LEAST).then_some(Offer { tables, at, number, what })
 }
 
-impl<M: Memory> Offer<'_, M> {
+impl<M: SharedMemory> Offer<'_, M> {
     /// Claims a piece for the owner and has it copied. How long it was; `None` if there is none left. The caller has said what is about to
     /// be accessed.
     pub fn help(&self, copy: impl FnOnce(Range<usize>)) -> Option<usize> {

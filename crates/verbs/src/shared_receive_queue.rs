@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ginnel_layout::verbs::{Executor, Kind, QpNumber, QpState, qp};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use crate::lock::{Lock, Locked};
 use crate::program::Program;
@@ -14,7 +14,7 @@ use crate::receive::{Owner, ReceiveQueue, Shape};
 use crate::work::Element;
 
 /// A receive queue for several queue pairs. It has a place in the table of queue pairs, for its words.
-pub struct SharedReceiveQueue<M: Memory> {
+pub struct SharedReceiveQueue<M: SharedMemory> {
     location: Location<M>,
     shape: Shape,
     tables: M,
@@ -29,7 +29,7 @@ pub struct SharedReceiveQueue<M: Memory> {
     tell: Tell,
 }
 
-impl<M: Memory> SharedReceiveQueue<M> {
+impl<M: SharedMemory> SharedReceiveQueue<M> {
     /// An empty one, for buffers in a protection domain. `None` if its number has no place in the tables, or it has no rings.
     pub fn new(
         tables: M,
@@ -187,7 +187,7 @@ impl<M: Memory> SharedReceiveQueue<M> {
 }
 
 /// What peers must know of rings.
-pub(crate) fn publish_rings<M: Memory>(
+pub(crate) fn publish_rings<M: SharedMemory>(
     tables: &M,
     at: usize,
     kind: Kind,

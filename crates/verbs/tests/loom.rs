@@ -16,7 +16,7 @@ use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, Chunk, Claimer, Completion, GRH, Key, Kind, MEMBER, Place, QpNumber, QpState,
     REGION_TABLE, TABLES, completion, qp, receive, region,
 };
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
 use ginnel_verbs::program::Program;

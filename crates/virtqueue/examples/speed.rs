@@ -9,7 +9,7 @@
 #[path = "../tests/rig/mod.rs"]
 mod rig;
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
 use rig::Rig;
 use std::hint::{black_box, spin_loop};

@@ -3,7 +3,7 @@
 use crate::error::Corrupt;
 use crate::memory::{Buffer, GuestMemory};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, PackedDescriptor};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// The buffers of one request: those to read from, then those to write to. Kept by the caller and filled anew by each
 /// [`crate::DeviceQueue::pop`], so that nothing is allocated once it has grown to the longest request.
@@ -62,7 +62,7 @@ impl Chain {
 
     /// Adds what one descriptor says. An empty buffer adds nothing.
     #[inline]
-    pub(crate) fn add<M: Memory>(
+    pub(crate) fn add<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,
         address: u64,
@@ -104,7 +104,7 @@ impl Chain {
 
     /// Adds a buffer that lies in another region than the last one, or in several.
     #[cold]
-    fn add_slowly<M: Memory>(
+    fn add_slowly<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,
         mut address: u64,
@@ -126,7 +126,7 @@ impl Chain {
     }
 
     /// Adds what an indirect table of a split queue says (2.7.5.3).
-    pub(crate) fn add_split_table<M: Memory>(
+    pub(crate) fn add_split_table<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,
         address: u64,
@@ -160,7 +160,7 @@ impl Chain {
     }
 
     /// Adds what an indirect table of a packed queue says (2.8.7): all its entries, one after the other.
-    pub(crate) fn add_packed_table<M: Memory>(
+    pub(crate) fn add_packed_table<M: SharedMemory>(
         &mut self,
         memory: &GuestMemory<M>,
         address: u64,
@@ -184,7 +184,7 @@ impl Chain {
     }
 
     #[inline]
-    fn load<M: Memory>(&self, memory: &GuestMemory<M>, address: u64) -> Result<[u64; 2], Corrupt> {
+    fn load<M: SharedMemory>(&self, memory: &GuestMemory<M>, address: u64) -> Result<[u64; 2], Corrupt> {
         let mut bytes = [0; DESCRIPTOR];
         memory.load(address, self.hint, &mut bytes)?;
         let word = u128::from_le_bytes(bytes);

@@ -8,7 +8,7 @@ use crate::memory::{Area, GuestMemory};
 use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
 use ginnel_layout::virtio::MAX_SIZE;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// What a device's queue is made from.
 pub struct Setup<M> {
@@ -54,7 +54,7 @@ impl Ticket {
 }
 
 /// A queue as its device sees it. No method blocks or calls the kernel; none may be called by two threads at once.
-pub struct DeviceQueue<M: Memory> {
+pub struct DeviceQueue<M: SharedMemory> {
     ring: Ring<split::Device<M>, packed::Device<M>>,
 }
 
@@ -79,7 +79,7 @@ pub struct DeviceState {
     pub armed: bool,
 }
 
-impl<M: Memory> DeviceQueue<M> {
+impl<M: SharedMemory> DeviceQueue<M> {
     /// Checks the set-up, and takes over what a predecessor has left in the in-flight region. Writes nothing elsewhere.
     pub fn new(setup: Setup<M>) -> Result<Self, SetupError> {
         if setup.size == 0 || setup.size > MAX_SIZE {
@@ -171,7 +171,7 @@ impl<M: Memory> DeviceQueue<M> {
 }
 
 /// Checks an area of a queue.
-pub(crate) fn check_area<M: Memory>(
+pub(crate) fn check_area<M: SharedMemory>(
     name: &'static str,
     area: &Area<M>,
     needed: usize,

@@ -5,7 +5,7 @@ use crate::memory::Area;
 use crate::ring::{Ring, each};
 use crate::{Kind, packed, split};
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, MAX_SIZE};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// What a driver's queue is made from.
 pub struct DriverSetup<M> {
@@ -33,7 +33,7 @@ pub struct IndirectTables<M> {
     pub(crate) entries: u16,
 }
 
-impl<M: Memory> IndirectTables<M> {
+impl<M: SharedMemory> IndirectTables<M> {
     /// Tables of `entries` descriptors each for a queue of `size`. `None` if the area is too short, or not aligned to 8.
     pub fn new(area: Area<M>, size: u16, entries: u16) -> Option<Self> {
         let len = DESCRIPTOR * usize::from(size) * usize::from(entries);
@@ -95,11 +95,11 @@ impl Segment {
 /// A queue as its driver sees it. No method blocks or calls the kernel; none may be called by two threads at once.
 ///
 /// The device is not trusted either: what it says is checked against the driver's own books.
-pub struct DriverQueue<M: Memory> {
+pub struct DriverQueue<M: SharedMemory> {
     ring: Ring<split::Driver<M>, packed::Driver<M>>,
 }
 
-impl<M: Memory> DriverQueue<M> {
+impl<M: SharedMemory> DriverQueue<M> {
     /// Checks the set-up and resets the ring, which no device may be looking at.
     pub fn new(setup: DriverSetup<M>) -> Result<Self, SetupError> {
         if setup.size == 0 || setup.size > MAX_SIZE {

@@ -12,7 +12,7 @@ use crate::Kind;
 use crate::error::SetupError;
 use crate::memory::Area;
 use ginnel_layout::inflight::{self as layout, ALIGN};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 pub(crate) use packed::{Again, Packed};
 pub(crate) use split::Split;
@@ -25,7 +25,7 @@ pub struct InflightQueue<M> {
     kind: Kind,
 }
 
-impl<M: Memory> InflightQueue<M> {
+impl<M: SharedMemory> InflightQueue<M> {
     /// Bytes of the part of a queue of this size: a multiple of 64. The parts of a region follow one another.
     pub const fn len(kind: Kind, size: u16) -> usize {
         match kind {

@@ -1,7 +1,7 @@
 //! The log of dirty pages (vhost-user specification, "Live migration"): a bit for each page of 4 KiB of the guest.
 
 use crate::memory::{Buffer, GuestMemory};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// The bitmap. Any number of queues may mark at the same time. Clones name the same log.
 #[derive(Clone)]
@@ -14,7 +14,7 @@ pub struct DirtyLog<M> {
 
 const PAGE: u64 = 4096;
 
-impl<M: Memory> DirtyLog<M> {
+impl<M: SharedMemory> DirtyLog<M> {
     /// The `len` bytes of `memory` from `at`, both in whole 64-bit words; `None` if they are not, or not inside.
     pub fn new(memory: M, at: usize, len: usize) -> Option<Self> {
         let end = at.checked_add(len)?;

@@ -1,7 +1,7 @@
 //! The guest's memory: which of its addresses lie where in ours.
 
 use crate::error::{Corrupt, MemoryError};
-use ginnel_shmem::{Memory, SharedSlice};
+use ginnel_shmem::{SharedMemory, SharedSlice};
 
 /// A run of the guest's memory.
 #[derive(Clone)]
@@ -27,9 +27,9 @@ pub struct Area<M> {
     pub guest: u64,
 }
 
-/// Words of an area, by their offset in it. As in [`Memory`], an offset that is not inside, or misaligned, panics; the queues
+/// Words of an area, by their offset in it. As in [`SharedMemory`], an offset that is not inside, or misaligned, panics; the queues
 /// check sizes and alignment when they are made, and mask or check every index.
-impl<M: Memory> Area<M> {
+impl<M: SharedMemory> Area<M> {
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         self.memory.prefetch(self.at + offset);
@@ -89,12 +89,12 @@ pub struct Buffer {
 
 /// All regions. Clones name the same memory.
 #[derive(Clone)]
-pub struct GuestMemory<M: Memory> {
+pub struct GuestMemory<M: SharedMemory> {
     /// By address in the guest.
     regions: Vec<Region<M>>,
 }
 
-impl<M: Memory> GuestMemory<M> {
+impl<M: SharedMemory> GuestMemory<M> {
     /// Takes the regions in any order. Empty ones are left out.
     pub fn new(mut regions: Vec<Region<M>>) -> Result<Self, MemoryError> {
         regions.retain(|region| !region.memory.is_empty());
@@ -113,7 +113,7 @@ impl<M: Memory> GuestMemory<M> {
         &self.regions
     }
 
-    /// Whether one of the regions has gone away (see [`Memory::is_broken`]).
+    /// Whether one of the regions has gone away (see [`SharedMemory::is_broken`]).
     pub fn is_broken(&self) -> bool {
         self.regions.iter().any(|region| region.memory.is_broken())
     }
@@ -243,7 +243,10 @@ impl<M: Memory> GuestMemory<M> {
 }
 
 /// Checks that sorted regions do not overlap, nor pass the end of the address space.
-fn apart<M: Memory>(regions: &[Region<M>], start: impl Fn(&Region<M>) -> u64) -> Result<(), MemoryError> {
+fn apart<M: SharedMemory>(
+    regions: &[Region<M>],
+    start: impl Fn(&Region<M>) -> u64,
+) -> Result<(), MemoryError> {
     let mut end = 0;
     for region in regions {
         let from = start(region);

@@ -8,7 +8,7 @@ use crate::error::SetupError;
 use crate::event::passed;
 use crate::memory::Area;
 use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, DescriptorFlags, packed};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
@@ -20,7 +20,7 @@ pub(crate) struct Areas<M> {
     device: Area<M>,
 }
 
-impl<M: Memory> Areas<M> {
+impl<M: SharedMemory> Areas<M> {
     fn new(size: u16, descriptors: Area<M>, driver: Area<M>, device: Area<M>) -> Result<Self, SetupError> {
         check_area("descriptor", &descriptors, DESCRIPTOR * usize::from(size), DESCRIPTOR_ALIGN)?;
         check_area("driver", &driver, packed::EVENT, packed::EVENT)?;

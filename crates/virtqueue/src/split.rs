@@ -7,7 +7,7 @@ use crate::device::check_area;
 use crate::error::SetupError;
 use crate::memory::Area;
 use ginnel_layout::virtio::{DESCRIPTOR, DESCRIPTOR_ALIGN, split};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 pub(crate) use device::Device;
 pub(crate) use driver::Driver;
@@ -19,7 +19,7 @@ pub(crate) struct Areas<M> {
     device: Area<M>,
 }
 
-impl<M: Memory> Areas<M> {
+impl<M: SharedMemory> Areas<M> {
     fn new(
         size: u16,
         event_idx: bool,

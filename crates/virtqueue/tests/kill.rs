@@ -11,7 +11,7 @@
 mod mortal;
 mod rig;
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, DriverQueue, GuestMemory, InflightQueue, Kind, Segment, Ticket};
 use mortal::Mortal;
 use rig::Rig;

@@ -8,7 +8,7 @@ mod rig;
 use Kind::{Packed, Split};
 use ginnel_layout::inflight as layout;
 use ginnel_layout::virtio::{Descriptor, DescriptorFlags, PackedDescriptor, split};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     Chain, Corrupt, DeviceQueue, GuestMemory, InflightQueue, Kind, MemoryError, Region, Segment, SetupError,
 };

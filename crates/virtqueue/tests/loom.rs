@@ -8,7 +8,7 @@
 #![cfg(loom)]
 
 use ginnel_layout::virtio::split;
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use ginnel_virtqueue::{
     Area, Chain, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, Kind, Region, Segment, Setup,
 };

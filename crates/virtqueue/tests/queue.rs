@@ -4,7 +4,7 @@
 
 mod rig;
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{AddError, Chain, DeviceQueue, DriverQueue, GuestMemory, Kind, Segment};
 use rig::Rig;
 

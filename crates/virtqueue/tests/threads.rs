@@ -21,7 +21,7 @@ fn main() {
 #[cfg(not(loom))]
 mod two_threads {
     use super::rig::{GUEST, Rig};
-    use ginnel_shmem::{Mapping, Memory};
+    use ginnel_shmem::{Mapping, SharedMemory};
     use ginnel_virtqueue::{
         AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
     };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ginnel_layout::virtio_blk::ID_LEN;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use tracing::error;
 
 /// A disk: a blk device has one, a scsi target one for each logical unit.

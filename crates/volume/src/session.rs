@@ -578,7 +578,7 @@ impl Session {
     }
 
     fn remove_memory(&mut self, message: &mut Message, queues: &mut dyn Queues) -> Result<(), Gone> {
-        use ginnel_shmem::Memory;
+        use ginnel_shmem::SharedMemory;
         let wanted = single_region(message)?;
         let same = |r: &Region<Mapping>| {
             r.guest == wanted.guest && r.user == wanted.user && r.memory.len() as u64 == wanted.size

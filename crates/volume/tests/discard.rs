@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use front::Guest;
 use ginnel_layout::virtio_blk::{RangeSegment, RequestHeader, RequestKind};
-use ginnel_volume_client::Status;
+use ginnel_volume_bench::Status;
 use server::{Server, status};
 use zerocopy::IntoBytes;
 

@@ -4,7 +4,7 @@ mod server;
 
 use std::fs::File;
 
-use ginnel_volume_client::{Client, Options, Status};
+use ginnel_volume_bench::{Client, Options, Status};
 use server::{Server, status};
 
 const BYTES: u64 = 32 << 20;

@@ -15,9 +15,9 @@ use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
     TaskFunction, TaskManagement,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::Segment;
-use ginnel_volume_client::{Client, Options};
+use ginnel_volume_bench::{Client, Options};
 use server::{PROMPT, Server};
 use zerocopy::IntoBytes;
 

@@ -13,9 +13,9 @@ use std::time::Instant;
 use front::{Front, Guest};
 use ginnel_layout::vhost_user::protocol::GET_VRING_BASE_INFLIGHT;
 use ginnel_layout::virtio_blk::{RequestHeader, RequestKind};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
-use ginnel_volume_client::verify::{Ledger, Since};
+use ginnel_volume_bench::verify::{Ledger, Since};
 use server::{PROMPT, Server};
 use zerocopy::IntoBytes;
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use front::{Front, GUEST, MEMORY, SIZE, USER, event, memory};
 use ginnel_layout::vhost_user::{Header, InflightArea, LogArea, MemoryRegion, Request};
-use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Client, Options};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Client, Options};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use server::{PROMPT, Server, random};
 use zerocopy::IntoBytes;

@@ -4,8 +4,8 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Client, Device, Options};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Client, Device, Options};
 use server::{PROMPT, Server};
 
 const BYTES: u64 = 8 << 20;

@@ -5,8 +5,8 @@ mod server;
 use std::time::{Duration, Instant};
 
 use ginnel_layout::virtio_scsi::Event;
-use ginnel_volume_client::verify::{Ledger, Since};
-use ginnel_volume_client::{Carried, Client, Device, Operation, Options, Request, Ring, Status};
+use ginnel_volume_bench::verify::{Ledger, Since};
+use ginnel_volume_bench::{Carried, Client, Device, Operation, Options, Request, Ring, Status};
 use server::{PROMPT, Server, random};
 
 const BLOCK: u32 = 4096;

@@ -4,7 +4,7 @@ mod server;
 
 use std::time::Instant;
 
-use ginnel_volume_client::{Client, Options, Request, Status};
+use ginnel_volume_bench::{Client, Options, Request, Status};
 use server::{PROMPT, Server, status};
 
 const BYTES: u64 = 32 << 20;

@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ginnel_volume_client::verify::{Ledger, Since, read_stamp};
-use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Client, Error, Operation, Options, Request, Ring, Status};
+use ginnel_volume_bench::verify::{Ledger, Since, read_stamp};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Client, Error, Operation, Options, Request, Ring, Status};
 use server::{PROMPT, Server, random};
 
 fn killed_under_load(ring: Ring, kills: u32, flags: &str) {

@@ -12,7 +12,7 @@ use ginnel_layout::virtio_scsi::{
     Address, CDB_LEN, CONTROL_QUEUE, CommandHeader, CommandResponse, ControlKind, FIRST_COMMAND_QUEUE,
     TaskFunction, TaskManagement,
 };
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use ginnel_virtqueue::{Kind, Segment};
 use server::{PROMPT, Server};
 use zerocopy::IntoBytes;

@@ -18,8 +18,8 @@ use ginnel_volume::backend::{Backend, Stores};
 use ginnel_volume::control::Handler;
 use ginnel_volume::ownership::Ownership;
 use ginnel_volume::server::Server;
-use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Client, Device, Options, Ring};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Client, Device, Options, Ring};
 use ginnel_volume_control::config::Spec;
 use ginnel_volume_control::{Answer, LimitChange, Places, Request};
 

@@ -4,7 +4,7 @@
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
 use ginnel_layout::{Name, relay, wire};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, Segment};
 use std::path::Path;
 use std::{fs, io};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::{Bed, HostJob, Job, Vm, VmBuilder};
+use crate::{HostJob, Job, TestBed, Vm, VmBuilder};
 
 /// How long a daemon may take to serve.
 const START: Duration = Duration::from_secs(20);
@@ -56,44 +56,48 @@ pub fn verbs_libraries(to: &Path) -> Result<()> {
 
 /// By which kind of device segments come to VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryKind {
     /// `virtio-pmem`, as `/dev/dax*`.
     Dax,
     /// `ivshmem-plain`.
     Bar,
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Memory::Dax => "dax",
-            Memory::Bar => "bar",
+            MemoryKind::Dax => "dax",
+            MemoryKind::Bar => "bar",
         })
     }
 }
 
-impl Memory {
+impl MemoryKind {
     /// The kinds with which a test is run whose subject is the same for both: DAX, and in the soak BAR as well.
-    pub fn of_default_run() -> &'static [Memory] {
-        if std::env::var_os("GINNEL_SOAK").is_some() { &[Memory::Dax, Memory::Bar] } else { &[Memory::Dax] }
+    pub fn of_default_run() -> &'static [MemoryKind] {
+        if std::env::var_os("GINNEL_SOAK").is_some() {
+            &[MemoryKind::Dax, MemoryKind::Bar]
+        } else {
+            &[MemoryKind::Dax]
+        }
     }
 }
 
-/// Makes of each of these functions, which take a [`Memory`], a test for either kind: `NAME::dax` and `NAME::bar`.
+/// Makes of each of these functions, which take a [`MemoryKind`], a test for either kind: `NAME::dax` and `NAME::bar`.
 #[macro_export]
 macro_rules! test_both_memories {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
-            use $crate::installation::Memory;
+            use $crate::installation::MemoryKind;
 
             #[test]
             fn dax() -> anyhow::Result<()> {
-                super::$name(Memory::Dax)
+                super::$name(MemoryKind::Dax)
             }
 
             #[test]
             fn bar() -> anyhow::Result<()> {
-                super::$name(Memory::Bar)
+                super::$name(MemoryKind::Bar)
             }
         }
     )+};
@@ -102,7 +106,7 @@ macro_rules! test_both_memories {
 struct Segment {
     name: String,
     mib: u64,
-    memory: Memory,
+    memory: MemoryKind,
     members: Vec<String>,
     readers: Vec<String>,
     sockets: bool,
@@ -112,17 +116,17 @@ struct Segment {
 /// What an installation consists of, before it starts.
 #[must_use = "a plan starts nothing"]
 pub struct Plan<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     vms: Vec<(String, String)>,
-    memory: Memory,
+    memory: MemoryKind,
     segments: Vec<Segment>,
     more: String,
 }
 
 impl<'b> Plan<'b> {
     /// Nothing yet, in the folder of `bed`.
-    pub fn new(bed: &'b Bed) -> Self {
-        Self { bed, vms: Vec::new(), memory: Memory::Dax, segments: Vec::new(), more: String::new() }
+    pub fn new(bed: &'b TestBed) -> Self {
+        Self { bed, vms: Vec::new(), memory: MemoryKind::Dax, segments: Vec::new(), more: String::new() }
     }
 
     /// A VM.
@@ -136,8 +140,8 @@ impl<'b> Plan<'b> {
         self
     }
 
-    /// The kind of the segments that follow; [`Memory::Dax`] if not said.
-    pub fn memory(mut self, memory: Memory) -> Self {
+    /// The kind of the segments that follow; [`MemoryKind::Dax`] if not said.
+    pub fn memory(mut self, memory: MemoryKind) -> Self {
         self.memory = memory;
         self
     }
@@ -236,7 +240,7 @@ impl<'b> Plan<'b> {
 
 /// A running installation. Its daemon ends with it.
 pub struct Installation<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     dir: PathBuf,
     shm: tempfile::TempDir,
     config: PathBuf,
@@ -311,7 +315,7 @@ impl Installation<'_> {
     /// Address space that a VM needs beyond its RAM, in MiB: for all segments that are memory devices, in whole GiB as
     /// QEMU aligns them, and one more for what a test adds.
     pub fn device_memory_mib(&self) -> u64 {
-        let dax = self.segments.iter().filter(|segment| segment.memory == Memory::Dax);
+        let dax = self.segments.iter().filter(|segment| segment.memory == MemoryKind::Dax);
         dax.map(|segment| segment.mib).sum::<u64>().next_multiple_of(1024) + 1024
     }
 

@@ -4,9 +4,9 @@
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
 //! use std::time::Duration;
-//! use vmtest::Bed;
+//! use vmtest::TestBed;
 //!
-//! let bed = Bed::new("hello")?;
+//! let bed = TestBed::new("hello")?;
 //! let a = bed.vm("a").network().start()?; // both boot at once
 //! let b = bed.vm("b").network().memory_mib(512).boot()?;
 //! a.wait_ready()?;
@@ -32,7 +32,6 @@
 
 mod accel;
 mod artifact;
-mod bed;
 mod cache;
 mod cpio;
 mod image;
@@ -52,13 +51,13 @@ mod reaper;
 mod record;
 #[doc(hidden)]
 pub mod skip;
+mod test_bed;
 mod vm;
 mod vmlinux;
 mod wait;
 
 pub use accel::Accel;
 pub use artifact::artifact;
-pub use bed::Bed;
 pub use image::base as prepare_image;
 pub use kernel::Kernel;
 pub use net::HOST as HOST_ADDRESS;
@@ -66,5 +65,6 @@ pub use newer_qemu::newer_qemu;
 pub use process::HostJob;
 pub use protocol::Exit;
 pub use record::Output;
+pub use test_bed::TestBed;
 pub use vm::{Job, Vm, VmBuilder};
 pub use wait::wait_until;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::installation::{Installation, program, verbs_libraries};
-use crate::{Bed, HOST_ADDRESS, HostJob, Job, Vm, VmBuilder};
+use crate::{HOST_ADDRESS, HostJob, Job, TestBed, Vm, VmBuilder};
 
 /// Where each machine has the folder with the programs of a job. Every Debian has this one, so the host's files in a VM have it too.
 pub const FILES: &str = "/mnt";
@@ -30,7 +30,7 @@ pub struct Cluster<'b> {
     /// The daemon of the host.
     pub ginnel: Installation<'b>,
     /// Where they are.
-    pub bed: &'b Bed,
+    pub bed: &'b TestBed,
     files: PathBuf,
     more: More,
     daemons: Vec<Job>,
@@ -41,7 +41,7 @@ pub type More = fn(&str, VmBuilder) -> VmBuilder;
 
 impl<'b> Cluster<'b> {
     /// Starts these VMs, each with its guest daemon and its server of ssh.
-    pub fn new(bed: &'b Bed, ginnel: Installation<'b>, names: &[&str], more: More) -> Result<Self> {
+    pub fn new(bed: &'b TestBed, ginnel: Installation<'b>, names: &[&str], more: More) -> Result<Self> {
         let files = bed.dir().join("files");
         verbs_libraries(&files.join("verbs"))?;
         prepare_ssh(&files, &[names, &[HOST]].concat())?;

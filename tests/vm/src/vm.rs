@@ -16,7 +16,6 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::accel::Accel;
-use crate::bed::Inner;
 use crate::image::{DAX, Overlay};
 use crate::link::Link;
 use crate::net::Place;
@@ -24,6 +23,7 @@ use crate::process::{Process, signal_of};
 use crate::protocol::PORT;
 use crate::qmp::Qmp;
 use crate::record::{Output, Record, tail};
+use crate::test_bed::Inner;
 
 /// How long [`Vm::run`] gives a command.
 const COMMAND: Duration = Duration::from_secs(60);

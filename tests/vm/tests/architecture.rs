@@ -64,7 +64,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "ginnel-volume-client",
+        "ginnel-volume-bench",
         &["ginnel-config", "ginnel-fdpass", "ginnel-layout", "ginnel-shmem", "ginnel-virtqueue"],
     ),
     ("ginnel-report", &[]),
@@ -118,7 +118,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ginnel-fdpass",
             "ginnel-layout",
             "ginnel-shmem",
-            "ginnel-volume-client",
+            "ginnel-volume-bench",
             "vmtest",
         ],
     ),

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Memory, Plan};
-use vmtest::{Bed, Output, Vm, VmBuilder};
+use vmtest::installation::{MemoryKind, Plan};
+use vmtest::{Output, TestBed, Vm, VmBuilder};
 
 vmtest::test_both_memories!(c_programs_talk_between_host_and_guests);
 
@@ -18,8 +18,8 @@ enum Place<'a> {
     Vm(&'a Vm),
 }
 
-fn c_programs_talk_between_host_and_guests(memory: Memory) -> Result<()> {
-    let bed = Bed::new("c-library")?;
+fn c_programs_talk_between_host_and_guests(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("c-library")?;
     let plan = Plan::new(&bed).memory(memory).vm("a").vm("b");
     let ginnel = plan.segment("web", 16, &["host", "a", "b"]).start()?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/build-c-examples");

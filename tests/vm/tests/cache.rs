@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_report::Report;
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, HOST_ADDRESS, HostJob, Job, Vm};
+use vmtest::{HOST_ADDRESS, HostJob, Job, TestBed, Vm};
 
 const PROMPT: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -39,7 +39,7 @@ impl Guest {
 }
 
 /// Two VMs that read the segment `items`; all change it over channels of the segment `web`.
-fn installation(bed: &Bed) -> Result<Installation<'_>> {
+fn installation(bed: &TestBed) -> Result<Installation<'_>> {
     let plan = Plan::new(bed).vm("a").vm("b");
     plan.segment_with_readers("items", 64, &["host"], &["a", "b"])
         .segment("web", 32, &["host", "a", "b"])
@@ -62,7 +62,7 @@ fn files(ginnel: &Installation<'_>) -> Result<std::path::PathBuf> {
     Ok(files)
 }
 
-fn start_cache(bed: &Bed, ginnel: &Installation<'_>, more: &str) -> Result<Arc<HostJob>> {
+fn start_cache(bed: &TestBed, ginnel: &Installation<'_>, more: &str) -> Result<Arc<HostJob>> {
     let command = format!("exec ginnel-cache --segment items --name main --memory 40M --channel web {more}");
     let job = bed.host_spawn(&ginnel.on_host(&command)?)?;
     job.wait_for_line("serving", PROMPT)?;
@@ -78,7 +78,7 @@ fn ends(job: &Job) -> Result<String> {
 
 #[test]
 fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
-    let bed = Bed::new("cache")?;
+    let bed = TestBed::new("cache")?;
     let ginnel = installation(&bed)?;
     let [a, b] = boot(&ginnel)?;
     let _cache = start_cache(&bed, &ginnel, &format!("--listen {HOST_ADDRESS}:{PORT}"))?;
@@ -140,7 +140,7 @@ print(right, "right")
 #[test]
 fn servers_killed_under_load_from_two_vms_lose_no_item_that_counts() -> Result<()> {
     let kills: u32 = if std::env::var_os("GINNEL_SOAK").is_some() { 500 } else { 25 };
-    let bed = Bed::new("cache-kills")?;
+    let bed = TestBed::new("cache-kills")?;
     let ginnel = installation(&bed)?;
     let [a, b] = boot(&ginnel)?;
     let mut cache = start_cache(&bed, &ginnel, "")?;
@@ -175,7 +175,7 @@ fn servers_killed_under_load_from_two_vms_lose_no_item_that_counts() -> Result<(
 
 #[test]
 fn a_cache_in_a_vm_serves_the_host_and_another_vm() -> Result<()> {
-    let bed = Bed::new("cache-in-vm")?;
+    let bed = TestBed::new("cache-in-vm")?;
     let plan = Plan::new(&bed).vm("a").vm("b");
     let ginnel = plan
         .segment_with_readers("items", 64, &["a"], &["host", "b"])

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, Job, Vm, VmBuilder, wait_until};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{Job, TestBed, Vm, VmBuilder, wait_until};
 
 vmtest::test_both_memories!(page_tables_are_as_the_device_promises, a_store_to_a_read_only_segment_is_lost);
 
@@ -57,14 +57,14 @@ fn vm(ginnel: &Installation<'_>, name: &str) -> Result<VmBuilder> {
 }
 
 /// The file that a program maps, where in it, and the physical address of that.
-fn device(vm: &Vm, memory: Memory, mib: u64) -> Result<(String, u64, u64)> {
+fn device(vm: &Vm, memory: MemoryKind, mib: u64) -> Result<(String, u64, u64)> {
     let (file, start, resource) = match memory {
-        Memory::Dax => {
+        MemoryKind::Dax => {
             let name = tools(vm, &format!("dax_of {mib}"))?;
             let resource = tools(vm, &format!("cat /sys/bus/dax/devices/{name}/resource"))?;
             (format!("/dev/{name}"), 0, resource)
         }
-        Memory::Bar => {
+        MemoryKind::Bar => {
             let find = format!("find /sys/devices -name resource2 -size {}k", mib << 10);
             let file = tools(vm, &find)?;
             let resource = tools(
@@ -126,10 +126,10 @@ fn page_size(vm: &Vm, pid: u32, file: &str) -> Result<String> {
     Ok(size.with_context(|| format!("{name} is not mapped: {smaps}"))?.trim().to_owned())
 }
 
-fn page_tables_are_as_the_device_promises(memory: Memory) -> Result<()> {
-    let bed = Bed::new("page-tables")?;
+fn page_tables_are_as_the_device_promises(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("page-tables")?;
     let mut plan = Plan::new(&bed).memory(memory).vm("a").segment("web", 16, &["host", "a"]);
-    if memory == Memory::Dax {
+    if memory == MemoryKind::Dax {
         plan = plan.config("[segment.fine]\nsize = \"18M\"\nmembers = [\"a\"]\npage = \"4K\"");
     }
     let ginnel = plan.start()?;
@@ -147,14 +147,14 @@ fn page_tables_are_as_the_device_promises(memory: Memory) -> Result<()> {
     println!("{file} at {address:#x}: {kind}, page table entry {flags}, pages of {pages:?}");
     // P: a large page; C: PCD, which says uncached.
     let (wanted, page) = match memory {
-        Memory::Dax => (("write-back", true, false), "2048 kB"),
-        Memory::Bar => (("uncached-minus", false, true), "4 kB"),
+        MemoryKind::Dax => (("write-back", true, false), "2048 kB"),
+        MemoryKind::Bar => (("uncached-minus", false, true), "4 kB"),
     };
     ensure!((kind.as_str(), flags.contains('P'), flags.contains('C')) == wanted, "{kind}, {flags}");
     ensure!(pages == [page; 2], "{pages:?}");
     spin.kill_process(9)?;
 
-    if memory == Memory::Dax {
+    if memory == MemoryKind::Dax {
         // A segment with small pages.
         let echo = vm.spawn("exec load echo fine echo")?;
         echo.wait_for_line("listening", PROMPT)?;
@@ -172,8 +172,8 @@ fn page_tables_are_as_the_device_promises(memory: Memory) -> Result<()> {
     Ok(())
 }
 
-fn a_store_to_a_read_only_segment_is_lost(memory: Memory) -> Result<()> {
-    let bed = Bed::new("read-only")?;
+fn a_store_to_a_read_only_segment_is_lost(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("read-only")?;
     let plan = Plan::new(&bed).memory(memory).vm("a").vm("w");
     let ginnel = plan
         .segment_with_readers("feed", 16, &["host", "w"], &["a"])
@@ -211,7 +211,7 @@ fn a_store_to_a_read_only_segment_is_lost(memory: Memory) -> Result<()> {
 }
 
 /// How often the host's daemon has repaired a segment's info block.
-fn repairs(bed: &Bed, ginnel: &Installation<'_>, segment: &str) -> Result<u64> {
+fn repairs(bed: &TestBed, ginnel: &Installation<'_>, segment: &str) -> Result<u64> {
     let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
     let status: serde_json::Value = serde_json::from_str(&status)?;
     let segments = status["segments"].as_array().context("no segments in the status")?;
@@ -220,7 +220,7 @@ fn repairs(bed: &Bed, ginnel: &Installation<'_>, segment: &str) -> Result<u64> {
 }
 
 /// Host and VM exchange messages in a segment.
-fn talk(bed: &Bed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Result<()> {
+fn talk(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Result<()> {
     let echo: Job = vm.spawn(&format!("exec load echo {segment} talk"))?;
     echo.wait_for_line("listening", PROMPT)?;
     bed.host(&ginnel.on_host(&format!("load drive {segment} talk 1"))?)?.ok()?;
@@ -231,7 +231,7 @@ fn talk(bed: &Bed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Result<
 
 #[test]
 fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
-    let bed = Bed::new("devices-spoilt")?;
+    let bed = TestBed::new("devices-spoilt")?;
     let ginnel = Plan::new(&bed)
         .vm("a")
         .vm("b")
@@ -303,7 +303,7 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
 
 #[test]
 fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
-    let bed = Bed::new("no-dax")?;
+    let bed = TestBed::new("no-dax")?;
     let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
     let refused = |vm: &Vm, why: &str| -> Result<()> {
         let refused = vm.run("load drive web echo 1")?;
@@ -350,7 +350,7 @@ fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
 
 #[test]
 fn a_second_vm_with_the_devices_of_the_first_is_refused() -> Result<()> {
-    let bed = Bed::new("same-devices")?;
+    let bed = TestBed::new("same-devices")?;
     let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 16, &["host", "a"]).start()?;
     let a = vm(&ginnel, "a")?.boot()?;
     let _daemon = ginnel.start_guest(&a)?;
@@ -373,7 +373,7 @@ fn a_second_vm_with_the_devices_of_the_first_is_refused() -> Result<()> {
 
 #[test]
 fn a_dax_segment_is_plugged_in_and_stays() -> Result<()> {
-    let bed = Bed::new("dax-hotplug")?;
+    let bed = TestBed::new("dax-hotplug")?;
     let members = ["host", "a"];
     let ginnel =
         Plan::new(&bed).vm("a").segment("web", 16, &members).segment("late", 32, &members).start()?;

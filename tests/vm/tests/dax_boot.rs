@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ginnel_layout::dax::{AT, InfoBlock};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, Vm, VmBuilder, wait_until};
+use vmtest::{TestBed, Vm, VmBuilder, wait_until};
 use zerocopy::{FromZeros, IntoBytes};
 
 const PROMPT: Duration = Duration::from_secs(60);
@@ -86,7 +86,7 @@ fn vm(ginnel: &Installation<'_>, name: &str) -> Result<VmBuilder> {
     Ok(vm.module("virtio_pmem").module("dax_pmem").module("device_dax"))
 }
 
-fn plan(bed: &Bed, mib: u64) -> Plan<'_> {
+fn plan(bed: &TestBed, mib: u64) -> Plan<'_> {
     let members = ["host", "a"];
     Plan::new(bed).vm("a").segment("shared", mib, &members).segment("untouched", 32, &members)
 }
@@ -117,7 +117,7 @@ fn no_info_block_makes_a_kernel_trust_its_neighbours() -> Result<()> {
         ("small pages", |block| (block.align, block.page_struct_size) = (4096, 8)),
         ("another segment", |block| block.uuid = [7; 16]),
     ];
-    let bed = Bed::new("dax-boot")?;
+    let bed = TestBed::new("dax-boot")?;
     let ginnel = plan(&bed, 16).start()?;
     let attacker = Attacker::start(&ginnel, "shared", keep_page_structures_here)?;
     let before = attacker.rest()?;
@@ -165,7 +165,7 @@ fn no_info_block_makes_a_kernel_trust_its_neighbours() -> Result<()> {
 
 #[test]
 fn a_kernel_that_reads_the_block_by_itself_is_reported() -> Result<()> {
-    let bed = Bed::new("dax-boot-trust")?;
+    let bed = TestBed::new("dax-boot-trust")?;
     // Of a section of 128 MiB that it shares with others, the kernel may have page structures already.
     let ginnel = plan(&bed, 256).start()?;
     let attacker = Attacker::start(&ginnel, "shared", keep_page_structures_here)?;

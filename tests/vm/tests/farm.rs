@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ginnel_farm::Generated;
 use serde_json::Value;
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, HostJob, Job, Vm};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{HostJob, Job, TestBed, Vm};
 
 const PROMPT: Duration = Duration::from_secs(60);
 const SLICE_MIB: u64 = 16;
 
 /// An installation of worker VMs, a slice for each.
-fn slices<'b>(bed: &'b Bed, memory: Memory, workers: &[&str]) -> Result<Installation<'b>> {
+fn slices<'b>(bed: &'b TestBed, memory: MemoryKind, workers: &[&str]) -> Result<Installation<'b>> {
     let mut plan = Plan::new(bed);
     for worker in workers {
         plan = plan.vm(worker);
@@ -44,7 +44,7 @@ fn boot(ginnel: &Installation<'_>, names: &[&str]) -> Result<Vec<Guest>> {
     Ok(guests)
 }
 
-fn manage(bed: &Bed, ginnel: &Installation<'_>, line: &str) -> Result<std::sync::Arc<HostJob>> {
+fn manage(bed: &TestBed, ginnel: &Installation<'_>, line: &str) -> Result<std::sync::Arc<HostJob>> {
     bed.host_spawn(&ginnel.on_host(&format!("exec ginnel farm run {line}"))?)
 }
 
@@ -64,11 +64,11 @@ fn wait_for_file(vm: &Vm, path: &str) -> Result<()> {
 
 #[test]
 fn a_worker_vm_killed_in_the_middle_and_a_late_one() -> Result<()> {
-    Memory::of_default_run().iter().try_for_each(|memory| a_worker_is_killed_and_another_is_late(*memory))
+    MemoryKind::of_default_run().iter().try_for_each(|memory| a_worker_is_killed_and_another_is_late(*memory))
 }
 
-fn a_worker_is_killed_and_another_is_late(memory: Memory) -> Result<()> {
-    let bed = Bed::new("farm")?;
+fn a_worker_is_killed_and_another_is_late(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("farm")?;
     let ginnel = slices(&bed, memory, &["w1", "w2"])?;
     let mut guests = boot(&ginnel, &["w1", "w2"])?;
 
@@ -143,11 +143,11 @@ fn interrupts(vm: &Vm) -> Result<u64> {
 
 #[test]
 fn a_worker_vm_finds_only_its_own_slice_and_disturbs_nobody() -> Result<()> {
-    Memory::of_default_run().iter().try_for_each(|memory| a_worker_prowls(*memory))
+    MemoryKind::of_default_run().iter().try_for_each(|memory| a_worker_prowls(*memory))
 }
 
-fn a_worker_prowls(memory: Memory) -> Result<()> {
-    let bed = Bed::new("prowl")?;
+fn a_worker_prowls(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("prowl")?;
     let ginnel = slices(&bed, memory, &["w1", "w2"])?;
     let guests = boot(&ginnel, &["w1", "w2"])?;
     let (prowler, neighbour) = (&guests[0].vm, &guests[1].vm);

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use vmtest::Bed;
-use vmtest::installation::{Memory, Plan, program};
+use vmtest::TestBed;
+use vmtest::installation::{MemoryKind, Plan, program};
 
 vmtest::test_both_memories!(a_guest_that_hangs_is_cut_off);
 
@@ -14,8 +14,8 @@ const TOLD: Duration = Duration::from_millis(100);
 const STOP: i32 = 19;
 const CONT: i32 = 18;
 
-fn a_guest_that_hangs_is_cut_off(memory: Memory) -> Result<()> {
-    let bed = Bed::new("fence")?;
+fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("fence")?;
     let qmp = bed.dir().join("a.qmp");
     let ginnel = Plan::new(&bed)
         .memory(memory)
@@ -57,7 +57,7 @@ fn a_guest_that_hangs_is_cut_off(memory: Memory) -> Result<()> {
     ensure!(!heir.said().0.contains("stores after"), "the fenced VM stores on: {:?}", heir.said());
     let status = bed.host(&ginnel.on_host("ginnel status")?)?.ok()?.stdout;
     ensure!(status.contains("fenced"), "{status}");
-    if memory == Memory::Bar {
+    if memory == MemoryKind::Bar {
         daemon.wait_for_line("was asked to go", PROMPT)?;
     }
 
@@ -65,8 +65,8 @@ fn a_guest_that_hangs_is_cut_off(memory: Memory) -> Result<()> {
     a.resume()?;
     daemon.wait_for_line("the fenced VM goes on", PROMPT)?;
     match memory {
-        Memory::Dax => drop(heir.wait_for_line("stores after", PROMPT)?),
-        Memory::Bar => {
+        MemoryKind::Dax => drop(heir.wait_for_line("stores after", PROMPT)?),
+        MemoryKind::Bar => {
             let gone = a.wait_event("DEVICE_DELETED", PROMPT)?;
             println!(
                 "unplugged {:?} after the guest's daemon fell silent: {}",
@@ -88,7 +88,7 @@ fn a_guest_that_hangs_is_cut_off(memory: Memory) -> Result<()> {
     ensure!(said.contains("done"), "the other VM's channel: {said}");
     println!("the other VM: {}", said.lines().last().unwrap_or_default());
     heir.kill(9)?;
-    if memory == Memory::Bar {
+    if memory == MemoryKind::Bar {
         let refused = a.run("load echo web again")?;
         ensure!(refused.code() == Some(1), "it attaches to a segment whose device is gone: {refused:?}");
         println!("without the device: {}", refused.stderr.lines().last().unwrap_or_default());

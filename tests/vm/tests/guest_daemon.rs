@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, Job, Vm, VmBuilder, wait_until};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{Job, TestBed, Vm, VmBuilder, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(60);
 
@@ -15,7 +15,7 @@ vmtest::test_both_memories!(
 );
 
 /// A VM with `devices`, and without an IOMMU.
-fn plain(bed: &Bed, ginnel: &Installation<'_>, name: &str, devices: &str) -> Result<VmBuilder> {
+fn plain(bed: &TestBed, ginnel: &Installation<'_>, name: &str, devices: &str) -> Result<VmBuilder> {
     Ok(bed
         .vm(name)
         .device_memory_mib(ginnel.device_memory_mib())
@@ -32,10 +32,10 @@ fn devices_without(ginnel: &Installation<'_>, vm: &str, segment: &str) -> Result
 }
 
 /// What the daemon says when it has found the device of a segment.
-fn found(segment: &str, memory: Memory) -> String {
+fn found(segment: &str, memory: MemoryKind) -> String {
     let place = match memory {
-        Memory::Dax => "/dev/dax",
-        Memory::Bar => "PCI device",
+        MemoryKind::Dax => "/dev/dax",
+        MemoryKind::Bar => "PCI device",
     };
     format!("segment {segment} is {place}")
 }
@@ -62,13 +62,13 @@ fn ticks(vm: &Vm, pid: u32) -> Result<u64> {
     Ok(fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum())
 }
 
-fn ring_from_host(bed: &Bed, ginnel: &Installation<'_>, seconds: u64) -> Result<String> {
+fn ring_from_host(bed: &TestBed, ginnel: &Installation<'_>, seconds: u64) -> Result<String> {
     let said = bed.host(&ginnel.on_host(&format!("exec bell ring web echo {seconds}"))?)?.ok()?.stdout;
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
 
-fn interrupts_wake_programs_and_outlive_the_daemon(memory: Memory) -> Result<()> {
-    let bed = Bed::new("guest-interrupts")?;
+fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("guest-interrupts")?;
     let ginnel = Plan::new(&bed).memory(memory).vm("a").segment("web", 16, &["host", "a"]).start()?;
     let vm = plain(&bed, &ginnel, "a", &ginnel.devices("a")?)?.iommu().module("vfio-pci").boot()?;
     let daemon = start_daemon(&vm)?;
@@ -144,8 +144,8 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: Memory) -> Result<()>
     Ok(())
 }
 
-fn what_a_vm_lacks_is_said_and_the_rest_works(memory: Memory) -> Result<()> {
-    let bed = Bed::new("guest-lacks")?;
+fn what_a_vm_lacks_is_said_and_the_rest_works(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("guest-lacks")?;
     let members = ["host", "a"];
     let ginnel = Plan::new(&bed)
         .memory(memory)
@@ -157,8 +157,8 @@ fn what_a_vm_lacks_is_said_and_the_rest_works(memory: Memory) -> Result<()> {
     // All devices but that of one segment, and that of another a second time.
     let twice = ginnel.segment_file("twice");
     let device = match memory {
-        Memory::Dax => "virtio-pmem-pci",
-        Memory::Bar => "ivshmem-plain",
+        MemoryKind::Dax => "virtio-pmem-pci",
+        MemoryKind::Bar => "ivshmem-plain",
     };
     let again = format!(
         "-object memory-backend-file,id=again,share=on,mem-path={},size=16M -device {device},memdev=again",
@@ -207,10 +207,10 @@ fn what_a_vm_lacks_is_said_and_the_rest_works(memory: Memory) -> Result<()> {
 
 #[test]
 fn a_segment_is_plugged_in_and_out() -> Result<()> {
-    let bed = Bed::new("guest-hotplug")?;
+    let bed = TestBed::new("guest-hotplug")?;
     let members = ["host", "a"];
     let ginnel = Plan::new(&bed)
-        .memory(Memory::Bar)
+        .memory(MemoryKind::Bar)
         .vm("a")
         .segment("web", 16, &members)
         .segment("late", 16, &members)
@@ -238,7 +238,7 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
             Ok(vm.run("bell attach late")?.code() == Some(0))
         })?;
         if round == 0 {
-            daemon.wait_for_line(&found("late", Memory::Bar), PROMPT)?;
+            daemon.wait_for_line(&found("late", MemoryKind::Bar), PROMPT)?;
         }
 
         vm.qmp(r#"{"execute": "device_del", "arguments": {"id": "late-device"}}"#)?;
@@ -253,7 +253,7 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
 
 #[test]
 fn a_vm_without_control_device_is_told_what_to_add() -> Result<()> {
-    let bed = Bed::new("guest-alone")?;
+    let bed = TestBed::new("guest-alone")?;
     let vm = bed.vm("alone").program(program("ginneld")?).boot()?;
     let refused = vm.run("ginneld guest")?;
     ensure!(refused.code() == Some(1), "{refused:?}");

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use vmtest::{Accel, Bed, Exit, HOST_ADDRESS, Vm, require, wait_until};
+use vmtest::{Accel, Exit, HOST_ADDRESS, TestBed, Vm, require, wait_until};
 
 const SOON: Duration = Duration::from_secs(10);
 const LONG: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ fn is_root() -> bool {
 #[test]
 fn two_vms_do_what_they_are_asked() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
-    let bed = Bed::new("two")?;
+    let bed = TestBed::new("two")?;
     let begun = Instant::now();
     let a = bed.vm("a").network().memory_mib(512).start()?;
     let b = bed.vm("b").network().memory_mib(512).start()?;
@@ -108,7 +108,7 @@ fn a_child_left_behind_does_not_hold_up_its_job(a: &Vm) -> Result<()> {
     Ok(())
 }
 
-fn guests_and_host_reach_each_other(bed: &Bed, a: &Vm, b: &Vm) -> Result<()> {
+fn guests_and_host_reach_each_other(bed: &TestBed, a: &Vm, b: &Vm) -> Result<()> {
     a.run(&format!("ping -c 1 -W 5 {}", b.address()?))?.ok()?;
     b.run("ping -c 1 -W 5 host")?.ok()?;
     bed.host_in_net(&format!("exec busybox ping -c 1 -W 5 {}", a.address()?))?.ok()?;
@@ -135,7 +135,7 @@ fn guests_and_host_reach_each_other(bed: &Bed, a: &Vm, b: &Vm) -> Result<()> {
     Ok(())
 }
 
-fn files_go_there_and_back(bed: &Bed, a: &Vm) -> Result<()> {
+fn files_go_there_and_back(bed: &TestBed, a: &Vm) -> Result<()> {
     let (there, back) = (bed.dir().join("there"), bed.dir().join("back"));
     let mut x = 1u64;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -208,7 +208,7 @@ fn a_reboot_is_another_boot_in_the_same_qemu(a: &Vm, b: &Vm) -> Result<()> {
 
 #[test]
 fn a_guest_has_the_devices_and_files_that_were_asked_for() -> Result<()> {
-    let bed = Bed::new("devices")?;
+    let bed = TestBed::new("devices")?;
     let share = bed.dir().join("share");
     fs::create_dir(&share)?;
     fs::write(share.join("greeting"), "from the host")?;
@@ -268,7 +268,7 @@ fn a_guest_has_the_devices_and_files_that_were_asked_for() -> Result<()> {
 
 #[test]
 fn a_vm_that_cannot_boot_says_why() -> Result<()> {
-    let bed = Bed::new("broken")?;
+    let bed = TestBed::new("broken")?;
     let error = bed.vm("a").qemu_args("-device no-such-thing").start().map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("'no-such-thing' is not a valid device model name"), "{error:#}");
 
@@ -284,7 +284,7 @@ fn a_vm_that_cannot_boot_says_why() -> Result<()> {
     assert!(format!("{error:#}").contains("/no/such/program"), "{error:#}");
     let error = bed.vm("a/b").start().map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("letters, digits"), "{error:#}");
-    let error = Bed::new("second").map(drop).unwrap_err();
+    let error = TestBed::new("second").map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("has a bed already"), "{error:#}");
 
     let _running = bed.vm("a").accel(Accel::Tcg).start()?;
@@ -303,7 +303,7 @@ struct Traces {
 }
 
 impl Traces {
-    fn of(bed: &Bed, vm: &Vm) -> Result<Traces> {
+    fn of(bed: &TestBed, vm: &Vm) -> Result<Traces> {
         let job = bed.host_spawn("sleep 1000 & wait")?;
         let namespace = fs::read_link(format!("/proc/{}/ns/net", vm.qemu_pid()))?;
         assert_ne!(namespace, fs::read_link("/proc/self/ns/net")?);
@@ -344,7 +344,7 @@ impl Traces {
 #[test]
 fn a_dropped_bed_leaves_nothing() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
-    let bed = Bed::new("dropped")?;
+    let bed = TestBed::new("dropped")?;
     let vm = bed.vm("a").network().start()?;
     let traces = Traces::of(&bed, &vm)?;
     assert!(traces.left().len() > 3, "QEMU, job, folder and processes in the namespace: {:?}", traces.left());
@@ -359,7 +359,7 @@ fn a_test_that_panics_leaves_nothing() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
     let (tell, told) = std::sync::mpsc::channel();
     let panicked = std::thread::spawn(move || {
-        let bed = Bed::new("panics").unwrap();
+        let bed = TestBed::new("panics").unwrap();
         let vm = bed.vm("a").network().start().unwrap();
         tell.send(Traces::of(&bed, &vm).unwrap()).unwrap();
         panic!("as tests do");
@@ -388,14 +388,14 @@ fn a_test_run_that_is_killed_leaves_nothing() -> Result<()> {
     assert!(!traces.left().is_empty());
     child.kill()?;
     child.wait()?;
-    drop(Bed::new("sweeper")?); // takes the folder away; all else is the kernel's work
+    drop(TestBed::new("sweeper")?); // takes the folder away; all else is the kernel's work
     traces.are_gone()
 }
 
 #[test]
 #[ignore = "a part of a_test_run_that_is_killed_leaves_nothing, which starts it"]
 fn boots_and_waits_to_be_killed() -> Result<()> {
-    let bed = Bed::new("killed")?;
+    let bed = TestBed::new("killed")?;
     let vm = bed.vm("a").network().start()?;
     let Traces { qemu, job, dir, namespace } = Traces::of(&bed, &vm)?;
     println!("TRACES {qemu} {job} {} {}", dir.display(), namespace.display());

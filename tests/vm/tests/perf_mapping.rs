@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use vmtest::installation::{Memory, Plan};
-use vmtest::{Accel, Bed};
+use vmtest::installation::{MemoryKind, Plan};
+use vmtest::{Accel, TestBed};
 
 vmtest::test_both_memories!(a_guest_measures_its_mapping);
 
-fn a_guest_measures_its_mapping(memory: Memory) -> Result<()> {
-    let bed = Bed::new("perf-mapping")?;
+fn a_guest_measures_its_mapping(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("perf-mapping")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
         .vm("a")
@@ -18,8 +18,8 @@ fn a_guest_measures_its_mapping(memory: Memory) -> Result<()> {
     let vm = ginnel.vm("a")?.boot()?;
     let _daemon = ginnel.start_guest(&vm)?;
     let (kind, page) = match memory {
-        Memory::Dax => ("dax", 2 << 20),
-        Memory::Bar => ("bar", 4096),
+        MemoryKind::Dax => ("dax", 2 << 20),
+        MemoryKind::Bar => ("bar", 4096),
     };
     let emulated = bed.accel()? == Accel::Tcg;
     for (segment, read_only) in [("web", false), ("news", true)] {
@@ -29,7 +29,7 @@ fn a_guest_measures_its_mapping(memory: Memory) -> Result<()> {
         ensure!(json["read_only"] == read_only && json["emulated"] == emulated, "{json}");
         // Under emulation nothing is claimed; otherwise DAX is cached, whatever the processor.
         ensure!(json["cached"].is_null() == emulated, "{json}");
-        ensure!(emulated || memory == Memory::Bar || json["cached"] == true, "{json}");
+        ensure!(emulated || memory == MemoryKind::Bar || json["cached"] == true, "{json}");
         let results = json["results"].as_array().context("no results")?;
         let writes = results.iter().any(|result| result["test"] == "store" || result["test"] == "write");
         ensure!(results.len() >= 3 && writes != read_only, "{json}");

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, Job, Vm};
+use vmtest::{Job, TestBed, Vm};
 
 const PROMPT: Duration = Duration::from_secs(60);
 const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
@@ -65,7 +65,7 @@ fn boot(ginnel: &Installation<'_>) -> Result<(Vm, Vm)> {
 
 #[test]
 fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
-    let bed = Bed::new("preload-kills")?;
+    let bed = TestBed::new("preload-kills")?;
     let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
     let (a, b) = boot(&ginnel)?;
     let (mut daemon, _daemon_b) = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
@@ -109,7 +109,7 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
 /// The other VM's kernel says nothing then, so what has come is not taken for all that there was.
 #[test]
 fn a_vm_that_is_killed_resets_its_connections() -> Result<()> {
-    let bed = Bed::new("preload-vm-kill")?;
+    let bed = TestBed::new("preload-vm-kill")?;
     let ginnel = Plan::new(&bed).vm("a").vm("b").segment("web", 64, &["a", "b"]).start()?;
     let (a, b) = boot(&ginnel)?;
     let _daemons = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);

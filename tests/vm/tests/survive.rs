@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program};
-use vmtest::{Bed, Exit, Job, Vm};
+use vmtest::installation::{Installation, MemoryKind, Plan, program};
+use vmtest::{Exit, Job, TestBed, Vm};
 
 vmtest::test_both_memories!(
     daemons_killed_under_load_lose_nothing,
@@ -45,7 +45,11 @@ fn boot<const N: usize>(ginnel: &Installation<'_>, names: [&str; N]) -> Result<[
     guests.try_into().map_err(|_| anyhow::anyhow!("as many guests as names"))
 }
 
-fn host_load(bed: &Bed, ginnel: &Installation<'_>, what: &str) -> Result<std::sync::Arc<vmtest::HostJob>> {
+fn host_load(
+    bed: &TestBed,
+    ginnel: &Installation<'_>,
+    what: &str,
+) -> Result<std::sync::Arc<vmtest::HostJob>> {
     bed.host_spawn(&ginnel.on_host(&format!("exec load {what}"))?)
 }
 
@@ -64,14 +68,14 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-fn daemons_killed_under_load_lose_nothing(memory: Memory) -> Result<()> {
+fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
     let kills: u64 = match memory {
         _ if std::env::var_os("GINNEL_SOAK").is_some() => 1000,
-        Memory::Dax => 50,
+        MemoryKind::Dax => 50,
         // What a daemon must remember is the same; only how it finds the memory again differs, which few kills show.
-        Memory::Bar => 10,
+        MemoryKind::Bar => 10,
     };
-    let bed = Bed::new("daemon-kills")?;
+    let bed = TestBed::new("daemon-kills")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
         .vm("a")
@@ -144,8 +148,8 @@ fn daemons_killed_under_load_lose_nothing(memory: Memory) -> Result<()> {
     Ok(())
 }
 
-fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()> {
-    let bed = Bed::new("deaths")?;
+fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("deaths")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
         .vm_with("a", "hang_after = 1")
@@ -241,10 +245,10 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: Memory) -> Result<()
     Ok(())
 }
 
-fn a_hostile_guest_harms_only_its_own_segments(memory: Memory) -> Result<()> {
+fn a_hostile_guest_harms_only_its_own_segments(memory: MemoryKind) -> Result<()> {
     // The code that must not trust the segment is the same for both.
-    let seconds = if memory == Memory::Dax { 60 } else { 15 };
-    let bed = Bed::new("hostile")?;
+    let seconds = if memory == MemoryKind::Dax { 60 } else { 15 };
+    let bed = TestBed::new("hostile")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
         .vm("a")
@@ -310,12 +314,12 @@ fn a_hostile_guest_harms_only_its_own_segments(memory: Memory) -> Result<()> {
 
 #[test]
 fn a_hostile_guest_harms_only_its_own_locks_and_blocks() -> Result<()> {
-    Memory::of_default_run().iter().try_for_each(|memory| scribbles_over_locks_and_blocks(*memory))
+    MemoryKind::of_default_run().iter().try_for_each(|memory| scribbles_over_locks_and_blocks(*memory))
 }
 
-fn scribbles_over_locks_and_blocks(memory: Memory) -> Result<()> {
+fn scribbles_over_locks_and_blocks(memory: MemoryKind) -> Result<()> {
     const SECONDS: u64 = 10;
-    let bed = Bed::new("hostile-locks")?;
+    let bed = TestBed::new("hostile-locks")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
         .vm("a")
@@ -368,8 +372,8 @@ fn scribbles_over_locks_and_blocks(memory: Memory) -> Result<()> {
     Ok(())
 }
 
-fn rights_hold_in_a_guest(memory: Memory) -> Result<()> {
-    let bed = Bed::new("rights")?;
+fn rights_hold_in_a_guest(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("rights")?;
     let ginnel = Plan::new(&bed).memory(memory).vm("a").segment("web", 32, &["host", "a"]).start()?;
     let [a] = boot(&ginnel, ["a"])?;
     let member = a.vm.run("share member web")?.ok()?.stdout;
@@ -394,7 +398,7 @@ fn rights_hold_in_a_guest(memory: Memory) -> Result<()> {
 
 #[test]
 fn a_truncated_segment_is_broken_and_nothing_else() -> Result<()> {
-    let bed = Bed::new("truncated")?;
+    let bed = TestBed::new("truncated")?;
     let ginnel = Plan::new(&bed).segment("gone", 16, &["host"]).segment("kept", 16, &["host"]).start()?;
     let mut jobs = Vec::new();
     for segment in ["gone", "kept"] {
@@ -444,11 +448,11 @@ fn a_truncated_segment_is_broken_and_nothing_else() -> Result<()> {
 
 #[test]
 fn streams_half_close_between_vms_and_host() -> Result<()> {
-    Memory::of_default_run().iter().try_for_each(|memory| streams_half_close(*memory))
+    MemoryKind::of_default_run().iter().try_for_each(|memory| streams_half_close(*memory))
 }
 
-fn streams_half_close(memory: Memory) -> Result<()> {
-    let bed = Bed::new("streams")?;
+fn streams_half_close(memory: MemoryKind) -> Result<()> {
+    let bed = TestBed::new("streams")?;
     let ginnel =
         Plan::new(&bed).memory(memory).vm("a").vm("b").segment("web", 64, &["host", "a", "b"]).start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;

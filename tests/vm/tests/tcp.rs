@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use ginnel_tcp::{Clock, Connecting, SynTime};
 use serde_json::Value;
 use vmtest::installation::program;
-use vmtest::{Bed, Job};
+use vmtest::{Job, TestBed};
 
 const PROMPT: Duration = Duration::from_secs(120);
 const CONNECTIONS: usize = 8;
@@ -34,7 +34,7 @@ fn times(value: &Value) -> Result<(Duration, Duration)> {
 
 #[test]
 fn two_kernels_prove_whose_connections_are_whose() -> Result<()> {
-    let bed = Bed::new("tcp-facts")?;
+    let bed = TestBed::new("tcp-facts")?;
     let vm = |name| bed.vm(name).network().program(program("tcp-facts")?).start();
     let (a, b) = (vm("a")?, vm("b")?);
     a.wait_ready()?;

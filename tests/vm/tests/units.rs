@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::{Bed, Exit, HostJob, Output, artifact, require, wait_until};
+use vmtest::{Exit, HostJob, Output, TestBed, artifact, require, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);
 
 /// A systemd and the ways to it.
 struct Systemd<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     place: PathBuf,
     /// A cgroup of its own, of version 2, which is the root of what it sees.
     cgroup: PathBuf,
@@ -22,7 +22,7 @@ struct Systemd<'b> {
 }
 
 impl<'b> Systemd<'b> {
-    fn start(bed: &'b Bed) -> Result<Self> {
+    fn start(bed: &'b TestBed) -> Result<Self> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let built = ["ginneld", "ginnel", "ginnel-volume", "ginnel-cache"]
             .into_iter()
@@ -174,7 +174,7 @@ fn the_units_run_under_systemd() -> Result<()> {
     require!(rustix::process::geteuid().is_root(), "namespaces need root");
     require!(Path::new("/lib/systemd/systemd").exists(), "no systemd (package systemd)");
     require!(cgroups().is_some(), "no cgroups of version 2");
-    let bed = Bed::new("units")?;
+    let bed = TestBed::new("units")?;
     let systemd = Systemd::start(&bed)?;
     volume(&systemd)?;
     host_daemon(&systemd)?;

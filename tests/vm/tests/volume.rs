@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::{Bed, Exit, HostJob, Vm, VmBuilder, artifact, wait_until};
+use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);
 
 /// A volume's process, which may be killed and started again.
 struct Volume<'b> {
-    bed: &'b Bed,
+    bed: &'b TestBed,
     command: String,
     socket: PathBuf,
     queues: u16,
@@ -30,7 +30,7 @@ struct Volume<'b> {
 }
 
 impl<'b> Volume<'b> {
-    fn start(bed: &'b Bed, name: &str, queues: u16, flags: &str) -> Result<Self> {
+    fn start(bed: &'b TestBed, name: &str, queues: u16, flags: &str) -> Result<Self> {
         let program = artifact("ginnel-volume")?;
         let socket = bed.dir().join(format!("{name}.sock"));
         let command = format!(
@@ -83,14 +83,14 @@ impl<'b> Volume<'b> {
     }
 }
 
-fn run(bed: &Bed, command: &str) -> Result<Arc<HostJob>> {
+fn run(bed: &TestBed, command: &str) -> Result<Arc<HostJob>> {
     let job = bed.host_spawn(command)?;
     job.wait_for_line("serving", PROMPT)?;
     Ok(job)
 }
 
 /// A VM whose memory can be shared.
-fn vm(bed: &Bed, name: &str) -> VmBuilder {
+fn vm(bed: &TestBed, name: &str) -> VmBuilder {
     bed.vm(name)
         .memory_mib(512)
         .cpus(2)
@@ -104,7 +104,7 @@ fn wait_for_disk(vm: &Vm, disk: &str) -> Result<()> {
 }
 
 /// A file of bytes that look random, different for each seed.
-fn image(bed: &Bed, name: &str, bytes: u64, seed: Option<u64>) -> Result<PathBuf> {
+fn image(bed: &TestBed, name: &str, bytes: u64, seed: Option<u64>) -> Result<PathBuf> {
     use std::io::Write;
     let path = bed.dir().join(name);
     let file = std::fs::File::create(&path)?;
@@ -156,7 +156,7 @@ fn fio(more: &str) -> String {
 #[test]
 fn a_file_system_fio_and_a_large_file() -> Result<()> {
     const GIB: u64 = 1 << 30;
-    let bed = Bed::new("volume-files")?;
+    let bed = TestBed::new("volume-files")?;
     let disk = image(&bed, "disk", 256 << 20, None)?;
     let source = image(&bed, "source", GIB, Some(0x5eed))?;
     let target = image(&bed, "target", GIB, None)?;
@@ -200,7 +200,7 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
 #[test]
 fn a_scsi_target_with_several_luns() -> Result<()> {
     const MIB: u64 = 1 << 20;
-    let bed = Bed::new("volume-scsi")?;
+    let bed = TestBed::new("volume-scsi")?;
     let disk = image(&bed, "disk", 128 * MIB, None)?;
     let source = image(&bed, "source", 64 * MIB, Some(0x5eed))?;
     let copy = image(&bed, "copy", 64 * MIB, None)?;
@@ -307,7 +307,7 @@ fn volumes_killed_under_load_lose_nothing() -> Result<()> {
     // All of them at each turn, each with its own load.
     const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
     let turns = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 25 };
-    let bed = Bed::new("volume-kills")?;
+    let bed = TestBed::new("volume-kills")?;
     let mut builder = vm(&bed, "kills").program("/usr/bin/fio");
     let mut volumes = Vec::new();
     for disk in DISKS {
@@ -391,7 +391,7 @@ fn requests(volume: &Volume<'_>) -> Result<u64> {
 
 #[test]
 fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
-    let bed = Bed::new("volume-life")?;
+    let bed = TestBed::new("volume-life")?;
     let image = image(&bed, "disk", 32 << 20, None)?;
     let mut volume = Volume::start(&bed, "disk", 2, &format!("--path {}", image.display()))?;
     for more in ["", ",packed=on"] {
@@ -442,7 +442,7 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
 /// polled goes another way, and a second disk in the same target has nothing to poll.
 #[test]
 fn a_disk_whose_completions_are_polled() -> Result<()> {
-    let bed = Bed::new("volume-iopoll")?;
+    let bed = TestBed::new("volume-iopoll")?;
     let disk = image(&bed, "disk", 64 << 20, None)?;
     let config = "device = 'scsi'\n[[disk]]\npath = '/dev/nvme0n1'\ndirect = 'on'\niopoll = true\n\
                   [[disk]]\npath = '/tmp/other'\nsize = '16M'\ndirect = 'off'\n";

@@ -4,7 +4,7 @@
 use ginnel_cache_store::shape::plan;
 use ginnel_cache_store::store::Store;
 use ginnel_layout::cache::Shape;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 /// A small cache: four log segments or a few more, and few buckets.
 pub fn shape(len: usize) -> Shape {
@@ -13,7 +13,7 @@ pub fn shape(len: usize) -> Shape {
     shape
 }
 
-pub fn create<M: Memory>(memory: M, len: usize) -> Store<M> {
+pub fn create<M: SharedMemory>(memory: M, len: usize) -> Store<M> {
     Store::create(memory, shape(len), [1, 2], 1000).unwrap()
 }
 

@@ -4,11 +4,11 @@ use ginnel_cache_protocol::binary::{self, Header, status};
 use ginnel_cache_protocol::number::append;
 use ginnel_cache_protocol::{VERSION, Verb};
 use ginnel_cache_store::store::Meta;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use super::{After, Counted, Engine, Unstored, Wish};
 
-impl<M: Memory> Engine<M> {
+impl<M: SharedMemory> Engine<M> {
     /// Whether the value of a request is not worth waiting for. If so, it was answered, and the value is of no use.
     pub fn refuses_binary(&mut self, request: &binary::Request<'_>, out: &mut Vec<u8>) -> bool {
         let binary::Command::Store { flags, len, .. } = request.command else { return false };

@@ -6,11 +6,11 @@ use ginnel_cache_protocol::returned::{append_key, append_number, append_word};
 use ginnel_cache_protocol::text::Meta as MetaRequest;
 use ginnel_cache_store::store::Meta;
 use ginnel_layout::cache::marks;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use super::{Counted, Engine, FLAGS, OVERHEAD, Unstored, Wish};
 
-impl<M: Memory> Engine<M> {
+impl<M: SharedMemory> Engine<M> {
     pub(super) fn meta_get(&mut self, request: &MetaRequest<'_>, out: &mut Vec<u8>) {
         let key = request.key.bytes();
         self.hot.see(key);

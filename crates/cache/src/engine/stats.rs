@@ -3,12 +3,12 @@
 use ginnel_cache_protocol::MOST_KEY;
 use ginnel_cache_protocol::binary::{self, Header, status};
 use ginnel_cache_protocol::text::Words;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use super::binary::fail;
 use super::{Engine, STATS};
 
-impl<M: Memory> Engine<M> {
+impl<M: SharedMemory> Engine<M> {
     pub(super) fn stats_text(&mut self, mut words: Words<'_>, out: &mut Vec<u8>) {
         let of = words.next();
         let text: &[u8] = match of {

@@ -6,7 +6,7 @@ use super::Args;
 use super::emulation::is_emulated;
 use crate::output;
 use anyhow::{Context, Result};
-use ginnel::{AttachOptions, Endpoint, Mapping, MappingKind, Memory};
+use ginnel::{AttachOptions, Endpoint, Mapping, MappingKind, SharedMemory};
 use ginnel_layout::{CACHE_LINE, PAGE, segment};
 use serde::Serialize;
 use std::hint::black_box;

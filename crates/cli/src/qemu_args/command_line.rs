@@ -1,6 +1,6 @@
 //! Whether a command line of QEMU joins a VM to its segments, and to nobody else's.
 
-use crate::inspect::{Inspect, Memory};
+use crate::inspect::{Inspect, MemoryKind};
 use crate::vm_devices::{Devices, MemoryDevice, control_socket};
 use ginnel_config::Bytes;
 use std::collections::HashMap;
@@ -159,7 +159,7 @@ fn segment(memory: &MemoryDevice, backends: &[&Value], attached: &[Value], probl
     }
     let users: Vec<&str> =
         attached.iter().filter(|d| d.key("memdev") == backend.key("id")).map(|d| d.kind.as_str()).collect();
-    let right = if memory.kind == Memory::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
+    let right = if memory.kind == MemoryKind::Dax { "virtio-pmem-pci" } else { "ivshmem-plain" };
     match users[..] {
         [] => wrong("has no -device", format!("add -device {right},memdev={}", backend.key("id"))),
         [model] if model == right => {}

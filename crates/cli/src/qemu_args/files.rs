@@ -1,6 +1,6 @@
 //! Whether the files of a VM's segments are as QEMU needs them.
 
-use crate::inspect::Memory;
+use crate::inspect::MemoryKind;
 use crate::vm_devices::{Devices, MemoryDevice};
 use ginnel_config::Bytes;
 use rustix::fs::{self, Access, AtFlags, FileType};
@@ -58,7 +58,7 @@ fn problem(memory: &MemoryDevice) -> Option<String> {
         let fix = "name such a folder in daemon.shm_dir, or as the segment's backing";
         return told("is neither on a tmpfs nor on a hugetlbfs".into(), fix);
     }
-    if memory.kind == Memory::Bar && !memory.size.is_power_of_two() {
+    if memory.kind == MemoryKind::Bar && !memory.size.is_power_of_two() {
         let what = format!("has {}, which is no power of two, as a BAR must be", Bytes(memory.size));
         return told(what, "choose another size, or memory = \"dax\"");
     }
@@ -102,7 +102,7 @@ mod tests {
         devices.memory[0].broken = true;
         assert!(only(&devices).contains("truncated or replaced"));
         devices.memory[0].broken = false;
-        devices.memory[0].kind = Memory::Bar;
+        devices.memory[0].kind = MemoryKind::Bar;
         devices.memory[0].size = 3 << 20;
         assert!(only(&devices).contains("no power of two"));
         std::fs::remove_file(&devices.memory[0].file).unwrap();

@@ -1,7 +1,7 @@
 //! A segment that the host may only read, with the command and with the library.
 
 use crate::world::World;
-use ginnel::{AttachOptions, Endpoint, Error, MappingKind, Memory, MessageChannel, StreamChannel};
+use ginnel::{AttachOptions, Endpoint, Error, MappingKind, MessageChannel, SharedMemory, StreamChannel};
 
 #[test]
 fn a_reader_reads_and_is_told_when_it_would_write() {

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 
 use crate::end::{Connection, Side};
 use crate::stepper::{self, Stepper, leave};

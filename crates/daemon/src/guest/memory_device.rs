@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use ginnel_layout::PAGE;
 use ginnel_layout::relay::{self, MappingKind};
 use ginnel_layout::segment::{self, SegmentHeader};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -218,7 +218,7 @@ fn header(file: impl AsFd, offset: u64, page: usize) -> Result<Option<[u8; 16]>>
 
 /// The uuid that a segment's header says. `None` if it is something else, or not written yet. All members can write
 /// there, so nothing else of it is believed.
-fn read_uuid(header: &impl Memory) -> Result<Option<[u8; 16]>> {
+fn read_uuid(header: &impl SharedMemory) -> Result<Option<[u8; 16]>> {
     // ORDER segment.header: the version is published last. Pairs with: the host daemon's writing of it.
     let version = header.load_acquire_u32((SegmentHeader::VERSION_AT - segment::RESERVED) as usize);
     let mut bytes = [0; size_of::<SegmentHeader>()];

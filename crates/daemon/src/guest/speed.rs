@@ -4,7 +4,7 @@
 use super::memory_device::MemoryDevice;
 use anyhow::{Context, Result};
 use ginnel_layout::{PAGE, segment};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::time::{Duration, Instant};
 
 /// Where in a segment's mapping is measured: in the spare pages between its header and its arena, which nobody uses.

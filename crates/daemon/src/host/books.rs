@@ -5,7 +5,7 @@
 
 use super::account::{Account, Tally};
 use super::arena::Arena;
-use super::config::{Memory, SegmentSpec, VmSpec};
+use super::config::{MemoryKind, SegmentSpec, VmSpec};
 use super::doorbells::Told;
 use super::holds::Hold;
 use super::index::Index;
@@ -123,7 +123,7 @@ pub struct Segment {
     /// Which of them may only read.
     pub readers: BTreeSet<u32>,
     /// By which kind of device it comes to VMs.
-    pub memory: Memory,
+    pub memory: MemoryKind,
     /// Unit in which it may be mapped, in bytes.
     pub page: u32,
     /// The part of a file that it is, if it shares one with other slices.

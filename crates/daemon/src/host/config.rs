@@ -17,7 +17,7 @@ use limits::{AllLimitsSpec, limits};
 pub use limits::{
     Limits, LimitsSpec, MAX_BOARDS, MAX_HOLDS, MAX_MEMBER, MAX_OWNERS, MAX_SEGMENTS_PER_MEMBER, MemberLimits,
 };
-pub use memory::Memory;
+pub use memory::MemoryKind;
 pub use slices::SliceFiles;
 pub use sockets::SocketsSpec;
 
@@ -50,7 +50,7 @@ pub struct VmSpec {
     /// Size of its home segment, shared with the host alone.
     pub home: Option<Bytes>,
     /// By which kind of device that segment comes.
-    pub home_memory: Option<Memory>,
+    pub home_memory: Option<MemoryKind>,
     /// Seconds of silence after which its guest counts as hanging; 0, the default: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_after: Option<u32>,
@@ -81,7 +81,7 @@ pub struct SegmentSpec {
     #[serde(skip_serializing_if = "is_default")]
     pub slice_files: SliceFiles,
     /// By which kind of device it comes to VMs.
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryKind>,
     /// `tmpfs` (in `shm_dir`), or a folder on a hugetlbfs.
     pub backing: Option<String>,
     /// Owner of the file.
@@ -211,7 +211,7 @@ pub struct Segment {
     /// Who may only read.
     pub readers: BTreeSet<Name>,
     /// By which kind of device it comes to VMs.
-    pub memory: Memory,
+    pub memory: MemoryKind,
     /// Its file.
     pub path: PathBuf,
     /// Where in that file it begins, if it shares the file with other slices.
@@ -514,9 +514,9 @@ impl Config {
             ));
         }
         let of_vm = members.union(&readers).any(|member| member.as_str() != HOST);
-        let least = if of_vm && memory == Memory::Dax { segment::MIN_DAX_SIZE } else { 0 };
+        let least = if of_vm && memory == MemoryKind::Dax { segment::MIN_DAX_SIZE } else { 0 };
         // More than 2^46 bytes cannot be mapped anyway.
-        let size = segment::usable_size(wished.max(least), memory == Memory::Bar);
+        let size = segment::usable_size(wished.max(least), memory == MemoryKind::Bar);
         let Some(size) = size.filter(|&size| size <= 1 << 46) else {
             return Err(Problem::new(
                 place,
@@ -530,10 +530,10 @@ impl Config {
                     "its page is 2M, and memory is registered with an RDMA device (verbs) in pages of 4K";
                 return Err(Problem::new(place, what, "leave `page` out, or `verbs`"));
             }
-            (None, Memory::Dax) if spec.verbs => SMALL_PAGE,
-            (None | Some(PAGE_2M), Memory::Dax) => LARGE_PAGE,
-            (Some(PAGE_4K), Memory::Dax) | (None | Some(PAGE_4K), Memory::Bar) => SMALL_PAGE,
-            (Some(PAGE_2M), Memory::Bar) => {
+            (None, MemoryKind::Dax) if spec.verbs => SMALL_PAGE,
+            (None | Some(PAGE_2M), MemoryKind::Dax) => LARGE_PAGE,
+            (Some(PAGE_4K), MemoryKind::Dax) | (None | Some(PAGE_4K), MemoryKind::Bar) => SMALL_PAGE,
+            (Some(PAGE_2M), MemoryKind::Bar) => {
                 let what = "its page is 2M, and a BAR (memory = \"bar\") is mapped in pages of 4K";
                 return Err(Problem::new(place, what, "leave `page` out, or write memory = \"dax\""));
             }

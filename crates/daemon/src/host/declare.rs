@@ -1,7 +1,7 @@
 //! Members and segments come and go: from the configuration at the start, and at run time.
 
 use super::books;
-use super::config::{self, MAX_MEMBER, Memory, SegmentSpec, VmSpec};
+use super::config::{self, MAX_MEMBER, MemoryKind, SegmentSpec, VmSpec};
 use super::front::Front;
 use super::members::{MemberFds, is_control, map_control, new_control, new_vectors};
 use super::record::{FilePart, Hex16, Record, Text};
@@ -340,7 +340,7 @@ impl Server {
         });
         // While it is in use it may be smaller than what a VM takes by DAX: an earlier release made it, or the host alone
         // shared it.
-        let small = segment::usable_size(segment.wished, segment.memory == Memory::Bar);
+        let small = segment::usable_size(segment.wished, segment.memory == MemoryKind::Bar);
         let size = match &known {
             Some(known) if in_use && small == Some(known.size) => known.size,
             _ => segment.size,

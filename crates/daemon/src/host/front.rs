@@ -2,11 +2,11 @@
 //! daemon. Whoever shares a segment can spoil both, by intent or with a tool (`ndctl`, `daxctl`), so they are looked at
 //! before a guest does, and written again. What is found there is compared with the books, never believed.
 
-use super::config::Memory;
+use super::config::MemoryKind;
 use ginnel_layout::Name;
 use ginnel_layout::dax::{self, InfoBlock};
 use ginnel_layout::segment::{ARENA, MAGIC, RESERVED, SegmentHeader, VERSION};
-use ginnel_shmem::{Mapping, Memory as _};
+use ginnel_shmem::{Mapping, SharedMemory as _};
 use tracing::warn;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -20,7 +20,7 @@ pub struct Front {
     /// Its bytes.
     pub size: u64,
     /// By which kind of device it comes to VMs.
-    pub memory: Memory,
+    pub memory: MemoryKind,
     /// Unit in which it may be mapped.
     pub page: u32,
     /// Counts the daemon's starts.
@@ -59,7 +59,7 @@ impl Front {
     pub fn write(&self, mapping: &Mapping, new: bool) {
         if new {
             let none = InfoBlock::new_zeroed();
-            write_info_block(mapping, if self.memory == Memory::Dax { self.info_block() } else { none });
+            write_info_block(mapping, if self.memory == MemoryKind::Dax { self.info_block() } else { none });
         }
         self.write_header(mapping);
     }
@@ -75,7 +75,7 @@ impl Front {
     /// Looks at both, and writes again what is not as it should be.
     pub fn repair(&self, mapping: &Mapping, repairs: &mut Repairs) {
         let segment = &self.name;
-        if self.memory == Memory::Dax {
+        if self.memory == MemoryKind::Dax {
             let mut bytes = [0; size_of::<InfoBlock>()];
             mapping.read(dax::AT as usize, &mut bytes);
             let block: InfoBlock = zerocopy::transmute!(bytes);

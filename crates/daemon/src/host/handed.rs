@@ -37,7 +37,7 @@ pub fn without_truncation(file: &OwnedFd) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_shmem::{Mapping, Memory, Protection};
+    use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use rustix::io::Errno;
     use std::fs::File;
 

@@ -5,7 +5,7 @@
 //! looks at a bounded number of entries for each request. What changes between two pages may be seen by half.
 
 use super::books::{Books, Member};
-use super::config::Memory;
+use super::config::MemoryKind;
 use super::fence::Fence;
 use super::qmp::Monitor;
 use super::reply::Refusal;
@@ -229,8 +229,8 @@ impl Server {
                         members: writers.map(names).collect(),
                         readers: segment.readers.iter().map(names).collect(),
                         memory: match segment.memory {
-                            Memory::Dax => status::Memory::Dax,
-                            Memory::Bar => status::Memory::Bar,
+                            MemoryKind::Dax => status::MemoryKind::Dax,
+                            MemoryKind::Bar => status::MemoryKind::Bar,
                         },
                         page: segment.page.into(),
                         verbs: self.broker.is_for_verbs(name),

@@ -1,7 +1,7 @@
 //! What the journal is made of: each change of the books is one record. What a daemon does with a record that it does not
 //! know is said in [`super::journal`].
 
-use super::config::{Memory, SegmentSpec, VmSpec};
+use super::config::{MemoryKind, SegmentSpec, VmSpec};
 use super::doorbells::Told;
 use super::objects::Change;
 use crate::pidwatch::Process;
@@ -96,7 +96,7 @@ pub enum Record {
         readers: BTreeSet<u32>,
         /// By which kind of device it comes to VMs. There was only one before this was written.
         #[serde(default = "only_bar")]
-        memory: Memory,
+        memory: MemoryKind,
         /// Unit in which it may be mapped.
         #[serde(default = "only_4k")]
         page: u32,
@@ -268,8 +268,8 @@ impl<'de, A: VariantAccess<'de>> EnumAccess<'de> for Named<'_, A> {
     }
 }
 
-fn only_bar() -> Memory {
-    Memory::Bar
+fn only_bar() -> MemoryKind {
+    MemoryKind::Bar
 }
 
 pub(super) fn is_false(value: &bool) -> bool {
@@ -372,7 +372,7 @@ mod tests {
         let Ok(Record::Segment { memory, page, readers, runtime, .. }) = serde_json::from_str(old) else {
             panic!("not read");
         };
-        assert_eq!((memory, page, readers.len()), (Memory::Bar, 4096, 0));
+        assert_eq!((memory, page, readers.len()), (MemoryKind::Bar, 4096, 0));
         assert_eq!(runtime.map(|spec| spec.members.len()), Some(2));
     }
 

@@ -219,7 +219,7 @@ fn restore(file: &OwnedFd, size: u64, has_size: impl Fn()) -> Result<(), Errno> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_shmem::{Mapping, Memory, Protection};
+    use ginnel_shmem::{Mapping, Protection, SharedMemory};
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
     use std::time::Duration;

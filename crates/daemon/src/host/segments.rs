@@ -14,7 +14,7 @@ use ginnel_layout::segment::{RESERVED, SIZE_UNIT};
 use ginnel_layout::sync::{self, SyncKind};
 use ginnel_layout::{CACHE_LINE, Name};
 use ginnel_ring::board::Poster;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_sync::User;
 use ginnel_sync::authority::{self, Left};
 use rustix::fs::{self, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};

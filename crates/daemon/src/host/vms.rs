@@ -18,7 +18,7 @@ use ginnel_layout::control::{ControlHeader, DAEMON_VECTOR};
 use ginnel_layout::relay::{self, MappingKind, RelayKind};
 use ginnel_layout::wire::{self, ErrorCode};
 use ginnel_layout::{HOST_MEMBER, Name};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

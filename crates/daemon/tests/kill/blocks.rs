@@ -3,7 +3,7 @@
 use crate::stepper::{Stepper, Way, leave, start};
 use crate::support::WATCHDOG;
 use crate::{OWN, PAGE, RAW, RUNNING, Stage, attach};
-use ginnel::{BlockOptions, Endpoint, ErrorCode, Memory, Rights};
+use ginnel::{BlockOptions, Endpoint, ErrorCode, Rights, SharedMemory};
 use std::time::{Duration, Instant};
 
 const SIZE: usize = PAGE;

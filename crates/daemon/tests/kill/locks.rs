@@ -3,7 +3,7 @@
 use crate::support::WATCHDOG;
 use crate::survivors::{Act, Party, Shared};
 use ginnel::sync::{Condvar, Mutex, MutexGuard, RwLock};
-use ginnel::{Endpoint, Error, Memory};
+use ginnel::{Endpoint, Error, SharedMemory};
 use std::time::Instant;
 
 // In the shared page.

@@ -16,7 +16,7 @@ mod stepper;
 mod support;
 mod survivors;
 
-use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Memory, Rights, WaitMode};
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory, WaitMode};
 use ginnel_layout::segment;
 use ginnel_shmem::Protection;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@
 use crate::stepper::{fork, reap, until};
 use crate::support::WATCHDOG;
 use crate::{RUNNING, Stage, attach};
-use ginnel::{Endpoint, Mapping, Memory};
+use ginnel::{Endpoint, Mapping, SharedMemory};
 use std::time::{Duration, Instant};
 
 // In the shared page.

@@ -7,7 +7,7 @@ use ginnel_daemon::packet::{self, Packet};
 use ginnel_layout::segment::RESERVED;
 use ginnel_layout::wire::{self, Header, Kind};
 use ginnel_layout::{Name, ring};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use crate::fork::Opener;
 use ginnel_layout::sync::{SIZE, SLOT_BELL, SLOT_ENDPOINT, SLOT_ENDPOINT_EPOCH, SyncKind, slot};
 use ginnel_layout::wire::{self, Kind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_sync::{Patience, User, World};
 use std::collections::HashMap;
 use std::io;

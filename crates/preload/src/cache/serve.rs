@@ -8,7 +8,7 @@ use ginnel_cache_protocol::text::{self, Get, Meta as MetaRequest, Request};
 use ginnel_cache_store::reader::{Found, Place, Reader};
 use ginnel_cache_store::store::Meta;
 use ginnel_layout::cache::marks;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use smallvec::SmallVec;
 
 /// Keys of a get whose memory is asked for together.
@@ -67,7 +67,7 @@ fn digits(value: u64) -> usize {
     value.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-impl<M: Memory> Server<'_, M> {
+impl<M: SharedMemory> Server<'_, M> {
     /// Answers the request at the beginning of these bytes. `None` if it is for the server. `was_quiet`: the one before was.
     #[inline]
     pub fn answer(

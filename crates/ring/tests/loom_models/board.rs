@@ -4,7 +4,7 @@ use super::{Bed, explore, must_fail};
 use ginnel_layout::board::{ARMED, BITS, LANE, SUMMARY};
 use ginnel_ring::board::{Lane, Poster};
 use ginnel_ring::wait::{WaitMode, Waitable, wait};
-use ginnel_shmem::{LoomMemory, Memory, Order};
+use ginnel_shmem::{LoomMemory, Order, SharedMemory};
 use loom::thread;
 
 /// Words behind the lane that say how much there is for a slot.

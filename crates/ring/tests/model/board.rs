@@ -11,7 +11,7 @@ use ginnel_layout::{CACHE_LINE, PAGE};
 use ginnel_ring::board::{Lane, Poster};
 use ginnel_ring::wait::{Watch, Watchable, notified_at};
 use ginnel_ring::{RecvError, message};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::BTreeSet;
 
 const RINGS: usize = 3;

@@ -9,7 +9,7 @@ use super::{Arena, Op, size};
 use ginnel_layout::ring::{BASE, END, MIN_CAPACITY, READY, RECALL, REPEATED, RESUME};
 use ginnel_ring::carrier::{self, Earlier, Place};
 use ginnel_ring::{Corrupt, RecvError, SendError, stream};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::collections::VecDeque;
 use std::ops::Range;
 

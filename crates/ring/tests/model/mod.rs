@@ -11,7 +11,7 @@ pub mod scribble;
 pub mod stream;
 
 use ginnel_layout::ring::footprint;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 /// One operation, of whichever ring: what to do, and two numbers to do it with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

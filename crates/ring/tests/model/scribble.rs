@@ -10,7 +10,7 @@ use ginnel_layout::ring::{
 };
 use ginnel_ring::wait::{Sleeper, WaitMode, Waitable, wait};
 use ginnel_ring::{RecvError, SendError, message, stream};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

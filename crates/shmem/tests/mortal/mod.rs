@@ -5,7 +5,7 @@
 //! as a store with [`Mortal::stores`].
 #![allow(dead_code)] // Each test uses its part.
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -78,7 +78,7 @@ macro_rules! words {
 }
 
 // What a dead process finds does not matter, as long as it does not loop for ever.
-impl Memory for Mortal {
+impl SharedMemory for Mortal {
     fn len(&self) -> usize {
         self.memory.len()
     }

@@ -3,7 +3,7 @@
 
 use ginnel_layout::sync::{SIZE, STATE, SyncKind};
 use ginnel_ring::wait::{Sleeper, WaitMode};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_sync::authority::{self, Left};
 use ginnel_sync::{
     Barrier, Condvar, Locked, Mutex, Once, Patience, RwLock, Semaphore, SyncError, Turn, User, World,

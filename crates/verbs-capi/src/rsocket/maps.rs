@@ -107,7 +107,7 @@ impl Table {
     /// An entry as it is at one moment, if there is something in it.
     fn entry(&self, index: usize) -> Option<Entry> {
         let at = index * (size_of::<Entry>() / 8);
-        // ORDER copy.last: the last word before those in front of it. Pairs with: the peer's `Memory::write_release`.
+        // ORDER copy.last: the last word before those in front of it. Pairs with: the peer's `SharedSharedMemory::write_release`.
         let word = self.word(at + 3).load(Ordering::Acquire);
         if word & VALID == 0 {
             return None;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ginnel_layout::verbs::{Access, Executing, Kind, OFFERS, qp};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 use super::{QueuePair, Sender};
 use crate::peer::{Peer, Windows};
@@ -20,7 +20,7 @@ fn ended_as(number: u32) -> u64 {
     1 << 32 | u64::from(number)
 }
 
-impl<M: Memory> QueuePair<M> {
+impl<M: SharedMemory> QueuePair<M> {
     /// How many copies peers of this endpoint have offered to share.
     pub(crate) fn offers(&self) -> u64 {
         // A model calls `help` itself.

@@ -13,7 +13,7 @@ use ginnel_layout::verbs::{
     Access, CHUNK, CHUNK_TABLE, COPY, COPY_TABLE, Chunk, Claimer, Completion, Executing, GRH, Key, Kind,
     MEMBER, OFFERS, Place, QpNumber, QpState, REGION, REGION_TABLE, TABLES, completion, copy, qp,
 };
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
 use ginnel_verbs::program::Program;

@@ -16,7 +16,7 @@ use ginnel_layout::verbs::{
     self, Access, CHUNK, Chunk, Claimer, Completion, Key, Kind, Place, QpNumber, QpState, TABLES, completion,
     qp, region,
 };
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_verbs::completion_queue::CompletionQueue;
 use ginnel_verbs::peer::{Arenas, Peer};
 use ginnel_verbs::program::Program;

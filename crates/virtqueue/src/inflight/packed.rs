@@ -15,7 +15,7 @@ use ginnel_layout::inflight::packed::{
 };
 use ginnel_layout::inflight::{DESC_NUM, ENTRY_COUNTER, ENTRY_INFLIGHT, FEATURES, VERSION, VERSION_AT};
 use ginnel_layout::virtio::{DescriptorFlags, PackedDescriptor};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 pub(crate) struct Packed<M> {
     area: Area<M>,
@@ -51,7 +51,7 @@ const fn entry(slot: u16) -> usize {
     HEADER + ENTRY * slot as usize
 }
 
-impl<M: Memory> Packed<M> {
+impl<M: SharedMemory> Packed<M> {
     /// Takes over the region of a queue of `size`; if it is fresh, the queue's next used descriptor is at `used`. `ring` is
     /// where the queue's descriptors lie.
     pub fn new(

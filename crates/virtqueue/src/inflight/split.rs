@@ -6,7 +6,7 @@ use crate::error::SetupError;
 use crate::memory::Area;
 use ginnel_layout::inflight::split::{ENTRY, ENTRY_NEXT, HEADER, LAST_BATCH_HEAD, USED_IDX};
 use ginnel_layout::inflight::{DESC_NUM, ENTRY_COUNTER, ENTRY_INFLIGHT, FEATURES, VERSION, VERSION_AT};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 pub(crate) struct Split<M> {
     area: Area<M>,
@@ -24,7 +24,7 @@ const fn entry(head: u16) -> usize {
     HEADER + ENTRY * head as usize
 }
 
-impl<M: Memory> Split<M> {
+impl<M: SharedMemory> Split<M> {
     /// Takes over the region of a queue of `size` whose used index is `used`.
     pub fn new(region: InflightQueue<M>, size: u16, used: u16) -> Result<(Self, Recovered), SetupError> {
         let InflightQueue { area, size: entries, kind } = region;

@@ -9,9 +9,9 @@ use crate::inflight::{self, Again};
 use crate::log::DirtyLog;
 use crate::memory::GuestMemory;
 use ginnel_layout::virtio::{DESCRIPTOR, DescriptorFlags, PackedDescriptor, packed};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
-pub(crate) struct Device<M: Memory> {
+pub(crate) struct Device<M: SharedMemory> {
     areas: Areas<M>,
     size: u16,
     event_idx: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Device<M: Memory> {
     log: Option<DirtyLog<M>>,
 }
 
-impl<M: Memory> Device<M> {
+impl<M: SharedMemory> Device<M> {
     pub fn new(setup: Setup<M>) -> Result<Self, SetupError> {
         let Setup { size, event_idx, base, max_segments, .. } = setup;
         let areas = Areas::new(size, setup.descriptors, setup.driver, setup.device)?;
@@ -275,7 +275,7 @@ impl<M: Memory> Device<M> {
 
 /// Adds what a descriptor of the ring says. Only one that is alone may be indirect.
 #[inline]
-fn add<M: Memory>(
+fn add<M: SharedMemory>(
     descriptor: &PackedDescriptor,
     first: bool,
     memory: &GuestMemory<M>,

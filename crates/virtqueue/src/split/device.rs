@@ -10,13 +10,13 @@ use crate::inflight;
 use crate::log::DirtyLog;
 use crate::memory::GuestMemory;
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, split};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
 /// How many requests ahead a descriptor is asked for, and then the header that it leads to.
 const FAR: u16 = 4;
 const NEAR: u16 = 2;
 
-pub(crate) struct Device<M: Memory> {
+pub(crate) struct Device<M: SharedMemory> {
     areas: Areas<M>,
     size: u16,
     event_idx: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Device<M: Memory> {
     log: Option<DirtyLog<M>>,
 }
 
-impl<M: Memory> Device<M> {
+impl<M: SharedMemory> Device<M> {
     pub fn new(setup: Setup<M>) -> Result<Self, SetupError> {
         let Setup { size, event_idx, base, max_segments, .. } = setup;
         let areas = Areas::new(size, event_idx, setup.descriptors, setup.driver, setup.device)?;

@@ -5,9 +5,9 @@ use crate::driver::{DriverSetup, IndirectTables, Segment};
 use crate::error::{AddError, Corrupt, SetupError};
 use crate::event::passed;
 use ginnel_layout::virtio::{DESCRIPTOR, Descriptor, DescriptorFlags, split};
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 
-pub(crate) struct Driver<M: Memory> {
+pub(crate) struct Driver<M: SharedMemory> {
     areas: Areas<M>,
     tables: Option<IndirectTables<M>>,
     size: u16,
@@ -38,7 +38,7 @@ struct Chain {
     room: u32,
 }
 
-impl<M: Memory> Driver<M> {
+impl<M: SharedMemory> Driver<M> {
     pub fn new(setup: DriverSetup<M>) -> Result<Self, SetupError> {
         let DriverSetup { size, event_idx, .. } = setup;
         let areas = Areas::new(size, event_idx, setup.descriptors, setup.driver, setup.device)?;

@@ -3,7 +3,7 @@
 //! guest's memory.
 
 use super::rig::{GUEST, Rig, TABLE};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     AddError, Chain, DeviceQueue, DirtyLog, DriverQueue, GuestMemory, Kind, Segment, Ticket,
 };

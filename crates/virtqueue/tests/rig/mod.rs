@@ -1,7 +1,7 @@
 //! A queue in a little guest of its own, for all tests and the fuzzer: where its areas lie, and both sides.
 #![allow(dead_code)] // Each test uses what it needs.
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{
     Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
     Setup,
@@ -56,10 +56,10 @@ impl Rig {
         Mapping::anonymous(InflightQueue::<Mapping>::len(self.kind, self.size)).unwrap()
     }
 
-    pub fn area<M: Memory>(&self, memory: &M, at: usize, len: usize) -> Area<M> {
+    pub fn area<M: SharedMemory>(&self, memory: &M, at: usize, len: usize) -> Area<M> {
         Area { memory: memory.clone(), at, len, guest: GUEST + at as u64 }
     }
-    pub fn guest<M: Memory>(&self, memory: &M) -> GuestMemory<M> {
+    pub fn guest<M: SharedMemory>(&self, memory: &M) -> GuestMemory<M> {
         GuestMemory::new(vec![Region { guest: GUEST, user: USER, memory: memory.clone() }]).unwrap()
     }
 
@@ -68,7 +68,7 @@ impl Rig {
         if self.kind == Kind::Split { 0 } else { 0x8000_8000 }
     }
 
-    pub fn setup<M: Memory>(&self, memory: &M, base: u32, inflight: Option<&M>) -> Setup<M> {
+    pub fn setup<M: SharedMemory>(&self, memory: &M, base: u32, inflight: Option<&M>) -> Setup<M> {
         let Self { kind, size, event_idx } = *self;
         Setup {
             kind,
@@ -83,11 +83,11 @@ impl Rig {
         }
     }
 
-    pub fn device<M: Memory>(&self, memory: &M) -> DeviceQueue<M> {
+    pub fn device<M: SharedMemory>(&self, memory: &M) -> DeviceQueue<M> {
         DeviceQueue::new(self.setup(memory, self.base(), None)).unwrap()
     }
 
-    pub fn driver<M: Memory>(&self, memory: &M) -> DriverQueue<M> {
+    pub fn driver<M: SharedMemory>(&self, memory: &M) -> DriverQueue<M> {
         let Setup { kind, size, event_idx, descriptors, driver, device, .. } = self.setup(memory, 0, None);
         let tables = self.area(memory, self.tables_at(), self.data_at() - self.tables_at());
         let tables = IndirectTables::new(tables, size, TABLE);

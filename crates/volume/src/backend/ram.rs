@@ -1,6 +1,6 @@
 //! A disk in memory: to measure, and for scratch.
 
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Buffer, GuestMemory};
 
 use super::{Failure, ImageError, Op};

@@ -361,7 +361,7 @@ fn refusal(why: Response) -> CommandResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_shmem::Memory;
+    use ginnel_shmem::SharedMemory;
     use ginnel_virtqueue::{Area, DeviceQueue, DriverQueue, DriverSetup, Kind, Region, Segment, Setup};
 
     const GUEST: u64 = 0x10_0000;

@@ -80,7 +80,7 @@ mod tests {
     fn only_what_the_file_has_is_mapped() {
         let shared = file(1 << 20);
         let good = map_region(&region(0x2000, 0x1008), &shared).unwrap();
-        use ginnel_shmem::Memory;
+        use ginnel_shmem::SharedMemory;
         assert_eq!((good.memory.len(), good.guest, good.user), (0x2000, 0x1000, 0x7000));
         // Neither the size nor the end need be pages, or words.
         for (size, offset) in [(100, 0), (4097, 8), (1, 4096), (1 << 20, 0)] {

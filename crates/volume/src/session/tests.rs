@@ -5,7 +5,7 @@ use crate::device::blk::Blk;
 use crate::device::scsi::Scsi;
 use crate::disk::Disk;
 use ginnel_layout::virtio_blk::feature as blk;
-use ginnel_shmem::Memory;
+use ginnel_shmem::SharedMemory;
 use std::fs::File;
 
 const QUEUES: u16 = 2;

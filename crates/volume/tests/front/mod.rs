@@ -12,7 +12,7 @@ use ginnel_layout::vhost_user::{
     Header, InflightArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
 };
 use ginnel_layout::virtio::feature as virtio;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use ginnel_virtqueue::{
     Area, DeviceQueue, DriverQueue, DriverSetup, GuestMemory, IndirectTables, InflightQueue, Kind, Region,
     Segment, Setup,

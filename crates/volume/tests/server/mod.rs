@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ginnel_volume_client::{Client, Error, Options, Status};
+use ginnel_volume_bench::{Client, Error, Options, Status};
 use tempfile::TempDir;
 
 /// Within this time everything happens that happens at all.

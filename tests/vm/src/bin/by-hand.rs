@@ -2,7 +2,7 @@
 //! START on; prints lines that tests wait for.
 
 use anyhow::{Context, Result, bail};
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::env;
 use std::fs::File;
 use std::io::Write;

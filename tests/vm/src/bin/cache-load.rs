@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_cache_client::{Cache, Error, Options};
 use ginnel_layout::cache;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::fs::File;
 use std::time::{Duration, Instant};
 use std::{env, fs};

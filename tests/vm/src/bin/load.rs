@@ -175,7 +175,7 @@ fn churn(segment: &str, name: &str, time: Duration) -> Result<()> {
 fn scribble(segment: &str, time: Duration) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let memory = endpoint.memory();
-    let len = ginnel::Memory::len(memory);
+    let len = ginnel::SharedMemory::len(memory);
     say(format_args!("scribbling"));
     let mut random = Random(0xbad_5eed ^ u64::from(std::process::id()));
     let end = Instant::now() + time;
@@ -192,7 +192,7 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
                 2 => 1,
                 _ => random.next(),
             };
-            ginnel::Memory::write(memory, at + (word >> 8) as usize % 8 * 8, &value.to_le_bytes());
+            ginnel::SharedMemory::write(memory, at + (word >> 8) as usize % 8 * 8, &value.to_le_bytes());
         }
         count += 4096;
     }
@@ -202,7 +202,7 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
 
 /// A word of a segment that no block and no channel of these tests reaches: near its end.
 fn far_word(endpoint: &Endpoint) -> usize {
-    ginnel::Memory::len(endpoint.memory()) - 4096
+    ginnel::SharedMemory::len(endpoint.memory()) - 4096
 }
 
 /// Locks a mutex, and stores to the segment as fast as it can, for ever: what a program may do that hangs.
@@ -213,7 +213,7 @@ fn own(segment: &str, name: &str) -> Result<()> {
     let at = far_word(&endpoint);
     say(format_args!("owns"));
     for count in 1u64.. {
-        ginnel::Memory::store_release_u64(endpoint.memory(), at, count);
+        ginnel::SharedMemory::store_release_u64(endpoint.memory(), at, count);
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ fn inherit(segment: &str, name: &str) -> Result<()> {
     say(format_args!("waiting"));
     let guard = mutex.lock()?;
     let at = far_word(&endpoint);
-    let count = || ginnel::Memory::load_acquire_u64(endpoint.memory(), at);
+    let count = || ginnel::SharedMemory::load_acquire_u64(endpoint.memory(), at);
     let mut before = count();
     say(format_args!("inherited, owner died: {}", guard.owner_died()));
     loop {

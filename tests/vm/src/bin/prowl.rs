@@ -2,7 +2,7 @@
 //! and no daemon.
 
 use anyhow::{Context, Result, bail};
-use ginnel::{Mapping, Memory};
+use ginnel::{Mapping, SharedMemory};
 use ginnel_shmem::Protection;
 use std::env;
 use std::fs::{self, File};

@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use ginnel::sync::{Barrier, Condvar, Mutex, Once, RwLock, Semaphore};
-use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Error, ErrorCode, Memory, Rights, WaitMode};
+use ginnel::{
+    AttachOptions, Block, BlockOptions, Endpoint, Error, ErrorCode, Rights, SharedMemory, WaitMode,
+};
 use ginnel_layout::PAGE;
 use ginnel_layout::sync::{ARMED, KIND, SEATED, SIZE, SLOTS, STATE, SyncKind, TURN, WAITING, slot};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Jobs for which a segment is not enough.
 
 use anyhow::{Result, ensure};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::installation::Plan;
 use vmtest::mpi::{Cluster, FILES};
 use vmtest::skip::missing;
@@ -17,7 +17,7 @@ const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rx
 fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()> {
     let missing = missing(&[&programs()[..], &["rdma"]].concat());
     vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
-    let bed = Bed::new("mpi-devices")?;
+    let bed = TestBed::new("mpi-devices")?;
     let plan = Plan::new(&bed).vm("a").vm("b").vm("c");
     let plan = plan.segment("ab", 256, &["host", "a", "b"]).with_verbs();
     let ginnel = plan.segment("bc", 256, &["host", "b", "c"]).with_verbs().start()?;

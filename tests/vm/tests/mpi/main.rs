@@ -17,7 +17,7 @@ use serde_json::Value;
 use vmtest::installation::Plan;
 use vmtest::mpi::Cluster;
 use vmtest::skip::missing;
-use vmtest::{Bed, Job, wait_until};
+use vmtest::{Job, TestBed, wait_until};
 
 /// How long a job may take.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -29,7 +29,7 @@ const MPIS: [&str; 2] = ["mpich", "openmpi"];
 fn two_vms_and_the_host_run_jobs_that_end_when_a_rank_does() -> Result<()> {
     let missing = missing(&programs());
     vmtest::require!(missing.is_none(), "{missing:?} is not installed: `scripts/setup test` installs it");
-    let bed = Bed::new("mpi")?;
+    let bed = TestBed::new("mpi")?;
     let plan = Plan::new(&bed).vm("a").vm("b");
     let ginnel = plan.segment("rdma", 512, &["host", "a", "b"]).with_verbs().start()?;
     let mut cluster = Cluster::new(&bed, ginnel, &["a", "b"], |_, vm| vm)?;

@@ -6,7 +6,7 @@ mod stage;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use vmtest::Bed;
+use vmtest::TestBed;
 use vmtest::skip::missing;
 
 use crate::programs::PROGRAMS;
@@ -32,7 +32,7 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
     if programs.is_empty() {
         return Ok(());
     }
-    let bed = Bed::new("preload")?;
+    let bed = TestBed::new("preload")?;
     // They boot once for all programs.
     let mut stage = Stage::new(&bed)?;
     let mut failed = Vec::new();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ginnel_report::{Record, Report};
 use vmtest::installation::{Installation, Plan, program};
-use vmtest::{Bed, Job, Output, Vm};
+use vmtest::{Job, Output, TestBed, Vm};
 
 /// How long a program may take.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -31,7 +31,7 @@ pub struct Stage<'b> {
 }
 
 impl<'b> Stage<'b> {
-    pub fn new(bed: &'b Bed) -> Result<Self> {
+    pub fn new(bed: &'b TestBed) -> Result<Self> {
         let ginnel = Plan::new(bed).vm("a").vm("b").segment("web", 128, &["a", "b"]).start()?;
         let files = bed.dir().join("files");
         fs::create_dir(&files)?;

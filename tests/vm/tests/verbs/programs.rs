@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::Memory;
-use vmtest::{Bed, Job};
+use vmtest::installation::MemoryKind;
+use vmtest::{Job, TestBed};
 
 use crate::stage::{FILES, Guest, Stage};
 
@@ -96,7 +96,7 @@ struct Pairing<'b> {
 }
 
 impl<'b> Pairing<'b> {
-    fn new(bed: &'b Bed, memory: Memory) -> Result<Self> {
+    fn new(bed: &'b TestBed, memory: MemoryKind) -> Result<Self> {
         let stage = Stage::new(bed, memory)?;
         let [client, server] = stage.boot(["a", "b"])?;
         Ok(Self { client, server, stage })
@@ -162,13 +162,13 @@ impl Pair {
     }
 }
 
-fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
+fn programs_of_the_distribution_between_two_vms(memory: MemoryKind) -> Result<()> {
     let is_there = |name: &str| Path::new("/usr/bin").join(name).exists();
     if let Some(missing) = ["ibv_rc_pingpong", "ib_write_lat"].iter().find(|name| !is_there(name)) {
         println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
         return Ok(());
     }
-    let bed = Bed::new("verbs")?;
+    let bed = TestBed::new("verbs")?;
     let pairing = Pairing::new(&bed, memory)?;
     let devices = pairing
         .client
@@ -178,7 +178,8 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         .stdout;
     ensure!(devices.contains("PORT_ACTIVE"), "{devices}");
     // How a guest comes to the memory matters to few of them.
-    let wanted = |program: &str| memory == Memory::Dax || MAPPED.iter().any(|name| program.starts_with(name));
+    let wanted =
+        |program: &str| memory == MemoryKind::Dax || MAPPED.iter().any(|name| program.starts_with(name));
     for (port, program) in (7300..).zip(PROGRAMS).filter(|(_, program)| wanted(program)) {
         let [server, client] = pairing.play(&Pair::tool(port, program))?;
         let is_said = match program.starts_with("ibv_") {
@@ -194,7 +195,7 @@ fn programs_of_the_distribution_between_two_vms(memory: Memory) -> Result<()> {
         }
     }
     // The rest does not depend on how the guest comes to the memory.
-    if memory == Memory::Dax {
+    if memory == MemoryKind::Dax {
         two_processes_in_each_vm(&pairing)?;
         batches(&pairing)?;
         streams(&pairing)?;

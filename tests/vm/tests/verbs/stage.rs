@@ -4,8 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use vmtest::installation::{Installation, Memory, Plan, program, verbs_libraries};
-use vmtest::{Bed, Job, Vm};
+use vmtest::installation::{Installation, MemoryKind, Plan, program, verbs_libraries};
+use vmtest::{Job, TestBed, Vm};
 
 /// The device.
 pub const DEVICE: &str = "ginnel_rdma";
@@ -20,14 +20,14 @@ pub struct Guest {
 
 /// An installation whose members are the host and the VMs `a` and `b`.
 pub struct Stage<'b> {
-    pub bed: &'b Bed,
+    pub bed: &'b TestBed,
     pub ginnel: Installation<'b>,
     /// The test's folder.
     pub files: PathBuf,
 }
 
 impl<'b> Stage<'b> {
-    pub fn new(bed: &'b Bed, memory: Memory) -> Result<Self> {
+    pub fn new(bed: &'b TestBed, memory: MemoryKind) -> Result<Self> {
         let members = ["host", "a", "b"];
         let plan = Plan::new(bed).vm_with("a", "hang_after = 1").vm("b").memory(memory);
         let ginnel = plan.segment("rdma", 128, &members).with_verbs().start()?;

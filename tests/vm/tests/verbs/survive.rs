@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use vmtest::installation::Memory;
-use vmtest::{Bed, HostJob, Job, Vm};
+use vmtest::installation::MemoryKind;
+use vmtest::{HostJob, Job, TestBed, Vm};
 
 use crate::stage::{DEVICE, FILES, Stage};
 
@@ -146,8 +146,8 @@ fn disturbances() -> u32 {
 
 #[test]
 fn messages_outlast_pauses_and_the_death_of_daemons() -> Result<()> {
-    let bed = Bed::new("verbs-pauses")?;
-    let stage = Stage::new(&bed, Memory::Dax)?;
+    let bed = TestBed::new("verbs-pauses")?;
+    let stage = Stage::new(&bed, MemoryKind::Dax)?;
     stage.compile("soak")?;
     let [mut a, mut b] = stage.boot(["a", "b"])?;
     let before = used(&stage)?;
@@ -223,8 +223,8 @@ const BOUND: Duration = Duration::from_secs(5);
 
 #[test]
 fn requests_end_when_a_program_a_kernel_or_a_vm_dies() -> Result<()> {
-    let bed = Bed::new("verbs-deaths")?;
-    let stage = Stage::new(&bed, Memory::Dax)?;
+    let bed = TestBed::new("verbs-deaths")?;
+    let stage = Stage::new(&bed, MemoryKind::Dax)?;
     stage.compile("kills")?;
     stage.compile("bystander")?;
     let [mut a, b] = stage.boot(["a", "b"])?;

@@ -20,7 +20,7 @@ enum Health {
 }
 
 impl Guest {
-    fn boot(bed: &Bed) -> Result<Self> {
+    fn boot(bed: &TestBed) -> Result<Self> {
         let disk = image(bed, "disk", 2 * SECTORS * 512, None)?;
         let vm = bed
             .vm("failing")
@@ -113,7 +113,7 @@ fn load(name: &str, flags: &str) -> String {
 /// Through the page cache: the kernel reports once, to each open file, that it could not write back what it had accepted.
 #[test]
 fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
-    let bed = Bed::new("volume-lost")?;
+    let bed = TestBed::new("volume-lost")?;
     let guest = Guest::boot(&bed)?;
     // Without a journal, so that the file system goes on as before when the disk does.
     let make = "mkfs.ext4 -q -O ^has_journal /dev/mapper/cached && mkdir -p /mnt && mount /dev/mapper/cached /mnt && \
@@ -146,7 +146,7 @@ fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
 /// Past the page cache: each write that fails is told to the driver, or waits for an operator, and nothing else is lost.
 #[test]
 fn requests_that_a_failing_disk_refuses_are_told_or_wait() -> Result<()> {
-    let bed = Bed::new("volume-fails")?;
+    let bed = TestBed::new("volume-fails")?;
     let guest = Guest::boot(&bed)?;
     let path = "--path /dev/mapper/direct --direct on";
     let volume = guest.serve("tells", path)?;

@@ -8,7 +8,7 @@ use vmtest::{newer_qemu, require};
 const THREADS: u64 = 8;
 
 /// A volume as the configuration `data`, which several may serve, with its socket in a folder of its own.
-fn serve<'b>(bed: &'b Bed, folder: &str) -> Result<Volume<'b>> {
+fn serve<'b>(bed: &'b TestBed, folder: &str) -> Result<Volume<'b>> {
     let program = artifact("ginnel-volume")?;
     let socket = bed.dir().join(folder).join("data.sock");
     std::fs::create_dir(bed.dir().join(folder))?;
@@ -24,7 +24,7 @@ fn serve<'b>(bed: &'b Bed, folder: &str) -> Result<Volume<'b>> {
 }
 
 /// What `ginnel qemu-args` prints for the newer QEMU, with `inflight-migration=on` added.
-fn arguments(bed: &Bed, qemu: &Path, volume: &Volume<'_>) -> Result<String> {
+fn arguments(bed: &TestBed, qemu: &Path, volume: &Volume<'_>) -> Result<String> {
     let ginnel = artifact("ginnel")?;
     let (ginnel, qemu, configurations) = (ginnel.display(), qemu.display(), bed.dir().display());
     let sockets = volume.socket.parent().context("a folder")?.display();
@@ -57,7 +57,7 @@ fn wait_for_held(volume: &Volume<'_>, wanted: u64) -> Result<()> {
 }
 
 fn migrates_with_requests_in_flight(packed: bool) -> Result<()> {
-    let bed = Bed::new("volume-in-flight")?;
+    let bed = TestBed::new("volume-in-flight")?;
     let image = image(&bed, "disk", 32 << 20, None)?;
     let faults = bed.dir().join("disk.faults");
     std::fs::write(&faults, "")?;

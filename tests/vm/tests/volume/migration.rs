@@ -12,7 +12,7 @@ struct End<'b> {
 }
 
 impl<'b> End<'b> {
-    fn start(bed: &'b Bed, name: &str, images: &[PathBuf; 3], lock: &str) -> Result<Self> {
+    fn start(bed: &'b TestBed, name: &str, images: &[PathBuf; 3], lock: &str) -> Result<Self> {
         let volume = |what: &str, image: &Path, more: &str| {
             let flags = format!("--serial {what} --lock {lock} --path {} {more}", image.display());
             Volume::start(bed, &format!("{name}-{what}"), 2, &flags)
@@ -141,7 +141,7 @@ fn state(end: &End<'_>, vm: &Vm) -> String {
 #[test]
 fn a_vm_migrates_under_load_and_back() -> Result<()> {
     const CACHED: u64 = 64 << 20;
-    let bed = Bed::new("volume-migrates")?;
+    let bed = TestBed::new("volume-migrates")?;
     // With TCG, QEMU before 9.0 does not see all that a guest writes to its memory while it migrates (mended by its commit
     // 03bfc2188f), whatever disks it has: programs in the guest die of that, or wait for ever.
     let newer = match bed.accel()? {

@@ -24,7 +24,7 @@ fn what_a_guest_trims_is_given_back_by_a_thread() -> Result<()> {
 
 fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
     vmtest::require!(rustix::process::geteuid().is_root(), "only root can make a loop device");
-    let bed = Bed::new(name)?;
+    let bed = TestBed::new(name)?;
     let file = image(&bed, "file", 256 * MIB, None)?;
     let socket = bed.dir().join("thin.sock");
     // The device vanishes with the process, which holds it.
@@ -72,7 +72,7 @@ fn a_thin_pool_shrinks() -> Result<()> {
     const DATA: u64 = 256 * MIB / 512;
     /// Sectors of a block of the pool.
     const BLOCK: u64 = 128;
-    let bed = Bed::new("volume-thin")?;
+    let bed = TestBed::new("volume-thin")?;
     let disk = image(&bed, "disk", (META + DATA) * 512, None)?;
     let vm = bed
         .vm("thin")

@@ -2,7 +2,7 @@
 
 use super::{Keeper, attach, create, get, is_no_server, options};
 use crate::world::{World, wait_for};
-use ginnel::{BlockOptions, Endpoint, Memory, Rights};
+use ginnel::{BlockOptions, Endpoint, Rights, SharedMemory};
 use ginnel_cache_client::{Cache, Error, NotACache};
 use ginnel_cache_store::store::Store;
 use std::time::{Duration, Instant};

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Memory, Rights};
+use ginnel::{AttachOptions, Block, BlockOptions, Endpoint, Mapping, Rights, SharedMemory};
 use ginnel_layout::verbs::{CHUNK_TABLE, Kind, Place, QP, QP_TABLE, REGION, REGION_TABLE, completion, qp};
 
 use super::{DEVICE, Killed, Verbs, ends, have, text};

@@ -6,7 +6,7 @@ use super::super::pci::tests::Tree;
 use super::*;
 use ginnel_layout::relay::{Access, MappingKind};
 use ginnel_layout::segment::SegmentHeader;
-use ginnel_shmem::{Mapping, Memory, Protection};
+use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 const SIZE: u64 = 16 << 20;

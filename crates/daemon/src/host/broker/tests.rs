@@ -1,7 +1,7 @@
 //! The state machine without sockets: a bench that asks, and checks what must always hold.
 
 use super::super::account::{Account, Tally};
-use super::super::config::{Limits, MAX_HOLDS, MAX_OWNERS, Memory};
+use super::super::config::{Limits, MAX_HOLDS, MAX_OWNERS, MemoryKind};
 use super::super::index::Index;
 use super::super::journal::{self, Replayed};
 use super::super::objects::block::{Block, BlockGrant};
@@ -120,7 +120,7 @@ impl Bench {
                 size: SIZE,
                 members: members.into_iter().collect(),
                 readers: BTreeSet::new(),
-                memory: Memory::Dax,
+                memory: MemoryKind::Dax,
                 page: 4096,
                 part: None,
                 runtime: None,

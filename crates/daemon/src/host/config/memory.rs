@@ -5,7 +5,7 @@ use ginnel_layout::segment::MappingKind;
 
 words! {
     /// By which kind of device a segment comes to VMs.
-    Memory {
+    MemoryKind {
         /// `virtio-pmem-pci`: `/dev/dax*` in the guest, always cached.
         #[default]
         Dax = "dax",
@@ -14,7 +14,7 @@ words! {
     }
 }
 
-impl Memory {
+impl MemoryKind {
     /// The same on the wire.
     pub fn kind(self) -> MappingKind {
         match self {

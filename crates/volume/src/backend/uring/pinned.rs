@@ -20,7 +20,7 @@ pub(super) struct Pinned {
 impl Pinned {
     /// The memory, and the buffers that it consists of; `None` if those are too many.
     pub fn new(memory: Arc<GuestMemory<Mapping>>) -> Option<(Self, Vec<libc::iovec>)> {
-        use ginnel_shmem::Memory;
+        use ginnel_shmem::SharedMemory;
         let (mut first, mut buffers) = (Vec::new(), Vec::new());
         for region in memory.regions() {
             first.push(u16::try_from(buffers.len()).ok()?);

@@ -196,7 +196,7 @@ fn coming_back_and_not_listening_any_more_cost_what_waits_and_not_what_is_there(
         size: 1 << 30,
         members: [0].into(),
         readers: BTreeSet::new(),
-        memory: Memory::Dax,
+        memory: MemoryKind::Dax,
         page: 4096,
         part: None,
         runtime: None,

@@ -116,7 +116,7 @@ fn doorbells_are_named_as_the_caller_can_use_them() {
         size: SIZE,
         members: [0, 1, 2].into(),
         readers: BTreeSet::new(),
-        memory: Memory::Dax,
+        memory: MemoryKind::Dax,
         page: 2 << 20,
         part: None,
         runtime: None,

@@ -3,7 +3,7 @@
 
 use crate::queue::{ANSWER, HEAD};
 use ginnel_layout::virtio::split;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 
 pub(crate) struct Echo {
     pub size: u16,

@@ -5,7 +5,7 @@ use crate::request::{Operation, Request, Status};
 use crate::scsi::{self, Unit};
 use ginnel_layout::virtio_blk::{self as blk, RangeSegment, RequestHeader, RequestKind, SECTOR};
 use ginnel_layout::virtio_scsi::FIRST_COMMAND_QUEUE;
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use zerocopy::IntoBytes;
 
 /// A kind of device.

@@ -1,7 +1,7 @@
 //! Servers that do not answer, or answer nonsense.
 
 use ginnel_layout::vhost_user::{Header, Request, feature};
-use ginnel_volume_client::{Client, Error, Options};
+use ginnel_volume_bench::{Client, Error, Options};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The client against QEMU's storage daemon.
 
-use ginnel_volume_client::workload::{Limit, Pattern, Workload, run};
-use ginnel_volume_client::{Carried, Client, Error, Operation, Options, Request, Status};
+use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
+use ginnel_volume_bench::{Carried, Client, Error, Operation, Options, Request, Status};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -3,7 +3,7 @@
 use crate::device::Device;
 use crate::error::Error;
 use crate::link::{Link, receive, wait};
-use crate::memory::{GUEST, Memory, USER};
+use crate::memory::{DriverMemory, GUEST, USER};
 use crate::options::{Options, Ring};
 use crate::queue::Bells;
 use ginnel_fdpass::{self as fdpass, SendFlags};
@@ -141,7 +141,7 @@ impl Session {
     /// account, and the server keeps one, it is put into its place.
     pub fn start(
         &mut self,
-        memory: &Memory,
+        memory: &DriverMemory,
         vrings: &[Vring],
         bells: &[&Bells],
         account: &mut Option<Account>,
@@ -212,7 +212,7 @@ impl Session {
     }
 
     /// Makes the server mark what it writes in `log`, one bit for each page of 4096 bytes; its used rings at these addresses.
-    pub fn log_to(&mut self, log: &Memory, rings: &[VringAddress]) -> Result<(), Error> {
+    pub fn log_to(&mut self, log: &DriverMemory, rings: &[VringAddress]) -> Result<(), Error> {
         if !self.has(protocol::LOG_SHMFD) || self.offered & feature::LOG_ALL == 0 {
             return Err(Error::Unsupported("the server marks no dirty pages".into()));
         }

@@ -5,7 +5,7 @@ use crate::disk::Disk;
 use crate::queue::ANSWER;
 use crate::request::{Operation, Request, Status};
 use ginnel_layout::virtio_scsi::{Address, CDB_LEN, CommandHeader, CommandResponse, Response};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use std::mem::offset_of;
 use zerocopy::IntoBytes;
 

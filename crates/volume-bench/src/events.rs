@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use ginnel_layout::virtio_scsi::{EVENT_QUEUE, Event};
-use ginnel_shmem::{Mapping, Memory};
+use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{DriverQueue, Segment};
 use zerocopy::FromBytes;
 

@@ -27,15 +27,15 @@ use crate::vmlinux::unpacked;
 /// How long a bed waits for its turn: one test that boots VMs fills a small machine.
 const TURN: Duration = Duration::from_secs(30 * 60);
 
-/// How long [`Bed::host`] gives a command.
+/// How long [`TestBed::host`] gives a command.
 const HOST_COMMAND: Duration = Duration::from_secs(120);
 
 /// VMs and what they share.
 ///
-/// There is one bed at a time on a machine; [`Bed::new`] waits for its turn. Dropping the bed (and a panic that does)
+/// There is one bed at a time on a machine; [`TestBed::new`] waits for its turn. Dropping the bed (and a panic that does)
 /// kills its VMs and host commands; with it and the last handle of a VM go its network and its files. The same happens
 /// when the whole program is killed, but the files stay until the next bed sweeps them away.
-pub struct Bed {
+pub struct TestBed {
     inner: Arc<Inner>,
 }
 
@@ -61,12 +61,12 @@ struct State {
     jobs: Vec<Arc<HostJob>>,
 }
 
-impl Bed {
+impl TestBed {
     /// A bed without VMs yet. The name is for messages.
     ///
     /// Blocks until no other bed is on the machine (at most half an hour). Finds, or downloads, a kernel; an error says
     /// which package is missing.
-    pub fn new(name: &str) -> Result<Bed> {
+    pub fn new(name: &str) -> Result<TestBed> {
         let turn = Turn::take()?;
         let qemu = match std::env::var_os("GINNEL_QEMU") {
             Some(path) => PathBuf::from(path),
@@ -90,7 +90,7 @@ impl Bed {
             dir,
             _turn: turn,
         };
-        Ok(Bed { inner: Arc::new(inner) })
+        Ok(TestBed { inner: Arc::new(inner) })
     }
 
     /// Describes a VM. A name can be used again when the former VM of that name is gone; its address stays.
@@ -170,7 +170,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestBed {
     fn drop(&mut self) {
         // Handles of VMs and jobs may live on; what they stand for does not.
         let mut state = self.inner.state();

@@ -50,12 +50,12 @@ impl Plan {
 }
 
 /// The memory.
-pub(crate) struct Memory {
+pub(crate) struct DriverMemory {
     file: OwnedFd,
     pub mapping: Mapping,
 }
 
-impl Memory {
+impl DriverMemory {
     /// Makes and maps it, zeroed.
     pub fn new(name: &str, len: usize) -> Result<Self, Error> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -77,7 +77,7 @@ impl Memory {
     }
 
     pub fn len(&self) -> u64 {
-        ginnel_shmem::Memory::len(&self.mapping) as u64
+        ginnel_shmem::SharedMemory::len(&self.mapping) as u64
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {

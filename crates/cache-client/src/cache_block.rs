@@ -25,7 +25,7 @@ pub struct Opened {
 }
 
 /// The block that is the cache's as far as is known.
-pub struct Memory {
+pub struct CacheBlock {
     /// `SEGMENT/NAME`.
     pub address: String,
     segment: String,
@@ -38,7 +38,7 @@ pub struct Memory {
     looked: Mutex<Option<Instant>>,
 }
 
-impl Memory {
+impl CacheBlock {
     /// Opens the block, and waits up to `patience` for there to be a cache in it.
     pub fn open(address: &str, attach: &AttachOptions, patience: Duration) -> Result<Self, Error> {
         let what = "no address of a cache; write SEGMENT/NAME";

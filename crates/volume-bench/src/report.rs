@@ -1,7 +1,7 @@
 //! What the command prints of an outcome.
 
-use ginnel_volume_client::workload::{Outcome, Tally};
-use ginnel_volume_client::{Client, Disk};
+use ginnel_volume_bench::workload::{Outcome, Tally};
+use ginnel_volume_bench::{Client, Disk};
 use serde::Serialize;
 use std::fmt::Write;
 

@@ -5,7 +5,7 @@
 //! memfd, the stock rings, the messages in QEMU's order, the in-flight account kept and handed to the server's successor.
 //!
 //! ```no_run
-//! use ginnel_volume_client::{Client, Options, Request};
+//! use ginnel_volume_bench::{Client, Options, Request};
 //!
 //! let mut disk = Client::connect(Options { queues: 2, ..Options::new("/run/ginnel/volumes/web.sock") })?;
 //! // One at a time, blocking:
@@ -25,7 +25,7 @@
 //! }
 //! // The server was killed, and started again: what was on its way is still.
 //! disk.reconnect()?;
-//! # Ok::<(), ginnel_volume_client::Error>(())
+//! # Ok::<(), ginnel_volume_bench::Error>(())
 //! ```
 //!
 //! [`workload`] runs streams of requests and measures them; [`verify`] makes and checks blocks that know themselves.

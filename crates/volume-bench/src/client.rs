@@ -5,7 +5,7 @@ use crate::disk::Disk;
 use crate::echo::Echo;
 use crate::error::Error;
 use crate::events::Events;
-use crate::memory::{GUEST, Memory, Place, Plan};
+use crate::memory::{DriverMemory, GUEST, Place, Plan};
 use crate::options::{Options, Ring};
 use crate::queue::{Bells, HEAD, Parts, Queue, Shape, stride};
 use crate::request::{Operation, Request, Status};
@@ -15,7 +15,7 @@ use ginnel_layout::vhost_user::{VringAddress, protocol};
 use ginnel_layout::virtio::{DESCRIPTOR, feature as virtio, packed, split};
 use ginnel_layout::virtio_blk::ID_LEN;
 use ginnel_layout::virtio_scsi::{EVENT_QUEUE, Event};
-use ginnel_shmem::{Mapping, Memory as _};
+use ginnel_shmem::{Mapping, SharedMemory as _};
 use ginnel_virtqueue::{Area, DriverQueue, DriverSetup, IndirectTables, Kind};
 use rustix::event::{EventfdFlags, eventfd};
 use std::time::{Duration, Instant};
@@ -43,12 +43,12 @@ struct Places {
 pub struct Client {
     options: Options,
     ring_size: u16,
-    memory: Memory,
+    memory: DriverMemory,
     places: Vec<Places>,
     /// The queues of the device in front of the request queues. Nothing is put into them but a buffer for an event.
     others: Vec<(Places, Bells)>,
     events: Option<Events>,
-    log: Option<Memory>,
+    log: Option<DriverMemory>,
     session: Session,
     disk: Disk,
     queues: Vec<Queue>,
@@ -74,7 +74,7 @@ impl Client {
         let others = (0..options.device.first_queue())
             .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), bells()?)))
             .collect::<Result<_, Error>>()?;
-        let memory = Memory::new("ginnel-volume-client", plan.len())?;
+        let memory = DriverMemory::new("ginnel-volume-bench", plan.len())?;
         let session = Session::open(&options)?;
         let (queues, log) = (Vec::new(), None);
         let mut client = Self {
@@ -280,7 +280,7 @@ impl Client {
     /// Makes the server mark the pages that it writes from now on, as for a VM that migrates.
     pub fn start_log(&mut self) -> Result<(), Error> {
         let pages = (GUEST + self.memory.len()) / 4096;
-        let log = Memory::new("ginnel-volume-log", (pages as usize / 8).next_multiple_of(4096))?;
+        let log = DriverMemory::new("ginnel-volume-log", (pages as usize / 8).next_multiple_of(4096))?;
         let rings: Vec<_> = self.addresses().collect();
         self.session.log_to(&log, &rings)?;
         self.log = Some(log);
