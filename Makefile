@@ -82,7 +82,7 @@ lint:
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-# The documentation as a book, target/book/html, with mdBook; says how to install that if it is missing.
+# Makes a book of the documentation, target/book/html. Installs mdBook from crates.io into target/mdbook if it is missing.
 book:
 	scripts/book
 
