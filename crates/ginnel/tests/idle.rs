@@ -1,5 +1,6 @@
 //! What idle channels cost: no descriptors, no CPU. The only test of its process, because both are counted for all of it.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel, MessageReceiver, ReadySet};

@@ -1,5 +1,6 @@
 //! One thread that waits for many halves of channels.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

@@ -1,5 +1,6 @@
 //! A session with the daemon before a segment is chosen: questions that nobody waits for, and what becomes of it.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{Answer, AttachOptions, Endpoint, Error, ErrorCode, MessageChannel, Opening};

@@ -1,5 +1,6 @@
 //! Endpoints and channels that are handed over: to the program that a process executes, and to another process.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

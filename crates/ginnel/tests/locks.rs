@@ -1,19 +1,16 @@
-//! Locks when their owner dies, with and without a daemon, and as they are shown; objects and blocks from a VM.
+//! Locks whose owner dies, with and without a daemon, and how the status shows locks.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, Endpoint, WaitMode};
-use ginnel_layout::sync::{OwnerWord, SyncKind};
-use ginnel_layout::wire::{self, BellKind, Kind, Rights};
-use ginnel_layout::{sync, wire::Fds};
+use ginnel_layout::sync::{self, OwnerWord, SyncKind};
 use ginnel_shmem::{Mapping, SharedMemory};
 use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::qemu::Qemu;
 use support::*;
-use zerocopy::{FromZeros, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
@@ -81,46 +78,6 @@ fn owner_and_waiters_are_shown() {
     assert_eq!((&lock["owner"]["name"], &lock["waiters"][0]["name"]), (&"a".into(), &"b".into()));
     drop(guard);
     waiting.join().unwrap().unwrap();
-}
-
-#[test]
-fn programs_in_a_vm_have_locks_and_blocks_too() {
-    let daemon = Daemon::start_new("[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n");
-    let host = attach(&daemon.socket(), "host");
-    let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
-    guest.open(1, 100);
-    let attached = guest
-        .attach(1, wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() })
-        .unwrap();
-    let mutex = host.mutex("m").unwrap();
-    let open =
-        wire::SyncOpen { name: name("m"), kind: SyncKind::MUTEX.0, limit: 0, initial: 0, flags: 0, nonce: 1 };
-    let there: wire::Sync = guest.ask(1, Kind::SYNC_OPEN, open.as_bytes(), Kind::SYNC).unwrap();
-    assert_eq!((there.slot, there.bell), (1, attached.member << 16 | attached.vector));
-    // What stands in the page is what the daemon says.
-    let page =
-        host.memory().part((there.offset - ginnel_layout::segment::RESERVED) as usize, sync::SIZE).unwrap();
-    let word = |at| page.load_acquire_u32(sync::slot(1) + at);
-    assert_eq!(word(sync::SLOT_ENDPOINT), attached.endpoint);
-    assert_eq!((word(sync::SLOT_EPOCH), word(sync::SLOT_BELL)), (there.epoch, there.bell));
-    // It rings the host by its register.
-    let bell = page.load_acquire_u32(sync::slot(0) + sync::SLOT_BELL);
-    let ask = wire::BellOf { bell, reserved: 0 };
-    let ring: wire::BellOk = guest.ask(1, Kind::BELL, ask.as_bytes(), Kind::BELL_OK).unwrap();
-    assert_eq!((ring.kind, ring.bell, ring.fds), (BellKind::REGISTER, bell, Fds(0)));
-    let block = wire::BlockCreate {
-        name: name("b"),
-        size: 1,
-        rights: Rights::READ_WRITE,
-        others: Rights::READ,
-        nonce: 2,
-        ..FromZeros::new_zeroed()
-    };
-    let block: wire::Block = guest.ask(1, Kind::BLOCK_CREATE, block.as_bytes(), Kind::BLOCK).unwrap();
-    assert_eq!(block.owner_member, attached.member);
-    let mine = host.open_block("b", Rights::READ).unwrap();
-    assert_eq!(mine.len(), 1);
-    drop(mutex);
 }
 
 /// How long it takes to wake sleepers of whose doorbells the waker has never heard, while the daemon stands still.

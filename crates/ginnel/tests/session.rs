@@ -1,5 +1,6 @@
 //! Programs whose daemon stands still, is slow or away: it costs waiting where it is asked, and nothing else.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{

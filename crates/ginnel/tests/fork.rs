@@ -1,6 +1,7 @@
 //! Programs that fork: parent and child are one endpoint, and whichever ends, the other goes on. Forks, so it has one thread.
 #![allow(unsafe_code)] // fork, waitpid, _exit.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, MessageChannel};

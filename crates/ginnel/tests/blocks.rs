@@ -1,5 +1,6 @@
 //! Blocks, by way of the library: named, shared, granted, taken back, outliving daemon and owner.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, ErrorCode, Rights};

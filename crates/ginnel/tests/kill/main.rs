@@ -4,7 +4,7 @@
 //!
 //! For locks at each of their instructions see `crates/sync/tests/kill.rs`.
 //!
-//!     cargo test -p ginnel-daemon --test kill -- [NAME] [--kills N]         (for each operation; default 60)
+//!     cargo test -p ginnel --test kill -- [NAME] [--kills N]                (for each operation; default 60)
 #![allow(unsafe_code)] // fork, ptrace, kill: in `stepper`.
 
 mod blocks;
@@ -12,7 +12,7 @@ mod locks;
 mod meetings;
 #[path = "../../../sync/tests/stepper/mod.rs"]
 mod stepper;
-#[path = "../support/mod.rs"]
+#[path = "../../../daemon/tests/support/mod.rs"]
 mod support;
 mod survivors;
 

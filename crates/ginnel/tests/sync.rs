@@ -1,5 +1,6 @@
 //! Locks by name, by way of the library and a real daemon: exclusion, sleep, death, and what can be said wrong.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::sync::SyncOptions;
