@@ -73,7 +73,7 @@ fn a_joining_qemu_is_told_everything_at_once() {
 }
 
 #[test]
-fn members_that_are_declared_later_are_told_to_those_who_are_there() {
+fn running_vms_are_told_of_members_that_are_declared_later() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut stranger = Qemu::join(&daemon.run("stranger.sock"), 4);
     assert_eq!(stranger.hear(), (0, true), "the host's daemon, and nobody else on the host");
@@ -234,7 +234,7 @@ fn the_end_of_a_qemu_is_the_end_of_its_programs() {
 }
 
 #[test]
-fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
+fn a_rebooted_guest_loses_its_programs_and_a_restarted_guest_daemon_does_not() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut host = daemon.attach("web", "on-host");
     host.listen("x").unwrap();
@@ -392,7 +392,7 @@ fn sessions_and_doorbells_outlive_the_daemon() {
 }
 
 #[test]
-fn programs_in_a_vm_have_locks_and_blocks_too() {
+fn programs_in_a_vm_can_use_locks_and_blocks() {
     let daemon = Daemon::start_new("[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n");
     let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
     let host = Endpoint::attach_with("web", &options).unwrap();

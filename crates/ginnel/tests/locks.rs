@@ -65,7 +65,7 @@ fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
 }
 
 #[test]
-fn owner_and_waiters_are_shown() {
+fn the_status_shows_the_owner_and_the_waiters_of_a_lock() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
     let (mut mine, mut other) = (a.mutex("m").unwrap(), b.mutex("m").unwrap());
@@ -80,7 +80,7 @@ fn owner_and_waiters_are_shown() {
     waiting.join().unwrap().unwrap();
 }
 
-/// How long it takes to wake sleepers of whose doorbells the waker has never heard, while the daemon stands still.
+/// Returns how long it takes to wake sleepers whose doorbells the waker does not know yet, while the daemon is stopped.
 fn wakes_without_daemon(daemon: &Daemon) -> Duration {
     const SLEEPERS: u32 = 4;
     let endpoint = attach(&daemon.socket(), "waker");
@@ -105,21 +105,21 @@ fn wakes_without_daemon(daemon: &Daemon) -> Duration {
     let begin = Instant::now();
     permits.release(SLEEPERS).unwrap();
     let took = begin.elapsed();
-    // They look by themselves.
+    // The sleepers look by themselves from time to time.
     sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     daemon.signal(Signal::CONT);
     took
 }
 
 #[test]
-fn who_wakes_others_does_not_wait_for_a_daemon_that_stands_still() {
+fn waking_others_does_not_wait_for_a_stopped_daemon() {
     let daemon = Daemon::start_new(WEB);
-    // The best of some: this thread has to wait for a CPU, too.
+    // Take the best of several attempts, because this thread may have to wait for a CPU.
     let took = (0..5).map(|_| wakes_without_daemon(&daemon)).min().unwrap();
     assert!(took < Duration::from_millis(25), "it took {took:?}");
 }
 
-/// The page of the only lock of a segment that is there: where the word of an owner stands.
+/// Returns the page of the only mutex in the segment that is held, which contains its owner word.
 fn page_of_lock(endpoint: &Endpoint, owner: u32) -> Mapping {
     let memory = endpoint.memory();
     let pages = (0..memory.len() / sync::SIZE).map(|n| memory.part(n * sync::SIZE, sync::SIZE).unwrap());
@@ -132,9 +132,10 @@ fn page_of_lock(endpoint: &Endpoint, owner: u32) -> Mapping {
     pages.into_iter().find(is).expect("a lock that is held")
 }
 
-/// A program that is declared dead after its last look at its slot takes a lock behind the daemon's back, and dies with it.
+/// A program is declared dead after it has checked its slot for the last time. It takes a lock without the daemon's knowledge,
+/// and dies with it.
 #[test]
-fn a_lock_that_the_dead_take_is_handed_on() {
+fn a_lock_taken_by_a_program_already_declared_dead_is_handed_on() {
     let mut daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
     let mut ready = a.semaphore("ready", 9, 0).unwrap();
@@ -155,13 +156,13 @@ fn a_lock_that_the_dead_take_is_handed_on() {
     assert!(guard.owner_died());
     guard.make_consistent().unwrap();
     guard.unlock().unwrap();
-    // Nobody asks the daemon who is there.
+    // Nobody asks the daemon whether the owner lives.
     daemon.kill();
     page.swap_u64(sync::STATE, word);
     let mut guard = mutex.lock().unwrap();
     assert!(guard.owner_died());
     guard.make_consistent().unwrap();
-    // And while somebody sleeps for it.
+    // The same while another program sleeps waiting for the lock.
     other.set_mode(WaitMode::Interrupt);
     let waiting = std::thread::spawn(move || other.lock().map(|guard| guard.owner_died()));
     wait_for("a waiter", || (page.load_relaxed_u64(sync::ARMED) != 0).then_some(()));
