@@ -1,11 +1,11 @@
-# The commands for everybody: `make demo`, `make test`, and `make test-quick` while at work. Each does its own set-up.
+# The main commands: `make demo`, `make test`, and `make test-quick` during work. Each of them installs what it needs.
 # Also: make bench [NAME=channel], make book, make soak, make install [DESTDIR= PREFIX=/usr/local], make clean.
 
 CARGO ?= cargo
 PREFIX ?= /usr/local
 # Each writes target/bench/NAME.json.
 BENCHES = channel memory farm volume daemon ready sockets verbs mpi cache
-# VM tests share the machine; one at a time.
+# Each VM test uses the whole machine, so they run one at a time.
 VMTEST = $(CARGO) test --release -p vmtest --no-fail-fast -- --test-threads=1 --nocapture
 
 .PHONY: all build demo test test-quick test-unit test-loom test-sanitize test-fuzz test-vm test-vm-smoke mutants bench soak soak-ring soak-sockets soak-verbs soak-cache lint doc book install clean
@@ -45,8 +45,8 @@ test-vm: build
 test-vm-smoke: build
 	$(CARGO) test --release -p vmtest --test c_library -- dax --nocapture
 
-# Changes the code that judges what others say, one operator at a time; a test must notice each change (.cargo/mutants.toml).
-# Needs `cargo install cargo-mutants`. A part: ARGS="--shard 0/8".
+# Changes the code that judges input from others, one operator at a time; a test must notice each change (.cargo/mutants.toml).
+# Needs `cargo install cargo-mutants`. ARGS="--shard 0/8" runs only a part.
 mutants:
 	$(CARGO) mutants --package ginnel-fdpass --output target $(ARGS)
 	$(CARGO) mutants --package ginnel-ring --output target $(ARGS) -- --lib --test lies --test resume
@@ -55,9 +55,9 @@ bench: build
 	scripts/setup bench
 	set -e; for name in $(or $(NAME),$(BENCHES)); do target/release/bench-$$name; done
 
-# Hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8 messages
-# over RDMA queue pairs, hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server and 3,000 under its clients (soak-cache), then
-# the VM tests at length.
+# Takes hours: 10^9 messages of each size over a ring (soak-ring), a million changes from TCP to shared memory (soak-sockets), 10^8
+# messages over RDMA queue pairs with hostile members and 10,000 kills (soak-verbs), 2,000 kills of a cache's server and 3,000 more
+# while clients use it (soak-cache), then the long versions of the VM tests.
 soak: build soak-ring soak-sockets soak-verbs soak-cache
 	GINNEL_SOAK=1 $(VMTEST)
 

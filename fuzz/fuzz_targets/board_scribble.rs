@@ -1,5 +1,5 @@
-//! Rings whose consumers sleep by way of a readiness board, and scribbles on the board and on their wake words between their
-//! operations. The same input does the same again.
+//! Rings whose consumers sleep through a readiness board. Between their operations, the input scribbles on the board and on the
+//! words for waking. A run depends only on its input.
 #![no_main]
 
 use ginnel_fuzz::RingInput;

@@ -1,4 +1,4 @@
-//! What a server of a cache says to its client, whole and in pieces.
+//! Answers of a cache's server to its client, complete and in pieces.
 #![no_main]
 
 use ginnel_cache_client::answer::{Answer, flag, number, parse};
@@ -9,7 +9,7 @@ fuzz_target!(|said: &[u8]| {
     while let Ok(Some((answer, used))) = parse(rest) {
         assert!((1..=rest.len()).contains(&used));
         assert_eq!(parse(&rest[..used]), Ok(Some((answer, used))));
-        // A part of it is not taken for the whole. Long values are tried with few ends.
+        // A part of an answer is not taken for the whole. Long values are tried with few ends.
         for end in (0..used).step_by(used / 64 + 1) {
             assert_eq!(parse(&rest[..end]), Ok(None));
         }

@@ -1,11 +1,12 @@
-//! What a server says to requests that were passed on to it, as somebody between it and its client looks at it: whole and in pieces.
+//! Answers of a server to requests that were passed on to it, as parsed by a process between the server and its client:
+//! complete and in pieces.
 #![no_main]
 
 use ginnel_cache_protocol::Protocol;
 use ginnel_cache_protocol::follow::{Answers, Awaited, Lost};
 use libfuzzer_sys::fuzz_target;
 
-/// What is awaited, by a byte.
+/// Chooses the expected answer by a byte.
 fn awaited(protocol: Protocol, byte: u8) -> Awaited {
     match (protocol, byte % 7) {
         (Protocol::Text, 0) => Awaited::Nothing,

@@ -1,5 +1,5 @@
-//! Any bytes that a client sends, in any pieces, to the engine of a cache on a small store: it answers or closes, in bounded memory, and an
-//! answer to one request ends where clients expect it.
+//! A client sends any bytes, in any pieces, to the engine of a cache with a small store. The engine answers or closes, in
+//! bounded memory, and the answer to one request ends where clients expect it.
 #![no_main]
 
 use ginnel_cache::engine::Engine;
@@ -40,13 +40,13 @@ fuzz_target!(|bytes: &[u8]| {
             let (done, state) = talk.run(&mut engine, &kept, &mut out);
             assert!(done <= kept.len());
             kept.drain(..done);
-            // One answer may go beyond: a value, or all numbers.
+            // One answer may exceed the limit: a value, or all statistics.
             assert!(out.len() <= MOST_ANSWERS + ITEM + (32 << 10));
             match state {
                 State::Closed => return,
                 State::Full => out.clear(),
                 State::Hungry => {
-                    // Nothing that is kept is longer than a request with its value.
+                    // The bytes that are kept are never longer than a request with its value.
                     assert!(kept.len() < talk.wanted() && talk.wanted() <= (96 << 10));
                     break;
                 }
@@ -58,7 +58,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// What a client or somebody in between makes of the same bytes.
+/// Parses the same bytes as a client does, or a process between client and server.
 fn look(bytes: &[u8]) {
     if let text::Parsed::Request(request, head) = text::parse(bytes) {
         assert!(head <= bytes.len());

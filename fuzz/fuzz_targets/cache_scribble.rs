@@ -1,6 +1,6 @@
-//! A cache in memory of which a neighbour changes any word between the calls of server and reader.
+//! A cache in memory of which a neighbour changes any words between the calls of server and reader.
 //!
-//! Every call returns; nothing outside of the block is touched, since the memory checks each offset.
+//! Every call returns. Nothing outside of the block is touched, because the memory checks each offset.
 #![no_main]
 
 use ginnel_cache_store::reader::Reader;

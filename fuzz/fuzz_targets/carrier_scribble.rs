@@ -1,5 +1,5 @@
-//! A stream that leaves another carrier for a ring, and scribbles on the words of the change-over between its operations. The same
-//! input does the same again.
+//! A stream that changes from another carrier to a ring. Between its operations, the input scribbles on the words of the
+//! change-over. A run depends only on its input.
 #![no_main]
 
 use ginnel_fuzz::RingInput;

@@ -1,4 +1,4 @@
-//! The configuration file: any text is a configuration or one clear problem.
+//! The configuration file: any text is either a configuration or one clear problem.
 #![no_main]
 
 use ginnel_daemon::host::config::Config;

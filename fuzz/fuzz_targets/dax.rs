@@ -1,6 +1,6 @@
-//! A DAX info block that somebody has written over: only the right one passes, and what is wrong is a field.
+//! A DAX info block that somebody has overwritten: only the right block is accepted, and otherwise the wrong field is named.
 //!
-//! The input is a segment (uuid, size, page) and either changes of its right block (where, what) or bytes to put there.
+//! The input is a segment (uuid, size, page), and either changes of its right block (place and value) or bytes to put there.
 #![no_main]
 
 use ginnel_layout::dax::InfoBlock;

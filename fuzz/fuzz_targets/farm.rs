@@ -1,6 +1,6 @@
-//! A farm whose other side says anything, in messages and by scribbling on the ring. What a worker says goes through the
-//! manager's eyes into its books: each piece counts once, for who held it, and an honest worker can always do the rest.
-//! What a manager says goes through a worker's eyes. The same input does the same again.
+//! A farm whose other side sends anything, in messages and by scribbling on the ring. The manager parses the messages of a
+//! worker and enters them into its books: each piece counts once, for the worker that held it, and an honest worker can always
+//! do the rest. A worker parses the messages of a manager. A run depends only on its input.
 #![no_main]
 
 use ginnel_farm::message::{Answer, Order};
@@ -15,12 +15,12 @@ use std::collections::HashSet;
 const INPUT: u64 = 1000;
 const PIECE: usize = 7;
 
-/// One who talks, and the ring by which it does.
+/// One side that sends anything, and the ring that it uses.
 struct Talker {
     memory: Mapping,
     says: Producer<Mapping>,
     hears: Consumer<Mapping>,
-    /// Its number in the books.
+    /// Its number as a worker in the books.
     worker: usize,
 }
 
@@ -60,12 +60,12 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
                 talker.memory.store_relaxed_u64(at, word);
                 None
             }
-            // As the manager gathers.
+            // As the manager receives messages.
             Event::Hear => match talker.hears.peek() {
                 Err(RecvError::Empty) => None,
                 Err(_) => Some(Departure::Died),
                 Ok(message) => {
-                    // A worker would see the same bytes.
+                    // A worker would parse the same bytes.
                     if let Ok(Order::Piece(_, data)) = Order::read(message.slice()) {
                         assert!(data.len() <= message.len());
                         ginnel_farm::count::characters(data);

@@ -1,4 +1,5 @@
-//! The journal: any bytes make books. With good checksums, so that the records themselves are reached, and without.
+//! The journal: any bytes result in books. They are read once as they are, and once with right checksums, so that the records
+//! themselves are reached.
 #![no_main]
 
 use ginnel_daemon::host::journal::replay;
@@ -14,6 +15,6 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         good.push(b'\n');
     }
     let read = replay(&good);
-    // Replaying is a function of the bytes.
+    // Replaying the same bytes gives the same books.
     assert!(read == replay(&good));
 });

@@ -1,4 +1,4 @@
-//! Both sides of a ring, and scribbles on its memory between their operations. The same input does the same again.
+//! Both sides of a ring, with scribbles on its memory between their operations. A run depends only on its input.
 #![no_main]
 
 use ginnel_fuzz::RingInput;

@@ -1,5 +1,5 @@
-//! Both sides of a ring, while another thread scribbles on its memory all the time: the operations whose code has the
-//! top bit. What happens depends on the timing, so an input may have to be tried more than once.
+//! Both sides of a ring, while another thread scribbles on its memory all the time; it executes the operations whose code has
+//! the top bit. The result depends on timing, so an input may have to be tried more than once.
 #![no_main]
 
 use ginnel_fuzz::RingInput;

@@ -1,4 +1,4 @@
-//! Headers of a SYN that anybody may have sent.
+//! The headers of a SYN, which anybody may have sent.
 #![no_main]
 
 use ginnel_tcp::SynTime;

@@ -1,5 +1,5 @@
-//! Users of a lock, and a neighbour who scribbles on its page between their operations; the daemon buries some of them.
-//! Without scribbles, what the oracle says.
+//! Users of a lock, and a neighbour that scribbles on its page between their operations; the daemon declares some of the users
+//! dead. Without scribbles, the results must be those of the oracle.
 #![no_main]
 
 use ginnel_fuzz::{SyncInput, sync_model};

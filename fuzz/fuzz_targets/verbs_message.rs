@@ -1,4 +1,4 @@
-//! What a neighbour sends to whoever listens for RDMA connections.
+//! Messages that a neighbour sends to a program that listens for RDMA connections.
 #![no_main]
 
 use ginnel_verbs::cm::message::Message;

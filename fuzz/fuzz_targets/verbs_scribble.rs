@@ -1,4 +1,5 @@
-//! Two endpoints with all kinds of queue pairs, and a neighbour who scribbles on their tables and rings between their operations.
+//! Two endpoints with all kinds of queue pairs, and a neighbour that scribbles on their tables and rings between their
+//! operations.
 #![no_main]
 
 use ginnel_fuzz::{VerbsInput, verbs_model};

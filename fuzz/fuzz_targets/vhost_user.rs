@@ -1,5 +1,5 @@
-//! A front end that says anything to a volume, in messages with descriptors over a real socket, and whose guest writes
-//! anything into its queues: a session never panics and never hangs, and what it keeps of its front end stays bounded.
+//! A front end that sends anything to a volume, in messages with descriptors over a real socket, and whose guest writes
+//! anything into its queues. A session never panics and never hangs, and what it keeps for its front end stays bounded.
 #![no_main]
 
 use std::fs::File;
@@ -27,7 +27,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 use zerocopy::{FromBytes, IntoBytes};
 
 const DISK: u64 = 64 << 10;
-/// Requests of one turn of a queue.
+/// The most requests of one turn of a queue.
 const BATCH: usize = 32;
 
 fuzz_target!(|input: &[u8]| {
@@ -84,7 +84,7 @@ fuzz_target!(|input: &[u8]| {
     assert!(workers.running.iter().all(Option::is_none), "all queues are given back");
 });
 
-/// As a volume takes what has come.
+/// Handles what has arrived, as a volume does.
 fn serve(connection: &mut Connection, session: &mut Session, workers: &mut Workers) -> Result<(), Gone> {
     while let Some(message) = connection.receive()? {
         let request = message.request;
@@ -95,12 +95,12 @@ fn serve(connection: &mut Connection, session: &mut Session, workers: &mut Worke
     Ok(())
 }
 
-/// What the front end has.
+/// The state of the front end.
 struct World {
     front: UnixStream,
     memory: File,
     files: [OwnedFd; 6],
-    /// Kept open, so that what is written to it goes somewhere.
+    /// Kept open, so that bytes written to the other end do not fail.
     _far_end: OwnedFd,
     answered: Option<OwnedFd>,
 }
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Sends a message. False: the volume is to notice that what it has got is not all.
+    /// Sends a message. Returns `false` if the volume must notice that the message is incomplete.
     fn say(&mut self, step: Step, body: &[u8]) -> bool {
         let mut fds: Vec<_> = self.file(step.flags & 15).into_iter().collect();
         if step.flags & 1 << 5 != 0 {
@@ -152,7 +152,7 @@ impl World {
         sent.is_ok() && (&self.front).write_all(&bytes[cut..]).is_ok()
     }
 
-    /// Takes the answers, and the descriptor that came with one.
+    /// Receives the answers, and the descriptor that came with one of them.
     fn hear(&mut self) {
         let mut bytes = [0; 4096];
         if let Ok(mut got) = fdpass::receive(self.front.as_fd(), &mut bytes, 1, RecvFlags::empty())
@@ -164,7 +164,7 @@ impl World {
     }
 }
 
-/// One worker that does its work when it is told to, on a disk in memory.
+/// One worker that works when it is told to, on a disk in memory.
 struct Workers {
     device: Arc<dyn Device>,
     stores: Stores,
@@ -189,7 +189,7 @@ impl Workers {
     fn run(&mut self, index: usize) {
         let Some(Some(start)) = self.running.get_mut(index) else { return };
         for _ in 0..BATCH {
-            // A broken ring is left alone.
+            // A broken ring is not used any further.
             let Ok(Some(ticket)) = start.queue.pop(&start.memory, &mut self.chain) else { break };
             let Start { memory, index, .. } = &*start;
             let written = match self.device.begin(*index, memory, &self.chain, &mut self.request) {
@@ -217,7 +217,7 @@ impl Queues for Workers {
         let index = usize::from(start.index);
         assert!(self.running[index].is_none(), "queue {index} runs already");
         self.running[index] = Some(start);
-        // A queue is looked at once without a kick.
+        // A queue is served once without a kick.
         self.run(index);
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Queues for Workers {
         }
         let mut start = self.running[usize::from(index)].take().expect("it runs");
         if suspend {
-            // Some are in flight, and stay so: whoever starts the queue next finds them in the region.
+            // Some requests are in flight and stay so: the next user of the queue finds them in the region.
             for _ in 0..BATCH / 2 {
                 let Ok(Some(_)) = start.queue.pop(&start.memory, &mut self.chain) else { break };
             }

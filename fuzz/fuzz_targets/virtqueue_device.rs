@@ -1,11 +1,11 @@
-//! A device on a queue whose memory, indirect tables and in-flight region hold anything.
+//! A device on a queue whose memory, indirect tables and in-flight region contain anything.
 #![no_main]
 
 use ginnel_fuzz::{WordsInput, virtqueue_model};
 use ginnel_shmem::{Mapping, SharedMemory};
 use ginnel_virtqueue::{Chain, DeviceQueue, GuestMemory};
 
-/// Serves all that is there, reads and writes all that it is told to, and gives all but the last back.
+/// Serves all requests that are there, reads and writes everything that they ask for, and completes all but the last.
 fn turn(device: &mut DeviceQueue<Mapping>, guest: &GuestMemory<Mapping>, size: u16) {
     let (mut chain, mut tickets) = (Chain::new(), Vec::new());
     assert!(device.visible() <= size.into(), "more to take than the queue holds");
@@ -44,7 +44,7 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
         } else if at - memory.len() < region.len() {
             region.store_relaxed_u64(at - memory.len(), value);
         } else {
-            // A new session, where the front end says to begin.
+            // A new session, which begins where the front end says.
             let setup = rig.setup(&memory, value as u32, region_of(value >> 32 & 1 != 0));
             device = DeviceQueue::new(setup).ok();
         }

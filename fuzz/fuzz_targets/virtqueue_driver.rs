@@ -1,4 +1,4 @@
-//! A driver and a device on one queue, and scribbles on its memory and its in-flight region between their operations.
+//! A driver and a device on one queue, with scribbles on its memory and its in-flight region between their operations.
 #![no_main]
 
 use ginnel_fuzz::{VirtqueueInput, virtqueue_model};

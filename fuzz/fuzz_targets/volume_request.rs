@@ -1,7 +1,7 @@
 //! Requests of a hostile guest to a blk device and to a SCSI target, from the ring to a disk in memory and back.
 //!
-//! The input says the device, how much room there is to write to, and what there is to read. Nothing may be done outside
-//! of a disk or to a protected one, and nothing may be written but what the guest gave to write to.
+//! The input determines the device, how much room there is to write to, and the bytes to read. No operation may touch anything
+//! outside of a disk or change a protected disk, and only the memory that the guest gave for writing may be written.
 #![no_main]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use libfuzzer_sys::fuzz_target;
 
 const GUEST: u64 = 0x10_0000;
 const LEN: usize = 0x8000;
-/// Where what the device reads begins, and what it writes.
+/// Where the bytes begin that the device reads, and the room that it writes to.
 const READ: usize = 0x1000;
 const WRITE: usize = 0x4000;
 const DISK: u64 = 64 << 10;
@@ -60,7 +60,7 @@ fuzz_target!(|input: &[u8]| {
         Begin::Done(written) => written,
         Begin::Settle => target.finish(&guest, &request, Ok(())),
         Begin::Do { disk, op } => {
-            // A blk device knows its disk as the first.
+            // A blk device has only the first disk.
             let which = if choice & 3 == 3 { 1 } else { usize::from(disk) };
             check(op, &disks[which], &request);
             let result = stores.start(0, disk, op, &request.data, &guest);
@@ -75,7 +75,7 @@ fuzz_target!(|input: &[u8]| {
     assert!(driver.poll().unwrap().is_some());
 });
 
-/// An operation lies inside its disk, and leaves a protected one alone.
+/// Checks that an operation lies inside its disk, and does not change a protected disk.
 fn check(op: Op, disk: &Disk, request: &Request) {
     let data: u64 = request.data.iter().map(|buffer| u64::from(buffer.len)).sum();
     let (at, len, writes) = match op {
@@ -90,7 +90,7 @@ fn check(op: Op, disk: &Disk, request: &Request) {
     assert_eq!(request.bytes, data);
 }
 
-/// All that is read and all that may be written, each cut in two.
+/// Returns the segments of all that is read and all that may be written, each cut in two.
 fn segments(read: usize, room: usize, cut: usize) -> Vec<Segment> {
     let halves = |start: usize, len: usize, writable| {
         let first = cut.min(len);
@@ -126,7 +126,7 @@ fn queue_of(memory: &Mapping) -> (DriverQueue<Mapping>, DeviceQueue<Mapping>) {
     (DriverQueue::new(setup).unwrap(), DeviceQueue::new(theirs).unwrap())
 }
 
-/// Without the ring.
+/// Returns the memory without the ring.
 fn all(memory: &Mapping) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
     memory.read(READ, &mut bytes[READ..]);

@@ -1,5 +1,5 @@
-//! Every packet and every header that somebody else writes: read as each structure that exists, and compared with what
-//! it was read from.
+//! Every packet and every header that another party writes: each is read as every structure that exists, and compared with the
+//! bytes from which it was read.
 #![no_main]
 
 use ginnel_layout::control::{ControlHeader, GuestLine, HostLine};
@@ -8,7 +8,7 @@ use ginnel_layout::segment::{SegmentHeader, usable_size};
 use ginnel_layout::{Name, relay, wire};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// `bytes` are a `T` exactly if they are as long as one, and a `T` is written as it was read.
+/// Checks that `bytes` are a `T` exactly if they have its length, and that the `T` is written as it was read.
 fn body<T: FromBytes + IntoBytes + Immutable + KnownLayout>(bytes: &[u8]) -> Option<T> {
     let value = wire::body::<T>(bytes);
     assert_eq!(value.is_some(), bytes.len() == size_of::<T>());
@@ -36,7 +36,7 @@ fn packet(bytes: &[u8]) {
     assert_eq!(split.is_some(), bytes.len() >= size_of::<wire::Header>());
     let Some((header, rest)) = split else { return };
     assert_eq!([header.as_bytes(), rest].concat(), bytes);
-    // Whatever the kind says, a body of any kind may be tried on it.
+    // A body of any kind may be tried, whatever the header says.
     body::<wire::Hello>(rest);
     if let Some(b) = body::<wire::HelloOk>(rest) {
         name(b.name);

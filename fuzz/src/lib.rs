@@ -1,4 +1,4 @@
-//! What the fuzz targets share: the harnesses of the property tests, and how bytes become their operations.
+//! What the fuzz targets share: the harnesses of the property tests, and the translation of bytes into operations.
 
 pub mod farm;
 pub mod vhost_user;
@@ -20,17 +20,17 @@ pub mod virtqueue_model;
 
 use model::Op;
 
-/// A run of the ring harness: which ring, how large, what to do.
+/// An input for the ring harness: the kind of ring, its capacity, and the operations.
 ///
-/// The first byte holds the choice of the capacity and, in its top bit, of the kind of ring; each five bytes after it are
-/// an operation.
+/// The first byte contains the choice of the capacity and, in its top bit, the kind of ring. Each five bytes after it are an
+/// operation.
 pub struct RingInput {
     pub messages: bool,
     pub capacity: usize,
     pub ops: Vec<Op>,
 }
 
-/// Longer lists find nothing that shorter ones do not, and would take long under a sanitizer.
+/// The most operations of an input. Longer lists find nothing that shorter ones do not, and take long under a sanitizer.
 const MOST_OPS: usize = 1000;
 
 impl RingInput {
@@ -58,8 +58,8 @@ impl RingInput {
     }
 }
 
-/// A run of the harness of locks: which kind, what to do. The first byte is the kind; each five bytes after it are an
-/// operation, or a scribble.
+/// An input for the harness of locks. The first byte is the kind of lock; each five bytes after it are an operation or a
+/// scribble.
 pub struct SyncInput {
     pub kind: ginnel_layout::sync::SyncKind,
     pub ops: Vec<sync_model::Op>,
@@ -73,7 +73,7 @@ impl SyncInput {
     }
 }
 
-/// What the harness of verbs does. The first byte has no meaning; each five bytes after it are an operation, or a scribble.
+/// An input for the harness of verbs. The first byte has no meaning; each five bytes after it are an operation or a scribble.
 pub struct VerbsInput {
     pub ops: Vec<verbs_model::Op>,
 }
@@ -86,8 +86,8 @@ impl VerbsInput {
     }
 }
 
-/// A run of the harness of virtqueues: which queue, what to do. The first byte chooses the queue; each five bytes after it are an
-/// operation, or a scribble.
+/// An input for the harness of virtqueues. The first byte chooses the queue; each five bytes after it are an operation or a
+/// scribble.
 pub struct VirtqueueInput {
     pub choice: u8,
     pub ops: Vec<virtqueue_model::Op>,
@@ -101,8 +101,9 @@ impl VirtqueueInput {
     }
 }
 
-/// Memory that a driver and a front end have written, for a device to make sense of: a byte that chooses the queue, then words.
-/// Each is a u16, with the place in its upper bits and, in the lowest, whether the device takes a turn afterwards, and eight bytes.
+/// Memory that a driver and a front end have written and that a device must handle: a byte that chooses the queue, then words.
+/// Each word has a u16, with the place in its upper bits and, in its lowest bit, whether the device takes a turn afterwards,
+/// and eight bytes.
 pub struct WordsInput<'a> {
     pub choice: u8,
     words: &'a [[u8; 10]],
@@ -115,7 +116,7 @@ impl<'a> WordsInput<'a> {
         Some(Self { choice, words: &words[..words.len().min(MOST_OPS)] })
     }
 
-    /// Place, in words, value, and whether a turn follows.
+    /// Returns the place (in words) and the value of each word, and whether the device takes a turn afterwards.
     pub fn words(&self) -> impl Iterator<Item = (usize, u64, bool)> {
         self.words.iter().map(|&[a, b, c, d, e, f, g, h, i, j]| {
             let place = u16::from_le_bytes([a, b]);

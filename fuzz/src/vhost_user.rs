@@ -1,8 +1,9 @@
-//! A vhost-user session as bytes: what a front end does, one step after the other.
+//! A vhost-user session as bytes: the actions of a front end, one step after the other.
 //!
-//! A step is [`STEP`] bytes of header and then its body: code, flags, low and high byte of the body's length. Codes below
-//! [`RUN`] are messages of that number; the flags' low four bits choose the descriptor that goes along, bit 4 asks for an
-//! acknowledgement, bit 5 sends a second descriptor, bit 6 sends the message in two pieces, bit 7 says a wrong length.
+//! A step is [`STEP`] bytes of header and then its body. The header is a code, flags, and the low and high byte of the body's
+//! length. Codes below [`RUN`] are messages of that number. Of the flags, the low four bits choose the descriptor that is sent
+//! along, bit 4 asks for an acknowledgement, bit 5 sends a second descriptor, bit 6 sends the message in two pieces, and bit 7
+//! sends a wrong length.
 
 use ginnel_layout::vhost_user::{
     ConfigHeader, InflightArea, LogArea, MemoryRegion, Request, VringAddress, VringState, feature, protocol,
@@ -13,31 +14,31 @@ use ginnel_shmem::Mapping;
 use ginnel_virtqueue::{InflightQueue, Kind};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes in front of a step's body.
+/// The number of bytes of a step before its body.
 pub const STEP: usize = size_of::<Step>();
 
-/// What comes before the body of a step.
+/// The header of a step.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Step {
-    /// Number of a message, or one of the codes here.
+    /// The number of a message, or one of the codes below.
     pub code: u8,
-    /// See on top.
+    /// The flags, described at the top of this module.
     pub flags: u8,
-    /// Length of the body.
+    /// The length of the body, low byte first.
     pub len: [u8; 2],
 }
 
-/// The workers take what is in the queues.
+/// Code of a step in which the workers serve the queues.
 pub const RUN: u8 = 200;
-/// The body, without its first two bytes, goes into the guest's memory, to the offset in these.
+/// Code of a step that writes to the guest's memory: the first two bytes of the body are the offset, the others are written.
 pub const SCRIBBLE: u8 = 201;
-/// The guest's memory gets shorter: as many pages as the body's first byte says.
+/// Code of a step that truncates the guest's memory to as many pages as the body's first byte says.
 pub const TRUNCATE: u8 = 202;
-/// The disk gets another size.
+/// Code of a step that changes the size of the disk.
 pub const RESIZE: u8 = 203;
 
-/// Which descriptor goes along.
+/// The descriptors that can be sent along.
 pub mod fd {
     pub const NONE: u8 = 0;
     pub const MEMORY: u8 = 1;
@@ -47,19 +48,19 @@ pub mod fd {
     pub const NULL: u8 = 5;
     pub const FOLDER: u8 = 6;
     pub const READ_ONLY: u8 = 7;
-    /// The one that came with the last answer.
+    /// The descriptor that came with the last answer.
     pub const ANSWERED: u8 = 8;
 }
 
-/// Asks for an acknowledgement.
+/// The flag that asks for an acknowledgement.
 pub const ACK: u8 = 1 << 4;
-/// Bytes of the guest's memory.
+/// The size of the guest's memory in bytes.
 pub const MEMORY: u64 = 64 << 10;
-/// Where it lies, for the guest and for the front end.
+/// The addresses of the memory for the guest (`GUEST`) and for the front end (`USER`).
 pub const GUEST: u64 = 0x1_0000;
 pub const USER: u64 = 0x7000_0000;
 
-/// Descriptors of a queue of the seeds.
+/// The number of descriptors of a queue in the seeds.
 const SIZE: u16 = 8;
 
 fn step(into: &mut Vec<u8>, code: u8, flags: u8, body: &[u8]) {
@@ -67,8 +68,8 @@ fn step(into: &mut Vec<u8>, code: u8, flags: u8, body: &[u8]) {
     into.extend(body);
 }
 
-/// What an honest front end says, from its first word to its last: of a blk device, or of a SCSI target, whose first two queues are
-/// for other things than commands.
+/// Returns a whole session of an honest front end, of a blk device or of a SCSI target. The first two queues of a SCSI target
+/// are not for commands.
 pub fn session(packed: bool, scsi: bool, disturb: u8) -> Vec<u8> {
     let first = if scsi { u32::from(FIRST_COMMAND_QUEUE) } else { 0 };
     let mut all = Vec::new();
@@ -96,7 +97,7 @@ pub fn session(packed: bool, scsi: bool, disturb: u8) -> Vec<u8> {
     let queues = first as u16 + 2;
     let area = InflightArea { size: 0, offset: 0, queues, queue_size: SIZE, padding: 0 };
     say(Request::GET_INFLIGHT_FD, 0, area.as_bytes());
-    // No larger than the answer says, or the session ends here.
+    // No larger than the answer says, because otherwise the session ends here.
     let kind = if packed { Kind::Packed } else { Kind::Split };
     let size = u64::from(queues) * InflightQueue::<Mapping>::len(kind, SIZE) as u64;
     let area = InflightArea { size, ..area };
@@ -152,7 +153,8 @@ pub fn session(packed: bool, scsi: bool, disturb: u8) -> Vec<u8> {
     all
 }
 
-/// A write and a read in a queue: header, one sector of data, and the answer, which of a SCSI target comes before what is read.
+/// Adds a write and a read in a queue: header, one sector of data, and the answer. The answer of a SCSI target comes before the
+/// data that is read.
 fn requests(s: &mut Vec<u8>, queue: u16, packed: bool, scsi: bool) {
     let mut scribble = |at: u16, bytes: &[u8]| step(s, SCRIBBLE, 0, &[&at.to_le_bytes(), bytes].concat());
     let ring = 0x1000 * queue;
@@ -174,7 +176,7 @@ fn requests(s: &mut Vec<u8>, queue: u16, packed: bool, scsi: bool) {
         scribble(place, &header);
         let guest = GUEST + u64::from(place);
         let answer = if scsi { size_of::<CommandResponse>() as u32 } else { 1 };
-        // Next is 1, write is 2; the available bit of a packed ring is 128.
+        // In the flags, 1 means next and 2 means write; 128 is the available bit of a packed ring.
         let sector = (guest + 512, 512, if write { 1 } else { 3 });
         let parts = match scsi && !write {
             false => [(guest, header.len() as u32, 1u16), sector, (guest + 1024, answer, 2)],

@@ -1,8 +1,8 @@
-//! Builds the guest agent as one static program and leaves it where the library can embed it.
+//! Builds the guest agent as one static program, and puts it where the library can embed it.
 //!
-//! Cargo builds a dependency's library but not its programs, and whoever uses this crate from a test needs the agent.
-//! It is std only, so one call of the compiler makes it: always there, always the version the harness was built with,
-//! and with no library to carry into the guest.
+//! Cargo builds the library of a dependency but not its programs, and tests that use this crate need the agent. It uses only the
+//! standard library, so one call of the compiler makes it. So it always exists, always has the version of the harness, and brings no
+//! library into the guest.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Programs on the host: attach, listen, connect, close, die.
+//! Programs on the host attach, listen, connect, close and die.
 
 mod support;
 
@@ -38,9 +38,9 @@ fn two_programs_get_a_channel() {
     here.ring();
     assert!(readable(&b.event, WATCHDOG));
 
-    // The same request gives the same channel.
+    // The same request gets the same channel.
     assert_eq!(b.connect_as("echo", there.wire.nonce, 4096).unwrap().wire.channel, there.wire.channel);
-    // Half closed is seen; closed by both, the memory is free again.
+    // The peer sees that one side has closed. When both have closed, the memory is free again.
     a.close(here.wire.channel).unwrap();
     assert_eq!(there.peer_state(), (SideState::FINISHED.0, SideState::FINISHED.0));
     assert_eq!(a.close(here.wire.channel).unwrap_err().code, ErrorCode::NOT_FOUND.0);
@@ -53,7 +53,7 @@ fn two_programs_get_a_channel() {
 }
 
 #[test]
-fn death_is_told_within_100_ms_and_numbers_come_back_with_new_epochs() {
+fn a_death_is_reported_within_100_ms_and_its_number_returns_with_a_new_epoch() {
     let daemon = Daemon::start_new(WEB);
     takes_less_than(Duration::from_millis(100), || {
         let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));

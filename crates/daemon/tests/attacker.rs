@@ -1,5 +1,6 @@
-//! A program of an ordinary user that does to its descriptors, its connection and its segment whatever the kernel lets it,
-//! while others work: the daemon answers, and whoever shares no segment with it notices nothing.
+//! A program of an ordinary user does whatever the kernel allows to its descriptors, its connection and its segment, while
+//! other programs work. The daemon must keep answering, and programs that share no segment with the attacker must not notice
+//! anything.
 
 mod support;
 
@@ -21,13 +22,14 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// How long the attack lasts.
 const ATTACK: Duration = Duration::from_secs(4);
-/// Attackers at a time.
+/// The number of attackers that run at the same time.
 const ATTACKERS: u64 = 2;
-/// An attacker ends, and another takes its place, after so many steps at most.
+/// The most steps that one attacker makes. Then it ends, and another takes its place.
 const STEPS: u64 = 3000;
-/// Nobody waits longer for the daemon, or for a peer that is no attacker, on a machine whose CPUs are all busy.
+/// The longest time that a program may wait for the daemon, or for a peer that is not an attacker, on a machine whose CPUs are
+/// all busy.
 const BOUND: Duration = Duration::from_secs(2);
-/// An ordinary user.
+/// The user id of an ordinary user.
 const NOBODY: u32 = 65534;
 
 const CONFIG: &str = "
@@ -60,13 +62,13 @@ impl Random {
     }
 }
 
-/// All that one attack has.
+/// The state of one attacker.
 struct Attack {
     random: Random,
     attached: Option<Attached>,
-    /// Descriptors that it was handed: memory, events, doorbells.
+    /// Descriptors that the attacker has received: memory, eventfds, doorbells.
     handed: VecDeque<OwnedFd>,
-    /// Connections and epolls that are left lying about.
+    /// Connections and epolls that the attacker leaves open.
     litter: VecDeque<OwnedFd>,
     back: Option<wire::Attach>,
     socket: std::path::PathBuf,
@@ -141,7 +143,7 @@ impl Attack {
             let header = Header { kind, flags: 0, request: n as u32 + 1 };
             let _ = packet::send::<OwnedFd>(fd.as_fd(), &[header.as_bytes(), body].concat(), &[]);
         }
-        // What comes back is read like anybody else's, if it comes.
+        // The attacker reads the answers like any client, if they come.
         let mut answers = Vec::new();
         while answers.len() < 2 && readable(&fd, BOUND) {
             let Ok(answer) = packet::receive(fd.as_fd(), wire::MAX_PACKET, 8) else { return };
@@ -206,8 +208,8 @@ impl Attack {
         }
     }
 
-    /// What can be done to the segment's file, but for truncating one that VMs have: that is what `allow_users` trusts
-    /// programs with (docs/threat-model.md).
+    /// Does to the segment's file what an attached program can do, except that it does not truncate a file that VMs have:
+    /// `allow_users` trusts programs not to do that (docs/threat-model.md).
     fn file(&mut self) {
         let alone = self.attached.as_ref().is_some_and(|a| a.back.segment == name("alone"));
         let (what, at) = (self.random.below(6), self.random.below(8 << 20) & !4095);
@@ -232,12 +234,12 @@ impl Attack {
             0 => rustix::net::shutdown(fd, Shutdown::Read),
             1 => rustix::net::shutdown(fd, Shutdown::Write),
             2 => sockopt::set_socket_recv_buffer_size(fd, 0),
-            3 => packet::send(fd.as_fd(), &[0; 8], &[fd]), // Itself, so that it would hold itself.
+            3 => packet::send(fd.as_fd(), &[0; 8], &[fd]), // The connection is sent over itself, so that it would hold itself open.
             _ => packet::send::<OwnedFd>(fd.as_fd(), &vec![7; wire::MAX_PACKET], &[]),
         };
     }
 
-    /// Asks for much and reads nothing.
+    /// Sends many requests and does not read the answers.
     fn flood(&mut self) {
         let Some(attached) = &mut self.attached else { return };
         let _ = rustix::io::ioctl_fionbio(&attached.client.fd, true);
@@ -250,7 +252,7 @@ impl Attack {
         self.drop_connection();
     }
 
-    /// The connection stays open, and is never read.
+    /// Gives up the connection, which stays open and is never read.
     fn drop_connection(&mut self) {
         if let Some(mut attached) = self.attached.take() {
             self.litter.push_back(attached.take_connection());
@@ -271,7 +273,7 @@ impl Attack {
         }
     }
 
-    /// Epolls of epolls on what it was handed.
+    /// Makes nested epolls that watch the received descriptors.
     fn nest(&mut self) {
         let Ok(outer) = epoll::create(epoll::CreateFlags::CLOEXEC) else { return };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -286,7 +288,7 @@ impl Attack {
         self.litter.push_back(outer);
     }
 
-    /// A process that holds all that this one has, for a moment.
+    /// Starts a process that holds a copy of the connection for a moment.
     fn fork(&mut self) {
         let Some(attached) = &self.attached else { return };
         let inherited = attached.client.fd.try_clone().unwrap();
@@ -297,7 +299,7 @@ impl Attack {
         }
     }
 
-    /// Requests that make sense, mostly.
+    /// Sends one of the requests that mostly make sense.
     fn ask(&mut self) {
         let (what, nonce, number) = (self.random.below(8), self.random.below(50), self.random.below(64));
         let at = name(&format!("n{}", self.random.below(20)));
@@ -346,7 +348,7 @@ impl Attack {
         };
         let request = attached.client.try_send(kind, &body);
         let Some(request) = request else { return self.drop_connection() };
-        // The answer, and the descriptors that come with it or before it.
+        // Wait for the answer, and keep all descriptors that arrive until then.
         let until = Instant::now() + BOUND;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -368,7 +370,7 @@ impl Attack {
 
     fn leave(&mut self) {
         if self.random.below(2) == 0 {
-            self.attached = None; // With DETACH.
+            self.attached = None; // Dropping it sends `DETACH`.
         } else if let Some(attached) = self.attached.take() {
             attached.hang_up();
         }
@@ -380,7 +382,7 @@ impl Attack {
         }
     }
 
-    /// Another's endpoint, with a token that is not its.
+    /// Tries to attach next time as another program's endpoint, with a token that is not of that endpoint.
     fn steal(&mut self) {
         let number = self.random.below(20) as u32;
         if let Some(back) = &mut self.back {
@@ -389,7 +391,7 @@ impl Attack {
         self.drop_connection();
     }
 
-    /// Connections that say nothing.
+    /// Opens connections and sends nothing over them.
     fn connect(&mut self) {
         for _ in 0..5 {
             self.litter.extend(packet::connect_to(&self.socket));
@@ -412,12 +414,12 @@ fn start_attacker(daemon: &Daemon, seed: u64) -> Child {
 #[test]
 fn an_ordinary_user_who_does_what_the_kernel_allows_disturbs_nobody_else() {
     let mut daemon = Daemon::prepare("", CONFIG);
-    // Anybody may connect.
+    // Let any user connect.
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(daemon.dir.path(), all).unwrap();
     daemon.start();
     let options = |mode| AttachOptions { socket: daemon.socket(), mode, ..AttachOptions::default() };
-    // Two programs in another segment, asleep between messages.
+    // Two programs in another segment, which sleep between messages.
     let server = Endpoint::attach_with("other", &options(WaitMode::Interrupt)).unwrap();
     let listener = server.listen::<MessageChannel>("echo").unwrap();
     let echo = std::thread::spawn(move || {
@@ -432,7 +434,7 @@ fn an_ordinary_user_who_does_what_the_kernel_allows_disturbs_nobody_else() {
     let client = Endpoint::attach_with("other", &options(WaitMode::Interrupt)).unwrap();
     let mut channel: MessageChannel = client.connect("echo").unwrap();
     channel.set_timeout(Some(WATCHDOG));
-    // An honest program in the attackers' segment, which sends to whoever listens there.
+    // An honest program in the attackers' segment. It sends to any listener there.
     let victim = Endpoint::attach_with("open", &options(WaitMode::Interrupt)).unwrap();
 
     let base = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
@@ -468,7 +470,7 @@ fn an_ordinary_user_who_does_what_the_kernel_allows_disturbs_nobody_else() {
         for attacker in &mut attackers {
             let ended = attacker.try_wait().unwrap().is_some();
             if ended || rounds.is_multiple_of(50) {
-                // Some end by themselves, some in the middle of something.
+                // Some attackers end by themselves, others are killed in the middle of an action.
                 let _ = rustix::process::kill_process(Pid::from_child(attacker), Signal::KILL);
                 attacker.wait().unwrap();
                 *attacker = next(&daemon);
@@ -493,7 +495,7 @@ fn an_ordinary_user_who_does_what_the_kernel_allows_disturbs_nobody_else() {
     assert!(daemon.log().matches("name=evil").count() > 5, "too few attacks to prove anything");
     drop((channel, client));
     echo.join().unwrap();
-    // Nothing of the attackers is left.
+    // Nothing of the attackers may be left.
     wait_for("the end of their endpoints", || {
         let status = daemon.inspect();
         status["endpoints"].as_array()?.iter().all(|e| e["name"] != "evil").then_some(())

@@ -1,4 +1,4 @@
-//! Bad configuration: one line that says what, where and the fix.
+//! Bad configuration: the daemon prints one line that says what is wrong, where, and how to fix it.
 
 mod support;
 
@@ -10,12 +10,13 @@ use zerocopy::IntoBytes;
 
 const HOST: &str = "members = [\"host\"]\n";
 
-/// Neither `--check` nor a start accepts it; each says one line with all of `says`.
+/// Checks that neither `--check` nor a start accepts the configuration, and that each prints one line that contains all of
+/// `says`.
 fn refused(daemon: &Daemon, says: &[&str]) {
     for args in [&["--check"][..], &[]] {
         let output = daemon.output(args);
         let text = String::from_utf8(output.stderr).unwrap();
-        // A start logs what it does before; the last line is the error.
+        // A start logs other lines first; the last line is the error.
         let error = text.lines().last().unwrap_or_default();
         assert!(!output.status.success(), "{args:?} accepts it");
         assert!(error.starts_with("ginneld: "), "{text}");
@@ -28,7 +29,7 @@ fn refused(daemon: &Daemon, says: &[&str]) {
 }
 
 #[test]
-fn what_the_file_says_wrong() {
+fn mistakes_in_the_file_are_reported_with_their_place_and_a_fix() {
     let s = |rest: &str| format!("[segment.web]\n{HOST}{rest}\n");
     let cases: &[(&str, String, &[&str])] = &[
         ("", "[vm.a]\n[vm.a]\n".into(), &["ginneld.toml:7", "duplicate key", "a"]),
@@ -82,7 +83,8 @@ fn what_the_file_says_wrong() {
     }
 }
 
-/// `--check` does not accept it. A start serves all the rest, and says what is wrong to whoever asks.
+/// Checks that `--check` does not accept the configuration, and that a start serves all other segments and says what is wrong
+/// to each client that asks.
 fn out_of_service(daemon: &mut Daemon, says: &[&str]) {
     let output = daemon.output(&["--check"]);
     let checked = String::from_utf8(output.stderr).unwrap();
@@ -106,7 +108,7 @@ fn out_of_service(daemon: &mut Daemon, says: &[&str]) {
 const OTHER: &str = "[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n";
 
 #[test]
-fn a_segment_that_cannot_be_made_keeps_no_other_from_being_served() {
+fn a_segment_that_cannot_be_made_does_not_stop_the_others() {
     let cases: &[(&str, &[&str])] = &[
         ("size = \"4M\"\nbacking = \"/proc\"", &["/proc/ginnel-web", "tmpfs"]),
         ("size = \"4M\"\nbacking = \"/no/such/folder\"", &["/no/such/folder", "create the folder"]),
@@ -118,18 +120,18 @@ fn a_segment_that_cannot_be_made_keeps_no_other_from_being_served() {
 }
 
 #[test]
-fn a_name_that_somebody_else_has_taken_is_served_when_it_is_free() {
+fn a_segment_whose_file_name_is_taken_is_served_when_the_name_is_free() {
     let mut daemon = Daemon::prepare(
         "",
         &format!("[vm.a]\n[segment.web]\nsize = \"4M\"\nmembers = [\"host\", \"a\"]\n{OTHER}"),
     );
     std::fs::create_dir(daemon.shm("web")).unwrap();
-    // So is the socket of a VM.
+    // The socket of a VM is treated in the same way.
     std::fs::create_dir_all(daemon.run("a.sock/x")).unwrap();
     daemon.start();
     let other = daemon.attach("other", "a");
     assert_eq!(daemon.client().attach("web", "a").err().unwrap().code, ErrorCode::BROKEN.0);
-    // A restart loses nothing of the others either.
+    // A restart loses nothing of the other segments either.
     daemon.restart();
     assert_eq!(daemon.client().attach_as(other.back).unwrap().wire.epoch, other.wire.epoch);
     std::fs::remove_dir(daemon.shm("web")).unwrap();
@@ -140,7 +142,7 @@ fn a_name_that_somebody_else_has_taken_is_served_when_it_is_free() {
 }
 
 #[test]
-fn where_the_file_is() {
+fn a_missing_configuration_file_is_reported() {
     let daemon = Daemon::prepare("", "");
     let config = daemon.config();
     std::fs::remove_file(&config).unwrap();
@@ -150,7 +152,7 @@ fn where_the_file_is() {
 }
 
 #[test]
-fn a_socket_path_that_is_too_long() {
+fn a_socket_path_that_is_too_long_is_refused() {
     let daemon = Daemon::prepare("", "");
     let long = daemon.dir.path().join("d".repeat(90));
     let text = std::fs::read_to_string(daemon.config()).unwrap();
@@ -163,7 +165,7 @@ fn a_socket_path_that_is_too_long() {
     std::fs::write(daemon.config(), text).unwrap();
     refused(&daemon, &["daemon.runtime_dir", "107", "shorter"]);
     let daemon = Daemon::prepare("", &format!("[vm.{}]\n", "v".repeat(63)));
-    // Its folder is short enough for the daemon's socket, not for this VM's.
+    // The folder's path is short enough for the daemon's socket, but not for the socket of this VM.
     let dir = daemon.dir.path().as_os_str().len();
     assert!(dir + "/run/ginnel.sock".len() < 107, "the test's folder is long itself");
     if dir + "/run/.sock".len() + 63 > 107 {
@@ -172,7 +174,7 @@ fn a_socket_path_that_is_too_long() {
 }
 
 #[test]
-fn segment_files_that_are_not_ours() {
+fn segment_files_of_others_are_not_used() {
     let config = format!("[segment.web]\nsize = \"4M\"\n{HOST}{OTHER}");
     let mut daemon = Daemon::prepare("", &config);
     let file = daemon.shm("web");
@@ -208,7 +210,7 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
     let mut daemon = Daemon::start_new(&config("4M"));
     let a = daemon.attach("web", "a");
     daemon.kill();
-    // It is known and in use: the daemon serves what it can, and says what is wrong.
+    // The segment is known and in use: the daemon serves what it can, and says what is wrong.
     std::fs::remove_file(daemon.shm("web")).unwrap();
     daemon.start();
     assert!(daemon.log().contains("is missing, and programs or VMs use it"), "{}", daemon.log());
@@ -217,7 +219,7 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
     let (back, fds) = client.ask::<wire::Attached>(Kind::ATTACH, a.back.as_bytes(), Kind::ATTACHED).unwrap();
     assert_eq!((back.fds.0, fds.len()), (Fds::EVENT, 1), "there is no memory to give");
     client.ask::<[u8; 0]>(Kind::DETACH, &[], Kind::OK).unwrap();
-    // Nobody uses it any more: it is made anew.
+    // Nobody uses the segment any more, so it is made anew.
     wait_for("its end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
     daemon.kill();
     daemon.write_config("", &config("8M"));
@@ -226,7 +228,7 @@ fn a_segment_in_use_cannot_change_its_size_or_lose_its_file() {
 }
 
 #[test]
-fn what_is_good_is_said_to_be_and_done_as_told() {
+fn a_good_configuration_is_accepted_and_applied() {
     let config = "[vm.a]\nsocket_mode = \"0600\"\nhome = \"3M\"\n\
                   [segment.web]\nsize = \"5M\"\nmemory = \"bar\"\nmembers = [\"host\", \"a\"]\nmode = \"0640\"\nowner = 0\ngroup = \"daemon\"\n";
     let mut daemon = Daemon::prepare("socket_mode = \"0600\"\n", config);
@@ -248,12 +250,12 @@ fn what_is_good_is_said_to_be_and_done_as_told() {
         assert_eq!(std::fs::metadata(daemon.run(socket)).unwrap().mode() & 0o777, 0o600);
     }
     assert_eq!(std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().mode() & 0o777, 0o600);
-    // The configuration as it was before the segment was made, when it is there.
+    // The configuration is also accepted when the segment already exists.
     assert!(daemon.output(&["--check"]).status.success());
 }
 
 #[test]
-fn what_is_no_longer_declared_goes() {
+fn members_and_segments_that_are_no_longer_declared_are_removed() {
     let mut daemon = Daemon::start_new(&format!(
         "[vm.a]\n[vm.b]\n[segment.web]\nsize = \"4M\"\n{HOST}[segment.old]\nsize = \"4M\"\n{HOST}"
     ));
@@ -291,14 +293,14 @@ fn what_is_no_longer_declared_goes() {
 }
 
 #[test]
-fn the_example_is_good_and_says_the_defaults() {
+fn the_example_is_valid_and_states_the_defaults() {
     use ginnel_daemon::host::config::Config;
     let text = include_str!("../../../packaging/ginneld.toml");
     let path = std::path::Path::new("ginneld.toml");
     let example = Config::parse(text, path).unwrap();
     assert_eq!((example.vms.len(), example.segments.len()), (2, 3));
-    // The lines that are commented out say what holds without them, but for accounts, which may not exist here, and for
-    // what nothing stands for.
+    // The commented-out lines state the defaults, so uncommenting them changes nothing. Excepted are lines that name accounts,
+    // which may not exist here, and lines of settings that have no default.
     let words = |line: &str| {
         line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
     };
@@ -320,16 +322,16 @@ fn the_example_is_good_and_says_the_defaults() {
     assert_eq!(Config::parse(&uncommented.join("\n"), path).unwrap(), example);
 }
 
-/// While somebody may need the daemon, a mistake in its configuration costs nobody anything.
+/// While somebody may need the daemon, a mistake in its configuration has no effect on running programs.
 #[test]
-fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
+fn with_a_keeper_a_mistake_in_the_file_leaves_the_last_accepted_one_in_force() {
     const GOOD: &str = "[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n";
     let mut daemon = Daemon::start_new(GOOD);
     let mut a = daemon.attach("web", "a");
     a.listen("x").unwrap();
     let says = |daemon: &Daemon| daemon.inspect()["daemon"]["config_mistake"].clone();
     assert!(says(&daemon).is_null());
-    // What cannot be understood at all, a line that does not exist, and a value that makes no sense.
+    // A syntax error, an unknown key, and a value that makes no sense.
     let broken = [format!("{GOOD}[oops\n"), "mistake = 1\n".into(), GOOD.replace("8M", "8 tons")];
     for (n, broken) in broken.iter().enumerate() {
         daemon.kill();
@@ -341,7 +343,7 @@ fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
         b.connect("x").unwrap();
         assert_eq!(daemon.log().matches("accepted last is served").count(), n + 1);
     }
-    // What is accepted last is not what was broken.
+    // The configuration that is in force is the one that was accepted last, not one with a mistake.
     daemon.kill();
     let more = format!("{GOOD}[segment.more]\nsize = \"8M\"\nmembers = [\"host\"]\n");
     daemon.write_config("", &more);
@@ -353,7 +355,7 @@ fn a_mistake_in_the_file_does_not_count_while_there_is_a_keeper() {
     daemon.attach("more", "c");
 }
 
-/// Whoever has made room for a segment need not wait for the next of the tries that the daemon makes by itself.
+/// An operator who has made room for a segment need not wait until the daemon tries by itself again.
 #[test]
 fn a_segment_out_of_service_is_tried_again_when_it_is_added_again() {
     let mut daemon = Daemon::prepare("", &format!("[segment.web]\nsize = \"4M\"\n{HOST}{OTHER}"));
@@ -367,7 +369,7 @@ fn a_segment_out_of_service_is_tried_again_when_it_is_added_again() {
     let refused = add("4M").unwrap_err();
     assert!(refused.text.contains("ginnel-web"), "{}", refused.text);
     assert_eq!(add("8M").unwrap_err().code, ErrorCode::IN_USE.0);
-    // The daemon has tried just now, and does so again in some seconds.
+    // The daemon has just tried, and would try again only in some seconds.
     let tried = daemon.log().matches("stays out of service").count();
     std::fs::remove_dir(daemon.shm("web")).unwrap();
     let added: serde_json::Value = serde_json::from_str(&add("4M").unwrap()).unwrap();

@@ -1,4 +1,5 @@
-//! DAX info blocks: written, looked at before a guest's kernel does, and repaired; and members that may only read.
+//! DAX info blocks: the daemon writes them, checks them before a guest's kernel reads them, and repairs them. Also members that
+//! may only read.
 
 mod support;
 
@@ -37,7 +38,7 @@ fn read(daemon: &Daemon, segment: &str) -> InfoBlock {
     InfoBlock::read_from_bytes(&bytes).unwrap()
 }
 
-/// What a member with power over its kernel can do.
+/// Damages the info block, as a member with power over its own kernel can do.
 fn damage(daemon: &Daemon, segment: &str, change: impl Fn(&mut InfoBlock)) {
     let mut block = read(daemon, segment);
     change(&mut block);
@@ -59,7 +60,7 @@ fn is_right(daemon: &Daemon, segment: &str, size: u64, page: u32) {
 }
 
 #[test]
-fn a_segment_has_the_block_of_its_kind() {
+fn a_dax_segment_has_an_info_block_and_a_bar_segment_has_none() {
     let daemon = Daemon::start_with(VECTORS, CONFIG);
     is_right(&daemon, "web", 18 << 20, 2 << 20);
     is_right(&daemon, "small", 16 << 20, 4096);
@@ -94,7 +95,7 @@ fn a_segment_has_the_block_of_its_kind() {
 fn a_header_that_a_member_destroys_is_written_again() {
     let daemon = Daemon::start_with(VECTORS, CONFIG);
     let destroy = |segment| {
-        // What making RAM of the device does, among other things.
+        // Making RAM of the device does this, among other things.
         let file = File::options().write(true).open(daemon.shm(segment)).unwrap();
         file.write_all_at(&[0x5a; 100], RESERVED).unwrap();
     };
@@ -117,7 +118,7 @@ fn a_header_that_a_member_destroys_is_written_again() {
 type Change = fn(&mut InfoBlock);
 
 #[test]
-fn whichever_field_is_damaged_it_is_repaired_and_named() {
+fn a_damaged_field_is_repaired_and_named_in_the_log() {
     let daemon = Daemon::start_with(VECTORS, CONFIG);
     let fields: [(&str, Change); 17] = [
         ("signature", |b| b.signature[0] ^= 1),
@@ -136,14 +137,14 @@ fn whichever_field_is_damaged_it_is_repaired_and_named() {
         ("page_struct_size", |b| b.page_struct_size = 56),
         ("padding", |b| b.padding[3993] = 1),
         ("checksum", |b| b.checksum ^= 1 << 63),
-        // What `ndctl destroy-namespace -f` does.
+        // `ndctl destroy-namespace -f` does this.
         ("signature", |b| *b = InfoBlock::new_zeroed()),
     ];
     for (n, (field, change)) in fields.into_iter().enumerate() {
         damage(&daemon, "web", |block| {
             change(block);
             if n % 2 == 0 && field != "checksum" {
-                block.checksum = block.sum(); // Whoever knows what it does makes the sum fit.
+                block.checksum = block.sum(); // A skilled attacker makes the checksum fit.
             }
         });
         assert_eq!(shown(&daemon, "web")["info_block_repairs"], json!(n + 1), "{field}");
@@ -156,14 +157,14 @@ fn whichever_field_is_damaged_it_is_repaired_and_named() {
         assert!(said[n].contains(&format!("its {field} is ")), "{field}: {}", said[n]);
     }
     assert!(daemon.log().contains("its mode is 0x2 and should be 0x1"));
-    // Whoever has no block has none to be repaired.
+    // A segment without an info block needs no repair.
     damage(&daemon, "plain", |block| block.mode = 2);
     assert_eq!(shown(&daemon, "plain")["info_block_repairs"], json!(0));
     assert_eq!(read(&daemon, "plain").mode, 2);
 }
 
 #[test]
-fn it_is_repaired_before_a_guests_kernel_looks() {
+fn an_info_block_is_repaired_before_a_guests_kernel_reads_it() {
     let mut daemon = Daemon::start_with(VECTORS, CONFIG);
     let uuid = uuid(&daemon, "web");
     let spoil = |daemon: &Daemon| damage(daemon, "web", |block| (block.mode, block.checksum) = (2, 0));
@@ -173,7 +174,7 @@ fn it_is_repaired_before_a_guests_kernel_looks() {
     daemon.restart();
     assert!(is_right(&daemon), "the daemon's start");
 
-    // QEMU is answered when it is done: it makes the guest only then.
+    // QEMU gets its answer after the repair, and makes the guest only then.
     spoil(&daemon);
     damage(&daemon, "small", |block| block.mode = 2);
     let qemu = Qemu::join(&daemon.run("vm-a.sock"), 4);
@@ -203,16 +204,16 @@ fn it_is_repaired_before_a_guests_kernel_looks() {
 }
 
 #[test]
-fn what_is_in_use_keeps_its_kind() {
+fn a_segment_in_use_keeps_its_memory_kind() {
     let mut daemon = Daemon::start_with(VECTORS, CONFIG);
     let qemu = Qemu::join(&daemon.run("vm-a.sock"), 4);
     daemon.kill();
-    // Sizes that fit both kinds, so that nothing else is wrong.
+    // Sizes that fit both kinds of memory, so that only the kind has changed.
     let swapped = CONFIG.replace("\"5M\"\nmemory = \"bar\"", "\"8M\"");
     assert_ne!(swapped, CONFIG);
     daemon.write_config(VECTORS, &swapped);
     daemon.start();
-    // The test's process stands for QEMU, and lives.
+    // The test's own process counts as the QEMU, and it is alive.
     assert_eq!(shown(&daemon, "plain")["memory"], json!("bar"));
     assert_eq!(read(&daemon, "plain"), InfoBlock::new_zeroed());
     assert!(daemon.log().contains("`memory` and `page` stay as they are"), "{}", daemon.log());
@@ -222,7 +223,7 @@ fn what_is_in_use_keeps_its_kind() {
 }
 
 #[test]
-fn readers_read() {
+fn readers_can_read_but_not_write() {
     let config = "
 [vm.vm-a]
 [vm.vm-b]
@@ -232,7 +233,7 @@ members = [\"vm-a\"]
 readers = [\"host\", \"vm-b\"]
 ";
     let mut daemon = Daemon::start_with(VECTORS, config);
-    // `attach` looks what the descriptor allows.
+    // `attach` checks what the descriptor allows.
     let mut host = daemon.attach("news", "reader");
     assert_eq!((host.wire.access, host.wire.kind), (Access::READ_ONLY, MappingKind::FILE));
     assert_eq!((host.wire.map_offset, host.memory.load_acquire_u64(0)), (RESERVED, MAGIC));
@@ -257,7 +258,7 @@ readers = [\"host\", \"vm-b\"]
     assert_eq!(refused.0, ErrorCode::READ_ONLY.0);
     writer.send(RelayKind::CLOSE, 0, &[]);
 
-    // All of it is in the journal, for the next daemon.
+    // All of this is in the journal, so the next daemon knows it.
     daemon.restart();
     let back = daemon.client().attach_as(host.back).unwrap();
     assert_eq!(back.wire.access, Access::READ_ONLY);
@@ -277,7 +278,7 @@ fn a_writer_that_becomes_a_reader_loses_its_channels() {
 }
 
 #[test]
-fn one_in_use_stays_smaller_than_what_a_vm_takes() {
+fn a_segment_in_use_keeps_a_size_that_is_too_small_for_a_vm() {
     let config = |members: &str| format!("[vm.vm-a]\n[segment.web]\nsize = \"4M\"\nmembers = [{members}]\n");
     let mut daemon = Daemon::start_with(VECTORS, &config("\"host\""));
     let host = daemon.attach("web", "who");

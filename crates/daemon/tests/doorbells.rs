@@ -1,5 +1,5 @@
-//! What programs and VMs may ring, and what a hostile holder of a doorbell can do: nothing to the daemon, nothing to its
-//! peers' sends, and nothing to other segments.
+//! What programs and VMs may ring. A hostile holder of a doorbell can neither block the daemon, nor the sends of its peers, nor
+//! reach other segments.
 
 mod support;
 
@@ -22,13 +22,13 @@ size = \"8M\"
 members = [\"host\"]
 ";
 
-/// Makes every later write to an eventfd block, as any holder of it can.
+/// Makes every later write to an eventfd block, as any holder of the eventfd can.
 fn spoil(event: &OwnedFd) {
     fcntl_setfl(event, OFlags::empty()).unwrap();
     rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
 }
 
-/// Runs it in a thread, and fails when it does not come back.
+/// Runs a closure in a thread, and fails if it does not return.
 fn does_not_hang<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || drop(done.send(run())));
@@ -44,10 +44,10 @@ fn a_program_that_fills_its_doorbell_does_not_hang_the_daemon() {
     let channel = peer.connect("x").unwrap();
     hostile.incoming();
     spoil(&hostile.event);
-    // The daemon rings the hostile program: its peer has closed the channel.
+    // The daemon rings the hostile program because its peer has closed the channel.
     peer.close(channel.wire.channel).unwrap();
     daemon.attach("db", "other").listen("y").unwrap();
-    // A successor has the same open file description from the keeper.
+    // The next daemon gets the same open file description from the keeper.
     daemon.restart();
     let mut peer = daemon.client().attach_as(peer.back).unwrap();
     let mut hostile = daemon.client().attach_as(hostile.back).unwrap();
@@ -68,7 +68,7 @@ fn a_program_that_fills_its_doorbell_does_not_hang_a_peers_send() {
     let mut channel: MessageChannel = endpoint.connect("x").unwrap();
     let theirs = hostile.incoming();
     spoil(&hostile.event);
-    // It sleeps, as far as the sender can see.
+    // To the sender, the hostile program seems to sleep.
     let armed = ginnel_layout::ring::DATA_ARMED;
     ginnel_shmem::SharedMemory::store_release_u32(&theirs.input, armed, 1);
     does_not_hang("a send to a spoiled doorbell", move || {
@@ -83,7 +83,8 @@ fn a_doorbell_serves_one_segment() {
     let daemon = Daemon::start_new(TWO);
     let web: Vec<Attached> = (0..20).map(|_| daemon.attach("web", "w")).collect();
     let db: Vec<Attached> = (0..20).map(|_| daemon.attach("db", "d")).collect();
-    // Whatever is done to all that programs of one segment hold, the others hear nothing of it, and hear all that they should.
+    // Whatever is done to all doorbells of the programs in one segment, programs of the other segment hear nothing of it, and
+    // hear everything that is meant for them.
     for attached in &web {
         rustix::io::write(&attached.event, &1u64.to_ne_bytes()).unwrap();
     }
@@ -93,7 +94,8 @@ fn a_doorbell_serves_one_segment() {
     assert!(vectors(&web).is_disjoint(&vectors(&db)));
     assert!(vectors(&web).len() > 1, "not all wake for one");
 
-    // Nor does the daemon hand out a doorbell of another segment, whatever stands in shared memory.
+    // The daemon does not hand out a doorbell of another segment either, whatever vector the program has found in shared
+    // memory.
     let mut asking = web.into_iter().next().unwrap();
     for vector in vectors(&db).into_iter().chain([0, 31, 0xffff]) {
         let wish = wire::BellOf { bell: vector, reserved: 0 };
@@ -119,7 +121,7 @@ fn doorbells_of_the_host_outlive_the_daemon_and_the_keeper() {
     );
 }
 
-/// As many VMs as a greeting that does not fit into a socket needs.
+/// Returns a configuration with so many VMs that their greeting can be too long for a socket.
 fn many(vms: usize) -> String {
     let names: Vec<String> = (0..vms).map(|n| format!("vm-{n}")).collect();
     let declared: String = names.iter().map(|name| format!("[vm.{name}]\n")).collect();
@@ -128,10 +130,10 @@ fn many(vms: usize) -> String {
 }
 
 #[test]
-fn a_vm_whose_daemon_is_killed_while_it_joins_has_its_interrupts_and_rings_by_way_of_the_next() {
+fn a_vm_that_joins_while_the_daemon_is_killed_gets_interrupts_and_rings_through_the_next_daemon() {
     let mut daemon = Daemon::start_with("vectors = 17\n", &many(130));
     let socket = std::os::unix::net::UnixStream::connect(daemon.run("vm-0.sock")).unwrap();
-    // The daemon has seen it, and nothing was read.
+    // The daemon has accepted the VM's connection, and the VM has not read anything.
     wait_for("the VM", || {
         let status = daemon.inspect();
         status["members"].as_array()?.iter().any(|m| m["name"] == "vm-0" && m["live"] == true).then_some(())
@@ -149,11 +151,11 @@ fn a_vm_whose_daemon_is_killed_while_it_joins_has_its_interrupts_and_rings_by_wa
     host.listen("there").unwrap();
     let out = guest.connect(1, "there").unwrap();
     host.incoming();
-    // As far as the daemon knows, its QEMU has no doorbells of others.
+    // As far as the daemon knows, this QEMU has no doorbells of other members.
     assert_eq!((out.bell_kind, out.bell), (BellKind::REGISTER, 0));
     guest.qemu.ring(0, 0);
     assert!(readable(&host.event, WATCHDOG));
-    // It has its own.
+    // It has its own vectors.
     host.connect("here").unwrap().ring();
     assert!(guest.qemu.is_rung(attached.vector, WATCHDOG));
 }

@@ -1,5 +1,5 @@
-//! A disk without room for the journal: what cannot be recorded is refused, and the next daemon gives nothing to anybody
-//! that belongs to somebody else.
+//! A disk without room for the journal: requests that cannot be recorded are refused, and the next daemon allocates nothing to
+//! anybody that belongs to somebody else.
 
 mod support;
 
@@ -15,11 +15,11 @@ use zerocopy::{FromZeros, IntoBytes};
 const WEB: &str = "[vm.a]\n[segment.web]\nsize = \"16M\"\nmembers = [\"host\", \"a\"]\n\
                    [limits]\nchannels_per_endpoint = 65536\nchannels_per_member = 65536\nbacklog = 65536\n";
 
-/// A small file system, as long as this lives.
+/// A small file system, mounted as long as this value lives.
 struct Disk(PathBuf);
 
 impl Disk {
-    /// None if this user may not mount one.
+    /// Mounts a tmpfs of 4 MiB. Returns `None` if this user may not mount file systems.
     fn mount(at: PathBuf) -> Option<Self> {
         std::fs::create_dir_all(&at).unwrap();
         let mounted =
@@ -47,7 +47,7 @@ impl Drop for Disk {
     }
 }
 
-/// A process that ends with this.
+/// A process that is killed when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -61,12 +61,12 @@ fn back(daemon: &Daemon, old: &Attached) -> Attached {
     daemon.client().attach_as(old.back).unwrap()
 }
 
-/// Bytes of the segment that a channel has.
+/// Returns the range of bytes in the segment that a channel occupies.
 fn place(channel: &wire::Channel) -> std::ops::Range<u64> {
     channel.offset..channel.offset + channel.capacities().footprint() as u64
 }
 
-/// Listens and ends it, until that is refused.
+/// Makes and ends listeners until the daemon refuses one, and returns the refusal.
 fn use_up(a: &mut Attached) -> Refused {
     for _ in 0..10_000 {
         let listener = match a.listen("y") {
@@ -79,7 +79,7 @@ fn use_up(a: &mut Attached) -> Refused {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() -> std::io::Result<()> {
+fn requests_that_cannot_be_recorded_are_refused_and_nothing_is_allocated_twice() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
     let disk = Disk::mount(daemon.dir.path().join("state"));
     vmtest::require!(disk.is_some(), "only root can mount a file system");
@@ -89,7 +89,7 @@ fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() -> std::io::R
     b.listen("x").unwrap();
     let mut live = vec![a.connect("x").unwrap().wire];
     disk.fill();
-    // Each of these is either known to the next daemon or refused.
+    // Each of these requests is either known to the next daemon or refused.
     while live.len() < 20
         && let Ok(channel) = a.connect("x")
     {
@@ -107,7 +107,7 @@ fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() -> std::io::R
             .code,
     ];
     assert_eq!(others, [ErrorCode::UNRECORDED.0; 3]);
-    // What ends something happens, and what is there is served.
+    // Requests that end something are executed, and existing objects are served.
     let closed = live.remove(0);
     a.close(closed.channel).unwrap();
     assert_eq!(daemon.inspect()["endpoints"].as_array().unwrap().len(), 2);
@@ -117,20 +117,20 @@ fn what_cannot_be_recorded_is_refused_and_nothing_is_given_twice() -> std::io::R
     qemu.read_exact(&mut version).unwrap();
     assert_eq!(i64::from_le_bytes(version), -1);
 
-    // The next daemon starts, although its disk is full, and knows all of them.
+    // The next daemon starts although its disk is full, and knows all channels.
     daemon.restart();
     let (mut a, mut b) = (back(&daemon, &a), back(&daemon, &b));
     assert_eq!(a.connect_as("x", 100, 4096).err().unwrap().code, ErrorCode::UNRECORDED.0);
     let known = daemon.inspect()["channels"].as_array().unwrap().len();
     assert!(known >= live.len(), "{known} of {} are known", live.len());
 
-    // With room it goes on by itself, and gives nothing away that is in use.
+    // When there is room, the daemon goes on by itself, and allocates nothing that is in use.
     disk.make_room();
     let new = wait_for("a new channel", || a.connect_as("x", 101, 4096).ok());
     for channel in &live {
         assert!(place(&new.wire).is_disjoint_from(&place(channel)), "{:?} was given twice", place(channel));
     }
-    // That is in the journal again.
+    // The changes are in the journal again.
     daemon.restart();
     (a, b) = (back(&daemon, &a), back(&daemon, &b));
     for channel in &live {
@@ -152,7 +152,7 @@ impl Disjoint for std::ops::Range<u64> {
 }
 
 #[test]
-fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> {
+fn a_failed_write_to_the_journal_answers_nobody_and_allocates_nothing() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
     let script = format!(
         "trap '' XFSZ; exec {} host --config {}",
@@ -166,7 +166,7 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> 
     wait_for("the daemon", || ginnel_daemon::packet::connect_to(&daemon.socket()).ok());
     let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
     b.listen("x").unwrap();
-    // An error that no reserve prevents: the file must not become longer, in the middle of a record.
+    // This error cannot be prevented by a reserve: the file may not grow any further, in the middle of a record.
     let journal = std::fs::metadata(daemon.dir.path().join("state/journal")).unwrap().len();
     let limit = format!("--fsize={}", journal + 1500);
     let limited = Command::new("prlimit").args(["--pid", &child.0.id().to_string(), &limit]).status();
@@ -194,7 +194,7 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> 
         assert!(live.len() < 1000, "all were granted");
     };
     let wish = unanswered.expect("only channels were recorded, so it is the record of one that fails");
-    // Asking again, or coming back, does not help.
+    // Asking again or coming back does not help.
     let back_then = a.back;
     let refused = daemon.client().attach_as(back_then).err().unwrap();
     assert_eq!(refused.code, ErrorCode::UNRECORDED.0, "{}", refused.text);
@@ -215,7 +215,7 @@ fn a_write_that_fails_answers_nobody_and_gives_nothing() -> std::io::Result<()> 
     for channel in &live {
         assert!(place(&new.wire).is_disjoint_from(&place(channel)), "{:?} was given twice", place(channel));
     }
-    // The one that nobody was told of.
+    // At most one channel more exists, the one whose request was not answered.
     assert!(daemon.inspect()["channels"].as_array().unwrap().len() <= live.len() + 2);
     Ok(())
 }

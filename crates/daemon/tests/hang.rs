@@ -1,4 +1,4 @@
-//! Guests whose daemon says nothing, and the QEMU that stops them.
+//! Guests whose daemon does not answer, and the QEMU that stops them.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn hangs(daemon: &Daemon) -> bool {
 }
 
 #[test]
-fn a_guest_that_hangs_is_fenced_if_that_is_asked_for() {
+fn a_guest_that_hangs_is_fenced_if_configured() {
     let (daemon, mut guest) = world("hang_after = 1\non_hang = \"fence\"");
     let open = wire::SyncOpen {
         name: name("m"),
@@ -44,7 +44,7 @@ fn a_guest_that_hangs_is_fenced_if_that_is_asked_for() {
     let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
     let host = Endpoint::attach_with("web", &options).unwrap();
     let mut mutex = host.mutex("m").unwrap();
-    // As a guest locks it, before it hangs.
+    // Take the lock as the guest does before it hangs.
     let (number, slot) = (daemon.inspect()["endpoints"][0]["number"].as_u64().unwrap(), object.slot as usize);
     let word = ginnel_layout::sync::OwnerWord::owned(slot, object.epoch as u16, number as u32);
     let page = host.memory().part((object.offset - ginnel_layout::segment::RESERVED) as usize, 4096).unwrap();
@@ -55,14 +55,14 @@ fn a_guest_that_hangs_is_fenced_if_that_is_asked_for() {
     assert!(mutex.lock().unwrap().owner_died());
     assert!(hangs(&daemon));
     assert_eq!(daemon.inspect()["members"][1]["endpoints"], json!(0));
-    // It was asked before it was fenced; when it answers after all, it is no longer said to hang.
+    // The guest was asked before it was fenced. When it answers after all, it does not count as hung any more.
     guest.message(RelayKind::PING, 0);
     guest.send(RelayKind::PONG, 0, &[]);
     wait_for("it to be heard of", || (!hangs(&daemon)).then_some(()));
 }
 
 #[test]
-fn a_guest_that_answers_or_is_not_asked_does_not_hang() {
+fn a_guest_that_answers_does_not_hang() {
     let (daemon, mut guest) = world("hang_after = 1\non_hang = \"fence\"");
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(2500) {
@@ -75,7 +75,7 @@ fn a_guest_that_answers_or_is_not_asked_does_not_hang() {
 }
 
 #[test]
-fn others_are_only_warned_of() {
+fn without_on_hang_the_daemon_only_warns_of_a_hung_guest() {
     let (daemon, guest) = world("hang_after = 1");
     wait_for("the warning", || daemon.log().contains("the VM hangs").then_some(()));
     assert!(hangs(&daemon));
@@ -83,14 +83,14 @@ fn others_are_only_warned_of() {
     drop(guest);
 }
 
-/// The control socket of a QEMU.
+/// The control socket (QMP) of a QEMU.
 struct Control {
     socket: UnixStream,
     lines: std::io::Lines<BufReader<UnixStream>>,
 }
 
 impl Control {
-    /// The daemon has connected. Greets it, as QEMU does.
+    /// Accepts the daemon's connection and greets it, as QEMU does.
     fn of(listener: &UnixListener) -> Self {
         let socket = listener.accept().unwrap().0;
         socket.set_read_timeout(Some(WATCHDOG)).unwrap();
@@ -109,7 +109,7 @@ impl Control {
         serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
     }
 
-    /// Answers the next command, and says which it was.
+    /// Answers the next command, and returns the name of that command.
     fn answer(&mut self, result: Value) -> String {
         let command = self.command();
         self.say(json!({ "return": result, "id": command["id"] }));
@@ -117,7 +117,7 @@ impl Control {
     }
 }
 
-/// A VM that is fenced when it hangs, and has such a socket.
+/// Makes a VM that has a QMP socket and is to be fenced when it hangs.
 fn controlled() -> (Daemon, Guest, UnixListener) {
     let mut daemon = Daemon::prepare("", "");
     let path = daemon.dir.path().join("qmp");
@@ -144,7 +144,7 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
     wait_for("it to be ready", || (daemon.inspect()["members"][1]["qmp_ready"] == true).then_some(()));
     let stop = qemu.command();
     assert_eq!(stop["execute"], "stop");
-    // A QEMU takes its time; the daemon serves others meanwhile.
+    // QEMU takes its time to answer; meanwhile the daemon serves others.
     for _ in 0..20 {
         assert_eq!((endpoints(&daemon), hangs(&daemon)), (1, true));
     }
@@ -153,7 +153,7 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
     wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
     assert_eq!(daemon.inspect()["members"][1]["fenced"], true);
 
-    // Of its devices, the one that can go and is ours.
+    // The daemon deletes only a device that can be unplugged and belongs to Ginnel.
     let mut deleted = Vec::new();
     let mut answered = 0;
     while answered < 7 {
@@ -182,7 +182,7 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
     assert_eq!(deleted, ["/machine/peripheral-anon/device[1]"]);
     wait_for("the device", || daemon.log().contains("was asked to go").then_some(()));
 
-    // Somebody lets it go on, and it answers.
+    // Somebody resumes the VM, and its daemon answers.
     qemu.say(json!({ "event": "RESUME" }));
     wait_for("it to go on", || (daemon.inspect()["members"][1]["fenced"] == false).then_some(()));
     guest.send(RelayKind::PONG, 0, &[]);
@@ -190,7 +190,7 @@ fn a_vm_is_stopped_before_its_programs_are_declared_dead() {
 }
 
 #[test]
-fn a_qemu_that_does_not_answer_keeps_nobody_waiting() {
+fn a_qemu_that_does_not_answer_is_given_up_after_5_s() {
     let (daemon, _guest, listener) = controlled();
     let mut qemu = Control::of(&listener);
     assert_eq!(qemu.command()["execute"], "stop");
@@ -203,8 +203,8 @@ fn a_qemu_that_does_not_answer_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_qemu_that_cannot_be_spoken_to_keeps_nobody_waiting() {
-    // It is there and does not greet, as if it spoke to somebody else; then it is not there.
+fn without_a_usable_qmp_socket_the_programs_of_a_hung_vm_are_declared_dead() {
+    // First QEMU is there and does not greet, as if it spoke to another client; then it is not there.
     for gone in [false, true] {
         let (daemon, _guest, listener) = controlled();
         let connection = listener.accept().unwrap();
@@ -221,17 +221,17 @@ fn a_qemu_that_cannot_be_spoken_to_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_reset_is_the_end_of_its_programs_and_no_hang() {
+fn a_reset_ends_the_programs_of_a_vm_and_is_not_a_hang() {
     let (daemon, guest, listener) = controlled();
     let mut qemu = Control::of(&listener);
     let begin = Instant::now();
     qemu.say(json!({ "event": "RESET", "data": { "guest": true, "reason": "guest-reset" } }));
     wait_for("its endpoint's death", || (endpoints(&daemon) == 0).then_some(()));
     assert!(begin.elapsed() < Duration::from_millis(900), "not by its silence");
-    // It takes its time to boot.
+    // The guest takes its time to boot.
     wait_until(begin + Duration::from_millis(2500), || assert!(!hangs(&daemon)));
     assert!(!daemon.log().contains("hangs"), "{}", daemon.log());
-    // Then it is heard of, and falls silent again without programs: nothing is to be fenced.
+    // Then the guest's daemon answers, and falls silent again without programs: nothing is to be fenced.
     let _guest = guest.restart(2, true);
     wait_for("it to hang", || hangs(&daemon).then_some(()));
     wait_for("that nobody minds", || daemon.log().contains("none of its programs is attached").then_some(()));
@@ -252,7 +252,7 @@ fn a_guest_that_falls_silent_with_the_daemon_is_fenced_by_the_next() {
     assert!(daemon.ended().success());
 }
 
-/// Looks again and again.
+/// Calls `look` again and again until `end`.
 fn wait_until(end: Instant, look: impl Fn()) {
     while Instant::now() < end {
         look();

@@ -1,4 +1,4 @@
-//! Clients that want to do harm, and files that vanish: the others are served.
+//! Clients that try to do harm, and files that vanish: the daemon keeps serving the others.
 
 mod support;
 
@@ -15,12 +15,12 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
-/// Two programs that know the protocol get a channel, soon.
+/// Checks that two programs that follow the protocol get a channel in time.
 fn serves(daemon: &mut Daemon) {
     assert!(daemon.is_running());
     let before = Instant::now();
     let (mut a, mut b) = (daemon.attach("web", "a"), daemon.attach("web", "b"));
-    // Its own name: after a restart, endpoints of this living process that were dropped meanwhile are still known.
+    // The name is unique: after a restart, endpoints of this living process that were dropped meanwhile are still known.
     let at = format!("honest-{}-{}", a.wire.endpoint, a.wire.epoch);
     a.listen(&at).unwrap();
     b.connect(&at).unwrap();
@@ -28,7 +28,7 @@ fn serves(daemon: &mut Daemon) {
     assert!(before.elapsed() < WATCHDOG / 2, "served, but late");
 }
 
-/// The code of an answer. The connection ends after it, or it stays.
+/// Receives a refusal and returns its code. Checks whether the connection ends after it.
 fn refusal(client: &Client, ends: bool) -> u32 {
     let packet = client.receive().expect("no answer");
     let (header, body) = wire::split(&packet.bytes).unwrap();
@@ -42,7 +42,7 @@ fn refusal(client: &Client, ends: bool) -> u32 {
 }
 
 #[test]
-fn packets_that_are_none() {
+fn malformed_packets_are_refused() {
     let mut daemon = Daemon::start_new(WEB);
     let mut other = Client::raw(&daemon.socket());
     other.send(Kind::HELLO, wire::Hello { version: 99, reserved: 0, features: 0 }.as_bytes());
@@ -62,7 +62,8 @@ fn packets_that_are_none() {
     packet::send(with_fds.fd.as_fd(), header.as_bytes(), &[&fd, &fd]).unwrap();
     assert_eq!(refusal(&with_fds, true), ErrorCode::PROTOCOL.0);
 
-    // Without HELLO nothing; an unknown kind and a wrong length are refused, and the connection goes on.
+    // Before HELLO every request is refused. An unknown kind and a wrong length are refused too. The connection goes on after
+    // each of these.
     let mut rude = Client::raw(&daemon.socket());
     rude.send(Kind::INSPECT, b"");
     assert_eq!(refusal(&rude, false), ErrorCode::PROTOCOL.0);
@@ -74,14 +75,14 @@ fn packets_that_are_none() {
         assert_eq!(refusal(&client, false), ErrorCode::PROTOCOL.0);
     }
     client.status();
-    // Names that are none.
+    // Invalid names.
     client.send(Kind::ATTACH, &[b'/'; size_of::<wire::Attach>()]);
     assert_eq!(refusal(&client, false), ErrorCode::PROTOCOL.0);
     serves(&mut daemon);
 }
 
 #[test]
-fn random_packets_in_any_number() {
+fn random_packets_do_no_harm() {
     let mut daemon = Daemon::start_new(WEB);
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move || {
@@ -113,7 +114,7 @@ fn random_packets_in_any_number() {
 }
 
 #[test]
-fn thousands_of_connections_that_never_attach() {
+fn thousands_of_connections_that_never_attach_do_no_harm() {
     let mut daemon = Daemon::start_with("", &format!("[limits]\nmax_clients = 100\n{WEB}"));
     let held = daemon.attach("web", "held");
     let mut idle = Vec::new();
@@ -123,7 +124,7 @@ fn thousands_of_connections_that_never_attach() {
             let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: 0 };
             let packet =
                 [Header { kind: Kind::HELLO, flags: 0, request: 1 }.as_bytes(), hello.as_bytes()].concat();
-            // May have been dropped already.
+            // The daemon may have closed the connection already.
             let _ = client.send_raw(&packet);
         }
         idle.push(client);
@@ -139,7 +140,7 @@ fn thousands_of_connections_that_never_attach() {
 }
 
 #[test]
-fn endpoints_up_to_the_limit_and_no_further() {
+fn connections_beyond_the_limit_are_refused() {
     let config = format!("[limits]\nmax_clients = 12\nendpoints_per_member = 20\n{WEB}");
     let mut daemon = Daemon::start_with("", &config);
     let all: Vec<Attached> = (0..12).map(|_| daemon.attach("web", "one")).collect();
@@ -148,20 +149,20 @@ fn endpoints_up_to_the_limit_and_no_further() {
     drop(all);
     wait_for("room", || {
         let client = Client::raw(&daemon.socket());
-        // Whoever is refused is told at once.
+        // A client that is refused is told at once.
         (!readable(&client.fd, Duration::from_millis(20))).then_some(())
     });
     serves(&mut daemon);
 }
 
 #[test]
-fn clients_that_never_read_are_given_up() {
+fn clients_that_never_read_cost_bounded_memory() {
     let mut daemon = Daemon::start_with("", &format!("[limits]\nqueue = \"64K\"\n{WEB}"));
     let before = resident(&daemon);
     let mut deaf = Vec::new();
     for _ in 0..20 {
         let client = daemon.client();
-        // A request that makes a long answer; as many as the socket takes.
+        // Requests with a long answer, as many as the socket takes.
         let header = Header { kind: Kind::INSPECT, flags: 0, request: 1 };
         let packet = [header.as_bytes(), wire::Inspect::FIRST.as_bytes()].concat();
         rustix::io::ioctl_fionbio(&client.fd, true).unwrap();
@@ -199,7 +200,7 @@ fn a_truncated_segment_is_broken_and_nothing_else() {
     let channel = b.connect("x").unwrap();
     a.incoming();
     std::fs::OpenOptions::new().write(true).open(daemon.shm("other")).unwrap().set_len(0).unwrap();
-    // Those who sleep are woken to see it, although nobody asks the daemon for anything.
+    // Sleeping programs are woken to notice it, although nobody has sent a request to the daemon.
     assert!(readable(&a.event, WATCHDOG) && readable(&b.event, WATCHDOG));
     assert_eq!(b.connect("x").err().unwrap().code, ErrorCode::BROKEN.0);
     assert_eq!(daemon.client().attach("other", "c").err().unwrap().code, ErrorCode::BROKEN.0);
@@ -208,19 +209,19 @@ fn a_truncated_segment_is_broken_and_nothing_else() {
         status["segments"].as_array().unwrap().iter().find(|s| s["name"] == name).unwrap()["broken"].clone()
     };
     assert_eq!((broken("other"), broken("web")), (json!(true), json!(false)));
-    // Deaths and closes write into memory that is gone.
+    // Deaths and closes now write into memory that does not exist any more.
     b.close(channel.wire.channel).unwrap();
     drop(a);
     serves(&mut daemon);
-    // A restart finds it broken, and serves the rest.
+    // After a restart the segment is broken as before, and the others are served.
     daemon.restart();
     assert_eq!(daemon.client().attach("other", "c").err().unwrap().code, ErrorCode::BROKEN.0);
     serves(&mut daemon);
 }
 
-/// Zero-copy operations that are under way when the segment's file is truncated.
+/// Zero-copy operations are under way when the segment's file is truncated.
 #[test]
-fn nothing_is_said_to_have_gone_through_memory_that_is_gone() {
+fn zero_copy_operations_fail_when_the_memory_is_gone() {
     let members = "size = \"8M\"\nmembers = [\"host\", \"vm\"]\nmemory = \"bar\"\n";
     let daemon = Daemon::start_new(&format!("[vm.vm]\n[segment.one]\n{members}[segment.two]\n{members}"));
     let attach = |segment: &str| {
@@ -274,7 +275,7 @@ fn a_segment_file_that_is_replaced_is_not_taken_for_the_old_one() {
 }
 
 #[test]
-fn sixty_four_segments_cost_little_and_idling_nothing() {
+fn sixty_four_segments_cost_little_memory_and_an_idle_daemon_no_cpu() {
     let mut config = String::new();
     for n in 0..64 {
         config.push_str(&format!("[segment.s{n}]\nsize = \"4M\"\nmembers = [\"host\", \"vm-{}\"]\n", n % 8));
@@ -294,7 +295,7 @@ fn sixty_four_segments_cost_little_and_idling_nothing() {
     assert!(resident < 30 << 20, "{} MiB", resident >> 20);
     drop(all);
     wait_for("their end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
-    // Nobody there: not one wake-up.
+    // Without any program the daemon is not woken even once.
     wait_for("rest", || {
         (switches(&daemon) == {
             std::thread::sleep(Duration::from_millis(100));
@@ -308,14 +309,14 @@ fn sixty_four_segments_cost_little_and_idling_nothing() {
     assert!(daemon.is_running());
 }
 
-/// How often it has been woken.
+/// Returns how often the daemon has gone to sleep (voluntary context switches).
 fn switches(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status.lines().find(|l| l.starts_with("voluntary_ctxt_switches")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// CPU time in clock ticks.
+/// Returns the CPU time of the daemon in clock ticks.
 fn ticks(daemon: &Daemon) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
     let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
@@ -323,8 +324,8 @@ fn ticks(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn whoever_may_not_is_refused_and_whoever_may_is_not() -> std::io::Result<()> {
-    // As another user, through a process of its own.
+fn only_permitted_users_may_attach() -> std::io::Result<()> {
+    // Asks as another user, in a process of its own.
     vmtest::require!(rustix::process::geteuid().is_root(), "only root can become others");
     let config = "[segment.closed]\nsize = \"4M\"\nmembers = [\"host\"]\n\
                   [segment.open]\nsize = \"4M\"\nmembers = [\"host\"]\nallow_users = [65533]\nallow_groups = [\"daemon\"]\n";
@@ -363,12 +364,13 @@ fn stranger() {
 }
 
 #[test]
-fn hostile_connections_to_the_socket_of_a_vm() {
+fn hostile_connections_to_the_socket_of_a_vm_do_no_harm() {
     let mut daemon = Daemon::start_with(
         "vectors = 64\n",
         &format!("[vm.vm-a]\n[segment.s]\nsize=\"4M\"\nmembers=[\"host\",\"vm-a\"]\n{WEB}"),
     );
-    // One that never reads is this VM's QEMU as far as anybody knows; others are refused, and nobody else suffers.
+    // As far as the daemon knows, a connection that never reads is this VM's QEMU. Other connections are refused, and nobody
+    // else is affected.
     let first = std::os::unix::net::UnixStream::connect(daemon.run("vm-a.sock")).unwrap();
     let mut others: Vec<OwnedFd> = Vec::new();
     for _ in 0..500 {
@@ -407,7 +409,7 @@ fn an_attached_program_cannot_truncate_its_segment() -> Result<(), RulesetError>
             assert!(memory.set_len(len).is_err(), "{segment}: truncated to {len}");
         }
         assert_eq!(memory.metadata().unwrap().len(), size);
-        // It is memory all the same.
+        // The descriptor can still be mapped.
         let len = attached.mapped_len().unwrap() as usize;
         let mapping = Mapping::of_file(&memory, attached.map_offset, len, Protection::ReadWrite).unwrap();
         mapping.write(len - 8, b"written!");
@@ -417,14 +419,14 @@ fn an_attached_program_cannot_truncate_its_segment() -> Result<(), RulesetError>
 }
 
 #[test]
-fn a_large_segment_that_is_added_keeps_nobody_waiting() {
+fn adding_a_large_segment_delays_nobody() {
     let mut daemon = Daemon::start_new(WEB);
     let create = json!({"op": "segment-create", "name": "large", "size": "3G", "members": ["host"]});
-    // On a busy machine it may be there before anybody else was served, which proves nothing.
+    // On a busy machine the segment may be complete before another program was served, which proves nothing.
     let proven = (0..5).any(|_| {
         let mut asking = daemon.client();
         let request = asking.send(Kind::ADMIN, create.to_string().as_bytes());
-        // Served while its memory is zeroed; nobody else gets the name meanwhile.
+        // Other programs are served while the memory is zeroed, and the name cannot be taken meanwhile.
         serves(&mut daemon);
         assert_eq!(daemon.admin(create.clone()).unwrap_err().code, ErrorCode::IN_USE.0);
         let in_time = !readable(&asking.fd, Duration::ZERO);
@@ -437,11 +439,11 @@ fn a_large_segment_that_is_added_keeps_nobody_waiting() {
     });
     assert!(proven, "nobody was served while the segment was made");
 
-    // One that cannot be made is refused, and leaves nothing behind.
+    // A segment that cannot be made is refused, and leaves nothing behind.
     let create = json!({"op": "segment-create", "name": "huge", "size": "1T", "members": ["host"]});
     assert!(daemon.admin(create).unwrap_err().text.contains("no room"));
     assert!(!daemon.shm("huge").exists());
-    // Nor does one whose client has gone keep its name.
+    // A request whose client has gone does not block its name either.
     let create = json!({"op": "segment-create", "name": "late", "size": "8M", "members": ["host"]});
     let mut gone = daemon.client();
     gone.send(Kind::ADMIN, create.to_string().as_bytes());

@@ -1,4 +1,4 @@
-//! What the daemon tells whom, and what it costs to tell.
+//! What the status shows to whom, and what it costs the daemon to answer.
 
 mod support;
 
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const STRANGER: u32 = 4242;
 const OUTPUT: &str = "TEST_STATUS_FILE";
 
-/// Asks for the status as another user. Run by [`status_as`] in a process of its own.
+/// Asks for the status as another user. [`status_as`] runs this in a process of its own.
 #[test]
 #[ignore = "a program of the other tests"]
 fn program() {
@@ -53,7 +53,7 @@ fn names<'a>(status: &'a Value, list: &str, key: &str) -> Vec<&'a str> {
 #[test]
 fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
     if !rustix::process::geteuid().is_root() {
-        return; // Only root can be somebody else.
+        return; // Only root can become another user.
     }
     let config = format!(
         "[vm.vm-a]\nuser = {STRANGER}\n[vm.vm-b]\n[vm.vm-c]\n\
@@ -82,7 +82,7 @@ fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
         (names(&status, "listeners", "segment"), names(&status, "channels", "segment")),
         (vec!["mine"], vec!["mine"])
     );
-    // Processes of others are not its business, nor is what they have elsewhere.
+    // The status hides processes of other users, and what a member has in segments that this user may not see.
     assert_eq!(
         (&status["endpoints"][0]["pid"], &status["endpoints"][0]["uid"]),
         (&Value::Null, &Value::Null)
@@ -91,7 +91,7 @@ fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
         (&status["members"][0]["endpoints"], &status["members"][0]["channels"]),
         (&json!(1), &json!(1))
     );
-    // It runs the QEMU of vm-a, and so needs its socket.
+    // This user runs the QEMU of vm-a, and so needs the path of its socket.
     assert!(status["members"][1]["socket"].is_string() && status["members"][2]["socket"].is_null());
     assert!(!status.to_string().contains("secret") && !status.to_string().contains("unseen"));
 
@@ -102,7 +102,7 @@ fn a_user_sees_the_segments_that_it_may_attach_to_and_no_other() {
     }
 }
 
-/// A segment with so many channels, all of one program.
+/// Attaches a program that has this many channels in one segment.
 fn crowd(daemon: &Daemon, channels: usize) -> Attached {
     let mut program = daemon.attach("web", "crowd");
     program.listen("here").unwrap();
@@ -138,15 +138,15 @@ fn clients_that_ask_and_never_read_cost_a_page_each() {
         }
         deaf.push(client);
     }
-    // Answered after all of them.
+    // This request is answered after all of those.
     daemon.inspect();
     let after = resident(&daemon);
     assert!(after < before + (8 << 20), "{before} -> {after}");
-    // Whoever reads after all is answered.
+    // A client that reads late still gets its answer.
     assert_eq!(deaf[77].receive().map(|packet| wire::split(&packet.bytes).unwrap().0.kind), Some(Kind::PAGE));
 }
 
-/// The whole status, as a program in the VM is told it.
+/// Returns the whole status, as a program in the VM gets it.
 fn status_in_vm(guest: &mut Guest, client: u32) -> Value {
     let (mut text, mut from, mut request) = (Vec::new(), wire::Inspect::FIRST, 0);
     loop {
@@ -178,7 +178,7 @@ fn ask_in_vm(guest: &mut Guest, client: u32, request: u32, from: wire::Inspect) 
 }
 
 #[test]
-fn a_vm_with_thousands_of_channels_is_told_of_all_and_keeps_its_session() {
+fn a_vm_gets_the_status_of_thousands_of_channels_and_keeps_its_session() {
     let daemon = Daemon::start_with("", MANY);
     let _crowd = crowd(&daemon, 4200);
     let mut guest = Qemu::join(&daemon.run("vm-a.sock"), 32).guest(1, true);
@@ -187,12 +187,12 @@ fn a_vm_with_thousands_of_channels_is_told_of_all_and_keeps_its_session() {
     assert_eq!(status["channels"].as_array().unwrap().len(), 4200);
     assert_eq!(status["endpoints"][0]["pid"], Value::Null, "a process of the host");
 
-    // Many ask at once, and the guest's daemon is slow: it need not take more than fits its ring.
+    // Many clients ask at once, and the guest's daemon is slow: the host's daemon sends no more than fits into the ring.
     for client in 2..66 {
         guest.open(client, 50 + client);
         ask_in_vm(&mut guest, client, 7, wire::Inspect::FIRST);
     }
-    // Two at once of one connection are one too many.
+    // A second request on a connection whose first is not answered yet is refused.
     ask_in_vm(&mut guest, 65, 8, wire::Inspect::FIRST);
     daemon.inspect();
     for client in 2..66 {
@@ -211,7 +211,7 @@ fn a_vm_with_thousands_of_channels_is_told_of_all_and_keeps_its_session() {
 }
 
 #[test]
-fn cursors_that_nobody_was_given_are_answered() {
+fn forged_cursors_are_answered() {
     let daemon = Daemon::start_with("", MANY);
     let _crowd = crowd(&daemon, 10);
     let mut client = daemon.client();

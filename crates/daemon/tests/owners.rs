@@ -1,5 +1,5 @@
-//! Endpoints and the processes that own them: connections that end, forks, other programs in the same process.
-#![allow(unsafe_code)] // Tests of fork call it.
+//! Endpoints and the processes that own them: connections that end, forks, and processes that execute another program.
+#![allow(unsafe_code)] // Some tests call fork.
 
 mod support;
 
@@ -71,7 +71,7 @@ fn start(daemon: &Daemon, how: &str) -> Child {
         .unwrap()
 }
 
-/// The processes that own the endpoint of this name.
+/// Returns the processes that own the endpoint of this name.
 fn pids(daemon: &Daemon, name: &str) -> Option<serde_json::Value> {
     let status = daemon.inspect();
     Some(status["endpoints"].as_array()?.iter().find(|e| e["name"] == name)?["pids"].clone())
@@ -100,7 +100,7 @@ fn a_connection_that_is_closed_while_its_process_lives_costs_nothing() {
     assert_eq!(a.listen("x").unwrap(), listener);
     there.ring();
     assert!(readable(&a.event, WATCHDOG));
-    // Nor does it without a connection at a restart of the daemon.
+    // The endpoint also survives a restart of the daemon without a connection.
     let back = a.hang_up();
     daemon.restart();
     let _a = daemon.client().attach_as(back).unwrap();
@@ -108,14 +108,14 @@ fn a_connection_that_is_closed_while_its_process_lives_costs_nothing() {
 }
 
 #[test]
-fn what_was_sent_before_a_connection_ended_is_done() {
+fn requests_sent_before_a_connection_ends_are_executed() {
     let daemon = Daemon::start_new(WEB);
     let mut b = daemon.attach("web", "b");
     for round in 0..20 {
         let mut a = daemon.attach("web", "a");
         a.listen("x").unwrap();
         let channel = b.connect_as("x", 100 + round, 4096).unwrap();
-        // Its answers are never read, nor is the announcement.
+        // The client reads neither the answers nor the announcement of the channel.
         for _ in 0..5 {
             a.client.send(Kind::INSPECT, &[]);
         }
@@ -140,7 +140,7 @@ fn a_parent_that_exits_leaves_the_endpoint_to_its_child() {
     });
     assert_ne!(channel.peer_state(), DEAD);
     own.connect("program").unwrap();
-    // The next daemon knows whose it is.
+    // The next daemon knows which process owns the endpoint.
     daemon.restart();
     assert_ne!(channel.peer_state(), DEAD);
     drop(stdin);
@@ -172,7 +172,7 @@ fn a_sender_that_finishes_and_exits_has_finished() {
     let channel = own.incoming();
     program.wait().unwrap();
     let died = Instant::now();
-    // It takes nothing any more, and has sent all that it wanted to.
+    // As a consumer the program is dead; as a producer it has finished.
     let expected = (SideState::DEAD.0, SideState::FINISHED.0);
     wait_for("its end", || (channel.peer_state().0 == DEAD.0).then_some(()));
     assert_eq!(channel.peer_state(), expected, "after {:?}", died.elapsed());

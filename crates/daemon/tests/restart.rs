@@ -1,4 +1,4 @@
-//! `kill -9` of the daemon: nobody notices, and the next one goes on.
+//! `kill -9` of the daemon: programs do not notice it, and the next daemon continues.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::*;
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 const DEAD: (u32, u32) = (SideState::DEAD.0, SideState::DEAD.0);
 
-/// Comes back as the endpoint that it was.
+/// Attaches again as the same endpoint.
 fn back(daemon: &Daemon, old: &Attached) -> Attached {
     daemon.client().attach_as(old.back).unwrap()
 }
@@ -46,10 +46,10 @@ fn endpoints_listeners_and_channels_outlive_the_daemon() {
             (a.wire.endpoint, a.wire.epoch, a.wire.vector),
             (a.back.endpoint, a.back.epoch, a.wire.vector)
         );
-        // What was not accepted is announced again, and nothing else.
+        // Only the channel that was not accepted is announced again.
         let again = a.incoming();
         assert_eq!((again.wire.channel, again.wire.listener), (waiting.wire.channel, listener));
-        // A request whose answer was lost is answered the same.
+        // A repeated request whose answer was lost gets the same answer.
         assert_eq!(b.connect_as("x", waiting.wire.nonce, 4096).unwrap().wire.channel, waiting.wire.channel);
         assert_eq!(a.listen("x").unwrap(), listener);
         // New channels lie elsewhere and have new numbers.
@@ -60,10 +60,10 @@ fn endpoints_listeners_and_channels_outlive_the_daemon() {
         assert_eq!(seen.wire.channel, new.wire.channel);
         a.close(new.wire.channel).unwrap();
         b.close(new.wire.channel).unwrap();
-        // The doorbells are those that they always had.
+        // The doorbells are the same as before.
         new.ring();
         assert!(readable(&a.event, WATCHDOG));
-        // Gone without a word, as with the daemon, when this round's connections would end them.
+        // The clients end together with the daemon, so that the end of this round's connections does not end their endpoints.
         daemon.kill();
         drop((a, b));
         daemon.start();
@@ -84,7 +84,7 @@ fn program() {
 }
 
 #[test]
-fn a_program_that_is_killed_is_told_of_within_100_ms() {
+fn the_death_of_a_program_is_reported_within_100_ms() {
     let daemon = Daemon::start_new(WEB);
     let mut own = daemon.attach("web", "own");
     takes_less_than(Duration::from_millis(100), || {
@@ -102,12 +102,12 @@ fn a_program_that_is_killed_is_told_of_within_100_ms() {
 }
 
 #[test]
-fn a_program_that_dies_while_the_daemon_is_away_or_has_not_come_back_is_told_of() {
+fn a_death_while_the_daemon_is_away_or_before_the_program_returns_is_reported() {
     let mut daemon = Daemon::start_new(WEB);
     let own = daemon.attach("web", "own");
     let mut programs = Vec::new();
     for nonce in 1..=2 {
-        // One at a time: the name is free again when its owner has gone.
+        // One program at a time: the name is free again when its owner has ended.
         let program = daemon.start_program();
         let mut asking = daemon.attach("web", "asking");
         let channel = wait_for("its listener", || asking.connect_as("program", nonce, 4096).ok());
@@ -122,7 +122,7 @@ fn a_program_that_dies_while_the_daemon_is_away_or_has_not_come_back_is_told_of(
             assert!(readable(&programs[0].1.event, WATCHDOG));
         }
     }
-    // Alive at the restart, and never back: its process is watched.
+    // The program is alive at the restart and never comes back, so the daemon must watch its process.
     daemon.restart();
     let (program, _, channel) = &mut programs[1];
     assert_ne!(channel.peer_state(), DEAD);
@@ -147,7 +147,7 @@ fn a_torn_journal_costs_its_last_record_only() {
 }
 
 #[test]
-fn without_journal_or_keeper_everybody_is_told_to_attach_anew() {
+fn without_journal_or_keeper_all_programs_must_attach_anew() {
     let mut daemon = Daemon::start_new(WEB);
     let a = daemon.attach("web", "a");
     daemon.kill();
@@ -156,7 +156,7 @@ fn without_journal_or_keeper_everybody_is_told_to_attach_anew() {
     let refused = daemon.client().attach_as(a.back).err().unwrap();
     assert_eq!(refused.code, ErrorCode::STALE.0);
 
-    // Daemon and keeper die at once: the doorbells are lost, and nobody may believe that they ring.
+    // Daemon and keeper die at once: the doorbells are lost, so no program may rely on them any more.
     let mut b = daemon.attach("web", "b");
     let mut c = daemon.attach("web", "c");
     b.listen("x").unwrap();
@@ -182,7 +182,7 @@ fn a_keeper_that_dies_is_replaced() {
     stop_keeper(&daemon);
     wait_for("another keeper", || daemon.run("keeper.sock").exists().then_some(()));
     wait_for("its contents", || daemon.log().contains("another one takes its place").then_some(()));
-    // Served again means: everything is stored.
+    // The daemon serves again only after everything is stored in the new keeper.
     daemon.inspect();
     daemon.restart();
     let mut a = back(&daemon, &a);
@@ -195,7 +195,7 @@ fn a_keeper_that_dies_is_replaced() {
 }
 
 #[test]
-fn a_clean_end_leaves_no_sockets_and_the_data_path_as_it_is() {
+fn a_clean_exit_removes_the_sockets_and_keeps_the_data_path() {
     let mut daemon = Daemon::start_new(&format!("[vm.vm-a]\n{WEB}"));
     let a = daemon.attach("web", "a");
     assert!(daemon.run("vm-a.sock").exists());
@@ -254,7 +254,7 @@ fn run_time_segments_and_vms_are_remembered() {
     assert!(!daemon.shm("more").exists() && !daemon.shm("home-vm-x").exists());
     daemon.restart();
     assert_eq!(look(&daemon).1.len(), 1);
-    // Its name has its number for ever.
+    // A VM name keeps its number for ever.
     daemon.admin(json!({"op": "vm-add", "name": "vm-y"})).unwrap();
     daemon.admin(json!({"op": "vm-add", "name": "vm-x"})).unwrap();
     let after = look(&daemon).0;
@@ -266,7 +266,7 @@ fn run_time_segments_and_vms_are_remembered() {
 }
 
 #[test]
-fn requests_that_no_administrator_makes_are_refused() {
+fn invalid_admin_requests_are_refused() {
     let daemon = Daemon::start_new(&format!("[vm.vm-a]\n{WEB}"));
     let code = |request: serde_json::Value| daemon.admin(request).unwrap_err();
     for request in [
@@ -301,16 +301,16 @@ fn requests_that_no_administrator_makes_are_refused() {
     assert_eq!(wire::split(&packet.bytes).unwrap().0.kind, Kind::ERROR);
 }
 
-/// What systemd does for a unit with a descriptor store, from the outside.
+/// Does what systemd does for a unit with a descriptor store, as seen from outside.
 #[test]
-fn as_a_unit_of_systemd_there_is_no_keeper() {
+fn under_systemd_its_descriptor_store_replaces_the_keeper() {
     use ginnel_daemon::packet;
     use std::os::fd::OwnedFd;
     let daemon = Daemon::prepare("vectors = 2\n", WEB);
     let notify = daemon.dir.path().join("notify");
     let store = std::os::unix::net::UnixDatagram::bind(&notify).unwrap();
     let start = |held: &[(String, OwnedFd)]| {
-        // Descriptors are passed from number 3 on, to the process that LISTEN_PID says.
+        // Descriptors are passed from number 3 on, to the process that LISTEN_PID names.
         let copies: Vec<OwnedFd> = held.iter().map(|(_, fd)| rustix::io::dup(fd).unwrap()).collect();
         let moves: String = copies
             .iter()
@@ -332,7 +332,7 @@ fn as_a_unit_of_systemd_there_is_no_keeper() {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(daemon.dir.path().join("log"));
         command.stderr(log.unwrap()).spawn().unwrap()
     };
-    // What it says until it is ready: descriptors to store, then READY.
+    // Receives the notifications until the daemon is ready: descriptors to store, then READY.
     let hear = || {
         let mut stored: Vec<(String, OwnedFd)> = Vec::new();
         loop {
@@ -357,7 +357,7 @@ fn as_a_unit_of_systemd_there_is_no_keeper() {
     child.kill().unwrap();
     child.wait().unwrap();
 
-    stored.reverse(); // systemd promises no order
+    stored.reverse(); // systemd guarantees no order.
     let mut child = start(&stored);
     assert!(hear().is_empty(), "nothing new to store");
     let mut a = back(&daemon, &a);
@@ -369,9 +369,9 @@ fn as_a_unit_of_systemd_there_is_no_keeper() {
     child.wait().unwrap();
 }
 
-/// Blocks that live while others come and go, so that the journal grows long and says little.
+/// Some blocks live while others come and go, so that the journal grows long and most of its records are obsolete.
 #[test]
-fn killed_while_the_journal_is_rewritten_it_forgets_nothing() {
+fn a_daemon_killed_while_it_rewrites_the_journal_forgets_nothing() {
     let mut daemon =
         Daemon::start_new("[segment.web]\nsize = \"8M\"\nmemory = \"bar\"\nmembers = [\"host\"]\n");
     let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
@@ -393,7 +393,7 @@ fn killed_while_the_journal_is_rewritten_it_forgets_nothing() {
                 block.close().unwrap();
             }
         }
-        // At another moment each time; in the end, when the daemon has had a turn to give the new one its name.
+        // Each round kills at another moment; in the last rounds, when the daemon has had a turn to rename the new journal.
         std::thread::sleep(Duration::from_millis(round * round));
         if round >= 4 {
             daemon.inspect();
@@ -407,7 +407,7 @@ fn killed_while_the_journal_is_rewritten_it_forgets_nothing() {
         let names: Vec<&str> = blocks.iter().map(|block| block["name"].as_str().unwrap()).collect();
         assert_eq!(names.len(), live.len(), "round {round}");
         assert!(names.iter().all(|name| live.contains_key(*name)), "round {round}: {names:?}");
-        // One goes for good in each round.
+        // In each round one block is deleted.
         let (name, block) = live.pop_first().unwrap();
         endpoint.unlink_block(&name).unwrap();
         block.close().unwrap();

@@ -1,4 +1,4 @@
-//! Slices of one file, and a file for each where QEMU cannot take a part of one.
+//! Slices of one file, or a file for each slice if QEMU cannot use a part of a file.
 
 mod support;
 
@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 
 const SIZE: u64 = 16 << 20;
 
-/// A configuration with these slices, for a QEMU that says this version.
+/// Returns a configuration with these slices, for a QEMU that reports this version.
 fn config(daemon: &Daemon, version: &str, slices: &[&str], size: &str) -> String {
     let qemu = daemon.dir.path().join("qemu");
     std::fs::write(&qemu, format!("#!/bin/sh\necho 'QEMU emulator version {version} (of a test)'\n"))
@@ -25,7 +25,7 @@ fn config(daemon: &Daemon, version: &str, slices: &[&str], size: &str) -> String
     )
 }
 
-/// A daemon, started.
+/// Starts a daemon with these slices.
 fn with(version: &str, slices: &[&str]) -> Daemon {
     let mut daemon = Daemon::prepare("", "");
     daemon.write_config("", &config(&daemon, version, slices, "16M"));
@@ -33,14 +33,14 @@ fn with(version: &str, slices: &[&str]) -> Daemon {
     daemon
 }
 
-/// The daemon, killed and started anew with other slices.
+/// Kills the daemon and starts another with other slices.
 fn change(daemon: &mut Daemon, version: &str, slices: &[&str], size: &str) {
     daemon.kill();
     daemon.write_config("", &config(daemon, version, slices, size));
     daemon.start();
 }
 
-/// File and offset of each slice, by its name.
+/// Returns name, file and offset of each slice.
 fn places(daemon: &Daemon) -> Vec<(String, String, u64)> {
     let status = daemon.inspect();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -53,7 +53,7 @@ fn place(slice: &str, file: &str, offset: u64) -> (String, String, u64) {
     (format!("job.{slice}"), format!("ginnel-{file}"), offset)
 }
 
-/// Its info block and header stand where it begins.
+/// Checks that the slice's info block and header stand at its beginning.
 fn is_whole(daemon: &Daemon, slice: &str, file: &str, offset: u64) {
     let attached = daemon.attach(slice, "who");
     assert_eq!(attached.memory.load_acquire_u64(0), MAGIC);
@@ -80,7 +80,7 @@ fn slices_lie_side_by_side_in_one_file() {
     is_whole(&daemon, "job.w2", "job", SIZE);
     let members = &daemon.inspect()["segments"][1]["members"];
     assert_eq!(members, &json!(["host", "w2"]));
-    // What is written in one is not in the other.
+    // Bytes written to one slice do not appear in the other.
     let (one, two) = (daemon.attach("job.w1", "one"), daemon.attach("job.w2", "two"));
     assert_ne!(one.wire.uuid, two.wire.uuid);
     let last = one.memory.len() - 8;
@@ -90,16 +90,16 @@ fn slices_lie_side_by_side_in_one_file() {
 }
 
 #[test]
-fn a_slice_keeps_its_place_and_nobody_inherits_one() {
+fn a_slice_keeps_its_place_and_no_place_is_reused() {
     let mut daemon = with("8.1.0", &["w2"]);
     let job = daemon.attach("job.w2", "job");
     job.memory.store_release_u64(1 << 20, 7);
-    // A worker in front of it, by name and in the list, comes behind it.
+    // A new worker gets a place behind the existing one, although its name comes first in the list.
     change(&mut daemon, "8.1.0", &["w1", "w2"], "16M");
     assert_eq!(places(&daemon), [place("w1", "job", SIZE), place("w2", "job", 0)]);
     assert_eq!(daemon.attach("job.w2", "job").memory.load_acquire_u64(1 << 20), 7);
     is_whole(&daemon, "job.w1", "job", SIZE);
-    // Whose slice is gone may still run and have it: nobody else gets that place.
+    // A worker whose slice was removed may still run and have it mapped, so nobody else gets that place.
     change(&mut daemon, "8.1.0", &["w2", "w3"], "16M");
     assert_eq!(places(&daemon), [place("w2", "job", 0), place("w3", "job", 2 * SIZE)]);
     is_whole(&daemon, "job.w3", "job", 2 * SIZE);
@@ -110,7 +110,7 @@ fn a_slice_keeps_its_place_and_nobody_inherits_one() {
 fn places_outlive_the_file() {
     let mut daemon = with("8.1.0", &["w2"]);
     change(&mut daemon, "8.1.0", &["w1", "w2"], "16M");
-    // As after a restart of the machine: a tmpfs is empty then.
+    // As after a reboot of the machine, when a tmpfs is empty.
     daemon.kill();
     std::fs::remove_file(daemon.shm("job")).unwrap();
     daemon.start();
@@ -126,12 +126,12 @@ fn a_slice_in_use_keeps_file_and_size() {
     let own = [place("w1", "job.w1", 0), place("w2", "job.w2", 0)];
     assert_eq!(places(&daemon), own);
     let job = daemon.attach("job.w1", "job");
-    // QEMU was replaced by a newer one: who is attached stays where it is.
+    // QEMU was replaced by a newer version: an attached endpoint keeps its file.
     change(&mut daemon, "8.2.0", &["w1", "w2"], "16M");
     assert_eq!(places(&daemon), [place("w1", "job.w1", 0), place("w2", "job", 0)]);
     drop(job);
 
-    // Another size for one that is attached would reach into its neighbour's.
+    // A larger size for a slice in use would reach into the neighbouring slice.
     let mut daemon = with("8.1.0", &["w1", "w2"]);
     let job = daemon.attach("job.w1", "job");
     change(&mut daemon, "8.1.0", &["w1", "w2"], "18M");
@@ -146,7 +146,7 @@ fn a_slice_in_use_keeps_file_and_size() {
 }
 
 #[test]
-fn a_truncated_file_breaks_those_behind_the_cut() {
+fn a_truncated_file_breaks_the_slices_behind_the_cut() {
     let daemon = with("9.0.0", &["w1", "w2"]);
     File::options().write(true).open(daemon.shm("job")).unwrap().set_len(SIZE).unwrap();
     let refused = daemon.client().attach("job.w2", "who").err().expect("its memory is gone");
@@ -155,7 +155,7 @@ fn a_truncated_file_breaks_those_behind_the_cut() {
 }
 
 #[test]
-fn slices_are_checked_and_not_made_at_run_time() {
+fn slices_are_validated_and_cannot_be_made_at_run_time() {
     let daemon = Daemon::prepare("", "");
     let one = |version| format!("{}slice_files = \"one\"\n", config(&daemon, version, &["w1"], "16M"));
     daemon.write_config("", &one("7.2.22"));

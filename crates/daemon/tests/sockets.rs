@@ -1,4 +1,4 @@
-//! Programs report the two ends of their TCP connections to a real daemon, and are told where to meet.
+//! Programs report the two ends of their TCP connections to a real daemon, which tells them where to meet.
 
 mod support;
 
@@ -41,14 +41,14 @@ fn event<T: FromBytes>(client: &Client, expect: Kind) -> T {
     wire::body(body).unwrap()
 }
 
-/// Says `HELLO`. The features that the daemon has.
+/// Sends `HELLO` and returns the features of the daemon.
 fn features(client: &mut Client) -> u64 {
     let hello = wire::Hello { version: wire::VERSION, reserved: 0, features: u64::MAX };
     let ok: wire::HelloOk = client.ask(Kind::HELLO, hello.as_bytes(), Kind::HELLO_OK).unwrap().0;
     ok.features
 }
 
-/// Why a socket that can be matched stays on TCP.
+/// Reports a socket that could be matched, and returns why it stays on TCP.
 fn stays(daemon: &Daemon) -> StaysReason {
     let client = daemon.client();
     report(&client, &pair().0, SocketRole::CONNECTOR, 9);
@@ -58,7 +58,7 @@ fn stays(daemon: &Daemon) -> StaysReason {
 }
 
 #[test]
-fn two_ends_of_a_connection_meet_where_nobody_sees_them() {
+fn the_two_ends_of_a_connection_meet_at_a_secret_listener() {
     let daemon = Daemon::start_new(SEGMENTS);
     let mut one = Client::raw(&daemon.socket());
     assert_eq!(features(&mut one), features::SOCKETS);
@@ -72,7 +72,7 @@ fn two_ends_of_a_connection_meet_where_nobody_sees_them() {
     assert_eq!((near.segment, near.listener), (far.segment, far.listener));
     assert_eq!(near.segment.as_str(), "alone");
     assert!(near.listener.as_str().starts_with(wire::SECRET));
-    // Neither the report nor what it brought keeps the socket open.
+    // Neither the report nor the descriptor that came with it keeps the socket open.
     drop((connector, acceptor));
     let mut listening = daemon.attach("alone", "acceptor");
     let wish = wire::Listen { name: near.listener, kind: 3, ..FromZeros::new_zeroed() };
@@ -82,7 +82,7 @@ fn two_ends_of_a_connection_meet_where_nobody_sees_them() {
 }
 
 #[test]
-fn no_other_packet_brings_a_descriptor() {
+fn unexpected_descriptors_are_refused() {
     let daemon = Daemon::start_new(SEGMENTS);
     let (socket, _peer) = pair();
     let report = SocketReport { key: 1, role: SocketRole::CONNECTOR, ..FromZeros::new_zeroed() };
@@ -101,8 +101,8 @@ fn no_other_packet_brings_a_descriptor() {
 }
 
 #[test]
-fn the_configuration_leaves_out_all_or_some() {
-    // `stays` runs in a thread whose process has this name.
+fn the_configuration_can_exclude_some_programs_or_all() {
+    // `stays` runs in a thread of the process that has this name.
     let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
     let excluding = format!("[sockets]\nexclude = [{:?}]\n{SEGMENTS}", comm.trim_end());
     assert_eq!(stays(&Daemon::start_new(&excluding)), StaysReason::EXCLUDED);
@@ -112,7 +112,7 @@ fn the_configuration_leaves_out_all_or_some() {
     assert_eq!(stays(&daemon), StaysReason::DISABLED);
 }
 
-/// A connection whose last close waits for a day, and its other end, which never reads.
+/// Returns a connection whose last close blocks for a day, and its other end, which never reads.
 fn lingering() -> (OwnedFd, OwnedFd) {
     let (near, far) = pair();
     sockopt::set_socket_linger(&near, Some(Duration::from_secs(24 * 3600))).unwrap();
@@ -121,7 +121,7 @@ fn lingering() -> (OwnedFd, OwnedFd) {
     (near, far)
 }
 
-/// Descriptors of TCP sockets that a process has.
+/// Returns the number of descriptors of TCP sockets that a process has.
 fn tcp_sockets(pid: u32) -> usize {
     let tcp = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap();
     let inodes: Vec<_> = tcp.lines().skip(1).filter_map(|line| line.split_whitespace().nth(9)).collect();
@@ -132,7 +132,8 @@ fn tcp_sockets(pid: u32) -> usize {
         .count()
 }
 
-/// Sends sockets that linger, while the daemon is stopped: so it is the daemon that has them last. Their other ends.
+/// Sends lingering sockets while the daemon is stopped, so that the daemon holds their last descriptors. Returns their other
+/// ends.
 fn send_lingering(daemon: &Daemon, client: &Client, kind: Kind, count: usize) -> Vec<OwnedFd> {
     let facts = SocketReport { key: 1, role: SocketRole::CONNECTOR, ..FromZeros::new_zeroed() };
     let (near, far): (Vec<_>, Vec<_>) = (0..count).map(|_| lingering()).unzip();
@@ -144,18 +145,18 @@ fn send_lingering(daemon: &Daemon, client: &Client, kind: Kind, count: usize) ->
 }
 
 #[test]
-fn nobody_waits_for_a_socket_that_lingers() {
+fn a_lingering_socket_delays_nobody() {
     let daemon = Daemon::start_new(SEGMENTS);
     let mut other = daemon.client();
     let mut far = Vec::new();
-    // With a report, and with packets that take none, or take fewer.
+    // With a report, and with packets that may carry no descriptor, or fewer.
     for (kind, count) in [(Kind::SOCK_REPORT, 1), (Kind::INSPECT, 1), (Kind::SOCK_REPORT, 20)] {
         let client = daemon.client();
         far.extend(send_lingering(&daemon, &client, kind, count));
         daemon.signal(Signal::CONT);
         other.status();
     }
-    // Not received at all, because the connection ends before.
+    // The daemon never receives these packets, because the connection ends first.
     let client = daemon.client();
     far.extend(send_lingering(&daemon, &client, Kind::INSPECT, 1));
     far.extend(send_lingering(&daemon, &client, Kind::SOCK_REPORT, 1));
@@ -181,7 +182,7 @@ fn other_files_are_closed_as_well() {
 }
 
 #[test]
-fn the_status_shows_who_waits_for_its_other_end() {
+fn the_status_shows_sockets_that_wait_for_their_other_end() {
     let daemon = Daemon::start_new(SEGMENTS);
     let client = daemon.client();
     let (connector, acceptor) = pair();

@@ -1,5 +1,5 @@
-//! A file that is truncated while QEMUs have it gets its size back, so that they live, and everybody else learns that what was
-//! cut off is lost.
+//! A file that is truncated while QEMUs use it gets its size back, so that they survive. All other users learn that the bytes
+//! behind the cut are lost.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn cut(file: &Path, len: u64) {
     File::options().write(true).open(file).unwrap().set_len(len).unwrap();
 }
 
-/// Waits until a file has its size and all its memory.
+/// Waits until a file has its full size and all its memory.
 fn wait_until_whole(file: &Path, size: u64) {
     wait_for("its size and its memory", || {
         let stat = std::fs::metadata(file).unwrap();
@@ -44,9 +44,9 @@ fn endpoint(daemon: &Daemon, name: &str) -> Endpoint {
     Endpoint::attach_with("web", &options).unwrap()
 }
 
-/// No QEMU runs, so the file stays short, and a set whose board is gone finds that out by itself.
+/// No QEMU runs, so the file stays short, and a readiness set whose board is gone notices that by itself.
 #[test]
-fn a_set_reports_all_when_its_board_is_gone() {
+fn a_readiness_set_reports_all_channels_when_its_board_is_gone() {
     let daemon = Daemon::start_new(WEB);
     let (one, two) = (endpoint(&daemon, "one"), endpoint(&daemon, "two"));
     let listener = two.listen::<MessageChannel>("x").unwrap();
@@ -74,7 +74,7 @@ fn a_set_reports_all_when_its_board_is_gone() {
     assert!(channels.iter_mut().all(|(_, theirs)| matches!(theirs.recv(), Err(Error::Broken))));
 }
 
-/// Nobody is attached, so the daemon does not look by itself: it is told.
+/// No program is attached, so the daemon does not look by itself: the kernel notifies it.
 #[test]
 fn the_size_comes_back_at_once_for_a_qemu_that_runs() {
     let daemon = Daemon::start_new(WEB);
@@ -90,7 +90,7 @@ fn the_size_comes_back_at_once_for_a_qemu_that_runs() {
         }
         println!("cut to {len}: its size is back after {:?}", before.elapsed());
         wait_until_whole(&file, SIZE);
-        // What QEMU does with it.
+        // QEMU reads such memory.
         assert_eq!((memory.load_acquire_u64(SIZE as usize - 8), memory.is_broken()), (0, false));
     }
     assert_eq!(daemon.client().attach("web", "late").err().unwrap().code, ErrorCode::BROKEN.0);
@@ -117,7 +117,7 @@ fn slices_behind_the_cut_are_broken_and_those_in_front_are_not() {
     let first = daemon.attach("job.w1", "first");
     first.memory.store_release_u64(1 << 20, 7);
     let third = daemon.attach("job.w3", "third");
-    // Only the second runs; the file is one.
+    // Only the second VM runs, but the slices share one file.
     let _qemu = Qemu::join(&daemon.run("w2.sock"), VECTORS);
     cut(&file, SIZE + 4096);
     wait_until_whole(&file, 3 * SIZE);
@@ -131,7 +131,7 @@ fn slices_behind_the_cut_are_broken_and_those_in_front_are_not() {
 }
 
 #[test]
-fn who_has_touched_nothing_meanwhile_is_told_all_the_same() {
+fn programs_that_touched_nothing_meanwhile_are_told_too() {
     let mut daemon = Daemon::start_new(WEB);
     let file = daemon.shm("web");
     let (one, two) = (endpoint(&daemon, "one"), endpoint(&daemon, "two"));
@@ -154,17 +154,17 @@ fn who_has_touched_nothing_meanwhile_is_told_all_the_same() {
     let back = raw.hang_up();
     let _qemu = Qemu::join(&daemon.run("a.sock"), VECTORS);
 
-    // One that sleeps in a receive.
+    // This receiver sleeps in `recv`.
     let sleeper = std::thread::spawn(move || incoming.recv().map(|_| ()));
     daemon.signal(Signal::STOP);
     cut(&file, 0);
     daemon.signal(Signal::CONT);
     wait_until_whole(&file, SIZE);
     assert!(matches!(sleeper.join().unwrap(), Err(Error::Broken)));
-    // Zeros are neither an empty ring nor a full one nor bytes of a block nor a free lock.
+    // Zeros must not be taken for an empty or full ring, for bytes of a block, or for a free lock.
     wait_for("the end of the channel", || match message.send(b"x") {
         Err(Error::Broken) => Some(()),
-        // The daemon has not said it yet.
+        // The daemon has not marked the ring yet.
         Ok(()) => None,
         other => panic!("{other:?}"),
     });
@@ -174,7 +174,7 @@ fn who_has_touched_nothing_meanwhile_is_told_all_the_same() {
     assert!(matches!(block.read(0, &mut got), Err(Error::Broken)));
     assert!(lock.lock().is_err());
 
-    // The next daemons know it, although the file is whole, and tell those who come back.
+    // The next daemons know that the segment is broken although the file has its size, and tell programs that come back.
     daemon.restart();
     daemon.restart();
     assert_eq!(daemon.client().attach("web", "late").err().unwrap().code, ErrorCode::BROKEN.0);
@@ -187,9 +187,9 @@ fn who_has_touched_nothing_meanwhile_is_told_all_the_same() {
     assert_eq!(wire::split(&told.bytes).unwrap().0.kind, Kind::SEGMENT_CUT);
 }
 
-/// Zeros on a readiness board are nothing that is ready.
+/// A readiness board of zeros shows nothing as ready, so the sleeper must be told in another way.
 #[test]
-fn who_sleeps_at_many_rings_hears_of_each() {
+fn a_sleeping_readiness_set_hears_of_each_lost_ring() {
     let daemon = Daemon::start_new(WEB);
     let (one, two) = (endpoint(&daemon, "one"), endpoint(&daemon, "two"));
     let listener = two.listen::<MessageChannel>("x").unwrap();
@@ -231,7 +231,7 @@ fn who_sleeps_at_many_rings_hears_of_each() {
 }
 
 #[test]
-fn one_who_truncates_without_end_disturbs_nobody_else() {
+fn endless_truncation_disturbs_no_other_segment() {
     let daemon = Daemon::start_new(&format!("{WEB}[segment.other]\nsize = \"4M\"\nmembers = [\"host\"]\n"));
     let file = daemon.shm("web");
     let mut listener = daemon.attach("web", "listener");
@@ -252,12 +252,12 @@ fn one_who_truncates_without_end_disturbs_nobody_else() {
     println!("cut {cuts} times; the longest attach elsewhere took {longest:?}");
     assert!(longest < Duration::from_secs(2), "{longest:?}");
     wait_until_whole(&file, SIZE);
-    // It is said once that it is broken, and once that it is whole again.
+    // The log says once that the segment is broken, and once that the file has its size again.
     assert_eq!(daemon.log().matches("truncated").count(), 1);
     assert_eq!(daemon.log().matches("its size again").count(), 1);
 }
 
-/// What the daemon writes stays, whatever else happens to the channel.
+/// The marks that the daemon writes into a lost ring stay, whatever else happens to the channel.
 #[test]
 fn a_lost_ring_stays_lost() {
     let daemon = Daemon::start_new(WEB);
@@ -269,7 +269,7 @@ fn a_lost_ring_stays_lost() {
     cut(&daemon.shm("web"), 0);
     wait_until_whole(&daemon.shm("web"), SIZE);
     let lost = (SideState::LOST.0, SideState::LOST.0);
-    // A look through a mapping of its own: the old one may have been replaced by zeros.
+    // Look through a new mapping, because the old one may have been replaced by zeros.
     let file = File::open(daemon.shm("web")).unwrap();
     let memory = Mapping::of_file(&file, 0, SIZE as usize, Protection::Read).unwrap();
     let (output, _) = channel.wire.capacities().rings(true);
@@ -285,7 +285,7 @@ fn a_lost_ring_stays_lost() {
     assert_eq!(states(), lost);
 }
 
-/// A host program survives the missing pages, and learns by them that they are missing.
+/// A host program survives the missing pages, and learns from them that they are missing.
 #[test]
 fn without_a_qemu_the_file_stays_as_short_as_it_was_made() {
     let mut daemon = Daemon::start_new(WEB);
@@ -296,7 +296,7 @@ fn without_a_qemu_the_file_stays_as_short_as_it_was_made() {
     assert_eq!(std::fs::metadata(daemon.shm("web")).unwrap().len(), 4096);
     attached.memory.load_acquire_u64(1 << 20);
     assert!(attached.memory.is_broken());
-    // When nobody uses it any more, it is made anew.
+    // When nobody uses the segment any more, it is made anew.
     drop(attached);
     wait_for("its end", || daemon.inspect()["endpoints"].as_array()?.is_empty().then_some(()));
     daemon.kill();
@@ -324,7 +324,7 @@ fn a_segment_that_nobody_uses_any_more_is_whole_again() {
 }
 
 #[test]
-fn on_a_full_disk_the_size_comes_back_and_it_is_said_that_memory_is_missing() -> std::io::Result<()> {
+fn on_a_full_disk_the_size_comes_back_and_missing_memory_is_logged() -> std::io::Result<()> {
     let mut daemon = Daemon::prepare("", WEB);
     let shm = daemon.dir.path().join("shm");
     let mounted =
@@ -347,7 +347,7 @@ fn on_a_full_disk_the_size_comes_back_and_it_is_said_that_memory_is_missing() ->
     wait_for("a line in the log", || daemon.log().contains("cannot be given its memory again").then_some(()));
     assert_eq!(std::fs::metadata(daemon.shm("web"))?.len(), SIZE);
     assert_eq!(daemon.inspect()["segments"][0]["broken"], true);
-    // It is tried again when it is cut again.
+    // The daemon tries again when the file is cut again.
     std::fs::remove_file(shm.join("filler"))?;
     drop(filler);
     cut(&daemon.shm("web"), 0);

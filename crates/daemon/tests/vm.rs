@@ -2,9 +2,12 @@
 
 mod support;
 
+use ginnel::{AttachOptions, Endpoint};
 use ginnel_layout::relay::{self, RelayKind};
 use ginnel_layout::ring::SideState;
-use ginnel_layout::wire::{self, BellKind, ErrorCode};
+use ginnel_layout::segment::RESERVED;
+use ginnel_layout::sync::{self, SyncKind};
+use ginnel_layout::wire::{self, BellKind, ErrorCode, Fds, Kind, Rights};
 use ginnel_shmem::SharedMemory;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -35,16 +38,17 @@ fn attach_to(segment: &str) -> wire::Attach {
 fn a_joining_qemu_is_told_everything_at_once() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4);
-    // Version, own id, memory, own vectors; then those of the others that serve a shared segment, started or not.
+    // Version, own id, memory, own vectors; then the vectors of other members that have a segment in common with this one,
+    // whether they run or not.
     let mut expected = vec![(0, false), (a.id, false), (-1, true)];
     expected.extend([(a.id, true); 4]);
-    expected.extend([(0, true); 4]); // No more than it takes: its daemon's, and three for programs.
+    expected.extend([(0, true); 4]); // No more than the VM has vectors itself: one of the host's daemon, and three for programs.
     expected.push((7, true));
     while a.heard.len() < expected.len() {
         a.hear();
     }
     assert_eq!(a.heard, expected);
-    // The doorbells are the member's, whoever is told of them.
+    // A doorbell belongs to a member, so both VMs ring the same one.
     let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
     assert_eq!(b.id, 7);
     a.ring(7, 0);
@@ -52,9 +56,9 @@ fn a_joining_qemu_is_told_everything_at_once() {
     assert!(!b.is_rung(2, Duration::ZERO));
     b.ring(a.id, 0);
     assert!(a.is_rung(1, WATCHDOG));
-    // Its memory cannot be truncated.
+    // A VM cannot truncate its control memory.
     assert!(rustix::fs::ftruncate(&a.control, 0).is_err());
-    // Noise is no reason to end a VM.
+    // Unexpected bytes on the socket do not end a VM.
     b.socket.write_all(&[7; 20_000]).unwrap();
     assert_eq!(
         daemon.inspect()["members"].as_array().unwrap().iter().filter(|m| m["live"] == json!(true)).count(),
@@ -69,7 +73,7 @@ fn a_joining_qemu_is_told_everything_at_once() {
 }
 
 #[test]
-fn members_that_are_declared_later_are_told_to_those_who_are_there() {
+fn running_vms_are_told_of_members_that_are_declared_later() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut stranger = Qemu::join(&daemon.run("stranger.sock"), 4);
     assert_eq!(stranger.hear(), (0, true), "the host's daemon, and nobody else on the host");
@@ -82,7 +86,7 @@ fn members_that_are_declared_later_are_told_to_those_who_are_there() {
     let segment: serde_json::Value = serde_json::from_str(&daemon.admin(request).unwrap()).unwrap();
     assert_eq!(segment["segment"]["size"], json!(16 << 20));
     assert_eq!(stranger.hear(), (number, true));
-    // And is there after a restart.
+    // The new VM can be started.
     let mut late = Qemu::join(&daemon.run("late.sock"), 4);
     assert_eq!([late.hear(), late.hear()], [(0, true), (stranger.id, true)]);
     let refused = daemon.admin(json!({"op": "vm-remove", "name": "late"})).unwrap_err();
@@ -124,13 +128,13 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
         (there.wire.channel, listener, "on-host")
     );
     assert_eq!((here.bell_kind, here.bell >> 16, here.fds.0), (BellKind::REGISTER, 0, 0));
-    // The host's program rings the vector that the guest's program waits on, and the other way round.
+    // The host's program rings the vector that the guest's program waits for, and the other way round.
     there.ring();
     assert!(guest.qemu.is_rung(attached.vector, WATCHDOG));
     guest.qemu.ring(0, here.bell as usize);
     assert!(readable(&host.event, WATCHDOG));
 
-    // What it says of its mapping is shown.
+    // The status shows what the guest reports about its mapping.
     let mapped = relay::Mapped {
         name: name("web"),
         kind: relay::MappingKind::BAR,
@@ -149,7 +153,7 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
     });
     assert_eq!(shown, what);
 
-    // A guest sees its own segments only.
+    // A guest sees only its own segments.
     guest.open(6, 78);
     assert_eq!(guest.attach(6, attach_to("nothing")).unwrap_err().0, ErrorCode::NO_SEGMENT.0);
 
@@ -160,7 +164,7 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
     let back = wire::Attach { endpoint, epoch, token, ..attach_to("web") };
     assert_eq!(guest.attach(7, back).unwrap().endpoint, endpoint);
     assert_ne!(there.peer_state(), DEAD);
-    // It has a child, and ends; then the child does, which another holds the connection of.
+    // The program starts a child and ends. Then the child ends, while another process still holds the connection.
     let process = |pid| relay::Endpoint { endpoint, epoch, pid, reserved: 0, started: 5 };
     guest.send(RelayKind::JOIN, 0, process(99).as_bytes());
     guest.send(RelayKind::GONE, 0, process(77).as_bytes());
@@ -175,7 +179,7 @@ fn a_program_in_a_vm_and_one_on_the_host_get_a_channel() {
     guest.send(RelayKind::GONE, 0, process(99).as_bytes());
     pids(json!([]));
     assert_ne!(there.peer_state(), DEAD);
-    // When that is closed too, the peer on the host is told.
+    // When that connection is closed too, the peer on the host is told.
     guest.send(RelayKind::CLOSE, 7, &[]);
     wait_for("death", || (there.peer_state() == DEAD).then_some(()));
 }
@@ -206,7 +210,7 @@ fn the_end_of_a_qemu_is_the_end_of_its_programs() {
     b.attach(1, attach_to("web")).unwrap();
     let mut boot = 1;
     takes_less_than(Duration::from_millis(100), || {
-        // In all rounds but the first it comes back with its number, its doorbells and an empty memory.
+        // In all rounds but the first, the VM comes back with its number, its doorbells and an empty control memory.
         boot += 1;
         let mut a = Qemu::join(&daemon.run("vm-a.sock"), 4).guest(boot, true);
         assert!(a.endpoints().is_empty());
@@ -230,7 +234,7 @@ fn the_end_of_a_qemu_is_the_end_of_its_programs() {
 }
 
 #[test]
-fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
+fn a_rebooted_guest_loses_its_programs_and_a_restarted_guest_daemon_does_not() {
     let daemon = Daemon::start_with(VECTORS, TWO);
     let mut host = daemon.attach("web", "on-host");
     host.listen("x").unwrap();
@@ -243,7 +247,7 @@ fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
     guest.connect(1, "x").unwrap();
     let channel = host.incoming();
 
-    // The guest's daemon is started anew: its programs are still there, and it is told of them.
+    // The guest's daemon is restarted: its programs still exist, and it is told of them.
     let mut guest = guest.restart(1, true);
     let known: Vec<(u32, u32, u32)> =
         guest.endpoints().iter().map(|e| (e.endpoint, e.epoch, e.pid)).collect();
@@ -254,17 +258,17 @@ fn a_rebooted_guest_has_lost_its_programs_and_a_restarted_daemon_has_not() {
         wire::Attach { endpoint: first.endpoint, epoch: first.epoch, token: first.token, ..attach_to("web") };
     assert_eq!(guest.attach(9, back).unwrap().epoch, first.epoch);
     assert_eq!(guest.connect(9, "x").unwrap().channel, channel.wire.channel, "the same nonce");
-    // One of them has died meanwhile.
+    // One of the programs has died meanwhile.
     let gone =
         relay::Endpoint { endpoint: second.endpoint, epoch: second.epoch, pid: 78, reserved: 0, started: 5 };
     guest.send(RelayKind::GONE, 0, gone.as_bytes());
     wait_for("its end", || (daemon.inspect()["endpoints"].as_array()?.len() == 2).then_some(()));
-    // What is not its own, a guest cannot end.
+    // A guest cannot end an endpoint that is not its own.
     let other = relay::Endpoint { endpoint: host.wire.endpoint, epoch: host.wire.epoch, ..gone };
     guest.send(RelayKind::GONE, 0, other.as_bytes());
     assert_ne!(channel.peer_state(), DEAD);
 
-    // A reboot, seen by another boot identity.
+    // Another boot identity means that the guest has rebooted.
     let mut guest = guest.restart(2, true);
     assert!(guest.endpoints().is_empty());
     assert_eq!(channel.peer_state(), DEAD);
@@ -290,7 +294,7 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
             let at = (random() as usize % memory.len()) & !7;
             memory.store_relaxed_u64(at, random());
         }
-        // Where it hurts most: the session lines and the rings' counters.
+        // These are the most sensitive places: the session lines and the counters of the rings.
         for at in [64, 72, 128, 136, 0x1000, 0x1080, 0x12000, 0x12080, 0x12200] {
             memory.store_relaxed_u64(at, if round % 3 == 0 { random() } else { random() % 70000 });
         }
@@ -303,7 +307,7 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
             host.close(channel.wire.channel).unwrap();
         }
     }
-    // Honest again, it is served.
+    // When the guest behaves again, it is served.
     let mut guest = guest.restart(4, true);
     guest.open(1, 77);
     guest.attach(1, attach_to("web")).unwrap();
@@ -314,7 +318,7 @@ fn a_guest_that_scribbles_on_its_control_memory_hurts_nobody() {
 fn qemu_process() {
     let socket = std::env::var("TEST_QEMU_SOCKET").expect("started by its test");
     let _qemu = Qemu::join(socket.as_ref(), 4);
-    // Until it is killed.
+    // Waits until it is killed.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -359,18 +363,18 @@ fn sessions_and_doorbells_outlive_the_daemon() {
     host.accepted(&channel);
 
     daemon.restart();
-    // The guest's side sees the new session by itself, and finds its program as it was.
+    // The guest's side notices the new session by itself, and finds its program as it was.
     a.until("a new session", |event| matches!(event, ginnel_daemon::link::Event::Up(_)).then_some(()));
     let endpoints = a.endpoints();
     assert_eq!((endpoints[0].endpoint, endpoints[0].epoch), (attached.endpoint, attached.epoch));
     assert_ne!(channel.peer_state(), DEAD);
-    // A VM that starts now and one that was there before ring each other.
+    // A VM that starts now and one that was there before can ring each other.
     let mut b = Qemu::join(&daemon.run("vm-b.sock"), 4);
     a.qemu.ring(7, 0);
     assert!(b.is_rung(1, WATCHDOG));
     b.ring(a.qemu.id, 0);
     assert!(a.qemu.is_rung(1, WATCHDOG));
-    // A member that is declared while there is no connection to vm-a's QEMU: rings go by way of the daemon.
+    // A member that is declared while vm-a's QEMU has no connection: vm-a rings it through the daemon.
     daemon.admin(json!({"op": "vm-add", "name": "late"})).unwrap();
     daemon
         .admin(json!({"op": "segment-create", "name": "pair", "size": "4M", "members": ["late", "vm-a"]}))
@@ -385,4 +389,44 @@ fn sessions_and_doorbells_outlive_the_daemon() {
     assert_eq!((channel.bell_kind, channel.bell), (BellKind::REGISTER, 0));
     a.qemu.ring(0, 0);
     assert!(late.qemu.is_rung(theirs.vector, WATCHDOG));
+}
+
+#[test]
+fn programs_in_a_vm_can_use_locks_and_blocks() {
+    let daemon = Daemon::start_new("[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n");
+    let options = AttachOptions { socket: daemon.socket(), ..AttachOptions::default() };
+    let host = Endpoint::attach_with("web", &options).unwrap();
+    let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
+    guest.open(1, 100);
+    let attached = guest
+        .attach(1, wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() })
+        .unwrap();
+    let mutex = host.mutex("m").unwrap();
+    let open =
+        wire::SyncOpen { name: name("m"), kind: SyncKind::MUTEX.0, limit: 0, initial: 0, flags: 0, nonce: 1 };
+    let there: wire::Sync = guest.ask(1, Kind::SYNC_OPEN, open.as_bytes(), Kind::SYNC).unwrap();
+    assert_eq!((there.slot, there.bell), (1, attached.member << 16 | attached.vector));
+    // The page contains the values that the daemon has answered.
+    let page = host.memory().part((there.offset - RESERVED) as usize, sync::SIZE).unwrap();
+    let word = |at| page.load_acquire_u32(sync::slot(1) + at);
+    assert_eq!(word(sync::SLOT_ENDPOINT), attached.endpoint);
+    assert_eq!((word(sync::SLOT_EPOCH), word(sync::SLOT_BELL)), (there.epoch, there.bell));
+    // The guest rings the host by its register.
+    let bell = page.load_acquire_u32(sync::slot(0) + sync::SLOT_BELL);
+    let ask = wire::BellOf { bell, reserved: 0 };
+    let ring: wire::BellOk = guest.ask(1, Kind::BELL, ask.as_bytes(), Kind::BELL_OK).unwrap();
+    assert_eq!((ring.kind, ring.bell, ring.fds), (BellKind::REGISTER, bell, Fds(0)));
+    let block = wire::BlockCreate {
+        name: name("b"),
+        size: 1,
+        rights: Rights::READ_WRITE,
+        others: Rights::READ,
+        nonce: 2,
+        ..FromZeros::new_zeroed()
+    };
+    let block: wire::Block = guest.ask(1, Kind::BLOCK_CREATE, block.as_bytes(), Kind::BLOCK).unwrap();
+    assert_eq!(block.owner_member, attached.member);
+    let mine = host.open_block("b", Rights::READ).unwrap();
+    assert_eq!(mine.len(), 1);
+    drop(mutex);
 }

@@ -1,5 +1,5 @@
-//! Writes the seeds of the ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that is named:
-//! `scripts/fuzz seeds`.
+//! Writes the seeds of the ring, board, carrier, verbs, wire, farm, virtqueue and vhost_user targets into the folder that is
+//! given as an argument. `scripts/fuzz seeds` runs it.
 
 use ginnel_fuzz::model::Op;
 use ginnel_fuzz::{RingInput, WordsInput, virtqueue_model};
@@ -35,7 +35,7 @@ fn main() -> io::Result<()> {
 
 type Seed = (&'static str, String, Vec<u8>);
 
-/// The messages of an RDMA connection.
+/// Returns the messages of an RDMA connection.
 fn messages() -> impl Iterator<Item = Seed> {
     use ginnel_verbs::cm::message::{Message, Parameters, Reject, Reply, Request};
     let (from, to) = (([10, 0, 0, 1], 7).into(), ([0xfd00, 0, 0, 0, 0, 0, 0, 1], 7471).into());
@@ -54,7 +54,7 @@ fn messages() -> impl Iterator<Item = Seed> {
     .map(|(name, message)| ("verbs_message", name.to_owned(), message.encode()))
 }
 
-/// Lists of operations that go where random ones seldom go: around the end, into padding, through sleep, to the end.
+/// Returns lists of operations that reach what random ones seldom reach: the wrap around the end, padding, sleep, the end.
 fn rings() -> impl Iterator<Item = Seed> {
     let op = |code: u8, a: u16, b: u16| Op { code, a, b };
     // Sizes: 1 is the greatest, 4 * n is n.
@@ -84,7 +84,7 @@ fn rings() -> impl Iterator<Item = Seed> {
             ]
         })
         .collect();
-    // Between honest operations: heads, tails, states, tokens, headers that fit their place.
+    // Lies between honest operations: heads, tails, states, tokens, and headers that fit their place.
     let lies: Vec<Op> = (0..10u16)
         .flat_map(|i| {
             [op(0, 200, 7), op(6, 1, 0), op(0x80 | i as u8, 16 * i, i), op(4, 1, i), op(5, 3, i), op(8, 0, 0)]
@@ -106,7 +106,8 @@ fn rings() -> impl Iterator<Item = Seed> {
     })
 }
 
-/// Boards: all is well, with everybody asleep in between; and each kind of scribble between a rest and a message.
+/// Boards: a run without scribbles, in which everybody sleeps in between; and each kind of scribble between a rest and a
+/// message.
 fn boards() -> impl Iterator<Item = Seed> {
     let op = |code: u8, a: u16, b: u16| Op { code, a, b };
     let well: Vec<Op> =
@@ -122,12 +123,13 @@ fn boards() -> impl Iterator<Item = Seed> {
         .map(|(name, ops)| ("board_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
-/// Verbs: all operations on all kinds of queue pairs, polled and told of; and each kind of scribble between a receive and its message.
+/// Verbs: all operations on all kinds of queue pairs, polled and with events; and each kind of scribble between a receive and
+/// its message.
 fn verbs() -> impl Iterator<Item = Seed> {
     let op = |what: u8, side: u8, a: u16, b: u16| Op { code: what << 1 | side, a, b };
     let exchange = move |n: u16, lie: Option<Op>| {
         let (pair, operation) = (n % 4, (n / 4 % 5) as u8);
-        // Atomics want eight bytes; sends and writes carry an immediate value now and then, and inline data.
+        // Atomics need eight bytes; sends and writes sometimes carry an immediate value or inline data.
         let (length, flags) = if operation >= 3 { (2, 0) } else { (n % 8, n % 8 << 8) };
         let receive = op(5, 1, pair | 1 << 2 | 6 << 4, 64 * n);
         let send = op(operation, 0, pair | 1 << 2 | length << 4 | flags, 16 * n);
@@ -158,7 +160,8 @@ fn verbs() -> impl Iterator<Item = Seed> {
         .map(|(name, ops)| ("verbs_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
-/// Change-overs: all is well, with bytes and wakes before and behind the change; and each kind of scribble at each step.
+/// Change-overs: a run without scribbles, with bytes and wakes before and after the change; and each kind of scribble at each
+/// step.
 fn carriers() -> impl Iterator<Item = Seed> {
     let op = |code: u8, a: u16, b: u16| Op { code, a, b };
     let well = [op(0, 400, 0), op(1, 80, 0), op(2, 0, 0), op(0, 404, 0), op(3, 0, 0), op(4, 0, 0)]
@@ -178,7 +181,7 @@ fn carriers() -> impl Iterator<Item = Seed> {
         .map(|(name, ops)| ("carrier_scribble", name.to_owned(), RingInput::bytes(0, &ops)))
 }
 
-/// Front ends of all kinds, from their first word to their last, with something on the way.
+/// Front ends of all kinds: a whole session for each kind and each disturbance.
 fn sessions() -> impl Iterator<Item = Seed> {
     use ginnel_fuzz::vhost_user::session;
     const DISTURBANCES: [&str; 5] = ["nothing", "log", "memory_and_size", "truncate", "reset"];
@@ -192,7 +195,8 @@ fn sessions() -> impl Iterator<Item = Seed> {
     )
 }
 
-/// Farms: all is well; answers to what was never given, twice, by another; messages of every kind and of none.
+/// Farms: a run without mistakes; answers to pieces that were never given, given twice, or given to another worker; messages of
+/// every kind and of unknown kinds.
 fn farms() -> impl Iterator<Item = Seed> {
     use ginnel_fuzz::farm::bytes;
     let (give, back, say, raw, scribble, hear) = (0, 41, 45, 80, 86, 100);
@@ -317,7 +321,8 @@ fn packets() -> impl Iterator<Item = Seed> {
     .map(|(name, bytes)| ("wire", name.to_owned(), bytes))
 }
 
-/// Lists of operations for a driver and a device: around the ring, asleep, back out of order, with a successor, and with lies.
+/// Lists of operations for a driver and a device: around the ring, asleep, completed out of order, with a successor, and with
+/// lies.
 fn virtqueues() -> impl Iterator<Item = Seed> {
     let op = |code: u8, a: u16, b: u16| Op { code, a, b };
     let round = |i: u16| [op(0, 2 + 5, i), op(2, 0, 0), op(3, 0, 0), op(5, 0, 9), op(6, 0, 0), op(7, 0, 0)];
@@ -368,7 +373,7 @@ fn virtqueues() -> impl Iterator<Item = Seed> {
     })
 }
 
-/// The memory of guests whose drivers are honest, and of one whose device has died: all words that are not zero.
+/// The memory of guests with honest drivers, and of one whose device has died: all words that are not zero.
 fn guests() -> impl Iterator<Item = Seed> {
     let words = |memory: &Mapping, from: usize| -> Vec<(usize, u64, bool)> {
         let word = |at: usize| (from + at / 8, memory.load_relaxed_u64(at), false);

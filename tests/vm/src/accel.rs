@@ -1,4 +1,4 @@
-//! Which acceleration the VMs get: KVM where a stock guest really boots with it, else TCG.
+//! Chooses the acceleration of the VMs: KVM if a stock guest really boots with it, otherwise TCG.
 
 use std::fmt;
 use std::fs;
@@ -11,15 +11,15 @@ use anyhow::{Context, Result, bail};
 use crate::cache;
 use crate::kernel::Kernel;
 
-/// A guest that boots at all with KVM says hello in far less.
+/// The boot timeout of the probe. A guest that boots at all with KVM needs far less.
 pub(crate) const PROBE: Duration = Duration::from_secs(10);
 
 /// How QEMU runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
-    /// The processor's virtualisation.
+    /// KVM: the processor's virtualisation.
     Kvm,
-    /// Emulation: real QEMU, real kernel, and slow.
+    /// TCG: emulation by QEMU. The guest runs the same kernel, but slowly.
     Tcg,
 }
 
@@ -33,10 +33,10 @@ impl fmt::Display for Accel {
 }
 
 impl Accel {
-    /// What `GINNEL_ACCEL` (`kvm`, `tcg` or `auto`) says, else what is known of this kernel, QEMU and boot of the host,
-    /// else what `probe` finds out.
+    /// Returns what `GINNEL_ACCEL` (`kvm`, `tcg` or `auto`) says. With `auto` it returns the stored result for this kernel,
+    /// QEMU and boot of the host, or else runs `probe` and stores its result.
     ///
-    /// `/dev/kvm` that opens is no proof: under some hypervisors a guest then hangs.
+    /// It is not enough that `/dev/kvm` can be opened: under some hypervisors a guest then hangs.
     pub(crate) fn choose(kernel: &Kernel, qemu: &Path, probe: impl FnOnce() -> Result<()>) -> Result<Accel> {
         match std::env::var("GINNEL_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Accel::Kvm),
@@ -68,14 +68,14 @@ impl Accel {
         Ok(accel)
     }
 
-    /// QEMU's arguments.
+    /// Returns QEMU's arguments for this acceleration.
     pub(crate) fn qemu_args(self) -> [&'static str; 4] {
         match self {
             // QEMU 7.2 offers AMD guests a register of Intel's that newer host kernels then refuse to set.
             Accel::Kvm if is_amd() => ["-accel", "kvm", "-cpu", "host,arch-capabilities=off"],
             Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // Without the "enhanced" string instructions and the "fast short" ones: libraries and kernel would copy with them,
-            // and TCG emulates them byte by byte, at a sixth of the speed of ordinary loads and stores.
+            // Without the "enhanced" and the "fast short" string instructions: otherwise libraries and the kernel would copy
+            // with them, and TCG emulates them byte by byte, at a sixth of the speed of ordinary loads and stores.
             Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,erms=off,fsrm=off"],
         }
     }

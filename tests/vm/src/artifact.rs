@@ -1,4 +1,4 @@
-//! The project's own programs and libraries, built for a test that puts them into a guest.
+//! Builds this project's own programs and libraries for a test that puts them into a guest.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Builds this workspace, in the profile of the test, and says where `file` of it is: a program such as `ginneld`, or a library such
-/// as `libginnel.so`.
+/// Builds this workspace in the profile of the test, and returns the path of `file`: a program such as `ginneld`, or a library
+/// such as `libginnel.so`.
 ///
 /// A test that only looked into the target folder would run whatever was built there last, or find nothing. Blocks while cargo
-/// builds; what is up to date takes a moment, once per process. The whole workspace is built, as `make build` does, because cargo
-/// compiles the dependencies of a single package anew if that package alone needs fewer of their features.
+/// builds; if everything is up to date this takes a moment, once per process. The whole workspace is built, as `make build`
+/// does, because cargo compiles the dependencies of a single package anew if that package alone needs fewer of their features.
 pub fn artifact(file: &str) -> Result<PathBuf> {
     static BUILT: Mutex<Option<Vec<PathBuf>>> = Mutex::new(None);
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);

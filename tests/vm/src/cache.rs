@@ -1,4 +1,4 @@
-//! The folder that keeps what is slow to make: the kernel, base images, the answer whether KVM works.
+//! The folder that keeps what is slow to make: the kernel, base images, and whether KVM works.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
 
-/// `$GINNEL_VM_CACHE`, or `vm-cache` in cargo's target folder. Made if it is not there.
+/// Returns the cache folder, which is `$GINNEL_VM_CACHE`, or else `vm-cache` in cargo's target folder. Makes it if it does not
+/// exist.
 pub fn dir() -> Result<PathBuf> {
     let dir = match std::env::var_os("GINNEL_VM_CACHE") {
         Some(dir) => PathBuf::from(dir),
@@ -18,7 +19,8 @@ pub fn dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Keeps other processes from filling the cache at the same time. Blocks until they are done.
+/// Keeps other processes from filling the cache at the same time, as long as the returned file is open. Blocks until they are
+/// done.
 pub fn lock() -> Result<File> {
     let path = dir()?.join("lock");
     let file = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -26,7 +28,8 @@ pub fn lock() -> Result<File> {
     Ok(file)
 }
 
-/// Cargo marks the top of its target folder with a `CACHEDIR.TAG`; the build script's output lies below it.
+/// Returns cargo's target folder. Cargo marks the top of it with a `CACHEDIR.TAG`; the output of the build script lies below
+/// it.
 fn target_dir() -> &'static Path {
     let out = Path::new(env!("OUT_DIR"));
     out.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists()).unwrap_or(out)

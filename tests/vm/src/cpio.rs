@@ -1,6 +1,7 @@
 //! Writes the archive format that the kernel unpacks into its first root file system ("newc" cpio).
 //!
-//! Archives may follow one another in one initrd; a later file replaces an earlier one of the same path.
+//! Several archives may follow one another in one initrd; a file in a later archive replaces one of the same path in an earlier
+//! archive.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -14,12 +15,12 @@ pub struct Archive<W: Write> {
 }
 
 impl<W: Write> Archive<W> {
-    /// Begins an archive.
+    /// Begins an archive that is written to `out`.
     pub fn new(out: W) -> Archive<W> {
         Archive { out, written: 0, inode: 0, directories: BTreeSet::new() }
     }
 
-    /// Adds a directory and its parents; one that is there already is left alone.
+    /// Adds a directory and its parents. Does nothing for a directory that exists.
     pub fn directory(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
@@ -43,11 +44,11 @@ impl<W: Write> Archive<W> {
         self.entry(path, 0o120777, target.as_bytes())
     }
 
-    /// Ends the archive and gives the writer back.
+    /// Ends the archive and returns the writer.
     pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, &[])?;
-        // The kernel expects what follows, another archive, at a multiple of 4; a block is what cpio itself pads to.
+        // The kernel expects the next archive at a multiple of 4 bytes; cpio itself pads to a block.
         self.pad(512)?;
         self.out.flush()?;
         Ok(self.out)
@@ -68,7 +69,8 @@ impl<W: Write> Archive<W> {
         self.inode += 1;
         let links = if mode & 0o170000 == 0o040000 { 2 } else { 1 };
         let name_size = path.len() as u32 + 1;
-        // inode, mode, uid, gid, links, mtime, size, device, its number, name, checksum
+        // inode, mode, uid, gid, links, mtime, size, device (major, minor), device number of a special file (major, minor),
+        // length of the name, checksum
         let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0];
         let mut header = String::from("070701");
         for field in fields {

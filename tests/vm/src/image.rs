@@ -1,4 +1,4 @@
-//! Makes the guest's file system: a base that all VMs share, cached, and a small archive of each VM's own.
+//! Makes the guest's file system: a cached base that all VMs share, and a small archive with the files of each VM.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use crate::kernel::Kernel;
 use crate::libs;
 use crate::modules::ModuleTree;
 
-/// Without these there is no agent.
+/// Modules that the agent needs.
 const NEEDED: [&str; 2] = ["virtio_pci", "virtio_console"];
 
-/// There for `modprobe`, if the kernel has them.
+/// Modules that `modprobe` can load, if the kernel has them.
 const OFFERED: [&str; 16] = [
     "virtio_net",
     "virtio_blk",
@@ -39,13 +39,13 @@ const OFFERED: [&str; 16] = [
     "nvme",
 ];
 
-/// What `VmBuilder::dax` loads, in this order.
+/// The modules that `VmBuilder::dax` loads, in this order.
 pub const DAX: [&str; 5] = ["libnvdimm", "virtio_pmem", "nd_pmem", "dax_pmem", "device_dax"];
 
 const AGENT: &[u8] = include_bytes!(env!("VM_AGENT"));
 const INIT: &str = include_str!("init.sh");
 
-/// The base image for a kernel: busybox, the agent, modules. From the cache if nothing in it has changed.
+/// Returns the base image for a kernel: busybox, the agent, modules. It comes from the cache if nothing in it has changed.
 pub fn base(kernel: &Kernel) -> Result<PathBuf> {
     let busybox = which("busybox", "busybox-static")?;
     let mut hasher = DefaultHasher::new();
@@ -98,27 +98,27 @@ fn write_base(kernel: &Kernel, busybox: &Path, out: impl Write) -> Result<()> {
 }
 
 fn base_modules(tree: &ModuleTree) -> Result<Vec<String>> {
-    // A kernel for clouds may lack some; who asks for one of those by VmBuilder::module is told.
+    // A kernel for clouds may lack some. A test that asks for a missing one with VmBuilder::module gets an error.
     tree.closure(NEEDED.into_iter().chain(OFFERED.into_iter().filter(|name| tree.has(name))))
 }
 
-/// What one VM has of its own.
+/// What one VM has in addition to the base image.
 #[derive(Clone, Default)]
 pub struct Overlay {
-    /// Host programs, for `/usr/local/bin`.
+    /// Host programs, which go to `/usr/local/bin`.
     pub programs: Vec<PathBuf>,
-    /// Host libraries, for `/usr/local/lib`.
+    /// Host libraries, which go to `/usr/local/lib`.
     pub libraries: Vec<PathBuf>,
-    /// Host files and where they go; programs among them bring their libraries.
+    /// Host files and their paths in the guest. Programs among them bring their libraries.
     pub files: Vec<(PathBuf, String)>,
-    /// Contents: guest path, mode, bytes.
+    /// Files with given contents: path in the guest, mode, bytes.
     pub contents: Vec<(String, u32, Vec<u8>)>,
-    /// Modules beside those of the base.
+    /// Kernel modules in addition to those of the base.
     pub modules: Vec<String>,
 }
 
 impl Overlay {
-    /// Writes the whole initrd of a VM: the base, then this.
+    /// Writes the whole initrd of a VM: the base, followed by this overlay.
     pub fn write_initrd(&self, kernel: &Kernel, to: &Path) -> Result<()> {
         let base = base(kernel)?;
         let mut out = File::create(to).with_context(|| format!("cannot write {}", to.display()))?;
@@ -165,7 +165,7 @@ impl<W: Write> Image<W> {
         Image { archive: Archive::new(out), libraries: BTreeSet::new() }
     }
 
-    /// Adds a host file, and if it is a program the libraries that it needs, where the host has them.
+    /// Adds a host file. If it is a program, also adds the libraries that it needs, at the paths that they have on the host.
     fn program(&mut self, host: &Path, guest: &str, provided: &[String]) -> Result<()> {
         let mode = fs::metadata(host).with_context(|| format!("cannot look at {}", host.display()))?;
         self.archive.file(guest, mode.permissions().mode(), &libs::load(host)?)?;
@@ -189,7 +189,7 @@ impl<W: Write> Image<W> {
     }
 }
 
-/// Where a program is, or which package has it.
+/// Returns the path of a program. The error says which package has it.
 pub fn which(program: &str, package: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

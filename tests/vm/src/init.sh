@@ -1,5 +1,5 @@
 #!/bin/sh
-# The guest's first program: makes it usable, then hands over to busybox's init, which runs the agent.
+# The first program of the guest. It prepares the system, and then executes the init of busybox, which runs the agent.
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev

@@ -1,4 +1,5 @@
-//! Ginnel in a bed: a host daemon with its own folders, and VMs that have its devices and run its guest daemon.
+//! An installation of Ginnel in a test bed: a host daemon with its own folders, and VMs that have its devices and run its guest
+//! daemon.
 
 use std::fmt::{self, Write as _};
 use std::fs;
@@ -12,19 +13,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::{HostJob, Job, TestBed, Vm, VmBuilder};
 
-/// How long a daemon may take to serve.
+/// How long a daemon may take until it serves.
 const START: Duration = Duration::from_secs(20);
-/// Doorbell vectors of each member.
+/// The number of doorbell vectors of each member.
 const VECTORS: u32 = 32;
 
-/// A program of this workspace, built beside the running one.
+/// Returns the path of a program of this workspace, built beside the running one.
 pub fn program(name: &str) -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let mut folder = this.parent().context("a program without a folder")?;
     if folder.ends_with("deps") || folder.ends_with("examples") {
         folder = folder.parent().context("a program without a folder")?;
     }
-    // Guests are emulated on many machines: they get the optimised programs if there are any.
+    // On many machines guests are emulated, so they get the optimised programs if these exist.
     let optimised = folder.parent().map(|target| target.join("release"));
     for folder in optimised.iter().map(PathBuf::as_path).chain([folder]) {
         let path = folder.join(name);
@@ -45,7 +46,7 @@ pub fn verbs_libraries(to: &Path) -> Result<()> {
         .arg(crates)
         .arg(format!("PROFILE={}", if is_optimised { "release" } else { "dev" }))
         .arg(format!("OUT={}", to.display()))
-        // Together with the others, as all are built already.
+        // All packages are built already, so building them together compiles nothing anew.
         .arg("PACKAGES=--workspace --lib")
         .env_remove("MAKEFLAGS")
         .env("CARGO_TARGET_DIR", built.parent().context("a folder without a parent")?)
@@ -54,12 +55,12 @@ pub fn verbs_libraries(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// By which kind of device segments come to VMs.
+/// The kind of device through which segments reach VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// `virtio-pmem`, as `/dev/dax*`.
+    /// `virtio-pmem`, which the guest sees as `/dev/dax*`.
     Dax,
-    /// `ivshmem-plain`.
+    /// `ivshmem-plain`, whose memory is a PCI BAR.
     Bar,
 }
 
@@ -73,7 +74,7 @@ impl fmt::Display for MemoryKind {
 }
 
 impl MemoryKind {
-    /// The kinds with which a test is run whose subject is the same for both: DAX, and in the soak BAR as well.
+    /// Returns the kinds for a test whose subject does not depend on the kind: DAX, and in the soak BAR as well.
     pub fn of_default_run() -> &'static [MemoryKind] {
         if std::env::var_os("GINNEL_SOAK").is_some() {
             &[MemoryKind::Dax, MemoryKind::Bar]
@@ -83,7 +84,7 @@ impl MemoryKind {
     }
 }
 
-/// Makes of each of these functions, which take a [`MemoryKind`], a test for either kind: `NAME::dax` and `NAME::bar`.
+/// Makes tests of each of these functions, which take a [`MemoryKind`]: `NAME::dax` and `NAME::bar`.
 #[macro_export]
 macro_rules! test_both_memories {
     ($($name:ident),+ $(,)?) => {$(
@@ -113,7 +114,7 @@ struct Segment {
     verbs: bool,
 }
 
-/// What an installation consists of, before it starts.
+/// The description of an installation that is not started yet.
 #[must_use = "a plan starts nothing"]
 pub struct Plan<'b> {
     bed: &'b TestBed,
@@ -124,34 +125,34 @@ pub struct Plan<'b> {
 }
 
 impl<'b> Plan<'b> {
-    /// Nothing yet, in the folder of `bed`.
+    /// Makes an empty plan for an installation in the folder of `bed`.
     pub fn new(bed: &'b TestBed) -> Self {
         Self { bed, vms: Vec::new(), memory: MemoryKind::Dax, segments: Vec::new(), more: String::new() }
     }
 
-    /// A VM.
+    /// Adds a VM.
     pub fn vm(self, name: &str) -> Self {
         self.vm_with(name, "")
     }
 
-    /// A VM, and more lines for it.
+    /// Adds a VM with further lines in its table of the configuration.
     pub fn vm_with(mut self, name: &str, lines: &str) -> Self {
         self.vms.push((name.into(), lines.into()));
         self
     }
 
-    /// The kind of the segments that follow; [`MemoryKind::Dax`] if not said.
+    /// Sets the kind of memory of the segments that follow. The default is [`MemoryKind::Dax`].
     pub fn memory(mut self, memory: MemoryKind) -> Self {
         self.memory = memory;
         self
     }
 
-    /// A segment of `mib` MiB (a power of two) and its members; `host` is one that can be named.
+    /// Adds a segment of `mib` MiB (a power of two) with its members. `host` is a possible member.
     pub fn segment(self, name: &str, mib: u64, members: &[&str]) -> Self {
         self.segment_with_readers(name, mib, members, &[])
     }
 
-    /// A segment that `readers` may only read.
+    /// Adds a segment that `readers` may only read.
     pub fn segment_with_readers(mut self, name: &str, mib: u64, members: &[&str], readers: &[&str]) -> Self {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let (members, readers) = (names(members), names(readers));
@@ -167,7 +168,7 @@ impl<'b> Plan<'b> {
         self
     }
 
-    /// TCP connections of unmodified programs may use the last segment, also if it has more than two members.
+    /// Lets TCP connections of unmodified programs use the last segment, even if it has more than two members.
     pub fn with_sockets(mut self) -> Self {
         if let Some(segment) = self.segments.last_mut() {
             segment.sockets = true;
@@ -175,7 +176,7 @@ impl<'b> Plan<'b> {
         self
     }
 
-    /// The last segment is an RDMA device.
+    /// Makes the last segment an RDMA device.
     pub fn with_verbs(mut self) -> Self {
         if let Some(segment) = self.segments.last_mut() {
             segment.verbs = true;
@@ -183,7 +184,7 @@ impl<'b> Plan<'b> {
         self
     }
 
-    /// More lines of the configuration.
+    /// Adds lines to the configuration.
     pub fn config(mut self, lines: &str) -> Self {
         self.more += lines;
         self.more += "\n";
@@ -196,7 +197,7 @@ impl<'b> Plan<'b> {
         for folder in ["run", "state", "shm"] {
             fs::create_dir_all(dir.join(folder))?;
         }
-        // Segments must be on tmpfs; the bed's folder may be anywhere.
+        // Segments must be on tmpfs; the folder of the test bed may be anywhere.
         let shm = tempfile::Builder::new().prefix("ginnel-test-").tempdir_in("/dev/shm")?;
         let mut text = format!(
             "[daemon]\nruntime_dir = {:?}\nstate_dir = {:?}\nshm_dir = {:?}\nvectors = {VECTORS}\n",
@@ -238,7 +239,7 @@ impl<'b> Plan<'b> {
     }
 }
 
-/// A running installation. Its daemon ends with it.
+/// A running installation. Its daemon is killed when it is dropped.
 pub struct Installation<'b> {
     bed: &'b TestBed,
     dir: PathBuf,
@@ -264,7 +265,7 @@ impl Installation<'_> {
         Ok(())
     }
 
-    /// The host daemon.
+    /// Returns the host daemon.
     pub fn daemon(&self) -> Result<Arc<HostJob>> {
         self.daemon
             .lock()
@@ -273,7 +274,7 @@ impl Installation<'_> {
             .context("the daemon was not started")
     }
 
-    /// `kill -9` of the host daemon; returns when it is gone.
+    /// Kills the host daemon with SIGKILL, and returns when it is gone.
     pub fn kill_daemon(&self) -> Result<()> {
         let daemon = self.daemon()?;
         daemon.kill(9)?;
@@ -281,22 +282,22 @@ impl Installation<'_> {
         Ok(())
     }
 
-    /// The socket where host programs attach; goes into `GINNEL_SOCKET`.
+    /// Returns the path of the socket at which host programs attach, for `GINNEL_SOCKET`.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("run/ginnel.sock")
     }
 
-    /// The file of a segment.
+    /// Returns the path of a segment's file.
     pub fn segment_file(&self, name: &str) -> PathBuf {
         self.shm.path().join(format!("ginnel-{name}"))
     }
 
-    /// The configuration file.
+    /// Returns the path of the configuration file.
     pub fn config(&self) -> &Path {
         &self.config
     }
 
-    /// A shell command line on the host with the environment that programs need.
+    /// Returns a shell command line for the host with the environment that programs need.
     pub fn on_host(&self, command: &str) -> Result<String> {
         let bin = program("ginneld")?;
         let bin = bin.parent().context("a program without a folder")?;
@@ -307,25 +308,25 @@ impl Installation<'_> {
         ))
     }
 
-    /// QEMU's arguments for the devices of a VM, a line for each, as `ginnel qemu-args` prints them.
+    /// Returns QEMU's arguments for the devices of a VM, one line for each, as `ginnel qemu-args` prints them.
     pub fn devices(&self, vm: &str) -> Result<String> {
         Ok(self.bed.host(&self.on_host(&format!("ginnel qemu-args --quiet {vm}"))?)?.ok()?.stdout)
     }
 
-    /// Address space that a VM needs beyond its RAM, in MiB: for all segments that are memory devices, in whole GiB as
-    /// QEMU aligns them, and one more for what a test adds.
+    /// Returns the address space in MiB that a VM needs beyond its RAM: room for all segments that are memory devices, in whole
+    /// GiB as QEMU aligns them, and one GiB more for devices that a test adds.
     pub fn device_memory_mib(&self) -> u64 {
         let dax = self.segments.iter().filter(|segment| segment.memory == MemoryKind::Dax);
         dax.map(|segment| segment.mib).sum::<u64>().next_multiple_of(1024) + 1024
     }
 
     /// Describes a VM of this installation: its devices, interrupts (an IOMMU), network, and the programs `ginneld` and
-    /// `ginnel`. The drivers of its segments are there and not loaded: that is for the guest daemon.
+    /// `ginnel`. The drivers for its segments are in the image but not loaded, because the guest daemon loads them.
     pub fn vm(&self, name: &str) -> Result<VmBuilder> {
         self.vm_with_devices(name, &self.devices(name)?)
     }
 
-    /// The same with these devices in place of its own.
+    /// Does the same as [`Self::vm`], with these devices instead of its own.
     pub fn vm_with_devices(&self, name: &str, devices: &str) -> Result<VmBuilder> {
         Ok(self
             .bed
@@ -344,11 +345,11 @@ impl Installation<'_> {
         self.start_guest_with(vm, "")
     }
 
-    /// The same with these arguments, as a shell reads them.
+    /// Does the same as [`Self::start_guest`], with further arguments, as a shell reads them.
     pub fn start_guest_with(&self, vm: &Vm, arguments: &str) -> Result<Job> {
         let job = vm.spawn(&format!("mkdir -p /run/ginnel && exec ginneld guest {arguments}"))?;
         let deadline = Instant::now() + START;
-        // The daemon listens at once but knows its segments only when the host has told it.
+        // The daemon listens at once, but knows its segments only after the host has told it.
         loop {
             let status = vm.run("ginnel status --json")?;
             if status.code() == Some(0) {
@@ -373,7 +374,7 @@ impl Drop for Installation<'_> {
         if let Some(daemon) = self.daemon.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = daemon.kill(9);
         }
-        // The keeper is a process of its own; it goes when its socket's folder is gone only if it is told.
+        // The keeper is a separate process. It does not end with the daemon, so it is killed as well.
         let keeper = self.dir.join("run/keeper.pid");
         if let Some(pid) = fs::read_to_string(keeper).ok().and_then(|t| t.trim().parse().ok())
             && let Some(pid) = rustix::process::Pid::from_raw(pid)
@@ -383,7 +384,7 @@ impl Drop for Installation<'_> {
     }
 }
 
-/// Whether somebody accepts connections at a daemon's socket.
+/// Returns whether a daemon accepts connections at its socket.
 fn serves(socket: &Path) -> bool {
     let Ok(address) = SocketAddrUnix::new(socket) else { return false };
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)

@@ -1,4 +1,4 @@
-//! Finds a stock kernel with its modules, or downloads the distribution's.
+//! Finds a stock kernel with its modules, or downloads the one of the distribution.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache;
 
-/// A kernel to boot.
+/// A kernel to boot in guests.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// The bzImage.
+    /// The path of the bzImage.
     pub image: PathBuf,
-    /// The folder that holds `modules.dep`; its name is the release.
+    /// The folder that contains `modules.dep`; its name is the release.
     pub modules: PathBuf,
-    /// What `uname -r` says in the guest.
+    /// The release, which `uname -r` prints in the guest.
     pub release: String,
 }
 
 impl Kernel {
-    /// The kernel that `GINNEL_KERNEL` (and `GINNEL_MODULES`, if its modules are not beside it) names, else an installed
-    /// one, else one from the cache, else the distribution's, downloaded into the cache.
+    /// Finds a kernel. These are tried in order: the one that `GINNEL_KERNEL` names (with `GINNEL_MODULES`, if its modules are
+    /// not beside it), an installed one, one in the cache, and the distribution's, which is downloaded into the cache.
     ///
-    /// Blocks for as long as a download takes (some 70 MB).
+    /// Blocks as long as a download takes (some 70 MB).
     pub fn find() -> Result<Kernel> {
         if let Some(image) = std::env::var_os("GINNEL_KERNEL") {
             let image = PathBuf::from(image);
@@ -58,7 +58,7 @@ impl Kernel {
         Ok(Kernel { image, modules, release })
     }
 
-    /// The newest `vmlinuz-RELEASE` that can be read and has its modules.
+    /// Returns the newest `vmlinuz-RELEASE` that can be read and has its modules.
     fn newest(boot: &Path, modules: &Path) -> Option<Kernel> {
         let mut found: Vec<Kernel> = fs::read_dir(boot)
             .ok()?
@@ -74,7 +74,7 @@ impl Kernel {
     }
 }
 
-/// The modules of `FOLDER/boot/vmlinuz-RELEASE`, as a package has them: `FOLDER/lib/modules/RELEASE`.
+/// Returns the modules of `FOLDER/boot/vmlinuz-RELEASE` at the place where a package has them: `FOLDER/lib/modules/RELEASE`.
 fn modules_beside(image: &Path) -> Result<PathBuf> {
     let image = image.canonicalize().with_context(|| format!("there is no kernel {}", image.display()))?;
     let release =
@@ -90,7 +90,7 @@ fn modules_beside(image: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Sorts 6.1.0-9 before 6.1.0-10.
+/// Makes a key that sorts 6.1.0-9 before 6.1.0-10.
 fn release_key(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
@@ -135,7 +135,7 @@ fn download(to: &Path) -> Result<()> {
     fs::rename(&unpacked, to).with_context(|| format!("cannot move the kernel to {}", to.display()))
 }
 
-/// The package leaves `modules.dep` to be made at installation.
+/// Makes `modules.dep`, which a package does not contain because it is made at installation.
 fn depmod(root: &Path, release: &str) -> Result<()> {
     let mut result = Ok(String::new());
     for program in [&["depmod"][..], &["busybox", "depmod"]] {

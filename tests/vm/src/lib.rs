@@ -1,5 +1,5 @@
-//! Boots stock virtual machines for tests, benches and the demo: the distribution's kernel and QEMU, a file system made
-//! of busybox and of whatever host programs a test wants, an agent that runs commands.
+//! Boots stock virtual machines for tests, benches and the demo. They have the distribution's kernel and QEMU, a file system of
+//! busybox and of any host programs that a test needs, and an agent that runs commands.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! A bed takes the whole machine: only one lives at a time, and others wait for their turn. So run tests with
+//! A test bed takes the whole machine: only one exists at a time, and others wait for their turn. Run tests with
 //! `--test-threads=1`; otherwise the waiting counts as time of the test.
 //!
 //! | environment | meaning |
@@ -31,14 +31,15 @@
 //! | `GINNEL_NO_SKIP` | `1`: a test that would be [skipped](require) fails |
 
 mod accel;
+mod agent_connection;
 mod artifact;
 mod cache;
 mod cpio;
+pub mod guest_program;
 mod image;
 pub mod installation;
 mod kernel;
 mod libs;
-mod link;
 mod modules;
 pub mod mpi;
 mod net;

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The libraries that the loader would give `program`, itself included; none for a static program or a script.
+/// Returns the libraries that the loader would give `program`, the loader included. A static program or a script needs none.
 ///
-/// `provided` are the names of libraries that the guest gets otherwise.
+/// `provided` are the names of libraries that the guest gets in another way.
 pub fn needed_by(program: &Path, provided: &[String]) -> Result<Vec<PathBuf>> {
     if !is_elf(&fs::read(program).with_context(|| format!("cannot read {}", program.display()))?) {
         return Ok(Vec::new());
@@ -37,7 +37,7 @@ fn parse_ldd(text: &str, provided: &[String]) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// The bytes of a host file; those of a big program without its debug sections, which would only fill the guest's
+/// Returns the bytes of a host file. Big programs are returned without their debug sections, which would only fill the guest's
 /// memory.
 pub fn load(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -50,7 +50,7 @@ pub fn load(path: &Path) -> Result<Vec<u8>> {
         Ok(output) if output.status.success() => {
             fs::read(stripped.path()).context("cannot read strip's output")
         }
-        _ => Ok(bytes), // no strip, or nothing for it: the whole program does as well
+        _ => Ok(bytes), // There is no strip, or it cannot strip this file: the whole program works as well.
     }
 }
 

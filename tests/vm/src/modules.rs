@@ -1,4 +1,4 @@
-//! Which kernel modules go into a guest: those that are wanted and those that these need, from `modules.dep`.
+//! Determines which kernel modules go into a guest: the wanted ones and those that they need, according to `modules.dep`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// The modules of one kernel, as depmod describes them.
 pub struct ModuleTree {
     root: PathBuf,
-    /// Path below the root and the paths it needs, by module name.
+    /// By module name, the path below the root and the paths of the modules that it needs.
     entries: BTreeMap<String, (String, Vec<String>)>,
     builtin: BTreeSet<String>,
 }
@@ -37,9 +37,9 @@ impl ModuleTree {
         Ok(ModuleTree { root: root.to_owned(), entries, builtin })
     }
 
-    /// The names of `wanted` and of all that they need, each after what it needs itself.
+    /// Returns the names of `wanted` and of all modules that they need. Each module comes after those that it needs itself.
     ///
-    /// What is built into the kernel needs no module and is left out.
+    /// Modules that are built into the kernel are left out.
     pub fn closure<'a>(&self, wanted: impl IntoIterator<Item = &'a str>) -> Result<Vec<String>> {
         let mut order = Vec::new();
         let mut path = Vec::new();
@@ -71,18 +71,18 @@ impl ModuleTree {
         Ok(())
     }
 
-    /// Whether the kernel has this module, or has it built in.
+    /// Returns whether the kernel has this module, as a file or built in.
     pub fn has(&self, name: &str) -> bool {
         let name = name_of(name);
         self.builtin.contains(&name) || self.entries.contains_key(&name)
     }
 
-    /// Where a module's file is below the root, without a compression's ending.
+    /// Returns the path of a module's file below the root, without the ending of a compression.
     pub fn guest_path(&self, name: &str) -> Option<&str> {
         self.entries.get(name).map(|(path, _)| plain(path))
     }
 
-    /// The module itself, decompressed.
+    /// Returns the content of the module's file, decompressed.
     pub fn load(&self, name: &str) -> Result<Vec<u8>> {
         let (path, _) = self.entries.get(name).with_context(|| format!("no module {name}"))?;
         let file = self.root.join(path);
@@ -101,7 +101,7 @@ impl ModuleTree {
         Ok(output.stdout)
     }
 
-    /// A `modules.dep` for just these modules, for the guest's modprobe.
+    /// Returns a `modules.dep` for these modules only, for the guest's modprobe.
     pub fn dep_file(&self, names: &[String]) -> String {
         let mut text = String::new();
         for name in names {
@@ -113,7 +113,7 @@ impl ModuleTree {
         text
     }
 
-    /// The lines of `modules.alias` for just these modules: the kernel asks for modules by such names.
+    /// Returns the lines of `modules.alias` for these modules only. The kernel requests modules by such names.
     pub fn alias_file(&self, names: &[String]) -> String {
         let all = fs::read_to_string(self.root.join("modules.alias")).unwrap_or_default();
         let of_ours = |line: &&str| {
@@ -123,7 +123,7 @@ impl ModuleTree {
     }
 }
 
-/// A module's name as the kernel writes it: no folder, no ending, `_` where the file may have `-`.
+/// Returns a module's name as the kernel writes it: no folder, no ending, `_` where the file may have `-`.
 fn name_of(path: &str) -> String {
     let file = path.trim().rsplit('/').next().unwrap_or_default();
     file.split(".ko").next().unwrap_or_default().replace('-', "_")

@@ -1,4 +1,4 @@
-//! VMs, and the host, as machines that start MPI jobs on each other by ssh, set up as docs/mpi.md says.
+//! Machines (VMs, and the host) that start MPI jobs on each other by ssh, set up as docs/mpi.md describes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,41 +12,42 @@ use anyhow::{Context, Result, ensure};
 use crate::installation::{Installation, program, verbs_libraries};
 use crate::{HOST_ADDRESS, HostJob, Job, TestBed, Vm, VmBuilder};
 
-/// Where each machine has the folder with the programs of a job. Every Debian has this one, so the host's files in a VM have it too.
+/// The folder with the programs of a job, the same on each machine. Every Debian has this folder, so the host's files in a VM
+/// have it too.
 pub const FILES: &str = "/mnt";
-/// How the host is called, as one of the machines.
+/// The name of the host as one of the machines.
 pub const HOST: &str = "host";
-/// A program in place of ssh that ends `mpirun` when a machine has died, as docs/mpi.md has it.
+/// A program that replaces ssh and ends `mpirun` when a machine has died, as in docs/mpi.md.
 pub const LAUNCHER: &str = "/root/.ssh/launcher";
 /// Programs that all machines need.
 pub const PROGRAMS: [&str; 3] = ["ssh", "sshd", "ssh-keygen"];
-/// How long a server of ssh may take to start.
+/// How long an ssh server may take to start.
 const START: Duration = Duration::from_secs(120);
 
 /// Machines that can start programs on each other.
 pub struct Cluster<'b> {
     /// The VMs, in the order of their names.
     pub vms: Vec<Vm>,
-    /// The daemon of the host.
+    /// The installation of Ginnel, with the host's daemon.
     pub ginnel: Installation<'b>,
-    /// Where they are.
+    /// The test bed in which the VMs run.
     pub bed: &'b TestBed,
     files: PathBuf,
     more: More,
     daemons: Vec<Job>,
 }
 
-/// Adds to the description of the VM of a name.
+/// Completes the description of the VM of this name.
 pub type More = fn(&str, VmBuilder) -> VmBuilder;
 
 impl<'b> Cluster<'b> {
-    /// Starts these VMs, each with its guest daemon and its server of ssh.
+    /// Starts these VMs, each with its guest daemon and its ssh server.
     pub fn new(bed: &'b TestBed, ginnel: Installation<'b>, names: &[&str], more: More) -> Result<Self> {
         let files = bed.dir().join("files");
         verbs_libraries(&files.join("verbs"))?;
         prepare_ssh(&files, &[names, &[HOST]].concat())?;
         let mut cluster = Self { vms: Vec::new(), ginnel, bed, files, more, daemons: Vec::new() };
-        // All boot at once.
+        // All VMs boot at the same time.
         cluster.vms = names.iter().map(|name| cluster.boot(name)).collect::<Result<_>>()?;
         let mut hosts = format!("127.0.0.1 localhost\n{HOST_ADDRESS} {HOST}\n");
         for vm in &cluster.vms {
@@ -57,7 +58,7 @@ impl<'b> Cluster<'b> {
         Ok(cluster)
     }
 
-    /// Starts a VM again that is gone.
+    /// Starts a VM again that has ended.
     pub fn restart(&mut self, vm: usize) -> Result<()> {
         self.vms[vm] = self.boot(self.vms[vm].name())?;
         self.daemons[vm] = self.serve(&self.vms[vm])?;
@@ -69,7 +70,7 @@ impl<'b> Cluster<'b> {
         (self.more)(name, vm).start()
     }
 
-    /// Has a VM that boots serve ssh; its guest daemon.
+    /// Waits until a VM has booted, and starts its guest daemon and its ssh server. Returns the guest daemon.
     fn serve(&self, vm: &Vm) -> Result<Job> {
         vm.wait_ready()?;
         let daemon = self.ginnel.start_guest(vm)?;
@@ -78,11 +79,11 @@ impl<'b> Cluster<'b> {
         Ok(daemon)
     }
 
-    /// Makes the host a machine like the VMs, in namespaces of its own. It takes part as long as the bed lives.
+    /// Makes the host a machine like the VMs, in its own namespaces. It stays one as long as the test bed exists.
     pub fn add_host(&self) -> Result<Arc<HostJob>> {
         let socket = self.ginnel.socket();
         let run = socket.parent().context("a socket without a folder")?;
-        // Programs are where they are in a VM, and so is the daemon's socket.
+        // Programs and the daemon's socket get the same paths as in a VM.
         let own = format!(
             "hostname {HOST}
              mount -t tmpfs tmpfs /run
@@ -106,19 +107,19 @@ impl<'b> Cluster<'b> {
         Ok(sshd)
     }
 
-    /// The folder that each machine has as [`FILES`].
+    /// Returns the folder on the host that each machine has as [`FILES`].
     pub fn files(&self) -> &Path {
         &self.files
     }
 
-    /// A VM.
+    /// Returns the VM of this name.
     pub fn vm(&self, name: &str) -> Result<&Vm> {
         self.vms.iter().find(|vm| vm.name() == name).with_context(|| format!("no VM {name}"))
     }
 
-    /// Starts lines of a shell in the first VM, as its user would.
+    /// Starts shell commands in the first VM, as its user would.
     pub fn start(&self, lines: &str) -> Result<Job> {
-        // Open MPI has to be asked for programs of root, and for ranks that give way to each other, as a VM has one processor.
+        // Open MPI must be told that root may run programs, and that idle ranks should yield, because a VM has one processor.
         let script = format!(
             "cd {FILES}\nexport HOME=/root OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n\
              export OMPI_MCA_mpi_yield_when_idle=1\n{lines}\n"
@@ -127,7 +128,7 @@ impl<'b> Cluster<'b> {
         self.vms[0].spawn(&format!("exec chroot /host sh {FILES}/job"))
     }
 
-    /// Runs lines of a shell likewise, which must succeed; what they say.
+    /// Runs shell commands in the same way. They must succeed. Returns what they print.
     pub fn run(&self, lines: &str, timeout: Duration) -> Result<String> {
         let job = self.start(lines)?;
         let output = job.wait(timeout).inspect_err(|_| {
@@ -138,7 +139,7 @@ impl<'b> Cluster<'b> {
         Ok(said)
     }
 
-    /// `kill -9` of the daemon of a VM, and another one in its place.
+    /// Kills the guest daemon of a VM with SIGKILL and starts another one.
     pub fn replace_daemon(&mut self, vm: usize) -> Result<()> {
         self.daemons[vm].kill_process(9)?;
         self.daemons[vm].wait(START)?;
@@ -146,7 +147,7 @@ impl<'b> Cluster<'b> {
         Ok(())
     }
 
-    /// Compiles a program with a compiler of the host, such as `mpicc.mpich`; where the machines have it.
+    /// Compiles a program with a compiler of the host, such as `mpicc.mpich`. Returns its path on the machines.
     pub fn compile(&self, compiler: &str, source: &Path) -> Result<String> {
         let name = source.file_stem().and_then(|name| name.to_str()).context("a source without a name")?;
         let name = format!("{name}.{}", compiler.trim_start_matches("mpicc."));
@@ -161,10 +162,11 @@ impl<'b> Cluster<'b> {
     }
 }
 
-/// What serves ssh.
+/// The command that serves ssh.
 const SSHD: &str = "/usr/sbin/sshd -D -e -f /mnt/sshd_config";
 
-/// What a machine does, whose programs have this root, before it serves ssh; `own` is what it does to have [`FILES`] there.
+/// Returns the commands that prepare a machine for ssh. `root` is the folder that its programs have as root; `own` are the
+/// commands that provide [`FILES`] there.
 fn prepare(root: &str, own: &str) -> String {
     format!(
         "set -e
@@ -176,7 +178,8 @@ fn prepare(root: &str, own: &str) -> String {
     )
 }
 
-/// Keys, the configuration of the server, and the home of a user who may go to each machine and has been there.
+/// Makes the keys, the configuration of the ssh server, and the home of a user who may log in to each machine and knows its
+/// key.
 fn prepare_ssh(files: &Path, names: &[&str]) -> Result<()> {
     let ssh = files.join("root/.ssh");
     fs::create_dir_all(&ssh)?;
@@ -187,9 +190,9 @@ fn prepare_ssh(files: &Path, names: &[&str]) -> Result<()> {
         Ok(fs::read_to_string(path.with_extension("pub"))?)
     };
     fs::write(ssh.join("authorized_keys"), key(&ssh.join("id_ed25519"))?)?;
-    // One key for all machines, as they are one to the test.
+    // All machines have the same host key.
     fs::write(ssh.join("known_hosts"), format!("{} {}", names.join(","), key(&files.join("host_key"))?))?;
-    // As docs/mpi.md says, so that a job ends when a machine has died.
+    // As in docs/mpi.md, so that a job ends when a machine has died.
     fs::write(ssh.join("config"), "ServerAliveInterval 2\n")?;
     let launcher = ssh.join("launcher");
     fs::write(

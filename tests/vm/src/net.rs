@@ -1,6 +1,6 @@
-//! A bed's network: a namespace with a bridge, and one tap a VM.
+//! The network of a test bed: a namespace with a bridge, and one tap for each VM.
 //!
-//! The namespace is anonymous, and its devices live in it alone: all of it ends with the last process inside.
+//! The namespace has no name, and its devices exist only in it, so everything disappears with the last process inside.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::process::Launcher;
 const BRIDGE: &str = "bridge";
 const PREFIX: u8 = 24;
 
-/// The bridge's address, which is the host for the guests.
+/// The address of the bridge, at which guests reach the host.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 213, 0, 1);
 
 pub(crate) struct Network {
@@ -22,14 +22,14 @@ pub(crate) struct Network {
     pub namespace: OwnedFd,
 }
 
-/// Where one VM is attached.
+/// The place of one VM in the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub index: u8,
 }
 
 impl Network {
-    /// Moves all processes that the launcher starts from now on to a network of their own.
+    /// Moves the launcher's thread, and so all processes that it starts from now on, to a network of their own.
     pub fn new(launcher: &Launcher) -> Result<Network> {
         which("ip", "iproute2")?;
         ensure!(
@@ -44,7 +44,7 @@ impl Network {
         Ok(Network { namespace })
     }
 
-    /// Makes a VM's tap, unless an earlier boot of it has.
+    /// Makes a VM's tap, unless an earlier boot of this VM has made it.
     pub fn attach(&self, launcher: &Launcher, place: Place) -> Result<()> {
         let tap = place.tap();
         if ip(launcher, &format!("link show {tap}")).is_ok() {
@@ -60,12 +60,12 @@ impl Place {
         Ipv4Addr::new(10, 213, 0, 10 + self.index)
     }
 
-    /// The address as the guest sets it.
+    /// Returns the address with its prefix length, as the guest sets it.
     pub fn with_prefix(self) -> String {
         format!("{}/{PREFIX}", self.address())
     }
 
-    /// QEMU's arguments.
+    /// Returns QEMU's arguments for the network card.
     pub fn qemu_args(self) -> [String; 4] {
         let (tap, last) = (self.tap(), self.index);
         [

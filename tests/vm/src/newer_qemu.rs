@@ -1,4 +1,4 @@
-//! A newer QEMU than the distribution's, for tests of what only that can do.
+//! Provides a newer QEMU than the distribution's, for tests of what only a newer one can do.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache;
 
-/// Where it is. Unpacks it into the cache if it is not there (40 MB are downloaded, and some seconds pass), as `scripts/setup test`
-/// has done as a rule. An error says why there is none.
+/// Returns the path of the newer QEMU. Unpacks it into the cache if it is not there, which downloads 40 MB and takes some
+/// seconds; usually `scripts/setup test` has done so before. The error says why it is not available.
 pub fn newer_qemu() -> Result<PathBuf> {
     let _lock = cache::lock()?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/newer-qemu");

@@ -1,4 +1,4 @@
-//! Host processes that never outlive the test: QEMU, and what a test runs beside the VMs.
+//! Host processes that never outlive the test: QEMU, and programs that a test runs beside the VMs.
 #![allow(unsafe_code)] // what is done between fork and exec, and moving a thread to a network of its own
 
 use std::io::{self, Read};
@@ -21,10 +21,10 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use crate::protocol::Exit;
 use crate::record::{Output, Record};
 
-/// A thread that starts all processes of a bed.
+/// A thread that starts all processes of a test bed.
 ///
-/// The kernel kills a child "with its parent" when the *thread* that started it ends, so that thread must live as long
-/// as the bed; and a child is in the network namespace of the thread that started it.
+/// The kernel kills a child "with its parent" when the *thread* that started it ends, so this thread must live as long as the
+/// test bed. A child is also in the network namespace of the thread that started it.
 pub(crate) struct Launcher {
     requests: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<JoinHandle<()>>,
@@ -40,7 +40,7 @@ impl Launcher {
         Ok(Launcher { requests: Some(requests), thread: Some(thread) })
     }
 
-    /// Runs something on the thread and waits for its answer.
+    /// Runs a closure on the launcher's thread and returns its result.
     pub fn call<T: Send + 'static>(&self, request: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let (tell, answer) = mpsc::channel();
         let request = Box::new(move || {
@@ -50,7 +50,7 @@ impl Launcher {
         answer.recv().context("the bed's launcher broke")
     }
 
-    /// Starts a process that is killed when the bed or this whole program ends.
+    /// Starts a process that is killed when the test bed or this whole program ends.
     pub fn spawn(&self, mut command: Command) -> Result<Child> {
         let name = command.get_program().to_string_lossy().into_owned();
         let parent = getpid();
@@ -65,9 +65,9 @@ impl Launcher {
         self.call(move || command.spawn())?.with_context(|| format!("cannot start {name}"))
     }
 
-    /// Moves the thread, and so all processes that it starts from now on, to a new network namespace.
+    /// Moves the launcher's thread, and so all processes that it starts from now on, to a new network namespace.
     ///
-    /// It has no name: it ends with its last process and fd, whatever happens to this program.
+    /// The namespace has no name: it ends with its last process and file descriptor, whatever happens to this program.
     pub fn leave_network(&self) -> Result<OwnedFd> {
         let moved = self.call(|| {
             // SAFETY: the network namespace is a property of this thread; no file descriptor table is unshared.
@@ -87,7 +87,7 @@ impl Drop for Launcher {
     }
 }
 
-/// A running host process, and its end.
+/// A running host process, and how it ended.
 pub(crate) struct Process {
     pid: Pid,
     pidfd: OwnedFd,
@@ -95,7 +95,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Takes over a child: a thread waits for its end and says so, first to `on_exit`.
+    /// Takes over a child. A thread waits for its end, calls `on_exit`, and then records the end.
     pub fn adopt(mut child: Child, on_exit: impl FnOnce(Exit) + Send + 'static) -> Result<Process> {
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a child")?;
@@ -117,20 +117,20 @@ impl Process {
         self.end.is_running()
     }
 
-    /// Sends a signal; a process that has ended takes none, and that is no error.
+    /// Sends a signal. Does nothing if the process has ended.
     pub fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
 
-    /// Waits for the end.
+    /// Waits until the process has ended.
     pub fn wait(&self, what: &str, timeout: Duration) -> Result<Exit> {
         self.end.wait_ended(what, timeout).map(|output| output.exit)
     }
 }
 
-/// A shell command that runs on the host, in the bed's network if it has one.
+/// A command that runs on the host, in the network of the test bed if there is one.
 ///
-/// Dropped or not, it lives until it ends or its bed does.
+/// It runs until it ends by itself or its test bed is dropped; dropping this handle does not end it.
 pub struct HostJob {
     command: String,
     process: Process,
@@ -159,17 +159,17 @@ impl HostJob {
         Ok(HostJob { command: name.to_owned(), process, record })
     }
 
-    /// The process id on the host.
+    /// Returns the process id on the host.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Whether it has not ended.
+    /// Returns whether it has not ended.
     pub fn is_running(&self) -> bool {
         self.record.is_running()
     }
 
-    /// What it has written so far: standard output, standard error.
+    /// Returns what it has written so far to standard output and standard error.
     pub fn said(&self) -> (String, String) {
         self.record.said()
     }
@@ -184,7 +184,7 @@ impl HostJob {
         self.record.wait_for_line(&self.command, pattern, timeout)
     }
 
-    /// Sends a signal to its whole process group. One that has ended takes none, and that is no error.
+    /// Sends a signal to its whole process group. Does nothing if it has ended.
     pub fn kill(&self, signal: i32) -> Result<()> {
         let signal = signal_of(signal)?;
         if self.process.is_running() {
@@ -193,7 +193,7 @@ impl HostJob {
         Ok(())
     }
 
-    /// Sends a signal to the process alone; its children are left alone.
+    /// Sends a signal to the process alone, not to its children.
     pub fn kill_process(&self, signal: i32) -> Result<()> {
         self.process.signal(signal_of(signal)?);
         Ok(())
@@ -210,11 +210,11 @@ fn exit_of(status: io::Result<ExitStatus>) -> Exit {
             Some(signal) => Exit::Signal(signal),
             None => Exit::Code(status.code().unwrap_or(-1)),
         },
-        Err(_) => Exit::Code(-1), // cannot happen to a child that nobody else waits for
+        Err(_) => Exit::Code(-1), // Cannot happen, because nobody else waits for this child.
     }
 }
 
-/// Hears both streams to their end. The exit is told after all that the process itself had written.
+/// Records both streams to their end. The exit is recorded after everything that the process itself has written.
 fn listen(
     mut stdout: Option<impl Read + AsFd>,
     mut stderr: Option<impl Read + AsFd>,
@@ -244,7 +244,7 @@ fn listen(
     Ok(())
 }
 
-/// Blocks until a stream has something or the process has ended; says whether the latter.
+/// Blocks until a stream is readable or the process has ended. Returns whether it has ended.
 fn wait_readable(streams: [Option<BorrowedFd<'_>>; 2], ended: Option<BorrowedFd<'_>>) -> io::Result<bool> {
     let fds = streams.into_iter().flatten().chain(ended);
     let mut set: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -258,7 +258,7 @@ fn wait_readable(streams: [Option<BorrowedFd<'_>>; 2], ended: Option<BorrowedFd<
     Ok(ended.is_some() && set.last().is_some_and(|entry| !entry.revents().is_empty()))
 }
 
-/// Takes what a pipe holds now, at most 128 KiB: twice what a pipe can hold.
+/// Takes what a pipe contains now, at most 128 KiB: twice what a pipe can contain.
 fn drain(pipe: &mut Option<impl Read>, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     for _ in 0..8 {

@@ -1,8 +1,8 @@
-//! The wire between the harness and the agent in the guest: frames on one virtio-serial port.
+//! The protocol between the harness and the agent in the guest: frames on one virtio-serial port.
 //!
 //! A frame is a header of 12 bytes (magic `u16`, kind `u16`, id `u32`, payload length `u32`, all little-endian) and at
-//! most [`MAX_PAYLOAD`] bytes. The id names a job or a transfer, and is chosen by the harness. The agent compiles this
-//! very file, so it uses nothing but the standard library.
+//! most [`MAX_PAYLOAD`] bytes. The id names a job or a transfer, and is chosen by the harness. The agent compiles this same
+//! file, so it uses only the standard library.
 //!
 //! | harness | agent |
 //! |---|---|
@@ -15,7 +15,7 @@
 use std::fmt;
 use std::io::{self, Read};
 
-/// Raised with every change of the frames.
+/// The version, to be raised with every change of the frames.
 pub const VERSION: u32 = 1;
 /// The name of the virtio-serial port.
 pub const PORT: &str = "ginnel.agent";
@@ -43,26 +43,26 @@ impl fmt::Display for Exit {
     }
 }
 
-/// One frame. The number before a colon in [`Frame::decode`] is its kind on the wire.
+/// One frame. The numbers in [`Frame::decode`] are the kinds on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Is somebody there?
+    /// Asks whether an agent is there.
     Hello { nonce: u64 },
-    /// The answer: who, since which boot.
+    /// The answer: the agent's version, and the boot id of its guest.
     Welcome { nonce: u64, version: u32, boot_id: String },
-    /// Run a shell command in a process group of its own.
+    /// Run a shell command in a new process group.
     Spawn { id: u32, command: String },
-    /// The job runs, as this process of the guest.
+    /// The job runs, with this process id in the guest.
     Started { id: u32, pid: u32 },
     /// Bytes of a job's standard output.
     Stdout { id: u32, bytes: Vec<u8> },
     /// Bytes of a job's standard error.
     Stderr { id: u32, bytes: Vec<u8> },
-    /// The job's process ended; everything it wrote itself was sent before.
+    /// The job's process has ended. Everything that it wrote itself was sent before.
     Exited { id: u32, exit: Exit },
     /// Send a signal to the job's process, or to its whole process group.
     Signal { id: u32, signal: i32, group: bool },
-    /// A file for the guest follows.
+    /// Write a file in the guest; its bytes follow.
     Put { id: u32, mode: u32, path: String },
     /// Send a file of the guest.
     Get { id: u32, path: String },
@@ -70,11 +70,11 @@ pub enum Frame {
     Data { id: u32, bytes: Vec<u8> },
     /// The file is complete with this many bytes.
     End { id: u32, total: u64 },
-    /// What `id` asked for did not happen.
+    /// The request with this `id` has failed.
     Failed { id: u32, message: String },
 }
 
-/// What arrived is not a frame.
+/// The reason why bytes are not a valid frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// The header does not begin with the magic number.
@@ -101,9 +101,9 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 impl Frame {
-    /// Reads the next frame; `None` when the stream ends between two frames.
+    /// Reads the next frame. Returns `None` when the stream ends between two frames.
     ///
-    /// Blocks until a whole frame is there. A malformed frame is an error of kind `InvalidData` that holds a
+    /// Blocks until a whole frame has arrived. A malformed frame is an error of kind `InvalidData` that contains a
     /// [`Malformed`]; an end inside a frame is `UnexpectedEof`.
     pub fn read_from(stream: &mut impl Read) -> io::Result<Option<Frame>> {
         let mut header = [0; HEADER];
@@ -123,9 +123,9 @@ impl Frame {
         Frame::decode(kind, id, payload).map(Some).map_err(invalid)
     }
 
-    /// The frame as bytes, ready to be written in one go.
+    /// Returns the bytes of the frame, to be written in one go.
     ///
-    /// Text and bytes beyond [`MAX_PAYLOAD`] make a frame that the other side refuses; callers cut data into pieces.
+    /// Text and bytes beyond [`MAX_PAYLOAD`] make a frame that the other side refuses, so callers cut data into pieces.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; HEADER];
         let (kind, id) = match self {
@@ -262,7 +262,7 @@ impl Payload<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// All that is left, as text.
+    /// Takes the rest of the payload as text.
     fn text(&mut self) -> Result<String, Malformed> {
         let bytes = std::mem::take(&mut self.rest);
         String::from_utf8(bytes.to_vec()).map_err(|_| Malformed::Payload(self.kind))

@@ -1,4 +1,4 @@
-//! QEMU's control socket: commands, answers, and the events that it sends by itself.
+//! QEMU's control socket (QMP): commands, answers, and the events that QEMU sends by itself.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
-/// Events that nobody has asked for are kept up to this number, the newest of them.
+/// The number of events that are kept until somebody waits for them. Beyond it the oldest ones are discarded.
 const EVENTS: usize = 1000;
 
 /// How long QEMU may take to answer a command.
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl Qmp {
-    /// Speaks on a fresh connection; `on_event` hears each event, on a thread of its own.
+    /// Greets QEMU over a new connection. A thread calls `on_event` for each event.
     pub fn open(stream: UnixStream, on_event: impl Fn(&Value) + Send + 'static) -> Result<Arc<Qmp>> {
         stream.set_write_timeout(Some(ANSWER))?;
         let reader = BufReader::new(stream.try_clone()?);
@@ -80,7 +80,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event of this name and takes it; one that came before counts too.
+    /// Waits for an event of this name and removes it. An event that arrived before this call counts too.
     pub fn wait_event(&self, name: &str, timeout: Duration) -> Result<Value> {
         self.wait(timeout, &format!("event {name}"), |state| {
             let at = state.events.iter().position(|event| event["event"] == name)?;

@@ -1,7 +1,8 @@
-//! Host jobs of a test that was killed: the kernel takes the shell along, but not what the shell has started.
+//! Kills what host jobs of a killed test have left: the kernel kills a job's shell together with the test, but not the
+//! processes that the shell has started.
 //!
-//! So each bed has a small process that knows their process groups, waits at a pipe for the bed's end, and if that end
-//! was not announced, kills them.
+//! Each test bed has a small process that knows the process groups of its jobs, waits at a pipe for the end of the test bed,
+//! and kills the groups if that end was not announced.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -28,7 +29,7 @@ impl Reaper {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .process_group(0) // a signal from the terminal must not reach it
+            .process_group(0) // A signal from the terminal must not reach it.
             .spawn()
             .context("cannot start a shell")?;
         Ok(Reaper(Mutex::new(child)))

@@ -1,4 +1,4 @@
-//! What a job has said so far and how it ended: written by whoever hears it, read and waited for by the test.
+//! The output of a job so far and how it ended. One thread writes it; the test reads it and waits for it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,24 +7,24 @@ use anyhow::{Result, bail};
 
 use crate::protocol::Exit;
 
-/// The most that is kept of one stream. A job that says more fails: it should write to a file.
+/// The most bytes that are kept of one stream. A job that writes more fails: it should write to a file.
 const LIMIT: usize = 64 << 20;
 
-/// What a finished command left.
+/// The result of a command that has ended.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The command, for messages.
     pub command: String,
     /// How it ended.
     pub exit: Exit,
-    /// Its standard output; bytes that are no text are replaced.
+    /// Its standard output; bytes that are not valid text are replaced.
     pub stdout: String,
-    /// Its standard error, likewise.
+    /// Its standard error, in the same form.
     pub stderr: String,
 }
 
 impl Output {
-    /// Itself if the exit status is 0, else an error that shows both streams.
+    /// Returns itself if the exit status is 0, otherwise an error that shows both streams.
     pub fn ok(self) -> Result<Output> {
         if self.exit == Exit::Code(0) {
             return Ok(self);
@@ -32,7 +32,7 @@ impl Output {
         bail!("`{}` ended with {}{}", self.command, self.exit, self.streams());
     }
 
-    /// The exit status; `None` if a signal killed it.
+    /// Returns the exit status, or `None` if a signal killed the command.
     pub fn code(&self) -> Option<i32> {
         match self.exit {
             Exit::Code(code) => Some(code),
@@ -51,13 +51,13 @@ impl Output {
     }
 }
 
-/// The last lines of a text.
+/// Returns the last lines of a text.
 pub(crate) fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.trim_end().lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// The state of a job, shared by the thread that hears it and those that wait.
+/// The state of a job, shared by the thread that receives its output and by those that wait for it.
 #[derive(Default)]
 pub(crate) struct Record {
     state: Mutex<State>,
@@ -74,7 +74,7 @@ struct State {
 
 enum End {
     Exit(Exit),
-    /// Nothing more will be heard, for this reason.
+    /// Nothing more can be received, for this reason.
     Lost(String),
 }
 
@@ -112,7 +112,7 @@ impl Record {
         (text(&state.stdout), text(&state.stderr))
     }
 
-    /// Waits until the process is there.
+    /// Waits until the job has a process, and returns its id.
     pub fn wait_started(&self, command: &str, timeout: Duration) -> Result<u32> {
         self.wait(timeout, |state| match (&state.pid, &state.end) {
             (Some(pid), _) => Some(Ok(*pid)),
@@ -123,7 +123,7 @@ impl Record {
         .map_err(anyhow::Error::msg)
     }
 
-    /// Waits for the end and takes what was said.
+    /// Waits for the end and returns the output.
     pub fn wait_ended(&self, command: &str, timeout: Duration) -> Result<Output> {
         let ended = self.wait(timeout, |state| {
             let end = state.end.as_ref()?;
@@ -145,12 +145,12 @@ impl Record {
         }
     }
 
-    /// Waits for a line, of either stream, that contains `pattern`.
+    /// Waits for a line of either stream that contains `pattern`, and returns it.
     pub fn wait_for_line(&self, command: &str, pattern: &str, timeout: Duration) -> Result<String> {
         let found = self.wait(timeout, |state| {
             let line = [&state.stdout, &state.stderr].into_iter().find_map(|stream| {
                 let whole = stream.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-                // The last line counts without its newline once no more can come.
+                // The last line counts without its newline once no more output can come.
                 let stream = if state.end.is_some() { &stream[..] } else { &stream[..whole] };
                 text(stream).lines().find(|line| line.contains(pattern)).map(str::to_owned)
             });

@@ -1,12 +1,12 @@
-//! Tests that cannot run here say so, loudly enough to be counted.
+//! Lets a test that cannot run on this machine say so in a line that can be counted.
 
 use std::io::Write;
 use std::path::Path;
 
 /// Ends the test, which must return a `Result`, unless the condition holds.
 ///
-/// Prints `SKIPPED test: reason` on standard error, past the test runner's capture. With `GINNEL_NO_SKIP=1` in the
-/// environment a skipped test fails instead.
+/// Prints `SKIPPED test: reason` on standard error, which the test runner does not capture. With `GINNEL_NO_SKIP=1` in the
+/// environment, a skipped test fails instead.
 ///
 /// ```
 /// fn counts_numa_nodes() -> anyhow::Result<()> {
@@ -25,7 +25,8 @@ macro_rules! require {
     };
 }
 
-/// Which of these programs the host does not have, for tests whose VMs run the host's ([`crate::VmBuilder::host_files`]).
+/// Returns the first of these programs that the host does not have, for tests whose VMs run the host's programs
+/// ([`crate::VmBuilder::host_files`]).
 pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
     let is_there = |name: &str| ["/usr/bin", "/usr/sbin"].iter().any(|at| Path::new(at).join(name).exists());
     programs.iter().copied().find(|name| !is_there(name))
@@ -35,7 +36,7 @@ pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
 pub fn skipped(here: &str, reason: &str) {
     let line = line(here, reason);
     assert!(std::env::var_os("GINNEL_NO_SKIP").is_none_or(|value| value != "1"), "{line} (GINNEL_NO_SKIP=1)");
-    // Not eprintln: the test runner keeps that to itself when a test passes.
+    // Not eprintln, because the test runner hides its output when a test passes.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

@@ -1,4 +1,4 @@
-//! A test bed: the VMs of one test, their network, and everything that must go away with them.
+//! A test bed: the VMs of one test, their network, and everything that must disappear together with them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,17 +24,17 @@ use crate::record::Output;
 use crate::vm::{Machine, VmBuilder};
 use crate::vmlinux::unpacked;
 
-/// How long a bed waits for its turn: one test that boots VMs fills a small machine.
+/// How long a test bed waits for its turn. One test that boots VMs already uses all of a small machine.
 const TURN: Duration = Duration::from_secs(30 * 60);
 
-/// How long [`TestBed::host`] gives a command.
+/// The timeout of commands of [`TestBed::host`].
 const HOST_COMMAND: Duration = Duration::from_secs(120);
 
 /// VMs and what they share.
 ///
-/// There is one bed at a time on a machine; [`TestBed::new`] waits for its turn. Dropping the bed (and a panic that does)
-/// kills its VMs and host commands; with it and the last handle of a VM go its network and its files. The same happens
-/// when the whole program is killed, but the files stay until the next bed sweeps them away.
+/// There is only one test bed at a time on a machine; [`TestBed::new`] waits for its turn. Dropping the test bed (also by a
+/// panic) kills its VMs and host commands. When the last handle of a VM is dropped too, its network and its files disappear.
+/// The same happens when the whole program is killed, except that the files stay until the next test bed removes them.
 pub struct TestBed {
     inner: Arc<Inner>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     reaper: Reaper,
     network: OnceLock<Network>,
     pub kernel: Kernel,
-    /// The kernel as QEMU loads it.
+    /// The kernel in the form that QEMU loads.
     pub vmlinux: PathBuf,
     pub qemu: PathBuf,
     accel: OnceLock<Accel>,
@@ -62,9 +62,9 @@ struct State {
 }
 
 impl TestBed {
-    /// A bed without VMs yet. The name is for messages.
+    /// Makes a test bed without VMs. The name is for messages.
     ///
-    /// Blocks until no other bed is on the machine (at most half an hour). Finds, or downloads, a kernel; an error says
+    /// Blocks until no other test bed is on the machine (at most half an hour). Finds or downloads a kernel; an error says
     /// which package is missing.
     pub fn new(name: &str) -> Result<TestBed> {
         let turn = Turn::take()?;
@@ -93,40 +93,41 @@ impl TestBed {
         Ok(TestBed { inner: Arc::new(inner) })
     }
 
-    /// Describes a VM. A name can be used again when the former VM of that name is gone; its address stays.
+    /// Describes a VM. A name can be used again when the former VM of that name has ended; its address stays the same.
     pub fn vm(&self, name: &str) -> VmBuilder {
         VmBuilder::new(self.inner.clone(), name)
     }
 
-    /// What runs the guests. The first call may boot a VM to find out; the answer is kept.
+    /// Returns the acceleration of the guests. The first call may boot a VM to find out; the result is kept.
     pub fn accel(&self) -> Result<Accel> {
         self.inner.accel()
     }
 
-    /// The kernel that the guests boot.
+    /// Returns the kernel that the guests boot.
     pub fn kernel(&self) -> &Kernel {
         &self.inner.kernel
     }
 
-    /// The QEMU that runs them.
+    /// Returns the path of the QEMU that runs the guests.
     pub fn qemu(&self) -> &Path {
         &self.inner.qemu
     }
 
-    /// The bed's folder, for sockets and files of the test. It goes with the bed.
+    /// Returns the folder of the test bed, for sockets and files of the test. It is removed together with the test bed.
     pub fn dir(&self) -> &Path {
         self.inner.dir.path()
     }
 
-    /// Runs a shell command on the host, in the bed's network, for at most two minutes.
+    /// Runs a shell command on the host, in the network of the test bed, for at most two minutes.
     ///
-    /// The network is made by this call if no VM has asked for it before. Needs root.
+    /// This call makes the network if no VM has asked for it before. Needs root.
     pub fn host_in_net(&self, command: &str) -> Result<Output> {
         self.inner.network()?;
         self.host(command)
     }
 
-    /// Runs a shell command on the host: in the bed's network if there is one yet, else in the host's.
+    /// Runs a shell command on the host for at most two minutes: in the network of the test bed if it exists, otherwise in the
+    /// host's.
     pub fn host(&self, command: &str) -> Result<Output> {
         let job = self.host_spawn(command)?;
         job.wait(HOST_COMMAND).inspect_err(|_| {
@@ -134,14 +135,14 @@ impl TestBed {
         })
     }
 
-    /// Starts a shell command on the host; write `exec PROGRAM` when the job's process shall be the program itself.
+    /// Starts a shell command on the host. Write `exec PROGRAM` if the job's process is to be the program itself.
     pub fn host_spawn(&self, command: &str) -> Result<Arc<HostJob>> {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", command]).current_dir(self.dir());
         self.host_spawn_command(command, shell)
     }
 
-    /// Starts a program on the host. Its standard streams are the harness's.
+    /// Starts a program on the host. The harness reads its standard output and standard error.
     pub fn host_spawn_command(&self, name: &str, command: Command) -> Result<Arc<HostJob>> {
         let job = Arc::new(HostJob::start(&self.inner.launcher, name, command)?);
         self.inner.reaper.note(job.pid())?;
@@ -151,9 +152,9 @@ impl TestBed {
         Ok(job)
     }
 
-    /// Runs a closure on a thread that is in the bed's network: sockets that it opens can talk to the guests.
+    /// Runs a closure on a thread in the network of the test bed, so sockets that it opens can reach the guests.
     ///
-    /// The network is made by this call if no VM has asked for it before. Needs root.
+    /// This call makes the network if no VM has asked for it before. Needs root.
     pub fn in_net<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let network = self.inner.network()?;
         thread::scope(|scope| {
@@ -172,7 +173,7 @@ impl TestBed {
 
 impl Drop for TestBed {
     fn drop(&mut self) {
-        // Handles of VMs and jobs may live on; what they stand for does not.
+        // Handles of VMs and jobs may live on, but the VMs and jobs themselves must end.
         let mut state = self.inner.state();
         let machines: Vec<_> =
             state.machines.drain(..).filter_map(|(_, machine)| machine.upgrade()).collect();
@@ -203,7 +204,7 @@ impl Inner {
     }
 
     pub fn network(&self) -> Result<&Network> {
-        // One at a time: a second namespace would part the VMs.
+        // One call at a time: a second namespace would separate the VMs.
         let _state = self.state();
         if let Some(network) = self.network.get() {
             return Ok(network);
@@ -212,7 +213,7 @@ impl Inner {
         Ok(self.network.get_or_init(|| network))
     }
 
-    /// The place of the VM of this name, the same for each of its boots.
+    /// Returns the place of the VM of this name in the network. It is the same for each boot of the VM.
     pub fn place(&self, name: &str) -> Result<Place> {
         let mut state = self.state();
         if let Some(place) = state.places.get(name) {
@@ -224,7 +225,7 @@ impl Inner {
         Ok(place)
     }
 
-    /// All names that a guest may want to look up.
+    /// Returns the content of `/etc/hosts` with all names that a guest may look up.
     pub fn hosts(&self) -> String {
         let mut text = format!("127.0.0.1 localhost\n{} host\n", crate::net::HOST);
         for (name, place) in &self.state().places {
@@ -239,7 +240,7 @@ impl Inner {
         state.machines.push((name.to_owned(), Arc::downgrade(machine)));
     }
 
-    /// Fails while a VM of this name runs.
+    /// Fails if a VM of this name runs.
     pub fn check_free(&self, name: &str) -> Result<()> {
         let state = self.state();
         let running = |(other, machine): &(String, Weak<Machine>)| {
@@ -256,7 +257,7 @@ impl Inner {
 
 const BED_PREFIX: &str = "ginnel-bed-";
 
-/// The thread that has the turn: it would wait for itself in vain.
+/// The thread that has the turn. If it asked for the turn again, it would wait for itself for ever.
 static HOLDER: Mutex<Option<ThreadId>> = Mutex::new(None);
 
 /// The right to boot VMs on this machine, kept by a file lock.
@@ -301,7 +302,7 @@ impl Drop for Turn {
     }
 }
 
-/// Removes the folders of beds that were killed: whoever has the turn knows that no other bed lives.
+/// Removes the folders of test beds that were killed. The owner of the turn knows that no other test bed exists.
 fn sweep(temp: &Path) -> io::Result<()> {
     let me = rustix::process::geteuid().as_raw();
     for entry in fs::read_dir(temp)?.flatten() {

@@ -1,4 +1,4 @@
-//! One virtual machine: described, booted, used, ended.
+//! One virtual machine: its description, its boot, its use and its end.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,8 +16,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::accel::Accel;
+use crate::agent_connection::AgentConnection;
 use crate::image::{DAX, Overlay};
-use crate::link::Link;
 use crate::net::Place;
 use crate::process::{Process, signal_of};
 use crate::protocol::PORT;
@@ -25,14 +25,14 @@ use crate::qmp::Qmp;
 use crate::record::{Output, Record, tail};
 use crate::test_bed::Inner;
 
-/// How long [`Vm::run`] gives a command.
+/// The timeout of a command of [`Vm::run`].
 const COMMAND: Duration = Duration::from_secs(60);
-/// How long a guest may take to boot, unless the builder says otherwise.
+/// How long a guest may take to boot, unless the builder sets another time.
 const BOOT: Duration = Duration::from_secs(120);
-/// How long a job may take to get a process, QEMU to open its sockets or to die, a guest to power off.
+/// How long these may take: a job to get a process, QEMU to open its sockets or to die, a guest to power off.
 const PROMPT: Duration = Duration::from_secs(30);
 
-/// A VM that is being described. [`boot`](VmBuilder::boot) makes it real.
+/// The description of a VM. [`boot`](VmBuilder::boot) or [`start`](VmBuilder::start) starts the VM.
 #[must_use = "a description boots nothing"]
 pub struct VmBuilder {
     bed: Arc<Inner>,
@@ -77,122 +77,125 @@ impl VmBuilder {
         }
     }
 
-    /// The guest's memory, in MiB; 256 if not said. The guest's files live in it too.
+    /// Sets the guest's memory in MiB. The default is 256. The guest's files are in this memory too.
     pub fn memory_mib(mut self, mib: u32) -> VmBuilder {
         self.memory_mib = mib;
         self
     }
 
-    /// Room for memory devices such as virtio-pmem, in MiB: QEMU's `maxmem` is the memory and this.
+    /// Makes room for memory devices such as virtio-pmem, in MiB: QEMU's `maxmem` is the memory plus this.
     pub fn device_memory_mib(mut self, mib: u64) -> VmBuilder {
         self.device_memory_mib = Some(mib);
         self
     }
 
-    /// Virtual processors; 1 if not said.
+    /// Sets the number of virtual processors. The default is 1.
     pub fn cpus(mut self, cpus: u32) -> VmBuilder {
         self.cpus = cpus;
         self
     }
 
-    /// An IOMMU with interrupt remapping, so that VFIO works in the guest.
+    /// Adds an IOMMU with interrupt remapping, so that VFIO works in the guest.
     pub fn iommu(mut self) -> VmBuilder {
         self.iommu = true;
         self
     }
 
-    /// A virtio-net card on the bed's bridge, with an address. Needs root.
+    /// Adds a virtio-net card with an address on the bridge of the test bed. Needs root.
     pub fn network(mut self) -> VmBuilder {
         self.network = true;
         self
     }
 
-    /// This QEMU instead of the bed's.
+    /// Uses this QEMU instead of the test bed's.
     pub fn qemu(mut self, program: impl Into<PathBuf>) -> VmBuilder {
         self.qemu = Some(program.into());
         self
     }
 
-    /// This acceleration instead of the bed's.
+    /// Uses this acceleration instead of the test bed's.
     pub fn accel(mut self, accel: Accel) -> VmBuilder {
         self.accel = Some(accel);
         self
     }
 
-    /// A host program, with its libraries, as `/usr/local/bin/NAME`.
+    /// Adds a host program with its libraries as `/usr/local/bin/NAME`.
     pub fn program(mut self, path: impl Into<PathBuf>) -> VmBuilder {
         self.overlay.programs.push(path.into());
         self
     }
 
-    /// A host library, with those that it needs, as `/usr/local/lib/NAME`, where all programs of the guest look first.
+    /// Adds a host library with the libraries that it needs as `/usr/local/lib/NAME`, where all programs of the guest look
+    /// first.
     pub fn library(mut self, path: impl Into<PathBuf>) -> VmBuilder {
         self.overlay.libraries.push(path.into());
         self
     }
 
-    /// A host file at any place; a program brings its libraries.
+    /// Adds a host file at any path. If it is a program, its libraries are added too.
     pub fn file(mut self, host: impl Into<PathBuf>, guest: &str) -> VmBuilder {
         self.overlay.files.push((host.into(), guest.to_owned()));
         self
     }
 
-    /// A file with this content and these permissions.
+    /// Adds a file with this content and these permissions.
     pub fn content(mut self, guest: &str, mode: u32, bytes: impl Into<Vec<u8>>) -> VmBuilder {
         self.overlay.contents.push((guest.to_owned(), mode, bytes.into()));
         self
     }
 
-    /// A kernel module, loaded at boot with all that it needs.
+    /// Adds a kernel module, which is loaded at boot with all modules that it needs.
     pub fn module(mut self, name: &str) -> VmBuilder {
         self.overlay.modules.push(name.to_owned());
         self.load.push(name.to_owned());
         self
     }
 
-    /// The drivers that turn a virtio-pmem device into `/dev/dax*`, loaded at boot.
+    /// Adds the drivers that turn a virtio-pmem device into `/dev/dax*`, and loads them at boot.
     pub fn dax(self) -> VmBuilder {
         DAX.into_iter().fold(self, VmBuilder::module)
     }
 
-    /// A host folder, mounted at boot through 9p.
+    /// Mounts a host folder at boot through 9p.
     pub fn share(mut self, host: impl Into<PathBuf>, guest: &str) -> VmBuilder {
         self.shares.push((host.into(), guest.to_owned()));
         self
     }
 
-    /// All files of the host below `/host`, which cannot be written, so that a program of the host runs by `chroot /host`
-    /// without a copy of it and of what it needs. `/dev`, `/proc`, `/run`, `/sys`, `/tmp` and `/usr/local` are the guest's own there.
+    /// Mounts all files of the host at `/host`, read-only, so that a program of the host runs by `chroot /host` without a copy
+    /// of it or of the files that it needs. There, `/dev`, `/proc`, `/run`, `/sys`, `/tmp` and `/usr/local` are the guest's
+    /// own.
     pub fn host_files(mut self) -> VmBuilder {
         self.host_files = true;
         self
     }
 
-    /// One more argument for the kernel.
+    /// Adds one argument to the kernel's command line.
     pub fn kernel_arg(mut self, arg: &str) -> VmBuilder {
         self.kernel_args.push(arg.to_owned());
         self
     }
 
-    /// More of QEMU's command line, split at white space, such as `ginnel qemu-args` prints.
+    /// Adds arguments to QEMU's command line, split at white space, such as those that `ginnel qemu-args` prints.
     pub fn qemu_args(mut self, line: &str) -> VmBuilder {
         self.qemu_args.extend(line.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// One more argument for QEMU, taken as it is.
+    /// Adds one argument to QEMU's command line without changing it.
     pub fn qemu_arg(mut self, arg: &str) -> VmBuilder {
         self.qemu_args.push(arg.to_owned());
         self
     }
 
-    /// How long the guest may take to boot; two minutes if not said.
+    /// Sets how long the guest may take to boot. The default is two minutes.
     pub fn boot_timeout(mut self, timeout: Duration) -> VmBuilder {
         self.boot_timeout = timeout;
         self
     }
 
-    /// Boots no guest: waits for one that comes by [`Vm::migrate`]. To be described as the VM that it comes from.
+    /// Does not boot a guest: the VM waits for one that arrives by [`Vm::migrate`]. Must be described in the same way as the VM
+    /// from which the guest comes.
     pub fn incoming(mut self) -> VmBuilder {
         self.incoming = true;
         self
@@ -205,7 +208,7 @@ impl VmBuilder {
         Ok(vm)
     }
 
-    /// Starts the VM and does not wait: several can boot at once. Follow with [`Vm::wait_ready`].
+    /// Starts the VM without waiting, so that several can boot at once. Call [`Vm::wait_ready`] afterwards.
     pub fn start(self) -> Result<Vm> {
         let name = self.name.clone();
         self.launch().with_context(|| format!("cannot start VM {name}"))
@@ -238,16 +241,16 @@ impl VmBuilder {
         let mut command = self.command(accel, place, &paths);
         let log = File::create(&paths.log)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let link = Link::open(&paths.agent);
-        let on_exit = link.clone();
-        let child = self.bed.launcher.spawn(command).inspect_err(|_| link.close("QEMU was not started"))?;
+        let agent = AgentConnection::open(&paths.agent);
+        let on_exit = agent.clone();
+        let child = self.bed.launcher.spawn(command).inspect_err(|_| agent.close("QEMU was not started"))?;
         let process = Process::adopt(child, move |exit| on_exit.close(&format!("QEMU ended with {exit}")))?;
         let machine = Arc::new(Machine {
             name: self.name.clone(),
             place,
             accel,
             process,
-            link,
+            agent,
             qmp: Mutex::new(None),
             boot: Mutex::default(),
             boot_timeout: self.boot_timeout,
@@ -281,7 +284,7 @@ impl VmBuilder {
         if self.iommu {
             command.args(["-device", "intel-iommu,intremap=on"]);
         }
-        // At least two possible processors, even if one runs: with a single one TCG drops memory barriers and makes
+        // At least two possible processors, even if only one runs: with a single one, TCG drops memory barriers and makes
         // atomic instructions non-atomic, which breaks memory that the guest shares with others.
         command.arg("-smp").arg(format!("{},maxcpus={}", self.cpus, self.cpus.max(2)));
         let max_memory = self.device_memory_mib.map(|mib| u64::from(self.memory_mib) + mib);
@@ -289,7 +292,7 @@ impl VmBuilder {
         command.arg("-m").arg(format!("{}M{max_memory}", self.memory_mib));
         command.arg("-kernel").arg(&self.bed.vmlinux).arg("-initrd").arg(&paths.initrd);
         let iommu = self.iommu.then_some("intel_iommu=on");
-        // On a busy host an emulated timer may be late for the kernel's check at boot, which is fatal with an IOMMU.
+        // On a busy host an emulated timer may be too late for the kernel's check at boot, which is fatal with an IOMMU.
         let args = ["console=ttyS0", "quiet", "no_timer_check"].into_iter().chain(iommu);
         let args = args.chain(self.kernel_args.iter().map(String::as_str));
         command.arg("-append").arg(args.collect::<Vec<_>>().join(" "));
@@ -307,7 +310,7 @@ impl VmBuilder {
             command.arg("-device").arg(format!("virtio-9p-pci,fsdev=share{n},mount_tag=share{n}"));
         }
         if self.host_files {
-            // Files of several file systems, whose numbers may be the same.
+            // The files come from several file systems, in which inode numbers may be the same.
             command.args(["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"]);
             command.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
         }
@@ -319,7 +322,7 @@ impl VmBuilder {
     }
 }
 
-/// Files of one VM in the bed's folder.
+/// The files of one VM in the folder of the test bed.
 struct Paths {
     initrd: PathBuf,
     console: PathBuf,
@@ -342,19 +345,19 @@ impl Paths {
     }
 }
 
-/// A QEMU and the ways to it.
+/// A QEMU with the connections to it.
 pub(crate) struct Machine {
     name: String,
     place: Option<Place>,
     accel: Accel,
     process: Process,
-    link: Arc<Link>,
+    agent: Arc<AgentConnection>,
     qmp: Mutex<Option<Arc<Qmp>>>,
-    /// The boot that the test has seen last.
+    /// The id of the boot that the test has waited for last.
     boot: Mutex<Option<String>>,
     boot_timeout: Duration,
     paths: Paths,
-    /// Its files and its network must not go before it does.
+    /// Its files and its network must exist as long as it does.
     _bed: Arc<Inner>,
 }
 
@@ -381,11 +384,11 @@ impl Machine {
                 Err(_) => thread::sleep(Duration::from_millis(2)),
             }
         };
-        let link = self.link.clone();
+        let agent = self.agent.clone();
         let qmp = Qmp::open(stream, move |event| match event["event"].as_str() {
-            Some("RESET") => link.reset("the guest rebooted"),
+            Some("RESET") => agent.reset("the guest rebooted"),
             Some("VSERPORT_CHANGE") if event["data"]["open"] == false => {
-                link.reset("the guest's agent is gone")
+                agent.reset("the guest's agent is gone")
             }
             _ => {}
         })?;
@@ -393,7 +396,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether the kernel has panicked in the first boot.
+    /// Returns whether the kernel has panicked in the first boot.
     fn died_booting(&self) -> bool {
         let first = self.boot.lock().unwrap_or_else(PoisonError::into_inner).is_none();
         first
@@ -418,8 +421,8 @@ impl Drop for Machine {
 
 /// A running VM. Dropping it kills it.
 ///
-/// The end of the guest's console and of what QEMU said are shown when a test panics, and with the error of a command
-/// that did not run.
+/// When a test panics, the end of the guest's console and of QEMU's output are shown. They are also part of the error of a
+/// command that could not be run.
 pub struct Vm {
     machine: Arc<Machine>,
 }
@@ -432,12 +435,12 @@ impl Vm {
 
     /// Runs a shell command in the guest, for at most a minute.
     ///
-    /// A command that fails is no error here; see [`Output::ok`].
+    /// A command that fails is not an error here; see [`Output::ok`].
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(COMMAND, command)
     }
 
-    /// Runs a shell command in the guest, for at most this long; then it is killed and that is an error.
+    /// Runs a shell command in the guest. If it has not ended within `timeout`, it is killed, and that is an error.
     pub fn run_within(&self, timeout: Duration, command: &str) -> Result<Output> {
         let job = self.spawn_within(timeout.min(PROMPT), command)?;
         job.wait(timeout).inspect_err(|_| {
@@ -447,45 +450,45 @@ impl Vm {
 
     /// Starts a shell command in the guest and waits until it has a process.
     ///
-    /// Write `exec PROGRAM` when the job's process shall be the program itself.
+    /// Write `exec PROGRAM` if the job's process is to be the program itself.
     pub fn spawn(&self, command: &str) -> Result<Job> {
         self.spawn_within(PROMPT, command)
     }
 
     fn spawn_within(&self, timeout: Duration, command: &str) -> Result<Job> {
         let start = || {
-            let (id, record) = self.machine.link.spawn(command)?;
+            let (id, record) = self.machine.agent.spawn(command)?;
             let pid = record.wait_started(command, timeout)?;
             Ok(Job { machine: self.machine.clone(), command: command.to_owned(), id, pid, record })
         };
         start().map_err(|e| self.explain(e))
     }
 
-    /// Copies a host file into the guest, permissions too.
+    /// Copies a host file into the guest, with its permissions.
     pub fn push(&self, host: impl AsRef<Path>, guest: &str) -> Result<()> {
         let host = host.as_ref();
         let open =
             || Ok::<_, io::Error>((File::open(host)?, fs::metadata(host)?.permissions().mode() & 0o7777));
         let (file, mode) = open().with_context(|| format!("cannot read {}", host.display()))?;
-        self.transfer(self.machine.link.push(file, guest, mode), "push", guest)
+        self.transfer(self.machine.agent.push(file, guest, mode), "push", guest)
     }
 
     /// Writes a file in the guest.
     pub fn write(&self, guest: &str, mode: u32, bytes: impl AsRef<[u8]>) -> Result<()> {
-        self.transfer(self.machine.link.push(bytes.as_ref(), guest, mode), "write", guest)
+        self.transfer(self.machine.agent.push(bytes.as_ref(), guest, mode), "write", guest)
     }
 
     /// Copies a file of the guest to the host.
     pub fn pull(&self, guest: &str, host: impl AsRef<Path>) -> Result<()> {
         let host = host.as_ref();
         let file = File::create(host).with_context(|| format!("cannot write {}", host.display()))?;
-        self.transfer(self.machine.link.pull(guest, file), "pull", guest)
+        self.transfer(self.machine.agent.pull(guest, file), "pull", guest)
     }
 
     /// Reads a file of the guest.
     pub fn read(&self, guest: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.transfer(self.machine.link.pull(guest, &mut bytes), "read", guest)?;
+        self.transfer(self.machine.agent.pull(guest, &mut bytes), "read", guest)?;
         Ok(bytes)
     }
 
@@ -499,48 +502,49 @@ impl Vm {
         self.machine.qmp()?.execute(&command).map_err(|e| self.explain(e))
     }
 
-    /// Waits for a QMP event, such as `SHUTDOWN`, and takes it; one that came before counts.
+    /// Waits for a QMP event, such as `SHUTDOWN`, and removes it. An event that arrived before this call counts too.
     pub fn wait_event(&self, name: &str, timeout: Duration) -> Result<Value> {
         self.machine.qmp()?.wait_event(name, timeout).map_err(|e| self.explain(e))
     }
 
-    /// Stops the guest's processors. Its memory and devices stay.
+    /// Stops the guest's processors. Its memory and devices stay as they are.
     pub fn pause(&self) -> Result<()> {
         self.machine.qmp()?.execute(&json!({"execute": "stop"})).map(drop)
     }
 
-    /// Lets a paused guest go on.
+    /// Resumes a paused guest.
     pub fn resume(&self) -> Result<()> {
         self.machine.qmp()?.execute(&json!({"execute": "cont"})).map(drop)
     }
 
-    /// Begins to migrate the guest to a VM that was started as [`incoming`](VmBuilder::incoming); follow it with
+    /// Begins to migrate the guest to a VM that was started as [`incoming`](VmBuilder::incoming). Follow its progress with
     /// `query-migrate`.
     ///
-    /// When it has arrived, commands are run there ([`Vm::wait_ready`]). Jobs that were started here go on there, unheard: they
-    /// must write nothing to their standard streams meanwhile, and their handles tell of the end of this QEMU only.
+    /// When the guest has arrived, commands are run there ([`Vm::wait_ready`]). Jobs that were started here go on there, but
+    /// nobody receives their output: they must not write to their standard streams meanwhile, and their handles report only the
+    /// end of this QEMU.
     pub fn migrate(&self, to: &Vm) -> Result<()> {
-        to.machine.link.number_from(&self.machine.link);
+        to.machine.agent.number_from(&self.machine.agent);
         let uri = format!("unix:{}", to.machine.paths.incoming.display());
         let command = json!({"execute": "migrate", "arguments": {"uri": uri}});
         self.machine.qmp()?.execute(&command).map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Makes the guest reboot, in the same QEMU, and waits until it can run commands again.
+    /// Reboots the guest in the same QEMU, and waits until it can run commands again.
     pub fn reboot_and_wait(&self) -> Result<()> {
         let old = self.boot_id()?;
-        self.machine.link.spawn("reboot -f").map_err(|e| self.explain(e))?;
+        self.machine.agent.spawn("reboot -f").map_err(|e| self.explain(e))?;
         self.wait_boot(Some(&old))
     }
 
     /// Waits until the guest can run commands after a reboot that the test has caused in another way.
     ///
-    /// `old` is the [`boot_id`](Vm::boot_id) before.
+    /// `old` is the [`boot_id`](Vm::boot_id) from before the reboot.
     pub fn wait_reboot(&self, old: &str) -> Result<()> {
         self.wait_boot(Some(old))
     }
 
-    /// The kernel's id of the boot that was last waited for.
+    /// Returns the kernel's id of the boot that was last waited for.
     pub fn boot_id(&self) -> Result<String> {
         let boot = self.machine.boot.lock().unwrap_or_else(PoisonError::into_inner);
         boot.clone().context("the guest is not ready (wait_ready)")
@@ -551,12 +555,12 @@ impl Vm {
         let deadline = Instant::now() + timeout;
         let boot = loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match self.machine.link.wait_ready(old, left.min(Duration::from_secs(1))) {
+            match self.machine.agent.wait_ready(old, left.min(Duration::from_secs(1))) {
                 Ok(boot) => break boot,
                 Err(e) if left.is_zero() || !self.is_running() => {
                     return Err(self.explain(e.context(format!("the guest did not boot within {timeout:?}"))));
                 }
-                // It stays where it is: no need to wait for the end of the time.
+                // The guest cannot go on after that, so there is no need to wait any longer.
                 Err(_) if self.machine.died_booting() => {
                     return Err(self.explain(anyhow!("the guest's kernel panicked")));
                 }
@@ -569,8 +573,8 @@ impl Vm {
 
     /// Powers the guest off and waits until QEMU has ended by itself.
     pub fn shutdown(&self) -> Result<()> {
-        let link = &self.machine.link;
-        link.spawn("sync; poweroff -f").map_err(|e| self.explain(e))?;
+        let agent = &self.machine.agent;
+        agent.spawn("sync; poweroff -f").map_err(|e| self.explain(e))?;
         let exit = self.machine.process.wait("qemu", PROMPT).map_err(|e| self.explain(e))?;
         ensure!(exit == crate::Exit::Code(0), "QEMU ended with {exit}");
         Ok(())
@@ -582,33 +586,33 @@ impl Vm {
         self.machine.process.wait("qemu", PROMPT).map(drop)
     }
 
-    /// The name that the bed knows it by; also its host name.
+    /// Returns the VM's name in the test bed, which is also its host name.
     pub fn name(&self) -> &str {
         &self.machine.name
     }
 
-    /// Its address on the bed's bridge.
+    /// Returns its address on the bridge of the test bed.
     pub fn address(&self) -> Result<Ipv4Addr> {
         let place = self.machine.place.with_context(|| format!("VM {} has no network", self.name()))?;
         Ok(place.address())
     }
 
-    /// The acceleration that it runs with.
+    /// Returns the acceleration with which it runs.
     pub fn accel(&self) -> Accel {
         self.machine.accel
     }
 
-    /// QEMU's process id.
+    /// Returns the process id of QEMU.
     pub fn qemu_pid(&self) -> u32 {
         self.machine.process.pid()
     }
 
-    /// Whether QEMU has not ended.
+    /// Returns whether QEMU has not ended.
     pub fn is_running(&self) -> bool {
         self.machine.is_running()
     }
 
-    /// What the guest has written to its console, and QEMU to its standard error.
+    /// Returns what the guest has written to its console, and QEMU to its standard error.
     pub fn console(&self) -> (String, String) {
         let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
         (read(&self.machine.paths.console), read(&self.machine.paths.log))
@@ -620,7 +624,7 @@ impl Vm {
 }
 
 impl Machine {
-    /// Adds to an error what the console and QEMU say about it.
+    /// Adds the ends of the console and of QEMU's output to an error.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let mut text = format!("VM {} ({}): {error:#}", self.name, self.accel);
         for (what, path) in [("console", &self.paths.console), ("QEMU", &self.paths.log)] {
@@ -634,7 +638,7 @@ impl Machine {
     }
 }
 
-/// A command that runs in a guest. It goes on when this handle is dropped.
+/// A command that runs in a guest. Dropping this handle does not end it.
 pub struct Job {
     machine: Arc<Machine>,
     command: String,
@@ -644,22 +648,22 @@ pub struct Job {
 }
 
 impl Job {
-    /// The process id in the guest.
+    /// Returns the process id in the guest.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether it has not ended.
+    /// Returns whether it has not ended.
     pub fn is_running(&self) -> bool {
         self.record.is_running()
     }
 
-    /// What it has written so far: standard output, standard error.
+    /// Returns what it has written so far to standard output and standard error.
     pub fn said(&self) -> (String, String) {
         self.record.said()
     }
 
-    /// Waits for its end. A guest that reboots or dies meanwhile is an error.
+    /// Waits for its end. It is an error if the guest reboots or dies meanwhile.
     pub fn wait(&self, timeout: Duration) -> Result<Output> {
         self.record.wait_ended(&self.command, timeout).map_err(|e| self.machine.explain(e))
     }
@@ -670,12 +674,12 @@ impl Job {
         found.map_err(|e| self.machine.explain(e))
     }
 
-    /// Sends a signal to its whole process group. One that has ended takes none, and that is no error.
+    /// Sends a signal to its whole process group. Does nothing if it has ended.
     pub fn kill(&self, signal: i32) -> Result<()> {
         self.signal(signal, true)
     }
 
-    /// Sends a signal to the process alone; its children are left alone.
+    /// Sends a signal to the process alone, not to its children.
     pub fn kill_process(&self, signal: i32) -> Result<()> {
         self.signal(signal, false)
     }
@@ -685,6 +689,6 @@ impl Job {
         if !self.record.is_running() {
             return Ok(());
         }
-        self.machine.link.signal(self.id, signal, group).map_err(|e| self.machine.explain(e))
+        self.machine.agent.signal(self.id, signal, group).map_err(|e| self.machine.explain(e))
     }
 }

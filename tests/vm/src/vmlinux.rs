@@ -1,7 +1,7 @@
-//! Unpacks a kernel image once, on the host, so that no guest has to.
+//! Unpacks a kernel image once on the host, so that no guest has to.
 //!
-//! A bzImage unpacks itself at each boot, which takes longer under TCG than all the rest of booting. QEMU also starts
-//! the kernel proper, an ELF file, by its PVH entry point; it is the very same kernel.
+//! A bzImage unpacks itself at each boot, which takes longer under TCG than the rest of booting. QEMU can also start the
+//! unpacked kernel, an ELF file, by its PVH entry point; it is the same kernel.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache;
 
-/// The kernel in `image` unpacked, from the cache if it is there; the image itself where that cannot be done.
+/// Returns the path of the unpacked kernel, from the cache if it is there. Returns the image itself if it cannot be unpacked.
 pub fn unpacked(image: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(image).with_context(|| format!("cannot look at {}", image.display()))?;
     let mut hasher = DefaultHasher::new();
@@ -23,7 +23,7 @@ pub fn unpacked(image: &Path) -> Result<PathBuf> {
     let _lock = cache::lock()?;
     let path = cache::dir()?.join(format!("vmlinux-{:016x}", hasher.finish()));
     if !path.exists() {
-        // An image of another make boots too, only slower.
+        // An image in another format boots too, only slower.
         let Ok(kernel) = unpack(image) else { return Ok(image.to_owned()) };
         let mut file =
             tempfile::NamedTempFile::new_in(cache::dir()?).context("cannot write to the cache folder")?;
@@ -46,7 +46,7 @@ fn unpack(image: &Path) -> Result<Vec<u8>> {
         [0x02, 0x21, 0x4c, 0x18] => &["lz4", "-dcq"],
         other => bail!("unknown compression {other:x?}"),
     };
-    // The exit status says nothing: the size that follows the data is garbage to most of them.
+    // The exit status says nothing: to most of these programs, the size that follows the data is garbage.
     let kernel = filter(program, packed)?;
     ensure!(
         kernel.starts_with(b"\x7fELF") && has_pvh_entry(&kernel),
@@ -55,7 +55,7 @@ fn unpack(image: &Path) -> Result<Vec<u8>> {
     Ok(kernel)
 }
 
-/// Where the compressed kernel is, from the image's setup header (Linux boot protocol 2.08).
+/// Returns offset and length of the compressed kernel, from the image's setup header (Linux boot protocol 2.08).
 fn payload(image: &Path) -> Result<(u64, usize)> {
     let mut header = [0; 0x260];
     File::open(image)?.read_exact(&mut header)?;
@@ -72,7 +72,7 @@ fn payload(image: &Path) -> Result<(u64, usize)> {
     Ok((start, len))
 }
 
-/// Whether a note says where PVH starts: type 18 (`XEN_ELFNOTE_PHYS32_ENTRY`), 8 bytes, of "Xen".
+/// Returns whether a note contains the PVH entry point: type 18 (`XEN_ELFNOTE_PHYS32_ENTRY`), 4 or 8 bytes, of "Xen".
 fn has_pvh_entry(kernel: &[u8]) -> bool {
     let note = |size: u8| [4, 0, 0, 0, size, 0, 0, 0, 18, 0, 0, 0, b'X', b'e', b'n', 0];
     kernel.windows(16).any(|window| window == note(4) || window == note(8))
@@ -88,7 +88,7 @@ fn filter(program: &[&str], input: Vec<u8>) -> Result<Vec<u8>> {
         .with_context(|| format!("cannot run {}", program[0]))?;
     let mut stdin = child.stdin.take().context("no pipe")?;
     let feeder = thread::spawn(move || {
-        let _ = stdin.write_all(&input); // it may stop reading before the end
+        let _ = stdin.write_all(&input); // The program may stop reading before the end.
     });
     let output = child.wait_with_output()?;
     let _ = feeder.join();

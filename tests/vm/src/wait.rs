@@ -1,12 +1,11 @@
-//! Waiting for a condition that nobody announces.
+//! Waits for conditions of which nobody sends a notification.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Looks again and again until the condition holds. An error of the condition itself, or a condition that does not hold
-/// in time, is an error.
+/// Checks the condition again and again until it holds. Fails if the condition returns an error or does not hold in time.
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + timeout;
     while !condition()? {

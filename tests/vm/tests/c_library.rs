@@ -1,4 +1,4 @@
-//! The C library in VMs: its example programs, which include only `ginnel.h`, on the host and in two guests.
+//! The C library in VMs: its example programs, which include only `ginnel.h`, run on the host and in two guests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +11,7 @@ vmtest::test_both_memories!(c_programs_talk_between_host_and_guests);
 
 const PROMPT: Duration = Duration::from_secs(30);
 
-/// Where a program runs.
+/// The place where a program runs.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Host,
@@ -57,8 +57,8 @@ fn c_programs_talk_between_host_and_guests(memory: MemoryKind) -> Result<()> {
     ensure!(said.contains("salutations"), "the client in the VM got {said:?}");
     server.kill(9)?;
 
-    // A file goes from the host to a guest, from there to the other guest, and from there to the host: each time through one
-    // block, of a size that does not divide the file's, and under a path of its own.
+    // A file is sent from the host to a guest, from there to the other guest, and from there to the host. Each transfer uses
+    // one block, whose size does not divide the file's, and a path of its own.
     let path = |name: &str| bed.dir().join(name).display().to_string();
     let bytes: Vec<u8> = (0..8_000_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(path("first"), &bytes)?;

@@ -1,4 +1,4 @@
-//! A cache on the host or in a VM, and its clients in two VMs: what they read is memory that they cannot write.
+//! A cache on the host or in a VM with clients in two VMs, which read memory that they cannot write.
 
 use std::fs;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Guest {
         Ok(Self { vm, _daemon: daemon })
     }
 
-    /// Runs a command to its end, and returns what it said.
+    /// Runs a command to its end and returns what it printed.
     fn good(&self, command: &str) -> Result<String> {
         Ok(self.vm.run_within(PATIENCE, command)?.ok().with_context(|| command.to_owned())?.stdout)
     }
@@ -38,7 +38,8 @@ impl Guest {
     }
 }
 
-/// Two VMs that read the segment `items`; all change it over channels of the segment `web`.
+/// Starts an installation with two VMs that may read the segment `items`. All members change it over channels of the segment
+/// `web`.
 fn installation(bed: &TestBed) -> Result<Installation<'_>> {
     let plan = Plan::new(bed).vm("a").vm("b");
     plan.segment_with_readers("items", 64, &["host"], &["a", "b"])
@@ -55,7 +56,7 @@ fn boot(ginnel: &Installation<'_>) -> Result<[Guest; 2]> {
     Ok([Guest::new(ginnel, a)?, Guest::new(ginnel, b)?])
 }
 
-/// A folder that all VMs have.
+/// Makes a folder that all VMs have.
 fn files(ginnel: &Installation<'_>) -> Result<std::path::PathBuf> {
     let files = ginnel.config().parent().context("a configuration without a folder")?.join("files");
     fs::create_dir_all(&files)?;
@@ -69,7 +70,7 @@ fn start_cache(bed: &TestBed, ginnel: &Installation<'_>, more: &str) -> Result<A
     Ok(job)
 }
 
-/// Ends well, and says what it has done.
+/// Waits until a load has ended well, and returns what it printed.
 fn ends(job: &Job) -> Result<String> {
     let said = job.wait(PATIENCE)?.ok()?.stdout;
     println!("{}", said.lines().last().unwrap_or_default());
@@ -83,7 +84,7 @@ fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
     let [a, b] = boot(&ginnel)?;
     let _cache = start_cache(&bed, &ginnel, &format!("--listen {HOST_ADDRESS}:{PORT}"))?;
 
-    // One VM changes over a channel, the other one reads, and so does the host.
+    // One VM makes changes over a channel; the other VM reads, and so does the host.
     a.good("ginnel cache set items/main greeting hello")?;
     let said = b.good("ginnel cache get items/main greeting")?;
     ensure!(said.contains("hello"), "{said:?}");
@@ -96,7 +97,7 @@ fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
     ends(&writer)?;
     ends(&reader)?;
 
-    // A reader's stores go nowhere, and nobody notices them.
+    // Stores of a reader have no effect, and nobody notices them.
     let reader = a.load("read items/main 1 5")?;
     let said = b.good("cache-load scribble")?;
     ensure!(said.contains("scribbled: 1"), "{said}");
@@ -124,7 +125,7 @@ fn clients_in_two_vms_read_memory_that_they_cannot_write() -> Result<()> {
     Ok(())
 }
 
-/// Changes and reads; what it reads must be what it has stored.
+/// A client that makes changes and reads. What it reads must be what it has stored.
 const CLIENT: &str = r#"
 import sys
 from pymemcache.client.base import Client
@@ -138,7 +139,7 @@ print(right, "right")
 "#;
 
 #[test]
-fn servers_killed_under_load_from_two_vms_lose_no_item_that_counts() -> Result<()> {
+fn servers_killed_under_load_from_two_vms_return_no_wrong_value() -> Result<()> {
     let kills: u32 = if std::env::var_os("GINNEL_SOAK").is_some() { 500 } else { 25 };
     let bed = TestBed::new("cache-kills")?;
     let ginnel = installation(&bed)?;
@@ -152,7 +153,7 @@ fn servers_killed_under_load_from_two_vms_lose_no_item_that_counts() -> Result<(
     ];
     let mut longest = Duration::ZERO;
     for kill in 0..kills {
-        // Somewhere else in its work each time.
+        // Each kill comes at another moment.
         let pause = Duration::from_millis(200 + u64::from(kill * 37 % 300));
         std::thread::sleep(pause);
         cache.kill(9)?;
@@ -160,7 +161,7 @@ fn servers_killed_under_load_from_two_vms_lose_no_item_that_counts() -> Result<(
         let begun = Instant::now();
         cache = start_cache(&bed, &ginnel, "")?;
         longest = longest.max(begun.elapsed());
-        // The daemon likewise, now and then.
+        // Now and then the daemon is killed as well.
         if kill % 8 == 7 {
             ginnel.kill_daemon()?;
             ginnel.start_daemon()?;
@@ -195,7 +196,7 @@ fn a_cache_in_a_vm_serves_the_host_and_another_vm() -> Result<()> {
         Ok(job)
     };
     let (writer, reader) = (host("write items/main 0 8")?, b.load("read items/main 1 8")?);
-    // Its successor in the same VM, and a reader's VM that starts anew.
+    // Another server starts in the same VM, and one of the reading VMs is started again.
     cache.kill_process(9)?;
     cache.wait(PROMPT)?;
     let cache = a.vm.spawn(serve)?;

@@ -1,4 +1,4 @@
-//! What is particular to how a segment's memory reaches a guest: page tables, rights, and what a guest can do to devices.
+//! How a segment's memory reaches a guest: page tables, rights, and what a guest can do to its devices.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ vmtest::test_both_memories!(page_tables_are_as_the_device_promises, a_store_to_a
 const PROMPT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// Shell functions for what tools like ndctl and daxctl do.
+/// Shell functions that do what tools such as ndctl and daxctl do.
 const TOOLS: &str = r#"
 nd=/sys/bus/nd/drivers
 # The DAX device of a segment of this many MiB, such as dax0.0, and what it is made of.
@@ -56,7 +56,7 @@ fn vm(ginnel: &Installation<'_>, name: &str) -> Result<VmBuilder> {
     Ok(vm.content("/etc/tools", 0o644, TOOLS))
 }
 
-/// The file that a program maps, where in it, and the physical address of that.
+/// Returns the file that a program maps, the offset in it, and the physical address of that offset.
 fn device(vm: &Vm, memory: MemoryKind, mib: u64) -> Result<(String, u64, u64)> {
     let (file, start, resource) = match memory {
         MemoryKind::Dax => {
@@ -78,17 +78,17 @@ fn device(vm: &Vm, memory: MemoryKind, mib: u64) -> Result<(String, u64, u64)> {
     Ok((file, start, u64::from_str_radix(digits, 16)? + start))
 }
 
-/// Two hexadecimal numbers with a `-` between them.
+/// Parses two hexadecimal numbers with a `-` between them.
 fn range(text: &str) -> Option<(u64, u64)> {
     let (start, end) = text.split_once('-')?;
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     Some((number(start)?, number(end)?))
 }
 
-/// What the guest's kernel notes for the caching of a physical address.
+/// Returns the cache type that the guest's kernel has noted for a physical address.
 fn memory_type(vm: &Vm, address: u64) -> Result<String> {
     vm.run("grep -q debugfs /proc/mounts || mount -t debugfs none /sys/kernel/debug")?.ok()?;
-    // "PAT: [mem 0x0000000100000000-0x0000000101000000] write-back"
+    // A line of the list looks like "PAT: [mem 0x0000000100000000-0x0000000101000000] write-back".
     let list = vm.run("cat /sys/kernel/debug/x86/pat_memtype_list")?.ok()?.stdout;
     let mut types = list.lines().rev().filter_map(|line| {
         let (mem, kind) = line.strip_prefix("PAT: [mem ")?.split_once("] ")?;
@@ -98,14 +98,15 @@ fn memory_type(vm: &Vm, address: u64) -> Result<String> {
     types.next().with_context(|| format!("{address:#x} is not in {list}"))
 }
 
-/// The flags of the processor's page table entry for a physical address, while a program that has it mapped runs.
+/// Returns the flags of the page table entry for a physical address, while a program that has it mapped runs.
 fn entry_flags(vm: &Vm, address: u64) -> Result<String> {
     let page = |address: u64| address & !(2 * MIB - 1);
     let mut flags = None;
     wait_until("the page to be in the page table", PROMPT, || {
         let ask = r#"{"execute": "human-monitor-command", "arguments": {"command-line": "info tlb"}}"#;
         let table = vm.qmp(ask)?;
-        // "00007f9d40000000: 0000000100200000 X-PDA--UW", user pages only: the kernel has mapped it as well.
+        // A line looks like "00007f9d40000000: 0000000100200000 X-PDA--UW". Only entries of user pages count, because the
+        // kernel has mapped the address as well.
         flags = table.as_str().unwrap_or_default().lines().find_map(|line| {
             let (_, entry) = line.split_once(": ")?;
             let (physical, flags) = entry.split_once(' ')?;
@@ -117,7 +118,7 @@ fn entry_flags(vm: &Vm, address: u64) -> Result<String> {
     flags.context("no flags")
 }
 
-/// `KernelPageSize` of a process' mapping of a file.
+/// Returns the `KernelPageSize` of a process's mapping of a file.
 fn page_size(vm: &Vm, pid: u32, file: &str) -> Result<String> {
     let name = file.rsplit('/').next().unwrap_or(file);
     let smaps = vm.run(&format!("cat /proc/{pid}/smaps"))?.ok()?.stdout;
@@ -136,7 +137,7 @@ fn page_tables_are_as_the_device_promises(memory: MemoryKind) -> Result<()> {
     let vm = vm(&ginnel, "a")?.boot()?;
     let _daemon = ginnel.start_guest(&vm)?;
 
-    // A program with the library, and one without.
+    // A program that uses the library, and one that does not.
     let echo = vm.spawn("exec load echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     let (file, start, address) = device(&vm, memory, 16)?;
@@ -145,7 +146,7 @@ fn page_tables_are_as_the_device_promises(memory: MemoryKind) -> Result<()> {
     let (kind, flags) = (memory_type(&vm, address)?, entry_flags(&vm, address)?);
     let pages = [page_size(&vm, echo.pid(), &file)?, page_size(&vm, spin.pid(), &file)?];
     println!("{file} at {address:#x}: {kind}, page table entry {flags}, pages of {pages:?}");
-    // P: a large page; C: PCD, which says uncached.
+    // P is a large page; C is PCD, which means uncached.
     let (wanted, page) = match memory {
         MemoryKind::Dax => (("write-back", true, false), "2048 kB"),
         MemoryKind::Bar => (("uncached-minus", false, true), "4 kB"),
@@ -162,7 +163,7 @@ fn page_tables_are_as_the_device_promises(memory: MemoryKind) -> Result<()> {
         ensure!(page_size(&vm, echo.pid(), &file)? == "4 kB");
         ensure!(memory_type(&vm, address)? == "write-back");
 
-        // Nobody needs root to map it, only the rights to its file.
+        // Mapping the device does not need root, only the rights to its file.
         let poke = format!("su user -c 'by-hand poke {file} 0'");
         let refused = vm.run(&poke)?;
         ensure!(refused.code() == Some(1) && refused.stderr.contains("Permission denied"), "{refused:?}");
@@ -183,14 +184,14 @@ fn a_store_to_a_read_only_segment_is_lost(memory: MemoryKind) -> Result<()> {
     let daemon = ginnel.start_guest(&vm)?;
     daemon.wait_for_line("segment feed is", PROMPT)?;
 
-    // The library knows, and says so before anything is lost.
+    // The library knows that the segment is read-only, and says so before anything is lost.
     for role in ["echo feed name", "drive feed name 1"] {
         let refused = vm.run(&format!("load {role}"))?;
         ensure!(refused.code() == Some(1) && refused.stderr.contains("read"), "{role}: {refused:?}");
         println!("load {role}: {}", refused.stderr.lines().last().unwrap_or_default());
     }
 
-    // Who maps it by hand stores into the void, and reads what is there.
+    // A program that maps the device itself stores without effect, and reads what is there.
     let (device, start, _) = device(&vm, memory, 16)?;
     let file = File::options().read(true).write(true).open(ginnel.segment_file("feed"))?;
     let word = 2 * MIB + MIB;
@@ -203,14 +204,14 @@ fn a_store_to_a_read_only_segment_is_lost(memory: MemoryKind) -> Result<()> {
     file.read_exact_at(&mut after, 0)?;
     ensure!(before == after, "the store has reached the file");
 
-    // Nobody is the worse for it.
+    // Other programs are not affected.
     let echo = vm.spawn("exec load echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     bed.host(&ginnel.on_host("load drive web echo 1")?)?.ok()?;
     Ok(())
 }
 
-/// How often the host's daemon has repaired a segment's info block.
+/// Returns how often the host's daemon has repaired a segment's info block.
 fn repairs(bed: &TestBed, ginnel: &Installation<'_>, segment: &str) -> Result<u64> {
     let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
     let status: serde_json::Value = serde_json::from_str(&status)?;
@@ -219,7 +220,7 @@ fn repairs(bed: &TestBed, ginnel: &Installation<'_>, segment: &str) -> Result<u6
     found["info_block_repairs"].as_u64().with_context(|| format!("no repairs in {found:#}"))
 }
 
-/// Host and VM exchange messages in a segment.
+/// Lets the host and a VM exchange messages in a segment.
 fn talk(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Result<()> {
     let echo: Job = vm.spawn(&format!("exec load echo {segment} talk"))?;
     echo.wait_for_line("listening", PROMPT)?;
@@ -230,7 +231,7 @@ fn talk(bed: &TestBed, ginnel: &Installation<'_>, vm: &Vm, segment: &str) -> Res
 }
 
 #[test]
-fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
+fn damage_by_a_guest_to_its_devices_harms_nobody_else() -> Result<()> {
     let bed = TestBed::new("devices-spoilt")?;
     let ginnel = Plan::new(&bed)
         .vm("a")
@@ -240,7 +241,7 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
         .segment("big", 384, &["host", "a"])
         .start()?;
     let a = vm(&ginnel, "a")?.start()?;
-    // In this one the kernel looks for the info blocks while it boots.
+    // In this VM the kernel looks for the info blocks while it boots.
     let b = vm(&ginnel, "b")?.dax().boot()?;
     a.wait_ready()?;
     let daemon = ginnel.start_guest(&a)?;
@@ -255,14 +256,14 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
         drives.push(drive);
     }
 
-    // The info block of a shared segment, and a segment that becomes memory of the guest.
+    // The guest destroys the info block of a shared segment, and makes ordinary memory of another segment.
     let big = tools(&a, "dax_of 384")?;
     tools(&a, "destroy_block $(dax_of 16)")?;
     let before = tools(&a, "awk '/MemTotal/ { print $2 }' /proc/meminfo")?.parse::<u64>()?;
     tools(&a, &format!("to_system_ram {big}"))?;
     let after = tools(&a, "awk '/MemTotal/ { print $2 }' /proc/meminfo")?.parse::<u64>()?;
     ensure!(after > before + (200 << 10), "the guest's memory was {before} KiB and is {after} KiB");
-    // It is used as such.
+    // The guest uses it as such.
     tools(&a, "mount -t tmpfs -o size=100% none /mnt && dd if=/dev/urandom of=/mnt/fill bs=1M count=300")?;
     for (segment, why) in [("shared", "info block was damaged"), ("big", "system RAM")] {
         let refused = a.run(&format!("load drive {segment} echo 1"))?;
@@ -271,15 +272,15 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
     }
     ensure!(daemon.is_running(), "{:?}", daemon.said());
 
-    // The neighbours notice nothing ...
+    // The neighbours notice nothing.
     for drive in drives {
         drive.wait(PROMPT)?.ok()?;
     }
-    // ... and who misses the segment has it back: the host repairs the block when it hears of that.
+    // The VM that misses the segment gets it back: the host repairs the block when it hears that it is missing.
     wait_until("the segment to be back", PROMPT, || {
         Ok(a.run("timeout 1 load echo shared probe")?.stdout.contains("listening"))
     })?;
-    // One that boots with the block destroyed has it back when its daemon has come.
+    // A VM that boots with the block destroyed has the segment when its daemon has started.
     tools(&a, "destroy_block $(dax_of 16)")?;
     ensure!(!tools(&b, "dax_of 16")?.is_empty(), "the drivers are loaded");
     b.reboot_and_wait()?;
@@ -292,7 +293,7 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
     talk(&bed, &ginnel, &b, "private")?;
     ensure!(repairs(&bed, &ginnel, "shared")? == 2 && repairs(&bed, &ginnel, "private")? == 0);
 
-    // And the next start of that VM works.
+    // The next start of that VM works too.
     a.kill_qemu()?;
     let a = vm(&ginnel, "a")?.boot()?;
     let _daemon = ginnel.start_guest(&a)?;
@@ -302,7 +303,7 @@ fn what_a_guest_makes_of_its_devices_harms_nobody_else() -> Result<()> {
 }
 
 #[test]
-fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
+fn the_reason_for_a_missing_dax_segment_is_reported() -> Result<()> {
     let bed = TestBed::new("no-dax")?;
     let ginnel = Plan::new(&bed).vm("a").segment("web", 16, &["host", "a"]).start()?;
     let refused = |vm: &Vm, why: &str| -> Result<()> {
@@ -312,14 +313,14 @@ fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
         Ok(())
     };
 
-    // A QEMU that has no room for it does not start.
+    // A QEMU without room for the segment does not start.
     let args = ginnel.devices("a")?;
     let error = bed.vm("a").qemu_args(&args).start().map(drop).unwrap_err();
     let error = format!("{error:#}");
     ensure!(error.contains("maxmem"), "{error}");
     println!("{}", error.lines().find(|line| line.contains("maxmem")).unwrap_or_default());
 
-    // A kernel without one of the modules, each in turn.
+    // Remove each of the modules from the kernel, one at a time.
     let vm = vm(&ginnel, "a")?.boot()?;
     let _daemon = ginnel.start_guest(&vm)?;
     ensure!(!tools(&vm, "dax_of 16")?.is_empty(), "the daemon has not loaded the modules");
@@ -334,14 +335,14 @@ fn what_keeps_a_dax_segment_away_is_said() -> Result<()> {
         ensure!(daemon.is_running(), "{:?}", daemon.said());
     }
 
-    // A block that is destroyed meanwhile.
+    // The block is destroyed meanwhile.
     vm.reboot_and_wait()?;
     let daemon = ginnel.start_guest(&vm)?;
     tools(&vm, "destroy_block $(dax_of 16)")?;
     refused(&vm, "info block was damaged")?;
     daemon.kill_process(9)?;
     daemon.wait(PROMPT)?;
-    // The host repairs it when the next daemon comes, which has the kernel look again.
+    // The host repairs it when the next guest daemon starts, which makes the kernel look again.
     let daemon = ginnel.start_guest(&vm)?;
     daemon.wait_for_line("has been repaired", PROMPT)?;
     talk(&bed, &ginnel, &vm, "web")?;
@@ -355,14 +356,14 @@ fn a_second_vm_with_the_devices_of_the_first_is_refused() -> Result<()> {
     let a = vm(&ginnel, "a")?.boot()?;
     let _daemon = ginnel.start_guest(&a)?;
 
-    // Before it starts: `qemu-args --check` says it of the command line that was meant for b.
+    // Before QEMU starts, `qemu-args --check` reports it for the command line that was meant for b.
     let devices = ginnel.devices("a")?.replace('\n', " ");
     let check =
         bed.host(&ginnel.on_host(&format!("ginnel qemu-args b --check '-m 256M,maxmem=2G {devices}'"))?)?;
     ensure!(check.code() == Some(1), "{check:?}");
     println!("{}", check.stderr.trim());
 
-    // When it does: QEMU ends, and the daemon says why.
+    // When it starts, QEMU ends, and the daemon logs the reason.
     let error = bed.vm("b").device_memory_mib(2048).qemu_args(&devices).boot().map(drop).unwrap_err();
     let error = format!("{error:#}");
     ensure!(error.contains("server sent version -1"), "{error}");

@@ -1,4 +1,4 @@
-//! A guest that boots while another member of its segment writes the DAX info block: what its kernel believes of that.
+//! A guest boots while another member of its segment writes the DAX info block: what the guest's kernel accepts.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,10 +16,10 @@ use zerocopy::{FromZeros, IntoBytes};
 const PROMPT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// What is wrong with a block.
+/// Changes an info block into a wrong one.
 type Attack = fn(&mut InfoBlock);
 
-/// A member that writes one info block again and again, as fast as it can, until it is dropped.
+/// A member that writes one info block again and again as fast as it can, until it is dropped.
 struct Attacker {
     file: Arc<File>,
     /// The block that the host's daemon has written.
@@ -47,7 +47,7 @@ impl Attacker {
         Ok(attacker)
     }
 
-    /// From now on this block, with the right checksum. Returns when it stands there.
+    /// Makes the attacker write this block from now on, with the right checksum. Returns when the block is in the segment.
     fn write(&self, change: Attack) -> Result<()> {
         let mut block = self.right;
         change(&mut block);
@@ -57,7 +57,7 @@ impl Attacker {
         Ok(())
     }
 
-    /// All of the segment but what the attacker writes.
+    /// Returns the bytes of the segment that the attacker does not write.
     fn rest(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.file.metadata()?.len() as usize];
         self.file.read_exact_at(&mut bytes, 0)?;
@@ -75,12 +75,12 @@ impl Drop for Attacker {
     }
 }
 
-/// Mode 2, and room for the structures in front of the data.
+/// Sets mode 2, and makes room for the page structures in front of the data.
 fn keep_page_structures_here(block: &mut InfoBlock) {
     (block.mode, block.dataoff) = (2, 8 * MIB);
 }
 
-/// A VM whose udev has loaded the drivers before the guest's daemon runs, but not `nd_pmem`.
+/// Describes a VM whose udev has loaded the drivers (except `nd_pmem`) before the guest's daemon runs.
 fn vm(ginnel: &Installation<'_>, name: &str) -> Result<VmBuilder> {
     let vm = ginnel.vm(name)?.memory_mib(512).program(program("load")?);
     Ok(vm.module("virtio_pmem").module("dax_pmem").module("device_dax"))
@@ -91,13 +91,13 @@ fn plan(bed: &TestBed, mib: u64) -> Plan<'_> {
     Plan::new(bed).vm("a").segment("shared", mib, &members).segment("untouched", 32, &members)
 }
 
-/// Where the kernel keeps the page structures of its DAX devices.
+/// Returns where the kernel keeps the page structures of each of its DAX devices.
 fn modes(vm: &Vm) -> Result<Vec<String>> {
     let list = "for d in /sys/bus/dax/devices/dax*; do [ ! -e $d ] || cat $d/../mode; done";
     Ok(vm.run(list)?.ok()?.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Whether a program in the VM can attach to a segment; else what the guest's daemon says.
+/// Tries to attach a program in the VM to a segment. Returns the error of the guest's daemon if that fails.
 fn attach(vm: &Vm, segment: &str) -> Result<Result<(), String>> {
     let tried = vm.run(&format!("timeout 2 load echo {segment} probe"))?;
     Ok(if tried.stdout.contains("listening") { Ok(()) } else { Err(tried.stderr) })
@@ -126,8 +126,8 @@ fn no_info_block_makes_a_kernel_trust_its_neighbours() -> Result<()> {
     for (what, attack) in attacks {
         attacker.write(attack)?;
         let daemon = ginnel.start_guest(&vm)?;
-        // The host's daemon repairs the block: if the attacker's processor is late, the kernel has seen the right one.
-        // `npfns` means nothing to it in mode 1.
+        // The host's daemon repairs the block, so the kernel sees the right one if the attacker's processor is late. In mode 1
+        // the kernel ignores `npfns`.
         let answer = attach(&vm, "shared")?;
         println!("{what}: {}", answer.as_ref().err().map_or("attached", |text| text.trim()));
         let modes = modes(&vm)?;
@@ -145,13 +145,13 @@ fn no_info_block_makes_a_kernel_trust_its_neighbours() -> Result<()> {
         daemon.kill_process(9)?;
         daemon.wait(PROMPT)?;
         if modes.len() == 2 {
-            // A device that is made stays, whatever stands in the block.
+            // Once the device exists it stays, whatever the block contains.
             vm.reboot_and_wait()?;
         }
     }
     ensure!(refusals > attacks.len() / 2, "{refusals} attacks were refused");
 
-    // Once it is left alone, the segment comes without a restart of anything.
+    // When the attacker stops, the segment appears without a restart of anything.
     attacker.write(keep_page_structures_here)?;
     let _daemon = ginnel.start_guest(&vm)?;
     let _ = attach(&vm, "shared")?;
@@ -166,12 +166,12 @@ fn no_info_block_makes_a_kernel_trust_its_neighbours() -> Result<()> {
 #[test]
 fn a_kernel_that_reads_the_block_by_itself_is_reported() -> Result<()> {
     let bed = TestBed::new("dax-boot-trust")?;
-    // Of a section of 128 MiB that it shares with others, the kernel may have page structures already.
+    // In a section of 128 MiB that the segment shares with other memory, the kernel may have page structures already.
     let ginnel = plan(&bed, 256).start()?;
     let attacker = Attacker::start(&ginnel, "shared", keep_page_structures_here)?;
     let before = attacker.rest()?;
     let vm = vm(&ginnel, "a")?.module("nd_pmem").boot()?;
-    // This is the attack that a held back module prevents.
+    // Holding back a module prevents this attack; here the module is loaded, so the attack must be reported.
     let mut changed = 0;
     wait_until("the kernel to write its page structures into the segment", PROMPT, || {
         changed = before.iter().zip(&attacker.rest()?).filter(|(before, after)| before != after).count();

@@ -1,4 +1,4 @@
-//! The farm in VMs, over either kind of memory: each worker VM has a slice of its own, which no other sees.
+//! The farm in VMs, over either kind of memory: each worker VM has its own slice, which no other VM sees.
 
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use vmtest::{HostJob, Job, TestBed, Vm};
 const PROMPT: Duration = Duration::from_secs(60);
 const SLICE_MIB: u64 = 16;
 
-/// An installation of worker VMs, a slice for each.
+/// Starts an installation with these worker VMs and a slice for each.
 fn slices<'b>(bed: &'b TestBed, memory: MemoryKind, workers: &[&str]) -> Result<Installation<'b>> {
     let mut plan = Plan::new(bed);
     for worker in workers {
@@ -52,7 +52,7 @@ fn summary(manager: &HostJob) -> Result<Value> {
     Ok(serde_json::from_str(&manager.wait(PROMPT)?.ok()?.stdout)?)
 }
 
-/// Waits until a file is in a VM.
+/// Waits until a file exists in a VM.
 fn wait_for_file(vm: &Vm, path: &str) -> Result<()> {
     let end = Instant::now() + PROMPT;
     while vm.run(&format!("test -e {path}"))?.code() != Some(0) {
@@ -63,7 +63,7 @@ fn wait_for_file(vm: &Vm, path: &str) -> Result<()> {
 }
 
 #[test]
-fn a_worker_vm_killed_in_the_middle_and_a_late_one() -> Result<()> {
+fn a_farm_survives_a_killed_worker_vm_and_takes_a_late_one() -> Result<()> {
     MemoryKind::of_default_run().iter().try_for_each(|memory| a_worker_is_killed_and_another_is_late(*memory))
 }
 
@@ -72,7 +72,7 @@ fn a_worker_is_killed_and_another_is_late(memory: MemoryKind) -> Result<()> {
     let ginnel = slices(&bed, memory, &["w1", "w2"])?;
     let mut guests = boot(&ginnel, &["w1", "w2"])?;
 
-    // Two workers, each over its own slice, as functions.
+    // Two workers, each with its own slice, run functions.
     let workers: Vec<_> = ["w1", "w2"]
         .iter()
         .zip(&guests)
@@ -97,7 +97,7 @@ fn a_worker_is_killed_and_another_is_late(memory: MemoryKind) -> Result<()> {
     }
     println!("{memory}: {} MB/s with two VMs", json["bytes_per_s"].as_f64().unwrap_or(0.0) / 1e6);
 
-    // Programs that hold on to their piece until they are let go: so the middle can be met.
+    // Programs that keep their piece until they may end, so that the test can act in the middle of a piece.
     let hold = "touch /tmp/has; while [ -e /tmp/hold ]; do sleep 0.05; done; exec wc -c";
     let held = |vm: &Vm, name: &str| {
         vm.run("rm -f /tmp/has; touch /tmp/hold")?.ok()?;
@@ -115,7 +115,7 @@ fn a_worker_is_killed_and_another_is_late(memory: MemoryKind) -> Result<()> {
     }
     guests[0].vm.kill_qemu()?;
     drop(first);
-    // The other holds on to its pieces until the late one has some.
+    // The other worker keeps its pieces until the late one has some.
     let again = boot(&ginnel, &["w1"])?.pop().context("a VM")?;
     let late = again.vm.spawn("exec ginnel farm work job.w1 -- sh -c 'touch /tmp/has; exec wc -c'")?;
     wait_for_file(&again.vm, "/tmp/has")?;
@@ -133,7 +133,7 @@ fn a_worker_is_killed_and_another_is_late(memory: MemoryKind) -> Result<()> {
     Ok(())
 }
 
-/// Interrupts of the control device that a VM has had.
+/// Returns the number of interrupts of a VM's control device.
 fn interrupts(vm: &Vm) -> Result<u64> {
     let text = vm.run("cat /proc/interrupts")?.ok()?.stdout;
     let lines = text.lines().filter(|line| line.contains("vfio"));
@@ -152,7 +152,7 @@ fn a_worker_prowls(memory: MemoryKind) -> Result<()> {
     let guests = boot(&ginnel, &["w1", "w2"])?;
     let (prowler, neighbour) = (&guests[0].vm, &guests[1].vm);
 
-    // A mark in each slice, at its end: daemon and channels are at its beginning.
+    // Put a mark at the end of each slice; the daemon and the channels use its beginning.
     let marks = [0x6d61_726b_0000_0001u64, 0x6d61_726b_0000_0002];
     for (name, mark) in ["job.w1", "job.w2"].iter().zip(marks) {
         let file = std::fs::File::options().write(true).open(ginnel.segment_file(name))?;
@@ -164,7 +164,7 @@ fn a_worker_prowls(memory: MemoryKind) -> Result<()> {
     let own = neighbour.run_within(PROMPT, &format!("prowl look {} {}", marks[0], marks[1]))?.ok()?.stdout;
     ensure!(own.contains("marks: [0, 1]") || own.contains("marks: [0, 2]"), "{own}");
 
-    // Nothing wakes the neighbour, which is asleep ...
+    // Nothing wakes the neighbour, which is asleep.
     let idle = neighbour.spawn("exec ginnel farm work job.w2 --mode interrupt")?;
     let manager =
         manage(&bed, &ginnel, "count-chars job.w2 --generate 8M --workers 2 --patience 120 --json")?;
@@ -177,14 +177,14 @@ fn a_worker_prowls(memory: MemoryKind) -> Result<()> {
     manager.kill(9)?;
     idle.wait(PROMPT)?;
 
-    // ... and nothing keeps it from its work.
+    // The rings do not keep the neighbour from its work.
     let ringing = prowler.spawn("while :; do prowl ring; done")?;
     ringing.wait_for_line("rings", PROMPT)?;
     let worker = neighbour.spawn("exec ginnel farm work job.w2 --mode interrupt")?;
     let json = summary(&*manage(&bed, &ginnel, "count-chars job.w2 --generate 32M --json")?)?;
     ensure!(json["count"] == 32 << 20 && json["deaths"] == 0, "{json:#}");
     worker.wait(PROMPT)?.ok()?;
-    // The count that stood still above counts.
+    // This counter, which did not change above, does count interrupts.
     ensure!(interrupts(neighbour)? > after, "a sleeping worker did its job without an interrupt");
     ensure!(ringing.is_running(), "the ringer ended: {:?}", ringing.said());
     ensure!(ginnel.daemon()?.is_running(), "the daemon ended");

@@ -1,4 +1,5 @@
-//! A guest that hangs with a lock held is cut off before the lock goes on, over either kind of memory; and what comes back.
+//! A guest that hangs while it has a lock is fenced before the lock is handed on, over either kind of memory; then it is
+//! resumed.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use anyhow::{Result, ensure};
 use vmtest::TestBed;
 use vmtest::installation::{MemoryKind, Plan, program};
 
-vmtest::test_both_memories!(a_guest_that_hangs_is_cut_off);
+vmtest::test_both_memories!(a_guest_that_hangs_is_fenced);
 
 const PROMPT: Duration = Duration::from_secs(30);
 /// A peer must be told within this time.
@@ -14,7 +15,7 @@ const TOLD: Duration = Duration::from_millis(100);
 const STOP: i32 = 19;
 const CONT: i32 = 18;
 
-fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
+fn a_guest_that_hangs_is_fenced(memory: MemoryKind) -> Result<()> {
     let bed = TestBed::new("fence")?;
     let qmp = bed.dir().join("a.qmp");
     let ginnel = Plan::new(&bed)
@@ -23,7 +24,7 @@ fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
         .vm("b")
         .segment("web", 64, &["host", "a", "b"])
         .start()?;
-    // A BAR can be unplugged where its slot can: behind a root port, not on the q35's own bus.
+    // A BAR can be unplugged only if its slot supports that: behind a root port, not on the root bus of q35.
     let devices = ginnel.devices("a")?;
     let port = "-device pcie-root-port,id=hot,chassis=9,slot=9\n-device ivshmem-plain,id=bar,bus=hot,";
     let a = ginnel.vm_with_devices("a", &devices.replace("-device ivshmem-plain,", port))?;
@@ -45,7 +46,7 @@ fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
     let heir = host_load("inherit web m")?;
     heir.wait_for_line("waiting", PROMPT)?;
 
-    // Its daemon is silent from now on, and its program stores on.
+    // From now on its daemon is silent, and its program continues to store.
     let begin = Instant::now();
     guest_daemon.kill_process(STOP)?;
     let inherited = heir.wait_for_line("inherited", PROMPT)?;
@@ -61,7 +62,7 @@ fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
         daemon.wait_for_line("was asked to go", PROMPT)?;
     }
 
-    // Somebody lets it go on. Its program does not use the library, and so does not find out.
+    // Somebody resumes the VM. Its program does not use the library, and so does not notice.
     a.resume()?;
     daemon.wait_for_line("the fenced VM goes on", PROMPT)?;
     match memory {
@@ -73,7 +74,7 @@ fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
                 begin.elapsed(),
                 gone["data"]
             );
-            // Wherever the word was then, it stays there.
+            // The word must keep the value that it had.
             let said = heir.said().0.lines().count();
             let deadline = Instant::now() + PROMPT;
             while !heir.said().0.lines().skip(said + 1).any(|line| line.contains("silence")) {
@@ -95,7 +96,8 @@ fn a_guest_that_hangs_is_cut_off(memory: MemoryKind) -> Result<()> {
         return Ok(());
     }
 
-    // Its programs attach anew. When it is reset, their peers hear of it at once, and not when its next daemon comes.
+    // The VM's programs attach again. When the VM is reset, their peers hear of it at once, not only when its next daemon
+    // starts.
     owner.kill_process(9)?;
     let again = a.spawn("exec load echo web again")?;
     again.wait_for_line("listening", PROMPT)?;

@@ -1,5 +1,5 @@
-//! The guest daemon in real VMs, over either kind of memory: interrupts through VFIO, their keeper, polling without an
-//! IOMMU, devices that are missing or ambiguous, reboot. No drivers of DAX devices are loaded but by the daemon itself.
+//! The guest daemon in real VMs, over either kind of memory: interrupts through VFIO, their keeper, polling without an IOMMU,
+//! devices that are missing or ambiguous, reboot. Only the daemon itself loads drivers of DAX devices.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ const PROMPT: Duration = Duration::from_secs(60);
 
 vmtest::test_both_memories!(
     interrupts_wake_programs_and_outlive_the_daemon,
-    what_a_vm_lacks_is_said_and_the_rest_works,
+    missing_devices_are_reported_and_the_rest_works,
 );
 
-/// A VM with `devices`, and without an IOMMU.
+/// Describes a VM with these `devices` and without an IOMMU.
 fn plain(bed: &TestBed, ginnel: &Installation<'_>, name: &str, devices: &str) -> Result<VmBuilder> {
     Ok(bed
         .vm(name)
@@ -24,14 +24,14 @@ fn plain(bed: &TestBed, ginnel: &Installation<'_>, name: &str, devices: &str) ->
         .qemu_args(devices))
 }
 
-/// The devices of a VM but that of one segment.
+/// Returns the devices of a VM without that of one segment.
 fn devices_without(ginnel: &Installation<'_>, vm: &str, segment: &str) -> Result<String> {
     let devices = ginnel.devices(vm)?;
     let others = devices.lines().filter(|line| !line.contains(&format!("ginnel-{segment}")));
     Ok(others.collect::<Vec<_>>().join("\n"))
 }
 
-/// What the daemon says when it has found the device of a segment.
+/// Returns what the daemon logs when it has found the device of a segment.
 fn found(segment: &str, memory: MemoryKind) -> String {
     let place = match memory {
         MemoryKind::Dax => "/dev/dax",
@@ -47,15 +47,15 @@ fn start_daemon(vm: &Vm) -> Result<Job> {
     Ok(job)
 }
 
-/// How often an interrupt of the control device has come.
+/// Returns how many interrupts of the control device have arrived.
 fn interrupts(vm: &Vm) -> Result<u64> {
     let table = vm.run("grep vfio-msix /proc/interrupts")?.stdout;
-    // "27:  4  IR-PCI-MSI ...": one column for each processor, and VMs here have one.
+    // A line looks like "27:  4  IR-PCI-MSI ...". It has one column for each processor, and VMs here have one.
     let counts = table.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
     Ok(counts.sum())
 }
 
-/// Processor time that a process has used, in clock ticks (10 ms).
+/// Returns the processor time that a process has used, in clock ticks (10 ms).
 fn ticks(vm: &Vm, pid: u32) -> Result<u64> {
     let stat = vm.run(&format!("cat /proc/{pid}/stat"))?.ok()?.stdout;
     let fields = stat[stat.rfind(')').context("no name")? + 1..].split_whitespace();
@@ -77,14 +77,14 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     ensure!(said.contains("32 interrupt vectors"), "{said}");
     ensure!(said.contains("this VM is a"), "{said}");
 
-    // Nothing to do: no processor time.
+    // Without work, the daemon uses no processor time.
     let before = ticks(&vm, daemon.pid())?;
     let idle = Instant::now();
     vm.run("sleep 3")?.ok()?;
     let used = ticks(&vm, daemon.pid())? - before;
     ensure!(used == 0, "the idle daemon used {used} ticks in {:?}", idle.elapsed());
 
-    // Host and guest sleep and wake each other for each message.
+    // Host and guest sleep, and wake each other for each message.
     let echo = vm.spawn("exec bell echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     let before = interrupts(&vm)?;
@@ -93,11 +93,11 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     println!("host to guest and back by doorbells: {said}; {came} interrupts in the guest");
     ensure!(came > 20, "only {came} interrupts");
 
-    // The daemon dies under a conversation, which goes on; its successor finds the interrupts in the keeper.
+    // The daemon is killed during a conversation, which goes on. The next daemon gets the interrupts from the keeper.
     let line = ginnel.on_host("exec bell ring web echo 6")?;
     bed.host("true")?.ok()?;
     let ringing = bed.host_spawn(&line)?;
-    // The echo serves one channel at a time: the first is closed by now.
+    // The echo program serves one channel at a time, so the first one is closed by now.
     ringing.wait_for_line("ringing", PROMPT)?;
     daemon.kill_process(9)?;
     daemon.wait(PROMPT)?;
@@ -107,10 +107,10 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     ensure!(said.contains("32 interrupt vectors, as the earlier daemon had them"), "{said}");
     println!("daemon killed meanwhile: {}", ringing.wait(PROMPT)?.ok()?.stdout.trim());
 
-    // The endpoint of before the kill has not lost its listener.
+    // The endpoint from before the kill still has its listener.
     println!("a new channel to the old endpoint: {}", ring_from_host(&bed, &ginnel, 1)?);
 
-    // The keeper dies: the daemon starts another and gives it all.
+    // The keeper is killed: the daemon starts another one and hands everything to it.
     vm.run("kill -9 $(ps | awk '/[g]inneld keeper/ { print $1 }')")?.ok()?;
     daemon.wait_for_line("keeper has died", PROMPT)?;
     daemon.wait_for_line("the keeper holds the interrupts", PROMPT)?;
@@ -124,14 +124,14 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     let second = vm.run("ginneld guest")?;
     ensure!(second.code() == Some(1) && second.stderr.contains("another ginneld runs"), "{second:?}");
 
-    // A clean end, and a new begin.
+    // The daemon ends in order, and another one starts.
     daemon.kill_process(15)?;
     ensure!(daemon.wait(PROMPT)?.code() == Some(0), "{:?}", daemon.said());
     vm.run("test ! -e /run/ginnel/ginnel.sock")?.ok()?;
     let _daemon = start_daemon(&vm)?;
     println!("after a clean restart: {}", ring_from_host(&bed, &ginnel, 1)?);
 
-    // After a reboot nothing of the earlier boot is left, and all works again.
+    // After a reboot nothing of the earlier boot is left, and everything works again.
     let ringing = bed.host_spawn(&line)?;
     ringing.wait_for_line("ringing", PROMPT)?;
     vm.reboot_and_wait()?;
@@ -144,7 +144,7 @@ fn interrupts_wake_programs_and_outlive_the_daemon(memory: MemoryKind) -> Result
     Ok(())
 }
 
-fn what_a_vm_lacks_is_said_and_the_rest_works(memory: MemoryKind) -> Result<()> {
+fn missing_devices_are_reported_and_the_rest_works(memory: MemoryKind) -> Result<()> {
     let bed = TestBed::new("guest-lacks")?;
     let members = ["host", "a"];
     let ginnel = Plan::new(&bed)
@@ -154,7 +154,7 @@ fn what_a_vm_lacks_is_said_and_the_rest_works(memory: MemoryKind) -> Result<()> 
         .segment("twice", 16, &members)
         .segment("gone", 16, &members)
         .start()?;
-    // All devices but that of one segment, and that of another a second time.
+    // All devices except that of one segment; the device of another segment is there twice.
     let twice = ginnel.segment_file("twice");
     let device = match memory {
         MemoryKind::Dax => "virtio-pmem-pci",
@@ -177,18 +177,18 @@ fn what_a_vm_lacks_is_said_and_the_rest_works(memory: MemoryKind) -> Result<()> 
         ensure!(refused.code() == Some(1) && refused.stderr.contains(why), "{segment}: {refused:?}");
     }
 
-    // Without interrupts a program that wants to sleep naps, and works.
+    // Without interrupts a program that wants to sleep naps instead, and works.
     let attached = vm.run("bell attach web")?.ok()?.stdout;
     ensure!(attached.contains("with no interrupts"), "{attached}");
     let echo = vm.spawn("exec bell echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     println!("polling guest: {}", ring_from_host(&bed, &ginnel, 2)?);
 
-    // Nobody but root may attach, unless the socket says so.
+    // Only root may attach, unless the socket has other permissions.
     let refused = vm.run("su user -c 'bell attach web'")?;
     ensure!(refused.code() == Some(1) && refused.stderr.contains("Permission denied"), "{refused:?}");
 
-    // The daemon dies, and the endpoint stays.
+    // The daemon is killed, and the endpoint stays.
     daemon.kill_process(9)?;
     daemon.wait(PROMPT)?;
     let daemon = vm.spawn("exec ginneld guest --socket-group user")?;
@@ -196,7 +196,7 @@ fn what_a_vm_lacks_is_said_and_the_rest_works(memory: MemoryKind) -> Result<()> 
     println!("after a restart: {}", ring_from_host(&bed, &ginnel, 1)?);
     vm.run("su user -c 'bell attach web'")?.ok()?;
 
-    // Napping for an idle link costs next to nothing.
+    // Napping for idle control memory costs almost nothing.
     let before = ticks(&vm, daemon.pid())?;
     vm.run("sleep 3")?.ok()?;
     let used = ticks(&vm, daemon.pid())? - before;
@@ -228,8 +228,8 @@ fn a_segment_is_plugged_in_and_out() -> Result<()> {
                 "mem-path": {file:?}, "size": {}}}}}"#,
             16 << 20
         ))?;
-        // Another name each time: QEMU forgets the memory of an unplugged device a moment after it says so, and aborts
-        // if the name comes back earlier.
+        // Use another name each time: QEMU forgets the memory of an unplugged device a moment after it reports the unplugging,
+        // and aborts if the name returns earlier.
         vm.qmp(&format!(
             r#"{{"execute": "device_add", "arguments": {{"driver": "ivshmem-plain", "id": "late-device",
                 "memdev": "late{round}", "bus": "root1"}}}}"#

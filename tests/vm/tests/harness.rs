@@ -1,4 +1,4 @@
-//! The harness itself: what it promises to the tests that stand on it.
+//! Tests of the harness itself: what it promises to the other tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,8 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
 }
 
-/// Two VMs that talk to each other, and one test that goes through all that can be asked of them: a boot costs seconds.
+/// Two VMs that talk to each other. Because a boot costs seconds, one test goes through everything that they can be asked to
+/// do.
 #[test]
 fn two_vms_do_what_they_are_asked() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
@@ -85,7 +86,7 @@ fn jobs_run_beside_each_other_and_can_be_killed(a: &Vm) -> Result<()> {
 }
 
 fn output_is_there_while_the_job_runs(a: &Vm) -> Result<()> {
-    a.run("mkfifo /tmp/go")?.ok()?; // it cannot go on before something is written here
+    a.run("mkfifo /tmp/go")?.ok()?; // The job cannot go on before something is written here.
     let job = a.spawn("echo listening on 7; read x < /tmp/go; echo went $x >&2; exec sleep 1000")?;
     assert_eq!(job.wait_for_line("listening", SOON)?, "listening on 7");
     assert!(job.is_running() && !job.said().1.contains("went"));
@@ -113,7 +114,7 @@ fn guests_and_host_reach_each_other(bed: &TestBed, a: &Vm, b: &Vm) -> Result<()>
     b.run("ping -c 1 -W 5 host")?.ok()?;
     bed.host_in_net(&format!("exec busybox ping -c 1 -W 5 {}", a.address()?))?.ok()?;
 
-    // A socket of this very process, in the bed's network.
+    // A socket of this process in the network of the test bed.
     let listener = bed.in_net(|| TcpListener::bind((HOST_ADDRESS, 0)))??;
     let port = listener.local_addr()?.port();
     let job = b.spawn(&format!("echo hello | nc {HOST_ADDRESS} {port}"))?;
@@ -126,7 +127,7 @@ fn guests_and_host_reach_each_other(bed: &TestBed, a: &Vm, b: &Vm) -> Result<()>
     drop(stream);
     job.wait(SOON)?;
 
-    // And a command on the host, while it runs.
+    // A command on the host, while it runs.
     let server = bed.host_spawn("echo ready; exec busybox nc -l -p 99")?;
     server.wait_for_line("ready", SOON)?;
     a.run(&format!("until echo from a | nc {HOST_ADDRESS} 99; do usleep 10000; done"))?.ok()?;
@@ -198,7 +199,7 @@ fn a_reboot_is_another_boot_in_the_same_qemu(a: &Vm, b: &Vm) -> Result<()> {
     assert_eq!(a.run("test -e /tmp/gone")?.code(), Some(1));
     b.run(&format!("ping -c 1 -W 5 {}", a.address()?))?.ok()?;
 
-    // The orderly way, seen from outside.
+    // An orderly reboot, caused from inside the guest.
     let boot = a.boot_id()?;
     a.spawn("reboot")?;
     a.wait_reboot(&boot)?;
@@ -249,7 +250,7 @@ fn a_guest_has_the_devices_and_files_that_were_asked_for() -> Result<()> {
     vm.run("modprobe vfio-pci && test -c /dev/vfio/vfio && test -n \"$(ls /sys/kernel/iommu_groups)\"")?
         .ok()?;
 
-    // VFIO takes a device, so interrupts can be had.
+    // VFIO can take a device, so a program can get interrupts.
     let shmem = vm.run("cd /sys/bus/pci/devices; grep -l 0x1af4 */vendor | while read f; do d=${f%/*}; grep -q 0x1110 $d/device && echo $d; done")?;
     let shmem = shmem.ok()?.stdout.trim().to_owned();
     vm.run(&format!(
@@ -293,12 +294,12 @@ fn a_vm_that_cannot_boot_says_why() -> Result<()> {
     Ok(())
 }
 
-/// What a bed has on the host.
+/// What a test bed uses on the host.
 struct Traces {
     qemu: u32,
     job: u32,
     dir: PathBuf,
-    /// The network namespace, as the kernel names it: `net:[inode]`.
+    /// The network namespace in the kernel's notation: `net:[inode]`.
     namespace: PathBuf,
 }
 
@@ -325,7 +326,7 @@ impl Traces {
                 left.push(what.to_owned());
             }
         }
-        // A namespace lives as long as a task is in it, or an fd of a task refers to it.
+        // A namespace lives as long as a task is in it, or a file descriptor of a task refers to it.
         let tasks = fs::read_dir("/proc").into_iter().flatten().flatten();
         for task in tasks.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok()) {
             let threads = fs::read_dir(task.path().join("task")).into_iter().flatten().flatten();
@@ -342,7 +343,7 @@ impl Traces {
 }
 
 #[test]
-fn a_dropped_bed_leaves_nothing() -> Result<()> {
+fn a_dropped_test_bed_leaves_nothing() -> Result<()> {
     require!(is_root(), "a bridge and taps need root");
     let bed = TestBed::new("dropped")?;
     let vm = bed.vm("a").network().start()?;
@@ -388,7 +389,7 @@ fn a_test_run_that_is_killed_leaves_nothing() -> Result<()> {
     assert!(!traces.left().is_empty());
     child.kill()?;
     child.wait()?;
-    drop(TestBed::new("sweeper")?); // takes the folder away; all else is the kernel's work
+    drop(TestBed::new("sweeper")?); // The next test bed removes the folder; the kernel has removed everything else.
     traces.are_gone()
 }
 

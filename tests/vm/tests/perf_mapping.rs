@@ -1,4 +1,4 @@
-//! `ginnel perf --mapping` in a guest: which kind of memory a segment is there, and what can be said of its speed.
+//! `ginnel perf --mapping` in a guest: the kind of memory of a segment, and its speed.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn a_guest_measures_its_mapping(memory: MemoryKind) -> Result<()> {
         let json: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
         ensure!(json["kind"] == kind && json["page"] == page && json["mapped"] == 14 << 20, "{json}");
         ensure!(json["read_only"] == read_only && json["emulated"] == emulated, "{json}");
-        // Under emulation nothing is claimed; otherwise DAX is cached, whatever the processor.
+        // Under emulation the program claims nothing; otherwise DAX memory is cached, on any processor.
         ensure!(json["cached"].is_null() == emulated, "{json}");
         ensure!(emulated || memory == MemoryKind::Bar || json["cached"] == true, "{json}");
         let results = json["results"].as_array().context("no results")?;
@@ -37,7 +37,7 @@ fn a_guest_measures_its_mapping(memory: MemoryKind) -> Result<()> {
     let page = vm.run("ginnel perf --mapping web --duration 0.05")?.ok()?.stdout;
     ensure!(page.contains("segment web in member 1: ") && page.contains("TIMES SLOWER"), "{page}");
     ensure!(page.contains("emulated (TCG)") == emulated, "{page}");
-    // Nobody else is needed, and nobody was harmed.
+    // The measurement needs no other program, and has harmed none.
     let status = vm.run("ginnel status")?.ok()?.stdout;
     ensure!(status.contains("good") && !status.contains("BROKEN"), "{status}");
     Ok(())

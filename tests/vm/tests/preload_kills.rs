@@ -1,4 +1,4 @@
-//! What survives of connections between two VMs that have changed over, when programs and daemons are killed.
+//! Connections between two VMs have changed over to shared memory; then programs, daemons and a VM are killed.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use vmtest::{Job, TestBed, Vm};
 
 const PROMPT: Duration = Duration::from_secs(60);
 const LIBRARY: &str = "/usr/local/lib/libginnel_preload.so";
-/// The daemons are killed so often, in turn.
+/// How often daemons are killed, the two in turn.
 const KILLS: u32 = 6;
 
 fn start(vm: &Vm, what: &str, report: &str) -> Result<Job> {
@@ -22,7 +22,8 @@ fn serve(vm: &Vm, port: u16, report: &str) -> Result<Job> {
     Ok(job)
 }
 
-/// A connection that has changed over both ways. Its file in the VM where it begins has its name.
+/// Starts a connection and waits until it has changed over in both directions. The file that ends it has the name `name` and is
+/// in the VM `from`.
 fn drive(from: &Vm, to: &Vm, port: u16, name: &str) -> Result<Job> {
     drive_as("drive", from, to, port, name)
 }
@@ -41,7 +42,7 @@ fn drive_as(role: &str, from: &Vm, to: &Vm, port: u16, name: &str) -> Result<Job
     Ok(job)
 }
 
-/// Ends it in order: everything that was sent has come back.
+/// Ends a connection in order, and checks that everything that was sent has come back.
 fn finish(vm: &Vm, job: &Job, name: &str) -> Result<()> {
     vm.run(&format!("touch /tmp/stop-{name}"))?.ok()?;
     let said = job.wait(PROMPT)?.ok()?.stdout;
@@ -49,7 +50,7 @@ fn finish(vm: &Vm, job: &Job, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Both VMs.
+/// Boots both VMs with their guest daemons.
 fn boot(ginnel: &Installation<'_>) -> Result<(Vm, Vm)> {
     let start = |name| {
         let vm = ginnel.vm(name)?.network().memory_mib(512);
@@ -58,7 +59,8 @@ fn boot(ginnel: &Installation<'_>) -> Result<(Vm, Vm)> {
     let (a, b) = (start("a")?, start("b")?);
     a.wait_ready()?;
     b.wait_ready()?;
-    // A connection whose first SYN is lost, because nobody knows yet where the other VM is, takes too long to connect to be proven.
+    // If its first SYN is lost because nobody knows yet where the other VM is, a connection takes too long to connect to be
+    // proven.
     a.run_within(PROMPT, &format!("until ping -c 1 -W 1 {}; do :; done", b.address()?))?.ok()?;
     Ok((a, b))
 }
@@ -70,13 +72,13 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
     let (a, b) = boot(&ginnel)?;
     let (mut daemon, _daemon_b) = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
 
-    // The program that connects.
+    // Kill the program that connects.
     let server = serve(&b, 7200, "server-1")?;
     let client = drive(&a, &b, 7200, "killed-client")?;
     client.kill_process(9)?;
     println!("client killed: the server's connection {}", server.wait_for_line("ended after", PROMPT)?);
 
-    // The one that accepts.
+    // Kill the program that accepts.
     let client = drive(&a, &b, 7200, "killed-server")?;
     server.kill_process(9)?;
     let line = client.wait_for_line("ended after", PROMPT)?;
@@ -84,7 +86,7 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
     client.wait(PROMPT)?.ok()?;
     ensure!(!server.said().0.contains("FAILED"), "{:?}", server.said());
 
-    // Daemons, while bytes flow.
+    // Kill daemons while bytes flow.
     let server = serve(&b, 7201, "server-2")?;
     let client = drive(&a, &b, 7201, "daemons")?;
     for turn in 0..KILLS {
@@ -98,7 +100,7 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
         }
         ensure!(client.is_running(), "the client ended: {:?}", client.said());
     }
-    // Connections change over again, and nothing was lost.
+    // New connections change over again, and no byte was lost.
     let after = drive(&a, &b, 7201, "after")?;
     finish(&a, &client, "daemons")?;
     finish(&a, &after, "after")?;
@@ -106,7 +108,8 @@ fn connections_that_have_changed_over_survive_kills_or_end() -> Result<()> {
     Ok(())
 }
 
-/// The other VM's kernel says nothing then, so what has come is not taken for all that there was.
+/// The kernel of a killed VM sends nothing more, so the receiver must not take the bytes that have arrived for all of the
+/// stream.
 #[test]
 fn a_vm_that_is_killed_resets_its_connections() -> Result<()> {
     let bed = TestBed::new("preload-vm-kill")?;
@@ -114,13 +117,14 @@ fn a_vm_that_is_killed_resets_its_connections() -> Result<()> {
     let (a, b) = boot(&ginnel)?;
     let _daemons = (ginnel.start_guest(&a)?, ginnel.start_guest(&b)?);
 
-    // All of them are sure to go over shared memory when the VM is killed. In the VM that goes on, one end has accepted, and the others have connected. Some never wait for long.
+    // All of these connections use shared memory when the VM is killed. In the surviving VM, one end has accepted and the
+    // others have connected. Some of the ends never wait for long.
     let server = serve(&b, 7210, "server-b")?;
     let _server = serve(&a, 7211, "server-a")?;
     let _client = drive_as("brief", &a, &b, 7210, "accepted")?;
     let restless = drive_as("restless", &b, &a, 7211, "restless")?;
     let polls = drive_as("poll", &b, &a, 7211, "polls")?;
-    // This one may be in a call that has no end. It waits at its process's doorbell, which the daemon rings.
+    // This end may be in a call without a timeout. It waits at its process's doorbell, which the daemon rings.
     let sleeper = drive_as("brief", &b, &a, 7211, "sleeper")?;
     a.kill_qemu()?;
     for (name, job) in

@@ -1,5 +1,5 @@
-//! What must survive, over either kind of memory where that makes a difference: the death of daemons, programs, VMs and guest kernels; pauses; hostile
-//! neighbours; a truncated file.
+//! What must survive, over either kind of memory where that makes a difference: the deaths of daemons, programs, VMs and guest
+//! kernels; pauses; hostile neighbours; a truncated file.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use vmtest::{Exit, Job, TestBed, Vm};
 
 vmtest::test_both_memories!(
     daemons_killed_under_load_lose_nothing,
-    the_death_of_a_program_a_vm_and_a_kernel_is_told,
+    the_death_of_a_program_a_vm_and_a_kernel_is_reported,
     a_hostile_guest_harms_only_its_own_segments,
     rights_hold_in_a_guest,
 );
 
-/// A peer must be told within this time.
+/// The time within which a peer must be told of a death.
 const TOLD: Duration = Duration::from_millis(100);
 const PROMPT: Duration = Duration::from_secs(30);
 
@@ -53,14 +53,14 @@ fn host_load(
     bed.host_spawn(&ginnel.on_host(&format!("exec load {what}"))?)
 }
 
-/// How long a command takes there and back: what a test's own means add to what it measures.
+/// Measures how long a command takes there and back, which the test's own means add to what it measures.
 fn round_trip(vm: &Vm) -> Result<Duration> {
     let begin = Instant::now();
     vm.run("true")?.ok()?;
     Ok(begin.elapsed())
 }
 
-/// Numbers that look random and are the same each time.
+/// Returns the next of a sequence of numbers that look random and are the same each time.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -72,7 +72,8 @@ fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
     let kills: u64 = match memory {
         _ if std::env::var_os("GINNEL_SOAK").is_some() => 1000,
         MemoryKind::Dax => 50,
-        // What a daemon must remember is the same; only how it finds the memory again differs, which few kills show.
+        // A daemon must remember the same things with both kinds; only finding the memory again differs, so a few kills
+        // suffice.
         MemoryKind::Bar => 10,
     };
     let bed = TestBed::new("daemon-kills")?;
@@ -88,7 +89,7 @@ fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
     let echo = a.load("echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     let seconds = kills * 6 / 10;
-    // One pair of VMs, one host and VM; and an endpoint in a VM that opens channels all the time.
+    // One load between two VMs, one between host and VM, and an endpoint in a VM that opens channels all the time.
     let vm_to_vm = b.load(&format!("drive web echo {seconds}"))?;
     vm_to_vm.wait_for_line("connected", PROMPT)?;
     let host_to_vm = host_load(&bed, &ginnel, &format!("drive web echo {seconds}"))?;
@@ -100,7 +101,7 @@ fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
     let mut slowest = Duration::ZERO;
     let begin = Instant::now();
     for turn in 0..kills {
-        // At a random moment: this is what sleeping is for.
+        // Each kill comes at a random moment, which is why the test sleeps here.
         std::thread::sleep(Duration::from_millis(random(&mut state) % 400));
         if turn % 2 == 0 {
             ginnel.kill_daemon()?;
@@ -114,7 +115,7 @@ fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
             b.daemon = ginnel.start_guest(&b.vm)?;
         }
         for (job, what) in [(&vm_to_vm, "VM to VM"), (&churn, "churn")] {
-            // On a slow machine its time may be over before the last kills.
+            // On a slow machine the load may have ended before the last kills.
             ensure!(job.is_running() || job.said().0.contains("done"), "{what}: {:?}", job.said());
         }
     }
@@ -142,13 +143,13 @@ fn daemons_killed_under_load_lose_nothing(memory: MemoryKind) -> Result<()> {
         println!("{what}: {}", said.lines().last().unwrap_or_default());
     }
 
-    // A VM that boots after all that talks to one from before.
+    // A VM that boots after all of this talks to one from before.
     let [c] = boot(&ginnel, ["c"])?;
     c.vm.run("load drive web echo 1")?.ok()?;
     Ok(())
 }
 
-fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Result<()> {
+fn the_death_of_a_program_a_vm_and_a_kernel_is_reported(memory: MemoryKind) -> Result<()> {
     let bed = TestBed::new("deaths")?;
     let ginnel = Plan::new(&bed)
         .memory(memory)
@@ -158,7 +159,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
         .start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;
 
-    // A program in a VM.
+    // A program in a VM dies.
     let echo = a.load("echo web echo")?;
     let first = echo.wait_for_line("listening", PROMPT)?;
     let at_host = host_load(&bed, &ginnel, "hold web echo")?;
@@ -178,12 +179,12 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
     at_host.kill(9)?;
     in_vm.kill(9)?;
 
-    // Its successor takes the name, and its number with another epoch.
+    // The next program takes the name, and the number with another epoch.
     let echo = a.load("echo web echo")?;
     let second = echo.wait_for_line("listening", PROMPT)?;
     ensure!(first != second, "the same number and epoch: {first}");
 
-    // A paused VM is not dead. That it does not answer is told.
+    // A paused VM is not dead. The status shows that it does not answer.
     let at_host = host_load(&bed, &ginnel, "hold web echo")?;
     at_host.wait_for_line("holding", PROMPT)?;
     let in_vm = b.load("hold web echo")?;
@@ -199,7 +200,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
         "a paused VM was taken for dead"
     );
 
-    // A guest kernel: known to the host when the guest's next daemon says hello.
+    // A guest kernel ends: the host knows it when the guest's next daemon says hello.
     a.vm.reboot_and_wait()?;
     let _daemon = ginnel.start_guest(&a.vm)?;
     at_host.wait_for_line("told dead", PROMPT)?;
@@ -207,7 +208,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
     at_host.kill(9)?;
     in_vm.kill(9)?;
 
-    // A whole VM.
+    // A whole VM dies.
     let echo = a.load("echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
     let at_host = host_load(&bed, &ginnel, "hold web echo")?;
@@ -224,7 +225,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
     at_host.kill(9)?;
     in_vm.kill(9)?;
 
-    // Everything has come back.
+    // Everything that it had must be returned.
     let deadline = Instant::now() + PROMPT;
     loop {
         let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
@@ -237,7 +238,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
         std::thread::sleep(Duration::from_millis(20));
     }
 
-    // And the VM comes back under its name, and talks.
+    // The VM starts again under its name, and can talk.
     let [a] = boot(&ginnel, ["a"])?;
     let echo = a.load("echo web echo")?;
     echo.wait_for_line("listening", PROMPT)?;
@@ -246,7 +247,7 @@ fn the_death_of_a_program_a_vm_and_a_kernel_is_told(memory: MemoryKind) -> Resul
 }
 
 fn a_hostile_guest_harms_only_its_own_segments(memory: MemoryKind) -> Result<()> {
-    // The code that must not trust the segment is the same for both.
+    // The code that must not trust the segment is the same for both kinds.
     let seconds = if memory == MemoryKind::Dax { 60 } else { 15 };
     let bed = TestBed::new("hostile")?;
     let ginnel = Plan::new(&bed)
@@ -258,7 +259,7 @@ fn a_hostile_guest_harms_only_its_own_segments(memory: MemoryKind) -> Result<()>
         .start()?;
     let [a, b] = boot(&ginnel, ["a", "b"])?;
 
-    // Channels in the segment that `a` can write, between others and with itself; and one in a segment that it cannot.
+    // Channels in the segment that `a` can write, between others and with itself; and one in a segment that it cannot write.
     let shared = host_load(&bed, &ginnel, "echo shared echo")?;
     shared.wait_for_line("listening", PROMPT)?;
     let private = host_load(&bed, &ginnel, "echo private echo")?;
@@ -275,10 +276,10 @@ fn a_hostile_guest_harms_only_its_own_segments(memory: MemoryKind) -> Result<()>
             b.vm.run("timeout 5 load drive shared echo 1")?,
             bed.host(&ginnel.on_host("timeout 5 load drive shared echo 1")?)?,
         ] {
-            // Any error is right, and so is luck; a panic or a signal is not.
+            // Any error is acceptable, and so is success; a panic or a signal is not.
             let panicked = result.stderr.contains("panicked") || result.stderr.contains("memory allocation");
             ensure!(!panicked, "a victim panicked: {}", result.stderr);
-            // 15 is `timeout` ending one that waits for a message whose header was overwritten.
+            // Status 15: `timeout` has ended a program that waits for a message whose header was overwritten.
             let exit = &result.exit;
             ensure!(
                 matches!(exit, Exit::Code(0 | 1 | 124 | 143) | Exit::Signal(15)),
@@ -304,7 +305,7 @@ fn a_hostile_guest_harms_only_its_own_segments(memory: MemoryKind) -> Result<()>
     ensure!(said.contains("done"), "the channel in the other segment: {said}");
     ensure!(ginnel.daemon()?.is_running(), "the daemon ended");
 
-    // Afterwards the segment is usable again, by everybody.
+    // Afterwards everybody can use the segment again.
     let fresh = host_load(&bed, &ginnel, "echo shared fresh")?;
     fresh.wait_for_line("listening", PROMPT)?;
     b.vm.run("load drive shared fresh 1")?.ok()?;
@@ -336,7 +337,7 @@ fn scribbles_over_locks_and_blocks(memory: MemoryKind) -> Result<()> {
         Ok(())
     };
 
-    // In the segment that `a` has a share in, users who take errors; in the other, users who take none.
+    // In the segment that `a` can write, users accept errors; in the other one they do not.
     let scribble = a.vm.spawn(&format!("exec share scribble shared {SECONDS}"))?;
     scribble.wait_for_line("scribbling", PROMPT)?;
     let (shared, private) =
@@ -354,7 +355,7 @@ fn scribbles_over_locks_and_blocks(memory: MemoryKind) -> Result<()> {
         ("private, host", host[1].wait(PROMPT)?),
         ("private, VM", guest[1].wait(PROMPT)?),
     ] {
-        // A panic, a signal and a call that took too long are failures of the program.
+        // A panic, a signal, and a call that took too long are failures of the program.
         let said = result.ok().with_context(|| who.to_owned())?.stdout;
         println!("{memory}: {who}: {}", said.lines().last().unwrap_or_default());
         ensure!(said.contains("done"), "{who}: {said}");
@@ -363,7 +364,7 @@ fn scribbles_over_locks_and_blocks(memory: MemoryKind) -> Result<()> {
     answers()?;
     ensure!(ginnel.daemon()?.is_running(), "the daemon ended");
 
-    // Afterwards the segment is usable again, by everybody.
+    // Afterwards everybody can use the segment again.
     let [host, guest] = [on_host("use shared fresh 2 strict")?, on_host("use shared fresh 2 strict")?];
     a.vm.run("share use shared fresh 2 strict")?.ok()?;
     b.vm.run("share use shared fresh 2 strict")?.ok()?;
@@ -379,7 +380,7 @@ fn rights_hold_in_a_guest(memory: MemoryKind) -> Result<()> {
     let member = a.vm.run("share member web")?.ok()?.stdout;
     let owner = bed.host_spawn(&ginnel.on_host(&format!("exec share owner web {}", member.trim()))?)?;
     owner.wait_for_line("made", PROMPT)?;
-    // Who has not asked to survive it, does not.
+    // A program that has not asked for a guard dies of such a store.
     let poke = a.vm.spawn("exec share poke web readable")?.wait(PROMPT)?;
     ensure!(
         poke.stdout.contains("poking") && poke.exit == Exit::Signal(11),
@@ -427,7 +428,7 @@ fn a_truncated_segment_is_broken_and_nothing_else() -> Result<()> {
     gone_hold.wait_for_line("told broken", PROMPT)?;
     ensure!(gone_echo.is_running(), "the server died: {:?}", gone_echo.said());
 
-    // The daemon says so, refuses new work there, and serves the other.
+    // The daemon reports it, refuses new requests for this segment, and serves the other one.
     let status = bed.host(&ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
     let status: serde_json::Value = serde_json::from_str(&status)?;
     let broken = |name: &str| {

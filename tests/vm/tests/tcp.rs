@@ -1,4 +1,4 @@
-//! What the kernels of two VMs say of the TCP connections between them, on which joining two sockets rests.
+//! What the kernels of two VMs report about the TCP connections between them. Matching two sockets depends on it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use vmtest::{Job, TestBed};
 
 const PROMPT: Duration = Duration::from_secs(120);
 const CONNECTIONS: usize = 8;
-/// Nearly all that a proof may take; the rest is for reading the clock.
+/// Almost all of the time that a proof may take; the rest is for reading the clock.
 const SLOW: Duration = Duration::from_millis(ginnel_tcp::MAX_WINDOW as u64 / 2);
 
-/// The lines of JSON that a program has printed.
+/// Returns the lines of JSON that a program has printed.
 fn facts(job: &Job) -> Result<Vec<Value>> {
     let said = job.said().0;
     said.lines().filter(|line| line.starts_with('{')).map(|line| Ok(serde_json::from_str(line)?)).collect()
@@ -33,7 +33,7 @@ fn times(value: &Value) -> Result<(Duration, Duration)> {
 }
 
 #[test]
-fn two_kernels_prove_whose_connections_are_whose() -> Result<()> {
+fn two_kernels_prove_which_sockets_belong_together() -> Result<()> {
     let bed = TestBed::new("tcp-facts")?;
     let vm = |name| bed.vm(name).network().program(program("tcp-facts")?).start();
     let (a, b) = (vm("a")?, vm("b")?);
@@ -60,7 +60,7 @@ fn two_kernels_prove_whose_connections_are_whose() -> Result<()> {
             let mirrors = is_its && address(one, "remote")? == address(other, "local")?;
             ensure!(is_its == mirrors, "{one} and {other}");
             let syn = SynTime(u32::try_from(number(&other["syn"])?)?);
-            // A connect that a busy machine drew out proves nothing, not even what is true.
+            // A connect that takes too long on a busy machine cannot be proven, even if it is genuine.
             let is_slow = connecting.after - connecting.before > SLOW;
             let proves = clock.proves(connecting, syn);
             ensure!(proves == is_its || (is_slow && !proves), "{one} and {other}: its own is {is_its}");

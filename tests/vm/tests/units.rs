@@ -1,5 +1,5 @@
-//! The units under a real systemd, which has process ids, mounts, a network and a cgroup hierarchy of its own: they start, they
-//! outlive a kill, they stop, and they hold their processes as they say.
+//! The units under a real systemd, which has its own process ids, mounts, network and cgroup hierarchy. The units start,
+//! outlive a kill and stop, and confine their processes as configured.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use vmtest::{Exit, HostJob, Output, TestBed, artifact, require, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);
 
-/// A systemd and the ways to it.
+/// A running systemd and the means to control it.
 struct Systemd<'b> {
     bed: &'b TestBed,
     place: PathBuf,
-    /// A cgroup of its own, of version 2, which is the root of what it sees.
+    /// A cgroup (version 2) of its own, which is the root of the hierarchy that this systemd sees.
     cgroup: PathBuf,
     pid: u32,
     job: Arc<HostJob>,
@@ -45,13 +45,13 @@ impl<'b> Systemd<'b> {
         let booted = wait_until("systemd is running", PROMPT, || {
             ensure!(systemd.job.is_running(), "it has ended");
             if systemd.pid == 0 {
-                // Its parent is a shell at first, with children of its own.
+                // At first the parent is a shell with children of its own.
                 let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", systemd.job.pid()))?;
                 let name = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
                 let found = children.split_whitespace().find(|pid| name(pid).trim() == "systemd");
                 systemd.pid = found.map_or(Ok(0), str::parse)?;
             }
-            // Or `degraded`, if a unit of the host does not like it here.
+            // The state may also be `degraded`, if a unit of the host cannot run here.
             Ok(systemd.pid != 0 && ["running", "degraded"].contains(&systemd.state()?.as_str()))
         });
         booted.with_context(|| format!("it is {:?}; {:?}", systemd.state(), systemd.job.said()))?;
@@ -90,7 +90,7 @@ impl<'b> Systemd<'b> {
         self.show(unit, "MainPID")
     }
 
-    /// Kills a unit's process, and waits for the next.
+    /// Kills the process of a unit, and waits for the next one. Returns its id.
     fn kill_unit(&self, unit: &str) -> Result<String> {
         let (old, begin) = (self.show(unit, "MainPID")?, Instant::now());
         self.run(&format!("kill -9 {old}"))?.ok()?;
@@ -111,7 +111,8 @@ impl<'b> Systemd<'b> {
         Ok(())
     }
 
-    /// Starts a unit whose configuration makes no sense: it says so, and is not started over and over.
+    /// Starts a unit with a configuration that makes no sense. The unit must report the mistake, and systemd must not start it
+    /// again and again.
     fn refuse_unit(&self, unit: &str, mistake: &str) -> Result<()> {
         ensure!(self.run(&format!("systemctl start {unit}"))?.exit != Exit::Code(0), "{unit} has started");
         wait_until("the unit has failed", PROMPT, || Ok(self.show(unit, "ActiveState")? == "failed"))?;
@@ -145,13 +146,13 @@ fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
     fs::remove_dir(cgroup)
 }
 
-/// The root of the hierarchy of version 2.
+/// Returns the root of the cgroup hierarchy of version 2.
 fn cgroups() -> Option<&'static Path> {
     let mut roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].into_iter().map(Path::new);
     roots.find(|root| root.join("cgroup.procs").exists())
 }
 
-/// All that a unit must not be able to do to the system, as one who has the process' place but is root.
+/// Checks what a unit must not be able to do to the system, even as root with the mounts of its process.
 fn is_held(systemd: &Systemd<'_>, pid: &str) -> Result<()> {
     for path in ["/etc/x", "/usr/local/x", "/run/x", "/sys/x", "/root/x", "/home/x"] {
         let said = systemd.run_as(pid, &format!("touch {path}"))?;
@@ -162,7 +163,7 @@ fn is_held(systemd: &Systemd<'_>, pid: &str) -> Result<()> {
     Ok(())
 }
 
-/// A line of `/proc/PID/status`.
+/// Returns the words of a line of `/proc/PID/status`.
 fn status(systemd: &Systemd<'_>, pid: &str, key: &str) -> Result<Vec<String>> {
     let said = systemd.run(&format!("cat /proc/{pid}/status"))?.ok()?.stdout;
     let line = said.lines().find_map(|line| line.strip_prefix(key)).context("a line of status")?;
@@ -198,7 +199,7 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
     systemd.run("truncate -s 64M /var/lib/ginnel/data.img")?.ok()?;
     let pid = systemd.start_unit(unit)?;
 
-    // Unprivileged, and nothing that it could gain. The wall around its own process is the subject of other tests.
+    // The process has no privileges and cannot gain any. Its own sandbox is the subject of other tests.
     let user = systemd.run("id -u ginnel-volume")?.ok()?.stdout.trim().to_owned();
     ensure!(status(systemd, &pid, "Uid")? == vec![user.clone(); 4], "its user");
     for set in ["CapPrm", "CapEff", "CapAmb"] {
@@ -208,7 +209,7 @@ fn volume(systemd: &Systemd<'_>) -> Result<()> {
     ensure!(systemd.journal(unit)?.contains("sandbox=\"landlock+seccomp\""), "{}", systemd.journal(unit)?);
     is_held(systemd, &pid)?;
 
-    // A front end sees its disk over a kill, and over a stop and a start.
+    // A front end keeps its disk over a kill, and over a stop and a start.
     let socket = format!("/proc/{}/root/run/ginnel/volumes/data.sock", systemd.pid);
     let bench = artifact("ginnel-volume-bench")?;
     let seconds = 8;
@@ -239,7 +240,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     let pid = systemd.start_unit("ginneld")?;
     is_held(systemd, &pid)?;
     systemd.kill_unit("ginneld")?;
-    // A mistake in its configuration costs neither what systemd holds for it, nor those whom it serves.
+    // A mistake in the configuration harms neither the descriptors that systemd stores, nor running programs.
     let good = "[vm.a]\n[segment.s]\nsize = '16M'\nmembers = ['host', 'a']\n";
     let status = || Ok::<_, anyhow::Error>(systemd.run("/usr/local/bin/ginnel status")?.ok()?.stdout);
     for mistake in ["mistake = 1\n", "[oops\n"] {
@@ -258,7 +259,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     systemd.write("ginnel/ginneld.toml", good)?;
     systemd.run("systemctl restart ginneld")?.ok()?;
     ensure!(!status()?.contains("mistake"), "{}", status()?);
-    // Without what was accepted last, it waits.
+    // Without the configuration that was accepted last, the daemon waits.
     systemd.run("rm /var/lib/ginnel/accepted.toml")?.ok()?;
     systemd.write("ginnel/ginneld.toml", "mistake = 1\n")?;
     let old = systemd.show("ginneld", "MainPID")?;
@@ -274,7 +275,7 @@ fn host_daemon(systemd: &Systemd<'_>) -> Result<()> {
     systemd.stop_unit("ginneld")
 }
 
-/// A cache that is killed by its unit's side is served again, and has its items.
+/// Checks that a killed cache is started again by its unit and still has its items.
 fn cache(systemd: &Systemd<'_>) -> Result<()> {
     let unit = "ginnel-cache@main";
     systemd.write("ginnel/caches/bad.env", "ARGS=--segment s --oops\n")?;
@@ -296,7 +297,7 @@ fn cache(systemd: &Systemd<'_>) -> Result<()> {
     let over_socket = ginnel("--changes 'unix /run/ginnel/caches/main.sock' status s/main --json")?;
     ensure!(over_socket.contains("items"), "{over_socket}");
     systemd.stop_unit(unit)?;
-    // Reading needs no server.
+    // Reading works without the server.
     ensure!(ginnel("get s/main greeting")?.trim() == "hello");
     systemd.stop_unit("ginneld")
 }

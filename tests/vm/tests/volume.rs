@@ -1,5 +1,5 @@
-//! Volumes under QEMU with a stock guest's virtio_blk and virtio_scsi: file systems and large files, targets of several
-//! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that go and come back, disks that grow, VMs
+//! Volumes under QEMU with the virtio_blk and virtio_scsi of a stock guest: file systems and large files, targets with several
+//! LUNs, the death of the volume's process under load, guests that reboot, QEMUs that end and start again, disks that grow, VMs
 //! that migrate, disks that fail, and disks that give space back.
 
 #[path = "volume/failing.rs"]
@@ -20,7 +20,7 @@ use vmtest::{Exit, HostJob, TestBed, Vm, VmBuilder, artifact, wait_until};
 
 const PROMPT: Duration = Duration::from_secs(30);
 
-/// A volume's process, which may be killed and started again.
+/// The process of a volume, which may be killed and started again.
 struct Volume<'b> {
     bed: &'b TestBed,
     command: String,
@@ -50,12 +50,12 @@ impl<'b> Volume<'b> {
         Ok(())
     }
 
-    /// QEMU's arguments.
+    /// Returns QEMU's arguments for the disk.
     fn device(&self, id: &str, more: &str) -> String {
         self.device_with(id, "reconnect=1", more)
     }
 
-    /// QEMU's arguments, with how it is told to connect again.
+    /// Returns QEMU's arguments for the disk, with an option that tells QEMU how to connect again.
     fn device_with(&self, id: &str, reconnect: &str, more: &str) -> String {
         let (socket, queues) = (self.socket.display(), self.queues);
         format!(
@@ -64,7 +64,7 @@ impl<'b> Volume<'b> {
         )
     }
 
-    /// QEMU's arguments for a SCSI target.
+    /// Returns QEMU's arguments for a SCSI target.
     fn target(&self, id: &str) -> String {
         let (socket, queues) = (self.socket.display(), self.queues);
         format!(
@@ -89,7 +89,7 @@ fn run(bed: &TestBed, command: &str) -> Result<Arc<HostJob>> {
     Ok(job)
 }
 
-/// A VM whose memory can be shared.
+/// Describes a VM whose memory can be shared.
 fn vm(bed: &TestBed, name: &str) -> VmBuilder {
     bed.vm(name)
         .memory_mib(512)
@@ -103,7 +103,7 @@ fn wait_for_disk(vm: &Vm, disk: &str) -> Result<()> {
     Ok(())
 }
 
-/// A file of bytes that look random, different for each seed.
+/// Makes a file of bytes that look random, different for each seed.
 fn image(bed: &TestBed, name: &str, bytes: u64, seed: Option<u64>) -> Result<PathBuf> {
     use std::io::Write;
     let path = bed.dir().join(name);
@@ -122,7 +122,7 @@ fn image(bed: &TestBed, name: &str, bytes: u64, seed: Option<u64>) -> Result<Pat
     Ok(path)
 }
 
-/// Numbers that look random and are the same each time.
+/// Returns the next of a sequence of numbers that look random and are the same each time.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -146,7 +146,7 @@ fn same(a: &Path, b: &Path) -> Result<bool> {
     }
 }
 
-/// fio in a guest, that checks all that it has written. `more`: what it does.
+/// Returns the command line of fio in a guest, which checks all that it has written. `more` says what it does.
 fn fio(more: &str) -> String {
     format!(
         "fio --name=load --ioengine=libaio --direct=1 --bs=4k --verify=crc32c --verify_fatal=1 --group_reporting {more}"
@@ -154,7 +154,7 @@ fn fio(more: &str) -> String {
 }
 
 #[test]
-fn a_file_system_fio_and_a_large_file() -> Result<()> {
+fn a_disk_serves_a_file_system_fio_and_a_large_file() -> Result<()> {
     const GIB: u64 = 1 << 30;
     let bed = TestBed::new("volume-files")?;
     let disk = image(&bed, "disk", 256 << 20, None)?;
@@ -198,7 +198,7 @@ fn a_file_system_fio_and_a_large_file() -> Result<()> {
 }
 
 #[test]
-fn a_scsi_target_with_several_luns() -> Result<()> {
+fn a_scsi_target_serves_several_luns() -> Result<()> {
     const MIB: u64 = 1 << 20;
     let bed = TestBed::new("volume-scsi")?;
     let disk = image(&bed, "disk", 128 * MIB, None)?;
@@ -226,7 +226,7 @@ fn a_scsi_target_with_several_luns() -> Result<()> {
         .program("/usr/bin/fio")
         .qemu_args(&volume.target("vs0"))
         .boot()?;
-    // The names of disks follow the order in which they were found; their places do not.
+    // The names of disks follow the order in which they were found, not their LUNs.
     let lun = |lun: u32| {
         let place = format!("/sys/bus/scsi/devices/*:0:0:{lun}/block/sd*");
         let found = format!("until ls -d {place} 2>/dev/null; do usleep 20000; done");
@@ -268,7 +268,7 @@ fn a_scsi_target_with_several_luns() -> Result<()> {
     ensure!(trimmed + 40 * MIB < full, "{full} bytes were allocated, {trimmed} after fstrim");
     vm.run_within(2 * PROMPT, &format!("e2fsck -f -n /dev/{disk_name}"))?.ok()?;
 
-    // From one LUN to another; the first of them cannot be written.
+    // Copy from one LUN to another; the first of them cannot be written.
     let dd =
         format!("dd if=/dev/{source_name} of=/dev/{copy_name} bs=1M iflag=direct oflag=direct conv=fsync");
     vm.run_within(4 * PROMPT, &dd)?.ok()?;
@@ -278,7 +278,7 @@ fn a_scsi_target_with_several_luns() -> Result<()> {
     ensure!(errors.trim() == "0", "the guest saw errors: {}", vm.run("dmesg | tail -20")?.stdout);
     ensure!(same(&source, &copy)?, "the copy is another");
 
-    // One of them grows. Nobody asks it: the guest hears of it through the event queue.
+    // One of them grows. Nobody tells the guest, which hears of it through the event queue.
     let bytes = 72 * MIB;
     let answer = volume.control(&format!(r#"{{"op":"resize","disk":2,"size":{bytes}}}"#))?;
     ensure!(answer.contains(&bytes.to_string()), "{answer}");
@@ -296,7 +296,7 @@ fn a_scsi_target_with_several_luns() -> Result<()> {
     vm.shutdown()
 }
 
-/// Bytes of a file that are not holes.
+/// Returns how many bytes of a file are not holes.
 fn allocated(path: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     Ok(std::fs::metadata(path)?.blocks() * 512)
@@ -304,7 +304,7 @@ fn allocated(path: &Path) -> Result<u64> {
 
 #[test]
 fn volumes_killed_under_load_lose_nothing() -> Result<()> {
-    // All of them at each turn, each with its own load.
+    // All disks at the same time, each with its own load.
     const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
     let turns = if std::env::var_os("GINNEL_SOAK").is_some() { 100 } else { 25 };
     let bed = TestBed::new("volume-kills")?;
@@ -320,7 +320,7 @@ fn volumes_killed_under_load_lose_nothing() -> Result<()> {
     let mut loads = Vec::new();
     for disk in DISKS {
         wait_for_disk(&vm, disk)?;
-        // It writes, reads back what it has written a while ago, and checks each block.
+        // The load writes, reads back what it has written a while ago, and checks each block.
         let load = format!(
             "--filename=/dev/{disk} --size=16M --rw=randwrite --iodepth=16 --verify_backlog=128 --fsync=32 --loops=100000"
         );
@@ -330,12 +330,12 @@ fn volumes_killed_under_load_lose_nothing() -> Result<()> {
     let mut slowest = Duration::ZERO;
     let begin = Instant::now();
     for turn in 0..turns {
-        // At a random moment: this is what sleeping is for.
+        // Each kill comes at a random moment, which is why the test sleeps here.
         std::thread::sleep(Duration::from_millis(random(&mut state) % 1500));
         for volume in &mut volumes {
             volume.kill_and_restart()?;
         }
-        // QEMU tries once a second; then the queues run again and requests go through.
+        // QEMU tries to connect once a second; then the queues run again and requests are executed.
         let restart = Instant::now();
         for (volume, load) in volumes.iter().zip(&loads) {
             wait_until("requests after a restart", PROMPT, || Ok(requests(volume)? > 0)).with_context(
@@ -354,7 +354,7 @@ fn volumes_killed_under_load_lose_nothing() -> Result<()> {
     }
     let kills = turns * DISKS.len();
     println!("{kills} kills in {:?}; slowest restart to the next request: {slowest:?}", begin.elapsed());
-    // No error so far; then one pass that checks everything that is there.
+    // There was no error so far; one more pass checks everything that is there.
     for (load, disk) in loads.iter().zip(DISKS) {
         load.kill(2)?;
         let said = load.wait(2 * PROMPT)?;
@@ -373,31 +373,31 @@ fn stat(volume: &Volume<'_>) -> Result<serde_json::Value> {
     Ok(answer["stat"].clone())
 }
 
-/// Whether writes may wait for a flush.
+/// Returns whether writes may stay in a cache until the next flush.
 fn write_back(volume: &Volume<'_>) -> Result<bool> {
     stat(volume)?["disks"][0]["write_back"].as_bool().context("a disk")
 }
 
-/// What a guest takes its disk's cache for.
+/// Returns which cache the guest believes that its disk has.
 fn guest_cache(vm: &Vm) -> Result<String> {
     Ok(vm.run("cat /sys/block/vda/queue/write_cache")?.ok()?.stdout.trim().to_owned())
 }
 
-/// Requests that this process of the volume has given back.
+/// Returns how many requests this process of the volume has completed.
 fn requests(volume: &Volume<'_>) -> Result<u64> {
     let queues = stat(volume)?["queues"].as_array().context("queues")?.clone();
     Ok(queues.iter().filter_map(|queue| queue["done"].as_u64()).sum())
 }
 
 #[test]
-fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
+fn a_disk_survives_reboots_and_new_qemus_and_can_grow() -> Result<()> {
     let bed = TestBed::new("volume-life")?;
     let image = image(&bed, "disk", 32 << 20, None)?;
     let mut volume = Volume::start(&bed, "disk", 2, &format!("--path {}", image.display()))?;
     for more in ["", ",packed=on"] {
         let vm = vm(&bed, "life").program("/usr/bin/fio").qemu_args(&volume.device("vd0", more)).boot()?;
         wait_for_disk(&vm, "vda")?;
-        // Firmware was there before, and cannot flush: its writes went through.
+        // Before, the firmware used the disk. It cannot flush, so its writes were written through.
         ensure!(write_back(&volume)? && guest_cache(&vm)? == "write back", "the guest has its cache");
         let load = fio("--filename=/dev/vda --size=4M --rw=randwrite --iodepth=8");
         vm.run_within(4 * PROMPT, &load)?.ok()?;
@@ -426,7 +426,7 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
         let last =
             format!("dd if=/dev/urandom of=/dev/vda bs=4k count=1 seek={} conv=fsync", bytes / 4096 - 1);
         vm.run(&last)?.ok()?;
-        // Not a word to the volume.
+        // The volume is not told.
         vm.kill_qemu()?;
     }
     wait_until("the front end is gone", PROMPT, || {
@@ -438,10 +438,10 @@ fn guests_reboot_qemu_goes_and_comes_back_disks_grow() -> Result<()> {
     Ok(())
 }
 
-/// A volume inside a guest, on an NVMe disk with queues that its driver polls. Reads and writes go to those, what cannot be
-/// polled goes another way, and a second disk in the same target has nothing to poll.
+/// A volume inside a guest, on an NVMe disk with queues that its driver polls. Reads and writes use these queues, other
+/// requests use another way, and a second disk in the same target has nothing to poll.
 #[test]
-fn a_disk_whose_completions_are_polled() -> Result<()> {
+fn a_disk_works_with_polled_completions() -> Result<()> {
     let bed = TestBed::new("volume-iopoll")?;
     let disk = image(&bed, "disk", 64 << 20, None)?;
     let config = "device = 'scsi'\n[[disk]]\npath = '/dev/nvme0n1'\ndirect = 'on'\niopoll = true\n\
@@ -455,7 +455,7 @@ fn a_disk_whose_completions_are_polled() -> Result<()> {
         .program(artifact("ginnel-volume")?)
         .program(artifact("ginnel-volume-bench")?)
         .content("/etc/v.toml", 0o644, config)
-        // The disk is polled; how long the host takes to put it on a disk of its own is not what is tested.
+        // The disk is polled; how long the host takes to write to its own disk is not tested.
         .qemu_args(&format!("-drive if=none,id=d,format=raw,cache=unsafe,file={}", disk.display()))
         .qemu_args("-device nvme,serial=polled,drive=d")
         .boot()?;
@@ -481,10 +481,10 @@ fn a_disk_whose_completions_are_polled() -> Result<()> {
     let (moved, flushes) = (number("reads") + number("writes"), number("flushes"));
     println!("{moved} reads and writes, {flushes} flushes: {took} interrupts of the disk");
     ensure!(moved >= 20000 && flushes > 50, "{said}");
-    // A flush takes one, and a little more happens in a guest.
+    // A flush takes one interrupt, and a few more happen in a guest.
     ensure!(took >= flushes && took < flushes + moved / 20, "{took} interrupts: {said}");
     load(1).with_context(|| format!("{:?}", volume.said()))?;
-    // Nothing to do: asleep again, also the one that polls.
+    // Without work the volume sleeps again, even though it polls.
     let ticks = || -> Result<u64> {
         let sum = "awk '{ print $14 + $15 }' /proc/$(pidof ginnel-volume)/stat";
         Ok(vm.run(sum)?.ok()?.stdout.trim().parse()?)

@@ -1,5 +1,5 @@
-//! A real `ginneld` in folders of its own, and raw clients that speak the attach protocol to it.
-#![allow(dead_code)] // Each test program uses its part.
+//! Runs a real `ginneld` in folders of its own, and provides raw clients that speak the attach protocol to it.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 pub mod qemu;
 
@@ -12,14 +12,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// No test waits longer for anything.
+/// The longest time that a test waits for anything.
 pub const WATCHDOG: Duration = Duration::from_secs(20);
 
-/// Waits until `done` gives something.
+/// Calls `done` until it returns a value, and returns that value. Panics after [`WATCHDOG`]; `what` is for the message.
 pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WATCHDOG;
     loop {
@@ -31,15 +32,15 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether a thread of this process sleeps in the kernel.
+/// Returns whether a thread of this process sleeps in the kernel.
 pub fn is_asleep(thread: rustix::process::Pid) -> bool {
     let stat = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
     let stat = std::fs::read_to_string(stat).expect("the thread is there");
     stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
 }
 
-/// Checks a promise about time: one of a few tries takes less than `limit`. The machine that runs the test may hold up any
-/// process, but not each time, whereas a daemon that waits for something it should not wait for is late each time.
+/// Checks a bound on time: one of at most ten attempts must take less than `limit`. The machine that runs the test may delay
+/// any process, but not each time, whereas a daemon that waits for something it should not wait for is late each time.
 pub fn takes_less_than(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     let mut took = Vec::new();
     while took.last().is_none_or(|&last| last >= limit) {
@@ -48,14 +49,15 @@ pub fn takes_less_than(limit: Duration, mut attempt: impl FnMut() -> Duration) {
     }
 }
 
-/// Whether `fd` is readable within `timeout`.
+/// Returns whether `fd` becomes readable within `timeout`.
 pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
     let timeout = rustix::event::Timespec::try_from(timeout).unwrap();
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
-/// Passes what one program and the daemon say on to the other, after `change` has had it. What a program says before it closes
-/// its end is passed on although it does not hear answers any more.
+/// Forwards packets between a program and the daemon in both directions, after `change` has seen (and perhaps changed) each of
+/// them. Packets that the program sent before it closed its end are still forwarded, although it does not receive answers any
+/// more.
 pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
     let ends = [&program, &daemon];
     loop {
@@ -76,14 +78,38 @@ pub fn pass_on(program: OwnedFd, daemon: OwnedFd, change: impl Fn(&mut [u8])) {
     }
 }
 
-/// A daemon.
+/// Returns the path of `ginneld`. Cargo builds the program for the tests of its own package and tells them the path; the tests
+/// of another package build it here.
+fn ginneld() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| option_env!("CARGO_BIN_EXE_ginneld").map_or_else(build_ginneld, PathBuf::from))
+}
+
+/// Builds `ginneld` with the profile of this test, and returns its path.
+fn build_ginneld() -> PathBuf {
+    // This test is target/PROFILE/deps/NAME.
+    let programs = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
+    let folder = programs.file_name().unwrap().to_str().unwrap();
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--locked", "--profile", if folder == "debug" { "dev" } else { folder }])
+        // The packages that are built together, and their tests, determine the features of their dependencies. This is the
+        // same selection as in `scripts/unit`, so nothing is built a second time with other features.
+        .args(["--workspace", "--exclude", "vmtest", "--test", "header", "--bin", "ginneld"])
+        .env("CARGO_TARGET_DIR", programs.parent().unwrap())
+        .status()
+        .unwrap();
+    assert!(status.success(), "ginneld cannot be built");
+    programs.join("ginneld")
+}
+
+/// A running or stopped daemon with its own folders.
 pub struct Daemon {
     pub dir: TempDir,
     child: Option<Child>,
 }
 
 impl Daemon {
-    /// Starts one with this configuration, in which `[daemon]` is written for it. `extra` goes there too.
+    /// Starts a daemon with this configuration. The table `[daemon]` is written for it; `extra` is added to that table.
     pub fn start_with(extra: &str, config: &str) -> Self {
         let mut daemon = Self::prepare(extra, config);
         daemon.start();
@@ -94,7 +120,8 @@ impl Daemon {
         Self::start_with("", config)
     }
 
-    /// The folders and the configuration of one, not started. All on a tmpfs, where segments must be.
+    /// Makes the folders and the configuration of a daemon without starting it. All of them are on a tmpfs, as segments must
+    /// be.
     pub fn prepare(extra: &str, config: &str) -> Self {
         let dir = TempDir::with_prefix_in("ginneld-test-", "/dev/shm").unwrap();
         let daemon = Self { dir, child: None };
@@ -128,12 +155,12 @@ impl Daemon {
     }
 
     pub fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ginneld"));
+        let mut command = Command::new(ginneld());
         command.arg("host").arg("--config").arg(self.config());
         command
     }
 
-    /// Starts, and waits until it serves.
+    /// Starts the daemon and waits until it serves.
     pub fn start(&mut self) {
         let log =
             std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
@@ -149,7 +176,7 @@ impl Daemon {
         self.child = Some(child);
     }
 
-    /// A process of its own: the ignored test `program` of the same file, which ends with its input.
+    /// Starts another process, which runs the ignored test `program` of the same file and ends when its standard input ends.
     pub fn start_program(&self) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "program", "--ignored"])
@@ -160,7 +187,7 @@ impl Daemon {
             .unwrap()
     }
 
-    /// Runs it to its end, which must come by itself.
+    /// Runs the daemon with these arguments until it ends by itself, and returns its output.
     pub fn output(&self, args: &[&str]) -> Output {
         let mut child =
             self.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -176,14 +203,14 @@ impl Daemon {
         self.child.as_ref().unwrap().id()
     }
 
-    /// `kill -9`.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// `kill -9`, and a new one.
+    /// Kills the daemon with SIGKILL and starts another one.
     pub fn restart(&mut self) {
         self.kill();
         self.start();
@@ -194,7 +221,7 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Whether all its threads are stopped.
+    /// Returns whether all threads of the daemon are stopped (by SIGSTOP).
     pub fn is_stopped(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
         let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
@@ -203,7 +230,7 @@ impl Daemon {
             .all(|stopped| stopped)
     }
 
-    /// Waits for its end.
+    /// Waits until the daemon has ended by itself, and returns its exit status.
     pub fn ended(&mut self) -> std::process::ExitStatus {
         let mut child = self.child.take().unwrap();
         wait_for("the daemon's end", || child.try_wait().unwrap())
@@ -221,12 +248,12 @@ impl Daemon {
         self.client().attach(segment, name).unwrap()
     }
 
-    /// The answer to INSPECT.
+    /// Returns the answer to an `INSPECT` request.
     pub fn inspect(&self) -> serde_json::Value {
         self.client().status()
     }
 
-    /// The answer to ADMIN.
+    /// Returns the answer to an `ADMIN` request.
     pub fn admin(&self, request: serde_json::Value) -> Result<String, Refused> {
         self.client().text(Kind::ADMIN, request.to_string().as_bytes())
     }
@@ -241,18 +268,18 @@ impl Drop for Daemon {
         if std::thread::panicking() {
             eprintln!("--- the daemon's log\n{}", self.log());
         }
-        // The keeper ends when its socket is removed with the folder.
+        // The keeper ends when its socket is removed together with the folder.
     }
 }
 
-/// An `ERROR`.
+/// An `ERROR` answer.
 #[derive(Debug)]
 pub struct Refused {
     pub code: u32,
     pub text: String,
 }
 
-/// A connection that speaks the protocol.
+/// A connection that speaks the attach protocol.
 pub struct Client {
     pub fd: OwnedFd,
     request: u32,
@@ -281,7 +308,8 @@ impl Client {
         self.request
     }
 
-    /// The same for a client that may have been given up; `None` then. Does not wait for room.
+    /// Sends a request without waiting for room in the socket. Returns `None` if the daemon has dropped this client, or there
+    /// is no room.
     pub fn try_send(&mut self, kind: Kind, body: &[u8]) -> Option<u32> {
         self.request += 1;
         let header = Header { kind, flags: 0, request: self.request };
@@ -294,13 +322,13 @@ impl Client {
         packet::send::<OwnedFd>(self.fd.as_fd(), packet, &[])
     }
 
-    /// The next packet; `None` if the connection has ended.
+    /// Waits for the next packet. Returns `None` if the connection has ended.
     pub fn receive(&self) -> Option<Packet> {
         assert!(readable(&self.fd, WATCHDOG), "no packet came");
         packet::receive(self.fd.as_fd(), wire::MAX_PACKET, 8).ok()
     }
 
-    /// The answer to a request; events before it are kept.
+    /// Waits for the answer to a request. Events that arrive before it are kept in `events`.
     pub fn answer(&mut self, request: u32) -> Option<Packet> {
         loop {
             let packet = self.receive()?;
@@ -324,7 +352,7 @@ impl Client {
         parse(packet, expect)
     }
 
-    /// All pages of the status.
+    /// Returns the whole status, of all pages.
     pub fn status(&mut self) -> serde_json::Value {
         let (mut text, mut from) = (Vec::new(), wire::Inspect::FIRST);
         loop {
@@ -403,7 +431,7 @@ fn parse<T: FromBytes>(packet: Packet, expect: Kind) -> Result<(T, Vec<OwnedFd>)
     Ok((wire::body(body).expect("an answer of another length"), packet.fds))
 }
 
-/// Resident bytes, shared ones included.
+/// Returns the resident memory of the daemon in bytes, shared memory included.
 pub fn resident(daemon: &Daemon) -> u64 {
     let pages = std::fs::read_to_string(format!("/proc/{}/statm", daemon.pid())).unwrap();
     pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -413,19 +441,20 @@ pub fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// An endpoint.
+/// An endpoint of a raw client.
 pub struct Attached {
     pub client: Client,
     pub wire: wire::Attached,
     pub memory: Mapping,
     pub event: OwnedFd,
-    /// How to come back.
+    /// The request that attaches this endpoint again on another connection.
     pub back: wire::Attach,
     nonce: u64,
 }
 
 impl Drop for Attached {
-    /// What a program says that goes. One that only loses its connection does not (see [`Attached::hang_up`]).
+    /// Sends `DETACH`, as a program does that ends in order. A program that only loses its connection does not send it (see
+    /// [`Attached::hang_up`]).
     fn drop(&mut self) {
         let header = Header { kind: Kind::DETACH, flags: 0, request: u32::MAX };
         let _ = self.client.send_raw(header.as_bytes());
@@ -433,26 +462,26 @@ impl Drop for Attached {
 }
 
 impl Attached {
-    /// Closes the connection without a word. Returns how to come back.
+    /// Closes the connection without `DETACH`. Returns the request that attaches the endpoint again.
     pub fn hang_up(mut self) -> wire::Attach {
         drop(self.take_connection());
         self.back
     }
 
-    /// Takes note of all that its doorbell has told.
+    /// Clears the endpoint's doorbell.
     pub fn hear(&self) {
         while readable(&self.event, Duration::ZERO) {
             rustix::io::read(&self.event, &mut [0; 8]).unwrap();
         }
     }
 
-    /// The connection, which stays open without it.
+    /// Takes the connection out, so that it stays open when the endpoint is dropped.
     pub fn take_connection(&mut self) -> OwnedFd {
         let none = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         std::mem::replace(&mut self.client.fd, none)
     }
 
-    /// What came over a connection of one's own making.
+    /// Makes an endpoint of the answer to an attach request that the test has sent by itself.
     pub fn of(
         fd: OwnedFd,
         wire: wire::Attached,
@@ -482,7 +511,7 @@ impl Attached {
         Ok(Channel::new(&self.memory, wire, fds))
     }
 
-    /// The next INCOMING.
+    /// Waits for the next `INCOMING` event and returns its channel.
     pub fn incoming(&mut self) -> Channel {
         let packet = match self.client.events.is_empty() {
             true => self.client.receive().expect("the connection ended"),
@@ -516,13 +545,14 @@ pub struct Channel {
 impl Channel {
     pub fn new(memory: &Mapping, wire: wire::Channel, mut fds: Vec<OwnedFd>) -> Self {
         let (output, input) = wire.capacities().rings(wire.initiator == 1);
-        let block = (wire.offset - RESERVED) as usize; // The mapping begins there.
+        let block = (wire.offset - RESERVED) as usize; // The mapping begins at `RESERVED`.
         let part = |at, capacity| memory.part(block + at, ring::footprint(capacity as usize)).unwrap();
         let (output, input) = (part(output, wire.capacity), part(input, wire.input_capacity));
         Self { bell: fds.pop(), output, input, wire }
     }
 
-    /// What the daemon, or the peer, says of the peer: as consumer of our output, as producer of our input.
+    /// Returns the state of the peer, as written by the daemon or by the peer: as consumer of our output, and as producer of
+    /// our input.
     pub fn peer_state(&self) -> (u32, u32) {
         (
             self.output.load_acquire_u32(ring::CONSUMER_STATE),

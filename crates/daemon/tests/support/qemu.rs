@@ -1,4 +1,4 @@
-//! What a QEMU does on its ivshmem socket, and what a guest's daemon does behind it.
+//! Plays the part of a QEMU on its ivshmem socket, and of the guest's daemon behind it.
 
 use super::{Channel, WATCHDOG, readable, wait_for};
 use ginnel_daemon::link::{Event, GuestLink, PeerInfo};
@@ -14,25 +14,26 @@ use std::path::Path;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The connection of a QEMU.
+/// The connection of a QEMU to its ivshmem socket.
 pub struct Qemu {
     pub socket: UnixStream,
     pub id: i64,
     pub control: OwnedFd,
-    /// Eventfds by member.
+    /// The eventfds that the server has sent, by member number.
     pub peers: BTreeMap<i64, Vec<OwnedFd>>,
-    /// The numbers in the order in which they came.
+    /// The numbers that the server has sent, in order of arrival, each with whether a descriptor came with it.
     pub heard: Vec<(i64, bool)>,
     vectors: usize,
 }
 
 impl Qemu {
-    /// Joins as QEMU does, and checks what QEMU checks. The own vectors come first, and are all that is waited for.
+    /// Connects as QEMU does, and checks what QEMU checks. Waits only until the VM's own vectors have arrived, which come
+    /// first.
     pub fn join(socket: &Path, vectors: usize) -> Self {
         Self::take_over(wait_for("the VM's socket", || UnixStream::connect(socket).ok()), vectors)
     }
 
-    /// The same, with a socket that is connected.
+    /// Does the same as [`Self::join`] with a socket that is connected already.
     pub fn take_over(socket: UnixStream, vectors: usize) -> Self {
         let mut heard = Vec::new();
         let mut next = || {
@@ -55,7 +56,7 @@ impl Qemu {
         Self { id, control: control.expect("no control memory"), peers, heard, socket, vectors }
     }
 
-    /// What comes later. QEMU keeps what it is told of a peer, and forgets a peer that is gone.
+    /// Waits for the next message. Like QEMU, it keeps the eventfds of a peer, and forgets a peer that is gone.
     pub fn hear(&mut self) -> (i64, bool) {
         assert!(readable(&self.socket, WATCHDOG), "nothing is said");
         let (number, fd) = hear(&self.socket).expect("the server hangs up");
@@ -71,7 +72,7 @@ impl Qemu {
         }
     }
 
-    /// The n-th doorbell of a peer, once it was told.
+    /// Returns the n-th doorbell of a peer, and waits for it if it has not arrived yet.
     pub fn doorbell(&mut self, peer: i64, n: usize) -> &OwnedFd {
         while self.peers.get(&peer).is_none_or(|peer| peer.len() <= n) {
             self.hear();
@@ -79,7 +80,7 @@ impl Qemu {
         &self.peers[&peer][n]
     }
 
-    /// Whether the n-th of its own vectors is rung.
+    /// Returns whether one of the VM's own vectors is rung within `timeout`.
     pub fn is_rung(&self, vector: u32, timeout: Duration) -> bool {
         readable(&self.peers[&self.id][vector as usize], timeout)
     }
@@ -97,7 +98,7 @@ impl Qemu {
     }
 }
 
-/// One message; `None` at the end.
+/// Receives one message. Returns `None` at the end of the connection.
 fn hear(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
     let packet = packet::receive(socket.as_fd(), 8, 1).ok()?;
     let number = i64::from_le_bytes(packet.bytes.try_into().expect("a short message"));
@@ -120,7 +121,7 @@ impl Guest {
         guest
     }
 
-    /// The daemon in the guest, or its kernel, is started anew.
+    /// Starts the session again, as after a restart of the guest's daemon or of its kernel (then with another `boot`).
     pub fn restart(self, boot: u8, interrupts: bool) -> Self {
         Self::start(self.qemu, boot, interrupts)
     }
@@ -131,7 +132,7 @@ impl Guest {
         }
     }
 
-    /// Steps until `take` wants an event. Messages that it does not want are kept.
+    /// Steps until `take` returns a value for an event. Messages that `take` does not want are kept.
     pub fn until<T>(&mut self, what: &str, mut take: impl FnMut(&Event) -> Option<T>) -> T {
         wait_for(what, || {
             loop {
@@ -149,7 +150,7 @@ impl Guest {
         })
     }
 
-    /// The next message of this kind for this client; others are kept.
+    /// Waits for the next message of this kind for this client. Other messages are kept.
     pub fn message(&mut self, kind: RelayKind, client: u32) -> Vec<u8> {
         if let Some(at) = self.messages.iter().position(|m| (m.0, m.1) == (kind, client)) {
             return self.messages.remove(at).unwrap().2;
@@ -178,7 +179,7 @@ impl Guest {
         self.send(RelayKind::OPEN, client, open.as_bytes());
     }
 
-    /// A request of a program, and its answer.
+    /// Sends a program's request and returns its answer.
     pub fn ask<T: FromBytes>(
         &mut self,
         client: u32,
@@ -191,7 +192,7 @@ impl Guest {
         packet.extend_from_slice(body);
         self.send(RelayKind::DATA, client, &packet);
         let request = self.requests;
-        // Events that come before the answer are kept.
+        // Events that arrive before the answer are kept.
         let packet = self.until("an answer", |event| match event {
             Event::Message { kind: RelayKind::DATA, client: c, body } if *c == client => {
                 (wire::split(body)?.0.request == request).then(|| body.clone())
@@ -237,7 +238,7 @@ impl Guest {
     }
 }
 
-/// Rings of a channel as the guest sees them, through a mapping of the segment.
+/// Returns the rings of a channel as the guest sees them, through a mapping of the segment.
 pub fn rings(memory: &Mapping, wire: wire::Channel) -> Channel {
     Channel::new(memory, wire, Vec::new())
 }

@@ -1,4 +1,4 @@
-//! Files that come from the harness or go to it.
+//! Files that are written for the harness or sent to it.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::Outbox;
 use crate::protocol::{Frame, MAX_PAYLOAD};
 
-/// Files that are on their way in. One that fails is reported once and forgotten; its later pieces fall to the floor.
+/// Files that the harness is sending. A file that fails is reported once and forgotten; its later pieces are ignored.
 #[derive(Default)]
 pub struct Incoming(HashMap<u32, Put>);
 
@@ -37,7 +37,7 @@ impl Incoming {
         })
     }
 
-    /// Completes the file and says how long it is; `None` for one that had failed.
+    /// Completes the file and returns its length, or `None` for a file that has failed before.
     pub fn end(&mut self, id: u32) -> io::Result<Option<u64>> {
         let Some(put) = self.0.remove(&id) else { return Ok(None) };
         put.file.set_permissions(fs::Permissions::from_mode(put.mode))?;
@@ -45,7 +45,7 @@ impl Incoming {
     }
 }
 
-/// Sends a file of the guest, piece by piece.
+/// Sends a file of the guest in pieces.
 pub fn send(id: u32, path: &str, outbox: &Outbox) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut buffer = vec![0; MAX_PAYLOAD];

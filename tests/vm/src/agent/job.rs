@@ -1,4 +1,4 @@
-//! Jobs: shell commands that run beside each other, their output forwarded as it comes.
+//! Jobs: shell commands that run side by side. Their output is forwarded as it appears.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use std::thread;
 use crate::protocol::{Exit, Frame};
 use crate::{Outbox, Running, sys};
 
-/// Starts `command` and reports about it until all its output has ended.
+/// Starts `command`, and reports about it until all its output has ended.
 pub fn spawn(id: u32, command: &str, running: &Running, outbox: &Outbox) -> io::Result<()> {
     let mut child = Command::new("/bin/sh")
         .args(["-c", command])
@@ -41,7 +41,7 @@ fn forward(id: u32, child: &mut Child, running: &Running, outbox: &Outbox) -> io
         sys::set_nonblocking(fd)?;
     }
     thread::scope(|scope| {
-        // The exit comes as a readable pipe, so that one poll waits for it and for the output.
+        // A pipe becomes readable when the process ends, so that one poll waits for that and for the output.
         let (exit_seen, mut exit_tell) = io::pipe()?;
         let (tell, exited) = mpsc::channel();
         scope.spawn(move || {
@@ -55,7 +55,7 @@ fn forward(id: u32, child: &mut Child, running: &Running, outbox: &Outbox) -> io
                 stderr.as_ref().map(AsFd::as_fd),
                 alive.then(|| exit_seen.as_fd()),
             ])?;
-            // What the process wrote is in the pipes before its exit is seen: empty them, then report the exit.
+            // What the process wrote is in the pipes before its end is seen: empty the pipes, then report the end.
             drain(&mut stdout, |bytes| outbox.send(&Frame::Stdout { id, bytes }))?;
             drain(&mut stderr, |bytes| outbox.send(&Frame::Stderr { id, bytes }))?;
             if ended {
@@ -69,9 +69,10 @@ fn forward(id: u32, child: &mut Child, running: &Running, outbox: &Outbox) -> io
     })
 }
 
-/// Forwards what a pipe holds now; an ended pipe becomes `None`.
+/// Forwards what a pipe contains now. Sets `pipe` to `None` when it has ended.
 ///
-/// A pipe holds 64 KiB, so twice that is all that was in it, and a flood in one pipe does not starve the other.
+/// Reads at most 128 KiB. A pipe can contain 64 KiB, so this is everything that was in it, and a flood in one pipe does not
+/// starve the other.
 fn drain(pipe: &mut Option<impl Read>, mut send: impl FnMut(Vec<u8>) -> io::Result<()>) -> io::Result<()> {
     let mut buffer = [0; 16 * 1024];
     for _ in 0..8 {

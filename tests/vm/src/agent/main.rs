@@ -1,4 +1,4 @@
-//! The program that `/init` runs in a guest: does what the harness asks over a virtio-serial port.
+//! The program that `/init` runs in a guest. It does what the harness asks for over a virtio-serial port.
 //!
 //! It serves one harness, never exits by itself, and knows nothing about Ginnel.
 
@@ -18,15 +18,15 @@ use std::time::Duration;
 
 use protocol::Frame;
 
-/// Process ids of the jobs that run, by job id.
+/// The process ids of the running jobs, by job id.
 pub type Running = Arc<Mutex<HashMap<u32, i32>>>;
 
-/// The way to the harness, shared by all threads; a frame is never split by another.
+/// Sends frames to the harness. All threads share it, and frames do not mix.
 #[derive(Clone)]
 pub struct Outbox(Arc<Mutex<File>>);
 
 impl Outbox {
-    /// Blocks while the harness is not there or does not read.
+    /// Blocks while the harness is not connected or does not read.
     pub fn send(&self, frame: &Frame) -> io::Result<()> {
         self.0.lock().unwrap().write_all(&frame.encode())
     }
@@ -34,7 +34,7 @@ impl Outbox {
 
 fn main() {
     if let Err(e) = serve() {
-        eprintln!("vm-agent: {e}"); // on the console, which the harness shows; init starts us again
+        eprintln!("vm-agent: {e}"); // Printed on the console, which the harness shows; init starts the agent again.
         std::process::exit(1);
     }
 }
@@ -48,7 +48,7 @@ fn serve() -> io::Result<()> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     loop {
         let Some(frame) = Frame::read_from(&mut inbox)? else {
-            // Nobody has the other end open. The port tells of a newcomer in no other way than this.
+            // Nobody has opened the other end. The port does not report in any other way that somebody has.
             thread::sleep(Duration::from_millis(10));
             continue;
         };
@@ -96,7 +96,7 @@ fn refused(id: u32, what: &str, result: io::Result<()>) -> Option<Frame> {
     result.err().map(|e| Frame::Failed { id, message: format!("{what}: {e}") })
 }
 
-/// Finds the port by its name. The kernel announces ports some time after its driver was loaded.
+/// Finds the port by its name. The kernel announces ports some time after their driver was loaded.
 fn open_port() -> io::Result<File> {
     for _ in 0..2000 {
         if let Ok(entries) = fs::read_dir("/sys/class/virtio-ports") {

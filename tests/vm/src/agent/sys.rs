@@ -1,6 +1,6 @@
-//! The three system calls that the agent needs and the standard library does not have.
+//! The three system calls that the agent needs and the standard library does not offer.
 //!
-//! Declared by hand because the agent is compiled without dependencies (see `build.rs`); they are in every libc.
+//! They are declared by hand because the agent is compiled without dependencies (see `build.rs`); every libc has them.
 #![allow(unsafe_code)] // calls into libc
 
 use std::ffi::{c_int, c_ulong};
@@ -25,7 +25,7 @@ unsafe extern "C" {
     safe fn kill(pid: c_int, signal: c_int) -> c_int;
 }
 
-/// Makes reads of `fd` return at once.
+/// Makes reads of `fd` non-blocking.
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: a valid fd, and commands that take and return plain numbers.
     let flags = unsafe { fcntl(fd.as_raw_fd(), F_GETFL) };
@@ -36,9 +36,9 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Blocks until one of the fds has something to read, or has ended; says which.
+/// Blocks until one of the descriptors is readable or has ended. Returns which ones.
 pub fn wait_readable<const N: usize>(fds: [Option<BorrowedFd<'_>>; N]) -> io::Result<[bool; N]> {
-    // A negative fd is ignored by poll.
+    // `poll` ignores a negative descriptor.
     let mut set = fds.map(|fd| PollFd { fd: fd.map_or(-1, |fd| fd.as_raw_fd()), events: POLLIN, revents: 0 });
     loop {
         // SAFETY: `set` is an array of N pollfd structures that outlives the call.

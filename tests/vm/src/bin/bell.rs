@@ -1,11 +1,10 @@
-//! A program under test that sleeps on doorbells: every message wakes its receiver with one. Prints lines that tests wait
-//! for.
+//! A guest program that sleeps on doorbells: every message wakes its receiver with one. Prints lines that tests wait for.
 
 use anyhow::{Context, Result, bail};
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, Listener, MessageChannel, WaitMode};
 use std::env;
-use std::io::Write;
 use std::time::{Duration, Instant};
+use vmtest::guest_program::say;
 
 const USAGE: &str = "bell echo|ring|attach SEGMENT [NAME] [SECONDS]";
 
@@ -24,12 +23,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Prints without panicking when the test no longer listens.
-fn say(line: std::fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
-/// Echoes one channel after the other.
+/// Echoes the messages of one channel after the other.
 fn echo(endpoint: &Endpoint, name: &str) -> Result<()> {
     let listener: Listener<MessageChannel> = endpoint.listen(name)?;
     say(format_args!("listening"));

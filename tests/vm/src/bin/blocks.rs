@@ -1,5 +1,5 @@
-//! A program under test: writes numbered blocks to a disk from several threads, remembers what was acknowledged, and reads
-//! blocks back all the time. When it is told to end, it checks every block.
+//! A guest program that writes numbered blocks to a disk from several threads, remembers which writes were acknowledged, and
+//! reads blocks back all the time. When it is told to end, it checks every block.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 const USAGE: &str = "blocks DEVICE MIB THREADS END\n\
     Each thread has its part of the first MIB of DEVICE, and one request at a time. Ends when the file END is there.";
 
-/// Bytes of a block.
+/// The size of a block in bytes.
 const SIZE: usize = 4096;
 
-/// Requests between two flushes of a thread.
+/// The number of requests between two flushes of a thread.
 const FLUSH: u64 = 64;
 
 fn main() -> Result<()> {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Direct I/O wants memory like that.
+/// Direct I/O needs aligned memory.
 #[repr(align(4096))]
 struct Block([u8; SIZE]);
 
@@ -48,7 +48,7 @@ struct Block([u8; SIZE]);
 struct Part<'f> {
     file: &'f File,
     first: u64,
-    /// Of each block the number that was acknowledged last.
+    /// For each block, the number of the last acknowledged write.
     numbers: Vec<u64>,
     buffer: Box<Block>,
     random: u64,
@@ -63,7 +63,7 @@ impl<'f> Part<'f> {
 
     fn run(mut self, end: &Path) -> Result<(u64, u64)> {
         let (mut writes, mut reads) = (0, 0);
-        // All are written once, so that none is without a number.
+        // Write each block once, so that each has a number.
         for at in 0..self.numbers.len() {
             self.write(at)?;
         }
@@ -98,7 +98,7 @@ impl<'f> Part<'f> {
 
     fn check(&mut self, at: usize) -> Result<()> {
         let block = self.first + at as u64;
-        // What the disk does not fill is seen.
+        // Bytes that the disk does not fill in are noticed.
         self.buffer.0.fill(0xaa);
         self.file
             .read_exact_at(&mut self.buffer.0, block * SIZE as u64)
@@ -126,7 +126,7 @@ impl<'f> Part<'f> {
     }
 }
 
-/// A block says which it is, and which write it is from, and all its words follow from that.
+/// A block starts with its own number and the number of the write; these determine all its other words.
 fn fill(bytes: &mut [u8; SIZE], block: u64, number: u64) {
     let seed = block.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xff51_afd7_ed55_8ccd);
     for (n, word) in bytes.chunks_exact_mut(8).enumerate() {

@@ -1,5 +1,5 @@
-//! A program under test that maps a memory device itself, as one that knows no library could. Maps the 2 MiB of FILE from
-//! START on; prints lines that tests wait for.
+//! A guest program that maps a memory device without the library. It maps the 2 MiB of FILE from START on, and prints lines
+//! that tests wait for.
 
 use anyhow::{Context, Result, bail};
 use ginnel_shmem::{Mapping, Protection, SharedMemory};
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Write;
 
 const USAGE: &str = "by-hand poke|spin FILE START";
-/// In the part of a segment that the daemon hands out, and far from what it hands out first.
+/// An offset in the part of a segment that the daemon allocates, far from what it allocates first.
 const AT: usize = 1 << 20;
 
 fn main() -> Result<()> {

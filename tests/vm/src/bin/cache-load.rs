@@ -1,7 +1,8 @@
-//! A checked load on a cache. Each value says its key, its number and a sum of both and of its bytes, so a wrong, torn or old value is noticed.
+//! A guest program that puts a checked load on a cache. Each value contains its number and a checksum of its key, its number and
+//! its bytes, so a wrong, torn or old value is noticed.
 //!
-//! A writer owns its keys: it knows what each of them must be, and looks after each change. Readers see the numbers of a key only grow. Items may
-//! go at any time, as they may in every cache.
+//! A writer owns its keys: it knows the possible values of each of them, and checks the key after each change. Readers check
+//! that the numbers of a key only grow. Items may disappear at any time, as in every cache.
 
 use anyhow::{Context, Result, bail, ensure};
 use ginnel_cache_client::{Cache, Error, Options};
@@ -10,9 +11,10 @@ use ginnel_shmem::{Mapping, Protection, SharedMemory};
 use std::fs::File;
 use std::time::{Duration, Instant};
 use std::{env, fs};
+use vmtest::guest_program::{Random, say};
 
 const USAGE: &str = "cache-load write CACHE WRITER SECONDS | read CACHE WRITERS SECONDS | scribble";
-/// Keys of each writer.
+/// The number of keys of each writer.
 const KEYS: u64 = 500;
 /// The longest value, in bytes.
 const LONGEST: u64 = 3000;
@@ -28,23 +30,6 @@ fn main() -> Result<()> {
     }
 }
 
-/// Prints without panicking when the test no longer listens.
-fn say(line: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 fn key(writer: u64, number: u64) -> String {
     format!("writer{writer}:key{number}")
 }
@@ -54,14 +39,14 @@ fn sum(key: &str, number: u64, bytes: &[u8]) -> u64 {
     all.fold(bytes.len() as u64, |sum, byte| sum.rotate_left(5).wrapping_mul(31) ^ u64::from(byte))
 }
 
-/// The value of a key with this number.
+/// Returns a value for a key, with this number.
 fn value(key: &str, number: u64, random: &mut Random) -> Vec<u8> {
     let bytes: Vec<u8> = (0..random.next() % LONGEST).map(|i| ((i * 131) ^ (number * 7)) as u8).collect();
     let sum = sum(key, number, &bytes);
     [&number.to_le_bytes()[..], &sum.to_le_bytes(), &bytes].concat()
 }
 
-/// The number of a value of this key.
+/// Checks a value of this key and returns its number.
 fn number_of(key: &str, value: &[u8]) -> Result<u64> {
     let word =
         |at: usize| -> Option<u64> { Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?)) };
@@ -76,7 +61,7 @@ fn open(address: &str) -> Result<Cache> {
     Cache::open_with(address, &options).with_context(|| format!("opening {address}"))
 }
 
-/// What a key may be: these numbers, or nothing.
+/// The possible numbers of a key's value. The key may also be missing.
 #[derive(Clone, Default)]
 struct Known {
     may_be: Vec<u64>,
@@ -101,7 +86,7 @@ fn write(address: &str, writer: u64, seconds: u64) -> Result<()> {
         };
         match result {
             Ok(may_be) => known.may_be = may_be,
-            // It was done or not.
+            // The change may have been made or not.
             Err(Error::Lost { .. }) => {
                 lost += 1;
                 known.may_be.push(next);
@@ -122,7 +107,7 @@ fn write(address: &str, writer: u64, seconds: u64) -> Result<()> {
                 hits += 1;
             }
             Ok(None) => {}
-            // Memory could not tell, and the server was dead.
+            // The memory did not answer the question, and the server was dead.
             Err(Error::Lost { .. } | Error::NoServer { .. }) => {}
             Err(error) => return Err(error).context(key),
         }
@@ -168,7 +153,7 @@ fn read(address: &str, writers: u64, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// A hostile reader: writes to all DAX devices that have a cache in them. Its stores go nowhere.
+/// Acts as a hostile reader: writes to all DAX devices that contain a cache. Its stores must have no effect.
 fn scribble() -> Result<()> {
     let mut found = 0;
     for device in fs::read_dir("/sys/bus/dax/devices")?.flatten() {

@@ -1,10 +1,11 @@
-//! A program under test: sends numbered messages, echoes, holds channels, scribbles. Each role prints lines that tests
-//! wait for.
+//! A guest program that sends numbered messages, echoes, holds channels, or scribbles. Each role prints lines that tests wait
+//! for.
 
 use anyhow::{Context, Result, bail, ensure};
 use ginnel::{ChannelOptions, Endpoint, Error, Listener, MessageChannel, StreamChannel};
 use std::env;
 use std::time::{Duration, Instant};
+use vmtest::guest_program::{Random, say};
 
 const USAGE: &str =
     "load echo|drive|hold|churn|scribble|own|inherit|stream-out|stream-in SEGMENT [NAME] [SECONDS|COUNT]";
@@ -27,25 +28,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Prints without panicking when the test no longer listens.
-fn say(line: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
-}
-
-/// A cheap generator; the test prints its seed by printing the message number where it failed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
-/// Message `number`: its number, then bytes that follow from it. Mostly short, now and then long.
+/// Returns message `number`: its number, then bytes that follow from it. Most messages are short, some are long.
 fn message(number: u64, max: usize) -> Vec<u8> {
     let mut random = Random(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let kind = random.next() % 16;
@@ -58,7 +41,7 @@ fn message(number: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
-/// How an end is called in the lines that tests wait for.
+/// Returns the name of an error in the lines that tests wait for.
 fn name_of(error: &Error) -> &'static str {
     match error {
         Error::Finished => "finished",
@@ -71,7 +54,7 @@ fn name_of(error: &Error) -> &'static str {
     }
 }
 
-/// Accepts for ever; echoes each channel's messages in a thread of its own.
+/// Accepts channels without end, and echoes each channel's messages in a thread of its own.
 fn echo(segment: &str, name: &str) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let listener: Listener<MessageChannel> = endpoint.listen(name)?;
@@ -93,8 +76,7 @@ fn echo(segment: &str, name: &str) -> Result<()> {
     }
 }
 
-/// Sends numbered messages for a while, with up to a window of them on the way, and checks that each comes back, once, in
-/// order, unharmed.
+/// Sends numbered messages for a while, several at a time, and checks that each comes back once, in order and unchanged.
 fn drive(segment: &str, name: &str, time: Duration) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let options = ChannelOptions { patience: Duration::from_secs(20), ..Default::default() };
@@ -132,7 +114,7 @@ fn drive(segment: &str, name: &str, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Opens a channel, exchanges one message, and waits for what happens to it.
+/// Opens a channel, exchanges one message, and waits for the end of the channel.
 fn hold(segment: &str, name: &str) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let options = ChannelOptions { patience: Duration::from_secs(20), ..Default::default() };
@@ -145,12 +127,12 @@ fn hold(segment: &str, name: &str) -> Result<()> {
         Ok(message) => bail!("{} bytes came, and nothing was sent", message.len()),
         Err(error) => say(format_args!("told {}", name_of(&error))),
     }
-    // The test looks at what became of the channel's resources while this end is still there.
+    // The test checks what became of the channel's resources while this end still exists.
     let _ = std::io::stdin().read_line(&mut String::new());
     Ok(())
 }
 
-/// Opens, uses and closes channels for a while, from one endpoint. Daemons may come and go meanwhile.
+/// Opens, uses and closes channels for a while from one endpoint. Daemons may be replaced meanwhile.
 fn churn(segment: &str, name: &str, time: Duration) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let options = ChannelOptions { patience: Duration::from_secs(20), ..Default::default() };
@@ -171,7 +153,7 @@ fn churn(segment: &str, name: &str, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Writes random words all over the segment.
+/// Writes random words to places all over the segment.
 fn scribble(segment: &str, time: Duration) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let memory = endpoint.memory();
@@ -183,7 +165,8 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
     while Instant::now() < end {
         for _ in 0..4096 {
             let word = random.next();
-            // Runs of words hit headers and payloads alike; the low part of a segment, where blocks lie, more often.
+            // Places at the start of cache lines and inside them hit headers and payloads alike. The low part of a segment,
+            // where blocks lie, is hit more often.
             let reach = if word.is_multiple_of(2) { len } else { len.min(6 << 20) };
             let at = random.next() as usize % (reach / 64) * 64;
             let value = match word % 5 {
@@ -200,12 +183,12 @@ fn scribble(segment: &str, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A word of a segment that no block and no channel of these tests reaches: near its end.
+/// Returns the offset of a word that no block and no channel of these tests reaches, near the end of the segment.
 fn far_word(endpoint: &Endpoint) -> usize {
     ginnel::SharedMemory::len(endpoint.memory()) - 4096
 }
 
-/// Locks a mutex, and stores to the segment as fast as it can, for ever: what a program may do that hangs.
+/// Locks a mutex, and stores to the segment as fast as it can without end, as a program may do that hangs.
 fn own(segment: &str, name: &str) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let mut mutex = endpoint.mutex(name)?;
@@ -218,7 +201,7 @@ fn own(segment: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits for that mutex, then says each second whether the former owner stores on, until it is killed.
+/// Waits for that mutex. Then prints each second whether the former owner still stores, until it is killed.
 fn inherit(segment: &str, name: &str) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let mut mutex = endpoint.mutex(name)?;
@@ -237,7 +220,7 @@ fn inherit(segment: &str, name: &str) -> Result<()> {
     }
 }
 
-/// Sends `mib` MiB through a stream, in writes of all sizes, and finishes.
+/// Sends `mib` MiB through a stream in writes of different sizes, and finishes.
 fn stream_out(segment: &str, name: &str, mib: u64) -> Result<()> {
     let endpoint = Endpoint::attach(segment)?;
     let options = ChannelOptions { patience: Duration::from_secs(20), ..Default::default() };
@@ -255,7 +238,7 @@ fn stream_out(segment: &str, name: &str, mib: u64) -> Result<()> {
         to.send_all(&chunk)?;
         sent += len as u64;
     }
-    // Half-close: the other direction still works.
+    // This closes one direction; the other still works.
     to.finish();
     let mut answer = Vec::new();
     std::io::Read::read_to_end(&mut back, &mut answer)?;

@@ -1,5 +1,5 @@
-//! A hostile guest's program: looks at all memory that the VM's devices show for marks, and rings every doorbell. Needs root,
-//! and no daemon.
+//! A hostile program for a guest: it searches all memory that the VM's devices show for marks, and rings every doorbell. It
+//! needs root and no daemon.
 
 use anyhow::{Context, Result, bail};
 use ginnel::{Mapping, SharedMemory};
@@ -9,9 +9,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const USAGE: &str = "prowl look MARK... | prowl ring\nA mark is a number; it is there where its word stands four times in a row.";
-/// Register of the ivshmem device: a store rings a doorbell.
+/// The offset of the register of the ivshmem device that rings a doorbell when it is written.
 const DOORBELL: usize = 12;
-/// Read at a time.
+/// The number of bytes that are read at a time.
 const CHUNK: usize = 1 << 16;
 
 fn main() -> Result<()> {
@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Every device whose bytes are shared memory, with its length: DAX devices, and the memory of ivshmem devices.
+/// Returns every device whose bytes are shared memory, with its length: DAX devices, and the memory of ivshmem devices.
 fn memories() -> Result<Vec<(PathBuf, usize)>> {
     let mut found = Vec::new();
     if let Ok(devices) = fs::read_dir("/sys/bus/dax/devices") {
@@ -61,7 +61,7 @@ fn map(path: &Path, len: usize) -> Result<Mapping> {
     mapping.with_context(|| format!("mapping {}", path.display()))
 }
 
-/// Prints how often each mark stands anywhere.
+/// Prints how often each mark was found.
 fn look(marks: &[String]) -> Result<()> {
     let marks: Vec<u64> = marks.iter().map(|mark| mark.parse().context(USAGE)).collect::<Result<_>>()?;
     let mut seen = vec![0u32; marks.len()];
@@ -73,7 +73,7 @@ fn look(marks: &[String]) -> Result<()> {
         for at in (0..*len).step_by(CHUNK) {
             let part = &mut buffer[..CHUNK.min(len - at)];
             mapping.read(at, part);
-            // Marks are aligned to their 32 bytes, and so in one chunk.
+            // Marks are aligned to 32 bytes, so each lies in one chunk.
             for words in part.as_chunks::<8>().0.as_chunks::<4>().0 {
                 let word = u64::from_le_bytes(words[0]);
                 if word != 0 && words.iter().all(|other| *other == words[0]) {
@@ -89,11 +89,11 @@ fn look(marks: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Rings every member with each vector that a member can have, and more of both than there are.
+/// Rings every member with each vector that a member can have, and with member numbers and vectors beyond those.
 fn ring() -> Result<()> {
     let mut rings = 0u64;
     for device in ivshmem()? {
-        // Those without doorbells have no register that matters, and are rung too.
+        // Devices without doorbells do nothing with this register; they are tried too.
         let Ok(registers) = map(&device.join("resource0"), 256) else { continue };
         let mut store = |member: u32, vector: u32| {
             registers.store_relaxed_u32(DOORBELL, member << 16 | vector);

@@ -1,4 +1,4 @@
-//! A program under test: shares blocks and locks with others, honestly or not. Each role prints lines that tests wait for.
+//! A guest program that shares blocks and locks with others, honestly or not. Each role prints lines that tests wait for.
 #![allow(unsafe_code)] // Stores through a block's pointer, as programs do that work in place.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,6 +11,7 @@ use ginnel_layout::sync::{ARMED, KIND, SEATED, SIZE, SLOTS, STATE, SyncKind, TUR
 use std::collections::BTreeMap;
 use std::env;
 use std::time::{Duration, Instant};
+use vmtest::guest_program::Random;
 
 const USAGE: &str = "share use SEGMENT NAME SECONDS [strict] | scribble SEGMENT SECONDS | member SEGMENT \
                      | owner SEGMENT MEMBER | guest SEGMENT | poke SEGMENT BLOCK";
@@ -34,30 +35,19 @@ fn main() -> Result<()> {
     }
 }
 
-/// Whoever has to wait sleeps.
+/// Attaches so that a caller that has to wait sleeps.
 fn attach(segment: &str) -> Result<Endpoint> {
     let options = AttachOptions { mode: WaitMode::Interrupt, ..AttachOptions::default() };
     Ok(Endpoint::attach_with(segment, &options)?)
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
-/// How long a call may wait where others scribble, and how long it may take beyond that on a busy machine.
+/// How long a call may wait while others scribble (`BRIEF`), and how much longer it may take on a busy machine (`SLACK`).
 const BRIEF: Duration = Duration::from_millis(100);
 const SLACK: Duration = Duration::from_secs(10);
-/// Where all are honest nothing takes so long.
+/// The timeout of a wait when all users are honest; nothing takes that long.
 const PATIENT: Duration = Duration::from_secs(30);
 
-/// One of each kind, and a block, in which stand two words that are equal while nobody has the mutex.
+/// One object of each kind, and a block with two words that are equal while nobody has the mutex.
 struct Objects {
     mutex: Mutex,
     condvar: Condvar,
@@ -95,7 +85,7 @@ impl Objects {
         Ok(objects)
     }
 
-    /// Does something with one of them. `false`: the data were half-written, and nobody was said to have died.
+    /// Uses one of the objects. Returns `false` if the data were half-written although no death was reported.
     fn act(&mut self, which: u64) -> Result<bool, Error> {
         let mut whole = true;
         match which % 6 {
@@ -133,7 +123,7 @@ impl Objects {
                 self.semaphore.release(1)?;
             }
             4 => match self.barrier.wait() {
-                // The other may be elsewhere.
+                // The other party may be busy with another object.
                 Err(Error::TimedOut) | Ok(_) => {}
                 Err(error) => {
                     self.barrier.reset()?;
@@ -146,7 +136,7 @@ impl Objects {
     }
 }
 
-/// Half of it, then the other half.
+/// Changes one word of the pair and then the other. Returns whether they were equal before, or `repair` is set.
 fn work(block: &Block, repair: bool) -> Result<bool, Error> {
     let mut pair = [0; 16];
     block.read(0, &mut pair)?;
@@ -161,7 +151,7 @@ fn work(block: &Block, repair: bool) -> Result<bool, Error> {
     Ok(whole)
 }
 
-/// Uses one of each kind for a while. Every call has to come back in time. `strict`: and without an error.
+/// Uses all kinds of objects for a while. Every call must return in time; with `strict` also without an error.
 fn use_all(endpoint: &Endpoint, name: &str, time: Duration, strict: bool) -> Result<()> {
     let wait = if strict { PATIENT } else { BRIEF };
     let mut random = Random(0x0b5e_55ed ^ u64::from(std::process::id()));
@@ -182,7 +172,7 @@ fn use_all(endpoint: &Endpoint, name: &str, time: Duration, strict: bool) -> Res
         };
         let took = begin.elapsed();
         slowest = slowest.max(took);
-        // A call has up to three waits.
+        // A call waits up to three times.
         ensure!(took < 3 * wait + SLACK, "call {} took {took:?} and ended with {done:?}", which % 6);
         calls += 1;
         match done {
@@ -193,7 +183,7 @@ fn use_all(endpoint: &Endpoint, name: &str, time: Duration, strict: bool) -> Res
                 let what = what.split([' ', '(', '{']).next().unwrap_or_default();
                 *ends.entry(what.into()).or_default() += 1;
                 if random.next().is_multiple_of(8) {
-                    // As a program does that gives up and begins anew, with other objects if it can.
+                    // Like a program that gives up and begins again, with new objects if it can.
                     for kind in ["m", "c", "r", "s", "t", "o"] {
                         let _ = endpoint.unlink_sync(&format!("{name}-{kind}"));
                     }
@@ -207,7 +197,7 @@ fn use_all(endpoint: &Endpoint, name: &str, time: Duration, strict: bool) -> Res
     Ok(())
 }
 
-/// Writes into locks what a lock may hold and what it may not, and over everything that is no lock.
+/// Writes valid and invalid values into locks, and random values everywhere else.
 fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
     let memory = endpoint.memory();
     let pages = memory.len() / PAGE;
@@ -216,7 +206,8 @@ fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
     println!("scribbling");
     let end = Instant::now() + time;
     while Instant::now() < end {
-        // Those that are new, told by what the daemon has written there. Kinds are left alone, to find them again.
+        // Find new locks by what the daemon has written there. Their kinds are not overwritten, so that they can be found
+        // again.
         seen.clear();
         seen.extend((0..pages.min(2048)).map(|page| page * PAGE).filter(|&at| {
             SyncKind(memory.load_relaxed_u32(at + KIND)).is_known()
@@ -234,7 +225,7 @@ fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
                     6 => TURN,
                     _ => slot(k) + random.next() as usize % 4 * 8,
                 };
-                // An owner that there may be, flags, bits of many, nothing, anything.
+                // A possible owner with flags, zero, all bits, one bit, or random bits.
                 let word = match random.next() % 5 {
                     0 => {
                         (random.next() % 3 + 1)
@@ -251,7 +242,7 @@ fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
                 memory.store_relaxed_u64(page + at, word);
                 words += 1;
             }
-            // What is no lock: contents of blocks.
+            // The rest of the segment: contents of blocks.
             for _ in 0..64 {
                 let page = random.next() as usize % pages * PAGE;
                 if !seen.contains(&page) {
@@ -259,7 +250,7 @@ fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
                     words += 1;
                 }
             }
-            // Honest users come to do something in between.
+            // Give honest users time to do something in between.
             std::thread::sleep(Duration::from_micros(random.next() % 2000));
         }
     }
@@ -268,7 +259,7 @@ fn scribble(endpoint: &Endpoint, time: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The block of the three roles below, and what its owner keeps in it.
+/// The block that the roles `owner` and `guest` share.
 const BLOCK: &str = "rights";
 const LEN: usize = 3 * PAGE;
 const PROMPT: Duration = Duration::from_secs(60);
@@ -285,7 +276,7 @@ fn bytes<const N: usize>(block: &Block, at: usize) -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
-/// Grants rights to a member, and takes them away.
+/// Grants rights to a member and revokes them.
 fn owner(endpoint: &Endpoint, member: u32) -> Result<()> {
     let [mut mine, mut theirs] = steps(endpoint)?;
     let options = BlockOptions { others: Rights::NONE, ..BlockOptions::default() };
@@ -329,7 +320,7 @@ fn owner(endpoint: &Endpoint, member: u32) -> Result<()> {
     Ok(())
 }
 
-/// A store as a program's own, at the pointer.
+/// Stores at the pointer, as a program does by itself.
 fn store(block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
     let slice = block.slice()?;
     ensure!(at + bytes.len() <= slice.len(), "outside the block");
@@ -354,7 +345,7 @@ fn refused(what: &str, result: Result<Block, Error>, code: ErrorCode) -> Result<
     }
 }
 
-/// Waits until a handle has no more than these rights.
+/// Waits until a handle has exactly these rights.
 fn hear(endpoint: &Endpoint, block: &Block, left: Rights) -> Result<()> {
     let end = Instant::now() + PROMPT;
     while block.rights() != left {
@@ -365,7 +356,7 @@ fn hear(endpoint: &Endpoint, block: &Block, left: Rights) -> Result<()> {
     Ok(())
 }
 
-/// Has rights and loses them; stores with and without.
+/// Gets rights and loses them, and stores with and without them.
 fn guest(endpoint: &Endpoint) -> Result<()> {
     let [mut theirs, mut mine] = steps(endpoint)?;
     theirs.acquire()?;

@@ -1,5 +1,6 @@
-//! A program under test that knows nothing of Ginnel: TCP streams whose bytes are checked. Prints lines that tests wait for.
-#![allow(unsafe_code)] // The C library's `poll`: crates that call the kernel by themselves would pass by a library that is preloaded.
+//! A guest program that knows nothing of Ginnel: TCP streams whose bytes are checked. Prints lines that tests wait for.
+// Uses the C library's `poll`, because crates that make system calls themselves would bypass a preloaded library.
+#![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_ulong};
 use std::io::{ErrorKind, Read, Write};
@@ -13,10 +14,11 @@ use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
     "stream serve ADDRESS | stream drive|brief|restless|poll ADDRESS FILE (it ends when there is that file)";
-/// How long one call of a driver that is restless or polls waits at most.
+/// The timeout of one call of a driver that is restless or polls.
 const SHORT: Duration = Duration::from_millis(20);
 const LONGEST: usize = 40_000;
-/// Bytes of the longest piece of drivers other than `drive`: even the smallest ring has room for it, so they do not go back to TCP.
+/// The most bytes of a piece that drivers other than `drive` send. Even the smallest ring has room for it, so their connections
+/// do not go back to TCP.
 const BRIEF: usize = 1_000;
 
 fn main() -> Result<()> {
@@ -50,12 +52,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Prints without panicking when the test no longer listens.
+/// Prints a line. Does not panic when the test does not listen any more.
 fn say(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// The byte that is sent at this place of a stream.
+/// Returns the byte at this place of a stream.
 fn byte_at(place: u64) -> u8 {
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -66,7 +68,7 @@ fn check(bytes: &[u8], place: u64) -> Result<()> {
     Ok(())
 }
 
-/// How a connection has ended: as TCP says that a peer is gone, and not otherwise.
+/// Describes how a connection has ended. Fails unless the error is one by which TCP reports that a peer is gone.
 fn ended(error: &std::io::Error, place: u64) -> Result<String> {
     ensure!(
         matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof),
@@ -75,7 +77,7 @@ fn ended(error: &std::io::Error, place: u64) -> Result<String> {
     Ok(format!("ended after {place} bytes: {:?}", error.kind()))
 }
 
-/// Sends back what comes, until the end.
+/// Sends back all bytes that arrive, until the end.
 fn echo(mut socket: &TcpStream) -> Result<String> {
     let mut bytes = vec![0; LONGEST];
     let mut place = 0;
@@ -104,7 +106,7 @@ unsafe extern "C" {
     fn poll(fds: *mut PollFd, count: c_ulong, timeout_ms: c_int) -> c_int;
 }
 
-/// Waits until a socket has something. Each call waits for a short time.
+/// Waits until a socket is readable, with calls that each wait for a short time.
 fn poll_until_readable(socket: &TcpStream) {
     const POLLIN: i16 = 1;
     let mut set = PollFd { fd: socket.as_raw_fd(), events: POLLIN, revents: 0 };
@@ -112,7 +114,7 @@ fn poll_until_readable(socket: &TcpStream) {
     while unsafe { poll(&raw mut set, 1, SHORT.as_millis() as c_int) } <= 0 {}
 }
 
-/// Fills all of it, with as many calls as that takes.
+/// Fills the whole buffer, with as many calls as necessary.
 fn receive(mut socket: &TcpStream, mut bytes: &mut [u8], polls: bool) -> std::io::Result<()> {
     while !bytes.is_empty() {
         if polls {
@@ -128,7 +130,7 @@ fn receive(mut socket: &TcpStream, mut bytes: &mut [u8], polls: bool) -> std::io
     Ok(())
 }
 
-/// Sends pieces and receives each again, until there is the file.
+/// Sends pieces and receives each of them again, until the file exists.
 fn drive(mut socket: &TcpStream, stop: &Path, longest: usize, polls: bool) -> Result<String> {
     let mut place = 0;
     for turn in 0u64.. {

@@ -1,5 +1,5 @@
-//! A program under test: one end of a few TCP connections that carry random pieces both ways. Prints as JSON what its kernel
-//! says of each connection, compares the kernel's counts with its own after each call, and stays.
+//! A guest program that is one end of a few TCP connections that carry random pieces both ways. It prints what its kernel
+//! reports about each connection as JSON, compares the kernel's counts with its own after each call, and then stays.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
                 let before = Connecting::now();
                 let socket = TcpStream::connect(address)?;
                 let after = Connecting::now();
-                // So long after the SYN that its clock shows something else.
+                // Long enough after the SYN that the timestamp clock has moved on.
                 std::thread::sleep(Duration::from_millis(50));
                 let clock = Clock::of(&socket)?.context("no timestamps")?;
                 let times = json!({
@@ -73,7 +73,7 @@ fn facts(socket: &TcpStream, mut more: Value) -> Result<Value> {
     Ok(more)
 }
 
-/// Writes and reads pieces of random length, with much and little under way.
+/// Writes and reads pieces of random length, so that sometimes much is under way and sometimes little.
 fn carry(mut socket: &TcpStream, role: Role, seed: u64) -> Result<(u64, u64, u64)> {
     socket.set_nonblocking(true)?;
     let mut bytes = vec![7; 1 << 20];

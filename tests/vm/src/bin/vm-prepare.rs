@@ -1,4 +1,4 @@
-//! Gets ready what VM tests need, so that the first test does not take the time, and says what it found.
+//! Prepares what VM tests need, so that the first test does not spend the time, and prints what it found.
 
 use anyhow::Result;
 use vmtest::{Kernel, TestBed, prepare_image};

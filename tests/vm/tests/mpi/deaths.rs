@@ -1,4 +1,4 @@
-//! Deaths while a job is at work in two VMs.
+//! Daemons, ranks and a VM die while a job is at work in two VMs.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use vmtest::{Exit, Job, Vm, wait_until};
 
 use crate::{MPIS, PATIENCE, is_soak, source, start_endless, stop_endless, timed};
 
-/// Ranks: 0 and 2 in VM a, where `mpirun` runs, and 1 in VM b.
+/// The number of ranks: 0 and 2 are in VM a, where `mpirun` runs, and 1 is in VM b.
 const RANKS: usize = 3;
-/// How long a job may take to end when a rank of it is dead, on a machine that emulates and has other things to do.
+/// How long a job may take to end after a rank has died, on a machine that emulates and has other things to do.
 const END: Duration = Duration::from_secs(30);
-/// How long a rank may write to a VM that is dead.
+/// How long a rank may continue to write to a VM that is dead.
 const TOLD: Duration = Duration::from_secs(2);
-/// What a rank aborts with, in endless.c.
+/// The code with which a rank aborts, in endless.c.
 const CODE: i32 = 7;
 
-/// Daemons, ranks and VM b die in turns.
+/// Kills daemons, ranks and VM b in turn.
 pub fn of_daemons_ranks_and_a_vm(cluster: &mut Cluster<'_>) -> Result<()> {
     for mpi in MPIS.into_iter().filter(|mpi| is_soak() || *mpi == "mpich") {
         let program = cluster.compile(&format!("mpicc.{mpi}"), &source("endless"))?;
@@ -41,7 +41,7 @@ pub fn of_daemons_ranks_and_a_vm(cluster: &mut Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The job goes on with other daemons, and ends when it is told.
+/// Checks that the job goes on with other daemons, and ends when it is told to.
 fn daemons(cluster: &mut Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     let job = start(cluster, mpi, program, "")?;
     cluster.ginnel.kill_daemon()?;
@@ -55,7 +55,7 @@ fn daemons(cluster: &mut Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     Ok(())
 }
 
-/// A rank in VM b ends the job with the code that it gives.
+/// Lets a rank in VM b end the job. `mpirun` must return the rank's code.
 fn abort(cluster: &Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     let job = start(cluster, mpi, program, "aborts")?;
     let begun = Instant::now();
@@ -66,7 +66,7 @@ fn abort(cluster: &Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     Ok(())
 }
 
-/// The rank in VM b is killed.
+/// Kills the rank in VM b.
 fn rank(cluster: &Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     let job = start(cluster, mpi, program, "")?;
     let begun = Instant::now();
@@ -82,8 +82,7 @@ fn rank(cluster: &Cluster<'_>, mpi: &str, program: &str) -> Result<()> {
     Ok(())
 }
 
-/// VM b is gone from one moment to the next. A rank that writes to it has the MPI's error; one that waits for others is ended by `mpirun`
-/// once ssh has given up.
+/// Kills VM b. A rank that writes to it gets the MPI's error; `mpirun` ends a rank that waits for others once ssh has given up.
 fn vm(cluster: &Cluster<'_>, mpi: &str, program: &str, how: &str) -> Result<()> {
     let job = start(cluster, mpi, program, how)?;
     let begun = Instant::now();
@@ -105,7 +104,7 @@ fn vm(cluster: &Cluster<'_>, mpi: &str, program: &str, how: &str) -> Result<()> 
     Ok(())
 }
 
-/// A job whose ranks all are at work. It adds numbers up until [`stop_endless`].
+/// Starts a job and waits until all its ranks are at work. It adds numbers up until [`stop_endless`].
 fn start(cluster: &Cluster<'_>, mpi: &str, program: &str, how: &str) -> Result<Job> {
     let hosts = match mpi {
         "mpich" => format!("-launcher-exec {LAUNCHER} -hosts a,b"),
@@ -121,14 +120,14 @@ fn name(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or(program)
 }
 
-/// Waits until no rank is in a VM; when that was.
+/// Waits until no rank is in a VM, and returns the time.
 fn gone(vm: &Vm, program: &str) -> Result<Instant> {
     let line = format!("while pidof {} >/dev/null; do usleep 10000; done", name(program));
     vm.run_within(END, &line)?.ok()?;
     Ok(Instant::now())
 }
 
-/// Bytes of the segment that are in use, and the endpoints and blocks that there are, as the host's daemon has them.
+/// Returns what the host's daemon shows: the bytes of the segment in use, and the numbers of endpoints and blocks.
 fn used(cluster: &Cluster<'_>) -> Result<[u64; 3]> {
     let status = cluster.bed.host(&cluster.ginnel.on_host("ginnel status --json")?)?.ok()?.stdout;
     let status: Value = serde_json::from_str(&status)?;
@@ -137,7 +136,7 @@ fn used(cluster: &Cluster<'_>) -> Result<[u64; 3]> {
     Ok([used, count("endpoints")?, count("blocks")?])
 }
 
-/// Waits until no rank is there and all that they had of the segment is back.
+/// Waits until no rank is left, and everything that ranks had in the segment has been returned.
 fn nothing_is_left(cluster: &Cluster<'_>, program: &str, before: &[u64; 3]) -> Result<()> {
     for vm in cluster.vms.iter().filter(|vm| vm.is_running()) {
         gone(vm, program)?;

@@ -1,4 +1,4 @@
-//! Jobs for which a segment is not enough.
+//! Jobs whose ranks cannot all reach each other through segments.
 
 use anyhow::{Result, ensure};
 use vmtest::TestBed;
@@ -8,11 +8,11 @@ use vmtest::skip::missing;
 
 use crate::{PATIENCE, endpoints, programs, sent, source};
 
-/// What a VM needs for an RDMA device of its kernel's over its network.
+/// The modules with which a VM gets an RDMA device of its kernel over its network.
 const MODULES: [&str; 4] = ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"];
 
-/// Three VMs, and no segment that all of them have: `b` shares one with each of the others, which reach each other by RDMA devices of
-/// their kernels, as they would reach another host by real ones.
+/// There are three VMs and no segment that all of them have: `b` shares one with each of the others. The others reach each
+/// other by RDMA devices of their kernels, as they would reach another host by real devices.
 #[test]
 fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()> {
     let missing = missing(&[&programs()[..], &["rdma"]].concat());
@@ -34,9 +34,10 @@ fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()>
         Ok(cluster.vm(vm)?.run(&format!("cat {file}"))?.ok()?.stdout.trim().parse()?)
     };
     let before = [packets("a")?, packets("c")?];
-    // UCX 1.13 takes rxe's address of IPv4 by itself, and drops all datagrams that come to it.
+    // By default, UCX 1.13 chooses rxe's IPv4 address, and then drops all datagrams that arrive at it.
     let mpirun = "env UCX_IB_GID_INDEX=0 mpirun.mpich -hosts a,b,c -n 3";
-    // VM b has no device but the segments, so what reached c from it went over bc. VM a, where the proof is made, sees ab alone.
+    // VM b has no device other than the segments, so everything that reached c from b was sent over bc. VM a, where the proof
+    // is made, sees only ab.
     let lines = format!(
         "eval \"$(ginnel mpi-env ab --all-devices)\"\nexec {mpirun} {program} 'ginnel verbs --json >{FILES}/proof'"
     );
@@ -45,7 +46,7 @@ fn a_job_takes_segments_to_neighbours_and_real_devices_to_others() -> Result<()>
     let proof = std::fs::read_to_string(cluster.files().join("proof"))?;
     let bytes: Vec<_> = endpoints(&proof)?.iter().map(sent).collect();
     ensure!(bytes.len() == 2 && bytes.iter().all(|bytes| *bytes > 1_000_000), "{proof}");
-    // A packet of rxe has 1024 bytes at most here; the ring of the checks has sent megabytes from c to a.
+    // A packet of rxe has at most 1024 bytes here; the ring of the checks has sent megabytes from c to a.
     let sent = [packets("a")? - before[0], packets("c")? - before[1]];
     println!("over segment ab: {bytes:?} bytes; by the kernels' devices: {sent:?} packets");
     ensure!(sent.iter().all(|packets| *packets > 1000), "{sent:?} packets by the kernels' devices: {said}");

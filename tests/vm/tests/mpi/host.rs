@@ -8,7 +8,7 @@ use vmtest::mpi::{Cluster, FILES, HOST};
 
 use crate::{MPIS, PATIENCE, ensure_sent, is_soak, source, timed};
 
-/// One rank on each of two VMs and the host, started from a VM and from the host.
+/// Runs one rank on each of two VMs and the host, started from a VM and from the host.
 pub fn ranks_are_on_the_host_and_in_vms(cluster: &Cluster<'_>) -> Result<()> {
     const RANKS: usize = 3;
     let _host = cluster.add_host()?;

@@ -1,5 +1,5 @@
-//! MPI jobs over VMs, as people start them: `mpirun` on one machine starts ranks on several, over ssh, and the ranks send over the segment
-//! that the machines share.
+//! MPI jobs over VMs, started as users start them: `mpirun` on one machine starts ranks on several over ssh, and the ranks send
+//! over the segment that the machines share.
 
 mod deaths;
 mod devices;
@@ -21,10 +21,10 @@ use vmtest::{Job, TestBed, wait_until};
 
 /// How long a job may take.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// The MPIs, as the names of their programs end.
+/// The MPIs, by the endings of their programs' names.
 const MPIS: [&str; 2] = ["mpich", "openmpi"];
 
-/// One pair of VMs for all, as it takes longer to start them than to run a job.
+/// All jobs use one pair of VMs, because starting the VMs takes longer than running a job.
 #[test]
 fn two_vms_and_the_host_run_jobs_that_end_when_a_rank_does() -> Result<()> {
     let missing = missing(&programs());
@@ -48,12 +48,12 @@ fn is_soak() -> bool {
     std::env::var_os("GINNEL_SOAK").is_some()
 }
 
-/// A program of the tests on one machine.
+/// Returns the path of one of the programs of `crates/cli/tests`.
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../crates/cli/tests/command/mpi/{name}.c"))
 }
 
-/// Says how long something took.
+/// Runs `work` and prints how long it took.
 fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
     let done = work().with_context(|| what.to_owned())?;
@@ -61,7 +61,8 @@ fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(done)
 }
 
-/// Starts a job by lines that have so many ranks of endless.c add numbers up until [`stop_endless`], and waits until all are at work.
+/// Starts a job with shell commands in which this many ranks of endless.c add numbers up until [`stop_endless`], and waits
+/// until all of them are at work.
 fn start_endless(cluster: &Cluster<'_>, lines: &str, ranks: usize) -> Result<Job> {
     if let Err(e) = fs::remove_file(cluster.files().join("stop")) {
         ensure!(e.kind() == ErrorKind::NotFound, "the file that stops a job: {e}");
@@ -73,24 +74,24 @@ fn start_endless(cluster: &Cluster<'_>, lines: &str, ranks: usize) -> Result<Job
     Ok(job)
 }
 
-/// Has it end, with "all sums are right".
+/// Tells the job to end, which it does with "all sums are right".
 fn stop_endless(cluster: &Cluster<'_>) -> Result<()> {
     fs::write(cluster.files().join("stop"), "").context("the file that stops a job")
 }
 
-/// The endpoints of the first device in the JSON of `ginnel verbs`.
+/// Returns the endpoints of the first device in the JSON of `ginnel verbs`.
 fn endpoints(proof: &str) -> Result<Vec<Value>> {
     let devices: Value = serde_json::from_str(proof).with_context(|| proof.to_owned())?;
     Ok(devices[0]["endpoints"].as_array().context("endpoints")?.clone())
 }
 
-/// The bytes that the connected queue pairs of a program have sent, written and read.
+/// Returns how many bytes the connected queue pairs of a program have sent, written and read.
 fn sent(endpoint: &Value) -> u64 {
     let pairs = endpoint["queue_pairs"].as_array().into_iter().flatten();
     pairs.filter(|pair| pair["kind"] == "rc").filter_map(|pair| pair["bytes"].as_u64()).sum()
 }
 
-/// Fails unless so many ranks have sent at least this much over the segment.
+/// Fails unless this many ranks have each sent at least `least` bytes over the segment.
 fn ensure_sent(proof: &str, ranks: usize, least: u64) -> Result<()> {
     let have_sent = endpoints(proof)?.iter().filter(|endpoint| sent(endpoint) > least).count();
     ensure!(have_sent == ranks, "{have_sent} of {ranks} ranks have sent: {proof}");

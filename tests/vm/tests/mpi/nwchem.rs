@@ -7,7 +7,7 @@ use vmtest::mpi::{Cluster, FILES};
 
 use crate::{PATIENCE, ensure_sent, timed};
 
-/// Water, by the method of Hartree and Fock. The last line is run by rank 0 while all are connected.
+/// The input: water, by the Hartree-Fock method. Rank 0 runs its last line while all ranks are connected.
 const WATER: &str = r#"start water
 memory 200 mb
 geometry units angstrom
@@ -21,7 +21,7 @@ end
 task scf energy
 "#;
 
-/// Ranks in two VMs find the energy that ranks of the host find over shared memory.
+/// Checks that ranks in two VMs find the same energy as ranks on the host over shared memory.
 pub fn finds_the_same_energy(cluster: &Cluster<'_>) -> Result<()> {
     const RANKS: usize = 2;
     let files = cluster.files();
@@ -44,7 +44,7 @@ pub fn finds_the_same_energy(cluster: &Cluster<'_>) -> Result<()> {
     ensure_sent(&fs::read_to_string(files.join("proof"))?, RANKS, 10_000).context(job)
 }
 
-/// The energy that NWChem has found, in hartree.
+/// Returns the energy that NWChem has found, in hartree.
 fn energy(said: &str) -> Result<f64> {
     let number = said.split_once("Total SCF energy =").and_then(|(_, rest)| rest.split_whitespace().next());
     number.and_then(|number| number.parse().ok()).with_context(|| format!("no energy: {said}"))

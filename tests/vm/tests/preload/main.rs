@@ -13,8 +13,8 @@ use crate::programs::PROGRAMS;
 use crate::stage::{MODES, Stage};
 
 #[test]
-fn programs_of_the_distribution_between_two_vms() -> Result<()> {
-    // Parts of names, if not all programs are to be tried.
+fn programs_of_the_distribution_work_between_two_vms() -> Result<()> {
+    // This variable contains parts of names, if not all programs are to be tried.
     let wanted = std::env::var("GINNEL_PROGRAMS").unwrap_or_default();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.split(',').any(|part| name.contains(part));
     let mut programs = Vec::new();
@@ -33,11 +33,11 @@ fn programs_of_the_distribution_between_two_vms() -> Result<()> {
         return Ok(());
     }
     let bed = TestBed::new("preload")?;
-    // They boot once for all programs.
+    // The VMs boot once for all programs.
     let mut stage = Stage::new(&bed)?;
     let mut failed = Vec::new();
-    // The mode says when the daemon is asked, which has little to do with VMs: on one machine, each program is tried in both. Here each
-    // has one of them, unless there is time.
+    // The mode determines when the library asks the daemon, which hardly depends on VMs, and on one machine each program is
+    // tried in both modes. Here each program runs in one of them, except in the soak.
     let all = std::env::var_os("GINNEL_SOAK").is_some();
     for (i, program) in programs.into_iter().enumerate() {
         for (_, mode) in MODES.into_iter().enumerate().filter(|(j, _)| all || i % MODES.len() == *j) {

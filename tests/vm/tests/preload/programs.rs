@@ -1,4 +1,4 @@
-//! The programs. Amounts are small: the VMs are emulated on many machines.
+//! The programs. Amounts are small because the VMs are emulated on many machines.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::stage::{PYTHON, Play, changed, ensure_changed};
 
 pub struct Program {
     pub name: &'static str,
-    /// What the host must have.
+    /// Programs that the host must have.
     pub needs: &'static [&'static str],
     pub play: fn(&mut Play<'_, '_>) -> Result<()>,
 }
@@ -38,12 +38,12 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "rsync", needs: &["rsync"], play: login::rsync },
 ];
 
-/// Bytes among which none is where it would be after a byte was lost.
+/// Returns bytes in which a lost byte would be noticed at every later place.
 fn bytes(len: u32) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
-/// Text in which no part is like another one.
+/// Returns text in which no two parts are alike.
 fn text(len: u32) -> String {
     (0..len).map(|i| char::from(b'a' + (i.wrapping_mul(2_654_435_761) >> 28) as u8)).collect()
 }
@@ -84,7 +84,7 @@ fn redis(play: &mut Play<'_, '_>) -> Result<()> {
         let benchmark = format!("redis-benchmark -h {host} -p {port} -q -t set,get {load}");
         play.client_until_changed(&benchmark, "redis-benchmark", least, "redis-server")?;
     }
-    // A value that does not fit into the ring, and what comes back of it.
+    // A value that does not fit into the ring is set and read back.
     let value = text(1_000_000);
     fs::write(play.files().join("value"), &value)?;
     let out = play.client(&format!("redis-cli -h {host} -p {port} -x SET key < value"))?.stdout;
@@ -94,16 +94,16 @@ fn redis(play: &mut Play<'_, '_>) -> Result<()> {
     play.end()
 }
 
-/// Sets and gets values until the connection has changed over, and a number of them afterwards.
+/// Sets and gets values until the connection has changed over, and some more afterwards.
 const PYMEMCACHE: &str = include_str!("../../../../crates/cli/tests/command/programs/values.py");
 
 fn memcached(play: &mut Play<'_, '_>) -> Result<()> {
     let (host, port) = (play.host(), play.port());
     play.serve(port, &format!("memcached -u root -l {host} -p {port} -U 0 -t 2"))?;
-    // Each of a number of threads has a connection.
+    // Each of several threads has a connection.
     let memcslap = format!("memcslap -s {host}:{port} -t get -c 3 -e 1000");
     play.client_until_changed(&memcslap, "memcslap", 3, "memcached")?;
-    // One connection for one value: it stays on TCP or changes over, as it comes.
+    // A connection for one value stays on TCP or changes over, depending on timing.
     let value = text(900_000);
     fs::write(play.files().join("value"), &value)?;
     play.client(&format!("memccp -s {host}:{port} value"))?;
@@ -122,7 +122,7 @@ fn netpipe(play: &mut Play<'_, '_>) -> Result<()> {
     let options = format!("-i -n 10 -u 100000 -P {port}");
     play.serve(port, &format!("NPtcp -o /dev/null {options}"))?;
     let out = play.client(&format!("NPtcp -h {host} -o /dev/null {options}"))?.stderr;
-    // It ends with an error at the first message that is not what was sent. One line for each size.
+    // It ends with an error at the first message that differs from what was sent. It prints one line for each size.
     let sizes = out.matches("Integrity check passed").count();
     ensure!(sizes >= 25, "{sizes} sizes: {out}");
     play.end()?;

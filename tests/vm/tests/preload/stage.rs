@@ -1,4 +1,5 @@
-//! Two VMs that run the host's programs: a server in one, its clients in the other one, and what their reports say.
+//! Two VMs that run the host's programs: a server in one VM, its clients in the other one. Their reports show what became of
+//! the connections.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,11 @@ use vmtest::{Job, Output, TestBed, Vm};
 
 /// How long a program may take.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// Modes of the library in which programs are tried.
+/// The modes of the library with which programs are tried.
 pub const MODES: [&str; 2] = ["auto", "eager"];
-/// The distribution's, whatever else is in the path.
+/// The distribution's Python, even if another one is in the path.
 pub const PYTHON: &str = "/usr/bin/python3";
-/// Where both VMs have the stage's folder. Reports are not there: each VM has its own.
+/// The stage's folder as both VMs see it. Reports are not in it: each VM has its own.
 pub const FILES: &str = "/tmp/files";
 
 /// The VMs.
@@ -23,7 +24,7 @@ pub struct Stage<'b> {
     clients: Vm,
     servers: Vm,
     files: PathBuf,
-    /// Each run of a program has a report of its own, and each server a port.
+    /// The number of runs so far. Each run of a program has its own report, and each server its own port.
     runs: u32,
     ports: u16,
     _daemons: [Job; 2],
@@ -42,10 +43,10 @@ impl<'b> Stage<'b> {
         let (clients, servers) = (start("a")?, start("b")?);
         clients.wait_ready()?;
         servers.wait_ready()?;
-        // By default, connections of sshd stay on TCP.
+        // Without this option, connections of sshd stay on TCP.
         let start_guest = |vm| ginnel.start_guest_with(vm, "--exclude ''");
         let daemons = [start_guest(&clients)?, start_guest(&servers)?];
-        // Not root alone: PostgreSQL refuses to run as root.
+        // Not only root may attach, because PostgreSQL refuses to run as root.
         servers.run("chmod 666 /run/ginnel/ginnel.sock")?.ok()?;
         Ok(Self { clients, servers, files, runs: 0, ports: 7100, _daemons: daemons, _ginnel: ginnel })
     }
@@ -55,7 +56,7 @@ impl<'b> Stage<'b> {
         let mut scene = Play { stage: self, mode, server: None, clients: Vec::new() };
         let result = play(&mut scene);
         let Play { server, .. } = scene;
-        // After an error it still runs.
+        // After an error the server still runs.
         if let Some((job, _)) = server {
             let _ = job.kill(9);
             if result.is_err() {
@@ -71,22 +72,22 @@ pub struct Play<'s, 'b> {
     stage: &'s mut Stage<'b>,
     pub mode: &'static str,
     server: Option<(Job, u32)>,
-    /// Their runs.
+    /// The numbers of the clients' runs.
     clients: Vec<u32>,
 }
 
 impl Play<'_, '_> {
-    /// The folder that VMs have as [`FILES`].
+    /// Returns the folder that VMs have as [`FILES`].
     pub fn files(&self) -> &Path {
         &self.stage.files
     }
 
-    /// The server's address.
+    /// Returns the server's address.
     pub fn host(&self) -> String {
         self.stage.servers.address().map(|address| address.to_string()).unwrap_or_default()
     }
 
-    /// The number of the next run, and what runs a shell's command line in the stage's folder.
+    /// Returns the number of the next run, and the command line that runs a shell command in the stage's folder.
     fn run(&mut self, command: &str) -> Result<(u32, String)> {
         self.stage.runs += 1;
         let n = self.stage.runs;
@@ -114,7 +115,7 @@ impl Play<'_, '_> {
         Ok(())
     }
 
-    /// A port that no server had before.
+    /// Returns a port that no server had before.
     pub fn port(&mut self) -> u16 {
         self.stage.ports += 1;
         self.stage.ports
@@ -124,13 +125,13 @@ impl Play<'_, '_> {
         Ok(&self.server.as_ref().context("there is no server")?.0)
     }
 
-    /// What the server has said.
+    /// Returns what the server has printed.
     pub fn said(&self) -> Result<String> {
         let (out, err) = self.job()?.said();
         Ok(out + &err)
     }
 
-    /// Gets something ready in the server's VM.
+    /// Runs a command in the server's VM that prepares something.
     pub fn on_server(&self, command: &str) -> Result<()> {
         self.stage.servers.run_within(PATIENCE, command)?.ok().map(drop)
     }
@@ -143,8 +144,9 @@ impl Play<'_, '_> {
         output.ok().with_context(|| command.to_owned())
     }
 
-    /// The same for one that ends after a time. How far its connections come until then is up to the machine, so it runs
-    /// again until this many of one run have changed over, and as many of the server's.
+    /// Does the same as [`Self::client`] for a client that ends after a time. How far its connections come until then depends
+    /// on the machine, so the client runs again until this many connections of one run have changed over, and as many of the
+    /// server's.
     pub fn client_until_changed(
         &mut self,
         command: &str,
@@ -173,13 +175,13 @@ impl Play<'_, '_> {
         Ok(Report::read(&vm.read(&format!("/tmp/report.{n}"))?[..])?.connections)
     }
 
-    /// What is known at this moment of the server's connections.
+    /// Returns what is known at this moment of the server's connections.
     pub fn of_server(&self) -> Result<Vec<Record<'static>>> {
         let n = self.server.as_ref().context("there is no server")?.1;
         self.report(&self.stage.servers, n)
     }
 
-    /// What is known at this moment of the clients' connections.
+    /// Returns what is known at this moment of the clients' connections.
     pub fn of_clients(&self) -> Result<Vec<Record<'static>>> {
         let mut all = Vec::new();
         for n in &self.clients {
@@ -188,7 +190,7 @@ impl Play<'_, '_> {
         Ok(all)
     }
 
-    /// Ends the server, and waits for that. Its report is complete then.
+    /// Ends the server and waits for its end. Then its report is complete.
     pub fn end(&mut self) -> Result<()> {
         let job = self.job()?;
         job.kill_process(15)?;
@@ -196,12 +198,12 @@ impl Play<'_, '_> {
     }
 }
 
-/// The connections that have changed over both ways, of a program.
+/// Returns the connections of a program that have changed over in both directions.
 pub fn changed<'a>(connections: &'a [Record<'static>], program: &str) -> Vec<&'a Record<'static>> {
     connections.iter().filter(|record| record.program == program && record.has_changed_over()).collect()
 }
 
-/// So many of a program's have changed over.
+/// Checks that at least this many connections of a program have changed over.
 pub fn ensure_changed(connections: &[Record<'static>], program: &str, least: usize) -> Result<()> {
     let n = changed(connections, program).len();
     ensure!(n >= least, "{n} of {program} have changed over: {connections:#?}");

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a systemd of its own, as in a container: `unshare ... boot.sh BINARIES SOURCE PLACE`. Its processes, mounts and network are
-# its own, and so are /run, /tmp, /etc, /usr/local, /var/lib and /var/log. Everything else is the host's.
+# Runs a separate systemd, as in a container: `unshare ... boot.sh BINARIES SOURCE PLACE`. It has its own processes, mounts and
+# network, and its own /run, /tmp, /etc, /usr/local, /var/lib and /var/log. Everything else is the host's.
 set -eu
 binaries=$1 source=$2 place=$3
 
@@ -11,26 +11,26 @@ cp -a /etc/. "$place/etc"
 rm -rf "$place/etc/systemd/system"
 mkdir -p "$place/etc/systemd/system"
 mount --bind "$place/etc" /etc
-# On a disk, so that direct I/O is what it is.
+# On a disk, so that direct I/O works as usual.
 mount --bind "$place/lib" /var/lib
 mount -t tmpfs -o mode=755 tmpfs /usr/local
 # The journal of this boot only.
 mount -t tmpfs -o mode=755 tmpfs /var/log
 for program in ginneld ginnel ginnel-volume ginnel-cache; do install -D -t /usr/local/bin "$binaries/$program"; done
 for unit in "$source"/packaging/systemd/*; do
-    # As scripts/install does it.
+    # As scripts/install does.
     sed 's|/usr/bin/ginnel|/usr/local/bin/ginnel|g' "$unit" > "/etc/systemd/system/$(basename "$unit")"
 done
 install -D -m 644 -t /usr/local/lib/sysusers.d "$source"/packaging/sysusers.d/*
 printf '[Unit]\nDefaultDependencies=no\n' > /etc/systemd/system/test.target
-# Nothing below what is mounted anew: systemd would trip over mounts that no path leads to.
+# Unmounts everything below the places that are mounted anew, because mounts that no path leads to confuse systemd.
 while read -r _ _ _ _ at _; do
     case $at in /run | /run/* | /tmp | /tmp/* | /dev/shm | /sys/fs/cgroup | /sys/fs/cgroup/*) umount -l "$at" 2>/dev/null || true ;; esac
 done < /proc/self/mountinfo
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-# A mount of its own shows the own part of the hierarchy only.
+# A new mount shows only this systemd's part of the hierarchy.
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 systemd-sysusers
 exec env -i container=ginnel PATH="$PATH" /lib/systemd/systemd --system --unit=test.target --show-status=no --log-target=console

@@ -1,4 +1,4 @@
-//! Unmodified programs of RDMA verbs between two VMs.
+//! Unmodified RDMA programs between two VMs.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use vmtest::{Job, TestBed};
 
 use crate::stage::{FILES, Guest, Stage};
 
-vmtest::test_both_memories!(programs_of_the_distribution_between_two_vms);
+vmtest::test_both_memories!(programs_of_the_distribution_work_between_two_vms);
 
 /// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Programs and their arguments, beside the device and the server's name.
+/// Programs and their arguments, without the device and the server's name.
 const PROGRAMS: [&str; 18] = [
     "ibv_rc_pingpong -c -n 200",
     "ibv_rc_pingpong -c -s 100000 -n 20",
@@ -38,11 +38,11 @@ const PROGRAMS: [&str; 18] = [
     "ib_atomic_lat -F -n 200",
 ];
 
-/// Those that are tried with each kind of memory: each operation, polled and asleep.
+/// The programs that are tried with each kind of memory: each operation, polled and asleep.
 const MAPPED: [&str; 5] =
     ["ibv_rc_pingpong", "ibv_srq_pingpong", "ib_write_lat", "ib_read_bw", "ib_atomic_lat"];
 
-/// Servers and clients that connect with librdmacm, by the addresses of the VMs, and what both say.
+/// Port, server, client and expected output of programs that connect with librdmacm by the addresses of the VMs.
 const CONNECTED: [(u16, [&str; 3]); 4] = [
     (7390, ["rping -s -V -v -C 10 -p 7390", "rping -c -V -v -C 10 -p 7390 -a SERVER", "rdma-ping-9"]),
     (7471, ["ucmatose -c 2", "ucmatose -c 2 -s SERVER", "return status 0"]),
@@ -57,11 +57,11 @@ const CONNECTED: [(u16, [&str; 3]); 4] = [
     (7174, ["udaddy -c 2", "udaddy -c 2 -s SERVER", "return status 0"]),
 ];
 
-/// The same for programs that need to be tried with one kind of memory only, and what the client says.
+/// Port, server, client and expected output of the client, for programs that need to be tried with only one kind of memory.
 const STREAMS: [(u16, [&str; 3]); 5] = [
     (7500, ["rdma_server -p 7500", "rdma_client -s SERVER -p 7500", "end 0"]),
     (7501, ["rdma_xserver -c r -p 7501", "rdma_xclient -c r -s SERVER -p 7501", "end 0"]),
-    // `-T v`: their bytes are verified.
+    // `-T v` makes them verify their bytes.
     (
         7502,
         [
@@ -88,7 +88,7 @@ const STREAMS: [(u16, [&str; 3]); 5] = [
     ),
 ];
 
-/// The VMs of clients and of servers.
+/// The VM of the clients and the VM of the servers.
 struct Pairing<'b> {
     client: Guest,
     server: Guest,
@@ -102,7 +102,7 @@ impl<'b> Pairing<'b> {
         Ok(Self { client, server, stage })
     }
 
-    /// Starts a command in both VMs: the server, and when that listens at the port, the client.
+    /// Starts a command in both VMs: the server first, and the client when the server listens at the port.
     fn start(&self, pair: &Pair) -> Result<[Job; 2]> {
         let Pair { port, server, client, uses_librdmacm } = pair;
         let job = self.server.vm.spawn(&self.stage.in_guest(&format!("server.{port}"), server)?)?;
@@ -122,7 +122,7 @@ impl<'b> Pairing<'b> {
         Ok([job, self.client.vm.spawn(&self.stage.in_guest(&format!("client.{port}"), &client)?)?])
     }
 
-    /// Waits for both, which must succeed; what they have said, the server first.
+    /// Waits until both have succeeded. Returns what they printed, the server's output first.
     fn finish(pair: &Pair, [server, client]: [Job; 2]) -> Result<[String; 2]> {
         let client = client.wait(PATIENCE)?;
         if client.code() != Some(0) {
@@ -145,24 +145,24 @@ struct Pair {
     port: u16,
     server: String,
     client: String,
-    /// The port is not of the kernel's TCP.
+    /// Whether the port is one of librdmacm instead of TCP.
     uses_librdmacm: bool,
 }
 
 impl Pair {
-    /// A program of ibverbs-utils or perftest, with its arguments.
+    /// Makes a pair of a program of ibverbs-utils or perftest with its arguments.
     fn tool(port: u16, program: &str) -> Self {
         let server = format!("{program} -d ginnel_rdma -p {port}");
         Self::new(port, &server, &format!("{server} SERVER"))
     }
 
-    /// Programs that first meet by TCP.
+    /// Makes a pair of programs that first meet by TCP.
     fn new(port: u16, server: &str, client: &str) -> Self {
         Self { port, server: server.into(), client: client.into(), uses_librdmacm: false }
     }
 }
 
-fn programs_of_the_distribution_between_two_vms(memory: MemoryKind) -> Result<()> {
+fn programs_of_the_distribution_work_between_two_vms(memory: MemoryKind) -> Result<()> {
     let is_there = |name: &str| Path::new("/usr/bin").join(name).exists();
     if let Some(missing) = ["ibv_rc_pingpong", "ib_write_lat"].iter().find(|name| !is_there(name)) {
         println!("SKIPPED {missing} is not installed: `scripts/setup test` installs it");
@@ -177,7 +177,7 @@ fn programs_of_the_distribution_between_two_vms(memory: MemoryKind) -> Result<()
         .ok()?
         .stdout;
     ensure!(devices.contains("PORT_ACTIVE"), "{devices}");
-    // How a guest comes to the memory matters to few of them.
+    // Few programs depend on how a guest reaches the memory.
     let wanted =
         |program: &str| memory == MemoryKind::Dax || MAPPED.iter().any(|name| program.starts_with(name));
     for (port, program) in (7300..).zip(PROGRAMS).filter(|(_, program)| wanted(program)) {
@@ -194,7 +194,7 @@ fn programs_of_the_distribution_between_two_vms(memory: MemoryKind) -> Result<()
             ensure!(said.contains(words), "{client}: {said}");
         }
     }
-    // The rest does not depend on how the guest comes to the memory.
+    // The rest does not depend on how a guest reaches the memory.
     if memory == MemoryKind::Dax {
         two_processes_in_each_vm(&pairing)?;
         batches(&pairing)?;
@@ -205,9 +205,9 @@ fn programs_of_the_distribution_between_two_vms(memory: MemoryKind) -> Result<()
     Ok(())
 }
 
-/// Two servers in one VM, and their clients in the other one, at the same time.
+/// Runs two servers in one VM and their clients in the other one at the same time.
 fn two_processes_in_each_vm(pairing: &Pairing<'_>) -> Result<()> {
-    // They run for a second, so that both do at once.
+    // They run for a second, so that both pairs run at the same time.
     let pairs = ["ib_send_bw -F -D 1", "ib_write_bw -F -D 1"];
     let pairs = [Pair::tool(7400, pairs[0]), Pair::tool(7401, pairs[1])];
     let jobs = [pairing.start(&pairs[0])?, pairing.start(&pairs[1])?];
@@ -218,14 +218,14 @@ fn two_processes_in_each_vm(pairing: &Pairing<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The rest of the programs of librdmacm, which for rsockets is streams.
+/// Runs the other programs of librdmacm, and rsockets, which are streams.
 fn streams(pairing: &Pairing<'_>) -> Result<()> {
     for (port, [server, client, words]) in STREAMS {
         let [_, said] = pairing.play(&Pair { uses_librdmacm: true, ..Pair::new(port, server, client) })?;
         ensure!(said.contains(words), "{client}: {said}");
     }
     copy(pairing)?;
-    // Extended connections are refused as many adapters refuse them.
+    // Extended connections are refused, as many adapters refuse them.
     let line = format!("rdma_xclient -c x -s {}", pairing.server.vm.address()?);
     let refused = pairing.client.vm.run_within(PATIENCE, &pairing.stage.in_guest("refused", &line)?)?;
     let said = format!("{}{}", refused.stdout, refused.stderr);
@@ -233,7 +233,8 @@ fn streams(pairing: &Pairing<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file with rcopy, whose server goes on until it is killed. It maps its files, which those of the test's folder cannot be.
+/// Copies a file with rcopy, whose server goes on until it is killed. rcopy maps its files, and files in the test's folder
+/// cannot be mapped.
 fn copy(pairing: &Pairing<'_>) -> Result<()> {
     let words = (0..1 << 20_u32).map(|n: u32| n.wrapping_mul(0x9e37_79b1).to_le_bytes());
     fs::write(pairing.stage.files.join("from"), words.flatten().collect::<Vec<_>>())?;
@@ -244,13 +245,13 @@ fn copy(pairing: &Pairing<'_>) -> Result<()> {
     let said =
         client.wait(PATIENCE)?.ok().with_context(|| format!("the server: {:?}", server.said()))?.stdout;
     ensure!(said.contains("4194304 bytes in"), "{said}");
-    // The client ends once the server has it all.
+    // The client ends when the server has the whole file.
     pairing.server.vm.run(&format!("cmp /host{FILES}/from /host/tmp/to"))?.ok()?;
     server.kill(9)?;
     Ok(())
 }
 
-/// Pages that cannot be moved into the segment, so that the owner's process does what its peer asks for.
+/// Uses pages that cannot be moved into the segment, so the owner's process does what its peer asks for.
 fn huge_pages(pairing: &Pairing<'_>) -> Result<()> {
     for vm in [&pairing.server.vm, &pairing.client.vm] {
         vm.run("echo 16 >/proc/sys/vm/nr_hugepages && [ $(cat /proc/sys/vm/nr_hugepages) = 16 ]")?.ok()?;
@@ -263,7 +264,7 @@ fn huge_pages(pairing: &Pairing<'_>) -> Result<()> {
     Ok(())
 }
 
-/// perftest posts with the `ibv_wr_*` calls on adapters that it knows, so it is told that this is one of them.
+/// perftest uses the `ibv_wr_*` calls only on adapters that it knows, so it is told that this is one of them.
 fn batches(pairing: &Pairing<'_>) -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/verbs-capi/tests/c/adapter.c");
     let mut compiler = Command::new("cc");
@@ -282,10 +283,10 @@ fn batches(pairing: &Pairing<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A program for pyverbs, which checks what it sends.
+/// A program for pyverbs that checks what it sends.
 const PINGPONG: &str = include_str!("../../../../crates/cli/tests/command/verbs_programs/pingpong.py");
 
-/// UCX, qperf and pyverbs.
+/// Runs UCX, qperf and pyverbs.
 fn libraries(pairing: &Pairing<'_>) -> Result<()> {
     let is_there = |path: &str| {
         let is_there = Path::new(path).exists();
@@ -297,7 +298,7 @@ fn libraries(pairing: &Pairing<'_>) -> Result<()> {
     if is_there("/usr/bin/ucx_perftest") {
         let batch = "tag -t tag_bw -s 100000 -n 50 -w 10\nget -t ucp_get -s 65536 -n 50 -w 10\n";
         fs::write(pairing.stage.files.join("batch"), batch)?;
-        // The buffers that it has with its defaults are larger than the segment.
+        // UCX's buffers are larger than the segment by default.
         let server = "env UCX_TLS=rc_v UCX_NET_DEVICES=ginnel_rdma:1 UCX_RC_VERBS_RX_QUEUE_LEN=256 \
                       UCX_UD_VERBS_RX_QUEUE_LEN=256 UCX_LOG_LEVEL=info ucx_perftest -f -b batch -p 7420";
         let [server, client] = pairing.play(&Pair::new(7420, server, &format!("{server} SERVER")))?;
@@ -311,7 +312,7 @@ fn libraries(pairing: &Pairing<'_>) -> Result<()> {
         for words in ["domain: ginnel_rdma", "FI_EP_MSG", "FI_EP_DGRAM", "provider: verbs;ofi_rxm"] {
             ensure!(said.contains(words), "{words}: {said}");
         }
-        // No other provider is asked. `-c` checks the data.
+        // This excludes other providers. `-c` checks the data.
         let ways = ["verbs -e dgram -S 1024", "verbs -e msg -S 4096", "'verbs;ofi_rxm' -e rdm -S 4096"];
         for (port, way) in (7460..).zip(ways) {
             let program = format!("fi_pingpong -I 50 -c -p {way}");

@@ -1,4 +1,4 @@
-//! VMs that share an RDMA device with the host, and whose programs are the host's.
+//! VMs that share an RDMA device with the host, and that run the host's programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use vmtest::installation::{Installation, MemoryKind, Plan, program, verbs_libraries};
 use vmtest::{Job, TestBed, Vm};
 
-/// The device.
+/// The name of the device.
 pub const DEVICE: &str = "ginnel_rdma";
-/// Where VMs have the test's folder.
+/// The test's folder as VMs see it.
 pub const FILES: &str = "/tmp/files";
 
 /// A VM with its guest daemon.
@@ -22,7 +22,7 @@ pub struct Guest {
 pub struct Stage<'b> {
     pub bed: &'b TestBed,
     pub ginnel: Installation<'b>,
-    /// The test's folder.
+    /// The test's folder on the host.
     pub files: PathBuf,
 }
 
@@ -52,7 +52,7 @@ impl<'b> Stage<'b> {
         guests.try_into().map_err(|_| anyhow::anyhow!("as many guests as names"))
     }
 
-    /// What runs a command of the host's in a VM, over the segment. The name is that of a file for it.
+    /// Returns a command line that runs a command of the host in a VM, over the segment. `name` names a file for it.
     pub fn in_guest(&self, name: &str, command: &str) -> Result<String> {
         let script = format!(
             "cd {FILES} && export HOME=/tmp GINNEL_PRELOAD=/usr/local/lib/libginnel_preload.so GINNEL_VERBS={FILES}/verbs\n\
@@ -62,7 +62,7 @@ impl<'b> Stage<'b> {
         Ok(format!("exec chroot /host sh {FILES}/{name}"))
     }
 
-    /// What runs a command on the host, over the segment.
+    /// Returns a command line that runs a command on the host, over the segment.
     pub fn on_host(&self, command: &str) -> Result<String> {
         let (preload, files) = (program("libginnel_preload.so")?, self.files.display());
         self.ginnel.on_host(&format!(
@@ -72,13 +72,13 @@ impl<'b> Stage<'b> {
         ))
     }
 
-    /// What `ginnel` says on the host, as JSON.
+    /// Returns the JSON that `ginnel` prints on the host.
     pub fn ginnel(&self, arguments: &str) -> Result<serde_json::Value> {
         let said = self.bed.host(&self.ginnel.on_host(&format!("ginnel {arguments} --json"))?)?.ok()?.stdout;
         Ok(serde_json::from_str(&said)?)
     }
 
-    /// Compiles a program of the tests on one machine into the test's folder.
+    /// Compiles one of the programs of `crates/cli/tests` into the test's folder.
     pub fn compile(&self, name: &str) -> Result<()> {
         let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/cli/tests/command/verbs");
         let line = format!(

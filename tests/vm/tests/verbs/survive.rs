@@ -1,4 +1,4 @@
-//! What survives of queue pairs between VMs and the host when programs, VMs, guest kernels and daemons die, or VMs pause.
+//! Queue pairs between VMs and the host when programs, VMs, guest kernels and daemons die, or VMs pause.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use vmtest::{HostJob, Job, TestBed, Vm};
 
 use crate::stage::{DEVICE, FILES, Stage};
 
-/// How long anything may take that has no bound of its own.
+/// How long anything may take that has no limit of its own.
 const PROMPT: Duration = Duration::from_secs(60);
-/// Timeout of queue pairs: 4.3 s, eight times. A VM that pauses is waited for.
+/// The timeout of queue pairs: 4.3 s, with eight tries. This is longer than a pause of a VM.
 const TIMEOUT: &str = "20";
 
-/// Where a program runs.
+/// The place where a program runs.
 #[derive(Clone, Copy)]
 enum Place<'v> {
     Host,
@@ -28,13 +28,13 @@ enum Running {
     Guest(Job),
 }
 
-/// One of two ends of queue pairs, which says where it is and is told where the other one is (`ends.h`).
+/// One of two ends of queue pairs. It prints its address and is told the address of the other end (`ends.h`).
 struct End<'s> {
     place: Place<'s>,
     running: Running,
-    /// A FIFO, which is its standard input.
+    /// The FIFO that is its standard input.
     input: String,
-    /// Lines that were read.
+    /// The number of lines that were read.
     read: usize,
 }
 
@@ -72,7 +72,7 @@ impl<'s> End<'s> {
         }
     }
 
-    /// Its next line. Waits for it so long.
+    /// Returns its next line, and waits this long for it.
     fn line(&mut self, patience: Duration) -> Result<String> {
         let deadline = Instant::now() + patience;
         loop {
@@ -97,14 +97,14 @@ impl<'s> End<'s> {
         Ok(())
     }
 
-    /// Tells both where the other one is.
+    /// Tells both ends the address of the other one.
     fn connect(&mut self, other: &mut End<'_>) -> Result<()> {
         let (here, there) = (self.line(PROMPT)?, other.line(PROMPT)?);
         self.tell(&there)?;
         other.tell(&here)
     }
 
-    /// Tells it to end, which it must do well.
+    /// Tells the end to finish, which must succeed.
     fn finish(self) -> Result<()> {
         self.tell(".")?;
         let output = match &self.running {
@@ -115,13 +115,13 @@ impl<'s> End<'s> {
     }
 }
 
-/// Bytes of the segment that are in use.
+/// Returns how many bytes of the segment are in use.
 fn used(stage: &Stage<'_>) -> Result<u64> {
     let status = stage.ginnel("status")?;
     status["segments"][0]["used"].as_u64().with_context(|| format!("no bytes used: {status:#}"))
 }
 
-/// Requests that the segment's queue pairs have executed.
+/// Returns how many requests the segment's queue pairs have executed.
 fn executed(stage: &Stage<'_>) -> Result<u64> {
     let devices = stage.ginnel("verbs")?;
     let endpoints = devices[0]["endpoints"].as_array().context("no endpoints")?.iter();
@@ -129,7 +129,7 @@ fn executed(stage: &Stage<'_>) -> Result<u64> {
     Ok(pairs.filter_map(|pair| pair["executed"].as_u64()).sum())
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PROMPT;
     while !is_so()? {
@@ -139,7 +139,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// How often something happens to two VMs while they exchange messages: a round of all that there is has four parts.
+/// Returns how often the two VMs are disturbed while they exchange messages. Each of the four kinds happens once in a round.
 fn disturbances() -> u32 {
     if std::env::var_os("GINNEL_SOAK").is_some() { 400 } else { 8 }
 }
@@ -153,7 +153,7 @@ fn messages_outlast_pauses_and_the_death_of_daemons() -> Result<()> {
     let before = used(&stage)?;
     let (mut turn, mut pairs) = (0, 0);
     while turn < disturbances() {
-        // Each message must come once, in order, and as it was sent.
+        // Each message must arrive once, in order and unchanged.
         let command = format!("soak {DEVICE} 0 shared any free 60000 60");
         let mut first = End::start(&stage, Place::Guest(&a.vm), "first", &command)?;
         let mut second =
@@ -217,8 +217,8 @@ enum Death {
     Vm,
 }
 
-/// Those who survive have no request left after so long, if only a program or a VM has died: 100 ms are promised, on a machine that has
-/// nothing else to do.
+/// When only a program or a VM has died, the survivors must not have a request left after this time. 100 ms are promised on a
+/// machine that has nothing else to do.
 const BOUND: Duration = Duration::from_secs(5);
 
 #[test]
@@ -230,7 +230,7 @@ fn requests_end_when_a_program_a_kernel_or_a_vm_dies() -> Result<()> {
     let [mut a, b] = stage.boot(["a", "b"])?;
     let before = used(&stage)?;
 
-    // Somebody who has nothing to do with the others gets the pages that the dead leave.
+    // A program that has nothing to do with the others gets the pages that the dead leave.
     let line = stage.on_host(&format!(
         "sh -c 'while [ ! -e stop ]; do ./bystander {DEVICE} 16 300 || exit; done; echo nothing has changed'"
     ))?;
@@ -260,7 +260,7 @@ fn requests_end_when_a_program_a_kernel_or_a_vm_dies() -> Result<()> {
                     job.kill_process(9)?;
                 }
             }
-            // A kernel that starts anew is known by its next daemon.
+            // Only its next daemon reports that a kernel has started again.
             Death::Kernel => {
                 let old = a.vm.boot_id()?;
                 a.vm.qmp(r#"{"execute": "system_reset"}"#)?;
@@ -284,7 +284,7 @@ fn requests_end_when_a_program_a_kernel_or_a_vm_dies() -> Result<()> {
     }
 
     for mut survivor in survivors {
-        // It says where it waits for the next one.
+        // The survivor prints where it waits for the next one.
         survivor.line(PROMPT)?;
         survivor.finish()?;
     }

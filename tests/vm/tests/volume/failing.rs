@@ -1,10 +1,10 @@
-//! A volume whose disk fails: a device-mapper target in a guest, with the volume in the same guest.
+//! A volume whose disk fails: the disk is a device-mapper target in a guest, and the volume runs in the same guest.
 
 use serde_json::Value;
 
 use super::*;
 
-/// Sectors of each of the two devices, which lie behind each other on the guest's disk.
+/// The number of sectors of each of the two devices, which lie one behind the other on the guest's disk.
 const SECTORS: u64 = 65536;
 
 /// A guest with the devices `cached` and `direct` in `/dev/mapper`.
@@ -15,7 +15,7 @@ struct Guest {
 #[derive(Clone, Copy)]
 enum Health {
     Good,
-    /// It can be read, and fails all writes.
+    /// The disk can be read, and fails all writes.
     FailsWrites,
 }
 
@@ -47,7 +47,7 @@ impl Guest {
             let table = Self::table(device, Health::Good);
             guest.vm.run(&format!("dmsetup create {device} --noudevsync --table '{table}'"))?.ok()?;
         }
-        // There is no udev to make the names.
+        // No udev makes the names here.
         guest.vm.run("dmsetup mknodes && ls /dev/mapper/cached /dev/mapper/direct")?.ok()?;
         Ok(guest)
     }
@@ -78,12 +78,12 @@ impl Guest {
         Ok(job)
     }
 
-    /// Requests on two queues at once. Whether all went well.
+    /// Sends requests on two queues at once. Returns whether all of them succeeded.
     fn load(&self, name: &str, flags: &str) -> Result<bool> {
         let output = self.vm.run_within(4 * PROMPT, &load(name, flags))?;
         match output.exit {
             Exit::Code(0) => Ok(true),
-            // A request failed.
+            // A request has failed.
             Exit::Code(1) => Ok(false),
             _ => Err(anyhow::anyhow!("{output:?}")),
         }
@@ -110,12 +110,13 @@ fn load(name: &str, flags: &str) -> String {
     format!("ginnel-volume-bench --socket /tmp/{name}.sock --queues 2 --threads 1 --qd 4 --sleep {flags}")
 }
 
-/// Through the page cache: the kernel reports once, to each open file, that it could not write back what it had accepted.
+/// With the page cache: the kernel reports only once, to each open file, that it could not write back data that it had
+/// accepted.
 #[test]
-fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
+fn data_lost_by_a_failing_disk_is_never_acknowledged() -> Result<()> {
     let bed = TestBed::new("volume-lost")?;
     let guest = Guest::boot(&bed)?;
-    // Without a journal, so that the file system goes on as before when the disk does.
+    // Without a journal, the file system goes on as before when the disk works again.
     let make = "mkfs.ext4 -q -O ^has_journal /dev/mapper/cached && mkdir -p /mnt && mount /dev/mapper/cached /mnt && \
                 dd if=/dev/zero of=/mnt/image bs=1M count=16 conv=fsync";
     guest.vm.run_within(2 * PROMPT, make)?.ok()?;
@@ -127,7 +128,7 @@ fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
     ensure!(!guest.load("lost", flushing)?, "a flush succeeded on a disk that fails");
     ensure!(guest.has_lost("lost")?, "{:?}", volume.said());
     guest.becomes("cached", Health::Good)?;
-    // The kernel has forgotten; the volume has not.
+    // The kernel has forgotten the error; the volume has not.
     guest.vm.run("sync")?.ok()?;
     for _ in 0..3 {
         ensure!(!guest.load("lost", flushing)?, "a flush succeeded after writes were lost");
@@ -143,16 +144,16 @@ fn what_a_failing_disk_has_lost_is_never_acknowledged() -> Result<()> {
     guest.vm.shutdown()
 }
 
-/// Past the page cache: each write that fails is told to the driver, or waits for an operator, and nothing else is lost.
+/// Without the page cache: each write that fails is reported to the driver or waits for an operator, and nothing else is lost.
 #[test]
-fn requests_that_a_failing_disk_refuses_are_told_or_wait() -> Result<()> {
+fn requests_refused_by_a_failing_disk_fail_or_wait() -> Result<()> {
     let bed = TestBed::new("volume-fails")?;
     let guest = Guest::boot(&bed)?;
     let path = "--path /dev/mapper/direct --direct on";
     let volume = guest.serve("tells", path)?;
     let flushing = "--rw randwrite --flush-every 16 --requests 400";
     guest.becomes("direct", Health::FailsWrites)?;
-    // No flushes: one that the disk fails means that its own cache has lost something.
+    // Without flushes, because a flush that the disk fails means that the disk's own cache has lost something.
     ensure!(!guest.load("tells", "--rw randwrite --requests 400")?, "a write succeeded on a disk that fails");
     guest.becomes("direct", Health::Good)?;
     ensure!(!guest.has_lost("tells")?, "what failed was told: {:?}", volume.said());
@@ -170,7 +171,7 @@ fn requests_that_a_failing_disk_refuses_are_told_or_wait() -> Result<()> {
     writer.wait(4 * PROMPT)?.ok().with_context(|| format!("{:?}", volume.said()))?;
     ensure!(guest.held("waits")? == 0 && !guest.has_lost("waits")?, "{}", guest.stat("waits")?);
 
-    // Discards as well, which are a thread's where the guest's kernel has none in io_uring.
+    // The same for discards, which a thread executes if the guest's kernel has none in io_uring.
     guest.becomes("direct", Health::FailsWrites)?;
     let discards = guest.vm.spawn("exec ginnel-volume-bench --socket /tmp/waits.sock --discard 1M:1M")?;
     wait_until("the discard waits", 2 * PROMPT, || Ok(guest.held("waits")? == 1))?;

@@ -1,13 +1,13 @@
-//! Requests in flight that migrate with their VM, under a QEMU newer than the distribution's: no stop waits for the disk.
+//! Requests in flight migrate with their VM, under a QEMU newer than the distribution's: stopping does not wait for the disk.
 
 use super::migration::{Speed, begin, wait_status};
 use super::*;
 use vmtest::{newer_qemu, require};
 
-/// Threads of the load, each with one request at a time.
+/// The number of threads of the load, each with one request at a time.
 const THREADS: u64 = 8;
 
-/// A volume as the configuration `data`, which several may serve, with its socket in a folder of its own.
+/// Serves a volume with the configuration `data`, which several volumes may serve. Its socket is in a folder of its own.
 fn serve<'b>(bed: &'b TestBed, folder: &str) -> Result<Volume<'b>> {
     let program = artifact("ginnel-volume")?;
     let socket = bed.dir().join(folder).join("data.sock");
@@ -23,7 +23,7 @@ fn serve<'b>(bed: &'b TestBed, folder: &str) -> Result<Volume<'b>> {
     Ok(Volume { bed, command, socket, queues: 2, job })
 }
 
-/// What `ginnel qemu-args` prints for the newer QEMU, with `inflight-migration=on` added.
+/// Returns what `ginnel qemu-args` prints for the newer QEMU, with `inflight-migration=on` added.
 fn arguments(bed: &TestBed, qemu: &Path, volume: &Volume<'_>) -> Result<String> {
     let ginnel = artifact("ginnel")?;
     let (ginnel, qemu, configurations) = (ginnel.display(), qemu.display(), bed.dir().display());
@@ -36,7 +36,7 @@ fn arguments(bed: &TestBed, qemu: &Path, volume: &Volume<'_>) -> Result<String> 
     Ok(lines.replace("-device vhost-user-blk-pci", "-device vhost-user-blk-pci,inflight-migration=on"))
 }
 
-/// Requests that wait for an operator, and requests that have failed.
+/// Returns the number of requests that wait for an operator, and of those that have failed.
 fn held_and_failed(volume: &Volume<'_>) -> Result<(u64, u64)> {
     let stat = stat(volume)?;
     let sum = |of: &str, what: &str| -> Result<u64> {
@@ -81,7 +81,7 @@ fn migrates_with_requests_in_flight(packed: bool) -> Result<()> {
     source.spawn(&format!("exec blocks /dev/vda 32 {THREADS} /tmp/end > /tmp/blocks.log 2>&1"))?;
     wait_until("the load runs", PROMPT, || Ok(requests(&here)? > 1000))?;
 
-    // From now on no write ends: not at the source, and not at the destination either.
+    // From now on no write ends, neither at the source nor at the destination.
     std::fs::write(&faults, format!("write 0 {} 28\n", 32 << 20))?;
     wait_for_held(&here, THREADS)?;
     let target = guest("target", &there)?.incoming().start()?;

@@ -1,10 +1,10 @@
-//! VMs that migrate live, with all their disks under load, between two QEMUs with volumes of their own on the same images.
+//! VMs migrate live with all their disks under load, between two QEMUs that each have their own volumes on the same images.
 
 use super::*;
 use serde_json::{Value, json};
 use vmtest::{Accel, newer_qemu, require};
 
-/// The volumes at one end: a disk of numbered blocks, one with a file system, one that is only read.
+/// The volumes at one end: a disk of numbered blocks, one with a file system, and one that is only read.
 struct End<'b> {
     blocks: Volume<'b>,
     files: Volume<'b>,
@@ -24,14 +24,14 @@ impl<'b> End<'b> {
         })
     }
 
-    /// The same VM at both ends, in this QEMU if it is not to be the bed's.
+    /// Describes the VM, the same at both ends, in this QEMU if it is not the test bed's.
     fn vm(&self, name: &str, newer: Option<&Path>) -> Result<VmBuilder> {
         let reconnect = if newer.is_some() { "reconnect-ms=1000" } else { "reconnect=1" };
         let device = |volume: &Volume<'_>, id, more| volume.device_with(id, reconnect, more);
         let vm = vm(self.blocks.bed, name);
         let vm = newer.into_iter().fold(vm, VmBuilder::qemu);
         Ok(vm
-            // A page of the cache is written by the disk alone, and not filled with zeros by the kernel before.
+            // A page of the cache is then written by the disk alone, and not filled with zeros by the kernel before.
             .kernel_arg("init_on_alloc=0")
             .module("crc32c_generic")
             .module("ext4")
@@ -48,7 +48,7 @@ impl<'b> End<'b> {
     }
 }
 
-/// Sets what a migration may do, and begins it.
+/// Sets the parameters of a migration and begins it.
 pub(super) fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()> {
     let capability = json!({"capability": "pause-before-switchover", "state": pause});
     qmp(from, "migrate-set-capabilities", json!({"capabilities": [capability]}))?;
@@ -56,14 +56,14 @@ pub(super) fn begin(from: &Vm, to: &Vm, speed: Speed, pause: bool) -> Result<()>
     from.migrate(to)
 }
 
-/// How a migration goes on.
+/// The speed of a migration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Speed {
-    /// As fast as it can, to its end.
+    /// As fast as possible, so that it completes.
     ToTheEnd,
-    /// Not to its end, as long as there is much to send.
+    /// It does not complete as long as there is much to send.
     Steady,
-    /// Not to its end while the guest does anything: it would have to leave alone all pages but one for some time.
+    /// It does not complete while the guest does anything: the guest would have to change no more than one page for some time.
     Endless,
 }
 
@@ -83,7 +83,7 @@ fn qmp(vm: &Vm, command: &str, arguments: Value) -> Result<Value> {
     vm.qmp(&json!({"execute": command, "arguments": arguments}).to_string())
 }
 
-/// Waits until the migration is in that state.
+/// Waits until the migration is in this state.
 pub(super) fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
     let mut said = Value::Null;
     let mut look = || {
@@ -98,8 +98,8 @@ pub(super) fn wait_status(from: &Vm, wanted: &str) -> Result<Value> {
     Ok(said)
 }
 
-/// Begins a migration and waits until all memory has been sent once: what changes from then on is known from the logs of
-/// written pages alone. It goes on like that, and comes to no end.
+/// Begins a migration and waits until all memory has been sent once, so that later changes are known only from the logs of
+/// written pages. The migration goes on like that and does not complete.
 fn begin_second_round(from: &Vm, to: &Vm) -> Result<()> {
     const LITTLE: u64 = 32 << 20;
     begin(from, to, Speed::Steady, false)?;
@@ -117,7 +117,7 @@ fn begin_second_round(from: &Vm, to: &Vm) -> Result<()> {
     })
 }
 
-/// Waits until both loads have done something more.
+/// Waits until both loads have made progress.
 fn wait_progress(vm: &Vm) -> Result<()> {
     let done = || -> Result<Vec<u64>> {
         let said = vm.run("awk '{print $1 + $5}' /sys/block/vda/stat /sys/block/vdb/stat")?.ok()?.stdout;
@@ -129,7 +129,7 @@ fn wait_progress(vm: &Vm) -> Result<()> {
     })
 }
 
-/// What the loads wait for, and what the volumes have, for whoever looks at a run that has failed.
+/// Returns what the loads wait for and the state of the volumes, to explain a run that has failed.
 fn state(end: &End<'_>, vm: &Vm) -> String {
     const LOOK: &str = "cat /tmp/*.log; for p in $(pidof fio blocks); do head -n 3 /proc/$p/status; \
                         grep -H . /proc/$p/task/*/stack; done; dmesg | tail -n 40";
@@ -142,8 +142,8 @@ fn state(end: &End<'_>, vm: &Vm) -> String {
 fn a_vm_migrates_under_load_and_back() -> Result<()> {
     const CACHED: u64 = 64 << 20;
     let bed = TestBed::new("volume-migrates")?;
-    // With TCG, QEMU before 9.0 does not see all that a guest writes to its memory while it migrates (mended by its commit
-    // 03bfc2188f), whatever disks it has: programs in the guest die of that, or wait for ever.
+    // With TCG, a QEMU before 9.0 does not see all that a guest writes to its memory while it migrates (fixed by its commit
+    // 03bfc2188f), with any disks: programs in the guest then die or wait for ever.
     let newer = match bed.accel()? {
         Accel::Kvm => Ok(None),
         Accel::Tcg => newer_qemu().map(Some),
@@ -159,7 +159,7 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
     bed.host("mkfs.ext4 -q files")?.ok()?;
     let hash = bed.host("sha256sum < cached")?.ok()?.stdout;
     let here = End::start(&bed, "here", &images, "true")?;
-    // It says who has the images, and waits for a VM.
+    // The volume reports who has the images, and waits for a VM.
     let there = End::start(&bed, "there", &images, "vm")?;
     ensure!(there.logs().matches("in use by a writer").count() == 2, "{}", there.logs());
     let source = here.vm("source", newer)?.boot()?;
@@ -171,10 +171,10 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
     source.spawn(&format!("exec {} > /tmp/fio.log 2>&1", fio(load)))?;
     wait_progress(&source)?;
 
-    // The kernel keeps a disk's cache while somebody has it open.
+    // The kernel keeps a disk's cache while somebody has the disk open.
     source.spawn("exec sleep 100000 < /dev/vdc")?;
 
-    // Cancelled when the VM has stopped and the images are free for the other end: it goes on, and has them again.
+    // Cancelled when the VM has stopped and the images are free for the other end: the VM goes on, and has the images again.
     let target = there.vm("first", newer)?.incoming().start()?;
     begin(&source, &target, Speed::ToTheEnd, true)?;
     wait_status(&source, "pre-switchover")?;
@@ -195,8 +195,8 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
     wait_status(&source, "failed")?;
     wait_progress(&source)?;
 
-    // Done. The guest's cache of a disk is written by the volume and by nobody else; it is filled when all memory has been
-    // sent already, and what it holds is looked at where the VM has gone.
+    // Completed. The guest's cache of a disk is written only by the volume. It is filled after all memory has been sent once,
+    // and its content is checked at the destination.
     let target = there.vm("third", newer)?.incoming().start()?;
     begin_second_round(&source, &target)?;
     source.run_within(2 * PROMPT, "dd if=/dev/vdc of=/dev/null bs=1M")?.ok()?;
@@ -215,7 +215,7 @@ fn a_vm_migrates_under_load_and_back() -> Result<()> {
         "fio has found errors"
     );
 
-    // And back, to the volumes that it comes from.
+    // Then back to the first volumes.
     source.kill_qemu()?;
     let back = here.vm("back", newer)?.incoming().start()?;
     begin(&target, &back, Speed::ToTheEnd, false)?;

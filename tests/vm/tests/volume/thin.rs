@@ -1,24 +1,24 @@
-//! Space that a guest gives back comes back to what its disk is made of.
+//! Space that a guest gives back returns to the storage of its disk.
 //!
-//! There are two tests, since no VM has both ends:
+//! There are two kinds of tests, because no VM can have both ends:
 //!
-//! - A VM's own fstrim, through virtio_blk, QEMU and a volume on the host, whose disk is a loop device over a sparse file: there a
-//!   discard makes a hole. Once with the discard of io_uring, if the host's kernel has it, and once with BLKDISCARD, which
-//!   the volume is told to use.
-//! - A real thin pool (dm-thin), in a guest whose kernel has no discard in io_uring (Debian 12: 6.1). The volume runs in the same guest, so
-//!   that no VM can have its disk; a client discards what the file system says is free, which is what fstrim does.
+//! - A VM's own fstrim, through virtio_blk, QEMU and a volume on the host, whose disk is a loop device over a sparse file:
+//!   there a discard makes a hole. It runs once with the discard of io_uring, if the host's kernel has it, and once with
+//!   BLKDISCARD, which the volume is told to use.
+//! - A real thin pool (dm-thin) in a guest whose kernel has no discard in io_uring (Debian 12: 6.1). The volume runs in the
+//!   same guest, so no VM can have its disk; a client discards the blocks that the file system reports as free, as fstrim does.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_a_guest_trims_is_given_back_by_io_uring() -> Result<()> {
+fn trimmed_space_is_returned_through_io_uring() -> Result<()> {
     a_guest_trims("volume-trim-uring", "")
 }
 
 #[test]
-fn what_a_guest_trims_is_given_back_by_a_thread() -> Result<()> {
+fn trimmed_space_is_returned_by_a_thread() -> Result<()> {
     a_guest_trims("volume-trim-thread", "GINNEL_TEST_NO_URING_DISCARD=1")
 }
 
@@ -27,7 +27,7 @@ fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
     let bed = TestBed::new(name)?;
     let file = image(&bed, "file", 256 * MIB, None)?;
     let socket = bed.dir().join("thin.sock");
-    // The device vanishes with the process, which holds it.
+    // The device vanishes when the process that holds it ends.
     let command = format!(
         "loop=$(losetup --find --show {file}) && exec 9<>$loop && losetup -d $loop && {environment} \
          exec {volume} thin --socket {socket} --path $loop --direct on",
@@ -67,10 +67,10 @@ fn a_guest_trims(name: &str, environment: &str) -> Result<()> {
 
 #[test]
 fn a_thin_pool_shrinks() -> Result<()> {
-    /// Of the metadata, of the data and of the thin device.
+    /// The sizes, in sectors, of the metadata, of the data and of the thin device.
     const META: u64 = 8192;
     const DATA: u64 = 256 * MIB / 512;
-    /// Sectors of a block of the pool.
+    /// The number of sectors of a block of the pool.
     const BLOCK: u64 = 128;
     let bed = TestBed::new("volume-thin")?;
     let disk = image(&bed, "disk", (META + DATA) * 512, None)?;
@@ -92,7 +92,7 @@ fn a_thin_pool_shrinks() -> Result<()> {
         .qemu_args("-device virtio-blk-pci,drive=d")
         .boot()?;
     wait_for_disk(&vm, "vda")?;
-    // There is no udev to make the names.
+    // No udev makes the names here.
     let device = |name: &str, table: String| {
         let make = format!("dmsetup create {name} --noudevsync --table '{table}' && dmsetup mknodes");
         vm.run(&make)?.ok().map(drop)
@@ -111,7 +111,7 @@ fn a_thin_pool_shrinks() -> Result<()> {
         let used: u64 = blocks.with_context(|| said.clone())?.0.parse()?;
         anyhow::Ok(used * BLOCK * 512)
     };
-    // A file is deleted, and the file system does not say so by itself.
+    // A file is deleted, and the file system does not report that by itself.
     let fill = "mkfs.ext4 -q -b 4096 -E nodiscard /dev/mapper/thin && mkdir -p /mnt && \
                 mount -o nodiscard /dev/mapper/thin /mnt && \
                 dd if=/dev/urandom of=/mnt/stays bs=1M count=32 && dd if=/dev/urandom of=/mnt/goes bs=1M count=96 && \
@@ -139,10 +139,10 @@ fn a_thin_pool_shrinks() -> Result<()> {
     vm.shutdown()
 }
 
-/// The parts of a file system of 4 KiB blocks that nothing is in, as its `dumpe2fs` lists them, for `--discard`.
+/// Returns the free parts of a file system of 4 KiB blocks, as its `dumpe2fs` lists them, in the form for `--discard`.
 fn free(dump: &str) -> Result<String> {
     let mut parts = Vec::new();
-    // The superblock has a line of that name too, with a number.
+    // The superblock has a line with this name too, which has a number.
     for line in dump.lines().filter_map(|line| line.strip_prefix("  Free blocks: ")) {
         for range in line.split(',').map(str::trim).filter(|range| !range.is_empty()) {
             let (first, last) = range.split_once('-').unwrap_or((range, range));

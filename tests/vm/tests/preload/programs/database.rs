@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::stage::{FILES, Play};
 
-/// Debian's folder of its programs.
+/// Debian's folder for the programs of PostgreSQL.
 const FOLDER: &str = "/usr/lib/postgresql/15/bin";
 pub const POSTGRES: &str = "/usr/lib/postgresql/15/bin/postgres";
-/// It refuses to run as root.
+/// An unprivileged user, because PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
 fn as_nobody() -> String {
@@ -21,7 +21,7 @@ fn as_nobody() -> String {
 pub fn postgresql(play: &mut Play<'_, '_>) -> Result<()> {
     let files = play.files().to_owned();
     if !files.join("data.tar").exists() {
-        // The host is faster at it.
+        // The host makes the database, because it is faster.
         let folder = tempfile::tempdir()?;
         chown(folder.path(), Some(NOBODY), None)?;
         let data = folder.path().join("data");
@@ -41,7 +41,7 @@ pub fn postgresql(play: &mut Play<'_, '_>) -> Result<()> {
     let settings = format!(
         "-c listen_addresses={host} -c unix_socket_directories= -c fsync=off -c shared_buffers=32MB -c autovacuum=off"
     );
-    // Of the host that connects.
+    // Allow connections from the other VM.
     play.on_server("echo 'host all all all trust' >> /tmp/data/pg_hba.conf")?;
     play.serve(port, &format!("{} {POSTGRES} -D /tmp/data -p {port} {settings}", as_nobody()))?;
     let whom = format!("-h {host} -p {port} -U postgres");
@@ -51,7 +51,7 @@ pub fn postgresql(play: &mut Play<'_, '_>) -> Result<()> {
     let done = out.lines().find_map(|line| line.strip_prefix("number of transactions actually processed: "));
     let done = done.with_context(|| out.clone())?;
     ensure!(out.contains("number of failed transactions: 0 "), "{out}");
-    // Each transaction has added to an account, and has noted how much.
+    // Each transaction has added to an account, and has noted the amount.
     let psql = format!("{FOLDER}/psql {whom} -X -A -t -v ON_ERROR_STOP=1");
     let sums = play.client(&format!(
         "{psql} -c 'select (select count(*) from pgbench_history) >= {done}, \
@@ -59,7 +59,7 @@ pub fn postgresql(play: &mut Play<'_, '_>) -> Result<()> {
     ))?;
     ensure!(sums.stdout.trim() == "t|t", "{done}: {}", sums.stdout);
 
-    // Many rows from the server, and back.
+    // Many rows go from the server to the client, and back.
     let rows = "select i, repeat(chr(97 + i % 26), i % 200) from generate_series(1, 5000) i";
     play.client(&format!("{psql} -c '\\copy ({rows}) to rows' postgres"))?;
     let row = |i: usize| format!("{i}\t{}\n", char::from(b'a' + (i % 26) as u8).to_string().repeat(i % 200));

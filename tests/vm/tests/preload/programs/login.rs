@@ -1,4 +1,4 @@
-//! OpenSSH and rsync: servers that execute themselves, fork and give up rights with a connection.
+//! OpenSSH and rsync: servers that execute themselves, fork, and drop privileges while they have a connection.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use super::bytes;
 use crate::stage::{FILES, Play, changed};
 
-/// How long it is tried again until a connection has changed over.
+/// How long the test tries again until a connection has changed over.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Files of many sizes.
+/// Writes files of many sizes.
 fn fill(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     for (number, len) in (0..30).map(|i| i * 300).chain([1 << 20]).enumerate() {
@@ -32,7 +32,7 @@ fn read(folder: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Copies files there and back. rsync compares checksums of all that it gets.
+/// Copies files there and back. rsync compares checksums of everything that it receives.
 fn there_and_back(play: &mut Play<'_, '_>, options: &str, there: &str) -> Result<()> {
     let (here, back) = (play.files().join("here"), play.files().join("back"));
     play.client(&format!("rsync -a --whole-file --ignore-times {options} here/ {there}"))?;
@@ -55,7 +55,7 @@ pub fn ssh(play: &mut Play<'_, '_>) -> Result<()> {
          UsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n"
     );
     fs::write(files.join("sshd_config"), configuration)?;
-    // Where the distribution's server confines itself.
+    // The distribution's server confines itself in this folder.
     play.on_server("mkdir -p /run/sshd")?;
     play.serve(port, &format!("/usr/sbin/sshd -D -e -f {FILES}/sshd_config"))?;
     let options = format!(
@@ -65,7 +65,7 @@ pub fn ssh(play: &mut Play<'_, '_>) -> Result<()> {
     fs::write(files.join("data"), bytes(2 << 20))?;
     let sum = Command::new("sha256sum").arg(files.join("data")).output()?.stdout;
     let sum = String::from_utf8(sum)?.split(' ').next().context("no sum")?.to_owned();
-    // How far a connection comes until all is sent is up to the machine.
+    // Whether a connection changes over before everything is sent depends on the machine.
     let end = Instant::now() + PATIENCE;
     loop {
         let out = play.client(&format!("ssh {options} {host} sha256sum < data"))?.stdout;
@@ -94,8 +94,8 @@ pub fn rsync(play: &mut Play<'_, '_>) -> Result<()> {
         &format!("rsync --daemon --no-detach --address={host} --port={port} --config={FILES}/rsyncd.conf"),
     )?;
     let there = format!("rsync://{host}:{port}/there/");
-    // It forks soon after the first bytes, and one process sends and another one receives from then on. A connection that has not
-    // changed over by then stays on TCP, so how many do is up to the machine.
+    // rsync forks soon after the first bytes; from then on one process sends and another one receives. A connection that has
+    // not changed over by then stays on TCP, so how many do depends on the machine.
     for _ in 0..2 {
         there_and_back(play, "", &there)?;
     }

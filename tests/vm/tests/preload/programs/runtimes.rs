@@ -1,4 +1,5 @@
-//! Servers and clients in Python, JavaScript and Java, which look at all bytes that come back. The command's own tests have them too.
+//! Servers and clients in Python, JavaScript and Java that check all bytes that come back. The tests of the command `ginnel`
+//! use them too.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +12,7 @@ const ASYNCIO: &str = include_str!("../../../../../crates/cli/tests/command/prog
 const NODE: &str = include_str!("../../../../../crates/cli/tests/command/programs/echo.js");
 const JAVA: &str = include_str!("../../../../../crates/cli/tests/command/programs/Echo.java");
 
-/// `program` takes "serve" or "talk" with an address and a port, and `more`. So many connections change over.
+/// Runs `program`, which takes "serve" or "talk" with an address and a port, and `more`. This many connections change over.
 fn echo(play: &mut Play<'_, '_>, program: &str, more: &str, name: &str, connections: usize) -> Result<()> {
     let (host, port) = (play.host(), play.port());
     play.serve(port, &format!("{program} serve {host} {port} {more}"))?;
@@ -35,7 +36,7 @@ pub fn java(play: &mut Play<'_, '_>) -> Result<()> {
     let source = play.files().join("Echo.java");
     if !source.exists() {
         fs::write(&source, JAVA)?;
-        // In an emulated VM that takes long.
+        // Compiling in an emulated VM would take long.
         let made = Command::new("/usr/bin/javac").arg("-d").arg(play.files()).arg(&source).output()?;
         ensure!(made.status.success(), "{made:?}");
     }

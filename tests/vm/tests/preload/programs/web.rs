@@ -1,4 +1,4 @@
-//! Servers of files, in C and in Go, with curl and wrk.
+//! File servers in C and in Go, with curl and wrk.
 
 use std::fs;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::bytes;
 use crate::stage::{FILES, PATIENCE, Play, changed};
 
-/// Two files by one connection, and whether they are what was to be sent.
+/// Fetches two files over one connection, and returns whether their contents are right.
 fn fetch(play: &mut Play<'_, '_>, at: &str) -> Result<()> {
     let url = format!("http://{at}/large");
     play.client(&format!("curl -sS -o one {url} -o two {url}"))?;
@@ -38,8 +38,8 @@ pub fn nginx(play: &mut Play<'_, '_>) -> Result<()> {
     );
     fs::write(play.files().join("nginx.conf"), configuration)?;
     play.serve(port, &format!("nginx -p {FILES} -c {FILES}/nginx.conf -e /tmp/nginx-error"))?;
-    // A receiver that rests while its ring is small (here it writes to a file of the host's) has its connection go back to TCP for a while:
-    // then it runs again.
+    // If a receiver pauses while its ring is small (here it writes to a file of the host), its connection goes back to TCP for
+    // a while; then the client runs again.
     let end = Instant::now() + PATIENCE;
     loop {
         fetch(play, &at)?;
@@ -50,7 +50,7 @@ pub fn nginx(play: &mut Play<'_, '_>) -> Result<()> {
         }
         ensure!(Instant::now() < end, "{connections:#?}");
     }
-    // Pages over several connections, each of which stays for the next one.
+    // Several connections fetch pages, and each connection is used for more than one page.
     let wrk = format!("wrk -t 1 -c 10 -d 1s --timeout 30s http://{at}/small");
     let out = play.client_until_changed(&wrk, "wrk", 10, "nginx")?.stdout;
     let good = out.contains("requests in") && !out.contains("Socket errors") && !out.contains("Non-2xx");
@@ -58,7 +58,7 @@ pub fn nginx(play: &mut Play<'_, '_>) -> Result<()> {
     play.end()
 }
 
-/// It is written in Go, and calls the kernel past every library.
+/// Caddy is written in Go, and makes system calls without any library.
 pub fn caddy(play: &mut Play<'_, '_>) -> Result<()> {
     fill(play)?;
     let port = play.port();
@@ -68,7 +68,7 @@ pub fn caddy(play: &mut Play<'_, '_>) -> Result<()> {
     ensure!(said.contains("is written in Go") && said.contains("stay on TCP"), "{said}");
     fetch(play, &at)?;
     play.end()?;
-    // The client has it in the report, with the reason.
+    // The client's report contains the connection, with the reason.
     let connections = play.of_clients()?;
     ensure!(connections.len() == 1, "{connections:#?}");
     let stays = connections[0].reason == "it ended before both its ends were reported";

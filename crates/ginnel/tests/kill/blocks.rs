@@ -1,4 +1,4 @@
-//! Death in calls that are about blocks, in those that make and open locks, and while the endpoint is held.
+//! Death in calls about blocks, in calls that make and open locks, and while the endpoint is held.
 
 use crate::stepper::{Stepper, Way, leave, start};
 use crate::support::WATCHDOG;
@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 const SIZE: usize = PAGE;
 
-/// A call in which somebody dies.
+/// A call during which a program is killed.
 struct Case {
     name: &'static str,
     /// Makes the call after [`start`].
     victim: fn(&Endpoint),
-    /// What another does while the victim stands before the call.
+    /// What another program does while the victim stands before the call.
     meanwhile: fn(&Endpoint),
-    /// What another does after its death.
+    /// What another program does after the death.
     after: fn(&Endpoint),
-    /// The same before the daemon knows of it.
+    /// Whether `after` runs already before the daemon knows of the death.
     waits: bool,
 }
 
 fn nothing(_: &Endpoint) {}
 
-/// Somebody who waits for a block gets it.
+/// Another program that waits for the block gets it.
 fn have_own(heir: &Endpoint) {
     heir.open_block_within(OWN, Rights::WRITE_EXCLUSIVE, WATCHDOG).unwrap().close().unwrap();
 }
@@ -68,7 +68,7 @@ const CASES: [Case; 15] = [
             std::mem::forget(endpoint.create_block("x", SIZE, &options).unwrap());
         },
         meanwhile: nothing,
-        // It outlives whoever has made it. If it was made, it is whole.
+        // The block outlives the program that has made it. If it exists, it is complete.
         after: |heir| match heir.open_block("x", Rights::WRITE_EXCLUSIVE) {
             Ok(block) => {
                 assert_eq!(block.len(), SIZE);
@@ -183,7 +183,8 @@ const CASES: [Case; 15] = [
             endpoint.process_events();
             std::mem::forget(block);
         },
-        // Whoever waits to be alone with the block has to know that the other's mapping is gone, or that he is.
+        // A program that waits for exclusive access must learn either that the victim's mapping is gone, or that the victim is
+        // dead.
         meanwhile: |heir| {
             let own = heir.open_block(OWN, Rights::READ).unwrap();
             own.grant(0, 0, Rights::NONE).unwrap();
@@ -200,7 +201,7 @@ const CASES: [Case; 15] = [
             std::mem::forget(endpoint.mutex("x").unwrap());
         },
         meanwhile: nothing,
-        // A lock whose last user has died is there for the next one.
+        // A lock whose last user has died can be used by the next program.
         after: |heir| {
             let _ = heir.mutex("x").unwrap().lock().unwrap();
         },
@@ -227,7 +228,7 @@ const CASES: [Case; 15] = [
     },
 ];
 
-/// A victim that stands before its call.
+/// Starts a victim that stops before its call.
 fn open(stage: &mut Stage, case: &Case) -> Stepper {
     let socket = stage.daemon.socket();
     let victim = Stepper::fork(|| {
@@ -239,9 +240,9 @@ fn open(stage: &mut Stage, case: &Case) -> Stepper {
     victim
 }
 
-/// Its death, and what is to be right after it.
+/// Kills the victim, and checks what must hold afterwards.
 fn close(stage: &mut Stage, case: &Case, victim: &mut Stepper) {
-    // Nothing is given twice while it lives.
+    // Nothing is allocated twice while the victim lives.
     stage.look();
     let at = victim.at();
     if victim.kill() {
@@ -253,7 +254,7 @@ fn close(stage: &mut Stage, case: &Case, victim: &mut Stepper) {
         "{}: the victim has failed by itself",
         case.name
     );
-    // Who waits does so from before the death is known.
+    // These cases start to wait before the death is known.
     if case.waits {
         (case.after)(&stage.heir);
     }
@@ -264,7 +265,7 @@ fn close(stage: &mut Stage, case: &Case, victim: &mut Stepper) {
     stage.all_is_well(case.name);
 }
 
-/// At each instruction that matters, and others all over the call.
+/// Kills at each instruction next to a system call, and at others throughout the call.
 pub fn stepped(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
     for case in CASES.iter().filter(|case| wanted(case.name)) {
         let (begin, before) = (Instant::now(), stage.toll.kills);
@@ -287,7 +288,7 @@ pub fn stepped(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
     }
 }
 
-/// Blocks come and go, and so does the one who makes them.
+/// Kills a program that makes and frees blocks all the time.
 pub fn at_random(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
     let name = "blocks come and go";
     if !wanted(name) {

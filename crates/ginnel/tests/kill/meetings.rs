@@ -6,10 +6,10 @@ use ginnel::sync::{Barrier, Once, Semaphore};
 use ginnel::{Endpoint, Error};
 use std::time::{Duration, Instant};
 
-// In the shared page.
+// Offset in the shared page.
 const ONCE_PAIR: usize = 64;
 
-/// One who uses them.
+/// A process that uses these objects.
 pub struct Meetings {
     shared: Shared,
     semaphore: Semaphore,
@@ -18,7 +18,7 @@ pub struct Meetings {
 }
 
 impl Meetings {
-    /// There is one permit. Whoever dies with it takes it along; [`help`](Party::help) makes another.
+    /// There is one permit. A process that dies with it loses it; [`help`](Party::help) makes another.
     fn take_and_give(&mut self) {
         let begin = Instant::now();
         self.semaphore.acquire().unwrap();
@@ -29,13 +29,13 @@ impl Meetings {
 
     fn give(&mut self) {
         match self.semaphore.release(1) {
-            // One that only seemed lost was replaced.
+            // The permit only seemed lost and was replaced, so there is one already.
             Ok(()) | Err(Error::Overflow { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Has the turn, and gives it to the next.
+    /// Takes the turn of the once and drops it, so that the next process gets it.
     fn have_a_turn(&mut self) {
         let begin = Instant::now();
         let Some(turn) = self.once.begin().unwrap() else {
@@ -49,7 +49,7 @@ impl Meetings {
         self.shared.work(ONCE_PAIR);
     }
 
-    /// Any two meet, and no third. A death breaks that, for one who waits or for the next who comes.
+    /// Any two processes meet. A death breaks the barrier, either for a process that waits or for the next one that arrives.
     fn meet(&mut self) {
         let begin = Instant::now();
         loop {
@@ -57,7 +57,7 @@ impl Meetings {
                 Ok(_) => return,
                 Err(Error::BarrierBroken) => match self.barrier.reset() {
                     Ok(()) => self.shared.note(begin, true),
-                    // The other has to find out, too.
+                    // The other process has to notice the break first.
                     Err(Error::WouldBlock) => std::thread::yield_now(),
                     Err(error) => panic!("{error}"),
                 },
@@ -87,7 +87,7 @@ impl Party for Meetings {
         };
         party.semaphore.set_timeout(Some(WATCHDOG));
         party.once.set_timeout(Some(WATCHDOG));
-        // Who comes again is counted once.
+        // A party that waits again after a timeout is counted only once.
         party.barrier.set_timeout(Some(Duration::from_millis(100)));
         party
     }

@@ -1,9 +1,9 @@
 //! Models of the session between the two daemons of a VM: loom runs both ends in every order of their steps.
 //!
-//!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-daemon --test loom_link
+//!     RUSTFLAGS="--cfg loom" cargo test --release -p ginnel-daemon --test loom_control_link
 //!
-//! Each end works only when it has been rung, so a doorbell that is missing is a deadlock, which loom reports. What is
-//! modelled is the handshake and the first messages of a session; the rings have models of their own in `ginnel-ring`.
+//! Each end works only when it has been rung, so a missing doorbell is a deadlock, which loom reports. The models cover the
+//! handshake and the first messages of a session; the rings have models of their own in `ginnel-ring`.
 #![cfg(loom)]
 
 use ginnel_daemon::link::{Event, GuestLink, HostLink, Parts};
@@ -21,7 +21,7 @@ use loom::thread;
 const BOOT: [u8; 16] = *b"boot identity 01";
 const HELLO: [u8; 8] = *b"greeting";
 
-/// Explores `model` with at most this many preemptions, or as many as LOOM_MAX_PREEMPTIONS says.
+/// Explores `model` with at most this many preemptions, or with LOOM_MAX_PREEMPTIONS if that is set.
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
@@ -36,7 +36,7 @@ struct Part {
     len: usize,
 }
 
-/// The control memory: the session lines, the words of both rings, and the first two records of each.
+/// Makes the control memory: the session lines, the words of both rings, and the first two records of each ring.
 fn control() -> Part {
     let session =
         [GUEST_ACK, GUEST_BOOT_ID, GUEST_BOOT_ID + 8, GUEST_EPOCH, GUEST_INTERRUPTS, HOST_ACK, HOST_EPOCH];
@@ -117,7 +117,7 @@ impl SharedMemory for Part {
     }
 }
 
-/// A doorbell: what is rung stays rung until somebody has slept on it.
+/// A doorbell. A ring is kept until somebody has slept on the doorbell.
 #[derive(Clone)]
 struct Bell(Arc<(Mutex<bool>, Condvar)>);
 
@@ -140,7 +140,7 @@ impl Bell {
     }
 }
 
-/// What both ends have in common.
+/// The methods that both ends have.
 trait End {
     fn step(&mut self) -> Event;
     fn take_ring(&mut self) -> bool;
@@ -172,7 +172,7 @@ impl End for GuestLink<Part> {
     }
 }
 
-/// Works until the peer's greeting has come: greets in each session, sleeps when there is nothing to do.
+/// Works until the peer's greeting has arrived: greets the peer in each session, and sleeps when there is nothing to do.
 fn converse(mut end: impl End, own: &Bell, peers: &Bell) {
     loop {
         let event = end.step();
@@ -201,7 +201,7 @@ fn guest(memory: &Part) -> GuestLink<Part> {
     GuestLink::new(memory.clone(), BOOT, true)
 }
 
-/// The host's end in a thread, the guest's here.
+/// Runs the host's end in a thread, and the guest's end in this one.
 fn both(host: impl FnOnce() -> HostLink<Part> + 'static, guest: impl FnOnce() -> GuestLink<Part>) {
     let (to_host, to_guest) = (Bell::new(), Bell::new());
     let (own, peers) = (to_host.clone(), to_guest.clone());
@@ -210,7 +210,7 @@ fn both(host: impl FnOnce() -> HostLink<Part> + 'static, guest: impl FnOnce() ->
     thread.join().unwrap();
 }
 
-/// A session without messages.
+/// Returns both ends of a session without messages.
 fn session(memory: &Part) -> (HostLink<Part>, GuestLink<Part>) {
     let (mut host, mut guest) = (host(memory), guest(memory));
     assert_eq!(host.step(), Event::Idle);

@@ -1,8 +1,8 @@
-//! Those who live on: they use objects all the time, and sleep when they have to wait. Others come, take part in one thing,
-//! and are killed.
+//! The survivors use the objects all the time, and sleep when they have to wait. Victims come, take part in one operation, and
+//! are killed.
 //!
-//! What the objects guard is pairs of words that are equal unless somebody is at work on them: found unequal by one who
-//! was not told of a death, they are a failure, as is a wait that does not end.
+//! The objects guard pairs of words that are equal unless a process is at work on them. It is a failure if a process finds them
+//! unequal without having been told of a death, or if a wait does not end.
 
 use crate::stepper::{fork, reap, until};
 use crate::support::WATCHDOG;
@@ -10,9 +10,9 @@ use crate::{RUNNING, Stage, attach};
 use ginnel::{Endpoint, Mapping, SharedMemory};
 use std::time::{Duration, Instant};
 
-// In the shared page.
+// Offsets in the shared page.
 const STOP: usize = 8;
-/// For each survivor: rounds, deaths it was told of, its longest wait in microseconds.
+/// Counters of each survivor: rounds, deaths of which it was told, its longest wait in microseconds.
 const ROUNDS: usize = 256;
 const TOLD: usize = 8;
 const LONGEST: usize = 16;
@@ -21,26 +21,26 @@ const SURVIVORS: usize = 2;
 /// What a victim does, again and again.
 pub type Act<P> = fn(&mut P);
 
-/// Handles of one process, survivor or victim.
+/// The handles of one process, survivor or victim.
 pub trait Party: Sized + 'static {
-    /// What victims do, by name.
+    /// The names and functions of what victims do.
     const ACTS: &[(&str, Act<Self>)];
     /// Whether some survivor is told of each death.
     const ALL_ARE_TOLD: bool = false;
 
     fn new(endpoint: &Endpoint, shared: &Shared) -> Self;
 
-    /// All of it, as a survivor does it.
+    /// Does everything once, as a survivor does.
     fn round(&mut self);
 
-    /// A survivor goes: nobody may wait for it any more.
+    /// Ends a survivor's part, so that no other process has to wait for it.
     fn leave(self);
 
-    /// By the test, while the survivors have made no round for some time.
+    /// Called by the test when the survivors have made no round for some time.
     fn help(&mut self) {}
 }
 
-/// The shared page, and where in it the numbers of this survivor stand, if it is one.
+/// The shared page, and the place of this survivor's counters in it (`None` for a victim).
 #[derive(Clone)]
 pub struct Shared {
     pub page: Mapping,
@@ -52,7 +52,7 @@ impl Shared {
         self.page.load_relaxed_u64(STOP) != 0
     }
 
-    /// A wait that began then has ended, perhaps with news of a death.
+    /// Notes that a wait that began at `begin` has ended, and whether it reported a death.
     pub fn note(&self, begin: Instant, told: bool) {
         let Some(own) = self.own else { return };
         let waited = begin.elapsed().as_micros() as u64;
@@ -69,7 +69,7 @@ impl Shared {
         self.page.store_relaxed_u64(pair + 8, self.page.load_relaxed_u64(pair));
     }
 
-    /// Half of it, after a while the other half.
+    /// Changes one word of the pair, and after a while the other.
     pub fn work(&self, pair: usize) {
         assert!(self.is_whole(pair), "half-written, and nobody was told to have died");
         let next = self.page.load_relaxed_u64(pair) + 1;
@@ -91,7 +91,7 @@ fn survive<P: Party>(endpoint: &Endpoint, page: &Mapping, own: usize) {
 }
 
 pub fn at_random<P: Party>(stage: &mut Stage, kills: usize, wanted: &dyn Fn(&str) -> bool) {
-    /// So long without a round, and they may need help.
+    /// The survivors may need help when they have made no round for this long.
     const STUCK: Duration = Duration::from_millis(20);
 
     let page = stage.shared.clone();

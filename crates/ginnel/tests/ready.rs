@@ -1,5 +1,6 @@
-//! One thread that waits for many halves of channels.
+//! One thread waits for many halves of channels with a readiness set.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{
@@ -28,11 +29,11 @@ fn small() -> ChannelOptions {
 fn pair(from: &Endpoint, to: &Listener<MessageChannel>, name: &str) -> (MessageSender, MessageReceiver) {
     let near: MessageChannel = from.connect_with(name, &small()).unwrap();
     let far = to.accept_timeout(WATCHDOG).unwrap();
-    // The other two halves end their directions, which nobody uses.
+    // Dropping the other two halves ends their directions, which nobody uses.
     (near.split().0, far.split().1)
 }
 
-/// The next keys, of which there are some before the watchdog barks.
+/// Waits for the next keys, of which there must be some within [`WATCHDOG`].
 fn ready(set: &mut ReadySet) -> Vec<u64> {
     let mut keys = Vec::new();
     set.wait(&mut keys, Some(WATCHDOG)).unwrap();
@@ -40,7 +41,7 @@ fn ready(set: &mut ReadySet) -> Vec<u64> {
     keys
 }
 
-/// Tries all halves once, so that they rest; the first keys are those of the beginning.
+/// Tries each half once so that it is at rest. The first keys are reported because the halves were just registered.
 fn settle(set: &mut ReadySet, receivers: &mut [MessageReceiver]) {
     let mut begun = BTreeSet::new();
     while begun.len() < receivers.len() {
@@ -57,7 +58,7 @@ fn nothing_comes(set: &mut ReadySet) {
     assert!(keys.is_empty(), "{keys:?}");
 }
 
-/// Messages over many channels in any order, each seen once, by one thread that sleeps whenever it can.
+/// Sends messages over many channels in any order. One thread, which sleeps whenever it can, must receive each of them once.
 fn all_arrive(mode: WaitMode, channels: usize, messages: u64) {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
@@ -76,7 +77,7 @@ fn all_arrive(mode: WaitMode, channels: usize, messages: u64) {
         let mut random = 0x9e37_79b9_u64;
         for turn in 0..messages {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(turn | 1);
-            // A few are busy, the others now and then.
+            // A few channels are busy, the others have a message now and then.
             let among = if random >> 40 & 3 == 0 { channels } else { 12.min(channels) };
             let at = (random >> 33) as usize % among;
             senders[at].send(&sent[at].to_ne_bytes()).unwrap();
@@ -111,12 +112,12 @@ fn thousands_of_channels_are_served_by_a_thread_that_sleeps() {
 }
 
 #[test]
-fn channels_are_served_by_a_thread_that_looks_and_sleeps() {
+fn channels_are_served_by_a_thread_that_polls_and_sleeps() {
     all_arrive(WaitMode::Adaptive { budget: Duration::from_micros(20) }, 300, 100_000);
 }
 
 #[test]
-fn a_key_is_said_again_only_after_another_try() {
+fn a_key_is_reported_again_only_after_another_try() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let listener = a.listen::<MessageChannel>("a").unwrap();
@@ -135,7 +136,7 @@ fn a_key_is_said_again_only_after_another_try() {
     assert!(matches!(receiver.recv(), Err(Error::WouldBlock)));
     sender.send(b"three").unwrap();
     assert_eq!(ready(&mut set), [7]);
-    // Out of the set, it waits by itself.
+    // A half that has left the set waits by itself.
     receiver.deregister();
     assert_eq!(receiver.recv().unwrap(), b"three");
     let receiving = rustix::thread::gettid();
@@ -152,7 +153,7 @@ fn a_key_is_said_again_only_after_another_try() {
 }
 
 #[test]
-fn a_sender_is_told_of_room() {
+fn a_sender_is_told_when_there_is_room() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let listener = a.listen::<StreamChannel>("a").unwrap();
@@ -182,7 +183,7 @@ fn a_sender_is_told_of_room() {
     assert_eq!(reading.join().unwrap(), sent);
 }
 
-/// The daemon's word about an end reaches a set that sleeps, also after the daemon has gone and come back.
+/// The daemon's report of a death reaches a sleeping set, also when the daemon has been restarted.
 #[test]
 fn the_end_of_a_peer_is_reported() {
     let mut daemon = Daemon::start_new(WEB);
@@ -218,7 +219,7 @@ fn the_end_of_a_peer_is_reported() {
 }
 
 #[test]
-fn listeners_and_event_loops_of_others() {
+fn a_set_watches_listeners_and_works_in_another_event_loop() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let listener = a.listen::<MessageChannel>("a").unwrap();
@@ -227,7 +228,7 @@ fn listeners_and_event_loops_of_others() {
     nothing_comes(&mut set);
     let near: MessageChannel = b.connect("a").unwrap();
     assert_eq!(ready(&mut set), [9]);
-    // Who only looks sees watched descriptors, too.
+    // A wait without a timeout reports watched descriptors, too.
     for mode in [WaitMode::Interrupt, WaitMode::Poll, WaitMode::default()] {
         set.set_mode(mode);
         let mut keys = Vec::new();
@@ -239,14 +240,14 @@ fn listeners_and_event_loops_of_others() {
     receiver.register(&set, 3).unwrap();
     settle_one(&mut set, &mut receiver, 3);
 
-    // Somebody else's loop sleeps on the set's descriptor.
+    // Another event loop sleeps on the set's descriptor.
     assert!(!set.arm().unwrap());
     assert!(!readable(&set, Duration::from_millis(20)));
     sender.send(b"x").unwrap();
     assert!(readable(&set, WATCHDOG));
     assert_eq!(ready(&mut set), [3]);
     assert_eq!(receiver.recv().unwrap(), b"x");
-    // What is there before it sleeps is said at once.
+    // A message that is there before the set sleeps is reported at once.
     assert!(matches!(receiver.recv(), Err(Error::WouldBlock)));
     sender.send(b"y").unwrap();
     assert!(set.arm().unwrap());
@@ -256,7 +257,7 @@ fn listeners_and_event_loops_of_others() {
     nothing_comes(&mut set);
 }
 
-/// A set that polls never sleeps, and yet hears of a connection that comes while it waits.
+/// A set that polls never sleeps, and yet reports a connection that arrives while it waits.
 #[test]
 fn a_set_that_polls_reports_descriptors() {
     let daemon = Daemon::start_new(WEB);
@@ -266,7 +267,7 @@ fn a_set_that_polls_reports_descriptors() {
     set.set_mode(WaitMode::Poll);
     set.watch(&listener, 9).unwrap();
     nothing_comes(&mut set);
-    // Whether the set waits by then cannot be seen, as it never sleeps, and must not matter.
+    // A polling set never sleeps, so the test cannot know whether it waits already. It must not matter.
     let connecting = thread::spawn(move || b.connect::<MessageChannel>("a").unwrap());
     assert_eq!(ready(&mut set), [9]);
     drop(connecting.join().unwrap());
@@ -278,7 +279,7 @@ fn settle_one(set: &mut ReadySet, receiver: &mut MessageReceiver, key: u64) {
     nothing_comes(set);
 }
 
-/// A half that rests while another thread sleeps with the set wakes that thread.
+/// A half becomes at rest in one thread while another thread sleeps with the set; the set must then report it.
 #[test]
 fn halves_may_work_in_other_threads_than_the_set() {
     let daemon = Daemon::start_new(WEB);
@@ -309,25 +310,25 @@ fn halves_may_work_in_other_threads_than_the_set() {
 }
 
 #[test]
-fn a_set_gives_back_what_it_had() {
+fn a_dropped_set_returns_its_lanes_and_slots() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let listener = a.listen::<MessageChannel>("a").unwrap();
     let (_sender, mut receiver) = pair(&b, &listener, "a");
-    // More than all boards have lanes.
+    // More sets than all boards have lanes.
     for key in 0..200 {
         let mut set = ReadySet::new().unwrap();
         receiver.register(&set, key).unwrap();
         assert_eq!(ready(&mut set), [key]);
     }
-    // And more slots than all boards have.
+    // More registrations than all boards have slots.
     let set = ReadySet::new().unwrap();
     for key in 0..300_000 {
         receiver.register(&set, key).unwrap();
     }
 }
 
-/// A peer may name any place as the one where it sleeps.
+/// A peer may claim to sleep at any place.
 #[test]
 fn a_place_that_a_peer_names_is_checked() {
     let daemon = Daemon::start_new(WEB);

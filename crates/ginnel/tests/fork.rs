@@ -1,6 +1,8 @@
-//! Programs that fork: parent and child are one endpoint, and whichever ends, the other goes on. Forks, so it has one thread.
+//! Programs that fork: parent and child share one endpoint, and if one of them ends, the other goes on. This test program
+//! forks, so it has only one thread.
 #![allow(unsafe_code)] // fork, waitpid, _exit.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, MessageChannel};
@@ -17,7 +19,7 @@ fn attach(daemon: &Daemon, name: &str) -> Endpoint {
     Endpoint::attach_with("web", &options).unwrap()
 }
 
-/// Runs this in a child, which ends without a destructor.
+/// Runs `body` in a child, which ends without running destructors. Returns the child's process id.
 fn fork(body: impl FnOnce()) -> i32 {
     // SAFETY: the program has one thread.
     let pid = unsafe { libc::fork() };
@@ -55,7 +57,8 @@ fn endpoints(daemon: &Daemon) -> usize {
     daemon.inspect()["endpoints"].as_array().unwrap().len()
 }
 
-/// A program that goes into the background by `forks` forks; its peer notices nothing, also over a daemon's restart.
+/// A program forks `forks` times, and each parent ends, as for a daemon in the background. Its peer notices nothing, not even
+/// when `ginneld` is restarted.
 fn a_parent_ends_and_its_child_goes_on(forks: usize) {
     let mut daemon = Daemon::start_new(WEB);
     let peer = attach(&daemon, "peer");
@@ -76,13 +79,13 @@ fn a_parent_ends_and_its_child_goes_on(forks: usize) {
             }
         }
         echo(&mut channel, 1);
-        // It needs the daemon for the first time, or never before the restart.
+        // With two forks, this process has not needed the daemon before the restart.
         program.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
         theirs.write_all(b"1").unwrap();
         theirs.read_exact(&mut [0]).unwrap();
         program.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
         echo(&mut channel, 1);
-        // Its parent has ended, so the channel is its own to close.
+        // The parent has ended, so the child may close the channel.
         drop(channel);
         theirs.write_all(b"2").unwrap();
         theirs.read_exact(&mut [0]).unwrap();
@@ -103,7 +106,7 @@ fn a_parent_ends_and_its_child_goes_on(forks: usize) {
     wait_for("the endpoint's end with its last process", || (endpoints(&daemon) == 1).then_some(()));
 }
 
-/// A child that drops all that it has inherited, used or not.
+/// A child drops everything that it has inherited, with or without using the endpoint first.
 fn a_child_ends_and_its_parent_goes_on(uses: bool) {
     let daemon = Daemon::start_new(WEB);
     let (program, peer) = (attach(&daemon, "program"), attach(&daemon, "peer"));
@@ -115,7 +118,7 @@ fn a_child_ends_and_its_parent_goes_on(uses: bool) {
     let mut mutex = program.mutex("mutex").unwrap();
     let mut other = peer.mutex("mutex").unwrap();
     let guard = mutex.lock().unwrap();
-    // As at the end of a program: destructors run, but only the child's.
+    // As at the end of a program, destructors run, but only in the child.
     let child = fork(|| {
         if uses {
             assert!(matches!(own.try_accept(), Err(Error::System { .. })), "its parent accepts");

@@ -1,5 +1,5 @@
-//! The control memory of a VM: both daemons work on it while the input scribbles. Each step is bounded, nothing panics, and
-//! whatever a neighbour wrote, a session comes about again once it stops.
+//! The control memory of a VM: both daemons work on it while the input scribbles. Each step is bounded and nothing panics.
+//! Whatever a neighbour has written, a session starts again when the neighbour stops.
 #![no_main]
 
 use ginnel_daemon::link::{Event, GuestLink, HostLink};
@@ -7,7 +7,7 @@ use ginnel_layout::relay::RelayKind;
 use ginnel_layout::{Name, control};
 use ginnel_shmem::{Mapping, SharedMemory};
 
-/// Handles what there is, but not for ever: a peer that keeps on sending is served again later.
+/// Handles a bounded number of events, so a peer that sends without end cannot keep the caller busy.
 fn drain(mut step: impl FnMut() -> Event) {
     for _ in 0..256 {
         if matches!(step(), Event::Idle) {
@@ -31,14 +31,14 @@ libfuzzer_sys::fuzz_target!(|input: &[u8]| {
             1 => drain(|| guest.step()),
             2 => drop(host.send(RelayKind::DATA, u32::from(chunk[1]), &chunk[2..])),
             3 => drop(guest.send(RelayKind::DATA, u32::from(chunk[1]), &chunk[2..])),
-            // The header and the rings' words more often than the rest.
+            // The header and the words of the rings are hit more often than the rest.
             4 => memory.store_relaxed_u64(at % 256, word),
             5 => memory.store_relaxed_u64(control::TO_GUEST + at % 1024, word),
             6 => memory.store_relaxed_u64(control::TO_HOST + at % 1024, word),
             _ => memory.store_relaxed_u64(at, word),
         }
     }
-    // The neighbour has stopped, and both daemons are started anew, as an operator would.
+    // The neighbour has stopped, and both daemons are started anew, as an operator would do.
     let mut host = HostLink::new(memory.clone(), 1, 32, name);
     let mut guest = GuestLink::new(memory, [7; 16], true);
     for _ in 0..8 {

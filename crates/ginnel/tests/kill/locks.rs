@@ -6,13 +6,13 @@ use ginnel::sync::{Condvar, Mutex, MutexGuard, RwLock};
 use ginnel::{Endpoint, Error, SharedMemory};
 use std::time::Instant;
 
-// In the shared page.
+// Offsets in the shared page.
 const MUTEX_PAIR: usize = 64;
 const RWLOCK_PAIR: usize = 128;
-/// What the condition variable is for. Changed with the mutex.
+/// The word for which processes wait at the condition variable. Changed under the mutex.
 const TURN: usize = 192;
 
-/// One who uses the locks.
+/// A process that uses the locks.
 pub struct Locks {
     shared: Shared,
     mutex: Mutex,
@@ -30,7 +30,7 @@ impl Locks {
         guard.unlock().unwrap();
     }
 
-    /// Changes the turn, and waits until another has.
+    /// Changes the turn, and waits until another process has changed it again.
     fn take_turns(&mut self) {
         let shared = &self.shared;
         let mut guard = self.mutex.lock().unwrap();
@@ -55,7 +55,7 @@ impl Locks {
             Ok(_guard) => {
                 assert!(shared.is_whole(RWLOCK_PAIR), "half-written, and nobody was told to have died")
             }
-            // Until somebody who writes has repaired it.
+            // Readers get this error until a writer has repaired the data.
             Err(error) => assert!(matches!(error, Error::OwnerDied), "{error}"),
         }
         let begin = Instant::now();
@@ -103,7 +103,7 @@ impl Party for Locks {
     }
 
     fn leave(mut self) {
-        // The other may wait for its turn.
+        // The other survivor may wait for its turn.
         let guard = self.mutex.lock().unwrap();
         self.condvar.notify_all();
         guard.unlock().unwrap();

@@ -1,5 +1,5 @@
-//! The harness's end of the agent's port: it finds the agent again after each reboot, and hands what arrives to whoever
-//! waits for it.
+//! The harness's end of the connection to the agent in a guest. It connects again after each reboot, and hands each frame that
+//! arrives to the job or transfer for which it is meant.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
@@ -15,13 +15,13 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::protocol::{Frame, MAX_PAYLOAD, VERSION};
 use crate::record::Record;
 
-/// A transfer in which nothing moves for this long has failed, as has a write to a guest that does not read.
+/// A transfer without progress for this long has failed, and so has a write to a guest that does not read.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// Pieces of a file that may wait for the puller before the agent is held back.
+/// The number of pieces of a pulled file that may wait for the reader. With more, the agent is held back.
 const PULL_AHEAD: usize = 64;
 
-pub(crate) struct Link {
+pub(crate) struct AgentConnection {
     socket: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
@@ -31,59 +31,59 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct State {
-    /// The connection, once QEMU has taken it.
+    /// The connection, once QEMU has accepted it.
     stream: Option<Arc<UnixStream>>,
-    /// The boot that the agent on the other end belongs to, once it has answered.
+    /// The boot id of the guest, once the agent has answered.
     boot_id: Option<String>,
-    /// Set for good when there will be no agent any more.
+    /// Set for ever when QEMU has ended, so that no agent can come any more; the text says why.
     closed: Option<String>,
-    /// A job that nobody has a handle of is heard by nobody.
+    /// The running jobs. Output of a job without a handle is discarded.
     jobs: HashMap<u32, Weak<Record>>,
     transfers: HashMap<u32, mpsc::SyncSender<Frame>>,
     last_id: u32,
 }
 
-impl Link {
-    /// Begins to look for the agent behind QEMU's socket.
-    pub fn open(socket: &Path) -> Arc<Link> {
-        let link = Arc::new(Link {
+impl AgentConnection {
+    /// Starts a thread that connects to the agent behind QEMU's socket.
+    pub fn open(socket: &Path) -> Arc<AgentConnection> {
+        let connection = Arc::new(AgentConnection {
             socket: socket.to_owned(),
             state: Mutex::default(),
             changed: Condvar::new(),
             writer: Mutex::new(()),
         });
-        let hear = link.clone();
+        let receiver = connection.clone();
         thread::spawn(move || {
-            while hear.lock().closed.is_none() {
-                let why = match hear.serve() {
+            while receiver.lock().closed.is_none() {
+                let why = match receiver.serve() {
                     Ok(()) => "the agent's port was closed".to_owned(),
                     Err(e) => format!("the agent's port failed: {e:#}"),
                 };
-                hear.forget_agent(&why);
+                receiver.forget_agent(&why);
             }
         });
-        link
+        connection
     }
 
-    /// The guest has rebooted, or the agent is gone: what was under way is lost, and a new agent is looked for.
+    /// Gives up all that is under way, because the guest has rebooted or the agent is gone, and connects to a new agent.
     pub fn reset(&self, why: &str) {
         self.forget_agent(why);
     }
 
-    /// QEMU is gone.
+    /// Gives up all that is under way, because QEMU has ended.
     pub fn close(&self, why: &str) {
         self.lock().closed.get_or_insert(why.to_owned());
         self.forget_agent(why);
     }
 
-    /// Gives out only ids that `other` has not: its jobs may still run in the guest that comes from there.
-    pub fn number_from(&self, other: &Link) {
+    /// Makes later ids differ from those of `other`, whose jobs may still run in a guest that migrates from there.
+    pub fn number_from(&self, other: &AgentConnection) {
         let last = other.lock().last_id;
         let mut state = self.lock();
         state.last_id = state.last_id.max(last);
     }
 
-    /// Waits for an agent, of another boot than `old` if that is given; returns its boot's id.
+    /// Waits for an agent, if `old` is given for one of another boot. Returns the id of its boot.
     pub fn wait_ready(&self, old: Option<&str>, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// Starts a job.
+    /// Starts a job and returns its id and record.
     pub fn spawn(&self, command: &str) -> Result<(u32, Arc<Record>)> {
         ensure!(
             command.len() <= MAX_PAYLOAD,
@@ -186,7 +186,7 @@ impl Link {
         Ok((id, answers))
     }
 
-    /// Takes a fresh id, if there is an agent to use it with.
+    /// Takes an unused id, if an agent is there, and lets `enter` register it.
     fn begin(&self, enter: impl FnOnce(&mut State, u32)) -> Result<u32> {
         let mut state = self.lock();
         if state.boot_id.is_none() {
@@ -202,17 +202,17 @@ impl Link {
         let stream = self.lock().stream.clone().context("no agent: its port is closed")?;
         let _writing = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         (&*stream).write_all(&frame.encode()).inspect_err(|_| {
-            // Part of the frame may be on its way: nothing that follows would be understood.
+            // A part of the frame may have been written, so the agent would not understand anything that follows.
             let _ = stream.shutdown(Shutdown::Both);
         })?;
         Ok(())
     }
 
-    /// One connection, from greeting to end.
+    /// Serves one connection from its greeting to its end.
     fn serve(&self) -> Result<()> {
         let stream = Arc::new(self.connect()?);
         stream.set_write_timeout(Some(STALLED))?;
-        // The nonce tells the answer to this greeting from one to an earlier.
+        // The nonce distinguishes the answer to this greeting from an answer to an earlier one.
         let nonce = {
             let mut state = self.lock();
             if state.closed.is_some() {
@@ -251,7 +251,7 @@ impl Link {
             }
             Frame::Data { id, .. } | Frame::End { id, .. } | Frame::Failed { id, .. } => {
                 let transfer = state.transfers.get(id).cloned();
-                drop(state); // the puller may be slow, and needs the lock to go away
+                drop(state); // the reader may be slow, and needs this lock to end the transfer
                 if let Some(transfer) = transfer {
                     let _ = transfer.send(frame);
                 }
@@ -261,7 +261,8 @@ impl Link {
         };
     }
 
-    /// QEMU listens from its start on; what is refused is not there yet, or not any more.
+    /// Connects to QEMU's socket. QEMU listens as soon as it runs, so a refusal means that it does not run yet, or not any
+    /// more.
     fn connect(&self) -> Result<UnixStream> {
         loop {
             match UnixStream::connect(&self.socket) {

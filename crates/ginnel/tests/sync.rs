@@ -1,5 +1,6 @@
-//! Locks by name, by way of the library and a real daemon: exclusion, sleep, death, and what can be said wrong.
+//! Named locks, used through the library with a real daemon: exclusion, sleep, death, and wrong use.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::sync::SyncOptions;
@@ -9,16 +10,16 @@ use std::time::{Duration, Instant};
 use support::*;
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
-/// Where the tests count, far behind what the daemon hands out.
+/// The offset in the segment where the tests count, far behind what the daemon allocates.
 const DATA: usize = 5 << 20;
-/// Names the socket, in the process that dies.
+/// An environment variable that contains the socket, in the process that is killed.
 const CHILD: &str = "GINNEL_TEST_SYNC_CHILD";
 
 fn attach_to(socket: &std::path::Path, name: &str) -> Endpoint {
     let options = AttachOptions {
         socket: socket.into(),
         name: Some(name.into()),
-        // So that whoever has to wait sleeps, and has to be woken.
+        // A caller that has to wait must sleep and be woken.
         mode: WaitMode::Interrupt,
     };
     Endpoint::attach_with("web", &options).unwrap()
@@ -65,7 +66,7 @@ fn a_mutex_excludes_and_wakes() {
 }
 
 #[test]
-fn turns_are_taken_by_signals() {
+fn a_condition_variable_hands_over_turns() {
     let daemon = Daemon::start_new(WEB);
     let threads: Vec<_> = [0, 1]
         .map(|me| {
@@ -138,7 +139,7 @@ fn semaphore_barrier_once_and_rwlock() {
     assert_eq!(outcomes.iter().map(|(_, last)| last).sum::<usize>(), 100);
 }
 
-/// The process that dies: it takes what the argument says and waits for its end. Not a test by itself.
+/// The process that is killed: it takes all locks and waits to be killed. Not a test by itself.
 #[test]
 fn child() {
     let Some(socket) = std::env::var_os(CHILD) else { return };
@@ -165,7 +166,7 @@ fn start_child(daemon: &Daemon, endpoint: &Endpoint) -> Child {
 }
 
 #[test]
-fn what_a_dead_process_had_is_handed_on() {
+fn objects_of_a_dead_process_are_handed_on() {
     let daemon = Daemon::start_new(WEB);
     let endpoint = attach(&daemon, "heir");
     let (mut mutex, mut lock) = (endpoint.mutex("m").unwrap(), endpoint.rwlock("l").unwrap());
@@ -176,7 +177,7 @@ fn what_a_dead_process_had_is_handed_on() {
     assert!(matches!(mutex.lock().err(), Some(Error::TimedOut)));
     mutex.set_timeout(Some(WATCHDOG));
 
-    // Asleep when it dies: woken and told.
+    // A sleeper at the time of the death is woken and told of it.
     let sleeping = attach(&daemon, "sleeper");
     let sleeper = std::thread::spawn(move || {
         let mut barrier = sleeping.barrier("b", 2).unwrap();
@@ -204,7 +205,7 @@ fn what_a_dead_process_had_is_handed_on() {
     assert!(matches!(lock.read().err(), Some(Error::OwnerDied)));
     let guard = lock.write().unwrap();
     assert!(guard.owner_died());
-    // Given up as it is.
+    // The lock is released without being made consistent.
     drop(guard);
     assert!(matches!(lock.write().err(), Some(Error::NotRecoverable)));
     assert!(matches!(lock.read().err(), Some(Error::NotRecoverable)));
@@ -241,13 +242,13 @@ fn each_mistake_is_an_error_of_its_own() {
     semaphore.acquire().unwrap();
     assert!(matches!(semaphore.try_acquire(), Err(Error::WouldBlock)));
 
-    // 63 handles, and no more.
+    // 63 handles are possible, and no more.
     let handles: Vec<_> = (0..61).map(|_| mutex.try_clone().unwrap()).collect();
     assert_eq!(code(mutex.try_clone()), Some(ErrorCode::BUSY));
     drop(handles);
     drop(mutex.try_clone().unwrap());
 
-    // Unlinked: those who have it keep it, the next one is another.
+    // An unlinked object stays with those that have it open; the name then means a new object.
     endpoint.unlink_sync("m").unwrap();
     assert_eq!(code(endpoint.unlink_sync("m")), Some(ErrorCode::NOT_FOUND));
     let held = mutex.lock().unwrap();
@@ -263,7 +264,7 @@ fn locks_outlive_the_daemon() {
     other.set_timeout(Some(WATCHDOG));
     let guard = mine.lock().unwrap();
     daemon.kill();
-    // Who has never been rung cannot be rung now, but looks.
+    // The waker does not know this waiter's doorbell and cannot ask for it, but the waiter looks by itself from time to time.
     let waiter = std::thread::spawn(move || {
         drop(other.lock().unwrap());
         other

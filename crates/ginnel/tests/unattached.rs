@@ -1,5 +1,6 @@
-//! A session with the daemon before a segment is chosen: questions that nobody waits for, and what becomes of it.
+//! A session with the daemon before a segment is chosen: requests without waiting, and the attach that follows.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{Answer, AttachOptions, Endpoint, Error, ErrorCode, MessageChannel, Opening};
@@ -18,7 +19,7 @@ fn begin(daemon: &Daemon) -> Opening<ginnel::Daemon> {
     ginnel::Daemon::begin_connect(&daemon.socket()).unwrap()
 }
 
-/// Opens by its descriptor, as a loop over poll(2) does.
+/// Completes an opening by its descriptor, as a loop over poll(2) does.
 fn finish<T>(mut opening: Opening<T>) -> Result<T, Error> {
     loop {
         if let Some(open) = opening.poll()? {
@@ -28,7 +29,7 @@ fn finish<T>(mut opening: Opening<T>) -> Result<T, Error> {
     }
 }
 
-/// The next answer, waited for by the descriptor.
+/// Waits for the next answer by the session's descriptor.
 fn next(session: &mut ginnel::Daemon) -> (ginnel::Question, Result<String, Error>) {
     loop {
         if let Some(Answer { question, answer }) = session.poll().unwrap() {
@@ -45,9 +46,9 @@ fn segments(status: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_segment_is_chosen_by_what_was_asked_over_the_same_connection() {
+fn a_segment_is_chosen_after_questions_over_the_same_connection() {
     let daemon = Daemon::start_new(TWO);
-    // The only way to the daemon for one connection: who would open another, finds nobody.
+    // Only one connection to the daemon is possible at this path, so a second attempt to connect would fail.
     let path = daemon.run("between.sock");
     let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();
     let opening = ginnel::Daemon::begin_connect(&path).unwrap();
@@ -58,7 +59,7 @@ fn a_segment_is_chosen_by_what_was_asked_over_the_same_connection() {
 
     let mut session = finish(opening).unwrap();
     assert_eq!((session.member(), session.member_name()), (0, "host"));
-    // Nobody is an endpoint so far.
+    // No endpoint exists so far.
     assert!(daemon.inspect()["endpoints"].as_array().unwrap().is_empty());
     let question = session.begin_inspect().unwrap();
     let (answered, status) = next(&mut session);
@@ -72,7 +73,7 @@ fn a_segment_is_chosen_by_what_was_asked_over_the_same_connection() {
     let status = daemon.inspect();
     assert_eq!(status["endpoints"][0]["segment"], "db");
     assert_eq!(status["endpoints"][0]["name"], "late");
-    // It is as good as any other.
+    // The endpoint works like any other.
     let listener = endpoint.listen::<MessageChannel>("x").unwrap();
     let mut near: MessageChannel = endpoint.connect("x").unwrap();
     let mut far = listener.accept_timeout(WATCHDOG).unwrap();
@@ -91,12 +92,12 @@ fn many_questions_are_under_way_at_once_and_each_is_answered_once() {
     let mut under_way = HashMap::new();
     for i in 0..300 {
         match i % 3 {
-            // One that is refused among those that are not.
+            // Some of the requests are refused.
             0 => under_way.insert(session.begin_admin("nonsense").unwrap(), false),
             _ => under_way.insert(session.begin_inspect().unwrap(), true),
         };
     }
-    // One that waits for its answer does not take those of the others.
+    // A call that waits for its answer does not take the answers to other requests.
     assert_eq!(segments(&session.inspect().unwrap()).len(), 2);
     while !under_way.is_empty() {
         let (question, answer) = next(&mut session);
@@ -110,12 +111,12 @@ fn many_questions_are_under_way_at_once_and_each_is_answered_once() {
 }
 
 #[test]
-fn nothing_waits_for_a_daemon_that_stands_still() {
+fn no_begin_call_waits_for_a_stopped_daemon() {
     let daemon = Daemon::start_new(TWO);
     let mut greeted = begin(&daemon).wait().unwrap();
     let attaching = begin(&daemon).wait().unwrap();
     daemon.signal(Signal::STOP);
-    // Whatever waited for an answer would get none, and fail.
+    // A call that waited for an answer would get none, and fail.
     let mut opening = begin(&daemon);
     assert!(opening.poll().unwrap().is_none());
     let question = greeted.begin_inspect().unwrap();
@@ -136,7 +137,7 @@ fn options(daemon: &Daemon) -> AttachOptions {
 }
 
 #[test]
-fn what_the_daemon_refuses_is_said() {
+fn refusals_of_the_daemon_are_reported() {
     let daemon = Daemon::start_new(TWO);
     let nowhere = daemon.run("nobody.sock");
     let nobody = finish(ginnel::Daemon::begin_connect(&nowhere).unwrap());
@@ -163,9 +164,9 @@ fn questions_outlive_the_daemon() {
     daemon.restart();
     let mut answers = HashMap::from([next(&mut session), next(&mut session)]);
     assert_eq!(segments(&answers.remove(&question).unwrap().unwrap()).len(), 2);
-    // It may have been carried out, so it is not repeated.
+    // The daemon may have executed the order, so it is not repeated.
     assert!(matches!(answers.remove(&order), Some(Err(Error::NoDaemon { .. }))));
-    // And so does the wish to attach.
+    // An attach that is under way is also repeated to the next daemon.
     daemon.signal(Signal::STOP);
     let opening = session.attach("web", &AttachOptions::default()).unwrap();
     daemon.restart();
@@ -174,7 +175,7 @@ fn questions_outlive_the_daemon() {
 }
 
 #[test]
-fn who_gives_up_attaching_leaves_no_endpoint() {
+fn an_abandoned_attach_leaves_no_endpoint() {
     let daemon = Daemon::start_new(TWO);
     let session = begin(&daemon).wait().unwrap();
     daemon.signal(Signal::STOP);
@@ -182,13 +183,13 @@ fn who_gives_up_attaching_leaves_no_endpoint() {
     let direct = Endpoint::begin_attach("web", &options(&daemon)).unwrap();
     drop((over, direct));
     daemon.signal(Signal::CONT);
-    // A later endpoint, so that the daemon has seen what came before.
+    // This endpoint attaches later, so the daemon has seen the earlier requests.
     let endpoint = Endpoint::attach_with("web", &options(&daemon)).unwrap();
     wait_for("the end of the others", || {
         let status = daemon.inspect();
         let endpoints = status["endpoints"].as_array().unwrap();
         (endpoints.len() == 1 && endpoints[0]["number"] == endpoint.number().0).then_some(())
     });
-    // Both were attached, and then gone.
+    // Both of the others were attached, and then ended.
     assert_eq!(daemon.log().matches("INFO endpoint endpoint=").count(), 3);
 }

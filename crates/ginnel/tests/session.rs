@@ -1,5 +1,6 @@
-//! Programs whose daemon stands still, is slow or away: it costs waiting where it is asked, and nothing else.
+//! Programs whose daemon is stopped, slow or away: requests wait for it, and nothing else is affected.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{
@@ -21,7 +22,7 @@ use support::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"64M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
-/// Longer than any call that must not wait, on a machine that is busy; shorter than any wait for the daemon.
+/// Longer than any call that must not wait, even on a busy machine; shorter than any wait for the daemon.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn attach(daemon: &Daemon, name: &str) -> Endpoint {
@@ -30,7 +31,7 @@ fn attach(daemon: &Daemon, name: &str) -> Endpoint {
     Endpoint::attach_with("web", &options).unwrap()
 }
 
-/// A channel, both ends.
+/// Opens a channel and returns both of its ends.
 fn pair(from: &Endpoint, to: &Listener<MessageChannel>, name: &str) -> (MessageChannel, MessageChannel) {
     let mut near: MessageChannel = from.connect(name).unwrap();
     let mut far = to.accept_timeout(WATCHDOG).unwrap();
@@ -48,7 +49,7 @@ fn fill_and_empty(from: &mut MessageChannel, to: &mut MessageChannel, round: u8)
     while from.send(&message).is_ok() {
         sent += 1;
     }
-    // A record takes whole lines, and what the receiver has released last may not have been returned yet.
+    // A record takes whole cache lines, and the receiver may not have returned the last space yet.
     assert!(sent <= capacity / 1000 && sent >= capacity * 3 / 4 / 1024, "{sent} in {capacity} bytes");
     from.sender().set_nonblocking(false);
     for _ in 0..sent {
@@ -57,10 +58,10 @@ fn fill_and_empty(from: &mut MessageChannel, to: &mut MessageChannel, round: u8)
 }
 
 #[test]
-fn each_direction_has_the_larger_of_two_wishes() {
+fn each_direction_gets_the_larger_of_two_requested_capacities() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
-    // The acceptor wishes for 16 KiB to it, the initiator for 4 KiB there and 64 KiB back.
+    // The acceptor wants 16 KiB towards itself; the initiator wants 4 KiB there and 64 KiB back.
     let least = ChannelOptions { capacity: 4096, input_capacity: 16_000, ..ChannelOptions::default() };
     let listener = a.listen_with::<MessageChannel>("a", &least).unwrap();
     let wish = ChannelOptions { capacity: 4096, input_capacity: 65_536, ..ChannelOptions::default() };
@@ -70,12 +71,12 @@ fn each_direction_has_the_larger_of_two_wishes() {
     assert_eq!((rings(&near), rings(&far)), ((16_384, 65_536), (65_536, 16_384)));
     assert_eq!(near.max_message(), ring::max_message(16_384));
     assert_eq!(far.max_message(), ring::max_message(65_536));
-    // As many bytes fit as each says, several times around, and none of one ring lies in the other.
+    // As many bytes fit as each side reports, several times around the ring, and the two rings do not overlap.
     for round in 0..20 {
         fill_and_empty(&mut near, &mut far, round);
         fill_and_empty(&mut far, &mut near, round);
     }
-    // The daemon shows both, and a successor knows them.
+    // The status shows both capacities, and the next daemon knows them.
     let mut daemon = daemon;
     for _ in 0..2 {
         let channel = &daemon.inspect()["channels"][0];
@@ -83,7 +84,7 @@ fn each_direction_has_the_larger_of_two_wishes() {
         daemon.restart();
     }
     ping(&mut near, &mut far);
-    // A wish that is too large for one direction is refused.
+    // A capacity that is too large is refused for either direction.
     let most = ChannelOptions { input_capacity: 1 << 40, ..ChannelOptions::default() };
     let error = b.connect_with::<MessageChannel>("a", &most).err().unwrap();
     assert_eq!(error.code(), Some(wire::ErrorCode::INVALID), "{error}");
@@ -96,12 +97,12 @@ fn ping(near: &mut MessageChannel, far: &mut MessageChannel) {
     assert_eq!(near.recv().unwrap(), b"pong");
 }
 
-/// How much there is of something.
+/// Returns how many entries a list of the status has.
 fn count(daemon: &Daemon, of: &str) -> usize {
     daemon.inspect()[of].as_array().unwrap().len()
 }
 
-/// Does something that must not wait.
+/// Runs `work`, which must not wait.
 fn at_once<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let done = work();
@@ -110,7 +111,7 @@ fn at_once<T>(what: &str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A daemon that is stopped as long as this lives.
+/// Stops the daemon as long as this value lives.
 struct Stopped<'a>(&'a Daemon);
 
 impl<'a> Stopped<'a> {
@@ -127,7 +128,7 @@ impl Drop for Stopped<'_> {
 }
 
 #[test]
-fn a_daemon_that_stands_still_costs_waiting_only() {
+fn a_stopped_daemon_only_delays_requests() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let listener = a.listen::<MessageChannel>("a").unwrap();
@@ -144,7 +145,7 @@ fn a_daemon_that_stands_still_costs_waiting_only() {
     at_once("a block's end", || drop(block));
     at_once("a lock's end", || drop(mutex));
     at_once("a listener's end", || drop(unused));
-    // Who asks waits.
+    // A request waits.
     let asking = thread::spawn(move || {
         a.create_block("", 4096, &BlockOptions::default()).unwrap();
         a
@@ -168,7 +169,7 @@ fn a_daemon_that_stands_still_costs_waiting_only() {
 }
 
 #[test]
-fn what_does_not_fit_into_a_socket_waits_its_turn() {
+fn messages_that_do_not_fit_into_the_socket_are_sent_later() {
     let daemon = Daemon::start_new(&format!(
         "{WEB}[limits]\nhandles_per_endpoint = 4096\nblocks_per_endpoint = 4096\n"
     ));
@@ -202,7 +203,7 @@ fn calls_that_do_not_ask_the_daemon_never_wait_for_it() {
     };
     for restarted in [false, true] {
         if restarted {
-            // The next one stands still before anybody has come back to it.
+            // The next daemon is stopped before any program has come back to it.
             daemon.restart();
         }
         let stopped = Stopped::new(&daemon);
@@ -211,7 +212,7 @@ fn calls_that_do_not_ask_the_daemon_never_wait_for_it() {
             look();
         }
         drop(stopped);
-        // And what they have begun goes on.
+        // The endpoint works again when the daemon goes on.
         b.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
         let connecting = thread::spawn({
             let b = b.clone();
@@ -230,7 +231,7 @@ fn a_channel_that_was_closed_while_the_daemon_was_away_is_not_accepted_again() {
     for accepted_before in [true, false] {
         let mut near: MessageChannel = b.connect("a").unwrap();
         near.set_timeout(Some(WATCHDOG));
-        // It has been announced.
+        // The connection has been announced.
         assert!(readable(listener.as_fd(), WATCHDOG));
         let mut far = match accepted_before {
             true => listener.accept_timeout(WATCHDOG).unwrap(),
@@ -242,13 +243,13 @@ fn a_channel_that_was_closed_while_the_daemon_was_away_is_not_accepted_again() {
         };
         far.set_timeout(Some(WATCHDOG));
         if accepted_before {
-            daemon.inspect(); // `ACCEPTED` came before this.
+            daemon.inspect(); // `ACCEPTED` was sent before this request.
             daemon.kill();
         }
         ping(&mut near, &mut far);
         drop((near, far));
         daemon.start();
-        // Both are back, and have said what they had to say.
+        // Wait until both endpoints are back and have sent all that they had to send.
         for endpoint in [&a, &b] {
             endpoint.create_block("", 4096, &BlockOptions::default()).unwrap().close().unwrap();
         }
@@ -262,7 +263,7 @@ fn a_channel_that_was_closed_while_the_daemon_was_away_is_not_accepted_again() {
 }
 
 #[test]
-fn what_was_asked_in_vain_is_undone_when_it_is_granted_after_all() {
+fn a_request_that_is_granted_after_its_timeout_is_undone() {
     let late = thread::spawn(|| {
         let daemon = Daemon::start_new(WEB);
         let asking = Asking::in_vain(&daemon);
@@ -286,7 +287,7 @@ impl Asking {
         let mut accepted = 0;
         wait_for("what was granted late to be undone", || {
             self.a.process_events();
-            // Somebody has come, and gone again.
+            // A connection has come, and its initiator has closed it again.
             if let Ok(mut channel) = self.listener.try_accept() {
                 channel.set_timeout(Some(WATCHDOG));
                 assert!(channel.recv().is_err());
@@ -300,7 +301,7 @@ impl Asking {
         assert_eq!(accepted, 1);
     }
 
-    /// Asks a stopped daemon for everything that there is, until that times out.
+    /// Makes every kind of request to a stopped daemon, until each has timed out.
     fn in_vain(daemon: &Daemon) -> Self {
         let (a, b) = (attach(daemon, "a"), attach(daemon, "b"));
         let listener = b.listen::<MessageChannel>("b").unwrap();
@@ -329,7 +330,7 @@ impl Asking {
 }
 
 #[test]
-fn a_listener_is_not_woken_by_another_ones_connection() {
+fn a_listener_is_not_woken_by_a_connection_to_another_listener() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let busy = a.listen::<MessageChannel>("busy").unwrap();
@@ -377,7 +378,7 @@ fn many_threads_ask_at_once() {
     });
 }
 
-/// A peer that gives back one line of the ring after the other, slowly and for ever.
+/// Runs `send` with a peer that returns one line of the ring after the other, slowly and without end.
 fn slow_peer<T: Send>(kind: u32, send: impl FnOnce(&Endpoint, &str) -> T + Send) -> T {
     let daemon = Daemon::start_new(WEB);
     let a = attach(&daemon, "a");
@@ -416,7 +417,7 @@ fn ends_in_time(send: impl FnOnce() -> Result<(), Error>) {
 }
 
 #[test]
-fn a_peer_cannot_stretch_the_sending_of_a_message() {
+fn a_slow_peer_cannot_extend_the_timeout_of_a_message() {
     slow_peer(1, |a, name| {
         let options = ChannelOptions { capacity: 4096, ..ChannelOptions::default() };
         let mut channel: MessageChannel = a.connect_with(name, &options).unwrap();
@@ -438,7 +439,7 @@ fn a_peer_cannot_stretch_the_sending_of_a_message() {
 }
 
 #[test]
-fn a_peer_cannot_stretch_the_sending_of_many_bytes() {
+fn a_slow_peer_cannot_extend_the_timeout_of_many_bytes() {
     slow_peer(2, |a, name| {
         let options = ChannelOptions { capacity: 4096, ..ChannelOptions::default() };
         let mut channel: StreamChannel = a.connect_with(name, &options).unwrap();
@@ -448,7 +449,7 @@ fn a_peer_cannot_stretch_the_sending_of_many_bytes() {
 }
 
 #[test]
-fn a_daemon_that_is_silent_is_no_end_of_an_attach() {
+fn an_attach_waits_for_a_silent_daemon() {
     let daemon = Daemon::start_new(WEB);
     let stopped = Stopped::new(&daemon);
     thread::scope(|scope| {
@@ -463,7 +464,7 @@ fn a_daemon_that_is_silent_is_no_end_of_an_attach() {
 }
 
 #[test]
-fn a_lock_of_which_the_daemon_says_nonsense_is_given_back() {
+fn a_lock_is_returned_when_the_daemons_answer_is_invalid() {
     let daemon = Daemon::start_new(WEB);
     let path = daemon.run("between.sock");
     let listener = packet::listen_at(&path, SocketType::SEQPACKET).unwrap();

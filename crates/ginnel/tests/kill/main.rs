@@ -1,18 +1,18 @@
-//! Programs that use the library and a live daemon are killed: at instructions all over each call that makes, names, resizes,
-//! shares or frees a block, and at random instants, also while they have locks that others wait for. Afterwards nothing
-//! has leaked, nothing has been given twice, names are free, and who waits goes on.
+//! Programs that use the library and a live daemon are killed: at instructions throughout each call that makes, names, resizes,
+//! shares or frees a block, and at random instants, also while they have locks for which others wait. Afterwards nothing has
+//! leaked, nothing has been allocated twice, names are free, and waiting programs go on.
 //!
-//! For locks at each of their instructions see `crates/sync/tests/kill.rs`.
+//! For kills at each instruction of the locks themselves see `crates/sync/tests/kill.rs`.
 //!
-//!     cargo test -p ginnel-daemon --test kill -- [NAME] [--kills N]         (for each operation; default 60)
-#![allow(unsafe_code)] // fork, ptrace, kill: in `stepper`.
+//!     cargo test -p ginnel --test kill -- [NAME] [--kills N]                (for each operation; default 60)
+#![allow(unsafe_code)] // `stepper` uses fork, ptrace and kill.
 
 mod blocks;
 mod locks;
 mod meetings;
 #[path = "../../../sync/tests/stepper/mod.rs"]
 mod stepper;
-#[path = "../support/mod.rs"]
+#[path = "../../../daemon/tests/support/mod.rs"]
 mod support;
 mod survivors;
 
@@ -27,36 +27,36 @@ use support::{Client, Daemon, WATCHDOG};
 const SEGMENT: u64 = 8 << 20;
 const WEB: &str = "[segment.web]\nsize = \"8M\"\npage = \"4K\"\nmembers = [\"host\"]\n";
 const PAGE: usize = 4096;
-/// A block that is there all the time.
+/// The name of a block that exists all the time.
 const OWN: &str = "own";
 const OWN_SIZE: usize = 16 * PAGE;
 
-/// As it is, without the time that zeroing takes.
+/// A block whose memory is not zeroed, which saves time.
 const RAW: BlockOptions =
     BlockOptions { align: 0, exclusive: false, others: Rights::READ_WRITE, persistent: false, zero: false };
 
 fn attach(socket: PathBuf, name: &str) -> Endpoint {
-    // Who has to wait sleeps, and has to be woken.
+    // A caller that has to wait must sleep and be woken.
     let options = AttachOptions { socket, name: Some(name.into()), mode: WaitMode::Interrupt };
     Endpoint::attach_with("web", &options).unwrap()
 }
 
-/// What the daemon says there is.
+/// What the daemon's status shows.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     used: u64,
-    /// Where each block lies, and how long it is.
+    /// Offset and length of each block.
     blocks: Vec<(u64, u64)>,
     locks: usize,
     endpoints: usize,
 }
 
-/// A daemon, and an endpoint that lives.
+/// A daemon, and an endpoint that stays alive.
 struct Stage {
     daemon: Daemon,
     admin: Client,
     heir: Endpoint,
-    /// What there is when no victim is.
+    /// What the status shows when there is no victim.
     base: Seen,
     /// A page that all processes share.
     shared: Mapping,
@@ -64,7 +64,7 @@ struct Stage {
     random: u64,
 }
 
-/// In the shared page: the victim is at work.
+/// Offset in the shared page of a flag that the victim is at work.
 const RUNNING: usize = 0;
 
 impl Stage {
@@ -116,10 +116,10 @@ impl Stage {
         });
     }
 
-    /// Nothing has leaked, nothing was given twice, no name is taken.
+    /// Checks that nothing has leaked, nothing was allocated twice, and no name is taken.
     fn all_is_well(&mut self, whose: &str) {
         assert_eq!(self.look(), self.base, "{whose}: after the death");
-        // All that is free is in one piece, and can be had under the victim's name.
+        // All free memory is in one piece, and can be allocated under the victim's name.
         let rest = SEGMENT - segment::ARENA - self.base.used;
         let rest = self.heir.create_block("x", rest as usize, &RAW).unwrap();
         self.heir.unlink_block("x").unwrap();
@@ -135,7 +135,7 @@ impl Stage {
         assert!(bytes == pattern(), "{whose}: somebody has written into another's block");
     }
 
-    /// Forks a victim that says when it is at work, and kills it at a random instant within `time` from then.
+    /// Forks a victim that sets a flag when it is at work, and kills it at a random instant within `time` after that.
     fn kill_at_random(&mut self, time: Duration, body: impl FnOnce(&Endpoint, &Mapping)) {
         self.shared.store_relaxed_u64(RUNNING, 0);
         let (shared, socket) = (self.shared.clone(), self.daemon.socket());
@@ -155,13 +155,13 @@ fn pattern() -> Vec<u8> {
     (0..OWN_SIZE).map(|k| (k * 7 + k / PAGE) as u8).collect()
 }
 
-/// A part of the test: with how many kills for each operation, and which operations.
+/// A part of the test. The arguments are the stage, the number of kills for each operation, and which operations are wanted.
 type Part = fn(&mut Stage, usize, &dyn Fn(&str) -> bool);
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let kills = args.iter().position(|a| a == "--kills").and_then(|at| args.get(at + 1)?.parse().ok());
-    // `make test-quick`.
+    // `make test-quick` sets this variable.
     let kills = kills.or_else(|| std::env::var_os("GINNEL_QUICK").map(|_| 5));
     let wanted = args.first().filter(|a| !a.starts_with('-'));
     let wanted = |name: &str| wanted.is_none_or(|w| name.contains(w.as_str()));

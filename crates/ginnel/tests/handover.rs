@@ -1,5 +1,6 @@
-//! Endpoints and channels that are handed over: to the program that a process executes, and to another process.
+//! Endpoints and channels that are handed over: to the program that a process executes, or to another process.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{
@@ -14,10 +15,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use support::*;
 
-/// So long that no test sees the end of a hold by the way.
+/// So long that no hold expires during a test.
 const LONG: Duration = Duration::from_secs(600);
 const WEB: &str = "[limits]\nmax_hold = \"600s\"\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
-/// Messages; and how many of them a program answers before it executes itself.
+/// The number of messages, and how many of them a program answers before it executes itself.
 const MESSAGES: u64 = 1000;
 const EACH: u64 = 90;
 
@@ -37,7 +38,7 @@ fn code<T>(result: Result<T, Error>) -> Option<ErrorCode> {
     result.err().and_then(|error| error.code())
 }
 
-/// A channel, and both of its ends.
+/// Opens a channel and returns both of its ends.
 fn pair(from: &Endpoint, to: &Endpoint, name: &str) -> (MessageChannel, MessageChannel) {
     let listener = to.listen::<MessageChannel>(name).unwrap();
     let mut near: MessageChannel = from.connect(name).unwrap();
@@ -47,13 +48,13 @@ fn pair(from: &Endpoint, to: &Endpoint, name: &str) -> (MessageChannel, MessageC
     (near, far)
 }
 
-/// What the status says of the endpoint of this name.
+/// Returns what the status shows about the endpoint of this name.
 fn endpoint(daemon: &Daemon, name: &str) -> Option<Value> {
     let status = daemon.inspect();
     status["endpoints"].as_array()?.iter().find(|e| e["name"] == name).cloned()
 }
 
-/// The programs of these tests, by what they do.
+/// Runs one of the programs of these tests, selected by an environment variable.
 #[test]
 #[ignore = "no test: the process of a program, for those below"]
 fn program() {
@@ -78,10 +79,10 @@ fn start(daemon: &Daemon, does: &str) -> Child {
         .unwrap()
 }
 
-/// A line that a program says about itself, among those of its test harness.
+/// Marks the lines that a program prints for its test, among those of its test harness.
 const SAYS: &str = "says: ";
 
-/// The next line of those.
+/// Returns the next line that the program prints for its test.
 fn says(lines: &mut impl BufRead) -> String {
     loop {
         let mut line = String::new();
@@ -92,7 +93,7 @@ fn says(lines: &mut impl BufRead) -> String {
     }
 }
 
-/// Answers messages and bytes; in between it executes itself, again and again.
+/// Answers messages and bytes. Executes itself again and again in between.
 fn execute_itself(options: &AttachOptions) {
     let begun = std::env::var("TEST_PROGRAM_STATE").ok();
     let (endpoint, mut messages, mut bytes, first): (_, MessageChannel, StreamChannel, u64) = match &begun {
@@ -125,7 +126,8 @@ fn execute_itself(options: &AttachOptions) {
     if last == MESSAGES {
         return;
     }
-    // Each of the programs has a readiness board for its set, and there are more of them than an endpoint may have boards.
+    // Each of the executed programs takes a readiness board for its set. There are more of them than an endpoint may have
+    // boards.
     let set = ReadySet::new().unwrap();
     messages.receiver().register(&set, 1).unwrap();
     let token = endpoint.hold(LONG).unwrap();
@@ -135,23 +137,23 @@ fn execute_itself(options: &AttachOptions) {
     panic!("{error}");
 }
 
-/// Hands over, and is gone before anybody takes it.
+/// Holds its endpoint for a successor, and ends before anybody adopts it.
 fn give(options: &AttachOptions) {
     let endpoint = Endpoint::attach_with("web", options).unwrap();
     let listener = endpoint.listen::<MessageChannel>("program").unwrap();
     let mut channel = listener.accept().unwrap();
     assert_eq!(channel.recv().unwrap(), b"1");
     channel.send(b"1").unwrap();
-    // There is another message, which it leaves to its heir.
+    // Another message is left for the successor.
     assert!(!channel.receiver().peek().unwrap().is_empty());
     let token = endpoint.hold(LONG).unwrap();
     println!("{SAYS}{} {}", token.reveal(), channel.save());
     let _ = std::io::stdin().read_line(&mut String::new());
-    // Who waits there is not refused.
+    // Connections that wait at the listener are not refused.
     listener.leave();
 }
 
-/// Adopts what its input names.
+/// Adopts the endpoint that its standard input names.
 fn take(options: &AttachOptions) {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -160,14 +162,14 @@ fn take(options: &AttachOptions) {
     let mut channel: MessageChannel = endpoint.resume(&saved.parse().unwrap()).unwrap();
     assert_eq!(channel.recv().unwrap(), b"2");
     channel.send(b"2").unwrap();
-    // And the one that has connected meanwhile.
+    // It also accepts the connection that was made meanwhile.
     let listener = endpoint.listen::<MessageChannel>("program").unwrap();
     let mut other = listener.accept().unwrap();
     assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)), "the resumed one does not come again");
     other.send(b"3").unwrap();
     println!("{SAYS}done");
     let _ = std::io::stdin().read_line(&mut String::new());
-    // Nobody is told by its destructors.
+    // Forgetting them means that no destructor tells the peers anything.
     std::mem::forget((endpoint, channel, listener, other));
 }
 
@@ -182,7 +184,7 @@ fn a_program_executes_itself_in_the_middle_of_a_conversation() {
     let (mut bytes_to, mut bytes_from) = bytes.accept_timeout(WATCHDOG).unwrap().split();
     from.set_timeout(Some(WATCHDOG));
     bytes_from.set_timeout(Some(WATCHDOG));
-    // As far ahead as the rings allow, so there is always something on its way.
+    // The sender is as far ahead as the rings allow, so there are always messages under way.
     let sender = std::thread::spawn(move || {
         for number in 0..MESSAGES {
             to.send(&number.to_ne_bytes()).unwrap();
@@ -195,7 +197,7 @@ fn a_program_executes_itself_in_the_middle_of_a_conversation() {
         let mut eight = [0; 8];
         bytes_from.read_exact(&mut eight).unwrap();
         assert_eq!(u64::from_ne_bytes(eight), number);
-        // With another daemon somewhere in the middle.
+        // The daemon is replaced in the middle.
         if number == MESSAGES / 2 {
             daemon.restart();
         }
@@ -221,7 +223,7 @@ fn a_process_hands_its_connections_to_another_and_exits() {
     assert!(giver.wait().unwrap().success());
     wait_for("its end", || (endpoint(&daemon, "program")?["pids"] == json!([])).then_some(()));
     assert_eq!(channel.recv().unwrap(), b"1");
-    // Somebody connects while nobody is there.
+    // Somebody connects while no process owns the endpoint.
     let mut other: MessageChannel = own.connect("program").unwrap();
     other.set_timeout(Some(WATCHDOG));
     let mut heir = start(&daemon, "take");
@@ -232,7 +234,7 @@ fn a_process_hands_its_connections_to_another_and_exits() {
     let mut lines = BufReader::new(heir.stdout.take().unwrap());
     assert_eq!(says(&mut lines), "done");
     assert_eq!(endpoint(&daemon, "program").unwrap()["pids"], json!([heir.id()]));
-    // The token was used, by another process than this one.
+    // The token has been used by a process other than this one.
     let token: Token = said.split_once(' ').unwrap().0.parse().unwrap();
     assert_eq!(code(adopt(&daemon, &token)), Some(ErrorCode::STALE));
     heir.kill().unwrap();
@@ -252,7 +254,7 @@ fn a_hold_that_nobody_adopts_ends() {
     assert!(matches!(near.recv(), Err(Error::PeerDead)));
     assert_eq!(code(adopt(&daemon, &token)), Some(ErrorCode::STALE));
     assert_eq!(code(own.resume::<MessageChannel>(&saved)), Some(ErrorCode::NOT_FOUND));
-    // Nor does one that is released.
+    // A hold that is released ends too.
     let program = attach(&daemon, "program");
     let (mut near, far) = pair(&own, &program, "x");
     let token = program.hold(LONG).unwrap();
@@ -264,7 +266,7 @@ fn a_hold_that_nobody_adopts_ends() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
+fn a_hold_outlives_the_daemon() {
     let mut daemon = Daemon::start_new(WEB);
     let (own, program) = (attach(&daemon, "own"), attach(&daemon, "program"));
     let (mut near, mut far) = pair(&own, &program, "x");
@@ -278,7 +280,7 @@ fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
     let held = endpoint(&daemon, "program").unwrap();
     assert_eq!((&held["pids"], &held["held"], &held["attached"]), (&json!([]), &json!(true), &json!(false)));
     near.send(b"between").unwrap();
-    // Over a session that has no segment yet.
+    // Adopt over a session that has not chosen a segment.
     let session = Session::connect_to(&daemon.socket()).unwrap();
     let heir = session.adopt(&token, &AttachOptions::default()).unwrap().wait().unwrap();
     daemon.restart();
@@ -291,7 +293,7 @@ fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
     assert_eq!(near.recv().unwrap(), b"after");
     let adopted = endpoint(&daemon, "program").unwrap();
     assert_eq!((&adopted["pids"], &adopted["held"]), (&json!([std::process::id()]), &json!(false)));
-    // Its owner like any other: it ends with it.
+    // The new owner is like any other: the endpoint ends with it.
     drop(far);
     assert!(matches!(near.recv(), Err(Error::Finished)));
     drop(heir);
@@ -299,13 +301,13 @@ fn a_daemon_that_is_killed_leaves_the_hold_to_the_next() {
 }
 
 #[test]
-fn a_channel_that_was_saved_goes_on_in_the_same_process_if_nobody_else_takes_it() {
+fn a_saved_channel_can_be_resumed_in_the_same_process() {
     let daemon = Daemon::start_new(WEB);
     let (own, program) = (attach(&daemon, "own"), attach(&daemon, "program"));
     let (mut near, mut far) = pair(&own, &program, "x");
     let mut set = ReadySet::new().unwrap();
     for round in 0..20u32 {
-        // A sleeper of the one process is woken in the next.
+        // A sleeper of the former process is woken in the next one.
         far.receiver().register(&set, 7).unwrap();
         set.wait(&mut Vec::new(), Some(WATCHDOG)).unwrap();
         assert!(matches!(far.recv(), Err(Error::WouldBlock)));
@@ -327,14 +329,14 @@ fn a_channel_that_was_saved_goes_on_in_the_same_process_if_nobody_else_takes_it(
         let (sender, receiver) = far.split();
         far = MessageChannel::reunite(sender, receiver).ok().unwrap();
     }
-    // What does not fit is refused, and ends nothing else.
+    // A saved channel of the wrong kind or of another endpoint is refused, and nothing else ends.
     let saved = far.save();
     assert_eq!(code(program.resume::<StreamChannel>(&saved)), Some(ErrorCode::KIND));
     assert_eq!(code(own.resume::<MessageChannel>(&saved)), Some(ErrorCode::NOT_FOUND));
     far = program.resume(&saved).unwrap();
     near.send(b"still there").unwrap();
     assert_eq!(far.recv().unwrap(), b"still there");
-    // Once more from there is a place that the ring has left.
+    // Resuming the same state again fails when the ring has moved on.
     for _ in 0..1000 {
         near.send(&[1; 4096]).unwrap();
         far.recv().unwrap();
@@ -345,7 +347,7 @@ fn a_channel_that_was_saved_goes_on_in_the_same_process_if_nobody_else_takes_it(
 }
 
 #[test]
-fn whoever_waits_at_a_name_that_was_left_is_accepted_by_the_next() {
+fn connections_that_wait_at_a_left_listener_are_accepted_by_the_next_owner() {
     let daemon = Daemon::start_new(WEB);
     let (own, program) = (attach(&daemon, "own"), attach(&daemon, "program"));
     let connect = || own.connect::<MessageChannel>("x").unwrap();
@@ -364,24 +366,24 @@ fn whoever_waits_at_a_name_that_was_left_is_accepted_by_the_next() {
     let mut second = listener.accept_timeout(WATCHDOG).unwrap();
     second.send(b"second").unwrap();
     assert_eq!(late.recv().unwrap(), b"second");
-    // The name is the heir's alone.
+    // Only the new owner has the name.
     assert_eq!(code(own.listen::<MessageChannel>("x")), Some(ErrorCode::IN_USE));
     assert!(matches!(listener.try_accept(), Err(Error::WouldBlock)));
     let mut first: MessageChannel = heir.resume(&saved).unwrap();
     first.send(b"again").unwrap();
     assert_eq!(early.recv().unwrap(), b"again");
-    // Dropped, it frees its name.
+    // Dropping the listener frees the name.
     drop(listener);
     assert_eq!(code(own.connect::<MessageChannel>("x")), Some(ErrorCode::REFUSED));
 }
 
 #[test]
-fn a_hold_is_no_longer_than_the_daemon_allows() {
+fn a_hold_that_is_longer_than_the_daemon_allows_is_refused() {
     let daemon = Daemon::start_new("[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n");
     let program = attach(&daemon, "program");
     let refused = program.hold(Duration::from_millis(5001));
     assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("max_hold")), "{refused:?}");
     assert_eq!(code(program.hold(Duration::MAX)), Some(ErrorCode::LIMIT));
-    // Neither has left anything, and what is allowed still is.
+    // The refused requests have left nothing behind, and a permitted hold still works.
     program.hold(Duration::from_secs(5)).unwrap();
 }

@@ -1,5 +1,6 @@
-//! Blocks, by way of the library: named, shared, granted, taken back, outliving daemon and owner.
+//! Blocks, used through the library: they are named, shared, granted and revoked, and outlive the daemon and their owner.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, BlockOptions, Endpoint, Error, ErrorCode, Rights};
@@ -18,7 +19,7 @@ fn used(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn a_block_is_one_memory_for_all_who_open_it() {
+fn all_who_open_a_block_share_its_memory() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let mine = a.create_block("x", 10_000, &BlockOptions::default()).unwrap();
@@ -37,7 +38,7 @@ fn a_block_is_one_memory_for_all_who_open_it() {
     ));
     assert!(matches!(mine.read(usize::MAX, &mut bytes), Err(Error::OutOfBlock { .. })));
     assert_eq!((mine.len(), other.len(), mine.number()), (10_000, 10_000, other.number()));
-    // The name goes, the memory stays as long as somebody has it.
+    // The name goes at once; the memory stays as long as somebody has the block open.
     a.unlink_block("x").unwrap();
     assert_eq!(b.open_block("x", Rights::READ).err().unwrap().code(), Some(ErrorCode::NOT_FOUND));
     mine.close().unwrap();
@@ -71,7 +72,7 @@ fn each_failure_has_an_error_of_its_own() {
     drop(x);
     let alone = a.open_block("x", Rights::WRITE_EXCLUSIVE).unwrap();
     assert_eq!(code(a.open_block("x", Rights::READ_WRITE)), Some(ErrorCode::BUSY));
-    // Somebody who waits gets it.
+    // A caller that waits gets the block.
     let waiting = std::thread::spawn({
         let a = a.clone();
         move || a.open_block_within("x", Rights::WRITE_EXCLUSIVE, WATCHDOG).map(drop)
@@ -84,7 +85,7 @@ fn each_failure_has_an_error_of_its_own() {
 }
 
 #[test]
-fn rights_that_are_taken_away_are_gone() {
+fn revoked_rights_are_refused() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon, "a"), attach(&daemon, "b"));
     let mine =
@@ -95,7 +96,7 @@ fn rights_that_are_taken_away_are_gone() {
     let other = b.open_block("x", Rights::READ_WRITE).unwrap();
     other.write(0, b"both").unwrap();
     mine.grant(0, whom, Rights::READ).unwrap();
-    // It is not told that it is alone before the other has heard of it.
+    // No caller gets exclusive access before the other program has acknowledged the loss of its right.
     mine.close().unwrap();
     assert_eq!(a.open_block("x", Rights::WRITE_EXCLUSIVE).err().unwrap().code(), Some(ErrorCode::BUSY));
     let denied = wait_for("the right to go", || other.write(0, b"lost").err());
@@ -120,15 +121,15 @@ fn a_store_without_the_right_never_reaches_the_block() {
     mine.write(4096, b"whole").unwrap();
     let other = b.open_block("x", Rights::READ).unwrap();
     other.guard_writes().unwrap();
-    // As a program does that does not ask the library: the kernel writes for it here, and for a store of its own see the tests
-    // of the mapping. A system call is refused without a fault.
+    // This is like a program that writes without asking the library. Here the kernel writes for the program, and it refuses a
+    // system call without a fault. Stores by the program itself are in the tests of the mapping.
     let zero = std::fs::File::open("/dev/zero").unwrap();
     assert!(other.slice().unwrap().skip(4096).read_from(std::os::fd::AsFd::as_fd(&zero)).is_err());
     let mut bytes = [0; 5];
     mine.read(4096, &mut bytes).unwrap();
     assert_eq!(&bytes, b"whole");
     other.read(4096, &mut bytes).unwrap();
-    // After a right was taken away, a slice from before it is such a program.
+    // A slice from before the right was taken away also writes without asking the library.
     let mine = (mine, a.open_block("x", Rights::READ_WRITE).unwrap()).0;
     let writer = b.open_block("x", Rights::READ_WRITE).unwrap();
     writer.guard_writes().unwrap();
@@ -166,7 +167,7 @@ fn blocks_outlive_the_daemon_and_persistent_ones_their_owner() {
     let held = b.open_block("gone", Rights::READ).unwrap();
     assert_eq!(held.len(), 20_000);
     assert_eq!(gone.resize(1).unwrap_err().code(), Some(ErrorCode::BUSY));
-    // An owner that ends when the daemon has been restarted, but has not needed it since.
+    // The owner ends when the daemon has been restarted, but has not needed the daemon since.
     daemon.kill();
     drop((kept, gone));
     daemon.start();

@@ -1,5 +1,7 @@
-//! What idle channels cost: no descriptors, no CPU. The only test of its process, because both are counted for all of it.
+//! Idle channels cost no descriptors and no CPU time. This test has a process of its own, because both are counted for the
+//! whole process.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, ChannelOptions, Endpoint, Error, MessageChannel, MessageReceiver, ReadySet};
@@ -14,7 +16,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// CPU time of this process.
+/// Returns the CPU time of this process.
 fn used() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -50,7 +52,7 @@ fn idle_channels_cost_neither_descriptors_nor_cpu() {
     for receiver in &mut receivers {
         assert!(matches!(receiver.recv(), Err(Error::WouldBlock)));
     }
-    // It falls asleep, which arms what is still looked at.
+    // The set falls asleep, and arms the channels that it has still looked at by itself.
     set.wait(&mut keys, Some(Duration::from_millis(10))).unwrap();
     let begin = used();
     set.wait(&mut keys, Some(Duration::from_secs(1))).unwrap();

@@ -1,19 +1,16 @@
-//! Locks when their owner dies, with and without a daemon, and as they are shown; objects and blocks from a VM.
+//! Locks whose owner dies, with and without a daemon, and how the status shows locks.
 
+#[path = "../../daemon/tests/support/mod.rs"]
 mod support;
 
 use ginnel::{AttachOptions, Endpoint, WaitMode};
-use ginnel_layout::sync::{OwnerWord, SyncKind};
-use ginnel_layout::wire::{self, BellKind, Kind, Rights};
-use ginnel_layout::{sync, wire::Fds};
+use ginnel_layout::sync::{self, OwnerWord, SyncKind};
 use ginnel_shmem::{Mapping, SharedMemory};
 use rustix::process::Signal;
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use support::qemu::Qemu;
 use support::*;
-use zerocopy::{FromZeros, IntoBytes};
 
 const WEB: &str = "[segment.web]\nsize = \"8M\"\nmembers = [\"host\"]\n";
 
@@ -68,7 +65,7 @@ fn a_lock_is_handed_on_when_its_owner_is_killed_with_or_without_a_daemon() {
 }
 
 #[test]
-fn owner_and_waiters_are_shown() {
+fn the_status_shows_the_owner_and_the_waiters_of_a_lock() {
     let daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
     let (mut mine, mut other) = (a.mutex("m").unwrap(), b.mutex("m").unwrap());
@@ -83,47 +80,7 @@ fn owner_and_waiters_are_shown() {
     waiting.join().unwrap().unwrap();
 }
 
-#[test]
-fn programs_in_a_vm_have_locks_and_blocks_too() {
-    let daemon = Daemon::start_new("[vm.a]\n[segment.web]\nsize = \"8M\"\nmembers = [\"host\", \"a\"]\n");
-    let host = attach(&daemon.socket(), "host");
-    let mut guest = Qemu::join(&daemon.run("a.sock"), 32).guest(1, true);
-    guest.open(1, 100);
-    let attached = guest
-        .attach(1, wire::Attach { segment: name("web"), name: name("guest"), ..FromZeros::new_zeroed() })
-        .unwrap();
-    let mutex = host.mutex("m").unwrap();
-    let open =
-        wire::SyncOpen { name: name("m"), kind: SyncKind::MUTEX.0, limit: 0, initial: 0, flags: 0, nonce: 1 };
-    let there: wire::Sync = guest.ask(1, Kind::SYNC_OPEN, open.as_bytes(), Kind::SYNC).unwrap();
-    assert_eq!((there.slot, there.bell), (1, attached.member << 16 | attached.vector));
-    // What stands in the page is what the daemon says.
-    let page =
-        host.memory().part((there.offset - ginnel_layout::segment::RESERVED) as usize, sync::SIZE).unwrap();
-    let word = |at| page.load_acquire_u32(sync::slot(1) + at);
-    assert_eq!(word(sync::SLOT_ENDPOINT), attached.endpoint);
-    assert_eq!((word(sync::SLOT_EPOCH), word(sync::SLOT_BELL)), (there.epoch, there.bell));
-    // It rings the host by its register.
-    let bell = page.load_acquire_u32(sync::slot(0) + sync::SLOT_BELL);
-    let ask = wire::BellOf { bell, reserved: 0 };
-    let ring: wire::BellOk = guest.ask(1, Kind::BELL, ask.as_bytes(), Kind::BELL_OK).unwrap();
-    assert_eq!((ring.kind, ring.bell, ring.fds), (BellKind::REGISTER, bell, Fds(0)));
-    let block = wire::BlockCreate {
-        name: name("b"),
-        size: 1,
-        rights: Rights::READ_WRITE,
-        others: Rights::READ,
-        nonce: 2,
-        ..FromZeros::new_zeroed()
-    };
-    let block: wire::Block = guest.ask(1, Kind::BLOCK_CREATE, block.as_bytes(), Kind::BLOCK).unwrap();
-    assert_eq!(block.owner_member, attached.member);
-    let mine = host.open_block("b", Rights::READ).unwrap();
-    assert_eq!(mine.len(), 1);
-    drop(mutex);
-}
-
-/// How long it takes to wake sleepers of whose doorbells the waker has never heard, while the daemon stands still.
+/// Returns how long it takes to wake sleepers whose doorbells the waker does not know yet, while the daemon is stopped.
 fn wakes_without_daemon(daemon: &Daemon) -> Duration {
     const SLEEPERS: u32 = 4;
     let endpoint = attach(&daemon.socket(), "waker");
@@ -148,21 +105,21 @@ fn wakes_without_daemon(daemon: &Daemon) -> Duration {
     let begin = Instant::now();
     permits.release(SLEEPERS).unwrap();
     let took = begin.elapsed();
-    // They look by themselves.
+    // The sleepers look by themselves from time to time.
     sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     daemon.signal(Signal::CONT);
     took
 }
 
 #[test]
-fn who_wakes_others_does_not_wait_for_a_daemon_that_stands_still() {
+fn waking_others_does_not_wait_for_a_stopped_daemon() {
     let daemon = Daemon::start_new(WEB);
-    // The best of some: this thread has to wait for a CPU, too.
+    // Take the best of several attempts, because this thread may have to wait for a CPU.
     let took = (0..5).map(|_| wakes_without_daemon(&daemon)).min().unwrap();
     assert!(took < Duration::from_millis(25), "it took {took:?}");
 }
 
-/// The page of the only lock of a segment that is there: where the word of an owner stands.
+/// Returns the page of the only mutex in the segment that is held, which contains its owner word.
 fn page_of_lock(endpoint: &Endpoint, owner: u32) -> Mapping {
     let memory = endpoint.memory();
     let pages = (0..memory.len() / sync::SIZE).map(|n| memory.part(n * sync::SIZE, sync::SIZE).unwrap());
@@ -175,9 +132,10 @@ fn page_of_lock(endpoint: &Endpoint, owner: u32) -> Mapping {
     pages.into_iter().find(is).expect("a lock that is held")
 }
 
-/// A program that is declared dead after its last look at its slot takes a lock behind the daemon's back, and dies with it.
+/// A program is declared dead after it has checked its slot for the last time. It takes a lock without the daemon's knowledge,
+/// and dies with it.
 #[test]
-fn a_lock_that_the_dead_take_is_handed_on() {
+fn a_lock_taken_by_a_program_already_declared_dead_is_handed_on() {
     let mut daemon = Daemon::start_new(WEB);
     let (a, b) = (attach(&daemon.socket(), "a"), attach(&daemon.socket(), "b"));
     let mut ready = a.semaphore("ready", 9, 0).unwrap();
@@ -198,13 +156,13 @@ fn a_lock_that_the_dead_take_is_handed_on() {
     assert!(guard.owner_died());
     guard.make_consistent().unwrap();
     guard.unlock().unwrap();
-    // Nobody asks the daemon who is there.
+    // Nobody asks the daemon whether the owner lives.
     daemon.kill();
     page.swap_u64(sync::STATE, word);
     let mut guard = mutex.lock().unwrap();
     assert!(guard.owner_died());
     guard.make_consistent().unwrap();
-    // And while somebody sleeps for it.
+    // The same while another program sleeps waiting for the lock.
     other.set_mode(WaitMode::Interrupt);
     let waiting = std::thread::spawn(move || other.lock().map(|guard| guard.owner_died()));
     wait_for("a waiter", || (page.load_relaxed_u64(sync::ARMED) != 0).then_some(()));
