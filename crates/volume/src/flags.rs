@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem};
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::{
     BackendKind, Config, Device, Direct, Lock, OnError, SandboxMode, Spec, Wait,
 };
@@ -146,7 +146,7 @@ pub struct Flags {
 
 impl Flags {
     /// The configuration that they make, with the file if there is one.
-    pub fn config(&self, places: &Places) -> Result<Config, Problem> {
+    pub fn config(&self, paths: &VolumePaths) -> Result<Config, Problem> {
         let stem = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
         let name = self
             .name
@@ -156,7 +156,7 @@ impl Flags {
             .ok_or_else(|| {
                 Problem::new("command line", "it names no volume", "write a name or --socket PATH")
             })?;
-        let standard = places.configuration(&name);
+        let standard = paths.configuration(&name);
         let (mut spec, place) = match &self.config {
             Some(file) => (Spec::read(file)?, file.display().to_string()),
             None if self.says_where_the_bytes_are() && !standard.exists() => {
@@ -165,7 +165,7 @@ impl Flags {
             None => (Spec::read(&standard)?, standard.display().to_string()),
         };
         self.apply(&mut spec);
-        spec.check(&name, places, &place)
+        spec.check(&name, paths, &place)
     }
 
     fn says_where_the_bytes_are(&self) -> bool {
@@ -237,13 +237,13 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn places(folder: &tempfile::TempDir) -> Places {
-        Places { sockets: folder.path().into(), configurations: folder.path().into() }
+    fn paths(folder: &tempfile::TempDir) -> VolumePaths {
+        VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() }
     }
 
     fn config(folder: &tempfile::TempDir, line: &str) -> Result<Config, Problem> {
         let words = std::iter::once("ginnel-volume").chain(line.split_whitespace());
-        Flags::try_parse_from(words).expect("flags").config(&places(folder))
+        Flags::try_parse_from(words).expect("flags").config(&paths(folder))
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn flags_come_on_top_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let file = places(&folder).configuration("web");
+        let file = paths(&folder).configuration("web");
         std::fs::write(&file, "queues = 2\n[limits]\niops = 5\n[[disk]]\npath = \"/a\"\nserial = \"S\"")
             .unwrap();
         let config = config(&folder, "web --iops 7 --threads 2 --read-only").unwrap();

@@ -16,7 +16,7 @@ use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::Server;
 use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::Config;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
@@ -34,7 +34,7 @@ const NO_SENSE: u8 = 2;
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let complain = |error: &anyhow::Error| eprintln!("ginnel-volume: {error:#}");
-    let config = match flags.config(&Places::from_environment()) {
+    let config = match flags.config(&VolumePaths::from_environment()) {
         Ok(config) => config,
         Err(problem) => {
             complain(&problem.into());

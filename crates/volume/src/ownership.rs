@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use ginnel_volume_control::Places;
+    use ginnel_volume_control::VolumePaths;
     use ginnel_volume_control::config::Spec;
 
     const NONE: Duration = Duration::ZERO;
@@ -189,7 +189,7 @@ mod tests {
             paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n{more}")).collect();
         let text = format!("device = \"scsi\"\n{disks}");
         let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
-        let config = config.check("v", &Places::default(), "v.toml").unwrap();
+        let config = config.check("v", &VolumePaths::default(), "v.toml").unwrap();
         let backends: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk, 1).unwrap().0).collect();
         Ownership::new(config.disks.iter().zip(&backends), NONE)
     }
