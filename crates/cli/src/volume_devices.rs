@@ -4,7 +4,7 @@ use crate::qemu_version::QemuVersion;
 use crate::vm_devices::escaped;
 use anyhow::{Context, Result};
 use ginnel_config::Bytes;
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::{Device, Spec};
 use std::path::PathBuf;
 
@@ -32,9 +32,9 @@ pub struct PlacesArgs {
 }
 
 impl PlacesArgs {
-    fn places(&self) -> Places {
-        let standard = Places::default();
-        Places {
+    fn paths(&self) -> VolumePaths {
+        let standard = VolumePaths::default();
+        VolumePaths {
             sockets: self.volume_sockets.clone().unwrap_or(standard.sockets),
             configurations: self.volume_configs.clone().unwrap_or(standard.configurations),
         }
@@ -42,19 +42,19 @@ impl PlacesArgs {
 
     /// All volumes that are configured.
     pub fn volumes(&self) -> Result<Vec<VolumeDevice>> {
-        let places = self.places();
-        let names = places
+        let paths = self.paths();
+        let names = paths
             .configured()
-            .with_context(|| format!("cannot look into {}", places.configurations.display()))?;
-        names.iter().map(|name| VolumeDevice::read(&places, name)).collect()
+            .with_context(|| format!("cannot look into {}", paths.configurations.display()))?;
+        names.iter().map(|name| VolumeDevice::read(&paths, name)).collect()
     }
 }
 
 impl VolumeDevice {
-    fn read(places: &Places, name: &str) -> Result<Self> {
-        let file = places.configuration(name);
+    fn read(paths: &VolumePaths, name: &str) -> Result<Self> {
+        let file = paths.configuration(name);
         let spec = Spec::read(&file)?;
-        let config = spec.check(name, places, &file.display().to_string())?;
+        let config = spec.check(name, paths, &file.display().to_string())?;
         Ok(Self {
             volume: name.into(),
             vm: config.vm,

@@ -28,7 +28,7 @@ const LARGEST: u16 = 1024;
 
 /// Where the parts of one queue lie.
 #[derive(Clone, Copy)]
-struct Places {
+struct QueueAddresses {
     descriptors: Place,
     driver: Place,
     device: Place,
@@ -44,9 +44,9 @@ pub struct Client {
     options: Options,
     ring_size: u16,
     memory: DriverMemory,
-    places: Vec<Places>,
+    addresses: Vec<QueueAddresses>,
     /// The queues of the device in front of the request queues. Nothing is put into them but a buffer for an event.
-    others: Vec<(Places, Bells)>,
+    others: Vec<(QueueAddresses, Bells)>,
     events: Option<Events>,
     log: Option<DriverMemory>,
     session: Session,
@@ -69,7 +69,7 @@ impl Client {
     pub fn connect(options: Options) -> Result<Self, Error> {
         let ring_size = ring_size(&options)?;
         let mut plan = Plan::default();
-        let places: Vec<_> =
+        let addresses: Vec<_> =
             (0..options.queues).map(|_| plan_queue(&mut plan, &options, ring_size)).collect();
         let others = (0..options.device.first_queue())
             .map(|_| Ok((plan_queue(&mut plan, &options, ring_size), bells()?)))
@@ -81,7 +81,7 @@ impl Client {
             options,
             ring_size,
             memory,
-            places,
+            addresses,
             others,
             events: None,
             log,
@@ -163,7 +163,7 @@ impl Client {
         self.account = None;
         let bases = vec![self.fresh_base(); self.queues.len()];
         for index in 0..self.queues.len() {
-            let ring = self.new_ring(&self.places[index])?;
+            let ring = self.new_ring(&self.addresses[index])?;
             self.queues[index].restart(ring)?;
         }
         self.start(&bases)?;
@@ -311,7 +311,7 @@ impl Client {
     /// The offsets into the shared memory of the pages that a slot's buffer, a slot's answer, and a queue's used ring lie in,
     /// for whoever checks marks.
     pub fn pages_of(&self, queue: usize, slot: usize) -> [std::ops::Range<usize>; 3] {
-        let Places { heads, buffers, device, .. } = self.places[queue];
+        let QueueAddresses { heads, buffers, device, .. } = self.addresses[queue];
         let head = heads.at + HEAD * slot;
         let buffer = buffers.at + stride(self.options.buffer) * slot;
         [buffer..buffer + self.options.buffer as usize, head..head + HEAD, device.at..device.at + device.len]
@@ -368,15 +368,18 @@ impl Client {
     }
 
     fn start(&mut self, bases: &[u32]) -> Result<(), Error> {
-        if let Some((places, _)) = self.others.get(usize::from(EVENT_QUEUE)) {
-            let buffer = places.heads;
+        if let Some((addresses, _)) = self.others.get(usize::from(EVENT_QUEUE)) {
+            let buffer = addresses.heads;
             self.events =
-                Some(Events::new(self.new_ring(places)?, self.memory.part(buffer)?, buffer.guest()));
+                Some(Events::new(self.new_ring(addresses)?, self.memory.part(buffer)?, buffer.guest()));
         }
         let fresh = self.fresh_base();
         let vring = |address: VringAddress, base| Vring { size: self.ring_size, base, address };
-        let others =
-            self.others.iter().enumerate().map(|(index, (places, _))| vring(address(index, places), fresh));
+        let others = self
+            .others
+            .iter()
+            .enumerate()
+            .map(|(index, (addresses, _))| vring(address(index, addresses), fresh));
         let vrings: Vec<_> =
             others.chain(self.addresses().zip(bases).map(|(address, base)| vring(address, *base))).collect();
         for queue in &mut self.queues {
@@ -396,7 +399,7 @@ impl Client {
     /// Where the request queues lie.
     fn addresses(&self) -> impl Iterator<Item = VringAddress> {
         let first = usize::from(self.options.device.first_queue());
-        self.places.iter().enumerate().map(move |(index, places)| address(first + index, places))
+        self.addresses.iter().enumerate().map(move |(index, addresses)| address(first + index, addresses))
     }
 
     /// Where a new ring begins: with the wrap counters of a packed one set.
@@ -408,7 +411,7 @@ impl Client {
     }
 
     /// An empty ring.
-    fn new_ring(&self, places: &Places) -> Result<DriverQueue<Mapping>, Error> {
+    fn new_ring(&self, addresses: &QueueAddresses) -> Result<DriverQueue<Mapping>, Error> {
         let area = |place: Place| Area {
             memory: self.memory.mapping.clone(),
             at: place.at,
@@ -416,17 +419,18 @@ impl Client {
             guest: place.guest(),
         };
         let has = |feature| self.session.features & feature != 0;
-        let tables = has(virtio::INDIRECT_DESC)
-            .then(|| IndirectTables::new(area(places.tables), self.ring_size, pieces(&self.options) as u16));
+        let tables = has(virtio::INDIRECT_DESC).then(|| {
+            IndirectTables::new(area(addresses.tables), self.ring_size, pieces(&self.options) as u16)
+        });
         let setup = DriverSetup {
             kind: match self.options.ring {
                 Ring::Split => Kind::Split,
                 Ring::Packed => Kind::Packed,
             },
             size: self.ring_size,
-            descriptors: area(places.descriptors),
-            driver: area(places.driver),
-            device: area(places.device),
+            descriptors: area(addresses.descriptors),
+            driver: area(addresses.driver),
+            device: area(addresses.device),
             event_idx: has(virtio::EVENT_IDX),
             tables: tables.flatten(),
         };
@@ -437,7 +441,7 @@ impl Client {
     fn used_base(&self, index: usize) -> u32 {
         match self.options.ring {
             Ring::Split => {
-                let at = self.places[index].device.at + split::INDEX;
+                let at = self.addresses[index].device.at + split::INDEX;
                 self.memory.mapping.load_relaxed_u16(at).into()
             }
             // There is none to be seen in a packed ring; the account has it.
@@ -446,7 +450,7 @@ impl Client {
     }
 
     fn new_queue(&self, index: usize) -> Result<Queue, Error> {
-        let Places { heads, buffers, driver, device, .. } = self.places[index];
+        let QueueAddresses { heads, buffers, driver, device, .. } = self.addresses[index];
         let echo = self.options.echo.then(|| Echo {
             size: self.ring_size,
             memory: self.memory.mapping.clone(),
@@ -455,7 +459,7 @@ impl Client {
             next: 0,
         });
         let parts = Parts {
-            ring: self.new_ring(&self.places[index])?,
+            ring: self.new_ring(&self.addresses[index])?,
             heads: self.memory.part(heads)?,
             heads_guest: heads.guest(),
             buffers: self.memory.part(buffers)?,
@@ -480,14 +484,14 @@ fn bells() -> Result<Bells, Error> {
     Ok(Bells { kick: bell()?, call: bell()?, error: bell()? })
 }
 
-fn address(index: usize, places: &Places) -> VringAddress {
+fn address(index: usize, addresses: &QueueAddresses) -> VringAddress {
     VringAddress {
         index: index as u32,
         flags: 0,
-        descriptors: places.descriptors.user(),
-        used: places.device.user(),
-        available: places.driver.user(),
-        log: places.device.guest(),
+        descriptors: addresses.descriptors.user(),
+        used: addresses.device.user(),
+        available: addresses.driver.user(),
+        log: addresses.device.guest(),
     }
 }
 
@@ -529,14 +533,14 @@ fn pieces(options: &Options) -> u32 {
     options.buffer.div_ceil(options.segment) + 2
 }
 
-fn plan_queue(plan: &mut Plan, options: &Options, size: u16) -> Places {
+fn plan_queue(plan: &mut Plan, options: &Options, size: u16) -> QueueAddresses {
     let (driver, device) = match options.ring {
         Ring::Split => (split::driver_len(size, true), split::device_len(size, true)),
         Ring::Packed => (packed::EVENT, packed::EVENT),
     };
     let pieces = pieces(options) as usize;
     let depth = usize::from(options.depth);
-    Places {
+    QueueAddresses {
         descriptors: plan.pages(DESCRIPTOR * usize::from(size)),
         driver: plan.pages(driver),
         device: plan.pages(device),

@@ -31,13 +31,13 @@
 //! [`workload`] runs streams of requests and measures them; [`verify`] makes and checks blocks that know themselves.
 
 mod client;
+mod connection;
 mod device;
 mod disk;
 mod echo;
 mod error;
 mod events;
 mod lane;
-mod link;
 mod memory;
 mod options;
 mod queue;

@@ -4,10 +4,10 @@
 //! its buffer, submit it, publish, poll until it is done, and use the slot again or release it. Nothing here blocks but
 //! [`sleep`] and [`Queue::call`], and nothing allocates.
 
+use crate::connection::wait;
 use crate::device::{Frame, Wire};
 use crate::echo::Echo;
 use crate::error::Error;
-use crate::link::wait;
 use crate::request::{Request, Status};
 use ginnel_shmem::{Mapping, SharedSlice};
 use ginnel_virtqueue::{AddError, DriverQueue, Segment};
@@ -291,7 +291,7 @@ impl Queue {
 
     /// Whether the server has closed the connection, or died. A system call.
     pub fn is_server_gone(&self) -> bool {
-        crate::link::is_closed(self.socket.as_fd())
+        crate::connection::is_closed(self.socket.as_fd())
     }
 
     /// Whether the server has said, through the queue's error descriptor, that it gave the queue up. A system call.

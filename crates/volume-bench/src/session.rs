@@ -1,8 +1,8 @@
 //! A vhost-user session: features, memory, queues, in the order in which QEMU says them.
 
+use crate::connection::{Connection, receive, wait};
 use crate::device::Device;
 use crate::error::Error;
-use crate::link::{Link, receive, wait};
 use crate::memory::{DriverMemory, GUEST, USER};
 use crate::options::{Options, Ring};
 use crate::queue::Bells;
@@ -43,7 +43,7 @@ const WANTED_PROTOCOL: u64 = protocol::MQ
 
 /// An established session.
 pub(crate) struct Session {
-    link: Link,
+    connection: Connection,
     /// Virtio features that the server offers.
     offered: u64,
     /// Negotiated virtio features.
@@ -72,32 +72,36 @@ pub(crate) struct Account {
 impl Session {
     /// Connects and agrees on features.
     pub fn open(options: &Options) -> Result<Self, Error> {
-        let mut link = Link::connect(&options.socket, options.patience)?;
-        let offered: u64 = link.ask_for(Request::GET_FEATURES, &[])?;
+        let mut connection = Connection::connect(&options.socket, options.patience)?;
+        let offered: u64 = connection.ask_for(Request::GET_FEATURES, &[])?;
         let (mut agreed, mut queues, mut backend) = (0, 1, None);
         if offered & feature::PROTOCOL_FEATURES != 0 {
-            let can: u64 = link.ask_for(Request::GET_PROTOCOL_FEATURES, &[])?;
+            let can: u64 = connection.ask_for(Request::GET_PROTOCOL_FEATURES, &[])?;
             agreed = can & WANTED_PROTOCOL;
             if !options.inflight {
                 agreed &= !protocol::INFLIGHT_SHMFD;
             }
-            link.tell(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[])?;
-            link.acknowledge = agreed & protocol::REPLY_ACK != 0;
+            connection.tell(Request::SET_PROTOCOL_FEATURES, agreed.as_bytes(), &[])?;
+            connection.acknowledge = agreed & protocol::REPLY_ACK != 0;
             if agreed & protocol::MQ != 0 {
-                queues = link.ask_for(Request::GET_QUEUE_NUM, &[])?;
+                queues = connection.ask_for(Request::GET_QUEUE_NUM, &[])?;
             }
             if agreed & protocol::BACKEND_REQ != 0 {
                 let (ours, theirs) =
                     socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                         .map_err(Error::io("making the backend channel"))?;
-                link.tell(Request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
+                connection.tell(Request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
                 backend = Some(ours);
             }
         }
-        link.tell(Request::SET_OWNER, &[], &[])?;
+        connection.tell(Request::SET_OWNER, &[], &[])?;
         let features = choose(options, offered)?;
-        link.tell(Request::SET_FEATURES, (features | offered & feature::PROTOCOL_FEATURES).as_bytes(), &[])?;
-        Ok(Self { link, offered, features, protocol: agreed, queues, backend })
+        connection.tell(
+            Request::SET_FEATURES,
+            (features | offered & feature::PROTOCOL_FEATURES).as_bytes(),
+            &[],
+        )?;
+        Ok(Self { connection, offered, features, protocol: agreed, queues, backend })
     }
 
     /// Whether this protocol feature was agreed on.
@@ -107,7 +111,7 @@ impl Session {
 
     /// The connection's socket.
     pub fn socket(&self) -> Arc<OwnedFd> {
-        self.link.socket()
+        self.connection.socket()
     }
 
     /// Reads the disk's configuration space.
@@ -118,7 +122,7 @@ impl Session {
         const LEN: usize = size_of::<Config>();
         let header = ConfigHeader { offset: 0, size: LEN as u32, flags: 0 };
         let request = [header.as_bytes(), &[0; LEN]].concat();
-        let answer = self.link.ask(Request::GET_CONFIG, &request, &[])?;
+        let answer = self.connection.ask(Request::GET_CONFIG, &request, &[])?;
         let malformed = || Error::Malformed { request: Request::GET_CONFIG, what: "its length" };
         let (said, bytes) = ConfigHeader::read_from_prefix(&answer.body).map_err(|_| malformed())?;
         if said.size == 0 {
@@ -134,7 +138,7 @@ impl Session {
         }
         let header = ConfigHeader { offset: offset_of!(Config, writeback) as u32, size: 1, flags: 0 };
         let request = [header.as_bytes(), &[u8::from(on)]].concat();
-        self.link.tell(Request::SET_CONFIG, &request, &[])
+        self.connection.tell(Request::SET_CONFIG, &request, &[])
     }
 
     /// Hands over the memory, the account of a predecessor if there is one, and the queues, and starts them. If there is no
@@ -151,7 +155,7 @@ impl Session {
                 *account = Some(self.new_account(vrings)?);
             }
             if let Some(Account { what, file }) = account {
-                self.link.tell(Request::SET_INFLIGHT_FD, what.as_bytes(), &[file.as_fd()])?;
+                self.connection.tell(Request::SET_INFLIGHT_FD, what.as_bytes(), &[file.as_fd()])?;
             }
         }
         let region = MemoryRegion { guest: GUEST, size: memory.len(), user: USER, offset: 0 };
@@ -159,14 +163,15 @@ impl Session {
         let mut table = [0; MEMORY_HEADER + size_of::<MemoryRegion>()];
         table[0] = 1;
         table[MEMORY_HEADER..].copy_from_slice(region.as_bytes());
-        self.link.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
+        self.connection.tell(Request::SET_MEM_TABLE, &table, &[memory.file()])?;
         for (vring, bells) in vrings.iter().zip(bells) {
             let state = |value| VringState { index: vring.address.index, value };
-            self.link.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
-            self.link.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
-            self.link.tell(Request::SET_VRING_ADDR, vring.address.as_bytes(), &[])?;
+            self.connection.tell(Request::SET_VRING_NUM, state(vring.size.into()).as_bytes(), &[])?;
+            self.connection.tell(Request::SET_VRING_BASE, state(vring.base).as_bytes(), &[])?;
+            self.connection.tell(Request::SET_VRING_ADDR, vring.address.as_bytes(), &[])?;
             let number = u64::from(vring.address.index);
-            let mut bell = |request, fd: &OwnedFd| self.link.tell(request, number.as_bytes(), &[fd.as_fd()]);
+            let mut bell =
+                |request, fd: &OwnedFd| self.connection.tell(request, number.as_bytes(), &[fd.as_fd()]);
             bell(Request::SET_VRING_ERR, &bells.error)?;
             bell(Request::SET_VRING_CALL, &bells.call)?;
             bell(Request::SET_VRING_KICK, &bells.kick)?;
@@ -174,7 +179,7 @@ impl Session {
         if self.protocol != 0 {
             for vring in vrings {
                 let state = VringState { index: vring.address.index, value: 1 };
-                self.link.tell(Request::SET_VRING_ENABLE, state.as_bytes(), &[])?;
+                self.connection.tell(Request::SET_VRING_ENABLE, state.as_bytes(), &[])?;
             }
         }
         Ok(())
@@ -185,7 +190,7 @@ impl Session {
         let queues = vrings.iter().map(|vring| vring.address.index + 1).max().unwrap_or(0) as u16;
         let queue_size = vrings.iter().map(|vring| vring.size).max().unwrap_or(0);
         let want = InflightArea { size: 0, offset: 0, queues, queue_size, padding: 0 };
-        let answer = self.link.ask(request, want.as_bytes(), &[])?;
+        let answer = self.connection.ask(request, want.as_bytes(), &[])?;
         // With the padding that C gives it, or without.
         let mut bytes = answer.body.clone();
         bytes.resize(
@@ -204,7 +209,8 @@ impl Session {
     /// Stops a queue; the server answers what is on its way first. Returns where its successor goes on.
     pub fn stop(&mut self, index: u32) -> Result<u32, Error> {
         let request = Request::GET_VRING_BASE;
-        let state: VringState = self.link.ask_for(request, VringState { index, value: 0 }.as_bytes())?;
+        let state: VringState =
+            self.connection.ask_for(request, VringState { index, value: 0 }.as_bytes())?;
         if state.index != index {
             return Err(Error::Malformed { request, what: "it is about another queue" });
         }
@@ -218,7 +224,7 @@ impl Session {
         }
         let what = LogArea { size: log.len(), offset: 0 };
         // It answers this one in any case.
-        self.link.ask(Request::SET_LOG_BASE, what.as_bytes(), &[log.file()])?;
+        self.connection.ask(Request::SET_LOG_BASE, what.as_bytes(), &[log.file()])?;
         self.set_log(true, rings)
     }
 
@@ -226,10 +232,10 @@ impl Session {
     pub fn set_log(&mut self, on: bool, rings: &[VringAddress]) -> Result<(), Error> {
         let log = if on { feature::LOG_ALL } else { 0 };
         let features = self.features | feature::PROTOCOL_FEATURES | log;
-        self.link.tell(Request::SET_FEATURES, features.as_bytes(), &[])?;
+        self.connection.tell(Request::SET_FEATURES, features.as_bytes(), &[])?;
         for &ring in rings {
             let ring = VringAddress { flags: if on { VringAddress::LOG } else { 0 }, ..ring };
-            self.link.tell(Request::SET_VRING_ADDR, ring.as_bytes(), &[])?;
+            self.connection.tell(Request::SET_VRING_ADDR, ring.as_bytes(), &[])?;
         }
         Ok(())
     }

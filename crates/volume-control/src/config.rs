@@ -7,7 +7,7 @@ mod kinds;
 pub use disk::{Disk, DiskSpec};
 pub use kinds::{BackendKind, Device, Direct, Lock, OnError, SandboxMode, Wait};
 
-use crate::{Limits, Places};
+use crate::{Limits, VolumePaths};
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem, check_socket_path, from_toml};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -157,13 +157,13 @@ impl Spec {
 
     /// Checks everything that can be known without opening anything. `place` is for messages: the file, or the command
     /// line.
-    pub fn check(&self, name: &str, places: &Places, place: &str) -> Result<Config, Problem> {
+    pub fn check(&self, name: &str, paths: &VolumePaths, place: &str) -> Result<Config, Problem> {
         let bad = |key: &str, what: String, fix: &str| Problem::new(format!("{place}: {key}"), what, fix);
         check_name(name).map_err(|what| bad("name", what, "use letters, digits, `.`, `_` and `-`"))?;
-        let socket = self.socket.clone().unwrap_or_else(|| places.socket(name));
+        let socket = self.socket.clone().unwrap_or_else(|| paths.socket(name));
         let control = self.control.clone().unwrap_or_else(|| match &self.socket {
             Some(socket) => socket.with_extension("ctl"),
-            None => places.control(name),
+            None => paths.control(name),
         });
         for (key, path) in [("socket", &socket), ("control", &control)] {
             check_socket_path(path, format!("{place}: {key}"), "choose a shorter path")?;

@@ -6,7 +6,7 @@
 mod client;
 pub mod config;
 mod limits;
-mod places;
+mod paths;
 mod prometheus;
 mod queue_state;
 mod request;
@@ -14,7 +14,7 @@ mod stat;
 
 pub use client::{Client, Error};
 pub use limits::{LimitChange, Limits};
-pub use places::Places;
+pub use paths::VolumePaths;
 pub use prometheus::prometheus;
 pub use queue_state::{Dump, InFlight, QueueState};
 pub use request::{Answer, REQUEST_MAX, Request};

@@ -1,4 +1,4 @@
-//! The control socket: what operators ask is asked of the volume, one after the other, on a thread of its own.
+//! The control socket. A thread of its own passes operators' requests to the volume, one after another.
 
 use ginnel_volume_control::{Answer, REQUEST_MAX, Request};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -7,29 +7,29 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// How long an operator may take to send a request or to take an answer. Others wait meanwhile.
+/// How long an operator may take to send a request or to receive an answer. Other operators wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What answers. Called by the control thread only.
+/// The part of a volume that answers operators. Only the control thread calls it.
 pub trait Handler: Send + Sync {
-    /// Does what is asked. May block for as long as a client is patient (10 s).
+    /// Executes a request. May block for as long as a client waits for an answer (10 s).
     fn answer(&self, request: Request) -> Answer;
 }
 
-/// Serves operators from now on, until the process ends. The listener is bound already, so that the process needs no right
-/// to do so.
+/// Serves operators on a new thread until the process ends. The listener is already bound, so that the process does not
+/// need the right to bind it.
 pub fn serve(listener: UnixListener, handler: Arc<dyn Handler>) -> io::Result<()> {
     thread::Builder::new().name("control".into()).spawn(move || {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    // Who goes away or is silent for too long has nothing to complain about.
+                    // A client that disconnects or is silent for too long is not worth a warning.
                     if let Err(error) = converse(stream, &*handler) {
                         tracing::debug!("control socket: {error}");
                     }
                 }
                 Err(error) => {
-                    // Out of descriptors or memory: others may give some back.
+                    // The process is out of descriptors or memory: wait until some are released.
                     tracing::warn!("control socket: accept: {error}");
                     thread::sleep(PATIENCE);
                 }
@@ -56,7 +56,7 @@ fn converse(stream: UnixStream, handler: &dyn Handler) -> io::Result<()> {
             }
             Ok(request) => handler.answer(request),
             Err(error) => Answer::Error(format!(
-                "this is no request that this volume knows: {error}; use the `ginnel` of its version"
+                "this volume does not know this request: {error}; use the `ginnel` of its version"
             )),
         };
         let mut text = serde_json::to_vec(&answer)?;
@@ -113,7 +113,7 @@ mod tests {
             BufReader::new(stream).read_line(&mut answer).unwrap();
             assert!(answer.starts_with("{\"error\":"), "{answer}");
         }
-        // Somebody connects and says nothing; the next is served all the same.
+        // One client connects and says nothing; the next is served all the same.
         let _silent = UnixStream::connect(&path).unwrap();
         let asked = Request::Resize { disk: 0, size: Some(Bytes(512)) };
         assert_eq!(Client::connect("v", &path).unwrap().ask(&asked).unwrap(), Answer::Size(512));

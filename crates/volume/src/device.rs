@@ -1,4 +1,5 @@
-//! What the guest sees: the bytes of a request become an operation on a disk, and its result the bytes of an answer.
+//! What the guest sees. A device turns the bytes of a request into an operation on a disk, and the operation's result
+//! into the bytes of the answer.
 
 pub mod blk;
 pub mod scsi;
@@ -14,81 +15,82 @@ use ginnel_virtqueue::{Buffer, Chain, GuestMemory};
 use crate::backend::{Failure, Op};
 use crate::disk::Disk;
 
-/// A device of one kind. Its methods are called by all workers at once.
+/// A device of one kind. All workers call its methods at the same time.
 pub trait Device: Send + Sync {
-    /// Queues, those for control and events included.
+    /// Returns the number of queues, including those for control and events.
     fn queues(&self) -> u16;
 
-    /// Feature bits of the device itself, not those of its queues.
+    /// Returns the feature bits of the device itself, without those of its queues.
     fn features(&self) -> u64;
 
-    /// What the driver has taken of all feature bits offered. Called when a driver begins, and not when the same one goes on.
+    /// Tells the device which feature bits the driver has accepted. Called when a driver starts, and not when the same
+    /// driver continues.
     fn set_features(&self, features: u64);
 
-    /// Its disks.
+    /// Returns the disks of the device.
     fn disks(&self) -> Vec<Arc<Disk>>;
 
-    /// The configuration space.
+    /// Returns the contents of the configuration space.
     fn config(&self) -> Vec<u8>;
 
-    /// The driver writes to the configuration space. An error says why it may not.
+    /// Executes a write of the driver to the configuration space. An error says why the write is not allowed.
     fn set_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String>;
 
-    /// Reads what a chain asks for. Fills `request` anew.
+    /// Reads the request in a chain. Overwrites all of `request`.
     fn begin(&self, queue: u16, memory: &GuestMemory<Mapping>, chain: &Chain, request: &mut Request)
     -> Begin;
 
-    /// Writes the answer to a request that did not end at its beginning. Returns how many bytes of the chain's writable memory
-    /// are written, those of the operation included.
+    /// Writes the answer to a request for which [`Begin::Done`] was not returned. Returns how many bytes of the chain's
+    /// writable memory were written, including those of the operation.
     fn finish(&self, memory: &GuestMemory<Mapping>, request: &Request, result: Result<(), Failure>) -> u32;
 
-    /// The queue whose requests wait for those of all others ([`Begin::Settle`]).
+    /// Returns the queue whose requests wait for those of all other queues ([`Begin::Settle`]).
     fn control_queue(&self) -> Option<u16> {
         None
     }
 
-    /// The queue whose buffers are kept for events.
+    /// Returns the queue whose buffers are kept for events.
     fn event_queue(&self) -> Option<u16> {
         None
     }
 
-    /// A disk has got another size. Says what the event queue tells of it.
+    /// Notes that the size of a disk has changed. Returns the event for the event queue, if there is one.
     fn resized(&self, _disk: usize) -> Option<Event> {
         None
     }
 }
 
-/// How a request begins.
+/// The first result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
-    /// It has been answered; so many bytes of the chain's writable memory are written.
+    /// The request was answered; this many bytes of the chain's writable memory were written.
     Done(u32),
-    /// This is to be done with the request's data.
+    /// The operation to execute with the request's data.
     Do {
-        /// Which of the disks.
+        /// Index of the disk.
         disk: u16,
-        /// What.
+        /// The operation.
         op: Op,
     },
-    /// It is finished when all operations that began before, on any queue of the device, have ended.
+    /// The request is finished when all earlier operations, on any queue of the device, have ended.
     Settle,
 }
 
-/// A request between its beginning and its end. Kept by the worker, and used again.
+/// The state of a request between its beginning and its end. The worker keeps it and uses it again.
 #[derive(Debug, Default)]
 pub struct Request {
-    /// What the operation reads into or writes from.
+    /// The buffers that the operation reads into or writes from.
     pub data: Vec<Buffer>,
-    /// Bytes of `data`.
+    /// Total length of `data`, in bytes.
     pub bytes: u64,
-    /// Where the answer goes.
+    /// The buffers for the answer.
     pub reply: Vec<Buffer>,
-    /// The device's own note.
+    /// A value that the device keeps for itself.
     pub note: u64,
 }
 
 impl Request {
-    /// Forgets what was there.
+    /// Removes the previous request.
     pub fn clear(&mut self) {
         self.data.clear();
         self.reply.clear();
@@ -97,7 +99,7 @@ impl Request {
     }
 }
 
-/// Adds the `len` bytes from byte `at` of `from` to `to`. There may be fewer.
+/// Appends to `to` the `len` bytes of `from` that begin at byte `at`, or fewer if `from` ends before.
 #[inline]
 pub fn part(from: &[Buffer], mut at: u64, mut len: u64, to: &mut Vec<Buffer>) {
     for buffer in from {

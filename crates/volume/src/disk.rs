@@ -1,4 +1,4 @@
-//! What all threads know of a disk.
+//! The state of a disk that all threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,40 +7,41 @@ use ginnel_layout::virtio_blk::ID_LEN;
 use ginnel_shmem::{Mapping, SharedMemory};
 use tracing::error;
 
-/// A disk: a blk device has one, a scsi target one for each logical unit.
+/// A disk: a blk device has one, and a scsi target has one for each logical unit.
 #[derive(Debug)]
 pub struct Disk {
-    /// Bytes of a block.
+    /// Size of a block, in bytes.
     pub block_size: u32,
-    /// Refuses writes.
+    /// Whether the disk refuses writes.
     pub read_only: bool,
-    /// Whether there is a volatile cache at all, that a driver may turn off.
+    /// Whether there is a volatile cache, which a driver may turn off.
     pub write_cache: bool,
     /// Whether requests that fail, because there is no space or the disk has an error, wait for an operator.
     pub holds_errors: bool,
-    /// Padded with zeros.
+    /// The serial number, padded with zeros.
     pub serial: [u8; ID_LEN],
-    /// Bytes; a multiple of the block size.
+    /// The size in bytes; a multiple of the block size.
     bytes: AtomicU64,
     /// Whether the driver has left the cache on.
     cache_on: AtomicBool,
-    /// Flushes, and writes that must be durable, fail if they began before this time: nanoseconds since the volume's start. 0:
-    /// nothing was ever lost; [`u64::MAX`]: something is, until an operator says otherwise.
+    /// Flushes, and writes that must be durable, fail if they began before this time, in nanoseconds since the volume's
+    /// start. 0 means that nothing was ever lost; [`u64::MAX`] means that writes are lost and no operator has accepted
+    /// that.
     fails_before: AtomicU64,
-    /// What is noted for the next process.
+    /// The note for the next process.
     note: Mutex<Note>,
-    /// Whether the driver flushes at all.
+    /// Whether the driver sends flushes at all.
     flushes: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Note {
     memory: Option<Mapping>,
-    /// How often something was lost.
+    /// How often writes were lost.
     losses: u64,
 }
 
-/// Bits of a note. A fresh one has none.
+/// Bits of a note. A new note has none of them.
 mod note {
     /// The cache is on.
     pub const ON: u64 = 1;
@@ -51,7 +52,7 @@ mod note {
 }
 
 impl Disk {
-    /// A disk of so many bytes; those that fill no whole block are left out.
+    /// Returns a disk of `bytes` bytes, rounded down to whole blocks.
     pub fn new(bytes: u64, block_size: u32, read_only: bool, serial: &str) -> Self {
         let mut padded = [0; ID_LEN];
         let n = serial.len().min(ID_LEN);
@@ -72,64 +73,65 @@ impl Disk {
         disk
     }
 
-    /// The same disk without a volatile cache: each write survives a power cut once it is done.
+    /// Returns the same disk without a volatile cache: each write is durable once it is complete.
     pub fn without_cache(self) -> Self {
         self.cache_on.store(false, Ordering::Relaxed);
         Self { write_cache: false, ..self }
     }
 
-    /// The same disk, where requests that fail wait for an operator, or do not.
+    /// Returns the same disk, with the choice whether failed requests wait for an operator.
     pub fn holding_errors(self, holds_errors: bool) -> Self {
         Self { holds_errors, ..self }
     }
 
-    /// Its size now.
+    /// Returns its current size in bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes its size. Requests that are under way end as they began.
+    /// Changes its size. Requests that are under way are not affected.
     pub fn set_bytes(&self, bytes: u64) {
         self.bytes.store(bytes - bytes % u64::from(self.block_size), Ordering::Relaxed);
     }
 
-    /// Whether `len` bytes from `at` are whole blocks of the disk.
+    /// Returns whether `len` bytes from `at` are whole blocks of the disk.
     #[inline]
     pub fn holds(&self, at: u64, len: u64) -> bool {
         let mask = u64::from(self.block_size) - 1;
         (at | len) & mask == 0 && at.checked_add(len).is_some_and(|end| end <= self.bytes())
     }
 
-    /// Whether writes may wait for a flush.
+    /// Returns whether writes may stay in the cache until a flush.
     #[inline]
     pub fn write_back(&self) -> bool {
         self.is_cache_on() && self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Says whether the driver flushes. While it does not, no write waits for that.
+    /// Sets whether the driver sends flushes. While it does not, each write is made durable at once.
     pub fn set_flushes(&self, flushes: bool) {
         self.flushes.store(flushes, Ordering::Relaxed);
     }
 
-    /// Whether the driver sees a cache that is on.
+    /// Returns whether the driver sees a cache that is on.
     #[inline]
     pub fn is_cache_on(&self) -> bool {
         self.cache_on.load(Ordering::Relaxed)
     }
 
-    /// Turns the cache on or off, as the driver wishes. Without a cache it stays off.
+    /// Turns the cache on or off for the driver. A disk without a cache keeps it off.
     pub fn turn_cache(&self, on: bool) {
         let on = on && self.write_cache;
-        // Held over both, so that the note says what is so.
+        // The lock is held over both steps, so that the note matches the state.
         let note = self.note();
         self.cache_on.store(on, Ordering::Relaxed);
         self.write_note(&note);
     }
 
-    /// Notes down from now on, in the first [`Disk::NOTE`] bytes of this memory, whether the cache is on and whether writes were
-    /// lost. If they say so already, for a predecessor, that holds: a driver that has turned the cache off does not flush any
-    /// more, what was lost is so still, and the driver does not learn that the process is another one.
+    /// From now on notes in the first [`Disk::NOTE`] bytes of this memory whether the cache is on and whether writes
+    /// were lost. If the memory already has a predecessor's note, the disk takes over that state: a driver that has
+    /// turned the cache off sends no more flushes, lost writes stay lost, and the driver does not learn that another
+    /// process serves it.
     pub fn keep_note(&self, memory: Option<Mapping>) {
         let said = memory.as_ref().map_or(0, |memory| memory.load_relaxed_u64(0));
         self.note().memory = memory;
@@ -143,7 +145,7 @@ impl Disk {
         });
     }
 
-    /// Writes that had been accepted are lost. From now on nothing can be made durable.
+    /// Notes that acknowledged writes are lost. From now on every flush fails.
     pub fn lose(&self) {
         let mut note = self.note();
         note.losses += 1;
@@ -153,29 +155,30 @@ impl Disk {
             let serial = String::from_utf8_lossy(&self.serial);
             let fix = "check what the guest has there, then `ginnel volume reset-errors`";
             error!(
-                "disk {:?}: accepted writes are lost; from now on no flush succeeds; {fix}",
+                "disk {:?}: acknowledged writes are lost; from now on no flush succeeds; {fix}",
                 serial.trim_end_matches('\0')
             );
         }
     }
 
-    /// Whether writes that had been accepted are lost.
+    /// Returns whether acknowledged writes are lost.
     pub fn has_lost(&self) -> bool {
         self.fails_before.load(Ordering::Relaxed) == u64::MAX
     }
 
-    /// Whether what began at `began`, in nanoseconds since the volume's start, may be said to be durable once its own worker was
-    /// told of no loss.
+    /// Returns whether a request that began at `began`, in nanoseconds since the volume's start, may be reported as
+    /// durable. Its own worker must have received no report of a loss either.
     ///
-    /// A driver that has heard of a loss from one queue finds it here with its next request on any: what the one worker has
-    /// stored is ordered before what the other loads by the two rings and the driver between them.
+    /// A driver that has learned of a loss from one queue finds it here with its next request on any queue: the two
+    /// rings, and the driver between them, order the first worker's store before the other worker's load.
     #[inline]
     pub fn makes_durable(&self, began: u64) -> bool {
         began >= self.fails_before.load(Ordering::Relaxed)
     }
 
-    /// Forgets that writes are lost, after `accept` has taken all reports of them from the kernel; `now` is asked then. What was
-    /// on its way meanwhile fails. An error is that of `accept`, or says that more was lost meanwhile.
+    /// Forgets the loss of writes. `accept` takes all reports of lost writes from the kernel, and `now` is called after
+    /// that. Requests that were under way meanwhile fail. Returns the error of `accept`, or an error that says that
+    /// more writes were lost meanwhile.
     pub fn forget_losses(
         &self,
         accept: impl FnOnce() -> Result<(), String>,
@@ -185,7 +188,7 @@ impl Disk {
         accept()?;
         let note = self.note();
         if note.losses != losses {
-            return Err("more writes were lost meanwhile: the disk fails still".to_owned());
+            return Err("more writes were lost meanwhile: the disk still fails".to_owned());
         }
         if self.has_lost() {
             self.fails_before.store(now(), Ordering::Relaxed);
@@ -205,7 +208,7 @@ impl Disk {
         }
     }
 
-    /// Bytes of a note.
+    /// Size of a note, in bytes.
     pub const NOTE: usize = 8;
 }
 
@@ -232,7 +235,7 @@ mod tests {
         first.turn_cache(false);
         assert!(!first.has_lost() && first.makes_durable(0));
         first.lose();
-        // Over a restart of the process, whatever the driver does.
+        // Also after a restart of the process, whatever the driver does.
         let second = disk();
         second.keep_note(Some(memory.clone()));
         second.turn_cache(true);

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use ginnel_config::{Account, Bytes, LogFormat, Mode, Period, Problem};
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::{
     BackendKind, Config, Device, Direct, Lock, OnError, SandboxMode, Spec, Wait,
 };
@@ -10,24 +10,24 @@ use std::path::PathBuf;
 
 /// Serves a virtual disk to a VM over vhost-user.
 ///
-/// Reads /etc/ginnel/volumes/NAME.toml, if it is there or named by --config; flags come on top of it. Runs until SIGTERM.
-/// See ginnel-volume(8).
+/// Reads /etc/ginnel/volumes/NAME.toml if that file exists, or the file that --config names. Flags override the keys of
+/// the file. Runs until SIGTERM. See ginnel-volume(8).
 #[derive(Debug, Default, Parser)]
 #[command(name = "ginnel-volume", version, max_term_width = 100)]
 pub struct Flags {
-    /// The volume. Default: the name of the configuration or of the socket, without its ending.
+    /// The volume. Default: the name of the configuration or of the socket, without its extension.
     pub name: Option<String>,
-    /// The configuration.
+    /// The configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only look whether the configuration is good.
+    /// Check the configuration and exit.
     #[arg(long)]
     pub check: bool,
-    /// Make images that are not there: files of their disks' sizes, sparse.
+    /// Create missing images, as sparse files of their disks' sizes.
     #[arg(long)]
     pub create: bool,
 
-    /// blk, or scsi for several disks (which takes a configuration).
+    /// blk, or scsi for several disks (which needs a configuration).
     #[arg(long)]
     pub device: Option<Device>,
     /// The vhost-user socket.
@@ -39,104 +39,105 @@ pub struct Flags {
     /// Permissions of the vhost-user socket, in octal.
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<Mode>,
-    /// Its owner: QEMU's user.
+    /// Owner of the vhost-user socket: QEMU's user.
     #[arg(long, value_name = "USER")]
     pub socket_user: Option<Account>,
-    /// Its group.
+    /// Group of the vhost-user socket.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
     /// Permissions of the control socket, in octal.
     #[arg(long, value_name = "MODE")]
     pub control_mode: Option<Mode>,
-    /// Its owner.
+    /// Owner of the control socket.
     #[arg(long, value_name = "USER")]
     pub control_user: Option<Account>,
-    /// Its group: who may change limits and size.
+    /// Group of the control socket. Its members may change limits and sizes.
     #[arg(long, value_name = "GROUP")]
     pub control_group: Option<Account>,
-    /// Request queues.
+    /// Number of request queues.
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// The longest queue, in descriptors.
+    /// Longest queue that the VM may use, in descriptors.
     #[arg(long, value_name = "N")]
     pub queue_size: Option<u16>,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// A processor for each thread, such as 2,3.
+    /// One CPU for each thread, such as 2,3.
     #[arg(long, value_name = "CPU", value_delimiter = ',')]
     pub cpus: Vec<usize>,
-    /// adaptive, poll or interrupt.
+    /// How threads wait for requests: adaptive, poll or interrupt.
     #[arg(long)]
     pub wait: Option<Wait>,
-    /// For how long an adaptive thread looks before it sleeps, such as 50us.
+    /// How long an adaptive thread polls before it sleeps, such as 50us.
     #[arg(long, value_name = "TIME")]
     pub poll_for: Option<Period>,
-    /// Whether the guest's memory is pinned, so that requests need not look up its pages.
+    /// Whether the guest's memory is pinned, so that the kernel need not look up its pages for each request.
     #[arg(long, value_name = "BOOL")]
     pub pin_memory: Option<bool>,
-    /// Whether packed rings are offered.
+    /// Whether packed virtqueues are offered.
     #[arg(long, value_name = "BOOL")]
     pub packed: Option<bool>,
-    /// The most segments of a request.
+    /// Largest number of segments in a request.
     #[arg(long, value_name = "N")]
     pub segments: Option<u32>,
-    /// Requests a second.
+    /// Limit of requests per second.
     #[arg(long, value_name = "N")]
     pub iops: Option<u64>,
-    /// Bytes a second, such as 200M.
+    /// Limit of bytes per second, such as 200M.
     #[arg(long, value_name = "SIZE")]
     pub bandwidth: Option<Bytes>,
-    /// How much unused allowance is kept, such as 10ms.
+    /// How much unused allowance accumulates, such as 10ms.
     #[arg(long, value_name = "TIME")]
     pub burst: Option<Period>,
     /// auto, require or off.
     #[arg(long)]
     pub sandbox: Option<SandboxMode>,
-    /// Who to be, if started as root.
+    /// User to run as, if started as root.
     #[arg(long)]
     pub user: Option<Account>,
-    /// And of which group.
+    /// Group to run as, if started as root.
     #[arg(long)]
     pub group: Option<Account>,
-    /// What is logged: error, warn, info, debug, trace.
+    /// Log level: error, warn, info, debug, trace.
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
-    /// text or json.
+    /// Format of the log: text or json.
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
-    /// Where the bytes of the first disk are: file, ram, null, volatile.
+    /// Where the data of the first disk is stored: file, ram, null, volatile.
     #[arg(long)]
     pub backend: Option<BackendKind>,
-    /// Its image: a raw file or a block device.
+    /// Image of the first disk: a raw file or a block device.
     #[arg(long)]
     pub path: Option<PathBuf>,
-    /// Its size; a shorter file grows.
+    /// Size of the first disk; a shorter file grows.
     #[arg(long)]
     pub size: Option<Bytes>,
-    /// Size of a sector: 512 or 4K.
+    /// Size of a sector of the first disk: 512 or 4K.
     #[arg(long, value_name = "SIZE")]
     pub sector: Option<Bytes>,
-    /// The guest cannot write.
+    /// Make the first disk read-only for the guest.
     #[arg(long)]
     pub read_only: bool,
-    /// Its serial number.
+    /// Serial number of the first disk.
     #[arg(long)]
     pub serial: Option<String>,
-    /// Past the page cache: auto, on, off.
+    /// Whether the image is accessed without the page cache: auto, on, off.
     #[arg(long)]
     pub direct: Option<Direct>,
-    /// Whether the guest is told of a write cache.
+    /// Whether the guest sees a write cache.
     #[arg(long, value_name = "BOOL")]
     pub write_cache: Option<bool>,
-    /// Whether the guest may discard.
+    /// Whether the guest may discard blocks.
     #[arg(long, value_name = "BOOL")]
     pub discard: Option<bool>,
-    /// Requests that fail because the disk is full or has an error: report (the guest gets the error), or hold (they wait).
+    /// What happens to requests that fail because the disk is full or has an error: report (the guest gets the error),
+    /// or hold (they wait).
     #[arg(long, value_name = "WHAT")]
     pub on_error: Option<OnError>,
-    /// Completions are polled from the device.
+    /// Poll the device for completions.
     #[arg(long)]
     pub iopoll: bool,
     /// Whether the image is locked: true, false, or vm (only while a VM runs on it).
@@ -145,8 +146,8 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// The configuration that they make, with the file if there is one.
-    pub fn config(&self, places: &Places) -> Result<Config, Problem> {
+    /// Returns the configuration that results from the flags and, if there is one, the file.
+    pub fn config(&self, paths: &VolumePaths) -> Result<Config, Problem> {
         let stem = |path: &PathBuf| path.file_stem().map(|s| s.to_string_lossy().into_owned());
         let name = self
             .name
@@ -156,7 +157,7 @@ impl Flags {
             .ok_or_else(|| {
                 Problem::new("command line", "it names no volume", "write a name or --socket PATH")
             })?;
-        let standard = places.configuration(&name);
+        let standard = paths.configuration(&name);
         let (mut spec, place) = match &self.config {
             Some(file) => (Spec::read(file)?, file.display().to_string()),
             None if self.says_where_the_bytes_are() && !standard.exists() => {
@@ -165,14 +166,14 @@ impl Flags {
             None => (Spec::read(&standard)?, standard.display().to_string()),
         };
         self.apply(&mut spec);
-        spec.check(&name, places, &place)
+        spec.check(&name, paths, &place)
     }
 
     fn says_where_the_bytes_are(&self) -> bool {
         self.path.is_some() || self.backend.is_some()
     }
 
-    /// Puts what is given over what is there.
+    /// Overrides the keys of `spec` with the flags that are given.
     fn apply(&self, spec: &mut Spec) {
         fn over<T: Clone>(flag: &Option<T>, key: &mut Option<T>) {
             if flag.is_some() {
@@ -237,13 +238,13 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn places(folder: &tempfile::TempDir) -> Places {
-        Places { sockets: folder.path().into(), configurations: folder.path().into() }
+    fn paths(folder: &tempfile::TempDir) -> VolumePaths {
+        VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() }
     }
 
     fn config(folder: &tempfile::TempDir, line: &str) -> Result<Config, Problem> {
         let words = std::iter::once("ginnel-volume").chain(line.split_whitespace());
-        Flags::try_parse_from(words).expect("flags").config(&places(folder))
+        Flags::try_parse_from(words).expect("flags").config(&paths(folder))
     }
 
     #[test]
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn flags_come_on_top_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let file = places(&folder).configuration("web");
+        let file = paths(&folder).configuration("web");
         std::fs::write(&file, "queues = 2\n[limits]\niops = 5\n[[disk]]\npath = \"/a\"\nserial = \"S\"")
             .unwrap();
         let config = config(&folder, "web --iops 7 --threads 2 --read-only").unwrap();
@@ -296,7 +297,7 @@ mod tests {
             keys(serde_json::to_value(ginnel_volume_control::Limits::default()).unwrap()),
         ]
         .concat();
-        // Tables, and what only `ginnel` reads.
+        // Except tables, and the key that only `ginnel` reads.
         keys.retain(|key| !["disk", "limits", "vm"].contains(&key.as_str()));
         let command = Flags::command();
         let flags: Vec<_> = command.get_arguments().filter_map(|a| a.get_long()).collect();

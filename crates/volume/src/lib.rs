@@ -1,17 +1,17 @@
-//! `ginnel-volume`: virtual disks over vhost-user, one process each.
+//! `ginnel-volume`: serves virtual disks over vhost-user. Each process serves one volume.
 //!
 //! ```text
-//!  server    accepts front ends, one at a time; signals; what the control socket asks for
-//!  session   one front end: vhost-user messages -> memory, queues, features
-//!  worker    one thread: its queues, its io_uring, its counters; no lock on the way
-//!  device    bytes of a request -> operation on a backend -> bytes of the answer (blk, scsi)
-//!  backend   where the bytes lie: a file or block device, memory, nowhere
-//!  ownership when the images are locked: while the VM runs here
-//!  turn      one process after the other
+//!  server    accepts front ends, one at a time; handles signals and the requests of the control socket
+//!  session   one front end: turns vhost-user messages into memory, queues and features
+//!  worker    one thread with its queues, its io_uring and its counters; its data path takes no lock
+//!  device    turns the bytes of a request into an operation on a backend, and the result into bytes (blk, scsi)
+//!  backend   stores the data: in a file or block device, in memory, or nowhere
+//!  ownership locks the images while the VM runs here
+//!  turn      makes the processes of one volume run one after another
 //! ```
 //!
-//! A queue has one owner, the worker that it was given to, from the front end's start of the queue to its stop. The
-//! session talks to workers through a mailbox, and they answer; nothing else is shared between threads but counters.
+//! One worker owns each queue, from the moment at which the front end starts the queue until it stops it. The session
+//! sends orders to the workers through a mailbox, and they answer. The threads share nothing else but counters.
 
 pub mod backend;
 pub mod control;

@@ -1,40 +1,41 @@
-//! Limits of a volume: requests and bytes a second, for all queues together, without a lock.
+//! Limits of a volume: requests and bytes per second, for all queues together, without a lock.
 //!
-//! Virtual scheduling (the generic cell rate algorithm, ITU-T I.371): for each limited quantity one shared clock says up to
-//! when everything that has passed so far pays. Who wants to pass moves it on by what that costs, and may go when the real
-//! time has come to where it stood. The clock is never further behind the real time than the burst, which is all that
-//! idle time can save.
+//! This is virtual scheduling (the generic cell rate algorithm, ITU-T I.371). Each limited quantity has one shared
+//! clock, which shows the time up to which the requests so far have used the limit. A request moves the clock forward
+//! by its cost, and may go when the real time has reached the clock's old value. The clock never falls further behind
+//! the real time than the burst, so the burst is all that idle time can save.
 //!
-//! A queue moves the clock by a quantum, half a millisecond's worth or one request, keeps what it does not need for its
-//! next requests, and has never more than one move to wait for. So queues that want more than there is come in turns, each
-//! for a quantum: they get the same, in requests where these are short and in bytes where those are, however deep the
-//! queues and however long the requests.
+//! A queue moves the clock by a quantum, which is half a millisecond's worth or one request. It keeps the part that it
+//! does not need for its next requests, and never waits for more than one move. So queues that want more than the limit
+//! take turns, each for a quantum. They get equal shares, in requests where these are limited and in bytes where those
+//! are, no matter how deep the queues are and how long the requests.
 //!
-//! What passes in any span of time `t` is at most `rate * (t + burst)` and a quantum for each queue. Nothing that was allowed is
-//! lost but what a queue keeps when it falls silent: less than a quantum.
+//! In any time span `t`, at most `rate * (t + burst)` passes, and one quantum for each queue. No allowance is lost,
+//! except what a queue has reserved when it becomes idle, which is less than a quantum.
 //!
-//! Some requests cannot wait: a queue that is stopped must not be held up for as long as a limit says, and of some it is known
-//! only afterwards what they have cost. They move the clock on all the same: who comes later waits until it is paid.
+//! Some requests cannot wait: stopping a queue must not take as long as a limit says, and the cost of some requests is
+//! known only afterwards. They still move the clock forward, so later requests wait until it is paid.
 
 use ginnel_volume_control::Limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Clocks count 64ths of a nanosecond: three million requests a second are then exact to 20 ppm, and 9 years have room.
+/// Clocks count 64ths of a nanosecond: three million requests a second are then exact to 20 ppm, and a clock can run
+/// for 9 years.
 const TICKS: u64 = 64;
 const SECOND: u64 = 1_000_000_000 * TICKS;
 
-/// Quanta of a second.
+/// Quanta per second.
 const QUANTA: u64 = 2000;
-/// The smallest quantum of bytes: the smallest sector.
+/// The smallest quantum of bytes, which is the smallest sector.
 const LEAST_BYTES: u64 = 512;
 
-/// It may go, but not before this time, in nanoseconds. Ask again then.
+/// The request must wait until this time, in nanoseconds. The queue asks again then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotBefore(pub u64);
 
-/// The limits of a volume. Shared by its queues; may be changed at any time by any thread.
+/// The limits of a volume. Its queues share them; any thread may change them at any time.
 #[derive(Debug, Default)]
 pub struct Limiter {
     limited: AtomicBool,
@@ -46,35 +47,36 @@ pub struct Limiter {
 
 #[derive(Debug, Default)]
 struct Clock {
-    /// A second; 0: no limit.
+    /// The limit per second; 0 means no limit.
     rate: AtomicU64,
-    /// Ticks.
+    /// The burst, in ticks.
     burst: AtomicU64,
-    /// Up to when everything that has passed pays, in ticks.
+    /// The time up to which the requests so far have used the limit, in ticks.
     paid: AtomicU64,
 }
 
 impl Limiter {
-    /// With these limits.
+    /// Returns a limiter with these limits.
     pub fn new(limits: Limits) -> Self {
         let limiter = Self::default();
         limiter.set(limits);
         limiter
     }
 
-    /// Whether there is any limit.
+    /// Returns whether there is any limit.
     #[inline]
     pub fn limits(&self) -> bool {
         self.limited.load(Relaxed)
     }
 
-    /// Has these limits from now on. Queues that wait for an older one must be woken to look again.
+    /// Changes the limits. The caller must wake queues that wait for an old limit.
     pub fn set(&self, limits: Limits) {
         for (clock, rate) in [(&self.requests, limits.iops), (&self.bytes, limits.bandwidth.0)] {
             let before = clock.rate.swap(rate, Relaxed);
             clock.burst.store(ticks(limits.burst.0), Relaxed);
             if before != rate {
-                // What was reserved under another rate is forgotten; a queue's next move puts the clock where it belongs.
+                // Reservations under the old rate are forgotten; the next move of a queue sets the clock near the real
+                // time.
                 clock.paid.store(0, Relaxed);
             }
         }
@@ -84,20 +86,20 @@ impl Limiter {
 }
 
 impl Clock {
-    /// Pays for `amount`. Returns when it may go, in ticks.
+    /// Moves the clock for `amount`. Returns the time at which it may go, in ticks.
     fn reserve(&self, now: u64, rate: u64, amount: u64) -> u64 {
         let cost = u128::from(amount) * u128::from(SECOND) / u128::from(rate);
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         let oldest = now.saturating_sub(self.burst.load(Relaxed));
         let moved = |paid: u64| Some(paid.max(oldest).saturating_add(cost));
-        // Only the value of this one word matters to anybody: relaxed.
+        // Relaxed: no other memory depends on the value of this word.
         match self.paid.fetch_update(Relaxed, Relaxed, moved) {
             Ok(paid) | Err(paid) => paid.max(oldest),
         }
     }
 }
 
-/// A queue's part in its volume's limits. Belongs to the queue's thread.
+/// A queue's share in its volume's limits. Belongs to the queue's thread.
 #[derive(Debug)]
 pub struct QueueLimit {
     limiter: Arc<Limiter>,
@@ -107,14 +109,15 @@ pub struct QueueLimit {
 }
 
 impl QueueLimit {
-    /// Of a queue that starts.
+    /// Returns the share of a queue that starts.
     pub fn new(limiter: Arc<Limiter>) -> Self {
         let generation = limiter.generation.load(Relaxed);
         Self { limiter, generation, requests: Share::default(), bytes: Share::default() }
     }
 
-    /// Whether a request of `bytes` may go at `now` (nanoseconds of a monotonic clock, the same for all queues). If not, the
-    /// request is held, with those behind it, and asked for again at the time that is told, or when the limits change.
+    /// Returns whether a request of `bytes` may go at `now` (nanoseconds of a monotonic clock, the same for all
+    /// queues). If not, the queue holds this request and those behind it, and asks again at the returned time, or when
+    /// the limits change.
     #[inline]
     pub fn pass(&mut self, now: u64, bytes: u64) -> Result<(), NotBefore> {
         if !self.limiter.limits() {
@@ -123,7 +126,7 @@ impl QueueLimit {
         self.pass_limited(now, bytes)
     }
 
-    /// So many requests and bytes have passed without leave. All queues wait until they are paid for.
+    /// Charges for requests and bytes that have passed without permission. All queues wait until they are paid for.
     #[cold]
     pub fn owe(&mut self, now: u64, requests: u64, bytes: u64) {
         if self.limiter.limits() {
@@ -134,7 +137,7 @@ impl QueueLimit {
         }
     }
 
-    /// Forgets what was reserved under other limits.
+    /// Forgets what was reserved under earlier limits.
     fn keep_up(&mut self) {
         let generation = self.limiter.generation.load(Relaxed);
         if generation != self.generation {
@@ -158,17 +161,18 @@ impl QueueLimit {
     }
 }
 
-/// What a queue has reserved of a limited quantity.
+/// What a queue has reserved of one limited quantity.
 #[derive(Debug, Default)]
 struct Share {
-    /// May pass.
+    /// The amount that may pass now.
     credit: u64,
-    /// May pass too, from then on: amount and time.
+    /// A reserved amount, and the time from which it may pass.
     waits: Option<(u64, u64)>,
 }
 
 impl Share {
-    /// Takes `amount` out of what is reserved, which is paid for whether its time has come or not; the rest becomes debt.
+    /// Takes `amount` out of the reservation, even if its time has not come. What exceeds the reservation moves the
+    /// clock.
     fn owe(&mut self, clock: &Clock, now: u64, amount: u64) {
         let rate = clock.rate.load(Relaxed);
         if rate == 0 {
@@ -182,7 +186,7 @@ impl Share {
         }
     }
 
-    /// Sees to it that `amount` may pass. `None`: it may; else when to come again.
+    /// Reserves until `amount` may pass. Returns `None` if it may pass now, and otherwise the time to ask again.
     fn gather(&mut self, clock: &Clock, now: u64, amount: u64, least: u64) -> Option<u64> {
         let rate = clock.rate.load(Relaxed);
         if rate == 0 {

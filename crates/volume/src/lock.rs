@@ -1,9 +1,10 @@
-//! Locks on an image, so that volumes and QEMUs keep each other out.
+//! Locks on an image, by which volumes and QEMUs exclude each other.
 //!
-//! As QEMU's `file-posix` driver does it (block/file-posix.c, `raw_apply_lock_bytes` and `raw_check_lock_bytes`): shared
-//! locks of open file descriptions on single bytes. A lock on byte 100 + i says "I use permission i", one on byte 200 + i
-//! "nobody else may use it". Everybody takes the locks first and then looks for contradictions, so of two that start at the
-//! same time at most one stays; the other lets go. Locks end with the last descriptor of the open file, so with the process.
+//! The locks are those of QEMU's `file-posix` driver (block/file-posix.c, `raw_apply_lock_bytes` and
+//! `raw_check_lock_bytes`): shared locks of open file descriptions on single bytes. A lock on byte 100 + i says "I use
+//! permission i"; one on byte 200 + i says "nobody else may use it". Every program takes its locks first and then looks
+//! for conflicts, so of two that start at the same time at most one succeeds; the other releases its locks. The locks
+//! end with the last descriptor of the open file, and therefore with the process.
 #![allow(unsafe_code)] // fcntl with F_OFD_* is in no safe wrapper that we have.
 
 use std::fs::File;
@@ -15,9 +16,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::warn;
 
-/// First byte of those that say what somebody does.
+/// The first of the bytes that say which permissions the holder uses.
 const USES: i64 = 100;
-/// First byte of those that say what others must not do.
+/// The first of the bytes that say which permissions others must not use.
 const FORBIDS: i64 = 200;
 
 // Permissions, as QEMU numbers them (include/block/block-common.h, BLK_PERM_*).
@@ -26,18 +27,18 @@ const WRITE: u8 = 1;
 const RESIZE: u8 = 3;
 const ALL: std::ops::Range<u8> = 0..5;
 
-/// How often a lock that somebody has is tried again, within the patience of [`lock`].
+/// The interval between two attempts of [`lock`].
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How long nothing is said of it.
+/// How long [`lock`] waits before it logs a warning.
 const SILENT: Duration = Duration::from_secs(6);
 
-/// What the holder of a lock wants.
+/// What the holder of a lock does with the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// To read, beside other readers and nobody who writes.
+    /// Reads, beside other readers; nobody may write.
     Read,
-    /// To write, alone.
+    /// Reads and writes, alone.
     Write,
 }
 
@@ -49,7 +50,7 @@ impl Use {
         }
     }
 
-    /// Nobody may write beside a reader; beside a writer nobody may count on what is there either.
+    /// Beside a reader nobody may write; beside a writer nobody may rely on the contents either.
     fn forbids(self) -> &'static [u8] {
         match self {
             Self::Read => &[WRITE, RESIZE],
@@ -58,36 +59,37 @@ impl Use {
     }
 }
 
-/// Why an image is not locked.
+/// Why an image could not be locked.
 #[derive(Debug, Error)]
 pub enum LockError {
-    /// Somebody has it.
-    #[error("image {path} is in use {how}{who}: stop that user first, or serve a copy")]
+    /// Another program has locked it.
+    #[error("image {path} is in use {how}{who}: stop that program first, or serve a copy")]
     InUse {
-        /// The image.
+        /// The path of the image.
         path: String,
-        /// For what.
+        /// How the other program uses it.
         how: &'static str,
-        /// By whom, as far as that can be seen; begins with a space.
+        /// The processes that have it open, as far as that can be seen; begins with a space, or is empty.
         who: String,
     },
-    /// The file system has no locks.
+    /// The file system does not support locks.
     #[error("image {path} cannot be locked: {cause}; if nobody else uses it, write lock = false")]
     Impossible {
-        /// The image.
+        /// The path of the image.
         path: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         cause: io::Error,
     },
 }
 
-/// Locks an open image until the last copy of its descriptor is closed. `path` is for messages. Tries for `patience`: what a
-/// killed process had open may live on for moments.
+/// Locks an open image until the last copy of its descriptor is closed. Retries for `patience`, because the files of a
+/// killed process may stay open for a short time. `path` appears in messages.
 pub fn lock(file: &File, path: &Path, want: Use, patience: Duration) -> Result<(), LockError> {
     lock_or_name(file, path, want, patience, who)
 }
 
-/// [`lock`], with who finds out who the holder is. That takes a look at all processes, so it is done only for what is said.
+/// Does the same as [`lock`]; `who` finds out which processes have the image open. That means a look at all processes,
+/// so `who` is called only for a message.
 fn lock_or_name(
     file: &File,
     path: &Path,
@@ -115,16 +117,16 @@ fn lock_or_name(
     }
 }
 
-/// Says whether [`lock`] would be refused now. Takes nothing, so nobody else is refused because of it.
+/// Returns the error that [`lock`] would return now. Takes no lock, so no other program is refused because of it.
 pub fn look(file: &File, path: &Path, want: Use) -> Result<(), LockError> {
     judge(contradiction(file, want), path, || who(file))
 }
 
-/// How somebody else has it, if that is what the result of an attempt says.
+/// Returns how another program uses the image, if the result of an attempt says that one does.
 fn how(result: &io::Result<Option<&'static str>>) -> Option<&'static str> {
     match result {
         Ok(how) => *how,
-        // Somebody holds an exclusive lock, which QEMU does not do, but others may.
+        // Another program holds an exclusive lock. QEMU takes none, but others may.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
             Some("exclusively")
         }
@@ -156,7 +158,7 @@ fn take(file: &File, want: Use) -> io::Result<()> {
     Ok(())
 }
 
-/// What somebody else does that does not go with what we want.
+/// Returns the use by another program that conflicts with `want`.
 fn contradiction(file: &File, want: Use) -> io::Result<Option<&'static str>> {
     for &bit in want.uses() {
         if is_locked_by_others(file, FORBIDS + i64::from(bit))? {
@@ -171,11 +173,11 @@ fn contradiction(file: &File, want: Use) -> io::Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Lets go of the lock, for all copies of the descriptor. Nothing may be read or written from then on.
+/// Releases the lock, for all copies of the descriptor. The caller must not read or write the image afterwards.
 pub fn unlock(file: &File) {
     let bits = i64::from(ALL.end);
     for first in [USES, FORBIDS] {
-        // Letting go of what one has cannot fail in a way that anything could be done about.
+        // Releasing one's own lock does not fail in a way that could be handled.
         let _ = set(file, libc::F_UNLCK, first, bits);
     }
 }
@@ -188,7 +190,7 @@ fn set(file: &File, kind: i32, start: i64, length: i64) -> io::Result<()> {
 }
 
 fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
-    // An exclusive lock would meet every lock of others.
+    // An exclusive lock would conflict with every lock of another program.
     let mut range = range(libc::F_WRLCK, byte, 1);
     // SAFETY: the descriptor is open, and F_OFD_GETLK reads and writes a struct flock.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut range) };
@@ -206,7 +208,8 @@ fn range(kind: i32, start: i64, length: i64) -> libc::flock {
     }
 }
 
-/// Processes that have the image open, as far as we may see them. The kernel does not tell whose such locks are.
+/// Returns the processes that have the image open, as far as they are visible to this one. The kernel does not say
+/// which process holds a lock of an open file description.
 fn who(file: &File) -> String {
     let Ok(image) = file.metadata() else { return String::new() };
     let mut holders = Vec::new();
@@ -276,7 +279,7 @@ mod tests {
         try_lock(&reader, path, Use::Read).unwrap();
         try_lock(&writer, path, Use::Write).unwrap_err();
         drop(reader);
-        // The one who was refused still has the file open.
+        // The refused writer still has the file open.
         try_lock(&open(path), path, Use::Write).unwrap();
         drop(writer);
     }
@@ -294,7 +297,7 @@ mod tests {
         };
         let refused = lock_or_name(&second, path, Use::Write, 10 * AGAIN, who).unwrap_err().to_string();
         assert!(refused.contains("open in test"), "{refused}");
-        // Once for the answer, and once for a word in between, if this took so long.
+        // Once for the error, and once for the warning in between, if this took so long.
         assert!(looks.get() <= 2, "{} times", looks.get());
     }
 
@@ -310,7 +313,7 @@ mod tests {
         waiter.join().unwrap().unwrap();
     }
 
-    /// QEMU's block layer with the image open, for reading or writing, and the locks that go with it.
+    /// QEMU's block layer, with the image open for reading or writing, and its locks.
     struct Daemon(Child);
 
     impl Daemon {
@@ -326,7 +329,7 @@ mod tests {
                 if read_only { "off" } else { "on" }
             );
             let mut child = Command::new("qemu-storage-daemon")
-                // In this order: the greeting on the monitor comes when the image is open.
+                // In this order, the monitor sends its greeting after the image was opened.
                 .args(["--blockdev", &blockdev, "--export", &export])
                 .args(["--chardev", "stdio,id=q", "--monitor", "chardev=q"])
                 .stdin(Stdio::piped())
@@ -358,14 +361,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("q");
 
-        // We have it: QEMU is refused.
+        // The volume has the image: QEMU is refused.
         let volume = open(path);
         try_lock(&volume, path, Use::Write).unwrap();
         let error = Daemon::start(path, false, &socket).err().expect("QEMU opened a locked image");
         assert!(error.contains("lock"), "{error}");
         drop(volume);
 
-        // QEMU has it: we are refused, and told by whom.
+        // QEMU has the image: the volume is refused, and the error names QEMU.
         let qemu = Daemon::start(path, false, &socket).unwrap();
         let volume = open(path);
         for want in [Use::Write, Use::Read] {

@@ -16,25 +16,27 @@ use ginnel_volume::sandbox::{self, Identity};
 use ginnel_volume::server::Server;
 use ginnel_volume::sockets::{self, Access, Notify};
 use ginnel_volume::turn::Turn;
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use ginnel_volume_control::config::Config;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-/// How long an image may be locked by who had it before: the kernel closes some time after the end what an io_uring held.
+/// How long to wait for the lock of an image that a predecessor may still hold. The kernel closes the files of an
+/// io_uring some time after the end of its process.
 const PREDECESSOR: Duration = Duration::from_secs(5);
 
-/// The same if a predecessor was killed: the kernel finishes what that had begun first, however long the disk takes (more than
-/// five seconds were seen on a busy one). Less than systemd waits for a start.
+/// How long to wait if the predecessor was killed: the kernel first finishes the requests that the predecessor had
+/// begun, however long the disk takes (more than five seconds were seen on a busy disk). This is less than systemd
+/// waits for a service to start.
 const KILLED: Duration = Duration::from_secs(60);
 
-/// A configuration that makes no sense, as a command line that makes none: it is of no use to start again.
+/// The exit status for an invalid configuration, as for an invalid command line: starting again is of no use.
 const NO_SENSE: u8 = 2;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let complain = |error: &anyhow::Error| eprintln!("ginnel-volume: {error:#}");
-    let config = match flags.config(&Places::from_environment()) {
+    let config = match flags.config(&VolumePaths::from_environment()) {
         Ok(config) => config,
         Err(problem) => {
             complain(&problem.into());
@@ -99,7 +101,7 @@ fn run(config: Config, flags: &Flags) -> Result<()> {
     notify.stopping();
     sockets::unbind(&socket);
     sockets::unbind(&operators_socket);
-    // Otherwise something may still be on its way.
+    // After an error, requests may still be under way, so the turn is not given up.
     if result.is_ok() {
         turn.end();
     }

@@ -1,22 +1,22 @@
-//! When a volume has its images for itself.
+//! When a volume holds the locks of its images.
 //!
-//! A VM that migrates has two volumes for a while, one at each end, and only that where it runs may have the image. QEMU's
-//! own disks do the same: their block layer is inactive at the destination until the VM runs there, and gives its
-//! locks away at the source when the VM stops. A volume learns that from its queues:
+//! A VM that migrates has two volumes for a while, one at each end, and only the one at which the VM runs may have the
+//! image. QEMU's own disks do the same: their block layer is inactive at the destination until the VM runs there, and
+//! it releases its locks at the source when the VM stops. A volume knows from its queues where the VM runs:
 //!
-//! - before a queue starts, the images are [taken](Ownership::take) if they are not held. Who cannot have them serves nothing,
-//!   so no two VMs write at the same time, whatever their QEMUs do;
-//! - when the last queue has stopped while written pages were logged, they are [let go](Ownership::vm_stopped): the VM is
-//!   about to go on elsewhere. QEMU starts no queue at the destination before all have stopped at the source. A migration that
-//!   is cancelled starts them again here;
-//! - queues that stop without that log let nothing go. A VM that is paused, or whose driver resets the disk, relies on what
-//!   it knows of the image.
+//! - Before a queue starts, the images are [locked](Ownership::take) if they are not already. A volume that cannot lock
+//!   them serves no queue, so no two VMs write at the same time, whatever their QEMUs do.
+//! - When the last queue has stopped while dirty pages were logged, the images are [unlocked](Ownership::vm_stopped):
+//!   the VM is about to continue elsewhere. QEMU starts no queue at the destination before all have stopped at the
+//!   source. If the migration is cancelled, QEMU starts the queues again here.
+//! - Queues that stop while no dirty pages are logged change nothing. A VM that is paused, or whose driver resets the
+//!   disk, relies on what it knows about the image.
 //!
-//! Who has an image from the start of the volume on ([`Lock::Volume`]) is refused early and clearly if it is in use. A volume
-//! that waits for a VM to come cannot have it yet, and so must be told ([`Lock::Vm`]); it says at its start who has the image,
-//! and does not keep it when its VM has ended.
+//! A volume that locks its image when it starts ([`Lock::Volume`]) fails early and clearly if the image is in use. A
+//! volume that waits for a VM to arrive cannot lock the image yet, so its configuration must say so ([`Lock::Vm`]); at
+//! its start it logs which process has the image, and it unlocks the image when its VM has ended.
 //!
-//! Two volumes on one host see the same bytes at any time: they share the page cache, or go past it.
+//! Two volumes on one host see the same bytes at any time: they share the page cache, or both bypass it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,21 +28,21 @@ use tracing::{error, info, warn};
 use crate::backend::{Backend, ImageError};
 use crate::lock::{self, LockError, Use};
 
-/// Why an image cannot be had.
+/// Why an image cannot be locked for use.
 #[derive(Debug, Error)]
 pub enum OwnershipError {
-    /// Somebody else has it.
+    /// Another program has it.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// It is locked, and cannot be used.
+    /// It was locked, but it cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
 }
 
-/// The images of a volume, and which of them it has.
+/// The images of a volume, and which of them it has locked.
 pub struct Ownership(Mutex<Vec<Claim>>);
 
-/// What a volume wants of one disk's image.
+/// How a volume uses one disk's image, and whether it has locked it.
 struct Claim {
     disk: usize,
     backend: Backend,
@@ -52,8 +52,8 @@ struct Claim {
 }
 
 impl Ownership {
-    /// Takes what is to be held from the start. Who has an image gives it the size that the disk is to have. `disks` are those of the configuration, in order. An image that somebody else has
-    /// is waited for as long as `patience` says.
+    /// Locks the images that the volume holds from its start, and gives each the size that its disk is to have. Waits
+    /// up to `patience` for an image that another program has. `disks` are those of the configuration, in order.
     pub fn new<'a>(
         disks: impl IntoIterator<Item = (&'a config::Disk, &'a Backend)>,
         patience: Duration,
@@ -78,8 +78,8 @@ impl Ownership {
         Ok(Self(Mutex::new(claims)))
     }
 
-    /// A queue is about to be served: takes what is not held, all or nothing. Returns the disks that were taken. Blocks while
-    /// somebody else has one, as long as the patience lasts.
+    /// Locks all images that are not locked yet, or none of them. Called before a queue is served. Returns the disks
+    /// whose images were locked. Waits up to `patience` for an image that another program has.
     pub fn take(&self, patience: Duration) -> Result<Vec<usize>, OwnershipError> {
         let mut claims = self.claims();
         let mut taken = Vec::new();
@@ -99,30 +99,33 @@ impl Ownership {
         Ok(taken)
     }
 
-    /// The VM has stopped to go on elsewhere. `settled` makes all durable that a disk has accepted, and says whether it could; an
-    /// image with which it could not is kept: nobody else would know that something is missing.
+    /// Unlocks the images of a VM that has stopped to continue elsewhere. `settled` makes all acknowledged writes of a
+    /// disk durable, and says whether that succeeded. If it did not, the image stays locked: nobody else would know
+    /// that writes are missing.
     pub fn vm_stopped(&self, settled: impl Fn(usize) -> Result<(), String>) {
         self.release(|_| true, settled);
     }
 
-    /// The VM has ended, or is cut off. As [`Ownership::vm_stopped`], of images that are locked only while a VM runs.
+    /// Does the same as [`Ownership::vm_stopped`] when the VM has ended or lost its connection, but only for images
+    /// that are locked only while a VM runs.
     pub fn vm_gone(&self, settled: impl Fn(usize) -> Result<(), String>) {
         self.release(|claim| claim.lock == Lock::Vm, settled);
     }
 
-    /// The volume ends. All that was under way must be done.
+    /// Unlocks all images at the end of the volume. All requests must be complete.
     ///
-    /// The kernel closes what an io_uring holds some time after the process has ended; who wants the image then, as QEMU does at
-    /// once after a stop, must not find it locked.
+    /// Without this, an image would stay locked for some time after the end of the process, until the kernel closes the
+    /// files of its io_uring. Another program may want the image at once, as QEMU does after a stop.
     pub fn end(&self) {
         self.claims().iter_mut().filter(|claim| claim.held).for_each(Claim::release);
     }
 
-    /// Does something that only who has the image of a disk may do. `None` if that is somebody else.
+    /// Does work that only the volume that holds the image of a disk may do. Returns `None` if this volume does not
+    /// hold it.
     pub fn as_owner<T>(&self, disk: usize, work: impl FnOnce() -> T) -> Option<T> {
         let claims = self.claims();
         let held = claims.iter().find(|claim| claim.disk == disk).is_none_or(|claim| claim.held);
-        // Under the lock of the list, so that nothing is let go meanwhile.
+        // The list stays locked, so no image is unlocked meanwhile.
         held.then(work)
     }
 
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use ginnel_volume_control::Places;
+    use ginnel_volume_control::VolumePaths;
     use ginnel_volume_control::config::Spec;
 
     const NONE: Duration = Duration::ZERO;
@@ -189,7 +192,7 @@ mod tests {
             paths.iter().map(|path| format!("[[disk]]\npath = {path:?}\nlock = {lock}\n{more}")).collect();
         let text = format!("device = \"scsi\"\n{disks}");
         let config = Spec::parse(&text, Path::new("v.toml")).unwrap();
-        let config = config.check("v", &Places::default(), "v.toml").unwrap();
+        let config = config.check("v", &VolumePaths::default(), "v.toml").unwrap();
         let backends: Vec<_> = config.disks.iter().map(|disk| Backend::open(disk, 1).unwrap().0).collect();
         Ownership::new(config.disks.iter().zip(&backends), NONE)
     }
@@ -215,7 +218,7 @@ mod tests {
         assert_eq!(destination.take(NONE).unwrap(), [0]);
         assert_eq!(destination.as_owner(0, || 7), Some(7));
         assert_eq!(source.as_owner(0, || ()), None);
-        // Back, by its end there.
+        // Back, because the volume at the destination ends.
         destination.vm_gone(|_| Ok(()));
         assert_eq!(source.take(NONE).unwrap(), [0]);
         source.vm_gone(|_| unreachable!("it is locked as long as the volume runs"));
@@ -241,7 +244,7 @@ mod tests {
         let owner = volume(&[second.path()], "true").unwrap();
         let other = volume(&[first.path(), second.path()], "\"vm\"").unwrap();
         other.take(NONE).unwrap_err();
-        // The first is free for others all the same.
+        // The first image is free for others all the same.
         volume(&[first.path()], "true").unwrap().end();
         owner.end();
         assert_eq!(other.take(NONE).unwrap(), [0, 1]);

@@ -1,7 +1,8 @@
-//! A volume: its disks, its workers, and the front ends that come and go.
+//! A volume: its disks, its workers, and the front ends that connect to it.
 //!
-//! One front end is served at a time. A second one that connects meanwhile waits for the first to go; a third is refused.
-//! When a front end goes away, requests that were taken are finished first, then the next one is served.
+//! The server serves one front end at a time. A second one that connects meanwhile waits until the first disconnects; a
+//! third is refused. When a front end disconnects, the requests that were taken are finished before the next front end
+//! is served.
 
 mod control;
 
@@ -31,34 +32,35 @@ use crate::session::{Limits, Outcome, Queues, Session, Start};
 use crate::stats::Counters;
 use crate::worker::{Event, Events, Handle, Order, Peers, Plan};
 
-/// Why a volume ends by itself.
+/// Why a volume ends without being asked to.
 #[derive(Debug, Error)]
 pub enum Failed {
-    /// The configuration asks for what is not there.
+    /// The configuration asks for something that the system does not have.
     #[error("{0}")]
     Config(String),
-    /// A worker is no more.
+    /// A worker thread has ended.
     #[error("a worker has failed; start the volume again: what was under way is taken up then")]
     Worker,
     /// A worker does not give a queue back.
     #[error("{0}; start the volume again when the disk is well")]
     Stuck(String),
-    /// The system says so.
+    /// A system call has failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// How long a front end that starts a queue waits for an image that somebody else has. Longer than a volume or a QEMU needs to let go,
-/// and not too long for the front end; it comes again if it is refused.
+/// How long a front end that starts a queue waits for an image that another process has locked. It is longer than a
+/// volume or a QEMU needs to release the lock, and not too long for the front end, which connects again if it is
+/// refused.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A volume.
+/// A volume: the main thread's part.
 pub struct Server {
     shared: Arc<Shared>,
     events: Events,
 }
 
-/// What the threads of a volume share.
+/// The part of a volume that its threads share.
 pub(crate) struct Shared {
     config: Config,
     device: Arc<dyn Device>,
@@ -70,26 +72,27 @@ pub(crate) struct Shared {
     workers: Vec<Handle>,
     limits: Mutex<RateLimits>,
     facts: Mutex<Facts>,
-    /// A disk has another size: the front end is to be told.
+    /// For each disk, whether its size has changed and the front end has not been told yet.
     resized: Vec<AtomicBool>,
     wake: OwnedFd,
     started: Instant,
 }
 
-/// What is known of the front end.
+/// What the statistics say about the front end.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     front_end: Option<(u32, Instant)>,
     sessions: u64,
     features: u64,
     protocol: u64,
-    /// Of each queue, whether it runs, and its size.
+    /// For each queue, whether it runs, and its size in descriptors.
     rings: Vec<(bool, u16)>,
     sandbox: String,
 }
 
 impl Server {
-    /// Starts a worker for each of `stores`. `backends` are the disks of the configuration, in order, with their sizes.
+    /// Starts one worker for each of `stores`. `backends` are the disks of the configuration, in order, with their
+    /// sizes in bytes.
     pub fn new(
         config: Config,
         backends: Vec<(Backend, u64)>,
@@ -107,7 +110,7 @@ impl Server {
             })
             .collect();
         let backends: Vec<_> = backends.into_iter().map(|(backend, _)| backend).collect();
-        // Each request of a disk has a descriptor of a queue.
+        // Each request of a disk occupies a descriptor of a queue.
         let depth = usize::from(config.queues) * usize::from(config.queue_size);
         backends.iter().try_for_each(|backend| backend.start(depth))?;
         let segments = u16::try_from(config.segments).unwrap_or(u16::MAX);
@@ -166,12 +169,12 @@ impl Server {
         Ok(Self { shared: Arc::new(shared), events })
     }
 
-    /// Says what holds the process, for the statistics.
+    /// Sets the word by which the statistics name the sandbox of the process.
     pub fn set_sandbox(&self, word: &str) {
         self.shared.facts().sandbox = word.to_owned();
     }
 
-    /// Serves front ends until `stop` is readable. What was taken is finished then.
+    /// Serves front ends until `stop` is readable; then finishes the requests that were taken, and returns.
     pub fn run(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> Result<(), Failed> {
         listener.set_nonblocking(true)?;
         let mut next: Option<UnixStream> = None;
@@ -191,7 +194,7 @@ impl Server {
         Ok(())
     }
 
-    /// `None`: it is time to end.
+    /// Waits for the next front end. `None` means that the volume must end.
     fn wait_for_front_end(
         &self,
         listener: &UnixListener,
@@ -215,7 +218,7 @@ impl Server {
         }
     }
 
-    /// Serves one front end until it goes; false if it is time to end.
+    /// Serves one front end until it disconnects. Returns false if the volume must end.
     fn serve(
         &self,
         stream: UnixStream,
@@ -269,12 +272,13 @@ impl Server {
             }
             self.shared.note(&session);
         };
-        // Who goes on with the next process hands it what is in flight.
+        // A front end that continues with the next process hands that process the requests in flight.
         let stopped = match go_on {
             true => session.stop_all(&mut workers),
             false => session.pause_all(&mut workers),
         };
-        // Who sees that it has gone finds nothing of it open.
+        // Closed first, so that an operator who sees the front end disappear from the statistics finds none of its
+        // files open.
         drop((session, connection));
         self.shared.front_end_went();
         match end {
@@ -291,7 +295,8 @@ impl Server {
         }
     }
 
-    /// Without a session: whoever comes sees the new size. If it is the driver that went, it hears that it has missed something.
+    /// Reports new sizes to the front end, if one is connected. A driver that connects later reads the new size anyway.
+    /// If the driver has gone, the device tells the next one that it has missed an event.
     fn tell_resized(&self, mut session: Option<&mut Session>) {
         for disk in self.shared.take_resized() {
             if let Some(session) = &mut session {
@@ -305,8 +310,8 @@ impl Server {
     }
 }
 
-/// Takes one message, if all of it has come. One alone: a front end that sends faster than it is answered must not keep the
-/// others out, above all not who wants the volume to end.
+/// Handles one message, if all of it has arrived. It handles no second one: a front end that sends faster than it gets
+/// answers must not keep the other descriptors waiting, least of all `stop`.
 fn one_turn(
     connection: &mut Connection,
     session: &mut Session,
@@ -321,11 +326,11 @@ fn one_turn(
     Ok(())
 }
 
-/// A front end that comes while another is served.
+/// Accepts a front end that connects while another one is served.
 fn queue_up(listener: &UnixListener, next: &mut Option<UnixStream>) {
     let Some(stream) = accept(listener) else { return };
     let pid = peer(&stream);
-    // Who has hung up meanwhile waits no more.
+    // A front end that has hung up meanwhile no longer counts as waiting.
     next.take_if(|waiting| has_hung_up(waiting));
     match next {
         Some(_) => warn!(pid, "one front end too many: refused; one is served, and one waits"),
@@ -348,7 +353,7 @@ fn accept(listener: &UnixListener) -> Option<UnixStream> {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         Err(error) => {
             warn!("a front end cannot be accepted: {error}");
-            // Out of descriptors or memory: no reason to turn in a circle.
+            // The process is out of descriptors or memory: the pause keeps this loop from spinning.
             std::thread::sleep(Duration::from_millis(100));
             None
         }
@@ -359,7 +364,7 @@ fn peer(stream: &UnixStream) -> u32 {
     socket_peercred(stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
-/// Waits until one of them is readable, or has hung up.
+/// Waits until at least one of the descriptors is readable or has hung up. Says which ones are.
 fn ready<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<[bool; N], Failed> {
     let mut polls = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     match poll(&mut polls, None) {
@@ -369,7 +374,7 @@ fn ready<const N: usize>(fds: [BorrowedFd<'_>; N]) -> Result<[bool; N], Failed> 
     Ok(polls.map(|poll| !poll.revents().is_empty()))
 }
 
-/// The session's way to the workers.
+/// The interface through which the session controls the workers.
 struct Workers<'a>(&'a Shared);
 
 impl Queues for Workers<'_> {
@@ -404,14 +409,14 @@ impl Queues for Workers<'_> {
 
 impl Shared {
     fn worker_of(&self, queue: u16) -> &Handle {
-        // There is at least one; the configuration is checked for that.
+        // There is at least one worker; the check of the configuration makes sure of that.
         &self.workers[usize::from(queue) % self.workers.len()]
     }
 
-    /// Before a queue is served.
+    /// Locks the images before a queue is served. Waits up to `patience` for another process to release them.
     fn take_images(&self, patience: Duration) -> Result<(), String> {
         for index in self.ownership.take(patience).map_err(|e| e.to_string())? {
-            // Whoever had it may have changed its size.
+            // The process that had the image before may have changed its size.
             if self.config.disks[index].size.is_none() {
                 self.take_size(index, self.backends[index].resize(None, self.disks[index].bytes())?);
             }
@@ -419,7 +424,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes all durable that a disk has acknowledged. Blocks for as long as the disk takes.
+    /// Makes all acknowledged writes of a disk durable. Blocks for as long as the disk takes.
     fn sync(&self, number: usize) -> Result<(), String> {
         let disk = &self.disks[number];
         let done = match self.backends[number].sync() {
@@ -457,7 +462,7 @@ impl Shared {
         facts.rings = session.rings().collect();
     }
 
-    /// Disks whose new size the front end does not know.
+    /// Returns the disks whose new size the front end does not know, and resets their flags.
     fn take_resized(&self) -> Vec<usize> {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let taken = self.resized.iter().enumerate().filter(|(_, flag)| flag.swap(false, Ordering::AcqRel));

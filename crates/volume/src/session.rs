@@ -1,18 +1,20 @@
-//! One front end: its messages, and what they make of the device (vhost-user specification).
+//! One front end: its messages, and their effect on the device (vhost-user specification).
 //!
-//! A queue runs from when it is complete (memory, size, addresses, kick, enabled) until GET_VRING_BASE, or until the
-//! front end is gone. All that was taken is given back first. If the front end has agreed that GET_VRING_BASE leaves requests
-//! in flight, what has not been begun stays in the in-flight region, for whoever goes on with it.
+//! A queue runs from the moment at which it is complete (memory, size, addresses, kick, enabled) until GET_VRING_BASE,
+//! or until the front end disconnects. Before the queue stops, all requests that were taken are given back. If the
+//! front end has negotiated that GET_VRING_BASE leaves requests in flight, requests that have not been begun stay in
+//! the in-flight region for the process that continues with it.
 //!
-//! A message that changes what a running queue rests on, such as a new memory table, stops it in the same way, and starts it
-//! again where it stood; the guest notices nothing.
+//! A message that changes something that a running queue uses, such as a new memory table, stops the queue in the same
+//! way and starts it again where it stood. The guest does not notice this.
 //!
-//! A request of the control queue waits for all that the driver has asked for in the others, also for what lies in one that is
-//! stopped at the moment. So the control queue is stopped before any other, and starts again only when all others do that ran before,
-//! or when the device is reset or has another driver.
+//! A request of the control queue waits for all requests that the driver made earlier in the other queues, also for
+//! those in a queue that is stopped at the moment. So the control queue stops before any other queue. It starts again
+//! only when all other queues that ran before have started, or when the device is reset or has another driver.
 //!
-//! If the last queue stops by GET_VRING_BASE while written pages are logged, a VM that migrates has stopped here. So does one that
-//! reboots during a migration; QEMU (9.2 and later) resets the device then, and we know better.
+//! If GET_VRING_BASE stops the last queue while dirty pages are logged, the session concludes that the VM has stopped
+//! here because it migrates. A VM that reboots during a migration looks the same; QEMU (9.2 and later) then resets the
+//! device, and the session learns that the VM stays.
 
 mod memory;
 pub mod message;
@@ -36,76 +38,78 @@ use crate::device::Device;
 use crate::disk::Disk;
 use message::{Gone, Message, tell};
 
-/// Regions of memory that are taken.
+/// Number of memory regions that a front end may have.
 const MAX_REGIONS: usize = 256;
 
-/// A buffer over the border of two regions is two pieces; a request may have that many more than the device allows.
+/// A buffer across the border of two regions becomes two pieces; a request may have this many pieces more than the
+/// device allows segments.
 const PIECES: u16 = 16;
 
-/// What the specification calls an initial packed base: both wrap counters set.
+/// The base that the specification gives a new packed queue: both wrap counters are set.
 const PACKED_BASE: u32 = 0x8000_8000;
 
 /// A queue that is ready to be served.
 pub struct Start {
-    /// Which.
+    /// Number of the queue in the device.
     pub index: u16,
-    /// The queue.
+    /// The virtqueue, seen from the device's side.
     pub queue: DeviceQueue<Mapping>,
-    /// The guest's memory.
+    /// The guest's memory, in which the buffers of requests lie.
     pub memory: Arc<GuestMemory<Mapping>>,
-    /// Written by the front end when there is something; `None`: the queue must be looked at.
+    /// The front end writes to it when the queue has new requests. `None` means that the queue must be polled.
     pub kick: Option<Arc<OwnedFd>>,
-    /// Written by us when something is done.
+    /// The worker writes to it when a request is complete.
     pub call: Option<Arc<OwnedFd>>,
-    /// Written by us when the queue is broken.
+    /// The worker writes to it when the queue is broken.
     pub error: Option<Arc<OwnedFd>>,
-    /// Where written pages are marked.
+    /// The log in which written pages are marked.
     pub log: Option<DirtyLog<Mapping>>,
-    /// Whether notifications are suppressed by index.
+    /// Whether notifications are suppressed by index (`VIRTIO_F_EVENT_IDX`).
     pub event_idx: bool,
 }
 
-/// Who serves the queues.
+/// The session's interface to the workers that serve the queues.
 pub trait Queues {
-    /// Serves a queue from now on. An error says why that must not be.
+    /// Starts serving a queue. An error says why the queue must not be served.
     fn start(&mut self, start: Start) -> Result<(), String>;
-    /// Serves it no more. Blocks until all that was taken is given back, and all that a predecessor had taken; if it is only
-    /// suspended, until that is given back which is at a disk: the rest stays in the in-flight region. Returns the queue's base.
+    /// Stops serving a queue, and returns its base. Blocks until all requests that were taken, here or by a
+    /// predecessor, are given back. With `suspend` it waits only for the requests that are at a disk; the rest stays in
+    /// the in-flight region.
     fn stop(&mut self, index: u16, suspend: bool) -> Result<u32, String>;
-    /// The VM has stopped to go on elsewhere; no queue is served. It may also go on here.
+    /// Called when no queue is served any more and the VM has probably migrated away. It may also continue here.
     fn left(&mut self);
-    /// It has not: its driver has reset the device.
+    /// Called when the VM has not migrated after all: its driver has reset the device.
     fn stays(&mut self);
-    /// Makes all durable that was acknowledged. Blocks for as long as the disks take.
+    /// Makes all acknowledged writes durable. Blocks for as long as the disks take.
     fn sync(&mut self) -> Result<(), String>;
-    /// Another descriptor to write when something is done; the queue is served.
+    /// Sets another call descriptor for a queue that is being served.
     fn set_call(&mut self, index: u16, call: Option<Arc<OwnedFd>>);
 }
 
-/// A front end's state.
+/// The state of one front end's connection.
 pub struct Session {
     device: Arc<dyn Device>,
     limits: Limits,
     features: u64,
-    /// Those that tell one driver from the next.
+    /// The features by which one driver is distinguished from the next.
     driver: Option<u64>,
     protocol: u64,
     memory: Option<Arc<GuestMemory<Mapping>>>,
     log: Option<DirtyLog<Mapping>>,
     inflight: Option<Inflight>,
-    /// The VM seems to have left.
+    /// Whether the VM seems to have migrated away.
     left: bool,
     rings: Vec<Ring>,
-    /// The back end's own channel.
+    /// The channel for the back end's own requests (`SET_BACKEND_REQ_FD`).
     channel: Option<UnixStream>,
 }
 
-/// What a front end may ask for.
+/// What a front end may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The longest queue.
+    /// The longest queue, in descriptors.
     pub queue_size: u16,
-    /// The most segments of data of a request.
+    /// The largest number of data segments in a request.
     pub segments: u16,
     /// Whether packed queues are offered.
     pub packed: bool,
@@ -118,7 +122,8 @@ struct Inflight {
 }
 
 impl Inflight {
-    /// Where its queues' parts end. As large as either kind needs: the driver may choose the other one at its next start.
+    /// Returns the offset at which the queues' parts end and the disks' notes begin. Each part is as large as the
+    /// larger kind of queue needs, since the driver may choose the other kind at its next start.
     fn notes_at(queues: u16, queue_size: u16) -> usize {
         let part = |kind| InflightQueue::<Mapping>::len(kind, queue_size);
         part(Kind::Split).max(part(Kind::Packed)) * usize::from(queues)
@@ -133,36 +138,36 @@ struct Ring {
     kick: Kick,
     call: Option<Arc<OwnedFd>>,
     error: Option<Arc<OwnedFd>>,
-    /// As the front end has said; until then as the specification has it.
+    /// What the front end has set; until then the specification's default applies.
     enabled: Option<bool>,
     running: bool,
-    /// It has run, and is expected to run again with what lies in it.
+    /// Whether it has run, and is expected to run again with the requests that lie in it.
     returns: bool,
 }
 
 #[derive(Default)]
 enum Kick {
-    /// The queue does not run.
+    /// No descriptor was set, so the queue does not run.
     #[default]
     None,
     By(Arc<OwnedFd>),
-    /// There is none: the queue is to be polled.
+    /// The front end has set no descriptor: the queue must be polled.
     Polled,
 }
 
-/// What a message leads to.
+/// The result of a message.
 #[derive(Debug)]
 pub enum Outcome {
-    /// An answer of its own.
+    /// The message has an answer of its own.
     Reply(Vec<u8>, Option<OwnedFd>),
-    /// Done.
+    /// The message was executed.
     Done,
-    /// Not done, which ends nothing.
+    /// The message was not executed; the connection continues.
     Failed(String),
 }
 
 impl Session {
-    /// A front end that has said nothing yet.
+    /// Returns the state of a front end that has not sent anything yet.
     pub fn new(device: Arc<dyn Device>, limits: Limits) -> Self {
         let rings = (0..device.queues()).map(|_| Ring::default()).collect();
         forget_driver(&*device);
@@ -182,27 +187,27 @@ impl Session {
         }
     }
 
-    /// Feature bits that the driver has chosen.
+    /// Returns the feature bits that the driver has chosen.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Protocol features that the front end has chosen.
+    /// Returns the protocol features that the front end has chosen.
     pub fn protocol_features(&self) -> u64 {
         self.protocol
     }
 
-    /// Queues and whether each is being served, and its size.
+    /// Returns, for each queue, whether it is being served, and its size in descriptors.
     pub fn rings(&self) -> impl Iterator<Item = (bool, u16)> {
         self.rings.iter().map(|ring| (ring.running, ring.size))
     }
 
-    /// Whether the front end's memory has gone away.
+    /// Returns whether the front end's memory has disappeared because its file was truncated.
     pub fn is_broken(&self) -> bool {
         self.memory.as_ref().is_some_and(|memory| memory.is_broken())
     }
 
-    /// All feature bits on offer.
+    /// Returns all feature bits that are offered.
     fn offered(&self) -> u64 {
         let packed = if self.limits.packed { virtio::RING_PACKED } else { 0 };
         self.device.features()
@@ -224,7 +229,7 @@ impl Session {
         | protocol::CONFIGURE_MEM_SLOTS
         | protocol::GET_VRING_BASE_INFLIGHT;
 
-    /// Does what a message asks for. Blocks while queues are stopped. An error ends the connection.
+    /// Executes a message. Blocks while queues are stopped. An error ends the connection.
     pub fn handle(&mut self, mut message: Message, queues: &mut dyn Queues) -> Result<Outcome, Gone> {
         let outcome = self.dispatch(&mut message, queues)?;
         let ack = message.need_reply && self.protocol & protocol::REPLY_ACK != 0;
@@ -250,7 +255,7 @@ impl Session {
                         message.malformed(&format!("asks for features that were not offered: {extra:#x}"))
                     );
                 }
-                // The log goes on and off under a driver that goes on.
+                // Logging starts and stops while the same driver continues.
                 let driver = |features| features & !connection::LOG_ALL;
                 self.change_all(queues, |session| {
                     if session.driver.replace(driver(features)) != Some(driver(features)) {
@@ -293,7 +298,7 @@ impl Session {
                 self.change_all(queues, |session| session.log = Some(log))?;
                 return Ok(number(0));
             }
-            // Sent by no front end that has LOG_SHMFD; its descriptor would tell of errors of the log.
+            // No front end that has LOG_SHMFD sends this; the descriptor would report errors of the log.
             Request::SET_LOG_FD => {}
             Request::SET_VRING_NUM => {
                 let (index, value) = self.vring(message)?;
@@ -309,14 +314,14 @@ impl Session {
             Request::SET_VRING_ADDR => {
                 let addresses: VringAddress = message.payload()?;
                 let index = self.index(message, addresses.index)?;
-                // This too is said while the queue runs: the log of written pages goes on or off.
+                // Front ends send this also while the queue runs, to start or stop the logging of written pages.
                 self.end(index, self.inflight.is_some(), queues)?;
                 self.rings[index].addresses = Some(addresses);
                 self.start(index, queues)?;
             }
             Request::SET_VRING_BASE => {
                 let (index, base) = self.vring(message)?;
-                // A running queue knows better where it stands.
+                // The position of a running queue is more recent than the front end's.
                 if !self.rings[index].running {
                     self.rings[index].base = Some(base);
                 }
@@ -355,7 +360,7 @@ impl Session {
                     return Err(message.malformed("neither enables nor disables"));
                 }
                 if self.rings[index].enabled != Some(on == 1) {
-                    // QEMU disables all queues before it asks the first one for its base.
+                    // QEMU disables all queues before it asks for the base of the first one.
                     self.end(index, self.leaves(), queues)?;
                     self.rings[index].enabled = Some(on == 1);
                     self.start(index, queues)?;
@@ -372,13 +377,13 @@ impl Session {
                 let file = message.one_fd()?;
                 let memory = memory::map_inflight(&area, &file).map_err(Gone::Refused)?;
                 let inflight = Inflight { memory, queues: area.queues, queue_size: area.queue_size };
-                // Nothing may be left in the old one.
+                // No request may be left in the old region.
                 self.stop_all(queues)?;
                 self.keep_notes(&inflight);
                 self.inflight = Some(inflight);
                 self.start_all(queues)?;
             }
-            _ => return Err(message.malformed("is not known to this volume")),
+            _ => return Err(message.malformed("is not one that this volume knows")),
         }
         Ok(Outcome::Done)
     }
@@ -386,14 +391,14 @@ impl Session {
     /// Tells the front end that the configuration has changed, if it has a channel for that.
     pub fn config_changed(&mut self) {
         let Some(channel) = &self.channel else { return };
-        // No answer is asked for: the front end asks us for the configuration before it would give one.
+        // The request asks for no answer: the front end sends a request for the configuration before it would answer.
         if let Err(error) = tell(channel, BackendRequest::CONFIG_CHANGE.0) {
             warn!("the front end cannot be told of the new configuration: {error}");
             self.channel = None;
         }
     }
 
-    /// Stops all queues.
+    /// Stops all queues, and finishes the requests that were taken.
     pub fn stop_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
         (0..self.rings.len()).try_for_each(|index| self.stop(index, queues))
     }
@@ -410,7 +415,7 @@ impl Session {
             self.end(control, false, queues)?;
         }
         let ring = &mut self.rings[index];
-        // One that does not end still runs: nobody else may be given its place.
+        // A queue that does not stop still runs, so its position must not be used by anyone else.
         ring.base = Some(queues.stop(index as u16, suspend).map_err(Gone::Refused)?);
         (ring.running, ring.returns) = (false, true);
         Ok(())
@@ -420,13 +425,13 @@ impl Session {
         self.device.control_queue().map(usize::from)
     }
 
-    /// Whether a queue that the front end stops may leave requests in flight. Without a region there is no place for them.
+    /// Returns whether a queue that the front end stops may leave requests in flight. This needs an in-flight region.
     fn leaves(&self) -> bool {
         self.protocol & protocol::GET_VRING_BASE_INFLIGHT != 0 && self.inflight.is_some()
     }
 
-    /// Stops all queues, which are to go on at once, or with the next process: what has not been begun stays in the in-flight
-    /// region, if there is one.
+    /// Stops all queues that will continue soon, here or in the next process. Requests that have not been begun stay in
+    /// the in-flight region, if there is one.
     pub fn pause_all(&mut self, queues: &mut dyn Queues) -> Result<(), Gone> {
         let suspend = self.inflight.is_some();
         (0..self.rings.len()).try_for_each(|index| self.end(index, suspend, queues))
@@ -436,7 +441,7 @@ impl Session {
         (0..self.rings.len()).try_for_each(|index| self.start(index, queues))
     }
 
-    /// Changes one queue, which may run.
+    /// Changes one queue. If it runs, it stops before the change and starts again afterwards.
     fn change(
         &mut self,
         index: usize,
@@ -448,14 +453,14 @@ impl Session {
         self.start(index, queues)
     }
 
-    /// Changes what all queues rest on.
+    /// Changes something that all queues depend on. They stop before the change and start again afterwards.
     fn change_all(&mut self, queues: &mut dyn Queues, f: impl FnOnce(&mut Self)) -> Result<(), Gone> {
         self.pause_all(queues)?;
         f(self);
         self.start_all(queues)
     }
 
-    /// Starts a queue if all is there, and then the control queue, if that has waited for it.
+    /// Starts a queue if it is complete, and then the control queue, if that has waited for this one.
     fn start(&mut self, index: usize, queues: &mut dyn Queues) -> Result<(), Gone> {
         self.start_one(index, queues)?;
         match self.control() {
@@ -496,8 +501,8 @@ impl Session {
             event_idx,
             base: ring.base.unwrap_or(if kind == Kind::Packed { PACKED_BASE } else { 0 }),
             inflight: self.inflight_of(index as u16, kind, ring.size).map_err(|e| refused(&e))?,
-            // With the request's header and its status. No more for a longer queue: each of its requests could have as many, in
-            // tables of their own, and what was needed for a request once is kept.
+            // Includes the request's header and its status. A longer queue does not get more: each of its requests
+            // could have as many segments, in indirect tables, and memory that one request needed is kept.
             max_segments: self.limits.segments.saturating_add(2 + PIECES),
         };
         let mut queue = DeviceQueue::new(setup).map_err(|e| refused(&e.to_string()))?;
@@ -528,7 +533,7 @@ impl Session {
 
     fn area(&self, user: u64, len: usize) -> Result<Area<Mapping>, String> {
         self.memory.as_ref().and_then(|memory| memory.at_user(user, len)).ok_or_else(|| {
-            format!("{len} bytes at {user:#x} of the front end are not in the memory it has given")
+            format!("{len} bytes at {user:#x} in the front end's addresses are not in the memory that it has shared")
         })
     }
 
@@ -618,7 +623,8 @@ impl Session {
         let before = cached();
         let mut done = self.device.set_config(header.offset, bytes);
         if done.is_ok() && cached() < before {
-            // A driver that has turned the cache off flushes no more, also not what it had written before, and what it is writing.
+            // A driver that has turned the cache off sends no more flushes, so the writes that it has made or is making
+            // are made durable here.
             self.change_all(queues, |_| {})?;
             done = queues.sync();
         }
@@ -649,8 +655,9 @@ impl Session {
         Ok(Outcome::Reply(reply.as_bytes().to_vec(), Some(file)))
     }
 
-    /// What drivers have chosen is noted behind the queues' parts of an in-flight region of ours: front ends give the whole
-    /// region to the next process. There is no such place in one that another kind of server has made.
+    /// Gives the disks the places behind the queues' parts of the in-flight region, in which they note what drivers
+    /// have chosen. Front ends hand the whole region to the next process. A region that another kind of server has made
+    /// has no such place.
     fn keep_notes(&self, inflight: &Inflight) {
         let first = Inflight::notes_at(inflight.queues, inflight.queue_size);
         for (number, disk) in self.device.disks().iter().enumerate() {
@@ -678,14 +685,14 @@ impl Session {
             return Ok((index, None));
         }
         let fd = message.one_fd()?;
-        // A front end that makes it block would stop its own volume.
+        // If the descriptor blocked, a front end could stop its own volume.
         rustix::io::ioctl_fionbio(fd.as_fd(), true)
-            .map_err(|e| message.malformed(&format!("has a descriptor that is no eventfd: {e}")))?;
+            .map_err(|e| message.malformed(&format!("has a descriptor that is not an eventfd: {e}")))?;
         Ok((index, Some(Arc::new(fd))))
     }
 }
 
-/// There is no driver any more, and its choices are noted nowhere.
+/// Forgets the driver. Its choices are no longer noted anywhere.
 fn forget_driver(device: &dyn Device) {
     device.disks().iter().for_each(|disk| disk.keep_note(None));
     device.set_features(0);
@@ -695,7 +702,7 @@ fn number(value: u64) -> Outcome {
     Outcome::Reply(value.to_le_bytes().to_vec(), None)
 }
 
-/// Bytes of the driver area and of the device area.
+/// Returns the lengths in bytes of the driver area and of the device area.
 fn lengths(kind: Kind, size: u16, event_idx: bool) -> (usize, usize) {
     match kind {
         Kind::Split => (split::driver_len(size, event_idx), split::device_len(size, event_idx)),
@@ -712,12 +719,12 @@ fn config_header(message: &Message) -> Result<(ConfigHeader, &[u8]), Gone> {
     let (header, bytes) =
         ConfigHeader::read_from_prefix(&message.body).map_err(|_| message.malformed("is too short"))?;
     if header.size as usize != bytes.len() {
-        return Err(message.malformed("has not as many bytes as it says"));
+        return Err(message.malformed("does not have as many bytes as it says"));
     }
     Ok((header, bytes))
 }
 
-/// Front ends send the structure with the padding that C gives it, or without.
+/// Reads the payload with or without the padding that C adds: front ends send both.
 fn inflight_area(message: &Message) -> Result<InflightArea, Gone> {
     let mut bytes = [0; size_of::<InflightArea>()];
     match message.body.len() {

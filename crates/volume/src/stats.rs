@@ -1,4 +1,4 @@
-//! Counters of a volume. Each is written by one thread alone, with plain stores, and read by any.
+//! Counters of a volume. One thread writes each counter, with plain stores; any thread can read it.
 
 mod histogram;
 
@@ -8,19 +8,19 @@ use ginnel_volume_control::{OperationStat, QueueStat, ThreadStat};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A number that one thread counts and others read. Adding is a load and a store, no atomic addition: it belongs to one
-/// thread.
+/// A counter that one thread writes and others read. Adding is a load and a store, not an atomic addition, since only
+/// one thread writes.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds. Only for the thread that it belongs to.
+    /// Adds `n`. Only the thread that owns the counter may call this.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
-    /// Makes it at least `n`. Only for the thread that it belongs to.
+    /// Raises the value to at least `n`. Only the thread that owns the counter may call this.
     #[inline]
     pub fn raise(&self, n: u64) {
         if n > self.0.load(Relaxed) {
@@ -28,18 +28,18 @@ impl Counter {
         }
     }
 
-    /// Makes it `n`. Only for the thread that it belongs to.
+    /// Sets the value to `n`. Only the thread that owns the counter may call this.
     pub fn set(&self, n: u64) {
         self.0.store(n, Relaxed);
     }
 
-    /// Its value at some moment of late.
+    /// Returns the value, which may be slightly old.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// Kinds of requests that are told apart.
+/// Kinds of requests that the statistics distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Kind {
@@ -47,22 +47,22 @@ pub enum Kind {
     Read,
     /// Data from the guest.
     Write,
-    /// Makes what was written durable.
+    /// Makes written data durable.
     Flush,
-    /// Gives space back.
+    /// Gives space back to the image's file system or device.
     Discard,
-    /// Writes zeroes.
+    /// Writes zeroes without data from the guest.
     WriteZeroes,
-    /// Everything else, such as questions about the disk.
+    /// Any other request, such as one for the serial number.
     Other,
 }
 
 impl Kind {
-    /// All, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Other];
 
-    /// In a word.
+    /// Returns the kind's word in the statistics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -82,32 +82,32 @@ struct OperationCounters {
     latency: Histogram,
 }
 
-/// Counters of a queue, written by the thread that owns it. They outlive front ends.
-// A cache line pair of its own: neighbours belong to other threads.
+/// Counters of a queue, written by the thread that owns the queue. They stay when the front end disconnects.
+// Aligned to a pair of cache lines, since the neighbours belong to other threads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueCounters {
-    /// Requests that were taken.
+    /// Requests that were taken from the queue.
     pub taken: Counter,
-    /// Kicks that came.
+    /// Kicks that were received from the driver.
     pub kicks: Counter,
-    /// Calls that were made.
+    /// Calls that were sent to the driver.
     pub calls: Counter,
-    /// Calls that the driver did not want.
+    /// Calls that were not sent because the driver did not want them.
     pub calls_saved: Counter,
-    /// Requests that had to wait for a limit, each once.
+    /// Requests that had to wait for a limit. Each counts once.
     pub throttled: Counter,
-    /// Requests that wait for an operator at the moment, because their disk has failed.
+    /// Requests that currently wait for an operator because their disk has failed.
     pub held: Counter,
-    /// Requests that made no sense.
+    /// Requests that the device could not interpret.
     pub malformed: Counter,
-    /// The thread that owns it, or had it last.
+    /// The thread that owns the queue, or owned it last.
     pub thread: Counter,
     operations: [OperationCounters; Kind::ALL.len()],
 }
 
 impl QueueCounters {
-    /// Counts a request that is given back.
+    /// Counts a request that is given back, with its latency in nanoseconds.
     #[inline]
     pub fn done(&self, kind: Kind, bytes: u64, nanoseconds: u64, good: bool) {
         let operation = &self.operations[kind as usize];
@@ -138,27 +138,27 @@ impl QueueCounters {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct ThreadCounters {
-    /// How often it has looked for work.
+    /// Number of loop turns in which the thread looked for work.
     pub turns: Counter,
-    /// In how many of them there was some.
+    /// Number of turns in which the thread found work.
     pub busy_turns: Counter,
-    /// How often it has slept.
+    /// Number of times the thread has slept.
     pub sleeps: Counter,
-    /// Its slowest turn, in nanoseconds, without sleep.
+    /// Duration of its longest turn, in nanoseconds, without sleep.
     pub longest_turn: Counter,
 }
 
 /// All counters of a volume.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// One for each queue.
+    /// The counters of each queue.
     pub queues: Vec<Arc<QueueCounters>>,
-    /// One for each thread.
+    /// The counters of each thread.
     pub threads: Vec<Arc<ThreadCounters>>,
 }
 
 impl Counters {
-    /// For so many.
+    /// Returns counters for this many queues and threads.
     pub fn new(queues: usize, threads: usize) -> Self {
         Self {
             queues: (0..queues).map(|_| Arc::default()).collect(),
@@ -166,12 +166,12 @@ impl Counters {
         }
     }
 
-    /// What is told of queues.
+    /// Returns the statistics of all queues.
     pub fn queue_stats(&self) -> Vec<QueueStat> {
         self.queues.iter().enumerate().map(|(i, q)| q.stat(i)).collect()
     }
 
-    /// What is told of threads. `cpus`: which processor each is bound to, or nothing.
+    /// Returns the statistics of all threads. `cpus` has the CPU to which each thread is bound, or is empty.
     pub fn thread_stats(&self, cpus: &[usize]) -> Vec<ThreadStat> {
         let stat = |(thread, t): (usize, &Arc<ThreadCounters>)| ThreadStat {
             thread,
@@ -184,7 +184,7 @@ impl Counters {
         self.threads.iter().enumerate().map(stat).collect()
     }
 
-    /// What is told of requests, over all queues.
+    /// Returns the statistics of each kind of request, over all queues.
     pub fn operation_stats(&self) -> Vec<OperationStat> {
         let stat = |kind: Kind| {
             let of =

@@ -1,9 +1,11 @@
-//! One process of a volume after the other: the next serves when the kernel has ended all that the last had begun.
+//! Makes the processes of one volume run one after another: the next one starts to serve only when the kernel has
+//! finished all requests of the last one.
 //!
-//! Writes past the page cache may go on for some time after the process that asked for them was killed. If its successor
-//! did them again meanwhile, and newer ones after them, the old ones could land last. The lock of an image keeps the
-//! successor out, but not with `lock = false`, and not if two device nodes are one disk. So each process also locks a
-//! file beside its socket, and its rings hold that open file: the kernel closes it when the last request has ended.
+//! Direct writes can continue for some time after the process that requested them was killed. If its successor repeated
+//! them meanwhile, and then wrote newer data, the old writes could reach the disk last. The lock of an image keeps the
+//! successor out, but not with `lock = false`, and not if two device nodes are the same disk. So each process also
+//! locks a file beside its socket, and its io_urings hold that open file: the kernel closes it when the last request
+//! has ended.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,10 +19,10 @@ use tracing::warn;
 
 use crate::sockets;
 
-/// How often it is looked whether the predecessor is gone.
+/// The interval at which a waiting process checks whether its predecessor has gone.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The lock of this process.
+/// The lock that this process holds while it may have requests under way.
 #[derive(Debug)]
 pub struct Turn {
     file: File,
@@ -28,7 +30,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Waits for the predecessor at this socket, as long as `patience` says, unless it lives: then it is an error at once.
+    /// Waits up to `patience` for the predecessor at this socket. Fails at once if the predecessor is alive and serves
+    /// the socket.
     pub fn take(socket: &Path, patience: Duration) -> Result<Self, Problem> {
         let mut path = socket.as_os_str().to_owned();
         path.push(".lock");
@@ -43,7 +46,7 @@ impl Turn {
             options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
             let file = options.open(&path).map_err(failed)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Who ends removes the file; it may have been that one.
+                // A process that ends removes the file, so the locked file may be one that was just removed.
                 Ok(()) if is_there(&file, &path) => return Ok(Self { file, path }),
                 Ok(()) => continue,
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
@@ -57,7 +60,7 @@ impl Turn {
             if !told {
                 let seconds = patience.as_secs();
                 warn!(
-                    "the kernel has not ended what the last process began: waiting up to {seconds} seconds"
+                    "the kernel has not finished the requests of the last process: waiting up to {seconds} seconds"
                 );
                 told = true;
             }
@@ -65,12 +68,12 @@ impl Turn {
         }
     }
 
-    /// The open file, for who does something that the successor must wait for.
+    /// Returns the open file. Whatever the successor must wait for holds a copy of it.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// All is done: removes the file.
+    /// Removes the file. All requests must be complete.
     pub fn end(self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!("{}: {error}", self.path.display());
@@ -97,12 +100,12 @@ mod tests {
         let first = Turn::take(&socket, Duration::ZERO).unwrap();
         let error = Turn::take(&socket, Duration::ZERO).unwrap_err().to_string();
         assert!(error.contains("has not ended"), "{error}");
-        // A copy that the kernel holds for somebody who is gone.
+        // A copy that the kernel holds for a process that has ended.
         let copy = first.file().try_clone().unwrap();
         drop(first);
         Turn::take(&socket, Duration::ZERO).unwrap_err();
         drop(copy);
-        // A process that another test is starting at this moment has a copy until its program runs.
+        // A process that another test is starting at this moment has a copy of the descriptor until its program runs.
         let next = Turn::take(&socket, Duration::from_secs(30)).unwrap();
         next.end();
         assert!(!socket.with_file_name("v.sock.lock").exists());

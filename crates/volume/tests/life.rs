@@ -190,7 +190,7 @@ fn without_a_lock_a_successor_waits_too() {
         std::thread::yield_now();
     }
     server.launch();
-    server.wait_for_line("the kernel has not ended what the last process began", 1);
+    server.wait_for_line("the kernel has not finished the requests of the last process", 1);
     assert_eq!(server.count("serving"), 1);
     drop(held);
     server.wait_for_line("serving", 2);

@@ -117,7 +117,7 @@ fn what_is_lost_is_told_on_every_queue_until_it_is_reset() {
     let mut back = [0; 4096];
     client.read(4096, &mut back).unwrap();
     assert_eq!((back, has_lost(&server)), ([3; 4096], false));
-    assert_eq!(server.count("accepted writes are lost"), 2, "once in each process: {}", server.log());
+    assert_eq!(server.count("acknowledged writes are lost"), 2, "once in each process: {}", server.log());
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_flush_that_has_failed_never_succeeds_later() {
     std::fs::write(server.faults(), "flush 0 0 5\n").unwrap();
     assert_eq!(on(&mut client, 1, Request::flush()), Status::IoError);
     let refused = reset(&server);
-    assert!(refused.contains("the disk fails still: Input/output error"), "{refused}");
+    assert!(refused.contains("the disk still fails: Input/output error"), "{refused}");
     std::fs::write(server.faults(), "").unwrap();
     assert_eq!(on_both(&mut client, Request::flush()), [Status::IoError; 2]);
     assert_eq!(reset(&server).trim(), r#"{"reset":true}"#);

@@ -21,7 +21,7 @@ use ginnel_volume::server::Server;
 use ginnel_volume_bench::workload::{Limit, Pattern, Workload, run};
 use ginnel_volume_bench::{Client, Device, Options, Ring};
 use ginnel_volume_control::config::Spec;
-use ginnel_volume_control::{Answer, LimitChange, Places, Request};
+use ginnel_volume_control::{Answer, LimitChange, Request, VolumePaths};
 
 const TESTS: [(&str, &str); 3] = [
     ("memory", "queues = 3\nthreads = 2\n[[disk]]\nbackend = 'ram'\nsize = '8M'\n"),
@@ -50,9 +50,9 @@ fn serve(text: &str) {
     let image = folder.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(BYTES).unwrap();
     let text = text.replace("IMAGE", image.to_str().unwrap());
-    let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
+    let paths = VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() };
     let spec = Spec::parse(&text, Path::new("test")).unwrap();
-    let config = spec.check("v", &places, "test").unwrap();
+    let config = spec.check("v", &paths, "test").unwrap();
     let opened: Vec<_> =
         config.disks.iter().map(|disk| Backend::open(disk, config.threads).unwrap()).collect();
     let disks = config.disks.iter().zip(opened.iter().map(|(backend, _)| backend));
@@ -61,7 +61,7 @@ fn serve(text: &str) {
     let stores = (0..config.threads).map(|worker| Stores::new(&backends, worker, None).unwrap()).collect();
     let server = Server::new(config, opened, stores, ownership).unwrap();
     let handler = server.handler();
-    let listener = UnixListener::bind(places.socket("v")).unwrap();
+    let listener = UnixListener::bind(paths.socket("v")).unwrap();
     let (stop, stopper) = UnixStream::pair().unwrap();
     let volume = thread::spawn(move || server.run(&listener, stop.as_fd()).unwrap());
     let over = Arc::new(AtomicBool::new(false));
@@ -74,7 +74,7 @@ fn serve(text: &str) {
     let device =
         if text.contains("scsi") { Device::Scsi { target: 0, lun: 0, wide: false } } else { Device::Blk };
     for ring in [Ring::Split, Ring::Packed] {
-        let socket = places.socket("v");
+        let socket = paths.socket("v");
         let options =
             Options { queues: 3, depth: 8, ring, device, patience: PATIENCE, ..Options::new(socket) };
         let mut client = Client::connect_within(options, PATIENCE).unwrap();

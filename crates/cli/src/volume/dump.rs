@@ -4,7 +4,7 @@ use super::connect;
 use super::show::time;
 use crate::output::{self, Table};
 use anyhow::{Result, bail};
-use ginnel_volume_control::{Answer, Dump, Places, Request};
+use ginnel_volume_control::{Answer, Dump, Request, VolumePaths};
 
 /// Shows the state of a volume's queues, and what is in flight: for a guest that is stuck.
 #[derive(clap::Args)]
@@ -16,8 +16,8 @@ pub struct Args {
     json: bool,
 }
 
-pub fn run(places: &Places, args: &Args) -> Result<()> {
-    let Answer::Dump(dump) = connect(places, &args.volume)?.ask(&Request::Dump)? else {
+pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
+    let Answer::Dump(dump) = connect(paths, &args.volume)?.ask(&Request::Dump)? else {
         bail!("the volume answers something else: use the `ginnel` of its version");
     };
     if args.json { output::json(&dump) } else { output::line(page(&dump)) }

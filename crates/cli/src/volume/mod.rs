@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use ginnel_config::{Bytes, Period};
 use ginnel_volume_control::config::{Config, Spec};
-use ginnel_volume_control::{Answer, Client, LimitChange, Limits, Places, Request, Stat, prometheus};
+use ginnel_volume_control::{Answer, Client, LimitChange, Limits, Request, Stat, VolumePaths, prometheus};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -128,39 +128,39 @@ struct Resume {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let mut places = Places::default();
-    places.sockets = args.sockets.unwrap_or(places.sockets);
-    places.configurations = args.configs.unwrap_or(places.configurations);
+    let mut paths = VolumePaths::default();
+    paths.sockets = args.sockets.unwrap_or(paths.sockets);
+    paths.configurations = args.configs.unwrap_or(paths.configurations);
     match args.command {
-        Command::Serve(args) => serve::run(&places, &args),
-        Command::List(args) => list(&places, &args),
-        Command::Stat(args) => stat(&places, &args),
-        Command::Limit(args) => limit(&places, &args),
-        Command::Resize(args) => resize(&places, &args),
-        Command::ResetErrors(args) => reset_errors(&places, &args),
-        Command::Resume(args) => resume(&places, &args),
-        Command::Dump(args) => dump::run(&places, &args),
+        Command::Serve(args) => serve::run(&paths, &args),
+        Command::List(args) => list(&paths, &args),
+        Command::Stat(args) => stat(&paths, &args),
+        Command::Limit(args) => limit(&paths, &args),
+        Command::Resize(args) => resize(&paths, &args),
+        Command::ResetErrors(args) => reset_errors(&paths, &args),
+        Command::Resume(args) => resume(&paths, &args),
+        Command::Dump(args) => dump::run(&paths, &args),
     }
 }
 
 /// A connection to a volume, by its name or, with a slash in it, by the path of its control socket.
-fn connect(places: &Places, name: &str) -> Result<Client> {
-    let path = if name.contains('/') { PathBuf::from(name) } else { control_socket(places, name) };
+fn connect(paths: &VolumePaths, name: &str) -> Result<Client> {
+    let path = if name.contains('/') { PathBuf::from(name) } else { control_socket(paths, name) };
     Ok(Client::connect(name, &path)?)
 }
 
 /// A configuration may have put it elsewhere.
-fn control_socket(places: &Places, name: &str) -> PathBuf {
-    let standard = places.control(name);
+fn control_socket(paths: &VolumePaths, name: &str) -> PathBuf {
+    let standard = paths.control(name);
     if standard.exists() {
         return standard;
     }
-    configured(places, name).map_or(standard, |config| config.control)
+    configured(paths, name).map_or(standard, |config| config.control)
 }
 
-fn configured(places: &Places, name: &str) -> Result<Config> {
-    let file = places.configuration(name);
-    Ok(Spec::read(&file)?.check(name, places, &file.display().to_string())?)
+fn configured(paths: &VolumePaths, name: &str) -> Result<Config> {
+    let file = paths.configuration(name);
+    Ok(Spec::read(&file)?.check(name, paths, &file.display().to_string())?)
 }
 
 fn ask_stat(client: &mut Client) -> Result<Stat> {
@@ -185,13 +185,13 @@ struct Listed {
     socket: String,
 }
 
-fn list(places: &Places, args: &List) -> Result<()> {
+fn list(paths: &VolumePaths, args: &List) -> Result<()> {
     let folder = |what: &std::path::Path| format!("cannot look into {}", what.display());
-    let mut names = places.running().with_context(|| folder(&places.sockets))?;
-    names.extend(places.configured().with_context(|| folder(&places.configurations))?);
+    let mut names = paths.running().with_context(|| folder(&paths.sockets))?;
+    names.extend(paths.configured().with_context(|| folder(&paths.configurations))?);
     names.sort();
     names.dedup();
-    let volumes: Vec<Listed> = names.iter().map(|name| listed(places, name)).collect();
+    let volumes: Vec<Listed> = names.iter().map(|name| listed(paths, name)).collect();
     if args.json {
         return output::json(&volumes);
     }
@@ -217,8 +217,8 @@ fn list(places: &Places, args: &List) -> Result<()> {
     output::line(table.to_string())
 }
 
-fn listed(places: &Places, name: &str) -> Listed {
-    match connect(places, name).and_then(|mut client| ask_stat(&mut client)) {
+fn listed(paths: &VolumePaths, name: &str) -> Listed {
+    match connect(paths, name).and_then(|mut client| ask_stat(&mut client)) {
         Ok(stat) => Listed {
             volume: name.into(),
             state: if stat.front_end.is_some() { "connected" } else { "waiting" }.into(),
@@ -236,13 +236,13 @@ fn listed(places: &Places, name: &str) -> Listed {
                 Some(ginnel_volume_control::Error::NotRunning(..))
             );
             let state = if away { "not running".into() } else { crate::one_line(&error) };
-            not_running(places, name, state)
+            not_running(paths, name, state)
         }
     }
 }
 
 /// What its configuration says, if it has one.
-fn not_running(places: &Places, name: &str, state: String) -> Listed {
+fn not_running(paths: &VolumePaths, name: &str, state: String) -> Listed {
     let unknown = |state| Listed {
         volume: name.into(),
         state,
@@ -252,9 +252,9 @@ fn not_running(places: &Places, name: &str, state: String) -> Listed {
         disks: 0,
         queues: 0,
         threads: 0,
-        socket: places.socket(name).display().to_string(),
+        socket: paths.socket(name).display().to_string(),
     };
-    match configured(places, name) {
+    match configured(paths, name) {
         Ok(config) => Listed {
             device: config.device.word().into(),
             vm: config.vm,
@@ -264,25 +264,25 @@ fn not_running(places: &Places, name: &str, state: String) -> Listed {
             socket: config.socket.display().to_string(),
             ..unknown(state)
         },
-        Err(_) if !places.configuration(name).exists() => unknown(state),
+        Err(_) if !paths.configuration(name).exists() => unknown(state),
         Err(error) => unknown(format!("{state}; {}", crate::one_line(&error))),
     }
 }
 
-fn stat(places: &Places, args: &StatArgs) -> Result<()> {
+fn stat(paths: &VolumePaths, args: &StatArgs) -> Result<()> {
     if let Some(seconds) = args.watch {
         let [name] = &args.names[..] else {
             return Err(Usage("--watch takes the name of one volume".into()).into());
         };
-        return show::watch(&mut connect(places, name)?, Duration::from_secs(seconds));
+        return show::watch(&mut connect(paths, name)?, Duration::from_secs(seconds));
     }
     let (names, all) = match args.names.is_empty() {
-        true => (places.running()?, true),
+        true => (paths.running()?, true),
         false => (args.names.clone(), false),
     };
     let (mut stats, mut failed) = (Vec::new(), false);
     for name in &names {
-        match connect(places, name).and_then(|mut client| ask_stat(&mut client)) {
+        match connect(paths, name).and_then(|mut client| ask_stat(&mut client)) {
             Ok(stat) => stats.push(stat),
             // A socket that a killed volume has left is no failure of who asks for all that run.
             Err(error) => {
@@ -303,14 +303,14 @@ fn stat(places: &Places, args: &StatArgs) -> Result<()> {
     if failed { Err(AlreadySaid.into()) } else { Ok(()) }
 }
 
-fn limit(places: &Places, args: &LimitArgs) -> Result<()> {
+fn limit(paths: &VolumePaths, args: &LimitArgs) -> Result<()> {
     let none = args.off.then_some(0);
     let change = LimitChange {
         iops: args.iops.or(none),
         bandwidth: args.bandwidth.or(none.map(Bytes)),
         burst: args.burst,
     };
-    match connect(places, &args.volume)?.ask(&Request::Limit(change)).context("limits not changed")? {
+    match connect(paths, &args.volume)?.ask(&Request::Limit(change)).context("limits not changed")? {
         Answer::Limits(limits) => output::line(format!("volume {}: {}", args.volume, limits_text(&limits))),
         _ => bail!("the volume answers something else: use the `ginnel` of its version"),
     }
@@ -331,9 +331,9 @@ fn limits_text(limits: &Limits) -> String {
     parts.join(", ")
 }
 
-fn resize(places: &Places, args: &Resize) -> Result<()> {
+fn resize(paths: &VolumePaths, args: &Resize) -> Result<()> {
     let request = Request::Resize { disk: args.disk, size: args.size };
-    match connect(places, &args.volume)?.ask(&request).context("disk not resized")? {
+    match connect(paths, &args.volume)?.ask(&request).context("disk not resized")? {
         Answer::Size(bytes) => output::line(format!(
             "volume {}, disk {}: {bytes} bytes ({})",
             args.volume,
@@ -344,9 +344,9 @@ fn resize(places: &Places, args: &Resize) -> Result<()> {
     }
 }
 
-fn reset_errors(places: &Places, args: &ResetErrors) -> Result<()> {
+fn reset_errors(paths: &VolumePaths, args: &ResetErrors) -> Result<()> {
     let request = Request::ResetErrors { disk: args.disk };
-    let what = match connect(places, &args.volume)?.ask(&request).context("errors not reset")? {
+    let what = match connect(paths, &args.volume)?.ask(&request).context("errors not reset")? {
         Answer::Reset(true) => "lost writes are accepted",
         Answer::Reset(false) => "no writes were lost",
         _ => bail!("the volume answers something else: use the `ginnel` of its version"),
@@ -354,9 +354,9 @@ fn reset_errors(places: &Places, args: &ResetErrors) -> Result<()> {
     output::line(format!("volume {}, disk {}: {what}", args.volume, args.disk))
 }
 
-fn resume(places: &Places, args: &Resume) -> Result<()> {
+fn resume(paths: &VolumePaths, args: &Resume) -> Result<()> {
     let request = Request::Resume { fail: args.fail };
-    match connect(places, &args.volume)?.ask(&request).context("not resumed")? {
+    match connect(paths, &args.volume)?.ask(&request).context("not resumed")? {
         Answer::Resumed(held) => {
             let what = if args.fail { "fail now" } else { "are tried again" };
             output::line(format!("volume {}: {held} requests were held, and {what}", args.volume))
@@ -379,13 +379,13 @@ mod tests {
     #[test]
     fn what_does_not_run_is_listed_by_its_configuration() {
         let folder = tempfile::tempdir().unwrap();
-        let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
-        std::fs::write(places.configuration("a"), "vm = \"x\"\nqueues = 2\n[[disk]]\npath = \"/a\"").unwrap();
-        std::fs::write(places.configuration("b"), "qeues = 2").unwrap();
-        let a = listed(&places, "a");
+        let paths = VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() };
+        std::fs::write(paths.configuration("a"), "vm = \"x\"\nqueues = 2\n[[disk]]\npath = \"/a\"").unwrap();
+        std::fs::write(paths.configuration("b"), "qeues = 2").unwrap();
+        let a = listed(&paths, "a");
         assert_eq!((a.state.as_str(), a.vm.as_deref(), a.queues), ("not running", Some("x"), 2));
-        let b = listed(&places, "b");
+        let b = listed(&paths, "b");
         assert!(b.state.starts_with("not running; ") && b.state.contains("qeues"), "{}", b.state);
-        assert_eq!(listed(&places, "c").state, "not running");
+        assert_eq!(listed(&paths, "c").state, "not running");
     }
 }

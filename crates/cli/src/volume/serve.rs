@@ -1,7 +1,7 @@
 //! `ginnel volume serve`: becomes `ginnel-volume`.
 
 use anyhow::{Result, anyhow};
-use ginnel_volume_control::Places;
+use ginnel_volume_control::VolumePaths;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ pub struct Args {
     arguments: Vec<OsString>,
 }
 
-pub fn run(places: &Places, args: &Args) -> Result<()> {
+pub fn run(paths: &VolumePaths, args: &Args) -> Result<()> {
     let program = beside_us().unwrap_or_else(|| PROGRAM.into());
     let error = Command::new(&program)
         .args(&args.arguments)
-        .env("GINNEL_VOLUME_SOCKETS", &places.sockets)
-        .env("GINNEL_VOLUME_CONFIGS", &places.configurations)
+        .env("GINNEL_VOLUME_SOCKETS", &paths.sockets)
+        .env("GINNEL_VOLUME_CONFIGS", &paths.configurations)
         .exec();
     Err(anyhow!("cannot run {}: {error}; install it beside ginnel, or into the PATH", program.display()))
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn check(text: &str) -> Result<Config, Problem> {
-    Spec::parse(text, Path::new("v.toml"))?.check("v", &Places::default(), "v.toml")
+    Spec::parse(text, Path::new("v.toml"))?.check("v", &VolumePaths::default(), "v.toml")
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn mistakes_are_named_with_place_and_fix() {
 #[test]
 fn names_can_be_names_of_files() {
     for bad in ["", "../a", "-a", ".a", "a/b", "a b", &"x".repeat(65)] {
-        assert!(Spec::ram(4096).check(bad, &Places::default(), "flags").is_err(), "{bad:?}");
+        assert!(Spec::ram(4096).check(bad, &VolumePaths::default(), "flags").is_err(), "{bad:?}");
     }
-    assert!(Spec::ram(4096).check("web.data_1-a", &Places::default(), "flags").is_ok());
+    assert!(Spec::ram(4096).check("web.data_1-a", &VolumePaths::default(), "flags").is_ok());
 }
 
 #[test]

@@ -17,22 +17,23 @@ use crate::disk::Disk;
 const HEADER: u64 = size_of::<RequestHeader>() as u64;
 const RANGE: u64 = size_of::<RangeSegment>() as u64;
 
-/// The most that one discard or write-zeroes may ask for: 1 GiB, so that none keeps a queue from draining for long.
+/// The largest range of one discard or write-zeroes request: 1 GiB, so that no request delays the draining of a queue
+/// for long.
 const MAX_RANGE: u64 = 1 << 30;
 
-/// A blk device.
+/// A virtio-blk device.
 #[derive(Debug)]
 pub struct Blk {
     disk: Arc<Disk>,
     queues: u16,
-    /// Most segments of a request's data.
+    /// The largest number of data segments in a request.
     segments: u16,
     /// Whether the backend can give space back.
     discard: bool,
 }
 
 impl Blk {
-    /// A device of that many queues.
+    /// Returns a device with this many request queues.
     pub fn new(disk: Arc<Disk>, queues: u16, segments: u16, discard: bool) -> Self {
         Self { disk, queues, segments, discard }
     }
@@ -58,9 +59,9 @@ impl Device for Blk {
     }
 
     fn set_features(&self, features: u64) {
-        // A driver that cannot flush must find all that it wrote (5.2.6.2). Firmware is such a driver, and the next one is
-        // none: this must not last. What is in the configuration space does: front ends keep a copy, which they show to
-        // later drivers too (QEMU 7.2).
+        // All writes of a driver that cannot flush must become durable without a flush (5.2.6.2). Firmware is such a
+        // driver, but the driver after it is not, so this setting must not last. The configuration space is not
+        // suitable for it: front ends keep a copy of that, which they show to later drivers too (QEMU 7.2).
         self.disk.set_flushes(features & feature::FLUSH != 0);
     }
 
@@ -104,7 +105,7 @@ impl Device for Blk {
         request.clear();
         let (asked, room) = (u64::from(chain.readable_len()), u64::from(chain.writable_len()));
         let Some(answer) = room.checked_sub(1) else {
-            // Nowhere to say what is wrong with it.
+            // There is no room for a status.
             return Begin::Done(0);
         };
         part(chain.writable(), answer, 1, &mut request.reply);
@@ -123,7 +124,7 @@ impl Device for Blk {
             Ok(Plan::Id) => {
                 let n = memory.write(chain.writable(), 0, &self.disk.serial[..ID_LEN.min(answer as usize)]);
                 memory.write(&request.reply, 0, &[Status::OK.0]);
-                // All in between is the driver's own, and stays.
+                // The memory in between belongs to the driver, and stays as it is.
                 return Begin::Done(n as u32 + 1);
             }
             Err(status) => {
@@ -155,14 +156,14 @@ impl Device for Blk {
     }
 }
 
-/// What is known of a request without its data.
+/// The parts of a request that can be checked without its data.
 struct Ask {
     header: RequestHeader,
-    /// Bytes behind the header.
+    /// Number of readable bytes behind the header.
     out: u64,
-    /// Bytes to write to, without the status.
+    /// Number of writable bytes, without the status.
     room: u64,
-    /// All of the header was there.
+    /// Whether the whole header was there.
     complete: bool,
 }
 
@@ -172,7 +173,7 @@ enum Plan {
     Id,
 }
 
-/// What a request asks for, or with which status it ends.
+/// Returns the operation that a request asks for, or the status with which it fails.
 #[inline]
 fn plan(ask: &Ask, range: impl FnOnce() -> RangeSegment, disk: &Disk) -> Result<Plan, Status> {
     if !ask.complete {
@@ -182,7 +183,7 @@ fn plan(ask: &Ask, range: impl FnOnce() -> RangeSegment, disk: &Disk) -> Result<
     let op = match ask.header.kind {
         RequestKind::IN => {
             let at = at()?;
-            // What the driver gave us to read is not ours to wonder about.
+            // Readable bytes behind the header are ignored, as they have no meaning for a read.
             require(disk.holds(at, ask.room))?;
             Op::Read { at }
         }
@@ -196,7 +197,7 @@ fn plan(ask: &Ask, range: impl FnOnce() -> RangeSegment, disk: &Disk) -> Result<
         kind @ (RequestKind::DISCARD | RequestKind::WRITE_ZEROES) => {
             require(!disk.read_only && ask.out >= RANGE)?;
             if ask.out > RANGE {
-                // More segments than `max_discard_seg` and `max_write_zeroes_seg` offer.
+                // The request has more segments than `max_discard_seg` and `max_write_zeroes_seg` allow.
                 return Err(Status::UNSUPP);
             }
             let range = range();

@@ -1,22 +1,25 @@
-//! What the unit tests ask of devices, as seeds of the fuzz target `volume_request`: written where `GINNEL_SEEDS` names a folder
-//! (`scripts/fuzz seeds`).
+//! The requests that the unit tests send to devices, as seeds of the fuzz target `volume_request`. They are written to
+//! the folder that `GINNEL_SEEDS` names (`scripts/fuzz seeds`).
 
 use std::fs;
 
-/// Longer ones differ from shorter ones by their data alone.
+/// Longer requests differ from shorter ones only in their data.
 const MOST: usize = 1024;
 
-/// Keeps a request for a queue of the target's SCSI device: what is read, and how much room there is to write.
+/// Writes a seed with a request for a queue of the fuzz target's SCSI device: the readable bytes, and the number of
+/// writable bytes.
 pub fn scsi(queue: u16, parts: &[&[u8]], room: usize) {
     keep((queue as u8) << 2, parts, room);
 }
 
-/// Keeps a request for one of the target's blk devices, which has a protected disk or another one.
+/// Writes a seed with a request for one of the fuzz target's blk devices: the one with a read-only disk, or the other
+/// one.
 pub fn blk(protected: bool, parts: &[&[u8]], room: usize) {
     keep(2 | u8::from(protected), parts, room);
 }
 
-/// As the target reads it: which device, how much room, where buffers are cut in two, and what is read.
+/// Writes a seed as the fuzz target reads it: which device, how many writable bytes, where buffers are cut in two, and
+/// the readable bytes.
 fn keep(choice: u8, parts: &[&[u8]], room: usize) {
     let Some(folder) = std::env::var_os("GINNEL_SEEDS") else { return };
     let data = parts.concat();

@@ -1,4 +1,5 @@
-//! What operators ask of a volume. Answered on the control thread, beside the session: also while that waits for a disk.
+//! The answers to operators' requests. The control thread gives them, so they come also while the session waits for a
+//! disk.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -13,7 +14,7 @@ use crate::disk::Disk;
 use crate::worker::Order;
 
 impl Server {
-    /// Answers operators, from any thread.
+    /// Returns the part that answers operators, from any thread.
     pub fn handler(&self) -> Arc<dyn Handler> {
         self.shared.clone()
     }
@@ -27,7 +28,7 @@ impl Handler for Shared {
                 let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
                 *limits = change.of(*limits);
                 self.limiter.set(*limits);
-                // Who waits for an old limit looks again.
+                // Requests that wait because of an old limit are looked at again.
                 self.workers.iter().for_each(|worker| worker.send(Order::Look));
                 Answer::Limits(*limits)
             }
@@ -50,14 +51,14 @@ impl Handler for Shared {
 }
 
 impl Shared {
-    /// Says whether there was something to forget.
+    /// Accepts the loss of earlier writes. Returns whether there was one to accept.
     fn reset_errors(&self, index: usize) -> Result<bool, String> {
         let (disk, backend) = self.disk(index)?;
         let lost = disk.has_lost();
-        let accept = || backend.take_errors().map_err(|e| format!("the disk fails still: {e}"));
+        let accept = || backend.take_errors().map_err(|e| format!("the disk still fails: {e}"));
         disk.forget_losses(accept, || self.started.elapsed().as_nanos() as u64)?;
         if lost {
-            warn!(disk = index, "an operator has accepted that writes are lost: flushes succeed again");
+            warn!(disk = index, "an operator has accepted the loss of writes: flushes succeed again");
         }
         Ok(lost)
     }
@@ -74,7 +75,7 @@ impl Shared {
         if let Some(bytes) = bytes
             && (bytes == 0 || !bytes.is_multiple_of(u64::from(disk.block_size)))
         {
-            return Err(format!("{bytes} bytes are no multiple of the sector of {}", disk.block_size));
+            return Err(format!("{bytes} bytes are not a multiple of the sector size, {}", disk.block_size));
         }
         let resize = || backend.resize(bytes, disk.bytes());
         let bytes = self.ownership.as_owner(index, resize).unwrap_or_else(|| {
@@ -84,7 +85,7 @@ impl Shared {
         Ok(disk.bytes())
     }
 
-    /// Another size of a disk, or the same: the front end is told.
+    /// Notes the size of a disk. If it has changed, the front end is told.
     pub(super) fn take_size(&self, index: usize, bytes: u64) {
         let disk = &self.disks[index];
         let before = disk.bytes();
@@ -92,7 +93,7 @@ impl Shared {
         if disk.bytes() != before {
             self.resized[index].store(true, Ordering::Release);
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-            info!(disk = index, bytes = disk.bytes(), "a disk has another size");
+            info!(disk = index, bytes = disk.bytes(), "the size of a disk has changed");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The guest's memory, as a front end hands it over.
+//! The guest's memory, as a front end shares it.
 
 use std::os::fd::OwnedFd;
 
@@ -7,10 +7,11 @@ use ginnel_shmem::{Mapping, Protection};
 use ginnel_virtqueue::{DirtyLog, Region};
 use rustix::fs::{FileType, fstat, fstatfs};
 
-/// What `fstatfs` says of hugetlbfs.
+/// The file system type that `fstatfs` reports for hugetlbfs.
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x958458f6;
 
-/// Maps one region, of any size: front ends hand over single rings and buffers too. An error says what is wrong with it.
+/// Maps one region, which may have any size: front ends also share single rings and buffers. An error says what is
+/// wrong with the region.
 pub(super) fn map_region(region: &MemoryRegion, file: &OwnedFd) -> Result<Region<Mapping>, String> {
     let what = |why: &str| format!("the memory region at {:#x}, {} bytes, {why}", region.guest, region.size);
     let memory = map(file, region.offset, region.size).map_err(|why| what(&why))?;
@@ -31,11 +32,13 @@ pub(super) fn map_log(area: &LogArea, file: &OwnedFd) -> Result<DirtyLog<Mapping
     DirtyLog::new(memory, 0, len).ok_or_else(|| "the log of written pages is misaligned".to_owned())
 }
 
-/// Maps `size` bytes of a file, if it has them.
+/// Maps `size` bytes of a file from `offset`, if the file is that long.
 fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, String> {
-    let stat = fstat(file).map_err(|e| format!("has a descriptor that tells nothing: {e}"))?;
+    let stat = fstat(file).map_err(|e| format!("has a descriptor that cannot be examined: {e}"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err("is no file: the VM's memory must be shared (memory-backend-memfd,share=on)".to_owned());
+        return Err(
+            "is not a file: the VM's memory must be shared (memory-backend-memfd,share=on)".to_owned()
+        );
     }
     let end = offset.checked_add(size).ok_or("passes the end of all files")?;
     let have = u64::try_from(stat.st_size).unwrap_or(0);
@@ -43,9 +46,11 @@ fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, String> {
         return Err("is empty".to_owned());
     }
     if end > have {
-        return Err(format!("is not inside its file: it ends at {end}, the file at {have}"));
+        return Err(format!(
+            "is not inside its file: it ends at byte {end}, but the file has only {have} bytes"
+        ));
     }
-    // A mapping begins, and a huge one ends too, at a page of the file system.
+    // A mapping begins at a page of the file system. A mapping of huge pages must also end at one.
     let page = match fstatfs(file) {
         Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => u64::try_from(fs.f_bsize).unwrap_or(4096).max(4096),
         _ => 4096,
@@ -82,7 +87,7 @@ mod tests {
         let good = map_region(&region(0x2000, 0x1008), &shared).unwrap();
         use ginnel_shmem::SharedMemory;
         assert_eq!((good.memory.len(), good.guest, good.user), (0x2000, 0x1000, 0x7000));
-        // Neither the size nor the end need be pages, or words.
+        // Neither the size nor the end need be a multiple of pages or words.
         for (size, offset) in [(100, 0), (4097, 8), (1, 4096), (1 << 20, 0)] {
             let good = map_region(&region(size, offset), &shared).unwrap();
             assert_eq!(good.memory.len() as u64, size);

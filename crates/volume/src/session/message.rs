@@ -1,7 +1,7 @@
-//! vhost-user messages on their socket.
+//! vhost-user messages on a front end's socket.
 //!
-//! Ours rather than the `vhost` crate's, which cannot tell a front end that the configuration has changed (a live
-//! resize), blocks in the middle of a message, and gives up on a message that comes in two pieces.
+//! The `vhost` crate is not used: it cannot tell a front end that the configuration has changed (a live resize), it
+//! blocks in the middle of a message, and it fails on a message that arrives in two pieces.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,19 +15,19 @@ use rustix::net::sockopt;
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How long a front end may not read its answers before it is given up.
+/// How long a front end may leave its answers unread before the connection is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The connection to a front end is over.
+/// Why the connection to a front end ends.
 #[derive(Debug, Error)]
 pub enum Gone {
     /// The front end has closed it.
     #[error("the front end has closed the connection")]
     Closed,
-    /// What came is not vhost-user, or asks for something that must not be.
+    /// The front end sends something that is not vhost-user, or asks for something that is not allowed.
     #[error("{0}")]
     Refused(String),
-    /// The system says so.
+    /// A system call has failed.
     #[error("the connection to the front end failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -41,25 +41,26 @@ impl From<Errno> for Gone {
 /// A message of the front end.
 #[derive(Debug)]
 pub struct Message {
-    /// What it wants.
+    /// The number of the request.
     pub request: Request,
-    /// Whether it wants to know if that succeeded. Counts only if [`protocol::REPLY_ACK`] was agreed on.
+    /// Whether the front end wants to know if the request succeeded. Valid only if [`protocol::REPLY_ACK`] was
+    /// negotiated.
     ///
     /// [`protocol::REPLY_ACK`]: ginnel_layout::vhost_user::protocol::REPLY_ACK
     pub need_reply: bool,
     /// The payload.
     pub body: Vec<u8>,
-    /// Descriptors that came along.
+    /// Descriptors that were attached to the message.
     pub fds: Vec<OwnedFd>,
 }
 
 impl Message {
-    /// The payload as a `T`, if it has its size.
+    /// Returns the payload as a `T`, or an error if it does not have the size of a `T`.
     pub fn payload<T: FromBytes>(&self) -> Result<T, Gone> {
         T::read_from_bytes(&self.body).map_err(|_| self.malformed("has a payload of the wrong size"))
     }
 
-    /// The one descriptor that must have come along.
+    /// Takes the descriptor of a message that must have exactly one.
     pub fn one_fd(&mut self) -> Result<OwnedFd, Gone> {
         match self.fds.len() {
             1 => self.fds.pop().ok_or_else(|| self.malformed("has no descriptor")),
@@ -67,32 +68,32 @@ impl Message {
         }
     }
 
-    /// An error about this message.
+    /// Returns an error about this message. `why` continues the sentence "the front end's message N".
     pub fn malformed(&self, why: &str) -> Gone {
         Gone::Refused(format!("the front end's message {} {why}", self.request.0))
     }
 }
 
-/// One front end's socket. Never blocks in [`Connection::receive`]; [`Connection::reply`] waits for at most ten seconds
+/// The socket of one front end. [`Connection::receive`] never blocks; [`Connection::reply`] waits at most ten seconds
 /// for a front end that does not read.
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
-    /// What has come of the present message: its header, then its payload.
+    /// The bytes that have arrived of the current message: its header, then its payload.
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl Connection {
-    /// Takes a connected socket.
+    /// Takes over a connected socket.
     pub fn new(socket: UnixStream) -> io::Result<Self> {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
         Ok(Self { socket, bytes: Vec::new(), fds: Vec::new() })
     }
 
-    /// The next message, if all of it has come.
+    /// Returns the next message, if all of it has arrived.
     pub fn receive(&mut self) -> Result<Option<Message>, Gone> {
-        // Never more than the rest of this message: descriptors come with its first byte.
+        // Never reads beyond this message: descriptors arrive with the first byte of their message.
         loop {
             let header = Header::read_from_prefix(&self.bytes).ok().map(|(header, _)| header);
             let wanted = match header {
@@ -115,7 +116,7 @@ impl Connection {
         }
     }
 
-    /// Reads until there are `wanted` bytes, or as many as there are; false if there are none.
+    /// Reads until there are `wanted` bytes, or no more bytes have arrived. Returns false if none had arrived.
     fn receive_up_to(&mut self, wanted: usize) -> Result<bool, Gone> {
         let have = self.bytes.len();
         self.bytes.resize(wanted, 0);
@@ -139,7 +140,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Answers a request.
+    /// Sends the answer to a request.
     pub fn reply(&self, to: Request, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Gone> {
         send(&self.socket, to.0, Header::REPLY, body, fd, SendFlags::empty())
     }
@@ -151,7 +152,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Bytes of the payload, if the header may be one.
+/// Checks a header, and returns the length of its payload in bytes.
 fn check(header: Header) -> Result<usize, Gone> {
     let size = header.size as usize;
     if header.flags & Header::VERSION_MASK != Header::VERSION || header.flags & Header::REPLY != 0 {
@@ -169,13 +170,13 @@ fn check(header: Header) -> Result<usize, Gone> {
     Ok(size)
 }
 
-/// Tells the front end something on a channel that it has given. Never blocks, however the front end has set the channel: it
-/// shares that with us.
+/// Sends a request to the front end on the channel that it has provided. Never blocks, even if the front end makes the
+/// socket blocking: both processes share the socket's flags.
 pub(super) fn tell(channel: &UnixStream, request: u32) -> Result<(), Gone> {
     send(channel, request, 0, &[], None, SendFlags::DONTWAIT)
 }
 
-/// Sends a message on a socket whose peer may not read.
+/// Sends a message on a socket whose peer may not be reading.
 fn send(
     socket: &UnixStream,
     request: u32,
@@ -188,7 +189,7 @@ fn send(
     let bytes = [header.as_bytes(), body].concat();
     let sent = fdpass::send(socket.as_fd(), &bytes, fd.as_slice(), how);
     match sent {
-        // What fits not into an empty socket buffer is far longer than any answer.
+        // All answers are far shorter than an empty socket buffer, so a partial write means that the buffer is full.
         Ok(n) if n == bytes.len() => Ok(()),
         Ok(_) | Err(Errno::AGAIN) => Err(Gone::Refused("the front end does not read its answers".to_owned())),
         Err(Errno::PIPE | Errno::CONNRESET) => Err(Gone::Closed),
@@ -258,7 +259,7 @@ mod tests {
     #[test]
     fn a_channel_that_nobody_reads_holds_nobody_up() {
         let (_front, back) = UnixStream::pair().unwrap();
-        // As a front end may set it at any time, by its own copy of the descriptor.
+        // As a front end can do at any time with its own copy of the descriptor.
         back.set_nonblocking(false).unwrap();
         let told = (0..100_000).find_map(|_| tell(&back, 2).err());
         assert!(matches!(told, Some(Gone::Refused(_))), "{told:?}");

@@ -3,14 +3,15 @@
 use super::Counter;
 use ginnel_volume_control::Latency;
 
-/// Buckets of each power of two, as bits: 16, so a bucket is at most 1/16 wider than its lower bound.
+/// The binary logarithm of the number of buckets per power of two. With 16 buckets, a bucket's width is at most 1/16 of
+/// its lower bound.
 const BITS: u32 = 4;
 const STEPS: usize = 1 << BITS;
-/// Powers of two that have buckets: up to 2^40 ns, 18 minutes. What takes longer is counted in the last.
+/// Powers of two that have buckets: up to 2^40 ns, which is 18 minutes. The last bucket counts everything longer.
 const TOP: u32 = 40;
 const BUCKETS: usize = (TOP - BITS + 1) as usize * STEPS;
 
-/// A log-linear histogram of nanoseconds. Written by one thread with plain stores, read by any.
+/// A log-linear histogram of nanoseconds. One thread writes it, with plain stores; any thread can read it.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: Box<[Counter; BUCKETS]>,
@@ -29,7 +30,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one. Only for the thread that it belongs to.
+    /// Counts one value. Only the thread that owns the histogram may call this.
     #[inline]
     pub fn record(&self, nanoseconds: u64) {
         self.buckets[bucket(nanoseconds)].add(1);
@@ -37,12 +38,12 @@ impl Histogram {
         self.max.raise(nanoseconds);
     }
 
-    /// How many were counted.
+    /// Returns the number of counted values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(Counter::get).sum()
     }
 
-    /// Several histograms as one distribution.
+    /// Merges several histograms into one distribution.
     pub fn merged<'h>(histograms: impl Iterator<Item = &'h Self>) -> Latency {
         let mut buckets = vec![0u64; BUCKETS];
         let (mut sum, mut max) = (0u64, 0);
@@ -58,7 +59,8 @@ impl Histogram {
     }
 }
 
-/// The bucket of a value. Below 16 each value has its own; above, the four bits after the leading one choose.
+/// Returns the bucket of a value. Each value below 16 has its own bucket; above that, the four bits after the leading
+/// one select it.
 #[inline]
 fn bucket(value: u64) -> usize {
     if value < STEPS as u64 {
@@ -69,7 +71,7 @@ fn bucket(value: u64) -> usize {
     ((top - BITS + 1) as usize * STEPS + step).min(BUCKETS - 1)
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn upper(bucket: usize) -> u64 {
     if bucket < STEPS {
         return bucket as u64;
@@ -97,7 +99,7 @@ mod tests {
 
     #[test]
     fn powers_of_two_begin_buckets() {
-        // The bounds that are shown to Prometheus.
+        // The bounds that are reported to Prometheus.
         for bit in 4..TOP {
             assert_eq!(upper(bucket((1 << bit) - 1)), (1 << bit) - 1);
         }

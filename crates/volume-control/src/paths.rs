@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 /// Where the sockets and configurations of volumes lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct VolumePaths {
     /// Holds `NAME.sock` (vhost-user) and `NAME.ctl` (control).
     pub sockets: PathBuf,
     /// Holds `NAME.toml`.
     pub configurations: PathBuf,
 }
 
-impl Default for Places {
+impl Default for VolumePaths {
     fn default() -> Self {
         Self { sockets: "/run/ginnel/volumes".into(), configurations: "/etc/ginnel/volumes".into() }
     }
 }
 
-impl Places {
+impl VolumePaths {
     /// `GINNEL_VOLUME_SOCKETS` and `GINNEL_VOLUME_CONFIGS` if they are set, else `/run/ginnel/volumes` and
     /// `/etc/ginnel/volumes`.
     pub fn from_environment() -> Self {
@@ -85,10 +85,10 @@ mod tests {
         for file in ["b.ctl", "a.ctl", "a.sock", "a.toml", "ctl"] {
             std::fs::write(folder.path().join(file), "").unwrap();
         }
-        let places = Places { sockets: folder.path().into(), configurations: folder.path().into() };
-        assert_eq!(places.running().unwrap(), ["a", "b"]);
-        assert_eq!(places.configured().unwrap(), ["a"]);
-        let nowhere = Places { sockets: folder.path().join("x"), ..places };
+        let paths = VolumePaths { sockets: folder.path().into(), configurations: folder.path().into() };
+        assert_eq!(paths.running().unwrap(), ["a", "b"]);
+        assert_eq!(paths.configured().unwrap(), ["a"]);
+        let nowhere = VolumePaths { sockets: folder.path().join("x"), ..paths };
         assert_eq!(nowhere.running().unwrap(), Vec::<String>::new());
     }
 }

@@ -24,14 +24,14 @@ pub(crate) struct Message {
 }
 
 /// A connection. Calls block, for at most the patience it was made with.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     socket: Arc<OwnedFd>,
     patience: Duration,
     /// Ask for an answer to messages that have none of their own.
     pub acknowledge: bool,
 }
 
-impl Link {
+impl Connection {
     /// Connects. Tries once.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self, Error> {
         let connected = || {
